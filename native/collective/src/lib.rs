@@ -1,0 +1,1 @@
+//! flambeau-collective.

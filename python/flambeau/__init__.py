@@ -1,0 +1,1 @@
+"""Train PyTorch models as a Spark ML estimator, on native Rust workers."""
