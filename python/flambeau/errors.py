@@ -1,0 +1,109 @@
+"""What Flambeau raises.
+
+Every class here derives from `FlambeauError`, and from the built-in class that a caller would expect (`ValueError` for what can be
+mended in the call or in the data, `RuntimeError` for what happened while running). A user's own exception is raised as itself
+wherever it survives the way back from a worker.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class FlambeauError(Exception):
+    """The base of all errors that Flambeau raises itself."""
+
+
+class ParamError(FlambeauError, ValueError):
+    """A param, or an object given as one, that is refused; the message names it, its value and what is allowed."""
+
+
+class DataError(FlambeauError, ValueError):
+    """Data that is refused; the message names the column or tensor and how to mend it."""
+
+
+class StoreError(FlambeauError, OSError):
+    """A path of the store that could not be read or written; the message names the path."""
+
+
+class WorkerError(FlambeauError, RuntimeError):
+    """A failure on a worker.
+
+    Attributes: `rank`, `host`, `epoch`, `step` (None where not known; epochs and steps count from 0) and `traceback`,
+    the worker's own traceback as text (None where there is none).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        host: str | None = None,
+        epoch: int | None = None,
+        step: int | None = None,
+        traceback: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.epoch = epoch
+        self.step = step
+        self.traceback = traceback
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), self.args, self.__dict__)
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message}\n\nThe worker's traceback:\n{self.traceback}" if self.traceback else message
+
+
+class DivergedError(WorkerError):
+    """The loss became NaN or infinite; `epoch` and `step` say where it began."""
+
+
+class CancelledError(WorkerError):
+    """The training was cancelled, by an interrupt or by the caller."""
+
+
+class CollectiveError(WorkerError):
+    """A collective operation failed."""
+
+
+class CollectiveTimeout(CollectiveError):
+    """Ranks did not arrive at a collective operation before its deadline; the message names them and their hosts."""
+
+
+class CollectiveMismatch(CollectiveError):
+    """Ranks called different collective operations; the message says how they differ."""
+
+
+class WorkerLost(CollectiveError):
+    """A worker died or stopped answering; `rank` and `host` name it where they are known."""
+
+
+class RankFailure(FlambeauError):
+    """How `flambeau._native.train` ends on a failing rank: what failed, where, and whether it began here. Internal.
+
+    `kind` is one of `user` (an exception out of the user's code), `data`, `job`, `collective`, `lost`, `diverged`, `cancelled` and
+    `internal`. Only `lost` and `collective` failures are worth another attempt. `is_cause` is False where this rank only
+    noticed that another one had failed. `__cause__` is the exception itself.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        kind: str,
+        rank: int,
+        host: str | None,
+        epoch: int | None,
+        step: int | None,
+        is_cause: bool,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.rank = rank
+        self.host = host
+        self.epoch = epoch
+        self.step = step
+        self.is_cause = is_cause
