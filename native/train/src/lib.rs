@@ -1,1 +1,38 @@
-//! flambeau-train.
+//! The training loop of Flambeau, the only one there is: it turns a [`TrainingJob`], a [`Model`] and a process group
+//! into trained weights and a history.
+//!
+//! Every rank makes a [`Worker`] with the same job and calls [`Worker::run`]. Epochs and steps count from 0 in
+//! everything that programs read: contexts, reports, errors, events, checkpoints and the history.
+
+mod bounds;
+pub mod checkpoint;
+mod dataset;
+mod elements;
+mod error;
+mod evaluate;
+mod events;
+mod history;
+mod job;
+mod layout;
+mod model;
+mod params;
+mod reducer;
+mod replicas;
+mod result;
+mod schedule;
+mod step;
+mod usage;
+mod weights;
+mod worker;
+
+pub use error::{Cause, ErrorKind, JobError, TrainError};
+pub use events::{Event, Progress};
+pub use history::{EpochRecord, History, NamedValue};
+pub use job::{Attempt, FORMAT, JobData, TrainingJob};
+pub use layout::{BucketInfo, BucketLayout, BucketSizes, View};
+pub use model::{EpochReport, LossSums, MicroBatch, Model, ModelError, ParameterInfo, StepContext, StepReport, TensorRef};
+pub use params::{InputType, TrainingParams};
+pub use reducer::{GradientReducer, ReduceError};
+pub use result::{StoredFile, TrainingResult, WeightsInfo};
+pub use schedule::Schedule;
+pub use worker::{Hooks, Worker};

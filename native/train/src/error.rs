@@ -1,0 +1,186 @@
+//! What can go wrong in a training, and who is to blame.
+
+use std::fmt;
+use std::sync::Arc;
+
+use flambeau_collective::CollectiveError;
+use flambeau_data::DataError;
+
+use crate::model::ModelError;
+
+/// Why a job is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum JobError {
+    /// The text is not JSON, or a field outside the params is missing, unknown or of another type.
+    #[error("the training job cannot be read: {0}")]
+    Malformed(#[source] serde_json::Error),
+    /// A param that does not exist.
+    #[error("there is no param {param} (given as {value}); the params are {allowed}")]
+    Unknown {
+        /// The name given.
+        param: String,
+        /// The value given.
+        value: String,
+        /// The names that exist.
+        allowed: String,
+    },
+    /// A value that is not allowed, by itself or with the others.
+    #[error("{param} is {value}, but must be {allowed}")]
+    Invalid {
+        /// The param or field.
+        param: String,
+        /// The value given.
+        value: String,
+        /// What is allowed.
+        allowed: String,
+    },
+}
+
+/// What sort of error ended a training; front ends map these to their own classes and decide on restarts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The job, or a checkpoint that does not fit it.
+    Job,
+    /// The rows, or the store that holds them.
+    Data,
+    /// Communication between ranks: lost, slow or aborted peers.
+    Collective,
+    /// The model: a user's exception.
+    Model,
+    /// The loss is not a finite number.
+    Diverged,
+    /// Cancelled by the driver or interrupted.
+    Cancelled,
+    /// Replicas are not bitwise equal.
+    Replicas,
+}
+
+/// The cause of a [`TrainError`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The job does not fit the data, the group or the model.
+    #[error(transparent)]
+    Job(#[from] JobError),
+    /// Rows or the store.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// Communication.
+    #[error(transparent)]
+    Collective(Arc<CollectiveError>),
+    /// The model's own error.
+    #[error("{0}")]
+    Model(#[source] ModelError),
+    /// The loss of the step, over all ranks, is NaN or infinite. All ranks report the same step.
+    #[error("the loss is {loss} at this step; a smaller stepSize, gradientClipNorm or scaled features may help")]
+    Diverged {
+        /// The loss.
+        loss: f64,
+    },
+    /// Cancelled; all ranks stopped after the same step.
+    #[error("training was cancelled")]
+    Cancelled,
+    /// A tensor that is not the same on all ranks.
+    #[error("replicas differ: tensor {tensor} has other bits on ranks {ranks:?} than on rank 0")]
+    Replicas {
+        /// Name of the first tensor that differs.
+        tensor: String,
+        /// The ranks whose bits are not rank 0's.
+        ranks: Vec<usize>,
+    },
+    /// The parameters or tensors of this rank's model are not those of rank 0's.
+    #[error("the model of this rank differs from that of rank 0: {0}")]
+    ModelMismatch(String),
+    /// A checkpoint that cannot be gone on from.
+    #[error("checkpoint {uri} cannot be used: {reason}")]
+    Checkpoint {
+        /// The checkpoint's directory.
+        uri: String,
+        /// Why.
+        reason: String,
+    },
+    /// A file of this machine, such as the weights before they are stored.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was being done.
+        what: String,
+        /// The error.
+        source: std::io::Error,
+    },
+}
+
+impl Cause {
+    /// The sort of error.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Cause::Job(_) | Cause::Checkpoint { .. } => ErrorKind::Job,
+            Cause::Data(_) | Cause::Io { .. } => ErrorKind::Data,
+            Cause::Collective(source) if matches!(**source, CollectiveError::Interrupted { .. }) => ErrorKind::Cancelled,
+            Cause::Collective(_) => ErrorKind::Collective,
+            Cause::Model(_) | Cause::ModelMismatch(_) => ErrorKind::Model,
+            Cause::Diverged { .. } => ErrorKind::Diverged,
+            Cause::Cancelled => ErrorKind::Cancelled,
+            Cause::Replicas { .. } => ErrorKind::Replicas,
+        }
+    }
+}
+
+impl From<CollectiveError> for Cause {
+    fn from(source: CollectiveError) -> Self {
+        Cause::Collective(Arc::new(source))
+    }
+}
+
+impl From<Arc<CollectiveError>> for Cause {
+    fn from(source: Arc<CollectiveError>) -> Self {
+        Cause::Collective(source)
+    }
+}
+
+/// Why a training ended early, on one rank.
+#[derive(Debug)]
+pub struct TrainError {
+    /// The rank that reports this.
+    pub rank: usize,
+    /// Its host.
+    pub host: String,
+    /// The epoch it was in, counted from 0; none before the first.
+    pub epoch: Option<u64>,
+    /// The optimizer step it was in, counted from 0 over all epochs; none before the first.
+    pub step: Option<u64>,
+    /// What went wrong. Boxed, since errors are rare and results are not.
+    pub cause: Box<Cause>,
+}
+
+impl TrainError {
+    /// The sort of error.
+    pub fn kind(&self) -> ErrorKind {
+        self.cause.kind()
+    }
+
+    /// Whether the error began on this rank. False where this rank only learnt of another's failure: an abort or a
+    /// lost peer.
+    pub fn is_cause(&self) -> bool {
+        !matches!(&*self.cause, Cause::Collective(source)
+            if matches!(**source, CollectiveError::Aborted { .. } | CollectiveError::PeerLost { .. }))
+    }
+}
+
+impl fmt::Display for TrainError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} on {}", self.rank, self.host)?;
+        if let Some(epoch) = self.epoch {
+            write!(f, ", epoch {epoch}")?;
+        }
+        if let Some(step) = self.step {
+            write!(f, ", step {step}")?;
+        }
+        write!(f, ": {}", self.cause)
+    }
+}
+
+impl std::error::Error for TrainError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&*self.cause)
+    }
+}

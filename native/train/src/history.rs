@@ -1,0 +1,40 @@
+//! What a training tells afterwards: one record for each epoch.
+
+use serde::{Deserialize, Serialize};
+
+/// A named value, such as a finished metric.
+pub type NamedValue = (String, f64);
+
+/// The records of all epochs, those before a resume included.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct History {
+    /// One record for each finished epoch, in order.
+    pub epochs: Vec<EpochRecord>,
+}
+
+/// What one epoch came to. Losses and metrics are those of all rows of all ranks: sums divided once, never averages
+/// of batches.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EpochRecord {
+    /// The epoch, counted from 0.
+    pub epoch: u64,
+    /// Optimizer steps taken since the training began, at the end of this epoch.
+    pub steps: u64,
+    /// Training rows seen in this epoch, over all ranks.
+    pub num_rows: u64,
+    /// Seconds that the epoch's training steps took on rank 0, without evaluation and checkpoints. Only the part
+    /// since the resume where the epoch was resumed.
+    pub seconds: f64,
+    /// Training rows per second over all ranks.
+    pub rows_per_second: f64,
+    /// The mean training loss, each batch's at the parameters it met. `None` where every denominator was 0.
+    pub loss: Option<f64>,
+    /// Training metrics, gathered like the loss.
+    pub metrics: Vec<NamedValue>,
+    /// The mean loss over the validation rows at the end of the epoch; `None` without validation rows.
+    pub validation_loss: Option<f64>,
+    /// Metrics over the validation rows; empty without validation rows.
+    pub validation_metrics: Vec<NamedValue>,
+}

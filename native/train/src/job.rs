@@ -1,0 +1,163 @@
+//! The one message that describes a training: what every front end produces and every worker reads.
+
+use std::collections::HashMap;
+
+use flambeau_data::DatasetSpec;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::bounds;
+use crate::error::JobError;
+use crate::params::TrainingParams;
+
+/// The version of the job's format that this build reads and writes.
+pub const FORMAT: u32 = 1;
+
+/// A whole training job.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(title = "TrainingJob")]
+pub struct TrainingJob {
+    /// Version of the format, 1.
+    #[schemars(range(min = 1, max = 1))]
+    pub format: u32,
+    /// The estimator's params.
+    pub params: TrainingParams,
+    /// Where the rows are and how they become tensors.
+    pub data: JobData,
+    /// Which submission of the job this is.
+    pub attempt: Attempt,
+    /// Options of the store, such as credentials and endpoints, as `object_store` names them.
+    #[serde(default)]
+    pub store: HashMap<String, String>,
+}
+
+/// The rows of a job.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(inline)]
+pub struct JobData {
+    /// URIs of the Parquet shards with the training rows.
+    #[schemars(length(min = 1))]
+    pub train: Vec<String>,
+    /// URIs of the Parquet shards with the validation rows; empty where there is no validation.
+    #[serde(default)]
+    pub validation: Vec<String>,
+    /// The tensors that columns are packed into: `inputs`, `labels` and `weight`.
+    #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
+    pub spec: DatasetSpec,
+}
+
+/// One submission of a job. A job that is started again has the same params and data under another attempt.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(inline)]
+pub struct Attempt {
+    /// Name of the attempt, unique in the work directory; letters, digits, `-` and `_` only.
+    #[schemars(length(min = 1, max = 128))]
+    pub id: String,
+    /// The work directory that all ranks reach.
+    #[schemars(length(min = 1))]
+    pub work_dir: String,
+    /// URI of the checkpoint to go on from; none starts afresh.
+    #[serde(default)]
+    pub resume: Option<String>,
+}
+
+impl Attempt {
+    /// The directory of what this attempt writes: `<workDir>/attempts/<id>`.
+    pub fn directory(&self) -> String {
+        format!("{}/attempts/{}", self.work_dir.trim_end_matches('/'), self.id)
+    }
+
+    /// The directory of the weights: `<workDir>/models/<id>`.
+    pub fn models_directory(&self) -> String {
+        format!("{}/models/{}", self.work_dir.trim_end_matches('/'), self.id)
+    }
+}
+
+impl TrainingJob {
+    /// Reads and validates a job.
+    ///
+    /// # Errors
+    ///
+    /// [`JobError`] names the field, the value that it has and what is allowed: for a field that does not exist, a
+    /// value of the wrong type or outside its bounds, and values that do not go together.
+    pub fn from_json(text: &str) -> Result<TrainingJob, JobError> {
+        let value: serde_json::Value = serde_json::from_str(text).map_err(JobError::Malformed)?;
+        if let Some(params) = value.get("params") {
+            bounds::check_params(params)?;
+        }
+        let job: TrainingJob = serde_json::from_value(value).map_err(JobError::Malformed)?;
+        job.validate()?;
+        Ok(job)
+    }
+
+    /// The job as JSON, every param written out.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("a job has string keys and finite numbers only")
+    }
+
+    /// The JSON Schema of a job, pretty-printed. `docs/training-job.schema.json` holds this text.
+    pub fn schema_json() -> String {
+        let schema = schemars::schema_for!(TrainingJob);
+        let mut text = serde_json::to_string_pretty(&schema).expect("a schema is JSON");
+        text.push('\n');
+        text
+    }
+
+    /// Checks what no single param's bounds can say.
+    fn validate(&self) -> Result<(), JobError> {
+        let params = &self.params;
+        let refuse = |param: &str, value: String, allowed: String| {
+            Err(JobError::Invalid { param: param.into(), value, allowed })
+        };
+        if self.format != FORMAT {
+            return refuse("format", self.format.to_string(), format!("{FORMAT}"));
+        }
+        if self.data.train.is_empty() {
+            return refuse("data.train", "[]".into(), "at least one shard".into());
+        }
+        if self.data.spec.inputs.is_empty() {
+            return refuse("data.spec.inputs", "[]".into(), "at least one tensor".into());
+        }
+        let id = &self.attempt.id;
+        let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        if id.is_empty() || id.len() > 128 || !id.chars().all(plain) {
+            return refuse("attempt.id", format!("{id:?}"), "1 to 128 letters, digits, '-' and '_'".into());
+        }
+        if self.attempt.work_dir.is_empty() {
+            return refuse("attempt.workDir", "\"\"".into(), "a path or a URI".into());
+        }
+        if params.checkpoint_interval == 0 {
+            return refuse("checkpointInterval", "0".into(), "-1, or at least 1".into());
+        }
+        let (lanes, workers) = (params.lanes(), params.num_workers);
+        if lanes < workers {
+            return refuse("dataLanes", lanes.to_string(), format!("at least numWorkers ({workers})"));
+        }
+        let batch = params.global_batch();
+        if !batch.is_multiple_of(lanes) {
+            return refuse(
+                "dataLanes",
+                lanes.to_string(),
+                format!("a divisor of the global batch, batchSize x numWorkers = {} x {workers} = {batch}", params.batch_size),
+            );
+        }
+        let num_inputs = params.input_cols.as_ref().map_or(1, Vec::len);
+        let lengths = [
+            ("inputShapes", params.input_shapes.as_ref().map(Vec::len)),
+            ("inputTypes", params.input_types.as_ref().map(Vec::len)),
+        ];
+        for (name, length) in lengths {
+            if length.is_some_and(|length| length != num_inputs) {
+                return refuse(
+                    name,
+                    format!("a list of {}", length.unwrap_or(0)),
+                    format!("one entry for each input, which is {num_inputs}"),
+                );
+            }
+        }
+        Ok(())
+    }
+}

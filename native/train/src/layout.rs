@@ -1,0 +1,98 @@
+//! Which parameter lies where in which bucket.
+
+use flambeau_collective::{DType, Device};
+
+use crate::model::ParameterInfo;
+
+/// Every view starts on a boundary of this many bytes, a cache line and the widest vector register.
+const ALIGNMENT: usize = 64;
+
+/// How large buckets may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BucketSizes {
+    /// Bytes after which the first bucket is closed. Smaller, so that the first reduction starts early. 1 MiB.
+    pub first: usize,
+    /// Bytes after which every other bucket is closed. 25 MiB, as in PyTorch's DDP.
+    pub others: usize,
+}
+
+impl Default for BucketSizes {
+    fn default() -> Self {
+        BucketSizes { first: 1 << 20, others: 25 << 20 }
+    }
+}
+
+/// A flat piece of memory that is reduced at once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BucketInfo {
+    /// Type of all its elements.
+    pub dtype: DType,
+    /// Where it lies.
+    pub device: Device,
+    /// Number of elements, padding between views included.
+    pub numel: usize,
+    /// The parameters in it, in the order in which they are expected to become ready.
+    pub parameters: Vec<usize>,
+}
+
+impl BucketInfo {
+    /// Its size in bytes.
+    pub fn num_bytes(&self) -> usize {
+        self.numel * self.dtype.size()
+    }
+}
+
+/// Where the gradient of one parameter lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct View {
+    /// The bucket.
+    pub bucket: usize,
+    /// Bytes from the start of the bucket.
+    pub byte_offset: usize,
+    /// Number of elements.
+    pub numel: usize,
+}
+
+/// Buckets and the views of all parameters in them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BucketLayout {
+    /// The buckets, in the order in which they are expected to become ready.
+    pub buckets: Vec<BucketInfo>,
+    /// One view for each parameter, in registration order.
+    pub views: Vec<View>,
+}
+
+impl BucketLayout {
+    /// Fills buckets with the parameters in `order`, one open bucket for each dtype and device.
+    ///
+    /// `order` holds every index of `parameters` once.
+    pub fn new(parameters: &[ParameterInfo], order: &[usize], sizes: BucketSizes) -> BucketLayout {
+        let mut views = vec![View { bucket: 0, byte_offset: 0, numel: 0 }; parameters.len()];
+        let mut open: Vec<BucketInfo> = vec![];
+        let mut closed: Vec<BucketInfo> = vec![];
+        for &index in order {
+            let info = &parameters[index];
+            let position = open.iter().position(|b| b.dtype == info.dtype && b.device == info.device);
+            let mut bucket = match position {
+                Some(position) => open.remove(position),
+                None => BucketInfo { dtype: info.dtype, device: info.device, numel: 0, parameters: vec![] },
+            };
+            let align = ALIGNMENT / info.dtype.size();
+            let start = bucket.numel.next_multiple_of(align);
+            views[index] = View { bucket: 0, byte_offset: start * info.dtype.size(), numel: info.numel };
+            bucket.numel = start + info.numel;
+            bucket.parameters.push(index);
+            let limit = if closed.is_empty() { sizes.first } else { sizes.others };
+            // Pushed last, so that buckets that stay open are ordered by when their last parameter is ready.
+            if bucket.num_bytes() >= limit { closed.push(bucket) } else { open.push(bucket) }
+        }
+        let mut buckets = closed;
+        buckets.append(&mut open);
+        for (number, bucket) in buckets.iter().enumerate() {
+            for &index in &bucket.parameters {
+                views[index].bucket = number;
+            }
+        }
+        BucketLayout { buckets, views }
+    }
+}

@@ -1,0 +1,258 @@
+//! The params of an estimator that are JSON: names, defaults, bounds and doc strings.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The tensor type that an input is given as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(inline)]
+pub enum InputType {
+    /// Follows the column's type.
+    Auto,
+    /// 32-bit floating point.
+    Float32,
+    /// 64-bit floating point.
+    Float64,
+    /// 64-bit integers.
+    Int64,
+    /// Booleans.
+    Bool,
+    /// Unsigned bytes.
+    UInt8,
+}
+
+/// Every param of the estimators that has a JSON value.
+///
+/// The schema of this type is the contract that the Python and Scala params are held against: the description of
+/// each property is the doc string that users read, and its bounds are the ones that [`TrainingJob`] enforces.
+///
+/// [`TrainingJob`]: crate::TrainingJob
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct TrainingParams {
+    /// Name of the features column: a vector, an array or a number. Used when inputCols is not set.
+    #[schemars(title = "Features column", length(min = 1))]
+    pub features_col: String,
+
+    /// Names of the columns given to the module's forward, one tensor for each argument, in this order. When not
+    /// set, featuresCol is the only input.
+    #[schemars(title = "Input columns", length(min = 1))]
+    pub input_cols: Option<Vec<String>>,
+
+    /// Shape of one row of each input, in the order of inputCols, for columns that hold flattened arrays, such as
+    /// [3, 32, 32] for an image. An empty list leaves that input as its column has it. When not set, all are left.
+    #[schemars(title = "Input shapes", length(min = 1))]
+    pub input_shapes: Option<Vec<Vec<usize>>>,
+
+    /// Type of the tensor of each input, in the order of inputCols: auto, float32, float64, int64, bool or uint8.
+    /// auto follows the column: float, double and decimal give float32; byte, short, int and long give int64;
+    /// boolean gives bool; binary gives uint8. When not set, all are auto.
+    #[schemars(title = "Input types", length(min = 1))]
+    pub input_types: Option<Vec<InputType>>,
+
+    /// Name of the label column. Used when labelCols is not set.
+    #[schemars(title = "Label column", length(min = 1))]
+    pub label_col: String,
+
+    /// Names of several label columns, given to the loss as one tuple of tensors in this order. When not set,
+    /// labelCol is the only label.
+    #[schemars(title = "Label columns", length(min = 1))]
+    pub label_cols: Option<Vec<String>>,
+
+    /// Name of the column with the weight of each row, a number that is not negative. When not set, every row
+    /// weighs 1.
+    #[schemars(title = "Weight column", length(min = 1))]
+    pub weight_col: Option<String>,
+
+    /// Name of the column that the fitted model writes its predictions to.
+    #[schemars(title = "Prediction column", length(min = 1))]
+    pub prediction_col: String,
+
+    /// Name of the column that a fitted classifier writes the module's raw outputs (logits) to, as a vector.
+    #[schemars(title = "Raw prediction column", length(min = 1))]
+    pub raw_prediction_col: String,
+
+    /// Name of the column that a fitted classifier writes the probability of each class to, as a vector.
+    #[schemars(title = "Probability column", length(min = 1))]
+    pub probability_col: String,
+
+    /// Name of a boolean column: rows where it is true are used for validation and not for training. Takes the
+    /// place of validationFraction. When not set, validationFraction decides.
+    #[schemars(title = "Validation indicator column", length(min = 1))]
+    pub validation_indicator_col: Option<String>,
+
+    /// Fraction of the rows that are kept out of training, by a seeded random choice, and used for validation after
+    /// each epoch. 0 means no validation.
+    #[schemars(title = "Validation fraction", range(min = 0.0), extend("exclusiveMaximum" = 1.0))]
+    pub validation_fraction: f64,
+
+    /// Number of workers that train together. Each is one task of a barrier stage and needs one free task slot.
+    #[schemars(title = "Number of workers", range(min = 1, max = 4096))]
+    pub num_workers: usize,
+
+    /// Number of lanes that the rows are cut into. The order of the rows depends on the lanes and not on the
+    /// workers, so runs with the same dataLanes and the same global batch (batchSize x numWorkers) see the same
+    /// batches on any number of workers up to dataLanes. Must divide the global batch. When not set, numWorkers.
+    #[schemars(title = "Data lanes", range(min = 1, max = 65536))]
+    pub data_lanes: Option<usize>,
+
+    /// Number of rows in a batch of one worker. The global batch has batchSize x numWorkers rows.
+    #[schemars(title = "Batch size", range(min = 1, max = 16_777_216))]
+    pub batch_size: usize,
+
+    /// Whether the last batch of an epoch is left out where it would be smaller than the others.
+    #[schemars(title = "Drop last batch")]
+    pub drop_last: bool,
+
+    /// Number of passes over the training rows.
+    #[schemars(title = "Epochs", range(min = 1, max = 1_000_000))]
+    pub epochs: u64,
+
+    /// Seed of the order of the rows, of the choice made by validationFraction and of the random generators of the
+    /// workers.
+    #[schemars(title = "Random seed")]
+    pub seed: i64,
+
+    /// Whether the rows are shuffled, anew in every epoch. When false they are read in the order of the data.
+    #[schemars(title = "Shuffle")]
+    pub shuffle: bool,
+
+    /// Number of rows that are shuffled together in memory by each lane. Larger mixes better and takes more memory.
+    /// When not set, as many as fit in 64 MiB, but at least 4096 and at most 1048576.
+    #[schemars(title = "Shuffle window", range(min = 1, max = 1_073_741_824))]
+    pub shuffle_window: Option<usize>,
+
+    /// Learning rate. When not set, the rate that the optimizer was made with is kept.
+    #[schemars(title = "Step size (learning rate)", range(min = 0.0))]
+    pub step_size: Option<f64>,
+
+    /// Number of batches whose gradients are accumulated before each step of the optimizer. The step is that of one
+    /// batch that many times larger.
+    #[schemars(title = "Gradient accumulation steps", range(min = 1, max = 1_000_000))]
+    pub gradient_accumulation_steps: u32,
+
+    /// Largest 2-norm of all gradients together; larger gradients are scaled down to it before each step of the
+    /// optimizer. When not set, gradients are not clipped.
+    #[schemars(title = "Gradient clip norm", extend("exclusiveMinimum" = 0.0))]
+    pub gradient_clip_norm: Option<f64>,
+
+    /// Number of epochs between checkpoints, from the newest of which training goes on after a worker was lost.
+    /// -1 turns checkpoints at the end of epochs off.
+    #[schemars(title = "Checkpoint interval", range(min = -1, max = 1_000_000))]
+    pub checkpoint_interval: i64,
+
+    /// Number of optimizer steps between further checkpoints, for epochs that take long. When not set, there are
+    /// checkpoints at the end of epochs only.
+    #[schemars(title = "Checkpoint steps", range(min = 1))]
+    pub checkpoint_steps: Option<u64>,
+
+    /// How many times training is started again after a worker was lost. An error of the module, bad data or a
+    /// diverged loss never start it again.
+    #[schemars(title = "Maximum restarts", range(min = 0, max = 1000))]
+    pub max_restarts: u32,
+
+    /// Seconds that a worker waits for another in one operation before it gives up. A dead worker is noticed in
+    /// seconds; this is for one that is slow.
+    #[schemars(title = "Timeout", range(max = 31_536_000.0), extend("exclusiveMinimum" = 0.0))]
+    pub timeout: f64,
+
+    /// Seconds to wait for numWorkers free task slots before training is refused. 0 refuses at once.
+    #[schemars(title = "Slot timeout", range(min = 0.0, max = 31_536_000.0))]
+    pub slot_timeout: f64,
+
+    /// Directory that the driver and all workers can reach, for shards, checkpoints, progress and weights: a path,
+    /// or a URI with the scheme file, dbfs, s3, s3a, abfss or gs. When not set, a temporary directory in local mode;
+    /// required on a cluster.
+    #[schemars(title = "Work directory", length(min = 1))]
+    pub work_dir: Option<String>,
+
+    /// Number of rows given to the module at once when the fitted model transforms a DataFrame.
+    #[schemars(title = "Inference batch size", range(min = 1, max = 16_777_216))]
+    pub inference_batch_size: usize,
+
+    /// How much is shown while training: 0 nothing, 1 a progress bar.
+    #[schemars(title = "Verbosity", range(min = 0, max = 1))]
+    pub verbose: u8,
+
+    /// Whether the workers compare hashes of all parameters and buffers after each epoch and fail where they
+    /// differ in a single bit. For debugging: it reads every tensor once per epoch.
+    #[schemars(title = "Verify replicas")]
+    pub verify_replicas: bool,
+
+    /// Number of threads that torch computes with in each worker. When not set, the cores of the machine are shared
+    /// evenly among its workers.
+    #[schemars(title = "Threads per worker", range(min = 1, max = 4096))]
+    pub num_threads: Option<usize>,
+
+    /// Bytes that each worker may use for decoded rows. A worker whose share of the data fits decodes it once and
+    /// keeps it; otherwise it decodes the rows again in every epoch.
+    #[schemars(title = "Memory budget", range(min = 1_048_576))]
+    pub memory_budget: u64,
+}
+
+impl Default for TrainingParams {
+    fn default() -> Self {
+        TrainingParams {
+            features_col: "features".into(),
+            input_cols: None,
+            input_shapes: None,
+            input_types: None,
+            label_col: "label".into(),
+            label_cols: None,
+            weight_col: None,
+            prediction_col: "prediction".into(),
+            raw_prediction_col: "rawPrediction".into(),
+            probability_col: "probability".into(),
+            validation_indicator_col: None,
+            validation_fraction: 0.0,
+            num_workers: 1,
+            data_lanes: None,
+            batch_size: 32,
+            drop_last: false,
+            epochs: 1,
+            seed: 0,
+            shuffle: true,
+            shuffle_window: None,
+            step_size: None,
+            gradient_accumulation_steps: 1,
+            gradient_clip_norm: None,
+            checkpoint_interval: 1,
+            checkpoint_steps: None,
+            max_restarts: 3,
+            timeout: 600.0,
+            slot_timeout: 0.0,
+            work_dir: None,
+            inference_batch_size: 4096,
+            verbose: 1,
+            verify_replicas: false,
+            num_threads: None,
+            memory_budget: 1 << 30,
+        }
+    }
+}
+
+impl TrainingParams {
+    /// Rows of a global batch: `batchSize x numWorkers`, whatever number of ranks runs the job.
+    pub fn global_batch(&self) -> usize {
+        self.batch_size * self.num_workers
+    }
+
+    /// The number of lanes: `dataLanes`, or `numWorkers` when that is not set.
+    pub fn lanes(&self) -> usize {
+        self.data_lanes.unwrap_or(self.num_workers)
+    }
+
+    /// Rows that a lane gives to a global batch. Exact, since a valid job's lanes divide its global batch.
+    pub fn rows_per_lane(&self) -> usize {
+        self.global_batch() / self.lanes()
+    }
+
+    /// Rows that each lane shuffles together, for rows of `bytes_per_row` bytes. A function of the job and the data
+    /// alone, so that the order does not depend on the number of workers or their memory.
+    pub fn window_rows(&self, bytes_per_row: usize) -> usize {
+        const WINDOW_BYTES: usize = 64 << 20;
+        self.shuffle_window
+            .unwrap_or_else(|| (WINDOW_BYTES / bytes_per_row.max(1)).clamp(4096, 1 << 20))
+    }
+}

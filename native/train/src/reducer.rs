@@ -1,0 +1,367 @@
+//! The averaging of gradients over ranks: flat buckets that are reduced while backward still runs.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use flambeau_collective::{CollectiveError, DType, Device, GroupBuffer, ProcessGroup, RawBuffer, ReduceOp};
+
+use crate::elements;
+use crate::error::{Cause, JobError};
+use crate::layout::{BucketLayout, BucketSizes, View};
+use crate::model::ParameterInfo;
+use crate::usage::UsageCode;
+
+/// Averages gradients over the ranks of a group.
+///
+/// Its buckets lie in memory that the group owns, and live as long as the reducer: whoever holds a view holds the
+/// `Arc`. All ranks make the same reducers in the same order. A step goes:
+///
+/// 1. [`begin`](Self::begin) before each micro-batch;
+/// 2. in backward, for each parameter with a gradient: write or add to its [`view`](Self::view), then
+///    [`mark_ready`](Self::mark_ready). In the last micro-batch a full bucket is reduced at once, on the calling thread;
+/// 3. [`finish`](Self::finish): what no rank marked counts as zeros, and the last bucket is reduced together with the
+///    sums of the step;
+/// 4. [`scale`](Self::scale) and [`clip`](Self::clip), and the optimizer reads the views.
+///
+/// `mark_ready` may be called from any thread. The other steps are the training loop's, on one thread.
+pub struct GradientReducer {
+    group: ProcessGroup,
+    parameters: Vec<ParameterInfo>,
+    layout: BucketLayout,
+    buffers: Vec<GroupBuffer>,
+    slots: Vec<Slot>,
+    /// Parameters that are not yet ready, for each bucket.
+    pending: Vec<AtomicUsize>,
+    /// Buckets reduced in this step.
+    launched: AtomicUsize,
+    /// Held by the one thread that reduces.
+    launching: AtomicBool,
+    /// Whether the micro-batch is the last of the step.
+    reducing: AtomicBool,
+    /// Number of parameters seen ready in this step, which numbers them in order.
+    observed: AtomicUsize,
+    /// The first failure of a reduction. Every later call gives it again.
+    failure: OnceLock<Arc<CollectiveError>>,
+    sums: Mutex<Sums>,
+}
+
+/// The state of one parameter within a step.
+struct Slot {
+    /// Whether the view holds a gradient of this step.
+    filled: AtomicBool,
+    /// Whether the gradient of the last micro-batch is in.
+    ready: AtomicBool,
+    /// When it became ready, counted among all.
+    position: AtomicUsize,
+}
+
+/// What is reduced along with the last bucket.
+struct Sums {
+    usage: UsageCode,
+    /// The caller's sums, then the usage code.
+    vector: Vec<f64>,
+    /// For each parameter whether any rank used it, after `finish`.
+    used: Vec<bool>,
+}
+
+/// What a failed reduction gives: shared, since the first failure is what every later call reports.
+pub type ReduceError = Arc<CollectiveError>;
+
+impl GradientReducer {
+    /// Lays out buckets for `parameters` and allocates them. A collective call: all ranks make it with the same
+    /// arguments.
+    ///
+    /// `order` is that in which the gradients are expected to become ready, every index once; without it, the reverse
+    /// of the registration order.
+    ///
+    /// # Errors
+    ///
+    /// A model without parameters and a parameter that is not of a floating type are refused; otherwise what
+    /// [`ProcessGroup::allocate`] says.
+    pub fn new(
+        group: ProcessGroup,
+        parameters: Vec<ParameterInfo>,
+        order: Option<&[usize]>,
+        sizes: BucketSizes,
+    ) -> Result<GradientReducer, Cause> {
+        if parameters.is_empty() {
+            return Err(refused("parameters", "[]", "at least one that requires a gradient"));
+        }
+        for info in &parameters {
+            let floating = matches!(info.dtype, DType::Float32 | DType::Float64 | DType::Float16 | DType::BFloat16);
+            if !floating || info.numel == 0 {
+                let value = format!("{} elements of {:?}", info.numel, info.dtype);
+                return Err(refused(&info.name, &value, "float32, float64, float16 or bfloat16, and not empty"));
+            }
+            if info.device != Device::Cpu {
+                return Err(refused(&info.name, &format!("on {:?}", info.device), "on the CPU"));
+            }
+        }
+        let reversed: Vec<usize>;
+        let order = match order {
+            Some(order) => order,
+            None => {
+                reversed = (0..parameters.len()).rev().collect();
+                &reversed
+            }
+        };
+        let layout = BucketLayout::new(&parameters, order, sizes);
+        let mut buffers = Vec::with_capacity(layout.buckets.len());
+        for bucket in &layout.buckets {
+            let buffer = group.allocate(bucket.num_bytes())?;
+            // SAFETY: the buffer has that many bytes, and nobody else knows of it yet.
+            unsafe { buffer.as_ptr().cast::<u8>().write_bytes(0, bucket.num_bytes()) };
+            buffers.push(buffer);
+        }
+        // A rank may reach into another's buffer as soon as that one reduces.
+        group.barrier()?;
+        let num = parameters.len();
+        let reducer = GradientReducer {
+            slots: (0..num).map(|_| Slot::new()).collect(),
+            pending: layout.buckets.iter().map(|_| AtomicUsize::new(0)).collect(),
+            launched: AtomicUsize::new(0),
+            launching: AtomicBool::new(false),
+            reducing: AtomicBool::new(false),
+            observed: AtomicUsize::new(0),
+            failure: OnceLock::new(),
+            sums: Mutex::new(Sums {
+                usage: UsageCode::new(num, group.world_size()),
+                vector: vec![],
+                used: vec![false; num],
+            }),
+            group,
+            parameters,
+            layout,
+            buffers,
+        };
+        Ok(reducer)
+    }
+
+    /// The parameters, in registration order.
+    pub fn parameters(&self) -> &[ParameterInfo] {
+        &self.parameters
+    }
+
+    /// The buckets and the views in them.
+    pub fn layout(&self) -> &BucketLayout {
+        &self.layout
+    }
+
+    /// Where the gradient of parameter `index` lies.
+    pub fn view(&self, index: usize) -> View {
+        self.layout.views[index]
+    }
+
+    /// The first byte of a bucket, 64-byte aligned. Valid as long as the reducer.
+    pub fn bucket_ptr(&self, bucket: usize) -> *mut c_void {
+        self.buffers[bucket].as_ptr().cast()
+    }
+
+    /// The first byte of the gradient of parameter `index`, 64-byte aligned. Valid as long as the reducer.
+    pub fn view_ptr(&self, index: usize) -> *mut c_void {
+        let view = self.view(index);
+        // SAFETY: the layout keeps every view inside its bucket.
+        unsafe { self.buffers[view.bucket].as_ptr().cast::<u8>().add(view.byte_offset).cast() }
+    }
+
+    /// Whether the view of parameter `index` holds a gradient of this step already, to be added to; otherwise it is
+    /// to be written over.
+    pub fn is_filled(&self, index: usize) -> bool {
+        self.slots[index].filled.load(Ordering::Acquire)
+    }
+
+    /// The failure of an earlier reduction, if there was one: the reason why a backward failed that called
+    /// [`mark_ready`](Self::mark_ready).
+    pub fn failure(&self) -> Option<ReduceError> {
+        self.failure.get().cloned()
+    }
+
+    /// Begins a micro-batch. `is_first` forgets the gradients of the step before.
+    pub fn begin(&self, is_first: bool, is_last: bool) {
+        if is_first {
+            for slot in &self.slots {
+                slot.filled.store(false, Ordering::Relaxed);
+                slot.ready.store(false, Ordering::Relaxed);
+            }
+            for (pending, bucket) in self.pending.iter().zip(&self.layout.buckets) {
+                pending.store(bucket.parameters.len(), Ordering::Relaxed);
+            }
+            self.launched.store(0, Ordering::Relaxed);
+            self.observed.store(0, Ordering::Relaxed);
+        }
+        self.reducing.store(is_last, Ordering::Release);
+    }
+
+    /// Tells that the view of parameter `index` holds its gradient of this micro-batch. In the last one this may
+    /// reduce buckets and so wait for other ranks, up to the group's timeout; the caller holds no lock that another
+    /// thread of its process may need.
+    ///
+    /// # Errors
+    ///
+    /// The failure of a reduction, of this call or an earlier one.
+    pub fn mark_ready(&self, index: usize) -> Result<(), ReduceError> {
+        let slot = &self.slots[index];
+        slot.filled.store(true, Ordering::Release);
+        if !self.reducing.load(Ordering::Acquire) || slot.ready.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        slot.position.store(self.observed.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+        if self.pending[self.view(index).bucket].fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.launch_full()?;
+        }
+        Ok(())
+    }
+
+    /// Ends the step: gradients that this rank lacks count as zeros, and whatever is not reduced yet is, the last
+    /// bucket together with `sums`, which are added up over the ranks. Waits for the other ranks, up to the group's
+    /// timeout.
+    ///
+    /// # Errors
+    ///
+    /// The failure of a reduction, of this call or an earlier one.
+    pub fn finish(&self, sums: &mut [f64]) -> Result<(), ReduceError> {
+        if let Some(failure) = self.failure() {
+            return Err(failure);
+        }
+        for (index, slot) in self.slots.iter().enumerate() {
+            if !slot.filled.load(Ordering::Acquire) {
+                // SAFETY: the view has that many bytes, and its bucket is not being reduced: it is not full.
+                unsafe {
+                    let num_bytes = self.view(index).numel * self.parameters[index].dtype.size();
+                    self.view_ptr(index).cast::<u8>().write_bytes(0, num_bytes);
+                }
+            }
+        }
+        let last = self.buffers.len() - 1;
+        for bucket in self.launched.load(Ordering::Acquire)..last {
+            self.keep(self.reduce(bucket))?;
+        }
+        let mut guard = self.sums.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let Sums { usage, vector, used } = &mut *guard;
+        vector.clear();
+        vector.extend_from_slice(sums);
+        usage.encode(|index| self.is_filled(index), vector);
+        let stats = RawBuffer {
+            ptr: vector.as_mut_ptr().cast(),
+            len: vector.len(),
+            dtype: DType::Float64,
+            device: Device::Cpu,
+            stream: None,
+        };
+        // SAFETY: both buffers live and are touched by nobody else until the call returns.
+        let reduced = unsafe {
+            self.group.grouped_all_reduce(&[(self.raw(last), ReduceOp::Average), (stats, ReduceOp::Sum)])
+        };
+        self.keep(reduced)?;
+        sums.copy_from_slice(&vector[..sums.len()]);
+        usage.decode(&vector[sums.len()..], used);
+        Ok(())
+    }
+
+    /// Gives `visit` whether any rank used each parameter, after [`finish`](Self::finish).
+    pub fn with_used<R>(&self, visit: impl FnOnce(&[bool]) -> R) -> R {
+        let used = {
+            let mut sums = self.sums.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            std::mem::take(&mut sums.used)
+        };
+        let result = visit(&used);
+        self.sums.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).used = used;
+        result
+    }
+
+    /// Multiplies all gradients by `factor`; exactly 1 leaves them alone.
+    pub fn scale(&self, factor: f64) {
+        if factor == 1.0 {
+            return;
+        }
+        for (bucket, info) in self.layout.buckets.iter().enumerate() {
+            // SAFETY: the bucket has that many elements of that type, and between `finish` and the next `begin` only
+            // the loop's thread touches it.
+            unsafe { elements::scale(self.bucket_ptr(bucket), info.numel, info.dtype, factor) };
+        }
+    }
+
+    /// Scales all gradients down so that their 2-norm is at most `max_norm`, by the factor
+    /// `min(1, max_norm / (norm + 1e-6))` of PyTorch's `clip_grad_norm_`. Returns the norm before.
+    ///
+    /// The squares are added up in float64 and in registration order, so that the result does not depend on the
+    /// layout of the buckets.
+    pub fn clip(&self, max_norm: f64) -> f64 {
+        let mut sum = 0.0;
+        for (index, info) in self.parameters.iter().enumerate() {
+            // SAFETY: as in `scale`, for one view.
+            sum += unsafe { elements::sum_of_squares(self.view_ptr(index), info.numel, info.dtype) };
+        }
+        let norm = sum.sqrt();
+        self.scale((max_norm / (norm + 1e-6)).min(1.0));
+        norm
+    }
+
+    /// The order in which this rank's gradients became ready in the step that ended; what was not used comes last,
+    /// in the order of the present layout.
+    pub fn observed_order(&self) -> Vec<usize> {
+        let planned = self.layout.buckets.iter().flat_map(|bucket| bucket.parameters.iter().copied());
+        let mut order: Vec<usize> = planned.collect();
+        order.sort_by_key(|&index| {
+            let slot = &self.slots[index];
+            let ready = slot.ready.load(Ordering::Acquire);
+            if ready { slot.position.load(Ordering::Relaxed) } else { usize::MAX }
+        });
+        order
+    }
+
+    /// Reduces the full buckets that are next in line. The last one waits for `finish`.
+    fn launch_full(&self) -> Result<(), ReduceError> {
+        let last = self.buffers.len() - 1;
+        let next_is_full = || {
+            let next = self.launched.load(Ordering::Acquire);
+            next < last && self.pending[next].load(Ordering::Acquire) == 0
+        };
+        while next_is_full() {
+            if self.launching.swap(true, Ordering::AcqRel) {
+                // The thread that reduces looks again after it has let go.
+                return Ok(());
+            }
+            let mut result = self.failure().map_or(Ok(()), Err);
+            while result.is_ok() && next_is_full() {
+                result = self.keep(self.reduce(self.launched.load(Ordering::Acquire)));
+                self.launched.fetch_add(1, Ordering::AcqRel);
+            }
+            self.launching.store(false, Ordering::Release);
+            result?;
+        }
+        Ok(())
+    }
+
+    fn reduce(&self, bucket: usize) -> Result<(), CollectiveError> {
+        // SAFETY: the bucket is full or its missing views are zeroed, so nobody writes to it until the next step.
+        unsafe { self.group.all_reduce(self.raw(bucket), ReduceOp::Average) }
+    }
+
+    fn raw(&self, bucket: usize) -> RawBuffer {
+        let info = &self.layout.buckets[bucket];
+        RawBuffer {
+            ptr: self.bucket_ptr(bucket),
+            len: info.numel,
+            dtype: info.dtype,
+            device: info.device,
+            stream: None,
+        }
+    }
+
+    /// Keeps the first failure.
+    fn keep(&self, result: Result<(), CollectiveError>) -> Result<(), ReduceError> {
+        result.map_err(|error| self.failure.get_or_init(|| Arc::new(error)).clone())
+    }
+}
+
+impl Slot {
+    fn new() -> Slot {
+        Slot { filled: AtomicBool::new(false), ready: AtomicBool::new(false), position: AtomicUsize::new(0) }
+    }
+}
+
+fn refused(param: &str, value: &str, allowed: &str) -> Cause {
+    JobError::Invalid { param: param.into(), value: value.into(), allowed: allowed.into() }.into()
+}

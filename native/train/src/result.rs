@@ -1,0 +1,55 @@
+//! What a finished training gives back.
+
+use serde::{Deserialize, Serialize};
+
+use crate::history::History;
+
+/// The result of a training. The same on every rank except `weights`, `warnings` and times.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TrainingResult {
+    /// Losses and metrics of each epoch.
+    pub history: History,
+    /// Where the weights are; on rank 0 only.
+    pub weights: Option<WeightsInfo>,
+    /// Rows of the training data.
+    pub num_rows: u64,
+    /// Rows of the validation data.
+    pub num_validation_rows: u64,
+    /// Optimizer steps taken, those before a resume included.
+    pub num_steps: u64,
+    /// Number of ranks that trained.
+    pub world_size: usize,
+    /// Seconds since this attempt's worker began.
+    pub seconds: f64,
+    /// What went wrong without harm to the training, such as progress that could not be written.
+    pub warnings: Vec<String>,
+}
+
+/// The weights in the store. `uri`, `size` and `sha256` are those of the first file, which holds the weights.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WeightsInfo {
+    /// URI of the file with the weights.
+    pub uri: String,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Its SHA-256, in lower-case hexadecimal.
+    pub sha256: String,
+    /// Every file that the model wrote, that one first.
+    pub files: Vec<StoredFile>,
+}
+
+/// A file in the store.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StoredFile {
+    /// Its name in its directory.
+    pub name: String,
+    /// Its URI.
+    pub uri: String,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Its SHA-256, in lower-case hexadecimal.
+    pub sha256: String,
+}
