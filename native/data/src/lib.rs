@@ -1,1 +1,29 @@
-//! flambeau-data.
+//! Flambeau's data layer: where shards lie, what they hold, in which order their rows are seen, and batches of typed tensors.
+//!
+//! The parts, in the order a job uses them:
+//!
+//! - [`Store`]: whole files under local paths, `/Volumes`, `dbfs:`, `s3`, `abfss` and `gs`.
+//! - [`DatasetSpec`]: which columns make which tensors.
+//! - [`Manifest`]: the shards' rows, row groups and types, read from Parquet footers and checked against the spec.
+//! - [`SampleOrder`]: position to row, a pure function of seed, epoch, lane and position.
+//! - [`BatchReader`]: one rank's batches, decoded by background threads, kept in memory where the share fits.
+//!
+//! The crate knows nothing of ranks' communication: whoever needs one manifest on all ranks sends it (it is serde).
+
+mod batch;
+mod buffer;
+mod error;
+mod manifest;
+mod order;
+mod reader;
+mod spec;
+mod store;
+
+pub use batch::{Batch, HostTensor};
+pub use buffer::AlignedBuffer;
+pub use error::DataError;
+pub use manifest::{ColumnInfo, ColumnKind, Element, Manifest, ManifestSummary, RowGroup, Shard};
+pub use order::{Chunk, LaneOrder, OrderConfig, SampleOrder, WindowSpan};
+pub use reader::{BatchReader, ReaderOptions};
+pub use spec::{DType, DatasetSpec, TensorSpec};
+pub use store::Store;

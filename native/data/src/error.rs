@@ -1,0 +1,264 @@
+//! What can be wrong with a dataset, a store, or a request for batches.
+
+use std::time::Duration;
+
+/// The crate's error. Rows are counted from 0 within the file that `uri` names.
+///
+/// Every variant about a value names its column and the mend, so that its text can be shown to a user as it is.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DataError {
+    /// A null where a tensor needs a number.
+    #[error(
+        "column `{column}` holds a null at row {row} of {uri}; drop or fill nulls before training (for instance `df.na.fill` or an Imputer)"
+    )]
+    NullValue {
+        /// The column.
+        column: String,
+        /// The shard.
+        uri: String,
+        /// The first such row.
+        row: u64,
+    },
+    /// A label that is NaN.
+    #[error(
+        "label column `{column}` holds NaN at row {row} of {uri}; drop such rows before training"
+    )]
+    NanLabel {
+        /// The column.
+        column: String,
+        /// The shard.
+        uri: String,
+        /// The first such row.
+        row: u64,
+    },
+    /// A weight that is NaN, infinite or negative.
+    #[error(
+        "weight column `{column}` holds {value} at row {row} of {uri}; weights must be finite and at least 0"
+    )]
+    InvalidWeight {
+        /// The column.
+        column: String,
+        /// The shard.
+        uri: String,
+        /// The first such row.
+        row: u64,
+        /// The value found.
+        value: f64,
+    },
+    /// An array, vector or binary value whose length differs from the others'.
+    #[error(
+        "column `{column}` holds {got} elements at row {row} of {uri} where {expected} are expected; every row must have the same length (pad or cut the arrays before training)"
+    )]
+    RaggedArray {
+        /// The column.
+        column: String,
+        /// The shard.
+        uri: String,
+        /// The first such row.
+        row: u64,
+        /// Elements a row must have (of the nested level that differs).
+        expected: usize,
+        /// Elements this row has.
+        got: usize,
+    },
+    /// A fraction where whole numbers are asked for.
+    #[error(
+        "column `{column}` holds {value} at row {row} of {uri}, which is not a whole number, but {dtype} is asked for; round or cast the column, or ask for float32"
+    )]
+    NonIntegral {
+        /// The column.
+        column: String,
+        /// The shard.
+        uri: String,
+        /// The first such row.
+        row: u64,
+        /// The value found, as text.
+        value: String,
+        /// The dtype asked for.
+        dtype: &'static str,
+    },
+    /// A value that the tensor's dtype cannot hold.
+    #[error("column `{column}` holds {value} at row {row} of {uri}, which {dtype} cannot hold")]
+    OutOfRange {
+        /// The column.
+        column: String,
+        /// The shard.
+        uri: String,
+        /// The first such row.
+        row: u64,
+        /// The value found, as text.
+        value: String,
+        /// The dtype asked for.
+        dtype: &'static str,
+    },
+    /// A Spark ML vector whose fields contradict each other.
+    #[error("column `{column}` holds a malformed Spark ML vector at row {row} of {uri}: {reason}")]
+    InvalidVector {
+        /// The column.
+        column: String,
+        /// The shard.
+        uri: String,
+        /// The row.
+        row: u64,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A column of a type that cannot become the tensor's dtype.
+    #[error(
+        "column `{column}` has type {found}, which cannot become {dtype}; allowed: {allowed}. {mend}"
+    )]
+    UnsupportedType {
+        /// The column.
+        column: String,
+        /// Its type in the shards.
+        found: String,
+        /// The dtype asked for.
+        dtype: &'static str,
+        /// What could become that dtype.
+        allowed: &'static str,
+        /// How to mend it.
+        mend: &'static str,
+    },
+    /// Shards that disagree on a column's type.
+    #[error(
+        "column `{column}` has type {got} in {uri} but {expected} in the shards before it; write all shards with one schema"
+    )]
+    MixedTypes {
+        /// The column.
+        column: String,
+        /// The shard that differs.
+        uri: String,
+        /// The type in the first shard.
+        expected: String,
+        /// The type in this one.
+        got: String,
+    },
+    /// A column that a shard lacks.
+    #[error("column `{column}` is not in {uri}; its columns are: {}", available.join(", "))]
+    MissingColumn {
+        /// The column.
+        column: String,
+        /// The shard.
+        uri: String,
+        /// The columns there are, `key=value` directories included.
+        available: Vec<String>,
+    },
+    /// A shape that the columns' elements do not fill.
+    #[error(
+        "tensor `{tensor}`: shape {shape:?} holds {} elements a row, but its columns hold {elements}",
+        shape.iter().product::<usize>()
+    )]
+    ShapeMismatch {
+        /// The tensor.
+        tensor: String,
+        /// The shape that was given.
+        shape: Vec<usize>,
+        /// Elements a row in the data.
+        elements: usize,
+    },
+    /// A dataset spec that contradicts itself.
+    #[error("invalid dataset spec: {reason}")]
+    InvalidSpec {
+        /// What is wrong.
+        reason: String,
+    },
+    /// No rows at all.
+    #[error("the dataset is empty: {num_shards} Parquet files with no rows")]
+    EmptyDataset {
+        /// How many files were looked at.
+        num_shards: usize,
+    },
+    /// A setting out of its bounds.
+    #[error("{name} = {value} is not allowed; allowed: {allowed}")]
+    InvalidOption {
+        /// The setting.
+        name: &'static str,
+        /// The value given.
+        value: String,
+        /// What is allowed.
+        allowed: String,
+    },
+    /// A URI scheme that the store does not know.
+    #[error(
+        "the scheme `{scheme}` of {uri} is not supported; supported: local paths, file, dbfs, s3, s3a, abfs, abfss, gs"
+    )]
+    UnknownScheme {
+        /// The scheme.
+        scheme: String,
+        /// The whole URI.
+        uri: String,
+    },
+    /// A URI that cannot be read.
+    #[error("cannot read the URI {uri}: {reason}")]
+    InvalidUri {
+        /// The URI.
+        uri: String,
+        /// Why not.
+        reason: String,
+    },
+    /// A file that is not there.
+    #[error("{uri} does not exist")]
+    NotFound {
+        /// The file.
+        uri: String,
+    },
+    /// The object store refused or could not be reached.
+    #[error("cannot {operation} {uri}: {source}")]
+    Store {
+        /// What was tried ("read", "write", ...).
+        operation: &'static str,
+        /// On what.
+        uri: String,
+        /// The cause.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A local file could not be read or written.
+    #[error("cannot {operation} {uri}: {source}")]
+    Io {
+        /// What was tried ("read", "write", ...).
+        operation: &'static str,
+        /// On what.
+        uri: String,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// A shard that is no valid Parquet.
+    #[error("{uri} cannot be read as Parquet: {source}")]
+    Parquet {
+        /// The shard.
+        uri: String,
+        /// The cause.
+        source: parquet::errors::ParquetError,
+    },
+    /// The Parquet decoder panicked, which corrupt bytes can bring about.
+    #[error("decoding {uri} failed: {message}")]
+    Decoder {
+        /// The shard.
+        uri: String,
+        /// The panic's text.
+        message: String,
+    },
+    /// A shard that is not the one the manifest was read from.
+    #[error("{uri} changed since the training began: {reason}")]
+    ShardChanged {
+        /// The shard.
+        uri: String,
+        /// What differs.
+        reason: String,
+    },
+    /// Rows did not arrive in time.
+    #[error("waited {:.1} s for rows of {uri} without success", waited.as_secs_f64())]
+    Timeout {
+        /// A shard that is awaited.
+        uri: String,
+        /// How long it was waited.
+        waited: Duration,
+    },
+    /// The interrupt that the caller installed asked to stop.
+    #[error("interrupted while waiting for rows")]
+    Interrupted,
+    /// The reader was used after an error without a new `start`, or before its first.
+    #[error("the batch reader is not started (or stopped after an error); call start")]
+    NotStarted,
+}

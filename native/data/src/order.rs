@@ -1,0 +1,376 @@
+//! In which order rows are seen: a pure function of seed, epoch, lane and position, whatever the number of workers.
+//!
+//! The dataset's rows, numbered in the manifest's order, are cut into `num_lanes` contiguous lanes that differ by at most one row. A
+//! global batch takes `rows_per_lane` rows of every lane. Within a lane, row groups are cut into chunks of at most `window_rows` rows; an
+//! epoch permutes the chunks, takes them into windows of at least `window_rows` rows, and permutes the rows inside each window. A reader
+//! needs one window in memory, and any step is reached from its number alone.
+//!
+//! The permutations are Fisher-Yates over ChaCha8, spelled out here so that no library's next version changes a resumed run.
+
+use std::ops::Range;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+
+use crate::error::DataError;
+use crate::manifest::Manifest;
+
+/// The largest `window_rows`: positions within a window are held in 32 bits, and a window may be almost twice as long.
+const MAX_WINDOW_ROWS: usize = 1 << 30;
+
+/// What fixes the order of a job's samples.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OrderConfig {
+    /// Contiguous parts of the dataset that are read side by side; at least the number of workers. At least 1.
+    pub num_lanes: usize,
+    /// Rows that each lane gives to a global batch. At least 1.
+    pub rows_per_lane: usize,
+    /// The job's seed.
+    pub seed: u64,
+    /// Whether rows are permuted; without it a lane is read from its first row to its last.
+    pub shuffle: bool,
+    /// Whether an epoch ends with its last full global batch.
+    pub drop_last: bool,
+    /// Rows shuffled together, 1 to 2^30. Fixed by the job, never by the number of workers or by memory.
+    pub window_rows: usize,
+}
+
+/// A run of rows of one row group that is decoded, and shuffled, as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Chunk {
+    /// The row group, counted over all shards in the manifest's order.
+    pub row_group: usize,
+    /// The first row's number in the manifest's order.
+    pub first_row: u64,
+    /// Rows, at least 1.
+    pub num_rows: u64,
+}
+
+#[derive(Debug)]
+struct Lane {
+    rows: Range<u64>,
+    chunks: Vec<Chunk>,
+}
+
+/// The order of all samples of a job.
+#[derive(Debug)]
+pub struct SampleOrder {
+    config: OrderConfig,
+    num_rows: u64,
+    lanes: Vec<Lane>,
+    steps_per_epoch: u64,
+}
+
+impl SampleOrder {
+    /// The order over a manifest's rows.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] for a setting out of its bounds.
+    pub fn new(manifest: &Manifest, config: OrderConfig) -> Result<Self, DataError> {
+        Self::over_row_groups(
+            manifest.row_groups().map(|(_, group)| group.num_rows),
+            config,
+        )
+    }
+
+    /// The order over row groups of these lengths, for whoever has no manifest.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] for a setting out of its bounds.
+    pub fn over_row_groups(
+        row_groups: impl IntoIterator<Item = u64>,
+        config: OrderConfig,
+    ) -> Result<Self, DataError> {
+        let at_least_one = |name: &'static str, value: usize| match value {
+            0 => Err(DataError::InvalidOption {
+                name,
+                value: "0".into(),
+                allowed: "at least 1".into(),
+            }),
+            _ => Ok(()),
+        };
+        at_least_one("num_lanes", config.num_lanes)?;
+        at_least_one("rows_per_lane", config.rows_per_lane)?;
+        at_least_one("window_rows", config.window_rows)?;
+        if config.window_rows > MAX_WINDOW_ROWS {
+            return Err(DataError::InvalidOption {
+                name: "window_rows",
+                value: config.window_rows.to_string(),
+                allowed: format!("at most {MAX_WINDOW_ROWS}"),
+            });
+        }
+        let mut groups = Vec::new();
+        let mut num_rows = 0;
+        for (row_group, length) in row_groups.into_iter().enumerate() {
+            groups.push((row_group, num_rows..num_rows + length));
+            num_rows += length;
+        }
+        let lanes: Vec<Lane> = (0..config.num_lanes)
+            .map(|lane| {
+                let rows = share(num_rows, config.num_lanes, lane);
+                let chunks = cut(&groups, &rows, config.window_rows as u64);
+                Lane { rows, chunks }
+            })
+            .collect();
+        let lengths = lanes.iter().map(|lane| lane.rows.end - lane.rows.start);
+        let per_lane = config.rows_per_lane as u64;
+        let steps_per_epoch = if config.drop_last {
+            lengths.min().unwrap_or(0) / per_lane
+        } else {
+            lengths.max().unwrap_or(0).div_ceil(per_lane)
+        };
+        Ok(SampleOrder {
+            config,
+            num_rows,
+            lanes,
+            steps_per_epoch,
+        })
+    }
+
+    /// What fixed this order.
+    pub fn config(&self) -> &OrderConfig {
+        &self.config
+    }
+
+    /// Rows of the whole dataset.
+    pub fn num_rows(&self) -> u64 {
+        self.num_rows
+    }
+
+    /// Global batches in an epoch, the short last one included unless `drop_last`.
+    pub fn steps_per_epoch(&self) -> u64 {
+        self.steps_per_epoch
+    }
+
+    /// Rows of all lanes at a step; 0 from `steps_per_epoch` on.
+    pub fn global_rows(&self, step: u64) -> usize {
+        (0..self.config.num_lanes)
+            .map(|lane| self.lane_rows(lane, step))
+            .sum()
+    }
+
+    /// Rows of one lane at a step.
+    pub fn lane_rows(&self, lane: usize, step: u64) -> usize {
+        let positions = self.positions(lane, step);
+        (positions.end - positions.start) as usize
+    }
+
+    /// The lane's rows, as numbers in the manifest's order.
+    pub fn lane_range(&self, lane: usize) -> Range<u64> {
+        self.lanes[lane].rows.clone()
+    }
+
+    /// Which positions of a lane's epoch a step takes.
+    pub fn positions(&self, lane: usize, step: u64) -> Range<u64> {
+        let rows = &self.lanes[lane].rows;
+        let length = if step < self.steps_per_epoch {
+            rows.end - rows.start
+        } else {
+            0
+        };
+        let per_lane = self.config.rows_per_lane as u64;
+        let first = step.saturating_mul(per_lane).min(length);
+        first..first.saturating_add(per_lane).min(length)
+    }
+
+    /// The rows of one lane at one step, as numbers in the manifest's order.
+    ///
+    /// Costs a shuffle of the windows it touches: for reading step after step, take [`lane_order`](Self::lane_order) once an epoch.
+    pub fn row_ids(&self, epoch: u64, lane: usize, step: u64) -> Vec<u64> {
+        let positions = self.positions(lane, step);
+        let order = self.lane_order(epoch, lane);
+        let mut ids = Vec::with_capacity((positions.end - positions.start) as usize);
+        let mut position = positions.start;
+        while position < positions.end {
+            let window = order.window_of(position);
+            let span = order.windows()[window].clone();
+            let end = positions.end.min(span.first_position + span.num_rows);
+            let permutation = order.permutation(window);
+            let chunks = order.window_chunks(window);
+            for &local in &permutation
+                [(position - span.first_position) as usize..(end - span.first_position) as usize]
+            {
+                ids.push(row_id(&chunks, u64::from(local)));
+            }
+            position = end;
+        }
+        ids
+    }
+
+    /// The order of one lane in one epoch.
+    pub fn lane_order(&self, epoch: u64, lane: usize) -> LaneOrder<'_> {
+        let chunks = &self.lanes[lane].chunks;
+        let key = Key {
+            seed: self.config.seed,
+            epoch,
+            lane: lane as u64,
+        };
+        let mut permuted: Vec<u32> = (0..chunks.len() as u32).collect();
+        if self.config.shuffle {
+            // Windows count from 0, so no window shares the chunks' stream.
+            shuffle(&mut permuted, key.stream(u64::MAX));
+        }
+        let mut windows: Vec<WindowSpan> = Vec::new();
+        let mut position = 0;
+        for (index, &chunk) in permuted.iter().enumerate() {
+            let rows = chunks[chunk as usize].num_rows;
+            match windows.last_mut() {
+                Some(window) if window.num_rows < self.config.window_rows as u64 => {
+                    window.num_rows += rows;
+                    window.chunks.end = index + 1;
+                }
+                _ => windows.push(WindowSpan {
+                    first_position: position,
+                    num_rows: rows,
+                    chunks: index..index + 1,
+                }),
+            }
+            position += rows;
+        }
+        LaneOrder {
+            chunks,
+            permuted,
+            windows,
+            key: self.config.shuffle.then_some(key),
+        }
+    }
+}
+
+/// One window of a lane's epoch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WindowSpan {
+    /// The lane's position at which it begins.
+    pub first_position: u64,
+    /// Rows: at least `window_rows` except in the last, less than twice that.
+    pub num_rows: u64,
+    /// Its chunks, as places in the epoch's permuted list of chunks.
+    pub chunks: Range<usize>,
+}
+
+/// One lane's order in one epoch: its chunks permuted and gathered into windows.
+#[derive(Debug)]
+pub struct LaneOrder<'a> {
+    chunks: &'a [Chunk],
+    permuted: Vec<u32>,
+    windows: Vec<WindowSpan>,
+    key: Option<Key>,
+}
+
+impl LaneOrder<'_> {
+    /// The windows in the order they are read.
+    pub fn windows(&self) -> &[WindowSpan] {
+        &self.windows
+    }
+
+    /// The window that holds a position of the lane.
+    ///
+    /// # Panics
+    /// If the lane has no such position.
+    pub fn window_of(&self, position: u64) -> usize {
+        let window = self
+            .windows
+            .partition_point(|window| window.first_position + window.num_rows <= position);
+        assert!(
+            window < self.windows.len(),
+            "position {position} is past the lane's end"
+        );
+        window
+    }
+
+    /// A window's chunks, whose rows, one chunk after another, are what [`permutation`](Self::permutation) counts.
+    pub fn window_chunks(&self, window: usize) -> Vec<Chunk> {
+        let places = self.windows[window].chunks.clone();
+        self.permuted[places]
+            .iter()
+            .map(|&chunk| self.chunks[chunk as usize])
+            .collect()
+    }
+
+    /// For each position of a window, which row of its chunks stands there.
+    pub fn permutation(&self, window: usize) -> Vec<u32> {
+        let mut rows: Vec<u32> = (0..self.windows[window].num_rows as u32).collect();
+        if let Some(key) = self.key {
+            shuffle(&mut rows, key.stream(window as u64));
+        }
+        rows
+    }
+}
+
+/// The row id of the `local`-th row of chunks that follow each other.
+fn row_id(chunks: &[Chunk], mut local: u64) -> u64 {
+    for chunk in chunks {
+        if local < chunk.num_rows {
+            return chunk.first_row + local;
+        }
+        local -= chunk.num_rows;
+    }
+    unreachable!("a permutation holds rows of its window only")
+}
+
+/// Part `index` of `count` nearly equal parts of `0..length`.
+fn share(length: u64, count: usize, index: usize) -> Range<u64> {
+    let edge = |i: usize| (u128::from(length) * i as u128 / count as u128) as u64;
+    edge(index)..edge(index + 1)
+}
+
+/// The pieces of row groups that lie in a lane, each cut evenly into chunks of at most `window_rows`.
+fn cut(groups: &[(usize, Range<u64>)], lane: &Range<u64>, window_rows: u64) -> Vec<Chunk> {
+    let first = groups.partition_point(|(_, rows)| rows.end <= lane.start);
+    let mut chunks = Vec::new();
+    for (row_group, rows) in &groups[first..] {
+        if rows.start >= lane.end {
+            break;
+        }
+        let (start, end) = (rows.start.max(lane.start), rows.end.min(lane.end));
+        if start >= end {
+            continue;
+        }
+        let pieces = (end - start).div_ceil(window_rows) as usize;
+        for piece in 0..pieces {
+            let part = share(end - start, pieces, piece);
+            chunks.push(Chunk {
+                row_group: *row_group,
+                first_row: start + part.start,
+                num_rows: part.end - part.start,
+            });
+        }
+    }
+    chunks
+}
+
+/// Which stream of random numbers a permutation draws from.
+#[derive(Debug, Clone, Copy)]
+struct Key {
+    seed: u64,
+    epoch: u64,
+    lane: u64,
+}
+
+impl Key {
+    fn stream(self, window: u64) -> ChaCha8Rng {
+        let mut seed = [0u8; 32];
+        for (bytes, word) in seed
+            .chunks_exact_mut(8)
+            .zip([self.seed, self.epoch, self.lane, window])
+        {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        ChaCha8Rng::from_seed(seed)
+    }
+}
+
+/// Fisher-Yates, from the last place down. A place below `n` is drawn as the high half of `u32 * n`, the few draws that would
+/// favour some places being drawn again (Lemire, "Fast random integer generation in an interval", 2019).
+fn shuffle(items: &mut [u32], mut random: ChaCha8Rng) {
+    for last in (1..items.len()).rev() {
+        let bound = last as u32 + 1;
+        let mut product = u64::from(random.next_u32()) * u64::from(bound);
+        if (product as u32) < bound {
+            let threshold = bound.wrapping_neg() % bound;
+            while (product as u32) < threshold {
+                product = u64::from(random.next_u32()) * u64::from(bound);
+            }
+        }
+        items.swap(last, (product >> 32) as usize);
+    }
+}
