@@ -1,0 +1,142 @@
+"""Params whose values are checked when they are set, and params that are Python objects rather than JSON."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from typing import Any, Self
+
+from pyspark.ml.param import Param, Params
+
+from flambeau.errors import ParamError
+
+OBJECT_PARAMS = ("model", "loss", "optimizer", "metrics")
+
+
+class CheckedParams(Params):
+    """Params that refuse a wrong value with the param's name, the value and what is allowed; None unsets."""
+
+    def _set(self, **kwargs: Any) -> Self:
+        for name, value in kwargs.items():
+            if not self.hasParam(name):
+                raise ParamError(f"{type(self).__name__} has no param {name!r}{suggestion(name, self)}")
+            param = self.getParam(name)
+            if value is None:
+                self._paramMap.pop(param, None)
+                continue
+            try:
+                self._paramMap[param] = param.typeConverter(value)
+            except (TypeError, ValueError) as error:
+                raise ParamError(f"{name} {error}") from None
+        return self
+
+    def set(self, param: Param[Any], value: Any) -> None:
+        """Sets a param; None unsets it. Raises ParamError for a value that is not allowed."""
+        self._shouldOwn(param)
+        self._set(**{param.name: value})
+
+    def explainParam(self, param: str | Param[Any]) -> str:
+        """A param's name, doc, default and value, objects in a line."""
+        param = self._resolveParam(param)
+        if param.name in OBJECT_PARAMS and self.isSet(param):
+            return f"{param.name}: {param.doc} (current: {describe(self.getOrDefault(param))})"
+        return super().explainParam(param)
+
+    def _value(self, name: str) -> Any:
+        """A param's value or default, None where it has neither."""
+        param = self.getParam(name)
+        return self.getOrDefault(param) if self.isDefined(param) else None
+
+
+def suggestion(name: str, params: Params) -> str:
+    """A hint at the param that was meant, empty where none is close."""
+    close = difflib.get_close_matches(name, [param.name for param in params.params], n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def describe(value: Any) -> str:
+    """An object in one line: a module with its size, a function with the place it is written at."""
+    if isinstance(value, (str, int, float)):
+        return repr(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {describe(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(describe(item) for item in value) + "]"
+    if callable(getattr(value, "parameters", None)):
+        return f"{type(value).__name__} with {sum(p.numel() for p in value.parameters()):,} parameters"
+    if callable(getattr(value, "zero_grad", None)):
+        return f"{type(value).__name__} with lr {value.param_groups[0].get('lr')}"
+    if inspect.isfunction(value):
+        code = value.__code__
+        return f"{value.__qualname__} at {code.co_filename}:{code.co_firstlineno}"
+    return getattr(value, "__qualname__", None) or type(value).__name__
+
+
+class HasObjects(CheckedParams):
+    """What is trained and how it is judged: Python objects, saved beside the params that are JSON."""
+
+    model: Param[Any] = Param(
+        Params._dummy(),
+        "model",
+        "The torch.nn.Module to train. It is copied for each fit and never changed.",
+    )
+
+    loss: Param[Any] = Param(
+        Params._dummy(),
+        "loss",
+        "The loss: a name such as mse, a torch.nn loss module, or a callable of the outputs and the labels "
+        "that returns the mean over the rows or one value for each row.",
+    )
+
+    optimizer: Param[Any] = Param(
+        Params._dummy(),
+        "optimizer",
+        "The optimizer: a name such as adam, a callable that makes a torch.optim.Optimizer of the parameters, or "
+        "an optimizer made on the parameters of model.",
+    )
+
+    metrics: Param[Any] = Param(
+        Params._dummy(),
+        "metrics",
+        "Metrics of each epoch beside the loss: a list of names and callables, or a dict of them by name.",
+    )
+
+    def setModel(self, value: Any) -> Self:
+        """Sets `model`."""
+        return self._set(model=value)
+
+    def getModel(self) -> Any:
+        """The module as it was given, untrained."""
+        return self._value("model")
+
+    def setLoss(self, value: Any) -> Self:
+        """Sets `loss`."""
+        return self._set(loss=value)
+
+    def getLoss(self) -> Any:
+        """The loss as it was given, None when it is not set."""
+        return self._value("loss")
+
+    def setOptimizer(self, value: Any) -> Self:
+        """Sets `optimizer`."""
+        return self._set(optimizer=value)
+
+    def getOptimizer(self) -> Any:
+        """The optimizer as it was given, None when it is not set."""
+        return self._value("optimizer")
+
+    def setMetrics(self, value: Any) -> Self:
+        """Sets `metrics`."""
+        return self._set(metrics=value)
+
+    def getMetrics(self) -> Any:
+        """The metrics as they were given, None when there are none."""
+        return self._value("metrics")
+
+    def _objects(self) -> dict[str, Any]:
+        """The objects that are set, by the names of their params."""
+        return {name: self._value(name) for name in OBJECT_PARAMS if self.isSet(self.getParam(name))}
+
+    def _set_objects(self, objects: dict[str, Any]) -> None:
+        """Takes the objects that `_objects` gave."""
+        self._set(**objects)
