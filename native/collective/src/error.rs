@@ -1,0 +1,152 @@
+//! What can go wrong in a collective, with the rank and the host where they are known.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The result of everything in this crate.
+pub type Result<T> = std::result::Result<T, CollectiveError>;
+
+/// One member of a group, as error messages name it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// The member's rank, `0..world_size`.
+    pub rank: usize,
+    /// The name of the host it runs on.
+    pub host: String,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} on {}", self.rank, self.host)
+    }
+}
+
+/// How a peer was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LossCause {
+    /// Its connection ended without a goodbye: the process died, or its host did.
+    Closed,
+    /// Its connection stands, but nothing was heard of it: the process is stopped, or its network is gone.
+    Silent,
+    /// It left the group in good order, without taking part in an operation that others are in.
+    Left,
+}
+
+impl fmt::Display for LossCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            LossCause::Closed => "its connection ended: the process has died or was killed",
+            LossCause::Silent => "it is connected but silent: the process is stopped or its network is gone",
+            LossCause::Left => "it had finished and left the group without making this call",
+        })
+    }
+}
+
+/// Why a group, or the making of one, failed.
+///
+/// A group that has failed stays failed: the first cause is kept, sent to every other rank, and returned by every
+/// later call.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum CollectiveError {
+    /// Some ranks did not take part before the deadline.
+    #[error("{operation} #{sequence} waited {waited:.1?} for {}", list(missing))]
+    Timeout {
+        /// The operation that waited.
+        operation: String,
+        /// Its number in the group, from 1; 0 while the group was being made.
+        sequence: u64,
+        /// The ranks that had not come.
+        missing: Vec<Peer>,
+        /// How long the wait was.
+        waited: Duration,
+    },
+    /// A rank died, froze, or left too early.
+    #[error("lost rank {rank} on {host} during {operation}: {cause}")]
+    PeerLost {
+        /// The lost rank.
+        rank: usize,
+        /// Its host.
+        host: String,
+        /// What this group was doing.
+        operation: String,
+        /// How it was lost.
+        cause: LossCause,
+    },
+    /// The ranks did not make the same call.
+    #[error("ranks disagree about collective #{sequence}: {}", describe(calls))]
+    Mismatch {
+        /// The number of the call in the group, from 1.
+        sequence: u64,
+        /// Who called what; at least two that differ.
+        calls: Vec<(Peer, String)>,
+    },
+    /// A rank gave up, and freed the others.
+    #[error("rank {rank} on {host} aborted the group: {reason}")]
+    Aborted {
+        /// The rank that gave up.
+        rank: usize,
+        /// Its host.
+        host: String,
+        /// Why, in its own words.
+        reason: String,
+    },
+    /// `GroupOptions::interrupt` said so.
+    #[error("interrupted")]
+    Interrupted,
+    /// An argument that no rank could have meant; nothing was sent, and the group still works.
+    #[error("invalid argument: {message}")]
+    InvalidArgument {
+        /// What is wrong and what is allowed.
+        message: String,
+    },
+    /// The ranks could not find or trust each other.
+    #[error("rendezvous failed: {message}")]
+    Rendezvous {
+        /// What happened, and with whom.
+        message: String,
+        /// The failure below, where there is one.
+        #[source]
+        source: Option<Arc<io::Error>>,
+    },
+    /// The operating system refused something.
+    #[error("{context}: {source}")]
+    Io {
+        /// What was tried.
+        context: String,
+        /// Why it failed.
+        #[source]
+        source: Arc<io::Error>,
+    },
+}
+
+impl CollectiveError {
+    pub(crate) fn io(context: impl Into<String>, source: io::Error) -> Self {
+        CollectiveError::Io { context: context.into(), source: Arc::new(source) }
+    }
+
+    pub(crate) fn rendezvous(message: impl Into<String>) -> Self {
+        CollectiveError::Rendezvous { message: message.into(), source: None }
+    }
+
+    pub(crate) fn rendezvous_io(message: impl Into<String>, source: io::Error) -> Self {
+        CollectiveError::Rendezvous { message: message.into(), source: Some(Arc::new(source)) }
+    }
+
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        CollectiveError::InvalidArgument { message: message.into() }
+    }
+}
+
+fn list(peers: &[Peer]) -> String {
+    if peers.is_empty() {
+        return "its peers".into();
+    }
+    peers.iter().map(Peer::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn describe(calls: &[(Peer, String)]) -> String {
+    calls.iter().map(|(peer, call)| format!("{peer} called {call}")).collect::<Vec<_>>().join("; ")
+}
