@@ -1,0 +1,167 @@
+"""Run every lint and every test, and add up what passed.
+
+Each step runs whatever the earlier ones did, so that one run shows all that is wrong. The closing line counts
+Rust's and Python's tests together. A lint that fails, or a step that ends badly without naming a failed test,
+counts as one failure.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import threading
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+REPORTS = ROOT / "build" / "test"
+BIN = Path(sys.executable).parent
+LINTED = ["python", "tests", "examples", "benchmarks", "notebooks", ".ci"]
+# The longest that the tests of one language may take, in seconds.
+STEP_TIMEOUT = 3000
+
+
+@dataclass
+class Tally:
+    """What the tests of one step came to."""
+
+    passed: int = 0
+    failed: int = 0
+    skips: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+def lints() -> list[tuple[str, list[str], Path]]:
+    """Name, command and directory of each lint."""
+    linted = [f"../{name}" for name in LINTED if (ROOT / name).is_dir()]
+    python = ROOT / "python"
+    clippy = "cargo clippy --release --locked --workspace --all-targets -- -D warnings"
+    return [
+        ("cargo fmt", ["cargo", "fmt", "--check"], ROOT),
+        ("cargo clippy", clippy.split(), ROOT),
+        ("ruff check", [str(BIN / "ruff"), "check", *linted], python),
+        ("ruff format", [str(BIN / "ruff"), "format", "--check", *linted], python),
+        ("mypy", [str(BIN / "mypy")], python),
+        ("uv.lock", [str(BIN / "uv"), "lock", "--check", "--quiet"], python),
+    ]
+
+
+def run(name: str, command: list[str], cwd: Path) -> tuple[int, str]:
+    """Run a command, showing its output as it comes; its exit status and the output as text."""
+    print(f"\n== {name}", flush=True)
+    process = subprocess.Popen(
+        command,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    lines: list[str] = []
+
+    def show() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            sys.stdout.write(line)
+            sys.stdout.flush()
+            lines.append(line)
+
+    # A JVM that a test left behind may hold the pipe open for longer than the command itself lives.
+    reader = threading.Thread(target=show, daemon=True)
+    reader.start()
+    status = process.wait()
+    reader.join(timeout=10)
+    return status, "".join(lines)
+
+
+def rust_tally(output: str) -> Tally:
+    """Count from cargo's `test result:` lines.
+
+    libtest knows no skip at run time: a test that lacks what it needs prints `SKIPPED: reason` and returns, and is
+    counted here as skipped.
+    """
+    tally = Tally()
+    for passed, failed, ignored in re.findall(
+        r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored", output, re.MULTILINE
+    ):
+        tally.passed += int(passed)
+        tally.failed += int(failed)
+        tally.skips += ["an ignored Rust test"] * int(ignored)
+    # With --show-output each test that printed has one section of its own.
+    for name, section in re.findall(
+        r"^---- (\S+) stdout ----\n(.*?)(?=^----|^successes:|^failures:|\Z)", output, re.MULTILINE | re.DOTALL
+    ):
+        reason = re.search(r"^SKIPPED: (.*)$", section, re.MULTILINE)
+        if reason:
+            tally.passed -= 1
+            tally.skips.append(f"{name}: {reason[1].strip()}")
+    tally.failures = re.findall(r"^test (\S+) \.\.\. FAILED$", output, re.MULTILINE)
+    return tally
+
+
+def pytest_tally(report: Path) -> Tally:
+    """Count from pytest's JUnit report; nothing where it was never written."""
+    tally = Tally()
+    if not report.exists():
+        return tally
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = f"{case.get('classname')}::{case.get('name')}"
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            tally.failed += 1
+            tally.failures.append(name)
+        elif skipped is not None:
+            tally.skips.append(f"{name}: {skipped.get('message', '')}")
+        else:
+            tally.passed += 1
+    return tally
+
+
+def settle(tally: Tally, name: str, status: int) -> Tally:
+    """A step that failed without a failed test (it did not compile, it crashed) is one failure by itself."""
+    if status != 0 and tally.failed == 0:
+        tally.failed += 1
+        tally.failures.append(f"{name} ended with status {status}")
+    return tally
+
+
+def main() -> int:
+    """Run the steps and print the total; 0 only if nothing failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lint", action="store_true", help="only the lints")
+    options = parser.parse_args()
+    REPORTS.mkdir(parents=True, exist_ok=True)
+
+    tallies = []
+    for name, command, cwd in lints():
+        status, _ = run(name, command, cwd)
+        tallies.append(settle(Tally(), name, status))
+    if not options.lint:
+        timed = ["timeout", "--kill-after=30", str(STEP_TIMEOUT)]
+        cargo = "cargo test --release --locked --workspace --no-fail-fast -- --show-output"
+        status, output = run("cargo test", [*timed, *cargo.split()], ROOT)
+        tallies.append(settle(rust_tally(output), "cargo test", status))
+
+        report = REPORTS / "python.xml"
+        report.unlink(missing_ok=True)
+        pytest = [str(BIN / "python"), "-m", "pytest", "-ra", f"--junitxml={report}"]
+        status, _ = run("pytest", [*timed, *pytest], ROOT / "python")
+        tallies.append(settle(pytest_tally(report), "pytest", status))
+
+    passed, failed = sum(tally.passed for tally in tallies), sum(tally.failed for tally in tallies)
+    skips = [skip for tally in tallies for skip in tally.skips]
+    print()
+    for skip in skips:
+        print(f"SKIPPED {skip}")
+    for tally in tallies:
+        for failure in tally.failures:
+            print(f"FAILED {failure}")
+    closing = f"{passed} passed, {failed} failed"
+    print(closing + (f", {len(skips)} skipped" if skips else ""), flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
