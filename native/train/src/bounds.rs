@@ -100,8 +100,17 @@ fn within(value: &Value, schema: &Value) -> bool {
 
 /// The values of an enumeration, which schemars writes as `enum`, or as `oneOf` constants where they have docs.
 fn choices(schema: &Value) -> Vec<&str> {
-    let list = |key: &str| schema.get(key).and_then(Value::as_array).into_iter().flatten();
-    list("enum").filter_map(Value::as_str).chain(list("oneOf").filter_map(|one| one.get("const")?.as_str())).collect()
+    let list = |key: &str| {
+        schema
+            .get(key)
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+    };
+    list("enum")
+        .filter_map(Value::as_str)
+        .chain(list("oneOf").filter_map(|one| one.get("const")?.as_str()))
+        .collect()
 }
 
 /// What a schema allows, in words.
@@ -130,8 +139,10 @@ fn allowed(schema: &Value) -> String {
         ("maximum", "at most"),
         ("exclusiveMaximum", "less than"),
     ];
-    let limits: Vec<String> =
-        limits.iter().filter_map(|(key, word)| Some(format!("{word} {}", schema.get(key)?))).collect();
+    let limits: Vec<String> = limits
+        .iter()
+        .filter_map(|(key, word)| Some(format!("{word} {}", schema.get(key)?)))
+        .collect();
     if !limits.is_empty() {
         text = format!("{text}, {}", limits.join(" and "));
     }
@@ -139,5 +150,9 @@ fn allowed(schema: &Value) -> String {
 }
 
 fn invalid(param: &str, value: &Value, allowed: String) -> JobError {
-    JobError::Invalid { param: param.into(), value: value.to_string(), allowed }
+    JobError::Invalid {
+        param: param.into(),
+        value: value.to_string(),
+        allowed,
+    }
 }

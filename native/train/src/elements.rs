@@ -16,13 +16,21 @@ pub(crate) unsafe fn scale(ptr: *mut c_void, numel: usize, dtype: DType, factor:
     // SAFETY: passed on from the caller.
     unsafe {
         match dtype {
-            DType::Float32 => elements_mut::<f32>(ptr, numel).iter_mut().for_each(|x| *x *= single),
-            DType::Float64 => elements_mut::<f64>(ptr, numel).iter_mut().for_each(|x| *x *= factor),
+            DType::Float32 => elements_mut::<f32>(ptr, numel)
+                .iter_mut()
+                .for_each(|x| *x *= single),
+            DType::Float64 => elements_mut::<f64>(ptr, numel)
+                .iter_mut()
+                .for_each(|x| *x *= factor),
             DType::Float16 => {
-                elements_mut::<f16>(ptr, numel).iter_mut().for_each(|x| *x = f16::from_f32(x.to_f32() * single));
+                elements_mut::<f16>(ptr, numel)
+                    .iter_mut()
+                    .for_each(|x| *x = f16::from_f32(x.to_f32() * single));
             }
             DType::BFloat16 => {
-                elements_mut::<bf16>(ptr, numel).iter_mut().for_each(|x| *x = bf16::from_f32(x.to_f32() * single));
+                elements_mut::<bf16>(ptr, numel)
+                    .iter_mut()
+                    .for_each(|x| *x = bf16::from_f32(x.to_f32() * single));
             }
             DType::Int64 | DType::UInt8 => unreachable!("a reducer takes floating types only"),
         }

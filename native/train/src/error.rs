@@ -14,6 +14,9 @@ pub enum JobError {
     /// The text is not JSON, or a field outside the params is missing, unknown or of another type.
     #[error("the training job cannot be read: {0}")]
     Malformed(#[source] serde_json::Error),
+    /// The tensors make no sense.
+    #[error("data.spec: {0}")]
+    Spec(#[source] DataError),
     /// A param that does not exist.
     #[error("there is no param {param} (given as {value}); the params are {allowed}")]
     Unknown {
@@ -72,7 +75,9 @@ pub enum Cause {
     #[error("{0}")]
     Model(#[source] ModelError),
     /// The loss of the step, over all ranks, is NaN or infinite. All ranks report the same step.
-    #[error("the loss is {loss} at this step; a smaller stepSize, gradientClipNorm or scaled features may help")]
+    #[error(
+        "the loss is {loss} at this step; a smaller stepSize, gradientClipNorm or scaled features may help"
+    )]
     Diverged {
         /// The loss.
         loss: f64,
@@ -91,6 +96,9 @@ pub enum Cause {
     /// The parameters or tensors of this rank's model are not those of rank 0's.
     #[error("the model of this rank differs from that of rank 0: {0}")]
     ModelMismatch(String),
+    /// Rank 0 runs another version of Flambeau.
+    #[error("rank 0 runs another version of Flambeau: {0}")]
+    Version(String),
     /// A checkpoint that cannot be gone on from.
     #[error("checkpoint {uri} cannot be used: {reason}")]
     Checkpoint {
@@ -99,6 +107,9 @@ pub enum Cause {
         /// Why.
         reason: String,
     },
+    /// The reader did not give the batch that the order says comes next.
+    #[error("the reader gave another batch than number {0} of the epoch")]
+    BatchLost(u64),
     /// A file of this machine, such as the weights before they are stored.
     #[error("{what}: {source}")]
     Io {
@@ -113,15 +124,28 @@ impl Cause {
     /// The sort of error.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Cause::Job(_) | Cause::Checkpoint { .. } => ErrorKind::Job,
-            Cause::Data(_) | Cause::Io { .. } => ErrorKind::Data,
-            Cause::Collective(source) if matches!(**source, CollectiveError::Interrupted { .. }) => ErrorKind::Cancelled,
+            Cause::Job(_) | Cause::Version(_) | Cause::Checkpoint { .. } => ErrorKind::Job,
+            Cause::Data(DataError::Interrupted) => ErrorKind::Cancelled,
+            Cause::Data(_) | Cause::BatchLost(_) | Cause::Io { .. } => ErrorKind::Data,
+            Cause::Collective(source) if matches!(**source, CollectiveError::Interrupted) => {
+                ErrorKind::Cancelled
+            }
             Cause::Collective(_) => ErrorKind::Collective,
             Cause::Model(_) | Cause::ModelMismatch(_) => ErrorKind::Model,
             Cause::Diverged { .. } => ErrorKind::Diverged,
             Cause::Cancelled => ErrorKind::Cancelled,
             Cause::Replicas { .. } => ErrorKind::Replicas,
         }
+    }
+}
+
+impl Cause {
+    /// Whether every rank finds this by itself, at the same place, from reduced values.
+    pub(crate) fn is_common(&self) -> bool {
+        matches!(
+            self,
+            Cause::Diverged { .. } | Cause::Cancelled | Cause::Replicas { .. }
+        )
     }
 }
 

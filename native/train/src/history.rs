@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A named value, such as a finished metric.
-pub type NamedValue = (String, f64);
+/// A metric's name and value; `None` where the value is not a finite number, which JSON cannot hold.
+pub type NamedValue = (String, Option<f64>);
 
 /// The records of all epochs, those before a resume included.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -33,7 +33,8 @@ pub struct EpochRecord {
     pub loss: Option<f64>,
     /// Training metrics, gathered like the loss.
     pub metrics: Vec<NamedValue>,
-    /// The mean loss over the validation rows at the end of the epoch; `None` without validation rows.
+    /// The mean loss over the validation rows at the end of the epoch; `None` without validation rows, and where it
+    /// is not finite.
     pub validation_loss: Option<f64>,
     /// Metrics over the validation rows; empty without validation rows.
     pub validation_metrics: Vec<NamedValue>,

@@ -43,8 +43,7 @@ pub struct JobData {
     /// URIs of the Parquet shards with the validation rows; empty where there is no validation.
     #[serde(default)]
     pub validation: Vec<String>,
-    /// The tensors that columns are packed into: `inputs`, `labels` and `weight`.
-    #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
+    /// The tensors that columns are packed into.
     pub spec: DatasetSpec,
 }
 
@@ -67,7 +66,11 @@ pub struct Attempt {
 impl Attempt {
     /// The directory of what this attempt writes: `<workDir>/attempts/<id>`.
     pub fn directory(&self) -> String {
-        format!("{}/attempts/{}", self.work_dir.trim_end_matches('/'), self.id)
+        format!(
+            "{}/attempts/{}",
+            self.work_dir.trim_end_matches('/'),
+            self.id
+        )
     }
 
     /// The directory of the weights: `<workDir>/models/<id>`.
@@ -110,7 +113,11 @@ impl TrainingJob {
     fn validate(&self) -> Result<(), JobError> {
         let params = &self.params;
         let refuse = |param: &str, value: String, allowed: String| {
-            Err(JobError::Invalid { param: param.into(), value, allowed })
+            Err(JobError::Invalid {
+                param: param.into(),
+                value,
+                allowed,
+            })
         };
         if self.format != FORMAT {
             return refuse("format", self.format.to_string(), format!("{FORMAT}"));
@@ -118,13 +125,15 @@ impl TrainingJob {
         if self.data.train.is_empty() {
             return refuse("data.train", "[]".into(), "at least one shard".into());
         }
-        if self.data.spec.inputs.is_empty() {
-            return refuse("data.spec.inputs", "[]".into(), "at least one tensor".into());
-        }
+        self.data.spec.validate().map_err(JobError::Spec)?;
         let id = &self.attempt.id;
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         if id.is_empty() || id.len() > 128 || !id.chars().all(plain) {
-            return refuse("attempt.id", format!("{id:?}"), "1 to 128 letters, digits, '-' and '_'".into());
+            return refuse(
+                "attempt.id",
+                format!("{id:?}"),
+                "1 to 128 letters, digits, '-' and '_'".into(),
+            );
         }
         if self.attempt.work_dir.is_empty() {
             return refuse("attempt.workDir", "\"\"".into(), "a path or a URI".into());
@@ -134,14 +143,21 @@ impl TrainingJob {
         }
         let (lanes, workers) = (params.lanes(), params.num_workers);
         if lanes < workers {
-            return refuse("dataLanes", lanes.to_string(), format!("at least numWorkers ({workers})"));
+            return refuse(
+                "dataLanes",
+                lanes.to_string(),
+                format!("at least numWorkers ({workers})"),
+            );
         }
         let batch = params.global_batch();
         if !batch.is_multiple_of(lanes) {
             return refuse(
                 "dataLanes",
                 lanes.to_string(),
-                format!("a divisor of the global batch, batchSize x numWorkers = {} x {workers} = {batch}", params.batch_size),
+                format!(
+                    "a divisor of the global batch, batchSize x numWorkers = {} x {workers} = {batch}",
+                    params.batch_size
+                ),
             );
         }
         let num_inputs = params.input_cols.as_ref().map_or(1, Vec::len);

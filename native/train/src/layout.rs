@@ -18,7 +18,10 @@ pub struct BucketSizes {
 
 impl Default for BucketSizes {
     fn default() -> Self {
-        BucketSizes { first: 1 << 20, others: 25 << 20 }
+        BucketSizes {
+            first: 1 << 20,
+            others: 25 << 20,
+        }
     }
 }
 
@@ -67,24 +70,50 @@ impl BucketLayout {
     ///
     /// `order` holds every index of `parameters` once.
     pub fn new(parameters: &[ParameterInfo], order: &[usize], sizes: BucketSizes) -> BucketLayout {
-        let mut views = vec![View { bucket: 0, byte_offset: 0, numel: 0 }; parameters.len()];
+        let mut views = vec![
+            View {
+                bucket: 0,
+                byte_offset: 0,
+                numel: 0
+            };
+            parameters.len()
+        ];
         let mut open: Vec<BucketInfo> = vec![];
         let mut closed: Vec<BucketInfo> = vec![];
         for &index in order {
             let info = &parameters[index];
-            let position = open.iter().position(|b| b.dtype == info.dtype && b.device == info.device);
+            let position = open
+                .iter()
+                .position(|b| b.dtype == info.dtype && b.device == info.device);
             let mut bucket = match position {
                 Some(position) => open.remove(position),
-                None => BucketInfo { dtype: info.dtype, device: info.device, numel: 0, parameters: vec![] },
+                None => BucketInfo {
+                    dtype: info.dtype,
+                    device: info.device,
+                    numel: 0,
+                    parameters: vec![],
+                },
             };
             let align = ALIGNMENT / info.dtype.size();
             let start = bucket.numel.next_multiple_of(align);
-            views[index] = View { bucket: 0, byte_offset: start * info.dtype.size(), numel: info.numel };
+            views[index] = View {
+                bucket: 0,
+                byte_offset: start * info.dtype.size(),
+                numel: info.numel,
+            };
             bucket.numel = start + info.numel;
             bucket.parameters.push(index);
-            let limit = if closed.is_empty() { sizes.first } else { sizes.others };
+            let limit = if closed.is_empty() {
+                sizes.first
+            } else {
+                sizes.others
+            };
             // Pushed last, so that buckets that stay open are ordered by when their last parameter is ready.
-            if bucket.num_bytes() >= limit { closed.push(bucket) } else { open.push(bucket) }
+            if bucket.num_bytes() >= limit {
+                closed.push(bucket)
+            } else {
+                open.push(bucket)
+            }
         }
         let mut buckets = closed;
         buckets.append(&mut open);

@@ -12,6 +12,7 @@ mod error;
 mod evaluate;
 mod events;
 mod history;
+mod hooks;
 mod job;
 mod layout;
 mod model;
@@ -21,18 +22,23 @@ mod replicas;
 mod result;
 mod schedule;
 mod step;
+mod sums;
 mod usage;
 mod weights;
 mod worker;
 
 pub use error::{Cause, ErrorKind, JobError, TrainError};
-pub use events::{Event, Progress};
+pub use events::{Event, Progress, Start};
 pub use history::{EpochRecord, History, NamedValue};
+pub use hooks::{Hooks, Interrupt};
 pub use job::{Attempt, FORMAT, JobData, TrainingJob};
 pub use layout::{BucketInfo, BucketLayout, BucketSizes, View};
-pub use model::{EpochReport, LossSums, MicroBatch, Model, ModelError, ParameterInfo, StepContext, StepReport, TensorRef};
+pub use model::{
+    EpochReport, LossSums, MicroBatch, Model, ModelError, ParameterInfo, StepContext, StepReport,
+    TensorRef,
+};
 pub use params::{InputType, TrainingParams};
 pub use reducer::{GradientReducer, ReduceError};
 pub use result::{StoredFile, TrainingResult, WeightsInfo};
 pub use schedule::Schedule;
-pub use worker::{Hooks, Worker};
+pub use worker::Worker;

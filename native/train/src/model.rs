@@ -7,7 +7,7 @@ use std::sync::Arc;
 use flambeau_collective::{DType, Device};
 use flambeau_data::Batch;
 
-use crate::history::{EpochRecord, NamedValue};
+use crate::history::EpochRecord;
 use crate::reducer::GradientReducer;
 
 /// An error of a model's own, such as a Python exception. The loop keeps it whole as the cause of its own error.
@@ -149,7 +149,7 @@ pub trait Model {
     fn evaluate_batch(&mut self, batch: Batch) -> Result<LossSums, ModelError>;
 
     /// The metrics' names and values from their sums over all batches and ranks.
-    fn finish_metrics(&mut self, sums: &[f64]) -> Result<Vec<NamedValue>, ModelError>;
+    fn finish_metrics(&mut self, sums: &[f64]) -> Result<Vec<(String, f64)>, ModelError>;
 
     /// Parameters, buffers and the optimizer's state. Called on rank 0, since all ranks have the same.
     fn save_state(&mut self) -> Result<Vec<u8>, ModelError>;

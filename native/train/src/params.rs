@@ -250,9 +250,9 @@ impl TrainingParams {
 
     /// Rows that each lane shuffles together, for rows of `bytes_per_row` bytes. A function of the job and the data
     /// alone, so that the order does not depend on the number of workers or their memory.
-    pub fn window_rows(&self, bytes_per_row: usize) -> usize {
-        const WINDOW_BYTES: usize = 64 << 20;
+    pub fn window_rows(&self, bytes_per_row: u64) -> usize {
+        const WINDOW_BYTES: u64 = 64 << 20;
         self.shuffle_window
-            .unwrap_or_else(|| (WINDOW_BYTES / bytes_per_row.max(1)).clamp(4096, 1 << 20))
+            .unwrap_or_else(|| (WINDOW_BYTES / bytes_per_row.max(1)).clamp(4096, 1 << 20) as usize)
     }
 }

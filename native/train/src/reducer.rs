@@ -4,7 +4,9 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use flambeau_collective::{CollectiveError, DType, Device, GroupBuffer, ProcessGroup, RawBuffer, ReduceOp};
+use flambeau_collective::{
+    CollectiveError, DType, Device, GroupBuffer, ProcessGroup, RawBuffer, ReduceOp,
+};
 
 use crate::elements;
 use crate::error::{Cause, JobError};
@@ -86,16 +88,31 @@ impl GradientReducer {
         sizes: BucketSizes,
     ) -> Result<GradientReducer, Cause> {
         if parameters.is_empty() {
-            return Err(refused("parameters", "[]", "at least one that requires a gradient"));
+            return Err(refused(
+                "parameters",
+                "[]",
+                "at least one that requires a gradient",
+            ));
         }
         for info in &parameters {
-            let floating = matches!(info.dtype, DType::Float32 | DType::Float64 | DType::Float16 | DType::BFloat16);
+            let floating = matches!(
+                info.dtype,
+                DType::Float32 | DType::Float64 | DType::Float16 | DType::BFloat16
+            );
             if !floating || info.numel == 0 {
                 let value = format!("{} elements of {:?}", info.numel, info.dtype);
-                return Err(refused(&info.name, &value, "float32, float64, float16 or bfloat16, and not empty"));
+                return Err(refused(
+                    &info.name,
+                    &value,
+                    "float32, float64, float16 or bfloat16, and not empty",
+                ));
             }
             if info.device != Device::Cpu {
-                return Err(refused(&info.name, &format!("on {:?}", info.device), "on the CPU"));
+                return Err(refused(
+                    &info.name,
+                    &format!("on {:?}", info.device),
+                    "on the CPU",
+                ));
             }
         }
         let reversed: Vec<usize>;
@@ -111,7 +128,12 @@ impl GradientReducer {
         for bucket in &layout.buckets {
             let buffer = group.allocate(bucket.num_bytes())?;
             // SAFETY: the buffer has that many bytes, and nobody else knows of it yet.
-            unsafe { buffer.as_ptr().cast::<u8>().write_bytes(0, bucket.num_bytes()) };
+            unsafe {
+                buffer
+                    .as_ptr()
+                    .cast::<u8>()
+                    .write_bytes(0, bucket.num_bytes())
+            };
             buffers.push(buffer);
         }
         // A rank may reach into another's buffer as soon as that one reduces.
@@ -162,7 +184,13 @@ impl GradientReducer {
     pub fn view_ptr(&self, index: usize) -> *mut c_void {
         let view = self.view(index);
         // SAFETY: the layout keeps every view inside its bucket.
-        unsafe { self.buffers[view.bucket].as_ptr().cast::<u8>().add(view.byte_offset).cast() }
+        unsafe {
+            self.buffers[view.bucket]
+                .as_ptr()
+                .cast::<u8>()
+                .add(view.byte_offset)
+                .cast()
+        }
     }
 
     /// Whether the view of parameter `index` holds a gradient of this step already, to be added to; otherwise it is
@@ -206,7 +234,10 @@ impl GradientReducer {
         if !self.reducing.load(Ordering::Acquire) || slot.ready.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        slot.position.store(self.observed.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+        slot.position.store(
+            self.observed.fetch_add(1, Ordering::Relaxed),
+            Ordering::Relaxed,
+        );
         if self.pending[self.view(index).bucket].fetch_sub(1, Ordering::AcqRel) == 1 {
             self.launch_full()?;
         }
@@ -237,8 +268,15 @@ impl GradientReducer {
         for bucket in self.launched.load(Ordering::Acquire)..last {
             self.keep(self.reduce(bucket))?;
         }
-        let mut guard = self.sums.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let Sums { usage, vector, used } = &mut *guard;
+        let mut guard = self
+            .sums
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let Sums {
+            usage,
+            vector,
+            used,
+        } = &mut *guard;
         vector.clear();
         vector.extend_from_slice(sums);
         usage.encode(|index| self.is_filled(index), vector);
@@ -251,7 +289,8 @@ impl GradientReducer {
         };
         // SAFETY: both buffers live and are touched by nobody else until the call returns.
         let reduced = unsafe {
-            self.group.grouped_all_reduce(&[(self.raw(last), ReduceOp::Average), (stats, ReduceOp::Sum)])
+            self.group
+                .grouped_all_reduce(&[(self.raw(last), ReduceOp::Average), (stats, ReduceOp::Sum)])
         };
         self.keep(reduced)?;
         sums.copy_from_slice(&vector[..sums.len()]);
@@ -262,11 +301,17 @@ impl GradientReducer {
     /// Gives `visit` whether any rank used each parameter, after [`finish`](Self::finish).
     pub fn with_used<R>(&self, visit: impl FnOnce(&[bool]) -> R) -> R {
         let used = {
-            let mut sums = self.sums.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let mut sums = self
+                .sums
+                .lock()
+                .unwrap_or_else(|poisoned| poisoned.into_inner());
             std::mem::take(&mut sums.used)
         };
         let result = visit(&used);
-        self.sums.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).used = used;
+        self.sums
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+            .used = used;
         result
     }
 
@@ -291,7 +336,8 @@ impl GradientReducer {
         let mut sum = 0.0;
         for (index, info) in self.parameters.iter().enumerate() {
             // SAFETY: as in `scale`, for one view.
-            sum += unsafe { elements::sum_of_squares(self.view_ptr(index), info.numel, info.dtype) };
+            sum +=
+                unsafe { elements::sum_of_squares(self.view_ptr(index), info.numel, info.dtype) };
         }
         let norm = sum.sqrt();
         self.scale((max_norm / (norm + 1e-6)).min(1.0));
@@ -301,12 +347,20 @@ impl GradientReducer {
     /// The order in which this rank's gradients became ready in the step that ended; what was not used comes last,
     /// in the order of the present layout.
     pub fn observed_order(&self) -> Vec<usize> {
-        let planned = self.layout.buckets.iter().flat_map(|bucket| bucket.parameters.iter().copied());
+        let planned = self
+            .layout
+            .buckets
+            .iter()
+            .flat_map(|bucket| bucket.parameters.iter().copied());
         let mut order: Vec<usize> = planned.collect();
         order.sort_by_key(|&index| {
             let slot = &self.slots[index];
             let ready = slot.ready.load(Ordering::Acquire);
-            if ready { slot.position.load(Ordering::Relaxed) } else { usize::MAX }
+            if ready {
+                slot.position.load(Ordering::Relaxed)
+            } else {
+                usize::MAX
+            }
         });
         order
     }
@@ -358,10 +412,19 @@ impl GradientReducer {
 
 impl Slot {
     fn new() -> Slot {
-        Slot { filled: AtomicBool::new(false), ready: AtomicBool::new(false), position: AtomicUsize::new(0) }
+        Slot {
+            filled: AtomicBool::new(false),
+            ready: AtomicBool::new(false),
+            position: AtomicUsize::new(0),
+        }
     }
 }
 
 fn refused(param: &str, value: &str, allowed: &str) -> Cause {
-    JobError::Invalid { param: param.into(), value: value.into(), allowed: allowed.into() }.into()
+    JobError::Invalid {
+        param: param.into(),
+        value: value.into(),
+        allowed: allowed.into(),
+    }
+    .into()
 }

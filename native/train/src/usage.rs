@@ -13,14 +13,20 @@ pub(crate) struct UsageCode {
 impl UsageCode {
     pub(crate) fn new(num_parameters: usize, world_size: usize) -> UsageCode {
         let bits = usize::BITS - world_size.leading_zeros();
-        UsageCode { num_parameters, bits, per_number: (52 / bits) as usize }
+        UsageCode {
+            num_parameters,
+            bits,
+            per_number: (52 / bits) as usize,
+        }
     }
 
     /// Appends the numbers that say which parameters `is_used`.
     pub(crate) fn encode(&self, is_used: impl Fn(usize) -> bool, vector: &mut Vec<f64>) {
         for start in (0..self.num_parameters).step_by(self.per_number) {
             let end = (start + self.per_number).min(self.num_parameters);
-            let number = (start..end).rev().fold(0u64, |number, index| number << self.bits | u64::from(is_used(index)));
+            let number = (start..end).rev().fold(0u64, |number, index| {
+                number << self.bits | u64::from(is_used(index))
+            });
             vector.push(number as f64);
         }
     }

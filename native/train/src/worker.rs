@@ -1,21 +1,25 @@
 //! The training of one rank, from its job to its result.
 
-use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use flambeau_collective::ProcessGroup;
-use flambeau_data::Store;
+use flambeau_collective::{CollectiveError, ProcessGroup};
+use flambeau_data::{SampleOrder, Store};
 
-use crate::error::TrainError;
+use crate::checkpoint::{Checkpoint, CheckpointWriter, Fixed, Position, State};
+use crate::dataset::{Dataset, Datasets};
+use crate::error::{Cause, JobError, TrainError};
+use crate::evaluate::{self, Evaluation};
+use crate::events::{Event, EventWriter, Progress, Start};
+use crate::history::{EpochRecord, History};
+use crate::hooks::Hooks;
 use crate::job::TrainingJob;
-use crate::model::Model;
+use crate::model::{EpochReport, Model, StepReport};
+use crate::replicas::{self, Which};
 use crate::result::TrainingResult;
-
-/// What the caller may ask of a running training.
-#[derive(Clone, Default)]
-pub struct Hooks {
-    /// Asked before each step. Once it says true on any rank, all ranks finish the same step and then stop.
-    pub cancel: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
-}
+use crate::schedule::Schedule;
+use crate::step::{StepPlan, Stepper};
+use crate::sums::LossTotals;
+use crate::weights;
 
 /// The training of one rank.
 pub struct Worker<'a> {
@@ -27,18 +31,454 @@ pub struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    /// A worker for the rank of `group`. Nothing is read or sent yet.
-    pub fn new(job: TrainingJob, group: ProcessGroup, model: &'a mut dyn Model, store: Store, hooks: Hooks) -> Self {
-        Worker { job, group, model, store, hooks }
+    /// A worker for the rank of `group`. Nothing is read or sent yet. The number of ranks may differ from the job's
+    /// `numWorkers`, up to its lanes: the global batch stays what the job says.
+    pub fn new(
+        job: TrainingJob,
+        group: ProcessGroup,
+        model: &'a mut dyn Model,
+        store: Store,
+        hooks: Hooks,
+    ) -> Self {
+        Worker {
+            job,
+            group,
+            model,
+            store,
+            hooks,
+        }
     }
 
-    /// Trains to the end. All ranks call it; it returns on all of them.
+    /// Trains to the end. All ranks call it, and it returns on all of them.
     ///
     /// # Errors
     ///
     /// [`TrainError`] says what, where and when. A rank that fails aborts the group, so that the others return
     /// within seconds with an error whose [`TrainError::is_cause`] is false.
-    pub fn run(mut self) -> Result<TrainingResult, TrainError> {
-        unimplemented!()
+    pub fn run(self) -> Result<TrainingResult, TrainError> {
+        let group = self.group.clone();
+        let mut place = Place {
+            epoch: None,
+            step: None,
+        };
+        self.train(&mut place).map_err(|cause| {
+            let rank = group.rank();
+            let host = group.host_of(rank).to_string();
+            let error = TrainError {
+                rank,
+                host,
+                epoch: place.epoch,
+                step: place.step,
+                cause: Box::new(cause),
+            };
+            let is_aborted = matches!(&*error.cause,
+                Cause::Collective(source) if matches!(**source, CollectiveError::Aborted { .. }));
+            // What all ranks find by themselves needs no abort, which could overtake it on a slower rank.
+            if !is_aborted && !error.cause.is_common() {
+                group.abort(&error.cause.to_string());
+            }
+            error
+        })
     }
+
+    fn train(self, place: &mut Place) -> Result<TrainingResult, Cause> {
+        let Worker {
+            job,
+            group,
+            model,
+            store,
+            hooks,
+        } = self;
+        let began = Instant::now();
+        let (rank, world_size) = (group.rank(), group.world_size());
+        let lanes = job.params.lanes();
+        if world_size > lanes {
+            let allowed = format!("at least the number of ranks, {world_size}");
+            return Err(JobError::Invalid {
+                param: "dataLanes".into(),
+                value: lanes.to_string(),
+                allowed,
+            }
+            .into());
+        }
+        let datasets = Datasets::open(&job, &group, &store, hooks.interrupt.clone())?;
+        replicas::check_same_model(model, &group)?;
+        let num_metrics = model.num_metric_sums().map_err(Cause::Model)?;
+        let fixed = fixed(&job, &datasets.train);
+        let (position, history) = match &job.attempt.resume {
+            None => {
+                replicas::broadcast(model, &group, Which::All)?;
+                model
+                    .seed(job.params.seed as u64, 0, rank)
+                    .map_err(Cause::Model)?;
+                let totals = LossTotals::new(num_metrics).to_bits();
+                (
+                    Position {
+                        epoch: 0,
+                        batch: 0,
+                        step: 0,
+                        num_rows: 0,
+                        totals,
+                    },
+                    History::default(),
+                )
+            }
+            Some(uri) => resume(uri, &job, &group, model, &store, &fixed)?,
+        };
+        let params = &job.params;
+        let stepper = Stepper::new(
+            model,
+            group.clone(),
+            Schedule::new(params.step_size),
+            params.gradient_clip_norm,
+            hooks,
+        )?;
+        let events = (rank == 0).then(|| {
+            EventWriter::new(store.clone(), format!("{}/events", job.attempt.directory()))
+        });
+        let checkpoints = CheckpointWriter::new(store.clone(), &job.attempt.directory());
+        let num_rows = datasets.train.num_rows;
+        let num_validation_rows = datasets
+            .validation
+            .as_ref()
+            .map_or(0, |dataset| dataset.num_rows);
+        let mut run = Run {
+            job,
+            group,
+            stepper,
+            datasets,
+            fixed,
+            position,
+            history,
+            events,
+            checkpoints,
+            warnings: vec![],
+        };
+        run.epochs(place)?;
+
+        let model = &mut *run.stepper.model;
+        replicas::broadcast(model, &run.group, Which::Buffers)?;
+        let weights = match rank {
+            0 => Some(weights::store_weights(
+                model,
+                &store,
+                &run.job.attempt.models_directory(),
+            )?),
+            _ => None,
+        };
+        if let Some(events) = &mut run.events {
+            events.send(Event::End);
+            run.warnings.extend(events.close().err());
+        }
+        Ok(TrainingResult {
+            history: run.history,
+            weights,
+            num_rows,
+            num_validation_rows,
+            num_steps: run.position.step,
+            world_size,
+            seconds: began.elapsed().as_secs_f64(),
+            warnings: run.warnings,
+        })
+    }
+}
+
+/// The epoch and the step that an error belongs to.
+struct Place {
+    epoch: Option<u64>,
+    step: Option<u64>,
+}
+
+/// How fast the steps of an epoch went, those before a resume left out.
+struct Pace {
+    seconds: f64,
+    rows_per_second: f64,
+}
+
+/// A training under way.
+struct Run<'a> {
+    job: TrainingJob,
+    group: ProcessGroup,
+    stepper: Stepper<'a>,
+    datasets: Datasets,
+    fixed: Fixed,
+    position: Position,
+    history: History,
+    /// On rank 0.
+    events: Option<EventWriter>,
+    checkpoints: CheckpointWriter,
+    warnings: Vec<String>,
+}
+
+impl Run<'_> {
+    fn epochs(&mut self, place: &mut Place) -> Result<(), Cause> {
+        let epochs = self.job.params.epochs;
+        let steps_per_epoch = self.steps_per_epoch();
+        let (epoch, step) = (self.position.epoch, self.position.step);
+        let (num_rows, world_size) = (self.fixed.num_rows, self.group.world_size());
+        self.tell(Event::Start(Start {
+            epoch,
+            step,
+            epochs,
+            steps_per_epoch,
+            num_rows,
+            world_size,
+        }));
+        while self.position.epoch < epochs {
+            place.epoch = Some(self.position.epoch);
+            let pace = self.epoch(place)?;
+            place.step = None;
+            self.end_epoch(pace)?;
+        }
+        *place = Place {
+            epoch: None,
+            step: None,
+        };
+        Ok(())
+    }
+
+    /// Takes the steps of the epoch that are left.
+    fn epoch(&mut self, place: &mut Place) -> Result<Pace, Cause> {
+        let order = self.datasets.train.order.clone();
+        let num_batches = order.steps_per_epoch();
+        let steps_per_epoch = self.steps_per_epoch();
+        let mut totals = LossTotals::from_bits(&self.position.totals);
+        let (began, mut paused) = (Instant::now(), Duration::ZERO);
+        let rows_before = self.position.num_rows;
+        let mut reported = (began, rows_before);
+        if self.position.batch < num_batches {
+            self.datasets
+                .train
+                .reader
+                .start(self.position.epoch, self.position.batch)?;
+        }
+        while self.position.batch < num_batches {
+            let plan = self.plan(&order, num_batches);
+            place.step = Some(plan.step);
+            let outcome = self.stepper.step(&mut self.datasets.train.reader, &plan)?;
+            totals.add_slice(self.stepper.sums());
+            self.position.batch += u64::from(plan.num_batches);
+            self.position.step += 1;
+            self.position.num_rows += plan.num_rows;
+            let report = StepReport {
+                epoch: plan.epoch,
+                step: plan.step,
+                steps_per_epoch,
+                num_rows: plan.num_rows,
+                loss: outcome.loss,
+                gradient_norm: outcome.gradient_norm,
+            };
+            self.stepper
+                .model
+                .on_step_end(&report)
+                .map_err(Cause::Model)?;
+            if outcome.is_cancelled {
+                return Err(Cause::Cancelled);
+            }
+            self.report_progress(&totals, steps_per_epoch, &mut reported);
+            if self.is_checkpoint_due_after_step(num_batches) {
+                let before = Instant::now();
+                self.position.totals = totals.to_bits();
+                self.checkpoint()?;
+                paused += before.elapsed();
+            }
+        }
+        self.position.totals = totals.to_bits();
+        let seconds = (began.elapsed() - paused).as_secs_f64();
+        let num_rows = self.position.num_rows - rows_before;
+        Ok(Pace {
+            seconds,
+            rows_per_second: num_rows as f64 / seconds.max(1e-9),
+        })
+    }
+
+    fn plan(&self, order: &SampleOrder, num_batches: u64) -> StepPlan {
+        let first_batch = self.position.batch;
+        let end =
+            (first_batch + u64::from(self.job.params.gradient_accumulation_steps)).min(num_batches);
+        StepPlan {
+            epoch: self.position.epoch,
+            step: self.position.step,
+            first_batch,
+            num_batches: (end - first_batch) as u32,
+            num_rows: (first_batch..end)
+                .map(|batch| order.global_rows(batch) as u64)
+                .sum(),
+        }
+    }
+
+    /// Evaluates, records the epoch, and moves on to the next.
+    fn end_epoch(&mut self, pace: Pace) -> Result<(), Cause> {
+        let model = &mut *self.stepper.model;
+        replicas::broadcast(model, &self.group, Which::Buffers)?;
+        if self.job.params.verify_replicas {
+            replicas::verify(model, &self.group)?;
+        }
+        let totals = LossTotals::from_bits(&self.position.totals);
+        let metrics = evaluate::finish_metrics(model, &totals)?;
+        let validation = match &mut self.datasets.validation {
+            None => None,
+            Some(dataset) => {
+                let num_metrics = totals.metrics().len();
+                Some(evaluate::evaluate(
+                    model,
+                    &self.group,
+                    &mut dataset.reader,
+                    num_metrics,
+                )?)
+            }
+        };
+        if validation
+            .as_ref()
+            .is_some_and(|validation| validation.loss.is_none())
+        {
+            self.warnings.push(format!(
+                "the validation loss of epoch {} is not finite",
+                self.position.epoch
+            ));
+        }
+        let validation = validation.unwrap_or(Evaluation {
+            loss: None,
+            metrics: vec![],
+        });
+        let record = EpochRecord {
+            epoch: self.position.epoch,
+            steps: self.position.step,
+            num_rows: self.position.num_rows,
+            seconds: pace.seconds,
+            rows_per_second: pace.rows_per_second,
+            loss: totals.mean(),
+            metrics,
+            validation_loss: validation.loss,
+            validation_metrics: validation.metrics,
+        };
+        model
+            .on_epoch_end(&EpochReport { record: &record })
+            .map_err(Cause::Model)?;
+        self.tell(Event::Epoch(record.clone()));
+        self.history.epochs.push(record);
+        let totals = LossTotals::new(totals.metrics().len()).to_bits();
+        let (epoch, step) = (self.position.epoch + 1, self.position.step);
+        self.position = Position {
+            epoch,
+            batch: 0,
+            step,
+            num_rows: 0,
+            totals,
+        };
+        if self.is_checkpoint_due_after_epoch(epoch) {
+            self.checkpoint()?;
+        }
+        Ok(())
+    }
+
+    /// Whether `checkpointInterval` asks for a checkpoint after this many epochs. After the last come the weights.
+    fn is_checkpoint_due_after_epoch(&self, epochs: u64) -> bool {
+        let interval = self.job.params.checkpoint_interval;
+        interval > 0 && epochs.is_multiple_of(interval as u64) && epochs < self.job.params.epochs
+    }
+
+    /// Whether `checkpointSteps` asks for one now; not where the end of the epoch makes one anyway.
+    fn is_checkpoint_due_after_step(&self, num_batches: u64) -> bool {
+        let at_end = self.position.batch == num_batches
+            && self.is_checkpoint_due_after_epoch(self.position.epoch + 1);
+        self.job
+            .params
+            .checkpoint_steps
+            .is_some_and(|steps| self.position.step.is_multiple_of(steps))
+            && !at_end
+    }
+
+    fn checkpoint(&mut self) -> Result<(), Cause> {
+        let model = &mut *self.stepper.model;
+        replicas::broadcast(model, &self.group, Which::Buffers)?;
+        let shared = if self.group.rank() == 0 {
+            Some(model.save_state().map_err(Cause::Model)?)
+        } else {
+            None
+        };
+        let rank_state = model.save_rank_state().map_err(Cause::Model)?;
+        let world_size = self.group.world_size();
+        let state = State::new(
+            world_size,
+            self.fixed.clone(),
+            self.position.clone(),
+            self.history.clone(),
+        );
+        self.warnings.extend(
+            self.checkpoints
+                .write(&self.group, &state, shared, rank_state)?,
+        );
+        Ok(())
+    }
+
+    fn steps_per_epoch(&self) -> u64 {
+        let batches = self.datasets.train.order.steps_per_epoch();
+        batches.div_ceil(u64::from(self.job.params.gradient_accumulation_steps))
+    }
+
+    fn tell(&self, event: Event) {
+        if let Some(events) = &self.events {
+            events.send(event);
+        }
+    }
+
+    /// `reported` holds when the last report was, and the epoch's rows then.
+    fn report_progress(
+        &mut self,
+        totals: &LossTotals,
+        steps_per_epoch: u64,
+        reported: &mut (Instant, u64),
+    ) {
+        if !self.events.as_mut().is_some_and(EventWriter::is_due) {
+            return;
+        }
+        let now = Instant::now();
+        let seconds = now.duration_since(reported.0).as_secs_f64().max(1e-9);
+        let accumulation = u64::from(self.job.params.gradient_accumulation_steps);
+        let progress = Progress {
+            epoch: self.position.epoch,
+            step: self.position.step,
+            epoch_step: self.position.batch.div_ceil(accumulation),
+            steps_per_epoch,
+            rows_per_second: (self.position.num_rows - reported.1) as f64 / seconds,
+            loss: totals.mean(),
+        };
+        *reported = (now, self.position.num_rows);
+        self.tell(Event::Progress(progress));
+    }
+}
+
+fn fixed(job: &TrainingJob, train: &Dataset) -> Fixed {
+    let params = &job.params;
+    Fixed {
+        num_rows: train.num_rows,
+        global_batch: params.global_batch(),
+        data_lanes: params.lanes(),
+        seed: params.seed,
+        shuffle: params.shuffle,
+        shuffle_window: train.window_rows,
+        drop_last: params.drop_last,
+        gradient_accumulation_steps: params.gradient_accumulation_steps,
+    }
+}
+
+/// Takes model, optimizer, generators and position from a checkpoint.
+fn resume(
+    uri: &str,
+    job: &TrainingJob,
+    group: &ProcessGroup,
+    model: &mut dyn Model,
+    store: &Store,
+    fixed: &Fixed,
+) -> Result<(Position, History), Cause> {
+    let checkpoint = Checkpoint::read(store, group, uri, fixed)?;
+    let position = checkpoint.state.position;
+    model.load_state(&checkpoint.shared).map_err(Cause::Model)?;
+    match &checkpoint.rank_state {
+        Some(state) => model.load_rank_state(state),
+        None => model.seed(job.params.seed as u64, position.step, group.rank()),
+    }
+    .map_err(Cause::Model)?;
+    Ok((position, checkpoint.state.history))
 }

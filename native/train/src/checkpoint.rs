@@ -1,0 +1,361 @@
+//! Checkpoints: how they are written, found and gone on from.
+//!
+//! A checkpoint is a directory `<workDir>/attempts/<id>/checkpoints/<step>/` with `shared.bin` (the model and the
+//! optimizer), one `rank-<rank>.bin` for each rank (random generators), `state.json` (where training is, the sums of
+//! the running epoch, the history), and, written last, `COMMITTED`, which lists all parts with size and SHA-256.
+//! Without `COMMITTED` there is no checkpoint.
+
+use bytes::Bytes;
+use flambeau_collective::ProcessGroup;
+use flambeau_data::{DataError, Store};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::error::Cause;
+use crate::history::History;
+
+const FORMAT: u32 = 1;
+const MARKER: &str = "COMMITTED";
+const SHARED: &str = "shared.bin";
+const STATE: &str = "state.json";
+
+/// How many whole checkpoints an attempt keeps: the newest, and one more in case the newest cannot be read.
+const KEPT: usize = 2;
+
+/// A whole checkpoint in the store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CheckpointInfo {
+    /// Its directory; what [`Attempt::resume`](crate::Attempt::resume) takes.
+    pub uri: String,
+    /// The attempt that wrote it.
+    pub attempt: String,
+    /// Optimizer steps taken before it.
+    pub step: u64,
+}
+
+/// The newest whole checkpoint of some attempts of a job: that with the most steps, of the last attempt named where
+/// two have as many. Whole means that its marker is there and every part has its size.
+///
+/// # Errors
+///
+/// What the store says. A work directory or an attempt without checkpoints is none.
+pub fn newest(
+    store: &Store,
+    work_dir: &str,
+    attempts: &[String],
+) -> Result<Option<CheckpointInfo>, DataError> {
+    let mut found: Vec<CheckpointInfo> = vec![];
+    for attempt in attempts {
+        let directory = format!(
+            "{}/attempts/{attempt}/checkpoints",
+            work_dir.trim_end_matches('/')
+        );
+        for uri in store.list(&directory)? {
+            let mut parts = uri.rsplit('/');
+            let (file, step) = (
+                parts.next(),
+                parts.next().and_then(|name| name.parse().ok()),
+            );
+            if let (Some(MARKER), Some(step)) = (file, step) {
+                found.push(CheckpointInfo {
+                    uri: step_directory(&directory, step),
+                    attempt: attempt.clone(),
+                    step,
+                });
+            }
+        }
+    }
+    // Stable, so that a later attempt stays behind an earlier one with as many steps.
+    found.sort_by_key(|info| info.step);
+    while let Some(info) = found.pop() {
+        if is_whole(store, &info.uri)? {
+            return Ok(Some(info));
+        }
+    }
+    Ok(None)
+}
+
+fn is_whole(store: &Store, uri: &str) -> Result<bool, DataError> {
+    let Ok(marker) = serde_json::from_slice::<Marker>(&store.get(&format!("{uri}/{MARKER}"))?)
+    else {
+        return Ok(false);
+    };
+    for part in &marker.parts {
+        if store.size(&format!("{uri}/{}", part.name))? != Some(part.size) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn step_directory(directory: &str, step: u64) -> String {
+    format!("{directory}/{step:010}")
+}
+
+/// One file of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Part {
+    name: String,
+    size: u64,
+    sha256: String,
+}
+
+/// The contents of `COMMITTED`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Marker {
+    format: u32,
+    parts: Vec<Part>,
+}
+
+/// What of a job and its data fixes the meaning of a position: a resume keeps all of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Fixed {
+    pub(crate) num_rows: u64,
+    pub(crate) global_batch: usize,
+    pub(crate) data_lanes: usize,
+    pub(crate) seed: i64,
+    pub(crate) shuffle: bool,
+    pub(crate) shuffle_window: usize,
+    pub(crate) drop_last: bool,
+    pub(crate) gradient_accumulation_steps: u32,
+}
+
+impl Fixed {
+    /// The first field in which another differs: its name, this value and that one.
+    fn difference(&self, other: &Fixed) -> Option<String> {
+        let of = |fixed| match serde_json::to_value(fixed) {
+            Ok(serde_json::Value::Object(fields)) => fields,
+            _ => unreachable!("a struct is an object"),
+        };
+        let (ours, theirs) = (of(self), of(other));
+        ours.iter()
+            .find(|(name, value)| theirs.get(*name) != Some(value))
+            .map(|(name, value)| {
+                format!(
+                    "{name} was {value} and is now {}",
+                    theirs.get(name).unwrap_or(&().into())
+                )
+            })
+    }
+}
+
+/// Where training is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Position {
+    /// The epoch.
+    pub(crate) epoch: u64,
+    /// The next batch of the epoch.
+    pub(crate) batch: u64,
+    /// Optimizer steps taken since the training began.
+    pub(crate) step: u64,
+    /// Rows of the epoch so far.
+    pub(crate) num_rows: u64,
+    /// The bits of the epoch's loss totals so far, which may be beyond what JSON's numbers hold.
+    pub(crate) totals: Vec<u64>,
+}
+
+/// The contents of `state.json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct State {
+    pub(crate) format: u32,
+    pub(crate) version: String,
+    pub(crate) world_size: usize,
+    pub(crate) fixed: Fixed,
+    pub(crate) position: Position,
+    pub(crate) history: History,
+}
+
+impl State {
+    pub(crate) fn new(
+        world_size: usize,
+        fixed: Fixed,
+        position: Position,
+        history: History,
+    ) -> State {
+        State {
+            format: FORMAT,
+            version: env!("CARGO_PKG_VERSION").into(),
+            world_size,
+            fixed,
+            position,
+            history,
+        }
+    }
+}
+
+/// Writes the checkpoints of an attempt and removes the old ones.
+pub(crate) struct CheckpointWriter {
+    store: Store,
+    directory: String,
+    written: Vec<String>,
+}
+
+impl CheckpointWriter {
+    /// A writer for the attempt of this directory.
+    pub(crate) fn new(store: Store, attempt_directory: &str) -> CheckpointWriter {
+        CheckpointWriter {
+            store,
+            directory: format!("{attempt_directory}/checkpoints"),
+            written: vec![],
+        }
+    }
+
+    /// Writes a checkpoint: all ranks call it, each with its own part, rank 0 with the `shared` part too. Returns
+    /// a warning where an old checkpoint could not be removed.
+    ///
+    /// # Errors
+    ///
+    /// What the store or the group says; the checkpoint then does not exist.
+    pub(crate) fn write(
+        &mut self,
+        group: &ProcessGroup,
+        state: &State,
+        shared: Option<Vec<u8>>,
+        rank_state: Vec<u8>,
+    ) -> Result<Option<String>, Cause> {
+        let uri = step_directory(&self.directory, state.position.step);
+        let mut parts = vec![self.put(&uri, &rank_part(group.rank()), rank_state)?];
+        if let Some(shared) = shared {
+            parts.push(self.put(&uri, SHARED, shared)?);
+            parts.push(self.put(&uri, STATE, to_json(state))?);
+        }
+        // Once all ranks are here, all parts are written.
+        let gathered = group.all_gather_bytes(&to_json(&parts))?;
+        if group.rank() != 0 {
+            return Ok(None);
+        }
+        let mut marker = Marker {
+            format: FORMAT,
+            parts: vec![],
+        };
+        for parts in &gathered {
+            let parts: Vec<Part> =
+                serde_json::from_slice(parts).map_err(|error| Cause::Version(error.to_string()))?;
+            marker.parts.extend(parts);
+        }
+        self.store
+            .put(&format!("{uri}/{MARKER}"), to_json(&marker).into())?;
+        self.written.push(uri);
+        Ok(self.remove_old())
+    }
+
+    fn put(&self, uri: &str, name: &str, bytes: Vec<u8>) -> Result<Part, DataError> {
+        let part = Part {
+            name: name.into(),
+            size: bytes.len() as u64,
+            sha256: sha256_hex(&bytes),
+        };
+        self.store.put(&format!("{uri}/{name}"), bytes.into())?;
+        Ok(part)
+    }
+
+    fn remove_old(&mut self) -> Option<String> {
+        let mut warning = None;
+        while self.written.len() > KEPT {
+            let uri = self.written.remove(0);
+            // The marker first: what is half removed must not count as whole.
+            let removed = self
+                .store
+                .delete(&format!("{uri}/{MARKER}"))
+                .and_then(|()| self.store.delete_prefix(&uri));
+            if let Err(error) = removed {
+                warning = Some(format!(
+                    "the old checkpoint {uri} could not be removed: {error}"
+                ));
+            }
+        }
+        warning
+    }
+}
+
+/// A checkpoint that is read back.
+pub(crate) struct Checkpoint {
+    pub(crate) state: State,
+    pub(crate) shared: Bytes,
+    /// This rank's part; none where the checkpoint is from another number of ranks.
+    pub(crate) rank_state: Option<Bytes>,
+}
+
+impl Checkpoint {
+    /// Reads a checkpoint on all ranks and checks it against what must not have changed.
+    ///
+    /// # Errors
+    ///
+    /// [`Cause::Checkpoint`] for one that is not whole, damaged, or of another job.
+    pub(crate) fn read(
+        store: &Store,
+        group: &ProcessGroup,
+        uri: &str,
+        fixed: &Fixed,
+    ) -> Result<Checkpoint, Cause> {
+        let uri = uri.trim_end_matches('/');
+        let refuse = |reason: String| Cause::Checkpoint {
+            uri: uri.into(),
+            reason,
+        };
+        let marker_uri = format!("{uri}/{MARKER}");
+        if store.size(&marker_uri)?.is_none() {
+            return Err(refuse(format!(
+                "it has no {MARKER} marker, so it was never finished"
+            )));
+        }
+        let marker: Marker = serde_json::from_slice(&store.get(&marker_uri)?)
+            .map_err(|error| refuse(format!("{MARKER}: {error}")))?;
+        if marker.format != FORMAT {
+            return Err(refuse(format!(
+                "its format is {}, this version reads {FORMAT}",
+                marker.format
+            )));
+        }
+        let part = |name: &str| -> Result<Bytes, Cause> {
+            let listed = marker.parts.iter().find(|part| part.name == name);
+            let listed = listed.ok_or_else(|| refuse(format!("it has no part {name}")))?;
+            let bytes = store.get(&format!("{uri}/{name}"))?;
+            if sha256_hex(&bytes) != listed.sha256 {
+                return Err(refuse(format!(
+                    "its part {name} is damaged: its SHA-256 is not the one written"
+                )));
+            }
+            Ok(bytes)
+        };
+        let state: State = serde_json::from_slice(&part(STATE)?)
+            .map_err(|error| refuse(format!("{STATE}: {error}")))?;
+        if let Some(difference) = state.fixed.difference(fixed) {
+            return Err(refuse(format!("the job has changed: {difference}")));
+        }
+        let same_world = state.world_size == group.world_size();
+        let rank_state = if same_world {
+            Some(part(&rank_part(group.rank()))?)
+        } else {
+            None
+        };
+        Ok(Checkpoint {
+            shared: part(SHARED)?,
+            state,
+            rank_state,
+        })
+    }
+}
+
+fn rank_part(rank: usize) -> String {
+    format!("rank-{rank}.bin")
+}
+
+/// The SHA-256 of bytes in lower-case hexadecimal.
+pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+/// Bytes in lower-case hexadecimal.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn to_json(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("plain structs are JSON")
+}

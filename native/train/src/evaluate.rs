@@ -1,0 +1,59 @@
+//! The loss and the metrics over the validation rows.
+
+use flambeau_collective::{DType, Device, ProcessGroup, RawBuffer, ReduceOp};
+use flambeau_data::BatchReader;
+
+use crate::error::Cause;
+use crate::history::NamedValue;
+use crate::model::Model;
+use crate::sums::LossTotals;
+
+/// What an evaluation came to, the same on all ranks.
+pub(crate) struct Evaluation {
+    pub(crate) loss: Option<f64>,
+    pub(crate) metrics: Vec<NamedValue>,
+}
+
+/// Evaluates all rows, every rank its own lanes, and adds up the sums over the ranks.
+pub(crate) fn evaluate(
+    model: &mut dyn Model,
+    group: &ProcessGroup,
+    reader: &mut BatchReader,
+    num_metrics: usize,
+) -> Result<Evaluation, Cause> {
+    let mut totals = LossTotals::new(num_metrics);
+    reader.start(0, 0)?;
+    while let Some(batch) = reader.next()? {
+        if batch.num_rows > 0 {
+            totals.add(&model.evaluate_batch(batch).map_err(Cause::Model)?)?;
+        }
+    }
+    let vector = totals.as_mut_slice();
+    let buffer = RawBuffer {
+        ptr: vector.as_mut_ptr().cast(),
+        len: vector.len(),
+        dtype: DType::Float64,
+        device: Device::Cpu,
+        stream: None,
+    };
+    // SAFETY: the vector lives and is touched by nobody else until the call returns.
+    unsafe { group.all_reduce(buffer, ReduceOp::Sum) }?;
+    Ok(Evaluation {
+        loss: totals.mean().filter(|loss| loss.is_finite()),
+        metrics: finish_metrics(model, &totals)?,
+    })
+}
+
+/// The metrics' values from their sums; those that are not finite become `None`.
+pub(crate) fn finish_metrics(
+    model: &mut dyn Model,
+    totals: &LossTotals,
+) -> Result<Vec<NamedValue>, Cause> {
+    let values = model
+        .finish_metrics(totals.metrics())
+        .map_err(Cause::Model)?;
+    Ok(values
+        .into_iter()
+        .map(|(name, value)| (name, value.is_finite().then_some(value)))
+        .collect())
+}

@@ -1,0 +1,115 @@
+//! Keeping the tensors of all ranks the same, and proving that they are.
+
+use std::slice;
+
+use flambeau_collective::{ProcessGroup, RawBuffer};
+use sha2::{Digest, Sha256};
+
+use crate::error::Cause;
+use crate::model::{Model, TensorRef};
+
+/// Which tensors to take from rank 0.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Which {
+    All,
+    Buffers,
+}
+
+/// Checks that all ranks have the same parameters and tensors as rank 0, by name, type and size.
+///
+/// # Errors
+///
+/// [`Cause::ModelMismatch`] on a rank that differs, naming the first difference.
+pub(crate) fn check_same_model(model: &mut dyn Model, group: &ProcessGroup) -> Result<(), Cause> {
+    let parameters = model.parameters().map_err(Cause::Model)?;
+    let tensors = model.tensors().map_err(Cause::Model)?;
+    let mut lines: Vec<String> = vec![];
+    lines.extend(
+        parameters
+            .iter()
+            .map(|p| format!("parameter {} {:?} [{}]", p.name, p.dtype, p.numel)),
+    );
+    lines.extend(
+        tensors
+            .iter()
+            .map(|t| format!("tensor {} {:?} [{}]", t.name, t.dtype, t.numel)),
+    );
+    lines.push(format!(
+        "{} metric sums",
+        model.num_metric_sums().map_err(Cause::Model)?
+    ));
+    let text = lines.join("\n");
+    let theirs = group.broadcast_bytes(text.as_bytes(), 0)?;
+    if theirs == text.as_bytes() {
+        return Ok(());
+    }
+    let theirs = String::from_utf8_lossy(&theirs);
+    let theirs: Vec<&str> = theirs.lines().collect();
+    let first = (0..)
+        .find(|&i| lines.get(i).map(String::as_str) != theirs.get(i).copied())
+        .unwrap_or(0);
+    let line = |line: Option<&str>| line.unwrap_or("nothing").to_string();
+    Err(Cause::ModelMismatch(format!(
+        "it has {} where rank 0 has {}",
+        line(lines.get(first).map(String::as_str)),
+        line(theirs.get(first).copied()),
+    )))
+}
+
+/// Overwrites the model's tensors with those of rank 0.
+pub(crate) fn broadcast(
+    model: &mut dyn Model,
+    group: &ProcessGroup,
+    which: Which,
+) -> Result<(), Cause> {
+    for tensor in model.tensors().map_err(Cause::Model)? {
+        if tensor.numel == 0 || (which == Which::Buffers && !tensor.is_buffer) {
+            continue;
+        }
+        let buffer = RawBuffer {
+            ptr: tensor.ptr,
+            len: tensor.numel,
+            dtype: tensor.dtype,
+            device: tensor.device,
+            stream: None,
+        };
+        // SAFETY: the model says that this memory is its own and stays until its next call.
+        unsafe { group.broadcast(buffer, 0) }?;
+    }
+    Ok(())
+}
+
+/// Compares a hash of every tensor over all ranks.
+///
+/// # Errors
+///
+/// [`Cause::Replicas`] on all ranks alike where a bit differs.
+pub(crate) fn verify(model: &mut dyn Model, group: &ProcessGroup) -> Result<(), Cause> {
+    let tensors = model.tensors().map_err(Cause::Model)?;
+    let mut hashes = Vec::with_capacity(tensors.len() * 32);
+    for tensor in &tensors {
+        hashes.extend_from_slice(&Sha256::digest(bytes_of(tensor)));
+    }
+    let all = group.all_gather_bytes(&hashes)?;
+    let of = |rank: usize, index: usize| all[rank].get(index * 32..(index + 1) * 32);
+    for (index, tensor) in tensors.iter().enumerate() {
+        let ranks: Vec<usize> = (1..all.len())
+            .filter(|&rank| of(rank, index) != of(0, index))
+            .collect();
+        if !ranks.is_empty() {
+            return Err(Cause::Replicas {
+                tensor: tensor.name.clone(),
+                ranks,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn bytes_of(tensor: &TensorRef) -> &[u8] {
+    if tensor.numel == 0 {
+        return &[];
+    }
+    // SAFETY: the model says that it has that many elements there until its next call, and the caller holds the model.
+    unsafe { slice::from_raw_parts(tensor.ptr.cast(), tensor.numel * tensor.dtype.size()) }
+}

@@ -1,0 +1,211 @@
+//! One optimizer step: its batches, the reduction, and what follows it.
+
+use std::sync::Arc;
+
+use flambeau_collective::ProcessGroup;
+use flambeau_data::BatchReader;
+
+use crate::error::Cause;
+use crate::hooks::Hooks;
+use crate::layout::{BucketLayout, BucketSizes};
+use crate::model::{MicroBatch, Model, ModelError, StepContext};
+use crate::reducer::GradientReducer;
+use crate::schedule::Schedule;
+use crate::sums::LossTotals;
+
+/// Which batches make up a step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepPlan {
+    pub(crate) epoch: u64,
+    pub(crate) step: u64,
+    /// The first batch, counted within the epoch.
+    pub(crate) first_batch: u64,
+    /// Batches that are accumulated; fewer than the job says at the end of an epoch.
+    pub(crate) num_batches: u32,
+    /// Rows of all of them over all ranks.
+    pub(crate) num_rows: u64,
+}
+
+/// What a step came to, over all ranks; its sums are in [`Stepper::sums`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepOutcome {
+    pub(crate) loss: Option<f64>,
+    pub(crate) gradient_norm: Option<f64>,
+    /// Whether a rank asked to stop.
+    pub(crate) is_cancelled: bool,
+}
+
+/// Takes optimizer steps.
+pub(crate) struct Stepper<'a> {
+    pub(crate) model: &'a mut dyn Model,
+    group: ProcessGroup,
+    reducer: Arc<GradientReducer>,
+    schedule: Schedule,
+    clip_norm: Option<f64>,
+    hooks: Hooks,
+    totals: LossTotals,
+    /// The totals, then the cancel flag: what is reduced in each step.
+    vector: Vec<f64>,
+    /// Whether the layout may still change to the order in which gradients become ready.
+    is_first: bool,
+}
+
+impl<'a> Stepper<'a> {
+    /// Makes the reducer and attaches the model to it. All ranks call this.
+    pub(crate) fn new(
+        model: &'a mut dyn Model,
+        group: ProcessGroup,
+        schedule: Schedule,
+        clip_norm: Option<f64>,
+        hooks: Hooks,
+    ) -> Result<Stepper<'a>, Cause> {
+        let parameters = model.parameters().map_err(Cause::Model)?;
+        let totals = LossTotals::new(model.num_metric_sums().map_err(Cause::Model)?);
+        let reducer = Arc::new(GradientReducer::new(
+            group.clone(),
+            parameters,
+            None,
+            BucketSizes::default(),
+        )?);
+        model.attach(reducer.clone()).map_err(Cause::Model)?;
+        let vector = vec![0.0; totals.len() + 1];
+        Ok(Stepper {
+            model,
+            group,
+            reducer,
+            schedule,
+            clip_norm,
+            hooks,
+            totals,
+            vector,
+            is_first: true,
+        })
+    }
+
+    /// The sums of the last step over all ranks, laid out as [`LossTotals`] has them.
+    pub(crate) fn sums(&self) -> &[f64] {
+        &self.vector[..self.totals.len()]
+    }
+
+    /// Takes one step on the next batches of `reader`.
+    ///
+    /// # Errors
+    ///
+    /// [`Cause::Diverged`] on all ranks where the reduced loss is not finite; the optimizer has not stepped then.
+    pub(crate) fn step(
+        &mut self,
+        reader: &mut BatchReader,
+        plan: &StepPlan,
+    ) -> Result<StepOutcome, Cause> {
+        self.totals.clear();
+        let reference = plan.num_rows as f64 / self.group.world_size() as f64;
+        for micro in 0..plan.num_batches {
+            let expected = plan.first_batch + u64::from(micro);
+            let batch = reader
+                .next()?
+                .filter(|batch| batch.step == expected)
+                .ok_or(Cause::BatchLost(expected))?;
+            let micro = MicroBatch {
+                epoch: plan.epoch,
+                step: plan.step,
+                micro,
+                is_first: micro == 0,
+                is_last: micro + 1 == plan.num_batches,
+                reference,
+            };
+            self.reducer.begin(micro.is_first, micro.is_last);
+            // A rank without rows has nothing to compute: its gradients count as zeros.
+            if batch.num_rows > 0 {
+                let sums = self
+                    .model
+                    .train_batch(batch, &micro)
+                    .map_err(|error| self.blame(error))?;
+                self.totals.add(&sums)?;
+            }
+        }
+        self.reduce()?;
+        let sums = self.sums();
+        let (numerator, denominator) = (sums[0], sums[1]);
+        let loss = (denominator != 0.0).then(|| numerator / denominator);
+        let mut outcome = StepOutcome {
+            loss,
+            gradient_norm: None,
+            is_cancelled: self.vector[self.totals.len()] > 0.0,
+        };
+        if let Some(loss) = loss {
+            if !loss.is_finite() {
+                return Err(Cause::Diverged { loss });
+            }
+            self.reducer.scale(plan.num_rows as f64 / denominator);
+            outcome.gradient_norm = self.clip_norm.map(|max_norm| self.reducer.clip(max_norm));
+            self.optimize(plan)?;
+        }
+        if std::mem::take(&mut self.is_first) {
+            self.lay_out_anew()?;
+        }
+        Ok(outcome)
+    }
+
+    fn reduce(&mut self) -> Result<(), Cause> {
+        let num = self.totals.len();
+        self.vector[..num].copy_from_slice(self.totals.as_mut_slice());
+        self.vector[num] = if self.hooks.is_cancelled() { 1.0 } else { 0.0 };
+        Ok(self.reducer.finish(&mut self.vector)?)
+    }
+
+    fn optimize(&mut self, plan: &StepPlan) -> Result<(), Cause> {
+        let model = &mut *self.model;
+        let learning_rate = self.schedule.learning_rate(plan.step);
+        self.reducer
+            .with_used(|used| {
+                model.optimizer_step(&StepContext {
+                    epoch: plan.epoch,
+                    step: plan.step,
+                    used,
+                    learning_rate,
+                })
+            })
+            .map_err(Cause::Model)
+    }
+
+    /// After the first step: buckets in the order in which rank 0's gradients became ready, where that makes a
+    /// difference.
+    fn lay_out_anew(&mut self) -> Result<(), Cause> {
+        let present = self.reducer.layout();
+        if present.buckets.len() == 1 {
+            return Ok(());
+        }
+        let observed: Vec<u8> = self
+            .reducer
+            .observed_order()
+            .iter()
+            .flat_map(|&index| (index as u32).to_le_bytes())
+            .collect();
+        let agreed = self.group.broadcast_bytes(&observed, 0)?;
+        let order: Vec<usize> = agreed
+            .chunks_exact(4)
+            .map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize)
+            .collect();
+        let parameters = self.reducer.parameters();
+        let sizes = BucketSizes::default();
+        if BucketLayout::new(parameters, &order, sizes) == *present {
+            return Ok(());
+        }
+        self.reducer = Arc::new(GradientReducer::new(
+            self.group.clone(),
+            parameters.to_vec(),
+            Some(&order),
+            sizes,
+        )?);
+        self.model
+            .attach(self.reducer.clone())
+            .map_err(Cause::Model)
+    }
+
+    /// A backward that failed because a reduction in it failed is the group's error, not the model's.
+    fn blame(&self, error: ModelError) -> Cause {
+        self.reducer
+            .failure()
+            .map_or_else(|| Cause::Model(error), Cause::Collective)
+    }
+}
