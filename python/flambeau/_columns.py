@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 Role = Literal["input", "label", "weight"]
 
-# What `raise_error` messages begin with, so that the driver finds them inside Spark's own text.
+# What `raise_error` messages begin and end with, so that the driver finds them inside Spark's own text.
 REFUSAL = "[FLAMBEAU_DATA] "
+REFUSAL_END = " [/FLAMBEAU_DATA]"
 
 _SQL_TYPES = {
     "float32": "float",
@@ -181,7 +182,10 @@ def _cast(value: Column, kind: str, dtype: str, name: str) -> Column:
         message = F.concat(
             F.lit(f"{REFUSAL}column {name!r} holds "),
             value.cast("string"),
-            F.lit(f", which is not a whole number, where {dtype} is asked for: round it, or ask for float32"),
+            F.lit(
+                f", which is not a whole number, where {dtype} is asked for: round it, or ask for float32"
+                f"{REFUSAL_END}"
+            ),
         )
         # floor(NaN) is 0, and Spark's own equality holds NaN equal to itself.
         value = F.when(F.floor(value) != value, F.raise_error(message)).otherwise(value)
@@ -202,7 +206,7 @@ def _refuse_missing(column: Column, value: Column, field: StructField, dtype: st
     from pyspark.sql import functions as F
 
     def refusal(what: str) -> Column:
-        return F.raise_error(F.lit(f"{REFUSAL}column {field.name!r} {what}"))
+        return F.raise_error(F.lit(f"{REFUSAL}column {field.name!r} {what}{REFUSAL_END}"))
 
     mend = "fill it (Imputer, DataFrame.fillna) or drop those rows (DataFrame.dropna)"
     guarded = F.when(column.isNull(), refusal(f"holds a null: {mend}"))

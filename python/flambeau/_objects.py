@@ -91,7 +91,7 @@ class HasObjects(CheckedParams):
     optimizer: Param[Any] = Param(
         Params._dummy(),
         "optimizer",
-        "The optimizer: a name such as adam, a callable that makes a torch.optim.Optimizer of the parameters, or "
+        "The optimizer: a name such as adam, a callable that makes an optimizer of the parameters, or "
         "an optimizer made on the parameters of model.",
     )
 

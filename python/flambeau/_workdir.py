@@ -1,0 +1,106 @@
+"""The work directory: shards, attempts and models of trainings, as the driver sees it and as Spark does.
+
+`shards/<id>` and `attempts/<id>` live for one fit; `models/<id>` outlives it. Ids begin with the time they
+were made at, so that what a crash left behind is known by its age.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import tempfile
+import threading
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from flambeau.errors import FlambeauError
+
+log = logging.getLogger("flambeau")
+
+SWEEP_AGE = timedelta(days=7)
+
+_SWEPT = ("shards", "attempts", "probes")
+_STAMP = "%Y%m%dT%H%M%SZ"
+_lock = threading.Lock()
+_temporary: tempfile.TemporaryDirectory[str] | None = None
+
+
+def temporary_directory() -> str:
+    """The work directory of this process's fits in local mode: made once, removed when the process ends."""
+    global _temporary
+    with _lock:
+        if _temporary is None:
+            _temporary = tempfile.TemporaryDirectory(prefix="flambeau-")
+        return _temporary.name
+
+
+def new_id() -> str:
+    """A name for a shard set or an attempt: the time in UTC and a random part, so that no two are alike."""
+    return f"{datetime.now(UTC).strftime(_STAMP)}-{secrets.token_hex(6)}"
+
+
+def age_of(name: str) -> timedelta | None:
+    """How long ago an id was made; None for a name that is not one."""
+    match = re.match(r"(\d{8}T\d{6}Z)-[0-9a-f]{12}$", name)
+    if match is None:
+        return None
+    return datetime.now(UTC) - datetime.strptime(match.group(1), _STAMP).replace(tzinfo=UTC)
+
+
+def spark_path(path: str) -> str:
+    """The path as Spark's readers and writers take it.
+
+    A path without a scheme means a file that the workers' processes see, whatever Spark's default file system
+    is.
+    """
+    if path.startswith("/dbfs/"):
+        return "dbfs:" + path[len("/dbfs") :]
+    if path.startswith("/Volumes/") or re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:", path):
+        return path
+    return "file://" + path
+
+
+@dataclass(frozen=True)
+class WorkDirectory:
+    """A work directory and what it takes to reach it: `store_options` are those of the native store."""
+
+    uri: str
+    store_options: tuple[tuple[str, str], ...] = ()
+
+    def path(self, *parts: str) -> str:
+        """A path in the directory, for the native store."""
+        return "/".join([self.uri.rstrip("/"), *parts])
+
+    def sees(self, uri: str) -> bool:
+        """Whether this process can read that file of the directory."""
+        try:
+            return self._store().size(uri) is not None
+        except (OSError, FlambeauError, ValueError):
+            return False
+
+    def delete(self, *parts: str) -> None:
+        """Deletes what lies under a path of the directory, as seen from this process."""
+        self._store().delete_prefix(self.path(*parts))
+
+    def sweep(self) -> None:
+        """Deletes shards and attempts that were left behind more than `SWEEP_AGE` ago."""
+        for kind in _SWEPT:
+            root = self.path(kind)
+            names = {_first_below(root, uri) for uri in self._store().list(root)}
+            for name in names:
+                age = age_of(name)
+                if age is not None and age > SWEEP_AGE:
+                    log.info("removing %s/%s, left behind %s ago", root, name, age)
+                    self.delete(kind, name)
+
+    def _store(self):  # type: ignore[no-untyped-def]
+        from flambeau import _native
+
+        return _native.Store(dict(self.store_options))
+
+
+def _first_below(root: str, uri: str) -> str:
+    """The name of the directory below `root` that a listed file lies in."""
+    name = root.rstrip("/").rsplit("/", 1)[-1]
+    return uri.split(f"/{name}/", 1)[-1].split("/", 1)[0] if f"/{name}/" in uri else ""
