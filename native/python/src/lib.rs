@@ -1,1 +1,36 @@
-//! flambeau-python.
+//! `flambeau._native`: the extension module between the Python package and the native crates.
+//!
+//! It links no tensor library. Tensors cross as DLPack capsules and as addresses, so that any torch will do. While Python runs,
+//! nothing here holds a lock or a mutable borrow: gradient hooks come back in from inside `backward`. Every wait
+//! detaches from the interpreter and asks for signals.
+
+mod batches;
+mod dlpack;
+mod error;
+mod inspection;
+mod model;
+mod reducer;
+mod rendezvous;
+mod signals;
+mod sink;
+mod store;
+mod train;
+
+use pyo3::prelude::*;
+
+/// The native half of Flambeau.
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use crate::batches::PyBatchReader;
+    #[pymodule_export]
+    use crate::inspection::{inspect, job_schema, newest_checkpoint, validate_job};
+    #[pymodule_export]
+    use crate::reducer::PyGradientReducer;
+    #[pymodule_export]
+    use crate::rendezvous::PyTcpRendezvous;
+    #[pymodule_export]
+    use crate::store::PyStore;
+    #[pymodule_export]
+    use crate::train::train;
+}

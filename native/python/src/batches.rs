@@ -1,0 +1,102 @@
+//! The batch reader as Python sees it: one rank's batches without a training.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use flambeau_data::{Batch, BatchReader, DataError, Manifest, OrderConfig, ReaderOptions, SampleOrder, Store};
+use flambeau_train::TrainingJob;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::dlpack;
+use crate::error;
+use crate::signals::Signals;
+
+/// The batches of training rows that one rank of a job sees. Iterating gives dicts: `step`, `num_rows`, `inputs` and `labels` (lists of
+/// DLPack capsules), `weight` (a capsule or None) and `row_ids` (a list of ints), to the end of the epoch that `start` chose.
+#[pyclass(frozen, name = "BatchReader", module = "flambeau._native")]
+pub(crate) struct PyBatchReader {
+    reader: Mutex<BatchReader>,
+    signals: Signals,
+    steps_per_epoch: u64,
+}
+
+#[pymethods]
+impl PyBatchReader {
+    /// Reads the footers of the job's training shards.
+    #[new]
+    fn new(py: Python<'_>, job_json: &str, rank: usize, world_size: usize) -> PyResult<Self> {
+        let job = TrainingJob::from_json(job_json).map_err(|failure| error::from_job(py, &failure))?;
+        let signals = Signals::default();
+        let made = py.detach(|| open(&job, rank, world_size, &signals));
+        let (reader, steps_per_epoch) = made.map_err(|failure| error::from_data(py, &failure))?;
+        Ok(PyBatchReader { reader: Mutex::new(reader), signals, steps_per_epoch })
+    }
+
+    /// Steps of an epoch.
+    #[getter]
+    fn steps_per_epoch(&self) -> u64 {
+        self.steps_per_epoch
+    }
+
+    /// Goes to a step of an epoch, both counted from 0.
+    #[pyo3(signature = (epoch, step = 0))]
+    fn start(&self, py: Python<'_>, epoch: u64, step: u64) -> PyResult<()> {
+        let started = py.detach(|| self.reader.lock().unwrap_or_else(PoisonError::into_inner).start(epoch, step));
+        started.map_err(|failure| error::from_data(py, &failure))
+    }
+
+    fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        this
+    }
+
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        // Locked only while detached: whoever holds it needs the interpreter for signals alone.
+        let read = py.detach(|| self.reader.lock().unwrap_or_else(PoisonError::into_inner).next());
+        match read {
+            Ok(batch) => batch.map(|batch| as_dict(py, batch)).transpose(),
+            Err(failure) => Err(self.signals.take().unwrap_or_else(|| error::from_data(py, &failure))),
+        }
+    }
+}
+
+fn open(
+    job: &TrainingJob,
+    rank: usize,
+    world_size: usize,
+    signals: &Signals,
+) -> Result<(BatchReader, u64), DataError> {
+    let store = Store::new(&job.store)?;
+    let manifest = Arc::new(Manifest::read(&store, &job.data.train, &job.data.spec)?);
+    let config = OrderConfig {
+        num_lanes: job.params.lanes(),
+        rows_per_lane: job.params.rows_per_lane(),
+        seed: job.params.seed as u64,
+        shuffle: job.params.shuffle,
+        drop_last: job.params.drop_last,
+        window_rows: job.params.window_rows(manifest.bytes_per_row()),
+    };
+    let order = Arc::new(SampleOrder::new(&manifest, config)?);
+    let steps_per_epoch = order.steps_per_epoch();
+    let options = ReaderOptions {
+        memory_budget: job.params.memory_budget,
+        timeout: Duration::from_secs_f64(job.params.timeout),
+        interrupt: Some(signals.callback()),
+        ..ReaderOptions::default()
+    };
+    Ok((BatchReader::new(store, manifest, order, rank, world_size, options)?, steps_per_epoch))
+}
+
+fn as_dict(py: Python<'_>, batch: Batch) -> PyResult<Bound<'_, PyDict>> {
+    let capsules = |tensors: Vec<_>| -> PyResult<Vec<_>> {
+        tensors.into_iter().map(|tensor| dlpack::of_host_tensor(py, tensor)).collect()
+    };
+    let dict = PyDict::new(py);
+    dict.set_item("step", batch.step)?;
+    dict.set_item("num_rows", batch.num_rows)?;
+    dict.set_item("inputs", capsules(batch.inputs)?)?;
+    dict.set_item("labels", capsules(batch.labels)?)?;
+    dict.set_item("weight", batch.weight.map(|weight| dlpack::of_host_tensor(py, weight)).transpose()?)?;
+    dict.set_item("row_ids", batch.row_ids)?;
+    Ok(dict)
+}

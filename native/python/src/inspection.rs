@@ -1,0 +1,58 @@
+//! What front ends ask before and between trainings.
+
+use std::collections::HashMap;
+
+use flambeau_data::{DatasetSpec, Manifest, Store};
+use flambeau_train::{TrainingJob, checkpoint};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::error;
+
+/// Checks a training job. Raises `flambeau.errors.ParamError` (a ValueError) that names the param, its value and what is allowed.
+#[pyfunction]
+pub(crate) fn validate_job(py: Python<'_>, job_json: &str) -> PyResult<()> {
+    TrainingJob::from_json(job_json).map(drop).map_err(|failure| error::from_job(py, &failure))
+}
+
+/// The JSON Schema of a training job.
+#[pyfunction]
+pub(crate) fn job_schema() -> String {
+    TrainingJob::schema_json()
+}
+
+/// Reads the footers of Parquet shards and checks them against a dataset spec. Returns JSON: `numRows`, `numShards`,
+/// `numRowGroups`, `bytesPerRow`, `columns` and `spec`, in which every shape is known.
+///
+/// Raises `flambeau.errors.DataError` that names column and shard, or `StoreError`.
+#[pyfunction]
+#[pyo3(signature = (uris, spec_json, store_options = None))]
+pub(crate) fn inspect(
+    py: Python<'_>,
+    uris: Vec<String>,
+    spec_json: &str,
+    store_options: Option<HashMap<String, String>>,
+) -> PyResult<String> {
+    let spec: DatasetSpec = serde_json::from_str(spec_json)
+        .map_err(|error| PyValueError::new_err(format!("the dataset spec cannot be read: {error}")))?;
+    let options = store_options.unwrap_or_default();
+    let read = py.detach(|| Manifest::read(&Store::new(&options)?, &uris, &spec));
+    let manifest = read.map_err(|failure| error::from_data(py, &failure))?;
+    Ok(serde_json::to_string(&manifest.summary()).expect("a summary has string keys"))
+}
+
+/// The URI of the newest whole checkpoint of the given attempts of a job, or None.
+#[pyfunction]
+#[pyo3(signature = (work_dir, attempt_ids, store_options = None))]
+pub(crate) fn newest_checkpoint(
+    py: Python<'_>,
+    work_dir: &str,
+    attempt_ids: Vec<String>,
+    store_options: Option<HashMap<String, String>>,
+) -> PyResult<Option<String>> {
+    let options = store_options.unwrap_or_default();
+    let work_dir = work_dir.trim_end_matches('/');
+    let directories: Vec<String> = attempt_ids.iter().map(|id| format!("{work_dir}/attempts/{id}")).collect();
+    let found = py.detach(|| checkpoint::newest(&Store::new(&options)?, &directories));
+    found.map_err(|failure| error::from_data(py, &failure))
+}

@@ -1,0 +1,48 @@
+//! The gradient reducer as Python's hooks see it.
+
+use std::sync::Arc;
+
+use flambeau_train::GradientReducer;
+use pyo3::prelude::*;
+
+use crate::dlpack;
+use crate::error;
+
+/// Averages gradients over the ranks. Made by the training loop, which gives it to the adapter's `attach`.
+#[pyclass(frozen, name = "GradientReducer", module = "flambeau._native")]
+pub(crate) struct PyGradientReducer {
+    reducer: Arc<GradientReducer>,
+}
+
+impl PyGradientReducer {
+    pub(crate) fn new(reducer: Arc<GradientReducer>) -> Self {
+        PyGradientReducer { reducer }
+    }
+}
+
+#[pymethods]
+impl PyGradientReducer {
+    /// The buckets as DLPack capsules of flat tensors. Their memory lives as long as a tensor made of one does.
+    fn buckets<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        (0..self.reducer.layout().buckets.len()).map(|bucket| dlpack::of_bucket(py, &self.reducer, bucket)).collect()
+    }
+
+    /// Where the gradient of parameter `index` lies: bucket and element in it.
+    fn view(&self, index: usize) -> PyResult<(usize, usize)> {
+        let parameters = self.reducer.parameters();
+        let Some(info) = parameters.get(index) else {
+            return Err(pyo3::exceptions::PyIndexError::new_err(format!(
+                "there is no parameter {index} of {}",
+                parameters.len()
+            )));
+        };
+        let view = self.reducer.view(index);
+        Ok((view.bucket, view.byte_offset / info.dtype.size()))
+    }
+
+    /// Tells that the gradient of parameter `index` lies in its view. May wait for other ranks, detached from the
+    /// interpreter.
+    fn mark_ready(&self, py: Python<'_>, index: usize) -> PyResult<()> {
+        py.detach(|| self.reducer.mark_ready(index)).map_err(|failure| error::from_collective(py, &failure))
+    }
+}

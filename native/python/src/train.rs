@@ -1,0 +1,124 @@
+//! The training of one rank, started from Python.
+
+use std::net::IpAddr;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use flambeau_collective::{GroupOptions, ProcessGroup, Transport};
+use flambeau_data::Store;
+use flambeau_train::{Cause, Hooks, TrainError, TrainingJob, Worker};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::error;
+use crate::model::PyModel;
+use crate::rendezvous::CallableRendezvous;
+use crate::signals::Signals;
+
+/// Trains one rank of a job to its end and returns the result as JSON.
+///
+/// All ranks call it with the same job. `all_gather` is called once, with bytes, and returns every rank's bytes in rank order.
+/// `secret` proves that ranks belong together; `bind_address` is the IP address that the other ranks reach this one at.
+/// `adapter` is a `flambeau._adapter.ModuleModel`. `transport` is "auto", "sharedMemory" or "tcp". Waits at most the job's
+/// `timeout` in any one operation, and not at all once a signal handler raises.
+///
+/// Raises `flambeau.errors.RankFailure`, whose cause is the exception itself.
+#[pyfunction]
+#[pyo3(signature = (job_json, rank, world_size, all_gather, secret, bind_address, adapter, transport = "auto"))]
+#[expect(clippy::too_many_arguments, reason = "named in Python")]
+pub(crate) fn train(
+    py: Python<'_>,
+    job_json: &str,
+    rank: usize,
+    world_size: usize,
+    all_gather: Py<PyAny>,
+    secret: Vec<u8>,
+    bind_address: &str,
+    adapter: &Bound<'_, PyAny>,
+    transport: &str,
+) -> PyResult<String> {
+    let bind_address: IpAddr = bind_address
+        .parse()
+        .map_err(|_| PyValueError::new_err(format!("bind_address is {bind_address:?}, but must be an IP address")))?;
+    let transport = match transport {
+        "auto" => Transport::Auto,
+        "sharedMemory" => Transport::SharedMemory,
+        "tcp" => Transport::Tcp,
+        _ => {
+            let message = format!("transport is {transport:?}, but must be auto, sharedMemory or tcp");
+            return Err(PyValueError::new_err(message));
+        }
+    };
+    let mut model = PyModel::new(adapter)?;
+    let signals = Signals::default();
+    let raised = Arc::new(Mutex::new(None));
+    let mut rendezvous = CallableRendezvous::new(rank, world_size, all_gather, raised.clone());
+    let options = GroupOptions {
+        secret,
+        bind_address,
+        transport,
+        interrupt: Some(signals.callback()),
+        ..GroupOptions::default()
+    };
+    let outcome = py.detach(|| {
+        std::panic::catch_unwind(AssertUnwindSafe(|| {
+            run(job_json, &mut model, &mut rendezvous, options, &signals).map_err(|cause| locate(cause, rank))
+        }))
+    });
+    match outcome {
+        Ok(Ok(result)) => Ok(result),
+        Ok(Err(failure)) => {
+            let interruption = signals.take();
+            let failed = error::from_train(py, failure, interruption);
+            // What the rendezvous itself raised says more than that it failed.
+            if let Some(exception) = raised.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                if let Some(cause) = failed.cause(py) {
+                    cause.set_cause(py, Some(exception));
+                }
+            }
+            Err(failed)
+        }
+        Err(panic) => Err(error::from_panic(py, rank, panic)),
+    }
+}
+
+/// An error before the loop began, or the loop's own.
+enum Failure {
+    Early(Cause),
+    Late(TrainError),
+}
+
+fn locate(failure: Failure, rank: usize) -> TrainError {
+    match failure {
+        Failure::Late(error) => error,
+        Failure::Early(cause) => {
+            TrainError { rank, host: String::new(), epoch: None, step: None, cause: Box::new(cause) }
+        }
+    }
+}
+
+fn run(
+    job_json: &str,
+    model: &mut PyModel,
+    rendezvous: &mut CallableRendezvous,
+    mut options: GroupOptions,
+    signals: &Signals,
+) -> Result<String, Failure> {
+    let job = TrainingJob::from_json(job_json).map_err(|error| Failure::Early(error.into()))?;
+    let store = Store::new(&job.store).map_err(|error| Failure::Early(error.into()))?;
+    options.timeout = Duration::from_secs_f64(job.params.timeout);
+    let group = ProcessGroup::connect(rendezvous, options).map_err(|error| Failure::Early(error.into()))?;
+    let num_threads = job.params.num_threads.unwrap_or_else(|| cores_per_rank(&group));
+    model.set_num_threads(num_threads).map_err(|error| Failure::Early(Cause::Model(error)))?;
+    let hooks = Hooks { cancel: Some(signals.callback()), interrupt: Some(signals.callback()) };
+    let result = Worker::new(job, group, model, store, hooks).run().map_err(Failure::Late)?;
+    Ok(serde_json::to_string(&result).expect("a result has string keys"))
+}
+
+/// This rank's share of the cores that its process may use, at least one.
+fn cores_per_rank(group: &ProcessGroup) -> usize {
+    let host = group.host_of(group.rank());
+    let num_local = (0..group.world_size()).filter(|&rank| group.host_of(rank) == host).count();
+    (std::thread::available_parallelism().map_or(1, usize::from) / num_local).max(1)
+}

@@ -1,0 +1,400 @@
+"""The nn.Module as the model that the native worker trains.
+
+`ModuleModel` is called from Rust by the training loop, on one thread, but for the gradient hooks, which autograd may call on
+threads of its own. Batches come as DLPack capsules over pooled native buffers, which a tensor gives back when it dies. Gradients
+live in the reducer's flat buckets: `.grad` is None before the first backward of a step; the hook copies the gradient that autograd
+made into the parameter's view of its bucket and makes `.grad` that view, in which later micro-steps accumulate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import io
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack
+
+from flambeau import _losses, _metrics, _optimizers
+from flambeau.errors import DataError, ParamError
+
+if TYPE_CHECKING:
+    from flambeau._native import GradientReducer
+
+_DTYPES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.int64: "int64",
+}
+"""The dtypes that collectives know; other tensors travel as raw bytes."""
+
+_GRADIENT_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+class ModuleModel:
+    """An nn.Module with its loss, optimizer and metrics, as the native worker sees it.
+
+    `program` holds `model`, `loss`, `optimizer` and `metrics` as they came out of one pickle, so that an optimizer instance holds
+    the module's own parameters. `inputs` are the data set's input tensors, as (name, columns). Raises `ParamError` for what
+    can't be trained, before anything is read.
+    """
+
+    def __init__(
+        self,
+        program: Mapping[str, Any],
+        inputs: Sequence[tuple[str, Sequence[str]]],
+        step_size: float | None = None,
+    ) -> None:
+        module = program["model"]
+        _check_module(module)
+        _check_forward(module, inputs)
+        self.module: nn.Module = module
+        self.loss = _losses.build(program["loss"])
+        self.optimizer = _optimizers.build(program["optimizer"], module, step_size)
+        self.metrics = _metrics.build(
+            program.get("metrics"),
+            getattr(self.loss, "threshold", 0.0),
+            getattr(self.loss, "ignore_index", None),
+        )
+        self._names, self._parameters = _trainable(module)
+        self._views: list[Tensor] = []
+        self._bucket_tensors: list[Tensor] = []
+        self._mark_ready: Callable[[int], None] | None = None
+        self._learning_rate: float | None = None
+        for index, parameter in enumerate(self._parameters):
+            parameter.grad = None
+            parameter.register_post_accumulate_grad_hook(self._hook(index))
+        module.train()
+
+    # What the worker asks at the start.
+
+    def parameters(self) -> list[tuple[str, int, str]]:
+        """The trainable parameters as (name, number of elements, dtype), tied ones once, in registration order."""
+        return [
+            (name, parameter.numel(), _DTYPES[parameter.dtype])
+            for name, parameter in zip(self._names, self._parameters, strict=True)
+        ]
+
+    def num_metric_sums(self) -> int:
+        """How many float64 sums the metrics add to those of the loss."""
+        return sum(metric.size for metric in self.metrics)
+
+    def attach(self, reducer: GradientReducer) -> None:
+        """Makes each parameter's view of the reducer's buckets; called again when the buckets are laid out anew."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._views.clear()
+        self._bucket_tensors = [from_dlpack(capsule) for capsule in reducer.buckets()]
+        for index, parameter in enumerate(self._parameters):
+            bucket, offset = reducer.view(index)
+            flat = self._bucket_tensors[bucket][offset : offset + parameter.numel()]
+            # A dense parameter's gradient has its strides (channels_last, say), so that copies and optimizers stay flat.
+            self._views.append(flat.as_strided(parameter.shape, parameter.stride()))
+        self._mark_ready = reducer.mark_ready
+
+    def tensors(self) -> list[tuple[str, int, int, str | None, int, bool]]:
+        """Parameters and buffers as (name, pointer, number of elements, dtype or None, bytes, is a buffer): what replicas share.
+
+        The pointers hold until the module next runs. A tensor with a dtype that collectives don't know has None.
+        """
+        shared = []
+        for is_buffer, named in (
+            (False, self.module.named_parameters()),
+            (True, self.module.named_buffers()),
+        ):
+            for name, tensor in named:
+                tensor = tensor.detach()
+                if tensor.numel() == 0:
+                    continue
+                if not _is_dense(tensor):
+                    raise ParamError(
+                        f"model: {name} has elements that share memory; make it a tensor of its own with .clone()"
+                    )
+                dtype = _DTYPES.get(tensor.dtype)
+                num_bytes = tensor.numel() * tensor.element_size()
+                shared.append((name, tensor.data_ptr(), tensor.numel(), dtype, num_bytes, is_buffer))
+        return shared
+
+    def set_num_threads(self, num_threads: int) -> None:
+        """Sets the number of threads that torch computes with; called once the ranks of this host are known."""
+        torch.set_num_threads(num_threads)
+
+    def seed(self, seed: int, step: int, rank: int) -> None:
+        """Seeds Python's, numpy's and torch's generators from (seed, step, rank) alone."""
+        digest = hashlib.sha256(f"{seed}:{step}:{rank}".encode()).digest()
+        random.seed(digest)
+        np.random.seed(np.frombuffer(digest, dtype=np.uint32))
+        torch.manual_seed(int.from_bytes(digest[:8], "little"))
+
+    # What happens in a step.
+
+    def _hook(self, index: int) -> Callable[[Tensor], None]:
+        views = self._views
+
+        def gradient_is_accumulated(parameter: Tensor) -> None:
+            gradient = parameter.grad
+            view = views[index]
+            if gradient is not view:
+                view.copy_(gradient)  # type: ignore[arg-type]
+                parameter.grad = view
+            self._mark_ready(index)  # type: ignore[misc]
+
+        return gradient_is_accumulated
+
+    def train_batch(
+        self,
+        inputs: Sequence[Any],
+        labels: Sequence[Any],
+        weight: Any | None,
+        num_rows: int,
+        reference: float,
+    ) -> list[float]:
+        """Forward, loss and backward of one micro-step; returns numerator, denominator and the metrics' sums.
+
+        Backward runs on the local mean times denominator / `reference`, so that ranks and micro-steps weigh by what they hold.
+        """
+        output = self.module(*map(from_dlpack, inputs))
+        label_tensors = list(map(from_dlpack, labels))
+        weight_tensor = None if weight is None else from_dlpack(weight)
+        value, denominator = self.loss(output, label_tensors, weight_tensor, num_rows)
+        if denominator:
+            if not value.requires_grad:
+                raise self._detached()
+            factor = denominator / reference
+            (value if factor == 1.0 else value * factor).backward()  # type: ignore[no-untyped-call]
+            sums = [value.item() * denominator, denominator]
+        else:
+            sums = [0.0, 0.0]
+        if self.metrics:
+            sums += self._metric_sums(output, label_tensors, weight_tensor, num_rows)
+        return sums
+
+    def _detached(self) -> ParamError:
+        return ParamError(
+            f"{getattr(self.loss, 'name', 'the loss')} does not depend on any trainable parameter: "
+            "is the output detached, or made under no_grad, from .item() or by numpy?"
+        )
+
+    def _metric_sums(
+        self, output: Any, labels: list[Tensor], weight: Tensor | None, num_rows: int
+    ) -> list[float]:
+        with torch.no_grad():
+            parts = [metric.update(output, labels, weight, num_rows) for metric in self.metrics]
+            return torch.cat(parts).tolist()  # type: ignore[no-any-return]
+
+    def optimizer_step(self, used: Sequence[bool] | None, learning_rate: float | None) -> None:
+        """Steps the optimizer over the reduced gradients and drops them.
+
+        `used` says which parameters any rank used in this step, None that all were: one that only others used takes its
+        view, which holds the average; one that none used keeps no gradient, so that the optimizer passes it over.
+        """
+        parameters = self._parameters
+        if used is None:
+            for parameter, view in zip(parameters, self._views, strict=True):
+                if parameter.grad is None:
+                    parameter.grad = view
+        else:
+            for parameter, view, is_used in zip(parameters, self._views, used, strict=True):
+                parameter.grad = view if is_used else None
+        if learning_rate is not None and learning_rate != self._learning_rate:
+            _optimizers.set_learning_rate(self.optimizer, learning_rate)
+            self._learning_rate = learning_rate
+        self.optimizer.step()
+        for parameter in parameters:
+            parameter.grad = None
+
+    # Evaluation.
+
+    def evaluate_batch(
+        self, inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_rows: int
+    ) -> list[float]:
+        """Forward and loss in eval mode; returns numerator, denominator and the metrics' sums."""
+        self.module.eval()
+        try:
+            # Not inference_mode: a module may cache a tensor that it makes here, and training could not use that one.
+            with torch.no_grad():
+                output = self.module(*map(from_dlpack, inputs))
+                label_tensors = list(map(from_dlpack, labels))
+                weight_tensor = None if weight is None else from_dlpack(weight)
+                value, denominator = self.loss(output, label_tensors, weight_tensor, num_rows)
+                sums = [value.item() * denominator if denominator else 0.0, denominator]
+                return (
+                    sums + self._metric_sums(output, label_tensors, weight_tensor, num_rows)
+                    if self.metrics
+                    else sums
+                )
+        finally:
+            self.module.train()
+
+    def finish_metrics(self, sums: Sequence[float]) -> list[tuple[str, float]]:
+        """The metrics by name, from their sums over all rows."""
+        finished = []
+        start = 0
+        for metric in self.metrics:
+            finished.append((metric.name, float(metric.finish(list(sums[start : start + metric.size])))))
+            start += metric.size
+        return finished
+
+    # State.
+
+    def save_state(self, file: Any) -> None:
+        """Writes the module's and the optimizer's state to a binary file object."""
+        state = {
+            "model": self.module.state_dict(),
+            "unlisted": _unlisted_buffers(self.module),
+            "optimizer": self.optimizer.state_dict(),
+        }
+        torch.save(state, file)
+
+    def load_state(self, data: bytes) -> None:
+        """Takes back what `save_state` wrote."""
+        state = _load(data)
+        self.module.load_state_dict(state["model"])
+        buffers = dict(self.module.named_buffers())
+        with torch.no_grad():
+            for name, value in state["unlisted"].items():
+                buffers[name].copy_(value)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._learning_rate = None
+
+    def save_rank_state(self) -> bytes:
+        """This rank's random generators: torch's, CUDA's where it runs, numpy's and Python's."""
+        kind, keys, *rest = np.random.get_state()
+        state = {
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+            "numpy": (str(kind), np.asarray(keys).tolist(), *rest),
+            "python": random.getstate(),
+        }
+        file = io.BytesIO()
+        torch.save(state, file)
+        return file.getvalue()
+
+    def load_rank_state(self, data: bytes) -> None:
+        """Takes back what `save_rank_state` gave."""
+        state = _load(data)
+        torch.set_rng_state(state["torch"])
+        if state["cuda"]:
+            torch.cuda.set_rng_state_all(state["cuda"])
+        kind, keys, *rest = state["numpy"]
+        np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+        random.setstate(state["python"])
+
+    def write_weights(self, directory: str) -> list[str]:
+        """Writes the module's weights as `weights.safetensors` under `directory`; returns the names of the files written."""
+        from flambeau._weights import save_module
+
+        save_module(self.module, Path(directory) / "weights.safetensors")
+        return ["weights.safetensors"]
+
+
+def _load(data: bytes) -> dict[str, Any]:
+    """Reads a checkpoint of our own making; only what an optimizer keeps as an object of a class needs the full unpickler."""
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
+    except Exception:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)  # type: ignore[no-any-return]
+
+
+def _unlisted_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers that state_dict leaves out (persistent=False)."""
+    listed = module.state_dict(keep_vars=True)
+    return {name: buffer for name, buffer in module.named_buffers() if name not in listed}
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill one piece of memory, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted(
+        (st, si) for st, si in zip(tensor.stride(), tensor.shape, strict=True) if si > 1
+    ):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _trainable(module: nn.Module) -> tuple[list[str], list[nn.Parameter]]:
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad and p.numel() > 0]
+    return [name for name, _ in named], [parameter for _, parameter in named]
+
+
+def _check_module(module: Any) -> None:
+    """Refuses, by name and with what to do, what can't be trained data-parallel."""
+    if not isinstance(module, nn.Module):
+        raise ParamError(f"model: expected a torch.nn.Module, got {type(module).__name__}")
+    if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise ParamError(
+            f"model: give the plain module, not the one wrapped in {type(module).__name__}: pass model.module"
+        )
+    for name, child in module.named_modules():
+        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse:
+            raise ParamError(
+                f"model: {name} makes sparse gradients, which are not supported; make it with sparse=False"
+            )
+        if isinstance(child, nn.SyncBatchNorm):
+            raise ParamError(
+                f"model: {name} is a SyncBatchNorm, which is not supported; use BatchNorm, which takes each rank's rows"
+            )
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if torch.nn.parameter.is_lazy(tensor):
+            raise ParamError(
+                f"model: {name} is not initialised yet; call the module once on example inputs first"
+            )
+        if tensor.is_sparse:
+            raise ParamError(f"model: {name} is a sparse tensor, which is not supported; use a dense one")
+        if tensor.device.type != "cpu":
+            raise ParamError(
+                f"model: {name} is on {tensor.device}; training runs on the CPU so far: pass model.cpu()"
+            )
+    names, parameters = _trainable(module)
+    for name, parameter in zip(names, parameters, strict=True):
+        if parameter.is_complex():
+            raise ParamError(
+                f"model: {name} is complex, which is not supported; keep real and imaginary parts as two parameters"
+            )
+        if parameter.dtype not in _GRADIENT_DTYPES:
+            raise ParamError(
+                f"model: {name} has dtype {parameter.dtype}; trainable ones are float32, float64, float16 or bfloat16"
+            )
+        if not _is_dense(parameter):
+            raise ParamError(
+                f"model: {name} has elements that share memory; make it a parameter of its own with .clone()"
+            )
+    if not parameters:
+        raise ParamError("model: no parameter is trainable; at least one must have requires_grad=True")
+
+
+def _check_forward(module: nn.Module, inputs: Sequence[tuple[str, Sequence[str]]]) -> None:
+    """Refuses inputs that `forward` can't take, naming both."""
+    try:
+        signature = inspect.signature(module.forward)
+    except (TypeError, ValueError):
+        return  # compiled code without a signature: the first batch will tell
+    try:
+        signature.bind(*inputs)
+    except TypeError as error:
+        given = ", ".join(f"{name} (from {', '.join(columns)})" for name, columns in inputs)
+        raise DataError(
+            f"the model's forward{signature} can't be called with the {len(inputs)} input tensors {given}: {error}; "
+            "inputCols gives one tensor per argument, featuresCol one tensor in all"
+        ) from None
+
+
+def check_program(
+    program: Mapping[str, Any], inputs: Sequence[tuple[str, Sequence[str]]], step_size: float | None
+) -> None:
+    """Refuses, before any worker starts, what `ModuleModel` would refuse. Leaves the module as it was."""
+    _check_module(program["model"])
+    _check_forward(program["model"], inputs)
+    _losses.build(program["loss"])
+    _metrics.build(program.get("metrics"))
+    _optimizers.build(program["optimizer"], program["model"], None)

@@ -1,0 +1,323 @@
+"""Losses as a value and a denominator.
+
+The gradient that is applied is that of the global batch, so a rank must say not only its loss but over what it is the mean. A loss
+here is called as `loss(output, labels, weight, num_rows)` and returns `(value, denominator)`: `value` is a scalar tensor, the mean
+numerator / denominator as torch itself computes it (so that its bits are torch's), and `denominator` is a float: rows, sums of
+weights, non-ignored targets or sums of class weights. Where the denominator is zero (every target ignored, every weight zero)
+`value` means nothing, and the batch has no gradient.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from flambeau.errors import DataError, ParamError
+
+Loss = Callable[[Any, list[Tensor], Tensor | None, int], tuple[Tensor, float]]
+
+_ELEMENTWISE: dict[str, type[nn.Module]] = {
+    "bce": nn.BCELoss,
+    "bce_with_logits": nn.BCEWithLogitsLoss,
+    "huber": nn.HuberLoss,
+    "l1": nn.L1Loss,
+    "mae": nn.L1Loss,
+    "mse": nn.MSELoss,
+    "poisson_nll": nn.PoissonNLLLoss,
+    "smooth_l1": nn.SmoothL1Loss,
+    "soft_margin": nn.SoftMarginLoss,
+}
+_CLASSES: dict[str, type[nn.Module]] = {"cross_entropy": nn.CrossEntropyLoss, "nll": nn.NLLLoss}
+_FUNCTIONS: dict[Callable[..., Tensor], str] = {
+    functional.binary_cross_entropy: "bce",
+    functional.binary_cross_entropy_with_logits: "bce_with_logits",
+    functional.cross_entropy: "cross_entropy",
+    functional.huber_loss: "huber",
+    functional.l1_loss: "l1",
+    functional.mse_loss: "mse",
+    functional.nll_loss: "nll",
+    functional.poisson_nll_loss: "poisson_nll",
+    functional.smooth_l1_loss: "smooth_l1",
+    functional.soft_margin_loss: "soft_margin",
+}
+
+NAMES: tuple[str, ...] = tuple(sorted(_ELEMENTWISE | _CLASSES))
+"""The names that `loss` accepts."""
+
+
+def build(loss: Any) -> Loss:
+    """The loss for what the user gave: a name, a module or a callable. Raises `ParamError` for anything else."""
+    if isinstance(loss, str):
+        kind = (_ELEMENTWISE | _CLASSES).get(loss)
+        if kind is None:
+            raise ParamError(f"loss: unknown name {loss!r}; the names are {', '.join(NAMES)}")
+        return build(kind())
+    if not callable(loss):
+        raise ParamError(f"loss: expected a name, a module or a callable, got {type(loss).__name__}")
+    if isinstance(loss, nn.Module):
+        return _of_module(loss)
+    name = _FUNCTIONS.get(loss)
+    return build(name) if name else CallableLoss(loss, getattr(loss, "__name__", type(loss).__name__))
+
+
+def _of_module(module: nn.Module) -> Loss:
+    name = type(module).__name__
+    trainable = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    if trainable:
+        raise ParamError(
+            f"loss: {name} has trainable parameters of its own ({', '.join(trainable)}); "
+            "make them part of the model, so that they are trained, averaged and saved with it"
+        )
+    reduction = getattr(module, "reduction", None)
+    if reduction == "sum":
+        raise ParamError(
+            f"loss: {name}(reduction='sum') would make a step depend on how many rows its batch has; use reduction='mean'"
+        )
+    if type(module) in _ELEMENTWISE.values():
+        return ElementwiseLoss(module)
+    if type(module) in _CLASSES.values():
+        return ClassLoss(module)
+    return CallableLoss(module, name)
+
+
+def brief(tensor: Tensor) -> str:
+    """Shape and dtype, for messages."""
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def single_output(output: Any, name: str) -> Tensor:
+    """The output where it must be one tensor; `name` is that of the loss or metric that says so."""
+    if isinstance(output, Tensor):
+        return output
+    raise DataError(
+        f"{name} takes one tensor, but the model returns {_kind(output)}; "
+        "return one tensor, or give a callable that takes what the model returns"
+    )
+
+
+def _kind(output: Any) -> str:
+    if isinstance(output, tuple | list):
+        return f"a {type(output).__name__} of {len(output)}"
+    return f"a {type(output).__name__}"
+
+
+def single_label(labels: list[Tensor], output: Tensor, name: str) -> Tensor:
+    """The label where it must be one tensor. Several scalar labels are the columns of one, if the output has that many."""
+    if len(labels) == 1:
+        return labels[0]
+    if not labels:
+        raise DataError(
+            f"{name} needs a label: set labelCol, or give a callable, which is called with the output alone"
+        )
+    if output.dim() == 2 and output.shape[1] == len(labels) and all(label.dim() == 1 for label in labels):
+        return torch.stack([label.to(output.dtype) for label in labels], dim=1)
+    raise DataError(
+        f"{name} takes one label, but there are {len(labels)} and the output has shape {brief(output)}; "
+        "give a callable, which gets the tuple of labels"
+    )
+
+
+def same_shape(output: Tensor, label: Tensor) -> Tensor | None:
+    """The label in the output's shape where the two differ by a trailing 1 only; None where they differ otherwise."""
+    if label.shape == output.shape:
+        return label
+    longer, shorter = (output, label) if output.dim() > label.dim() else (label, output)
+    if longer.dim() == shorter.dim() + 1 and longer.shape[-1] == 1 and longer.shape[:-1] == shorter.shape:
+        return label.reshape(output.shape)
+    return None
+
+
+def regression_target(output: Any, labels: list[Tensor], name: str) -> tuple[Tensor, Tensor]:
+    """Output and label with equal shapes and dtypes, or a `DataError` that says how they differ."""
+    output = single_output(output, name)
+    label = single_label(labels, output, name)
+    if label.shape != output.shape:
+        fitted = same_shape(output, label)
+        if fitted is None:
+            raise DataError(
+                f"{name}: the model's output has shape {list(output.shape)} and the label {list(label.shape)}; "
+                "they must be equal, but for a trailing 1"
+            )
+        label = fitted
+    return output, label if label.dtype == output.dtype else label.to(output.dtype)
+
+
+def class_target(output: Any, labels: list[Tensor], name: str) -> tuple[Tensor, Tensor]:
+    """Output [rows, classes, ...] and class labels [rows, ...] as int64, or class probabilities in the output's shape."""
+    output = single_output(output, name)
+    label = single_label(labels, output, name)
+    if output.dim() < 2:
+        raise DataError(
+            f"{name}: the model's output has shape {list(output.shape)}, but must be [rows, classes, ...]; "
+            "for one logit per row use bce_with_logits"
+        )
+    if label.is_floating_point() and label.shape == output.shape:
+        return output, label if label.dtype == output.dtype else label.to(output.dtype)
+    expected = output.shape[:1] + output.shape[2:]
+    if label.shape != expected:
+        if label.shape != (*expected, 1):
+            raise DataError(
+                f"{name}: the model's output has shape {list(output.shape)}, so the label must have shape "
+                f"{list(expected)}, but it has {list(label.shape)}"
+            )
+        label = label.reshape(expected)
+    if label.dtype != torch.int64:
+        classes = label.to(torch.int64)
+        if label.is_floating_point() and not torch.equal(classes.to(label.dtype), label):
+            value = label[classes.to(label.dtype) != label].reshape(-1)[0].item()
+            raise DataError(f"{name}: class labels must be whole numbers, but one is {value}")
+        label = classes
+    return output, label
+
+
+def _per_row(values: Tensor) -> Tensor:
+    return values if values.dim() == 1 else values.flatten(1).mean(1)
+
+
+def _weighted(per_row: Tensor, weight: Tensor) -> tuple[Tensor, float]:
+    denominator = weight.sum(dtype=torch.float64).item()
+    numerator = (per_row * weight.to(per_row.dtype)).sum()
+    return numerator / denominator, denominator
+
+
+class ElementwiseLoss:
+    """A loss module of torch's whose mean is over all elements of output and label, which have one shape."""
+
+    ignore_index: int | None = None
+
+    def __init__(self, module: nn.Module) -> None:
+        self.name = f"loss {type(module).__name__}"
+        self._unreduced = copy.copy(module)
+        self._unreduced.reduction = "none"
+        self._mean = copy.copy(module)
+        self._mean.reduction = "mean"
+        self.threshold = 0.5 if isinstance(module, nn.BCELoss) else 0.0
+
+    def __call__(
+        self, output: Any, labels: list[Tensor], weight: Tensor | None, num_rows: int
+    ) -> tuple[Tensor, float]:
+        output, label = regression_target(output, labels, self.name)
+        if weight is None:
+            return self._mean(output, label), float(num_rows)
+        return _weighted(_per_row(self._unreduced(output, label)), weight)
+
+
+class ClassLoss:
+    """Cross entropy or negative log likelihood: the mean is over the targets that count, each by its class's weight."""
+
+    threshold = 0.0
+
+    def __init__(self, module: nn.Module) -> None:
+        self.name = f"loss {type(module).__name__}"
+        self.ignore_index = int(module.ignore_index)  # type: ignore[arg-type]
+        self._class_weight: Tensor | None = module.weight  # type: ignore[assignment]
+        self._reduced = {}
+        for reduction in ("mean", "none"):
+            self._reduced[reduction] = copy.copy(module)
+            self._reduced[reduction].reduction = reduction
+
+    def __call__(
+        self, output: Any, labels: list[Tensor], weight: Tensor | None, num_rows: int
+    ) -> tuple[Tensor, float]:
+        output, label = class_target(output, labels, self.name)
+        try:
+            return self._evaluate(output, label, weight, num_rows)
+        except IndexError as error:
+            self._refuse_label(output, label)
+            raise error
+
+    def _evaluate(
+        self, output: Tensor, label: Tensor, weight: Tensor | None, num_rows: int
+    ) -> tuple[Tensor, float]:
+        if (
+            label.is_floating_point()
+        ):  # class probabilities: torch divides by the rows, whatever the class weights
+            if weight is None:
+                return self._reduced["mean"](output, label), float(num_rows)
+            return _weighted(_per_row(self._reduced["none"](output, label)), weight)
+        if weight is None:
+            value = self._reduced["mean"](output, label)
+            if self._class_weight is None:
+                counted = label != self.ignore_index
+                denominator = float(counted.sum().item())
+            else:
+                denominator = self._target_weights(label).sum(dtype=torch.float64).item()
+            return value, denominator
+        per_target = self._reduced["none"](output, label)
+        target_weights = self._target_weights(label)
+        if label.dim() > 1:
+            per_target, target_weights = per_target.flatten(1).sum(1), target_weights.flatten(1).sum(1)
+        numerator = (per_target * weight.to(per_target.dtype)).sum()
+        denominator = (target_weights.to(torch.float64) * weight).sum().item()
+        return numerator / denominator, denominator
+
+    def _target_weights(self, label: Tensor) -> Tensor:
+        """What each target adds to the denominator: its class's weight, or 1; 0 where it is ignored. In the label's shape."""
+        counted = label != self.ignore_index
+        if self._class_weight is None:
+            return counted.to(torch.float64)
+        return self._class_weight[torch.where(counted, label, 0)] * counted
+
+    def _refuse_label(self, output: Tensor, label: Tensor) -> None:
+        num_classes = output.shape[1]
+        outside = ((label < 0) | (label >= num_classes)) & (label != self.ignore_index)
+        if outside.any():
+            value = label[outside].reshape(-1)[0].item()
+            hint = "; for one logit per row use bce_with_logits" if num_classes == 1 else ""
+            raise DataError(
+                f"{self.name}: the class label {value} lies outside the {num_classes} classes of the model's output "
+                f"{list(output.shape)}: labels must be 0 to {num_classes - 1}{hint}"
+            ) from None
+
+
+class CallableLoss:
+    """A user's callable: a scalar is the mean over its rows; otherwise its first dimension must be the rows.
+
+    It is called as `loss(output, label)`, with the tuple of labels where there are several, or with the output alone where there is
+    none. A single label takes a single output's shape where they differ by a trailing 1.
+    """
+
+    threshold = 0.0
+    ignore_index: int | None = None
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self.name = f"loss {name}"
+        self._function = function
+
+    def __call__(
+        self, output: Any, labels: list[Tensor], weight: Tensor | None, num_rows: int
+    ) -> tuple[Tensor, float]:
+        value = call_with_labels(self._function, output, labels)
+        if not isinstance(value, Tensor):
+            raise ParamError(f"{self.name} returned {_kind(value)}; it must return a tensor")
+        if value.dim() == 0 or (value.numel() == 1 and num_rows != 1):
+            if weight is not None:
+                raise ParamError(
+                    f"{self.name} returns a scalar, which cannot be weighted by weightCol; return one value per row"
+                )
+            return value.reshape(()), float(num_rows)
+        if value.shape[0] != num_rows:
+            raise ParamError(
+                f"{self.name} returned shape {list(value.shape)} for {num_rows} rows; it must return a scalar or one value per row"
+            )
+        per_row = _per_row(value)
+        return (per_row.mean(), float(num_rows)) if weight is None else _weighted(per_row, weight)
+
+
+def call_with_labels(function: Callable[..., Any], output: Any, labels: list[Tensor]) -> Any:
+    """Calls a user's loss or metric with the output and its label or labels, a trailing 1 of a single label made to fit."""
+    if len(labels) != 1:
+        return function(output, tuple(labels)) if labels else function(output)
+    label = labels[0]
+    if isinstance(output, Tensor):
+        fitted = same_shape(output, label)
+        if fitted is not None:
+            label = fitted
+        if label.dtype != output.dtype and label.is_floating_point() and output.is_floating_point():
+            label = label.to(output.dtype)
+    return function(output, label)

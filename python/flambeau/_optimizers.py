@@ -1,0 +1,109 @@
+"""Optimizers: a name, a factory or an instance, made into the one torch optimizer that a rank steps."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from flambeau.errors import ParamError
+
+_NAMED: dict[str, type[torch.optim.Optimizer]] = {
+    "adadelta": torch.optim.Adadelta,
+    "adagrad": torch.optim.Adagrad,
+    "adam": torch.optim.Adam,
+    "adamax": torch.optim.Adamax,
+    "adamw": torch.optim.AdamW,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "rmsprop": torch.optim.RMSprop,
+    "sgd": torch.optim.SGD,
+}
+
+NAMES: tuple[str, ...] = tuple(sorted(_NAMED))
+"""The names that `optimizer` accepts."""
+
+
+def build(optimizer: Any, module: nn.Module, step_size: float | None) -> torch.optim.Optimizer:
+    """The optimizer for what the user gave, over `module`'s trainable parameters.
+
+    A name gives torch's optimizer with torch's defaults, fused where torch has it on the parameters' device. A callable is called
+    with the list of trainable parameters. An instance must have been made over `module`'s own parameters, and is used as it
+    is. `step_size` overrides the learning rate of every parameter group. Raises `ParamError`, saying what to do instead, for
+    what can't be trained data-parallel.
+    """
+    built = _make(optimizer, module)
+    _check(built, module)
+    if step_size is not None:
+        set_learning_rate(built, step_size)
+    return built
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Sets the learning rate of every parameter group."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(learning_rate)
+        else:
+            group["lr"] = learning_rate
+
+
+def _make(optimizer: Any, module: nn.Module) -> torch.optim.Optimizer:
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return optimizer
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if isinstance(optimizer, str):
+        kind = _NAMED.get(optimizer)
+        if kind is None:
+            raise ParamError(f"optimizer: unknown name {optimizer!r}; the names are {', '.join(NAMES)}")
+        return _fused(kind, parameters)
+    if isinstance(optimizer, tuple | list):
+        raise ParamError(
+            "optimizer: several optimizers are not supported; give one with several parameter groups"
+        )
+    if not callable(optimizer):
+        raise ParamError(
+            f"optimizer: expected a name, an optimizer or a callable of the parameters, got {type(optimizer).__name__}"
+        )
+    built = optimizer(parameters)
+    if isinstance(built, tuple | list):
+        raise ParamError(
+            "optimizer: the callable returned several; give one optimizer with several parameter groups"
+        )
+    if not isinstance(built, torch.optim.Optimizer):
+        raise ParamError(
+            f"optimizer: the callable returned {type(built).__name__}; it must return a torch.optim.Optimizer"
+        )
+    return built
+
+
+def _fused(kind: type[torch.optim.Optimizer], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    if "fused" in inspect.signature(kind).parameters:
+        try:
+            return kind(parameters, fused=True)  # type: ignore[call-arg]
+        except (RuntimeError, NotImplementedError):
+            pass  # torch has no fused kernel for this device or dtype
+    return kind(parameters)  # type: ignore[call-arg]
+
+
+def _check(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
+    name = type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ParamError("optimizer: SparseAdam needs sparse gradients, which are not supported; use Adam")
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if isinstance(optimizer, torch.optim.LBFGS) or (closure and closure.default is inspect.Parameter.empty):
+        raise ParamError(
+            f"optimizer: {name} evaluates the loss several times a step through a closure, which is not supported; "
+            "use one that steps once, such as AdamW"
+        )
+    own = {id(parameter) for parameter in module.parameters()}
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if any(id(parameter) not in own for parameter in held):
+        raise ParamError(
+            f"optimizer: {name} holds parameters that are not the model's: "
+            "make it over the same module that is given as model, or give a callable such as lambda params: AdamW(params)"
+        )
+    if not any(parameter.requires_grad for parameter in held):
+        raise ParamError(f"optimizer: {name} holds no trainable parameter of the model")

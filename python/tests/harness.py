@@ -1,0 +1,196 @@
+"""Runs ranks without Spark: one Python process each, which find each other over loopback."""
+
+from __future__ import annotations
+
+import pickle
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flambeau._worker import RankOutcome, WorkerRequest, run_rank
+
+HERE = Path(__file__).parent
+
+
+def write_shards(
+    directory: Path, columns: Mapping[str, np.ndarray], num_shards: int = 1, rows_per_group: int | None = None
+) -> list[str]:
+    """Writes columns (one- or two-dimensional arrays) as Parquet shards; returns their paths."""
+    directory.mkdir(parents=True, exist_ok=True)
+    arrays = {}
+    for name, values in columns.items():
+        if values.ndim == 1:
+            arrays[name] = pa.array(values)
+        else:
+            flat = pa.array(values.reshape(-1))
+            arrays[name] = pa.FixedSizeListArray.from_arrays(flat, int(np.prod(values.shape[1:]))).cast(
+                pa.list_(flat.type)
+            )
+    table = pa.table(arrays)
+    bounds = np.linspace(0, table.num_rows, num_shards + 1).astype(int)
+    paths = []
+    for shard in range(num_shards):
+        path = directory / f"part-{shard:05d}.parquet"
+        part = table.slice(bounds[shard], bounds[shard + 1] - bounds[shard])
+        pq.write_table(part, path, row_group_size=rows_per_group or max(1, part.num_rows))
+        paths.append(str(path))
+    return paths
+
+
+def tensor(
+    name: str, *columns: str, dtype: str = "float32", shape: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """A tensor of a dataset spec; `name` is its only column where none is given."""
+    spec: dict[str, Any] = {"name": name, "columns": list(columns) or [name], "dtype": dtype}
+    if shape is not None:
+        spec["shape"] = list(shape)
+    return spec
+
+
+def make_job(
+    work_dir: Path,
+    train: list[str],
+    inputs: list[dict[str, Any]],
+    labels: list[dict[str, Any]],
+    *,
+    weight: dict[str, Any] | None = None,
+    validation: Sequence[str] = (),
+    attempt: str = "a1",
+    resume: str | None = None,
+    **params: Any,
+) -> dict[str, Any]:
+    """A training job over shards."""
+    if len(inputs) > 1:
+        params.setdefault("inputCols", [spec["name"] for spec in inputs])
+    return {
+        "format": 1,
+        "params": params,
+        "data": {
+            "train": train,
+            "validation": list(validation),
+            "spec": {"inputs": inputs, "labels": labels, "weight": weight},
+        },
+        "attempt": {"id": attempt, "workDir": str(work_dir), "resume": resume},
+    }
+
+
+def free_port() -> int:
+    """A port of loopback that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Ranks:
+    """The processes of one attempt."""
+
+    def __init__(
+        self,
+        job: Mapping[str, Any],
+        program: Mapping[str, Any] | bytes,
+        world_size: int,
+        directory: Path,
+        **request: Any,
+    ) -> None:
+        import json
+
+        directory.mkdir(parents=True, exist_ok=True)
+        self.outcomes = [directory / f"outcome-{rank}.pkl" for rank in range(world_size)]
+        if not isinstance(program, bytes):
+            program = cloudpickle.dumps(dict(program))
+        message = WorkerRequest(
+            job_json=json.dumps(job),
+            secret=secrets.token_bytes(16),
+            program=program,
+            sys_path=(str(HERE),),
+            **request,
+        )
+        path = directory / "request.pkl"
+        path.write_bytes(pickle.dumps(message))
+        address = f"127.0.0.1:{free_port()}"
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, __file__, str(path), str(rank), str(world_size), address, str(outcome)]
+            )
+            for rank, outcome in enumerate(self.outcomes)
+        ]
+
+    def wait(self, timeout: float = 120.0) -> list[RankOutcome | None]:
+        """How each rank ended; None for one that was killed. Kills what is left after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        try:
+            for process in self.processes:
+                process.wait(max(0.1, deadline - time.monotonic()))
+        finally:
+            self.kill()
+        return [pickle.loads(path.read_bytes()) if path.exists() else None for path in self.outcomes]
+
+    def kill(self) -> None:
+        """Kills what still runs."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def run_ranks(
+    job: Mapping[str, Any],
+    program: Mapping[str, Any] | bytes,
+    world_size: int,
+    directory: Path,
+    timeout: float = 120.0,
+    **request: Any,
+) -> list[RankOutcome]:
+    """Runs all ranks to their end."""
+    outcomes = Ranks(job, program, world_size, directory, **request).wait(timeout)
+    assert all(outcome is not None for outcome in outcomes), "a rank died"
+    return [outcome for outcome in outcomes if outcome is not None]
+
+
+def train(
+    job: Mapping[str, Any],
+    program: Mapping[str, Any],
+    world_size: int,
+    directory: Path,
+    timeout: float = 120.0,
+    **request: Any,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Trains to the end; returns rank 0's result and the weights by name. Fails with the first cause's traceback."""
+    import json
+
+    from safetensors.torch import load_file
+
+    outcomes = run_ranks(job, program, world_size, directory, timeout, **request)
+    for outcome in sorted(outcomes, key=lambda outcome: not outcome.is_cause):
+        assert outcome.ok, outcome.traceback
+    result = json.loads(outcomes[0].result_json or "")
+    return result, load_file(result["weights"]["uri"].removeprefix("file://"))
+
+
+def _main(request_path: str, rank: str, world_size: str, address: str, outcome_path: str) -> None:
+    from flambeau._native import TcpRendezvous
+
+    request = pickle.loads(Path(request_path).read_bytes())
+
+    def all_gather(payload: bytes) -> list[bytes]:
+        store = TcpRendezvous(address, int(rank), int(world_size), request.secret, 60.0)
+        return store.all_gather(payload)
+
+    outcome = run_rank(request, int(rank), int(world_size), all_gather, "127.0.0.1")
+    part = Path(f"{outcome_path}.part")
+    part.write_bytes(pickle.dumps(outcome))
+    part.rename(outcome_path)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
