@@ -1,9 +1,10 @@
 """The nn.Module as the model that the native worker trains.
 
-`ModuleModel` is called from Rust by the training loop, on one thread, but for the gradient hooks, which autograd may call on
-threads of its own. Batches come as DLPack capsules over pooled native buffers, which a tensor gives back when it dies. Gradients
-live in the reducer's flat buckets: `.grad` is None before the first backward of a step; the hook copies the gradient that autograd
-made into the parameter's view of its bucket and makes `.grad` that view, in which later micro-steps accumulate.
+`ModuleModel` is called from Rust by the training loop, on one thread, but for the gradient hooks, which
+autograd may call on threads of its own. Batches come as DLPack capsules over pooled native buffers, which a
+tensor gives back when it dies. Gradients live in the reducer's flat buckets: `.grad` is None before the first
+backward of a step; the hook copies the gradient that autograd made into the parameter's view of its bucket
+and makes `.grad` that view, in which later micro-steps accumulate.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ _GRADIENT_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 class ModuleModel:
     """An nn.Module with its loss, optimizer and metrics, as the native worker sees it.
 
-    `program` holds `model`, `loss`, `optimizer` and `metrics` as they came out of one pickle, so that an optimizer instance holds
-    the module's own parameters. `inputs` are the data set's input tensors, as (name, columns). Raises `ParamError` for what
-    can't be trained, before anything is read.
+    `program` holds `model`, `loss`, `optimizer` and `metrics` as they came out of one pickle, so that an
+    optimizer instance holds the module's own parameters. `inputs` are the data set's input tensors, as (name,
+    columns). Raises `ParamError` for what can't be trained, before anything is read.
     """
 
     def __init__(
@@ -77,7 +78,9 @@ class ModuleModel:
     # What the worker asks at the start.
 
     def parameters(self) -> list[tuple[str, int, str]]:
-        """The trainable parameters as (name, number of elements, dtype), tied ones once, in registration order."""
+        """The trainable parameters as (name, number of elements, dtype), tied ones once, in registration
+        order.
+        """
         return [
             (name, parameter.numel(), _DTYPES[parameter.dtype])
             for name, parameter in zip(self._names, self._parameters, strict=True)
@@ -88,7 +91,9 @@ class ModuleModel:
         return sum(metric.size for metric in self.metrics)
 
     def attach(self, reducer: GradientReducer) -> None:
-        """Makes each parameter's view of the reducer's buckets; called again when the buckets are laid out anew."""
+        """Makes each parameter's view of the reducer's buckets; called again when the buckets are laid out
+        anew.
+        """
         for parameter in self._parameters:
             parameter.grad = None
         self._views.clear()
@@ -96,14 +101,17 @@ class ModuleModel:
         for index, parameter in enumerate(self._parameters):
             bucket, offset = reducer.view(index)
             flat = self._bucket_tensors[bucket][offset : offset + parameter.numel()]
-            # A dense parameter's gradient has its strides (channels_last, say), so that copies and optimizers stay flat.
+            # A dense parameter's gradient has its strides (channels_last, say), so that copies and optimizers
+            # stay flat.
             self._views.append(flat.as_strided(parameter.shape, parameter.stride()))
         self._mark_ready = reducer.mark_ready
 
     def tensors(self) -> list[tuple[str, int, int, str | None, int, bool]]:
-        """Parameters and buffers as (name, pointer, number of elements, dtype or None, bytes, is a buffer): what replicas share.
+        """Parameters and buffers as (name, pointer, number of elements, dtype or None, bytes, is a buffer):
+        what replicas share.
 
-        The pointers hold until the module next runs. A tensor with a dtype that collectives don't know has None.
+        The pointers hold until the module next runs. A tensor with a dtype that collectives don't know has
+        None.
         """
         shared = []
         for is_buffer, named in (
@@ -116,7 +124,8 @@ class ModuleModel:
                     continue
                 if not _is_dense(tensor):
                     raise ParamError(
-                        f"model: {name} has elements that share memory; make it a tensor of its own with .clone()"
+                        f"model: {name} has elements that share memory; make it a tensor of its own with "
+                        ".clone()"
                     )
                 dtype = _DTYPES.get(tensor.dtype)
                 num_bytes = tensor.numel() * tensor.element_size()
@@ -124,7 +133,9 @@ class ModuleModel:
         return shared
 
     def set_num_threads(self, num_threads: int) -> None:
-        """Sets the number of threads that torch computes with; called once the ranks of this host are known."""
+        """Sets the number of threads that torch computes with; called once the ranks of this host are
+        known.
+        """
         torch.set_num_threads(num_threads)
 
     def seed(self, seed: int, step: int, rank: int) -> None:
@@ -159,7 +170,8 @@ class ModuleModel:
     ) -> list[float]:
         """Forward, loss and backward of one micro-step; returns numerator, denominator and the metrics' sums.
 
-        Backward runs on the local mean times denominator / `reference`, so that ranks and micro-steps weigh by what they hold.
+        Backward runs on the local mean times denominator / `reference`, so that ranks and micro-steps weigh
+        by what they hold.
         """
         output = self.module(*map(from_dlpack, inputs))
         label_tensors = list(map(from_dlpack, labels))
@@ -193,8 +205,9 @@ class ModuleModel:
     def optimizer_step(self, used: Sequence[bool] | None, learning_rate: float | None) -> None:
         """Steps the optimizer over the reduced gradients and drops them.
 
-        `used` says which parameters any rank used in this step, None that all were: one that only others used takes its
-        view, which holds the average; one that none used keeps no gradient, so that the optimizer passes it over.
+        `used` says which parameters any rank used in this step, None that all were: one that only others used
+        takes its view, which holds the average; one that none used keeps no gradient, so that the optimizer
+        passes it over.
         """
         parameters = self._parameters
         if used is None:
@@ -219,7 +232,8 @@ class ModuleModel:
         """Forward and loss in eval mode; returns numerator, denominator and the metrics' sums."""
         self.module.eval()
         try:
-            # Not inference_mode: a module may cache a tensor that it makes here, and training could not use that one.
+            # Not inference_mode: a module may cache a tensor that it makes here, and training could not use
+            # that one.
             with torch.no_grad():
                 output = self.module(*map(from_dlpack, inputs))
                 label_tensors = list(map(from_dlpack, labels))
@@ -289,7 +303,9 @@ class ModuleModel:
         random.setstate(state["python"])
 
     def write_weights(self, directory: str) -> list[str]:
-        """Writes the module's weights as `weights.safetensors` under `directory`; returns the names of the files written."""
+        """Writes the module's weights as `weights.safetensors` under `directory`; returns the names of the
+        files written.
+        """
         from flambeau._weights import save_module
 
         save_module(self.module, Path(directory) / "weights.safetensors")
@@ -297,7 +313,9 @@ class ModuleModel:
 
 
 def _load(data: bytes) -> dict[str, Any]:
-    """Reads a checkpoint of our own making; only what an optimizer keeps as an object of a class needs the full unpickler."""
+    """Reads a checkpoint of our own making; only what an optimizer keeps as an object of a class needs the
+    full unpickler.
+    """
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
     except Exception:
@@ -342,7 +360,8 @@ def _check_module(module: Any) -> None:
             )
         if isinstance(child, nn.SyncBatchNorm):
             raise ParamError(
-                f"model: {name} is a SyncBatchNorm, which is not supported; use BatchNorm, which takes each rank's rows"
+                f"model: {name} is a SyncBatchNorm, which is not supported; use BatchNorm, which "
+                "takes each rank's rows"
             )
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if torch.nn.parameter.is_lazy(tensor):
@@ -359,11 +378,13 @@ def _check_module(module: Any) -> None:
     for name, parameter in zip(names, parameters, strict=True):
         if parameter.is_complex():
             raise ParamError(
-                f"model: {name} is complex, which is not supported; keep real and imaginary parts as two parameters"
+                f"model: {name} is complex, which is not supported; keep real and imaginary parts "
+                "as two parameters"
             )
         if parameter.dtype not in _GRADIENT_DTYPES:
             raise ParamError(
-                f"model: {name} has dtype {parameter.dtype}; trainable ones are float32, float64, float16 or bfloat16"
+                f"model: {name} has dtype {parameter.dtype}; trainable ones are float32, float64, "
+                "float16 or bfloat16"
             )
         if not _is_dense(parameter):
             raise ParamError(
@@ -384,7 +405,8 @@ def _check_forward(module: nn.Module, inputs: Sequence[tuple[str, Sequence[str]]
     except TypeError as error:
         given = ", ".join(f"{name} (from {', '.join(columns)})" for name, columns in inputs)
         raise DataError(
-            f"the model's forward{signature} can't be called with the {len(inputs)} input tensors {given}: {error}; "
+            f"the model's forward{signature} can't be called with the {len(inputs)} input "
+            f"tensors {given}: {error}; "
             "inputCols gives one tensor per argument, featuresCol one tensor in all"
         ) from None
 

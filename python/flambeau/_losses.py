@@ -1,10 +1,11 @@
 """Losses as a value and a denominator.
 
-The gradient that is applied is that of the global batch, so a rank must say not only its loss but over what it is the mean. A loss
-here is called as `loss(output, labels, weight, num_rows)` and returns `(value, denominator)`: `value` is a scalar tensor, the mean
-numerator / denominator as torch itself computes it (so that its bits are torch's), and `denominator` is a float: rows, sums of
-weights, non-ignored targets or sums of class weights. Where the denominator is zero (every target ignored, every weight zero)
-`value` means nothing, and the batch has no gradient.
+The gradient that is applied is that of the global batch, so a rank must say not only its loss but over what
+it is the mean. A loss here is called as `loss(output, labels, weight, num_rows)` and returns `(value,
+denominator)`: `value` is a scalar tensor, the mean numerator / denominator as torch itself computes it (so
+that its bits are torch's), and `denominator` is a float: rows, sums of weights, non-ignored targets or sums
+of class weights. Where the denominator is zero (every target ignored, every weight zero) `value` means
+nothing, and the batch has no gradient.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ NAMES: tuple[str, ...] = tuple(sorted(_ELEMENTWISE | _CLASSES))
 
 
 def build(loss: Any) -> Loss:
-    """The loss for what the user gave: a name, a module or a callable. Raises `ParamError` for anything else."""
+    """The loss for what the user gave: a name, a module or a callable. Raises `ParamError` for anything
+    else.
+    """
     if isinstance(loss, str):
         kind = (_ELEMENTWISE | _CLASSES).get(loss)
         if kind is None:
@@ -76,7 +79,8 @@ def _of_module(module: nn.Module) -> Loss:
     reduction = getattr(module, "reduction", None)
     if reduction == "sum":
         raise ParamError(
-            f"loss: {name}(reduction='sum') would make a step depend on how many rows its batch has; use reduction='mean'"
+            f"loss: {name}(reduction='sum') would make a step depend on how many rows its "
+            "batch has; use reduction='mean'"
         )
     if type(module) in _ELEMENTWISE.values():
         return ElementwiseLoss(module)
@@ -107,7 +111,9 @@ def _kind(output: Any) -> str:
 
 
 def single_label(labels: list[Tensor], output: Tensor, name: str) -> Tensor:
-    """The label where it must be one tensor. Several scalar labels are the columns of one, if the output has that many."""
+    """The label where it must be one tensor. Several scalar labels are the columns of one, if the output has
+    that many.
+    """
     if len(labels) == 1:
         return labels[0]
     if not labels:
@@ -123,7 +129,9 @@ def single_label(labels: list[Tensor], output: Tensor, name: str) -> Tensor:
 
 
 def same_shape(output: Tensor, label: Tensor) -> Tensor | None:
-    """The label in the output's shape where the two differ by a trailing 1 only; None where they differ otherwise."""
+    """The label in the output's shape where the two differ by a trailing 1 only; None where they differ
+    otherwise.
+    """
     if label.shape == output.shape:
         return label
     longer, shorter = (output, label) if output.dim() > label.dim() else (label, output)
@@ -140,7 +148,8 @@ def regression_target(output: Any, labels: list[Tensor], name: str) -> tuple[Ten
         fitted = same_shape(output, label)
         if fitted is None:
             raise DataError(
-                f"{name}: the model's output has shape {list(output.shape)} and the label {list(label.shape)}; "
+                f"{name}: the model's output has shape {list(output.shape)} and the label "
+                f"{list(label.shape)}; "
                 "they must be equal, but for a trailing 1"
             )
         label = fitted
@@ -148,7 +157,9 @@ def regression_target(output: Any, labels: list[Tensor], name: str) -> tuple[Ten
 
 
 def class_target(output: Any, labels: list[Tensor], name: str) -> tuple[Tensor, Tensor]:
-    """Output [rows, classes, ...] and class labels [rows, ...] as int64, or class probabilities in the output's shape."""
+    """Output [rows, classes, ...] and class labels [rows, ...] as int64, or class probabilities in the
+    output's shape.
+    """
     output = single_output(output, name)
     label = single_label(labels, output, name)
     if output.dim() < 2:
@@ -208,7 +219,9 @@ class ElementwiseLoss:
 
 
 class ClassLoss:
-    """Cross entropy or negative log likelihood: the mean is over the targets that count, each by its class's weight."""
+    """Cross entropy or negative log likelihood: the mean is over the targets that count, each by its class's
+    weight.
+    """
 
     threshold = 0.0
 
@@ -257,7 +270,9 @@ class ClassLoss:
         return numerator / denominator, denominator
 
     def _target_weights(self, label: Tensor) -> Tensor:
-        """What each target adds to the denominator: its class's weight, or 1; 0 where it is ignored. In the label's shape."""
+        """What each target adds to the denominator: its class's weight, or 1; 0 where it is ignored. In the
+        label's shape.
+        """
         counted = label != self.ignore_index
         if self._class_weight is None:
             return counted.to(torch.float64)
@@ -270,7 +285,8 @@ class ClassLoss:
             value = label[outside].reshape(-1)[0].item()
             hint = "; for one logit per row use bce_with_logits" if num_classes == 1 else ""
             raise DataError(
-                f"{self.name}: the class label {value} lies outside the {num_classes} classes of the model's output "
+                f"{self.name}: the class label {value} lies outside the {num_classes} classes of "
+                "the model's output "
                 f"{list(output.shape)}: labels must be 0 to {num_classes - 1}{hint}"
             ) from None
 
@@ -278,8 +294,9 @@ class ClassLoss:
 class CallableLoss:
     """A user's callable: a scalar is the mean over its rows; otherwise its first dimension must be the rows.
 
-    It is called as `loss(output, label)`, with the tuple of labels where there are several, or with the output alone where there is
-    none. A single label takes a single output's shape where they differ by a trailing 1.
+    It is called as `loss(output, label)`, with the tuple of labels where there are several, or with the
+    output alone where there is none. A single label takes a single output's shape where they differ by a
+    trailing 1.
     """
 
     threshold = 0.0
@@ -298,19 +315,23 @@ class CallableLoss:
         if value.dim() == 0 or (value.numel() == 1 and num_rows != 1):
             if weight is not None:
                 raise ParamError(
-                    f"{self.name} returns a scalar, which cannot be weighted by weightCol; return one value per row"
+                    f"{self.name} returns a scalar, which cannot be weighted by weightCol; return one "
+                    "value per row"
                 )
             return value.reshape(()), float(num_rows)
         if value.shape[0] != num_rows:
             raise ParamError(
-                f"{self.name} returned shape {list(value.shape)} for {num_rows} rows; it must return a scalar or one value per row"
+                f"{self.name} returned shape {list(value.shape)} for {num_rows} rows; it must "
+                "return a scalar or one value per row"
             )
         per_row = _per_row(value)
         return (per_row.mean(), float(num_rows)) if weight is None else _weighted(per_row, weight)
 
 
 def call_with_labels(function: Callable[..., Any], output: Any, labels: list[Tensor]) -> Any:
-    """Calls a user's loss or metric with the output and its label or labels, a trailing 1 of a single label made to fit."""
+    """Calls a user's loss or metric with the output and its label or labels, a trailing 1 of a single label
+    made to fit.
+    """
     if len(labels) != 1:
         return function(output, tuple(labels)) if labels else function(output)
     label = labels[0]

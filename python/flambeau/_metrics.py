@@ -1,7 +1,8 @@
 """Metrics as sums and a finish.
 
-A metric of an epoch is never an average of the metrics of its batches. Each metric here adds up a fixed number of float64 sums over
-rows (`update`), which are summed over batches and ranks, and then makes one number of them (`finish`).
+A metric of an epoch is never an average of the metrics of its batches. Each metric here adds up a fixed
+number of float64 sums over rows (`update`), which are summed over batches and ranks, and then makes one
+number of them (`finish`).
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ class Metric(Protocol):
 
 
 def build(metrics: Any, threshold: float = 0.0, ignore_index: int | None = None) -> list[Metric]:
-    """The metrics for what the user gave: a list of names and callables, or a dict of callables (or names) by name.
+    """The metrics for what the user gave: a list of names and callables, or a dict of callables (or names) by
+    name.
 
-    `threshold` separates the two classes of a one-column output (0 for logits, 0.5 for probabilities); labels equal to
-    `ignore_index` do not count. Raises `ParamError` for what is unknown or named twice.
+    `threshold` separates the two classes of a one-column output (0 for logits, 0.5 for probabilities); labels
+    equal to `ignore_index` do not count. Raises `ParamError` for what is unknown or named twice.
     """
     if metrics is None:
         return []
@@ -71,7 +73,8 @@ def _build(name: str | None, metric: Any, threshold: float, ignore_index: int | 
         if metric in ("precision", "recall", "f1"):
             return BinaryCounts(known, metric, threshold, ignore_index)
         raise ParamError(
-            f"metrics: unknown name {metric!r}; the names are mse, rmse, mae, r2, accuracy, top<k>_accuracy, precision, "
+            f"metrics: unknown name {metric!r}; the names are mse, rmse, mae, r2, accuracy, "
+            "top<k>_accuracy, precision, "
             "recall and f1, or give a callable"
         )
     if not callable(metric):
@@ -146,7 +149,9 @@ class R2:
 def _predicted_classes(
     output: Any, labels: list[Tensor], name: str, threshold: float, top: int
 ) -> tuple[Tensor, Tensor]:
-    """The predicted classes [rows, top, ...] and the class labels [rows, ...]; one-column outputs are cut at `threshold`."""
+    """The predicted classes [rows, top, ...] and the class labels [rows, ...]; one-column outputs are cut at
+    `threshold`.
+    """
     output = single_output(output, name)
     if output.dim() < 2 or output.shape[1] == 1:
         output, label = regression_target(output, labels, name)
@@ -184,7 +189,9 @@ class Accuracy:
 
 
 class BinaryCounts:
-    """Precision, recall or F1 of class 1 of two, from weighted counts of true positives, predicted and actual ones."""
+    """Precision, recall or F1 of class 1 of two, from weighted counts of true positives, predicted and actual
+    ones.
+    """
 
     size = 3
 
@@ -214,8 +221,8 @@ class BinaryCounts:
 
 
 class CallableMetric:
-    """A user's `metric(output, label)`. One value per row is averaged over all rows, weighted by row; a scalar is averaged
-    over batches by their rows, which is exact only for what is a mean over rows."""
+    """A user's `metric(output, label)`. One value per row is averaged over all rows, weighted by row; a
+    scalar is averaged over batches by their rows, which is exact only for what is a mean over rows."""
 
     size = 2
 

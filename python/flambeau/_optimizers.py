@@ -29,10 +29,10 @@ NAMES: tuple[str, ...] = tuple(sorted(_NAMED))
 def build(optimizer: Any, module: nn.Module, step_size: float | None) -> torch.optim.Optimizer:
     """The optimizer for what the user gave, over `module`'s trainable parameters.
 
-    A name gives torch's optimizer with torch's defaults, fused where torch has it on the parameters' device. A callable is called
-    with the list of trainable parameters. An instance must have been made over `module`'s own parameters, and is used as it
-    is. `step_size` overrides the learning rate of every parameter group. Raises `ParamError`, saying what to do instead, for
-    what can't be trained data-parallel.
+    A name gives torch's optimizer with torch's defaults, fused where torch has it on the parameters' device.
+    A callable is called with the list of trainable parameters. An instance must have been made over
+    `module`'s own parameters, and is used as it is. `step_size` overrides the learning rate of every
+    parameter group. Raises `ParamError`, saying what to do instead, for what can't be trained data-parallel.
     """
     built = _make(optimizer, module)
     _check(built, module)
@@ -65,7 +65,8 @@ def _make(optimizer: Any, module: nn.Module) -> torch.optim.Optimizer:
         )
     if not callable(optimizer):
         raise ParamError(
-            f"optimizer: expected a name, an optimizer or a callable of the parameters, got {type(optimizer).__name__}"
+            "optimizer: expected a name, an optimizer or a callable of the parameters, got "
+            f"{type(optimizer).__name__}"
         )
     built = optimizer(parameters)
     if isinstance(built, tuple | list):
@@ -95,7 +96,8 @@ def _check(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if isinstance(optimizer, torch.optim.LBFGS) or (closure and closure.default is inspect.Parameter.empty):
         raise ParamError(
-            f"optimizer: {name} evaluates the loss several times a step through a closure, which is not supported; "
+            f"optimizer: {name} evaluates the loss several times a step through a closure, "
+            "which is not supported; "
             "use one that steps once, such as AdamW"
         )
     own = {id(parameter) for parameter in module.parameters()}
@@ -103,7 +105,8 @@ def _check(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
     if any(id(parameter) not in own for parameter in held):
         raise ParamError(
             f"optimizer: {name} holds parameters that are not the model's: "
-            "make it over the same module that is given as model, or give a callable such as lambda params: AdamW(params)"
+            "make it over the same module that is given as model, or give a callable such as "
+            "lambda params: AdamW(params)"
         )
     if not any(parameter.requires_grad for parameter in held):
         raise ParamError(f"optimizer: {name} holds no trainable parameter of the model")

@@ -1,7 +1,7 @@
 """One rank of a training, in the Python process that Spark (or another launcher) started for it.
 
-Importing this module imports no torch: PySpark forks its workers from a daemon that must stay light, and the driver needs only the
-two messages.
+Importing this module imports no torch: PySpark forks its workers from a daemon that must stay light, and the
+driver needs only the two messages.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class RankOutcome:
     result_json: str | None = None
     """The training's result, where `ok`."""
     error_kind: str | None = None
-    """As `RankFailure.kind`, or `environment` where the worker itself lacks something: `lost` and `collective` may be tried again."""
+    """As `RankFailure.kind`, or `environment` where the worker itself lacks something: `lost` and
+    `collective` may be tried again.
+    """
     error_type: str | None = None
     """The exception's class, qualified."""
     message: str | None = None
@@ -71,7 +73,9 @@ class EnvironmentMismatchError(FlambeauError, RuntimeError):
 
 
 def versions() -> dict[str, str]:
-    """What must agree between driver and workers, by name: Python to its minor version, torch without its build."""
+    """What must agree between driver and workers, by name: Python to its minor version, torch without its
+    build.
+    """
     import torch
 
     major, minor, _ = platform.python_version_tuple()
@@ -87,8 +91,8 @@ def run_rank(
 ) -> RankOutcome:
     """Trains rank `rank` of `world_size` and says how it ended; no exception leaves it, whatever happens.
 
-    `all_gather` is called at most once, from this thread, and may wait. `bind_address` is the IP address that the other ranks reach this
-    process at. Waits are bounded by the job's `timeout`.
+    `all_gather` is called at most once, from this thread, and may wait. `bind_address` is the IP address that
+    the other ranks reach this process at. Waits are bounded by the job's `timeout`.
     """
     host = socket.gethostname()
     try:
@@ -112,7 +116,8 @@ def _train(
     for directory in request.sys_path:
         if directory not in sys.path:
             sys.path.append(directory)
-    # PySpark sets this to spark.task.cpus; threads come from the job, as soon as the ranks of this host are known.
+    # PySpark sets this to spark.task.cpus; threads come from the job, as soon as the ranks of this host are
+    # known.
     os.environ.pop("OMP_NUM_THREADS", None)
     try:
         from flambeau import _native
@@ -146,7 +151,8 @@ def _check_versions(expected: Mapping[str, str]) -> None:
     for name, version in expected.items():
         if own.get(name, version) != version:
             raise EnvironmentMismatchError(
-                f"the driver has {name} {version}, but the worker on {socket.gethostname()} has {name} {own[name]}; "
+                f"the driver has {name} {version}, but the worker on {socket.gethostname()} has "
+                f"{name} {own[name]}; "
                 "use the same version on both (PYSPARK_PYTHON names the workers' Python)"
             )
 
@@ -157,12 +163,14 @@ def _load_program(program: bytes) -> dict[str, Any]:
     except ModuleNotFoundError as error:
         raise EnvironmentMismatchError(
             f"the model, loss, optimizer or metrics come from the module {error.name!r}, which the worker on "
-            f"{socket.gethostname()} does not have; install it there, send it with addPyFile or addArtifacts, or "
+            f"{socket.gethostname()} does not have; install it there, send it with addPyFile "
+            "or addArtifacts, or "
             f"call cloudpickle.register_pickle_by_value({error.name})"
         ) from error
     except (AttributeError, ImportError) as error:
         raise EnvironmentMismatchError(
-            f"the model, loss, optimizer or metrics can't be unpickled on {socket.gethostname()}: {error}; the worker has "
+            "the model, loss, optimizer or metrics can't be unpickled on "
+            f"{socket.gethostname()}: {error}; the worker has "
             "another version of the module that defines them"
         ) from error
 

@@ -1,8 +1,8 @@
 """What Flambeau raises.
 
-Every class here derives from `FlambeauError`, and from the built-in class that a caller would expect (`ValueError` for what can be
-mended in the call or in the data, `RuntimeError` for what happened while running). A user's own exception is raised as itself
-wherever it survives the way back from a worker.
+Every class here derives from `FlambeauError`, and from the built-in class that a caller would expect
+(`ValueError` for what can be mended in the call or in the data, `RuntimeError` for what happened while
+running). A user's own exception is raised as itself wherever it survives the way back from a worker.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ class FlambeauError(Exception):
 
 
 class ParamError(FlambeauError, ValueError):
-    """A param, or an object given as one, that is refused; the message names it, its value and what is allowed."""
+    """A param, or an object given as one, that is refused; the message names it, its value and what is
+    allowed.
+    """
 
 
 class DataError(FlambeauError, ValueError):
@@ -26,11 +28,16 @@ class StoreError(FlambeauError, OSError):
     """A path of the store that could not be read or written; the message names the path."""
 
 
+class ClusterError(FlambeauError, RuntimeError):
+    """A cluster that cannot run the training: too few task slots, or settings that "
+    "Spark refuses for barrier stages."""
+
+
 class WorkerError(FlambeauError, RuntimeError):
     """A failure on a worker.
 
-    Attributes: `rank`, `host`, `epoch`, `step` (None where not known; epochs and steps count from 0) and `traceback`,
-    the worker's own traceback as text (None where there is none).
+    Attributes: `rank`, `host`, `epoch`, `step` (None where not known; epochs and steps count from 0) and
+    `traceback`, the worker's own traceback as text (None where there is none).
     """
 
     def __init__(
@@ -71,7 +78,9 @@ class CollectiveError(WorkerError):
 
 
 class CollectiveTimeout(CollectiveError):
-    """Ranks did not arrive at a collective operation before its deadline; the message names them and their hosts."""
+    """Ranks did not arrive at a collective operation before its deadline; the message names them and their
+    hosts.
+    """
 
 
 class CollectiveMismatch(CollectiveError):
@@ -83,11 +92,13 @@ class WorkerLost(CollectiveError):
 
 
 class RankFailure(FlambeauError):
-    """How `flambeau._native.train` ends on a failing rank: what failed, where, and whether it began here. Internal.
+    """How `flambeau._native.train` ends on a failing rank: what failed, where, and whether it began here.
+    Internal.
 
-    `kind` is one of `user` (an exception out of the user's code), `data`, `job`, `collective`, `lost`, `diverged`, `cancelled` and
-    `internal`. Only `lost` and `collective` failures are worth another attempt. `is_cause` is False where this rank only
-    noticed that another one had failed. `__cause__` is the exception itself.
+    `kind` is one of `user` (an exception out of the user's code), `data`, `job`, `collective`, `lost`,
+    `diverged`, `cancelled` and `internal`. Only `lost` and `collective` failures are worth another attempt.
+    `is_cause` is False where this rank only noticed that another one had failed. `__cause__` is the exception
+    itself.
     """
 
     def __init__(

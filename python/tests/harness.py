@@ -165,7 +165,9 @@ def train(
     timeout: float = 120.0,
     **request: Any,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Trains to the end; returns rank 0's result and the weights by name. Fails with the first cause's traceback."""
+    """Trains to the end; returns rank 0's result and the weights by name. Fails with the first cause's
+    traceback.
+    """
     import json
 
     from safetensors.torch import load_file

@@ -1,4 +1,6 @@
-"""Losses against torch on the whole batch: values to the bit, denominators so that parts add up to the whole."""
+"""Losses against torch on the whole batch: values to the bit, denominators so that parts add up to the
+whole.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ def test_class_labels_must_be_whole() -> None:
     label = torch.tensor([0.0, 1.0, 2.0, 1.0])
     assert loss(output, [label], None, 4)[0].equal(F.cross_entropy(output, label.long()))
     assert loss(output, [label[:, None]], None, 4)[0].equal(F.cross_entropy(output, label.long()))
-    with pytest.raises(DataError, match="one is 1.5"):
+    with pytest.raises(DataError, match=r"one is 1\.5"):
         loss(output, [torch.tensor([0.0, 1.5, 2.0, 1.0])], None, 4)
 
 
@@ -156,7 +158,7 @@ def test_labels_of_all_counts() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ParamError, match="unknown name 'msee'; the names are .*mse"):
+    with pytest.raises(ParamError, match=r"unknown name .msee.; the names are .*mse"):
         _losses.build("msee")
     with pytest.raises(ParamError, match="reduction='sum'"):
         _losses.build(nn.MSELoss(reduction="sum"))
@@ -168,5 +170,5 @@ def test_what_is_refused() -> None:
             super().__init__()
             self.scale = nn.Parameter(torch.ones(()))
 
-    with pytest.raises(ParamError, match="parameters of its own .scale"):
+    with pytest.raises(ParamError, match=r"parameters of its own .scale"):
         _losses.build(Learned())

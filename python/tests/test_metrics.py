@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -16,7 +17,7 @@ def over_parts(metrics, output, label, weight=None, **options) -> dict[str, floa
     built = _metrics.build(metrics, **options)
     sums = [torch.zeros(metric.size, dtype=torch.float64) for metric in built]
     bounds = (0, 2, 3, 10, len(output))
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in itertools.pairwise(bounds):
         rows = slice(start, end)
         part = None if weight is None else weight[rows]
         for total, metric in zip(sums, built, strict=True):

@@ -1,0 +1,112 @@
+"""The native half of Flambeau: the extension module built from `native/python`."""
+
+from collections.abc import Callable, Iterator
+from os import PathLike
+from typing import Any, TypedDict
+
+class Batch(TypedDict):
+    """One rank's rows of one step; tensors are DLPack capsules, each to be consumed once."""
+
+    step: int
+    num_rows: int
+    inputs: list[Any]
+    labels: list[Any]
+    weight: Any | None
+    row_ids: list[int]
+
+class BatchReader:
+    """The batches of training rows that one rank of a job sees.
+
+    Reads the footers of the job's training shards when made. Iterating gives the batches to the end of the
+    epoch that `start` chose; an iteration waits at most the job's `timeout` for rows.
+    """
+
+    def __new__(cls, job_json: str, rank: int, world_size: int) -> BatchReader: ...
+    @property
+    def steps_per_epoch(self) -> int: ...
+    def start(self, epoch: int, step: int = 0) -> None:
+        """Goes to a step of an epoch, both counted from 0."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+    def __next__(self) -> Batch: ...
+
+class GradientReducer:
+    """Averages gradients over the ranks. Made by the training loop, which gives it to `attach`."""
+
+    def buckets(self) -> list[Any]:
+        """The buckets as DLPack capsules of flat tensors, which keep the reducer alive."""
+
+    def view(self, index: int) -> tuple[int, int]:
+        """Where the gradient of parameter `index` lies: bucket and element in it."""
+
+    def mark_ready(self, index: int) -> None:
+        """Tells that the gradient of parameter `index` lies in its view. May wait for other ranks, detached."""
+
+class Store:
+    """Whole files under paths and URIs (local, `/Volumes`, `dbfs:`, `s3`, `s3a`, `abfss`, `gs`).
+
+    `options` are `object_store`'s, such as credentials and endpoints. Raises `flambeau.errors.StoreError`.
+    """
+
+    def __new__(cls, options: dict[str, str] | None = None) -> Store: ...
+    def get(self, uri: str) -> bytes: ...
+    def get_range(self, uri: str, start: int, end: int) -> bytes: ...
+    def put(self, uri: str, data: bytes) -> None: ...
+    def put_file(self, uri: str, local: str | PathLike[str]) -> None: ...
+    def get_to_file(self, uri: str, local: str | PathLike[str]) -> None: ...
+    def size(self, uri: str) -> int | None: ...
+    def list(self, prefix: str) -> list[str]: ...
+    def delete(self, uri: str) -> None: ...
+    def delete_prefix(self, prefix: str) -> None: ...
+
+class TcpRendezvous:
+    """A rendezvous for launchers without Spark.
+
+    Rank 0 serves `address` ("host:port"); the others connect to it and prove that they know `secret`.
+    Waits for at most `timeout` seconds.
+    """
+
+    def __new__(
+        cls, address: str, rank: int, world_size: int, secret: bytes, timeout: float = 60.0
+    ) -> TcpRendezvous: ...
+    def all_gather(self, payload: bytes) -> list[bytes]:
+        """Gives every rank the payloads of all ranks, in rank order. All ranks call it equally often."""
+
+def inspect(uris: list[str], spec_json: str, store_options: dict[str, str] | None = None) -> str:
+    """Reads the footers of Parquet shards and checks them against a dataset spec.
+
+    Returns JSON: `numRows`, `numShards`, `numRowGroups`, `bytesPerRow`, `columns` and `spec`, in which every
+    shape is known. Raises `flambeau.errors.DataError` that names column and shard, or `StoreError`.
+    """
+
+def job_schema() -> str:
+    """The JSON Schema of a training job."""
+
+def newest_checkpoint(
+    work_dir: str, attempt_ids: list[str], store_options: dict[str, str] | None = None
+) -> str | None:
+    """The URI of the newest whole checkpoint of the given attempts of a job, or None."""
+
+def train(
+    job_json: str,
+    rank: int,
+    world_size: int,
+    all_gather: Callable[[bytes], list[bytes]],
+    secret: bytes,
+    bind_address: str,
+    adapter: object,
+    transport: str = "auto",
+) -> str:
+    """Trains one rank of a job to its end and returns the result as JSON.
+
+    All ranks call it with the same job. `all_gather` is called once, with bytes, and returns every rank's bytes
+    in rank order. `secret` proves that ranks belong together; `bind_address` is the IP address that the other
+    ranks reach this one at. `adapter` is a `flambeau._adapter.ModuleModel`. `transport` is "auto",
+    "sharedMemory" or "tcp". Waits at most the job's `timeout` in any one operation, and not at all once a
+    signal handler raises.
+
+    Raises `flambeau.errors.RankFailure`, whose cause is the exception itself.
+    """
+
+def validate_job(job_json: str) -> None:
+    """Checks a training job. Raises `flambeau.errors.ParamError` (a ValueError) naming param and value."""

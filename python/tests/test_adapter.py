@@ -1,0 +1,159 @@
+"""What the adapter accepts and refuses, without a training."""
+
+from __future__ import annotations
+
+import pickle
+import random
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from flambeau import _adapter, _optimizers
+from flambeau.errors import DataError, FlambeauError, ParamError, WorkerError, WorkerLost
+
+X = [("x", ["x"])]
+
+
+def adapter(module: nn.Module, optimizer="sgd", loss="mse", inputs=X, **rest) -> _adapter.ModuleModel:
+    return _adapter.ModuleModel({"model": module, "loss": loss, "optimizer": optimizer}, inputs, **rest)
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(2, 1)
+
+    def forward(self, first, second):
+        return self.line(first + second)
+
+
+def test_parameters_are_trainable_ones_once() -> None:
+    module = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3), "frozen": nn.Linear(2, 2)})
+    module["b"].weight = module["a"].weight
+    module["frozen"].requires_grad_(False)
+    module.forward = lambda x: x
+    listed = adapter(module).parameters()
+    assert listed == [("a.weight", 9, "float32"), ("a.bias", 3, "float32"), ("b.bias", 3, "float32")]
+
+
+def test_tensors_are_parameters_and_buffers_where_they_lie() -> None:
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    module.register_buffer("mask", torch.tensor([True, False]), persistent=False)
+    tensors = {name: rest for name, *rest in adapter(module).tensors()}
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    assert list(tensors) == list(state)
+    for name, value in state.items():
+        assert tensors[name][0] == value.data_ptr() and tensors[name][1] == value.numel()
+    assert tensors["1.num_batches_tracked"][2:] == ["int64", 8, True]
+    assert tensors["mask"][2:] == [None, 2, True]
+    assert tensors["0.weight"][2:] == ["float32", 24, False]
+
+
+def test_forward_must_take_the_inputs() -> None:
+    adapter(Pair(), inputs=[("a", ["a"]), ("b", ["b"])])
+    with pytest.raises(DataError, match=r"forward\(first, second\).* 1 input tensors x \(from x\)"):
+        adapter(Pair())
+    with pytest.raises(DataError, match=r"3 input tensors a \(from a, b\)"):
+        adapter(Pair(), inputs=[("a", ["a", "b"]), ("b", ["b"]), ("c", ["c"])])
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(3, 2, sparse=True)
+
+    def forward(self, x):
+        return self.table(x)
+
+
+def complex_parameter() -> nn.Module:
+    module = nn.Linear(1, 1)
+    module.weight = nn.Parameter(torch.zeros(1, 1, dtype=torch.complex64))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (lambda: Sparse(), "table makes sparse gradients.*sparse=False"),
+        (lambda: nn.LazyLinear(2), "weight is not initialised yet; call the module once"),
+        (complex_parameter, "weight is complex"),
+        (lambda: nn.Linear(1, 1).requires_grad_(False), "no parameter is trainable"),
+        (lambda: nn.DataParallel(nn.Linear(1, 1)), r"pass model\.module"),
+        (lambda: nn.Sequential(nn.Linear(1, 1), nn.SyncBatchNorm(1)), "1 is a SyncBatchNorm"),
+        (lambda: 3, "expected a torch.nn.Module, got int"),
+    ],
+)
+def test_refused_modules(module, message: str) -> None:
+    with pytest.raises(ParamError, match=message):
+        adapter(module())
+
+
+@pytest.mark.parametrize("name", _optimizers.NAMES)
+def test_named_optimizers_are_torchs(name: str) -> None:
+    module = nn.Linear(2, 2)
+    optimizer = _optimizers.build(name, module, 0.125)
+    assert type(optimizer).__name__.lower() == name
+    assert all(group["lr"] == 0.125 for group in optimizer.param_groups)
+    if name in ("adam", "adamw", "sgd", "adagrad"):
+        assert optimizer.defaults["fused"]
+
+
+def test_an_instance_keeps_its_parameters_through_a_pickle() -> None:
+    module = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([{"params": [module.weight]}, {"params": [module.bias], "lr": 0.5}], lr=0.1)
+    program = pickle.loads(
+        cloudpickle.dumps({"model": module, "loss": "mse", "optimizer": optimizer, "metrics": None})
+    )
+    built = _adapter.ModuleModel(program, X)
+    assert built.optimizer.param_groups[0]["params"][0] is built.module.weight
+    assert built.optimizer.param_groups[1]["lr"] == 0.5
+    with pytest.raises(ParamError, match="not the model's"):
+        _optimizers.build(optimizer, nn.Linear(2, 2), None)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        ("sgdd", "unknown name 'sgdd'; the names are"),
+        (torch.optim.LBFGS, "LBFGS evaluates the loss several times"),
+        (lambda p: torch.optim.SparseAdam(p), "SparseAdam needs sparse gradients"),
+        ([torch.optim.SGD, torch.optim.SGD], "several optimizers"),
+        (lambda p: (torch.optim.SGD(p), torch.optim.SGD(p)), "returned several"),
+        (lambda p: None, "returned NoneType"),
+        (3, "got int"),
+    ],
+)
+def test_refused_optimizers(optimizer, message: str) -> None:
+    with pytest.raises(ParamError, match=message):
+        _optimizers.build(optimizer, nn.Linear(2, 2), None)
+
+
+def draws() -> tuple[float, float, float]:
+    return torch.rand(()).item(), float(np.random.rand()), random.random()
+
+
+def test_generators() -> None:
+    model = adapter(nn.Linear(1, 1))
+    model.seed(7, 3, 1)
+    first = draws()
+    state = model.save_rank_state()
+    second = draws()
+    model.load_rank_state(state)
+    assert draws() == second
+    for seed in [(8, 3, 1), (7, 4, 1), (7, 3, 0)]:
+        model.seed(*seed)
+        assert all(one != other for one, other in zip(draws(), first, strict=True))
+    model.seed(7, 3, 1)
+    assert draws() == first
+
+
+def test_errors_survive_a_pickle() -> None:
+    error = WorkerLost("lost rank 3", rank=3, host="h", epoch=1, step=2, traceback="tb")
+    back = pickle.loads(pickle.dumps(error))
+    assert isinstance(back, WorkerError) and isinstance(back, FlambeauError)
+    assert (str(back), back.rank, back.host, back.epoch, back.step) == (str(error), 3, "h", 1, 2)
+    assert "lost rank 3" in str(back) and "tb" in str(back)
