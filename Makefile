@@ -87,6 +87,6 @@ build/wheels/.built: $(VENV)/.extension $(PACKAGE)
 build/%/.installed: $(VENV)/.synced build/wheels/.built
 	@echo "flambeau: making the environment of $*"
 	@UV_PROJECT_ENVIRONMENT=$(CURDIR)/build/$* $(UV) sync --frozen --project python --no-install-project \
-		--no-default-groups --group dev --group $*
+		--no-default-groups --group dev --group examples --group $*
 	@$(UV) pip install --python build/$*/bin/python --no-deps --reinstall build/wheels/*.whl
 	@touch $@

