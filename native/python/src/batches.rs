@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use flambeau_data::{Batch, BatchReader, DataError, Manifest, OrderConfig, ReaderOptions, SampleOrder, Store};
+use flambeau_data::{
+    Batch, BatchReader, DataError, Manifest, OrderConfig, ReaderOptions, SampleOrder, Store,
+};
 use flambeau_train::TrainingJob;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -26,11 +28,16 @@ impl PyBatchReader {
     /// Reads the footers of the job's training shards.
     #[new]
     fn new(py: Python<'_>, job_json: &str, rank: usize, world_size: usize) -> PyResult<Self> {
-        let job = TrainingJob::from_json(job_json).map_err(|failure| error::from_job(py, &failure))?;
+        let job =
+            TrainingJob::from_json(job_json).map_err(|failure| error::from_job(py, &failure))?;
         let signals = Signals::default();
         let made = py.detach(|| open(&job, rank, world_size, &signals));
         let (reader, steps_per_epoch) = made.map_err(|failure| error::from_data(py, &failure))?;
-        Ok(PyBatchReader { reader: Mutex::new(reader), signals, steps_per_epoch })
+        Ok(PyBatchReader {
+            reader: Mutex::new(reader),
+            signals,
+            steps_per_epoch,
+        })
     }
 
     /// Steps of an epoch.
@@ -42,7 +49,12 @@ impl PyBatchReader {
     /// Goes to a step of an epoch, both counted from 0.
     #[pyo3(signature = (epoch, step = 0))]
     fn start(&self, py: Python<'_>, epoch: u64, step: u64) -> PyResult<()> {
-        let started = py.detach(|| self.reader.lock().unwrap_or_else(PoisonError::into_inner).start(epoch, step));
+        let started = py.detach(|| {
+            self.reader
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .start(epoch, step)
+        });
         started.map_err(|failure| error::from_data(py, &failure))
     }
 
@@ -52,10 +64,18 @@ impl PyBatchReader {
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         // Locked only while detached: whoever holds it needs the interpreter for signals alone.
-        let read = py.detach(|| self.reader.lock().unwrap_or_else(PoisonError::into_inner).next());
+        let read = py.detach(|| {
+            self.reader
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .next()
+        });
         match read {
             Ok(batch) => batch.map(|batch| as_dict(py, batch)).transpose(),
-            Err(failure) => Err(self.signals.take().unwrap_or_else(|| error::from_data(py, &failure))),
+            Err(failure) => Err(self
+                .signals
+                .take()
+                .unwrap_or_else(|| error::from_data(py, &failure))),
         }
     }
 }
@@ -84,19 +104,31 @@ fn open(
         interrupt: Some(signals.callback()),
         ..ReaderOptions::default()
     };
-    Ok((BatchReader::new(store, manifest, order, rank, world_size, options)?, steps_per_epoch))
+    Ok((
+        BatchReader::new(store, manifest, order, rank, world_size, options)?,
+        steps_per_epoch,
+    ))
 }
 
 fn as_dict(py: Python<'_>, batch: Batch) -> PyResult<Bound<'_, PyDict>> {
     let capsules = |tensors: Vec<_>| -> PyResult<Vec<_>> {
-        tensors.into_iter().map(|tensor| dlpack::of_host_tensor(py, tensor)).collect()
+        tensors
+            .into_iter()
+            .map(|tensor| dlpack::of_host_tensor(py, tensor))
+            .collect()
     };
     let dict = PyDict::new(py);
     dict.set_item("step", batch.step)?;
     dict.set_item("num_rows", batch.num_rows)?;
     dict.set_item("inputs", capsules(batch.inputs)?)?;
     dict.set_item("labels", capsules(batch.labels)?)?;
-    dict.set_item("weight", batch.weight.map(|weight| dlpack::of_host_tensor(py, weight)).transpose()?)?;
+    dict.set_item(
+        "weight",
+        batch
+            .weight
+            .map(|weight| dlpack::of_host_tensor(py, weight))
+            .transpose()?,
+    )?;
     dict.set_item("row_ids", batch.row_ids)?;
     Ok(dict)
 }

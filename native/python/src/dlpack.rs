@@ -71,7 +71,10 @@ struct Export {
 }
 
 /// A batch's tensor as a capsule, which owns its memory from now on.
-pub(crate) fn of_host_tensor<'py>(py: Python<'py>, tensor: HostTensor) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn of_host_tensor<'py>(
+    py: Python<'py>,
+    tensor: HostTensor,
+) -> PyResult<Bound<'py, PyAny>> {
     let (code, bits) = match tensor.dtype() {
         DType::Float32 => (FLOAT, 32),
         DType::Float64 => (FLOAT, 64),
@@ -82,7 +85,17 @@ pub(crate) fn of_host_tensor<'py>(py: Python<'py>, tensor: HostTensor) -> PyResu
     let shape: Vec<i64> = tensor.shape().iter().map(|&size| size as i64).collect();
     let mut buffer = tensor.into_buffer();
     let data = buffer.as_mut_ptr().cast();
-    capsule(py, data, ElementType { code, bits, lanes: 1 }, &shape, Owner::Batch(buffer))
+    capsule(
+        py,
+        data,
+        ElementType {
+            code,
+            bits,
+            lanes: 1,
+        },
+        &shape,
+        Owner::Batch(buffer),
+    )
 }
 
 /// A bucket of the reducer as a flat tensor, which keeps the reducer alive.
@@ -100,8 +113,18 @@ pub(crate) fn of_bucket<'py>(
         GroupDType::Int64 => (INT, 64),
         GroupDType::UInt8 => (UINT, 8),
     };
-    let dtype = ElementType { code, bits, lanes: 1 };
-    capsule(py, reducer.bucket_ptr(bucket), dtype, &[info.numel as i64], Owner::Reducer(reducer.clone()))
+    let dtype = ElementType {
+        code,
+        bits,
+        lanes: 1,
+    };
+    capsule(
+        py,
+        reducer.bucket_ptr(bucket),
+        dtype,
+        &[info.numel as i64],
+        Owner::Reducer(reducer.clone()),
+    )
 }
 
 fn capsule<'py>(
@@ -112,7 +135,11 @@ fn capsule<'py>(
     owner: Owner,
 ) -> PyResult<Bound<'py, PyAny>> {
     let num_dims = shape.len();
-    let mut dims: Box<[i64]> = shape.iter().copied().chain(std::iter::repeat_n(1, num_dims)).collect();
+    let mut dims: Box<[i64]> = shape
+        .iter()
+        .copied()
+        .chain(std::iter::repeat_n(1, num_dims))
+        .collect();
     for dim in (0..num_dims.saturating_sub(1)).rev() {
         dims[num_dims + dim] = dims[num_dims + dim + 1] * dims[dim + 1];
     }
@@ -120,7 +147,10 @@ fn capsule<'py>(
         managed: ManagedTensor {
             tensor: Tensor {
                 data,
-                device: Device { kind: CPU, index: 0 },
+                device: Device {
+                    kind: CPU,
+                    index: 0,
+                },
                 num_dims: num_dims as i32,
                 dtype,
                 shape: std::ptr::null_mut(),

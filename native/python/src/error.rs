@@ -46,7 +46,9 @@ pub(crate) fn from_job(py: Python<'_>, error: &JobError) -> PyErr {
 /// `StoreError` for paths, `DataError` for what lies in them.
 pub(crate) fn from_data(py: Python<'_>, error: &DataError) -> PyErr {
     let class = match error {
-        DataError::Store { .. } | DataError::UnknownScheme { .. } | DataError::InvalidUri { .. } => "StoreError",
+        DataError::Store { .. }
+        | DataError::UnknownScheme { .. }
+        | DataError::InvalidUri { .. } => "StoreError",
         _ => "DataError",
     };
     raise(py, class, &chain(error), &[])
@@ -58,10 +60,13 @@ pub(crate) fn from_collective(py: Python<'_>, error: &CollectiveError) -> PyErr 
     match error {
         CollectiveError::Timeout { .. } => raise(py, "CollectiveTimeout", &message, &[]),
         CollectiveError::PeerLost { rank, host, .. } => {
-            let fields = rank.into_pyobject(py).map(Bound::into_any).and_then(|rank| {
-                let host = host.into_pyobject(py)?.into_any();
-                Ok([("rank", rank), ("host", host)])
-            });
+            let fields = rank
+                .into_pyobject(py)
+                .map(Bound::into_any)
+                .and_then(|rank| {
+                    let host = host.into_pyobject(py)?.into_any();
+                    Ok([("rank", rank), ("host", host)])
+                });
             match fields {
                 Ok(fields) => raise(py, "WorkerLost", &message, &fields),
                 Err(never) => match never {},
@@ -78,12 +83,21 @@ pub(crate) fn from_collective(py: Python<'_>, error: &CollectiveError) -> PyErr 
 pub(crate) fn from_train(py: Python<'_>, error: TrainError, interruption: Option<PyErr>) -> PyErr {
     let message = error.to_string();
     let is_cause = error.is_cause();
-    let TrainError { rank, host, epoch, step, cause } = error;
+    let TrainError {
+        rank,
+        host,
+        epoch,
+        step,
+        cause,
+    } = error;
     let (kind, exception) = match (interruption, *cause) {
         (Some(signal), _) => ("cancelled", signal),
         (None, Cause::Model(error)) => match error.downcast::<PyErr>() {
             Ok(exception) => (kind_of_exception(py, &exception), *exception),
-            Err(other) => ("internal", raise(py, "FlambeauError", &other.to_string(), &[])),
+            Err(other) => (
+                "internal",
+                raise(py, "FlambeauError", &other.to_string(), &[]),
+            ),
         },
         (None, Cause::Job(error)) => ("job", from_job(py, &error)),
         (None, Cause::Data(error)) => ("data", from_data(py, &error)),
@@ -91,7 +105,9 @@ pub(crate) fn from_train(py: Python<'_>, error: TrainError, interruption: Option
             let kind = match &*error {
                 CollectiveError::PeerLost { .. } => "lost",
                 CollectiveError::Interrupted => "cancelled",
-                CollectiveError::Mismatch { .. } | CollectiveError::InvalidArgument { .. } => "internal",
+                CollectiveError::Mismatch { .. } | CollectiveError::InvalidArgument { .. } => {
+                    "internal"
+                }
                 _ => "collective",
             };
             (kind, from_collective(py, &error))
@@ -106,26 +122,39 @@ pub(crate) fn from_train(py: Python<'_>, error: TrainError, interruption: Option
             };
             let place = |value: Option<u64>| value.into_pyobject(py);
             let exception = match (class, place(epoch), place(step)) {
-                ("DivergedError", Ok(epoch), Ok(step)) => {
-                    raise(py, class, &chain(&cause), &[("epoch", epoch), ("step", step)])
-                }
+                ("DivergedError", Ok(epoch), Ok(step)) => raise(
+                    py,
+                    class,
+                    &chain(&cause),
+                    &[("epoch", epoch), ("step", step)],
+                ),
                 _ => raise(py, class, &chain(&cause), &[]),
             };
             (kind, exception)
         }
     };
-    failure(py, &message, kind, rank, &host, epoch, step, is_cause, exception)
+    failure(
+        py, &message, kind, rank, &host, epoch, step, is_cause, exception,
+    )
 }
 
 /// A panic of a rank, as `RankFailure` of kind `internal`.
-pub(crate) fn from_panic(py: Python<'_>, rank: usize, panic: Box<dyn std::any::Any + Send>) -> PyErr {
+pub(crate) fn from_panic(
+    py: Python<'_>,
+    rank: usize,
+    panic: Box<dyn std::any::Any + Send>,
+) -> PyErr {
     let text = match panic.downcast::<String>() {
         Ok(text) => *text,
-        Err(panic) => panic.downcast::<&str>().map_or_else(|_| "panic".into(), |text| (*text).into()),
+        Err(panic) => panic
+            .downcast::<&str>()
+            .map_or_else(|_| "panic".into(), |text| (*text).into()),
     };
     let message = format!("rank {rank}: a defect in Flambeau: {text}");
     let exception = raise(py, "FlambeauError", &message, &[]);
-    failure(py, &message, "internal", rank, "", None, None, true, exception)
+    failure(
+        py, &message, "internal", rank, "", None, None, true, exception,
+    )
 }
 
 #[expect(clippy::too_many_arguments, reason = "the fields of one exception")]

@@ -12,7 +12,9 @@ use crate::error;
 /// Checks a training job. Raises `flambeau.errors.ParamError` (a ValueError) that names the param, its value and what is allowed.
 #[pyfunction]
 pub(crate) fn validate_job(py: Python<'_>, job_json: &str) -> PyResult<()> {
-    TrainingJob::from_json(job_json).map(drop).map_err(|failure| error::from_job(py, &failure))
+    TrainingJob::from_json(job_json)
+        .map(drop)
+        .map_err(|failure| error::from_job(py, &failure))
 }
 
 /// The JSON Schema of a training job.
@@ -33,8 +35,9 @@ pub(crate) fn inspect(
     spec_json: &str,
     store_options: Option<HashMap<String, String>>,
 ) -> PyResult<String> {
-    let spec: DatasetSpec = serde_json::from_str(spec_json)
-        .map_err(|error| PyValueError::new_err(format!("the dataset spec cannot be read: {error}")))?;
+    let spec: DatasetSpec = serde_json::from_str(spec_json).map_err(|error| {
+        PyValueError::new_err(format!("the dataset spec cannot be read: {error}"))
+    })?;
     let options = store_options.unwrap_or_default();
     let read = py.detach(|| Manifest::read(&Store::new(&options)?, &uris, &spec));
     let manifest = read.map_err(|failure| error::from_data(py, &failure))?;
@@ -51,8 +54,8 @@ pub(crate) fn newest_checkpoint(
     store_options: Option<HashMap<String, String>>,
 ) -> PyResult<Option<String>> {
     let options = store_options.unwrap_or_default();
-    let work_dir = work_dir.trim_end_matches('/');
-    let directories: Vec<String> = attempt_ids.iter().map(|id| format!("{work_dir}/attempts/{id}")).collect();
-    let found = py.detach(|| checkpoint::newest(&Store::new(&options)?, &directories));
-    found.map_err(|failure| error::from_data(py, &failure))
+    let found = py.detach(|| checkpoint::newest(&Store::new(&options)?, work_dir, &attempt_ids));
+    found
+        .map(|found| found.map(|info| info.uri))
+        .map_err(|failure| error::from_data(py, &failure))
 }

@@ -24,7 +24,9 @@ impl PyGradientReducer {
 impl PyGradientReducer {
     /// The buckets as DLPack capsules of flat tensors. Their memory lives as long as a tensor made of one does.
     fn buckets<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        (0..self.reducer.layout().buckets.len()).map(|bucket| dlpack::of_bucket(py, &self.reducer, bucket)).collect()
+        (0..self.reducer.layout().buckets.len())
+            .map(|bucket| dlpack::of_bucket(py, &self.reducer, bucket))
+            .collect()
     }
 
     /// Where the gradient of parameter `index` lies: bucket and element in it.
@@ -43,6 +45,7 @@ impl PyGradientReducer {
     /// Tells that the gradient of parameter `index` lies in its view. May wait for other ranks, detached from the
     /// interpreter.
     fn mark_ready(&self, py: Python<'_>, index: usize) -> PyResult<()> {
-        py.detach(|| self.reducer.mark_ready(index)).map_err(|failure| error::from_collective(py, &failure))
+        py.detach(|| self.reducer.mark_ready(index))
+            .map_err(|failure| error::from_collective(py, &failure))
     }
 }

@@ -25,7 +25,12 @@ impl CallableRendezvous {
         all_gather: Py<PyAny>,
         raised: std::sync::Arc<Mutex<Option<PyErr>>>,
     ) -> Self {
-        CallableRendezvous { rank, world_size, all_gather, raised }
+        CallableRendezvous {
+            rank,
+            world_size,
+            all_gather,
+            raised,
+        }
     }
 }
 
@@ -40,12 +45,20 @@ impl Rendezvous for CallableRendezvous {
 
     fn all_gather(&mut self, payload: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
         let gathered = Python::attach(|py| {
-            self.all_gather.call1(py, (PyBytes::new(py, payload),))?.extract::<Vec<Vec<u8>>>(py)
+            self.all_gather
+                .call1(py, (PyBytes::new(py, payload),))?
+                .extract::<Vec<Vec<u8>>>(py)
         });
         gathered.map_err(|error| {
             let message = error.to_string();
-            self.raised.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-            CollectiveError::Rendezvous { message, source: None }
+            self.raised
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .get_or_insert(error);
+            CollectiveError::Rendezvous {
+                message,
+                source: None,
+            }
         })
     }
 }
@@ -70,20 +83,33 @@ impl PyTcpRendezvous {
         secret: Vec<u8>,
         timeout: f64,
     ) -> PyResult<Self> {
-        let timeout = Duration::try_from_secs_f64(timeout)
-            .map_err(|error| pyo3::exceptions::PyValueError::new_err(format!("timeout: {error}")))?;
+        let timeout = Duration::try_from_secs_f64(timeout).map_err(|error| {
+            pyo3::exceptions::PyValueError::new_err(format!("timeout: {error}"))
+        })?;
         let made = py.detach(|| TcpRendezvous::new(address, rank, world_size, &secret, timeout));
         let inner = made.map_err(|failure| error::from_collective(py, &failure))?;
-        Ok(PyTcpRendezvous { inner: Mutex::new(inner) })
+        Ok(PyTcpRendezvous {
+            inner: Mutex::new(inner),
+        })
     }
 
     /// Gives every rank the payloads of all ranks, in rank order. All ranks call it equally often.
-    fn all_gather<'py>(&self, py: Python<'py>, payload: Vec<u8>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+    fn all_gather<'py>(
+        &self,
+        py: Python<'py>,
+        payload: Vec<u8>,
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let gathered = py.detach(|| {
             // Locked only while detached: whoever holds it needs no interpreter.
-            self.inner.lock().unwrap_or_else(PoisonError::into_inner).all_gather(&payload)
+            self.inner
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .all_gather(&payload)
         });
         let gathered = gathered.map_err(|failure| error::from_collective(py, &failure))?;
-        Ok(gathered.iter().map(|payload| PyBytes::new(py, payload)).collect())
+        Ok(gathered
+            .iter()
+            .map(|payload| PyBytes::new(py, payload))
+            .collect())
     }
 }

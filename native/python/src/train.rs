@@ -38,15 +38,18 @@ pub(crate) fn train(
     adapter: &Bound<'_, PyAny>,
     transport: &str,
 ) -> PyResult<String> {
-    let bind_address: IpAddr = bind_address
-        .parse()
-        .map_err(|_| PyValueError::new_err(format!("bind_address is {bind_address:?}, but must be an IP address")))?;
+    let bind_address: IpAddr = bind_address.parse().map_err(|_| {
+        PyValueError::new_err(format!(
+            "bind_address is {bind_address:?}, but must be an IP address"
+        ))
+    })?;
     let transport = match transport {
         "auto" => Transport::Auto,
         "sharedMemory" => Transport::SharedMemory,
         "tcp" => Transport::Tcp,
         _ => {
-            let message = format!("transport is {transport:?}, but must be auto, sharedMemory or tcp");
+            let message =
+                format!("transport is {transport:?}, but must be auto, sharedMemory or tcp");
             return Err(PyValueError::new_err(message));
         }
     };
@@ -63,7 +66,8 @@ pub(crate) fn train(
     };
     let outcome = py.detach(|| {
         std::panic::catch_unwind(AssertUnwindSafe(|| {
-            run(job_json, &mut model, &mut rendezvous, options, &signals).map_err(|cause| locate(cause, rank))
+            run(job_json, &mut model, &mut rendezvous, options, &signals)
+                .map_err(|cause| locate(cause, rank))
         }))
     });
     match outcome {
@@ -72,10 +76,9 @@ pub(crate) fn train(
             let interruption = signals.take();
             let failed = error::from_train(py, failure, interruption);
             // What the rendezvous itself raised says more than that it failed.
-            if let Some(exception) = raised.lock().unwrap_or_else(PoisonError::into_inner).take() {
-                if let Some(cause) = failed.cause(py) {
-                    cause.set_cause(py, Some(exception));
-                }
+            let exception = raised.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let (Some(exception), Some(cause)) = (exception, failed.cause(py)) {
+                cause.set_cause(py, Some(exception));
             }
             Err(failed)
         }
@@ -92,9 +95,13 @@ enum Failure {
 fn locate(failure: Failure, rank: usize) -> TrainError {
     match failure {
         Failure::Late(error) => error,
-        Failure::Early(cause) => {
-            TrainError { rank, host: String::new(), epoch: None, step: None, cause: Box::new(cause) }
-        }
+        Failure::Early(cause) => TrainError {
+            rank,
+            host: String::new(),
+            epoch: None,
+            step: None,
+            cause: Box::new(cause),
+        },
     }
 }
 
@@ -108,17 +115,30 @@ fn run(
     let job = TrainingJob::from_json(job_json).map_err(|error| Failure::Early(error.into()))?;
     let store = Store::new(&job.store).map_err(|error| Failure::Early(error.into()))?;
     options.timeout = Duration::from_secs_f64(job.params.timeout);
-    let group = ProcessGroup::connect(rendezvous, options).map_err(|error| Failure::Early(error.into()))?;
-    let num_threads = job.params.num_threads.unwrap_or_else(|| cores_per_rank(&group));
-    model.set_num_threads(num_threads).map_err(|error| Failure::Early(Cause::Model(error)))?;
-    let hooks = Hooks { cancel: Some(signals.callback()), interrupt: Some(signals.callback()) };
-    let result = Worker::new(job, group, model, store, hooks).run().map_err(Failure::Late)?;
+    let group =
+        ProcessGroup::connect(rendezvous, options).map_err(|error| Failure::Early(error.into()))?;
+    let num_threads = job
+        .params
+        .num_threads
+        .unwrap_or_else(|| cores_per_rank(&group));
+    model
+        .set_num_threads(num_threads)
+        .map_err(|error| Failure::Early(Cause::Model(error)))?;
+    let hooks = Hooks {
+        cancel: Some(signals.callback()),
+        interrupt: Some(signals.callback()),
+    };
+    let result = Worker::new(job, group, model, store, hooks)
+        .run()
+        .map_err(Failure::Late)?;
     Ok(serde_json::to_string(&result).expect("a result has string keys"))
 }
 
 /// This rank's share of the cores that its process may use, at least one.
 fn cores_per_rank(group: &ProcessGroup) -> usize {
     let host = group.host_of(group.rank());
-    let num_local = (0..group.world_size()).filter(|&rank| group.host_of(rank) == host).count();
+    let num_local = (0..group.world_size())
+        .filter(|&rank| group.host_of(rank) == host)
+        .count();
     (std::thread::available_parallelism().map_or(1, usize::from) / num_local).max(1)
 }
