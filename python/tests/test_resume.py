@@ -1,0 +1,89 @@
+"""A run that was killed and resumed ends as one that was never stopped, to the bit."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from harness import Ranks, make_job, tensor, train, write_shards
+from torch import nn
+
+from flambeau import _native
+
+
+def program(pause: float = 0.0) -> dict:
+    """Dropout, batch norm and AdamW: generators, buffers and optimizer state all matter."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 1))
+
+    def loss(output, label):
+        time.sleep(pause)
+        return nn.functional.mse_loss(output + 0.01 * np.random.rand(), label)
+
+    return {
+        "model": module,
+        "loss": loss,
+        "optimizer": torch.optim.AdamW(module.parameters(), lr=1e-2),
+        "metrics": ["mae"],
+    }
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, world_size: int) -> None:
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((600, 6)).astype(np.float32)
+    shards = write_shards(tmp_path / "data", {"x": x, "y": x.sum(1)}, num_shards=3, rows_per_group=50)
+
+    def job(attempt: str, resume: str | None = None) -> dict:
+        return make_job(
+            tmp_path,
+            shards,
+            [tensor("x")],
+            [tensor("y")],
+            validation=shards[:1],
+            attempt=attempt,
+            resume=resume,
+            numWorkers=world_size,
+            batchSize=10,
+            epochs=3,
+            seed=5,
+            numThreads=1,
+            checkpointSteps=7,
+            verifyReplicas=True,
+        )
+
+    whole, expected = train(job("whole"), program(), world_size, tmp_path / "whole")
+
+    attempts: list[str] = []
+    draw = random.Random(world_size)
+    for number in range(3):
+        attempts.append(f"killed-{number}")
+        resume = _native.newest_checkpoint(str(tmp_path), attempts)
+        ranks = Ranks(job(attempts[-1], resume), program(0.02), world_size, tmp_path / attempts[-1])
+        wait_for_checkpoints(tmp_path / "attempts" / attempts[-1], draw.randint(1, 3))
+        time.sleep(draw.random() * 0.3)
+        ranks.processes[draw.randrange(world_size)].kill()
+        ranks.wait(30)
+    resume = _native.newest_checkpoint(str(tmp_path), attempts)
+    assert resume is not None
+    result, weights = train(job("last", resume), program(), world_size, tmp_path / "last")
+
+    for name, weight in expected.items():
+        assert weights[name].equal(weight), f"{name} differs from that of the run that was not stopped"
+    timeless = [
+        [{key: value for key, value in epoch.items() if "econd" not in key} for epoch in history]
+        for history in (whole["history"]["epochs"], result["history"]["epochs"])
+    ]
+    assert timeless[0] == timeless[1]
+    assert result["numSteps"] == whole["numSteps"]
+
+
+def wait_for_checkpoints(attempt: Path, num: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(list(attempt.glob("checkpoints/*/COMMITTED"))) < num:
+        assert time.monotonic() < deadline, "no checkpoint came"
+        time.sleep(0.01)
