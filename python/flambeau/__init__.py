@@ -1,1 +1,70 @@
-"""Train PyTorch models as a Spark ML estimator, on native Rust workers."""
+"""Train PyTorch models as a Spark ML estimator, on native Rust workers.
+
+Importing this imports neither torch nor pyspark: what it names is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flambeau._saving import load_pipeline
+    from flambeau.errors import (
+        CancelledError,
+        ClusterError,
+        CollectiveError,
+        CollectiveMismatch,
+        CollectiveTimeout,
+        DataError,
+        DivergedError,
+        FlambeauError,
+        ParamError,
+        StoreError,
+        WorkerError,
+        WorkerLost,
+    )
+    from flambeau.estimator import TorchClassifier, TorchEstimator, TorchRegressor
+    from flambeau.model import TorchClassificationModel, TorchModel, TorchRegressionModel
+
+__all__ = [
+    "CancelledError",
+    "ClusterError",
+    "CollectiveError",
+    "CollectiveMismatch",
+    "CollectiveTimeout",
+    "DataError",
+    "DivergedError",
+    "FlambeauError",
+    "ParamError",
+    "StoreError",
+    "TorchClassificationModel",
+    "TorchClassifier",
+    "TorchEstimator",
+    "TorchModel",
+    "TorchRegressionModel",
+    "TorchRegressor",
+    "WorkerError",
+    "WorkerLost",
+    "load_pipeline",
+]
+
+_MODULES = {
+    "TorchClassificationModel": "flambeau.model",
+    "TorchClassifier": "flambeau.estimator",
+    "TorchEstimator": "flambeau.estimator",
+    "TorchModel": "flambeau.model",
+    "TorchRegressionModel": "flambeau.model",
+    "TorchRegressor": "flambeau.estimator",
+    "load_pipeline": "flambeau._saving",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'flambeau' has no attribute {name!r}")
+    return getattr(import_module(_MODULES.get(name, "flambeau.errors")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

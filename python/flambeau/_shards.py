@@ -83,7 +83,7 @@ class DataColumns:
 
 @dataclass(frozen=True)
 class ShardSet:
-    """Parquet files with training and validation rows. `columns` are in terms of the files, all shapes known."""
+    """Parquet files with the rows. `columns` are in terms of the files, all shapes known."""
 
     columns: DataColumns
     train: list[str]

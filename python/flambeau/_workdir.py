@@ -13,6 +13,7 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from flambeau.errors import FlambeauError
 
@@ -79,6 +80,11 @@ class WorkDirectory:
         except (OSError, FlambeauError, ValueError):
             return False
 
+    def read(self, uri: str) -> bytes:
+        """A file's bytes."""
+        data: bytes = self._store().get(uri)
+        return data
+
     def delete(self, *parts: str) -> None:
         """Deletes what lies under a path of the directory, as seen from this process."""
         self._store().delete_prefix(self.path(*parts))
@@ -94,7 +100,7 @@ class WorkDirectory:
                     log.info("removing %s/%s, left behind %s ago", root, name, age)
                     self.delete(kind, name)
 
-    def _store(self):  # type: ignore[no-untyped-def]
+    def _store(self) -> Any:
         from flambeau import _native
 
         return _native.Store(dict(self.store_options))

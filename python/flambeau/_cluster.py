@@ -1,0 +1,263 @@
+"""What the driver asks of Spark before a training: task slots, a work directory that all workers reach, equal
+versions.
+
+Everything goes through the DataFrame API, so that classic Spark and Spark Connect are one path;
+`classic_context` is the one seam.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from flambeau._workdir import WorkDirectory, new_id, temporary_directory
+from flambeau._worker import EnvironmentMismatchError
+from flambeau.errors import ClusterError, FlambeauError, ParamError, StoreError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("flambeau")
+
+_SLOT_POLL_SECONDS = 1.0
+
+
+def classic_context(spark: SparkSession) -> SparkContext | None:
+    """The session's SparkContext, None on Spark Connect."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        return None
+    return spark.sparkContext
+
+
+def setting(spark: SparkSession, name: str, default: str = "") -> str:
+    """A Spark setting, `default` where it is not set or not told."""
+    from pyspark.errors import PySparkException
+
+    try:
+        return spark.conf.get(name, default) or default
+    except PySparkException:
+        return default
+
+
+def is_local(spark: SparkSession) -> bool:
+    """Whether driver and workers are one machine and one JVM: `local`, `local[n]`."""
+    return re.match(r"local(\[|$)", setting(spark, "spark.master")) is not None
+
+
+def shares_machine(spark: SparkSession) -> bool:
+    """Whether workers run on the driver's machine, in one JVM or several."""
+    return setting(spark, "spark.master").startswith("local")
+
+
+def check_slots(spark: SparkSession, num_workers: int, wait: float) -> None:
+    """Waits up to `wait` seconds for as many task slots as there are workers.
+
+    Raises ClusterError, with the numbers, where they don't come; and at once where dynamic allocation is on,
+    which Spark refuses in barrier stages.
+    """
+    if setting(spark, "spark.dynamicAllocation.enabled") == "true" and not is_local(spark):
+        raise ClusterError(
+            "spark.dynamicAllocation.enabled is true, and Spark runs no barrier stage with it: set it to false "
+            f"and ask for the executors that {num_workers} workers need"
+        )
+    deadline = time.monotonic() + wait
+    while (slots := count_slots(spark)) < num_workers:
+        if time.monotonic() >= deadline:
+            waited = f" after {wait:g} s (slotTimeout)" if wait else ""
+            raise ClusterError(
+                f"numWorkers is {num_workers} and the cluster has {slots} task slots{waited}: "
+                f"lower numWorkers, add executors, or lower spark.task.cpus; slotTimeout waits for executors that "
+                f"are still starting"
+            )
+        time.sleep(_SLOT_POLL_SECONDS)
+
+
+def count_slots(spark: SparkSession) -> int:
+    """Tasks that can run at once: exact on classic Spark and in local mode, else estimated from a range's
+    partitions.
+    """
+    cpus = int(setting(spark, "spark.task.cpus", "1"))
+    master = setting(spark, "spark.master")
+    context = classic_context(spark)
+    local = re.match(r"local(?:\[(\d+|\*)(?:,.*)?\])?$", master)
+    if local and local.group(1) != "*":
+        return int(local.group(1) or 1) // cpus
+    if context is not None and local:
+        jvm: Any = context._jvm
+        return int(jvm.Runtime.getRuntime().availableProcessors()) // cpus
+    if context is not None:
+        cores = setting(spark, "spark.executor.cores")
+        several = re.match(r"local-cluster\[\s*\d+\s*,\s*(\d+)\s*,", master)
+        cores = several.group(1) if several else cores
+        if cores:
+            # One of the infos is the driver's own.
+            executors = len(context._jsc.sc().statusTracker().getExecutorInfos()) - 1
+            return executors * (int(cores) // cpus)
+        return context.defaultParallelism // cpus
+    from pyspark.sql import functions as F
+
+    many = spark.range(0, 1 << 20).select(F.spark_partition_id().alias("p")).distinct().count()
+    return int(many) // cpus
+
+
+@contextmanager
+def cancelled_on_interrupt(spark: SparkSession) -> Iterator[None]:
+    """Tags the jobs started within; an exception that ends this thread's wait for them, such as an interrupt,
+    cancels them.
+    """
+    tag = f"flambeau-{uuid4()}"
+    context = classic_context(spark)
+    add, remove, cancel = (
+        (spark.addTag, spark.removeTag, spark.interruptTag)
+        if context is None
+        else (context.addJobTag, context.removeJobTag, context.cancelJobsWithTag)
+    )
+    add(tag)
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            log.warning("cancelling the training's Spark jobs")
+            cancel(tag)
+        raise
+    finally:
+        remove(tag)
+
+
+def on_worker(spark: SparkSession, function: Callable[[], Any]) -> Any:
+    """Runs `function` in one Spark task and returns its JSON-able result: for what only workers can reach."""
+    schema = "result string"
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        import pyarrow
+
+        for _ in batches:
+            pass
+        yield pyarrow.RecordBatch.from_pydict({"result": [json.dumps(function())]})
+
+    rows = spark.range(0, 1, 1, 1).mapInArrow(task, schema).collect()
+    return json.loads(rows[0][0])
+
+
+def probe(spark: SparkSession, work: WorkDirectory, num_workers: int, versions: Mapping[str, str]) -> None:
+    """Has every worker write into the work directory and read what the others wrote, and compares versions.
+
+    One barrier stage. Raises StoreError where the directory is not shared, and EnvironmentMismatchError where
+    versions differ.
+    """
+    directory = work.path("probes", new_id())
+    task = _probe_task(directory, dict(work.store_options))
+    rows = spark.range(0, num_workers, 1, num_workers).mapInArrow(
+        task, "host string, error string, versions string", barrier=True
+    )
+    answers = [row.asDict() for row in rows.collect()]
+    for answer in answers:
+        if answer["error"]:
+            raise StoreError(
+                f"workDir {work.uri} is not a directory that all workers reach: on {answer['host']}, "
+                f"{answer['error']}; give a path on storage that they share"
+            )
+    for answer in answers:
+        for name, version in json.loads(answer["versions"]).items():
+            if versions.get(name, version) != version:
+                raise EnvironmentMismatchError(
+                    f"{name} is {versions[name]} on the driver and {version} on the worker {answer['host']}: "
+                    f"install the same version on both"
+                )
+
+
+def _probe_task(directory: str, store_options: dict[str, str]) -> Any:
+    """What each task of `probe` runs."""
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        import platform
+        import socket
+        from importlib.metadata import version
+
+        import pyarrow
+        from pyspark import BarrierTaskContext
+
+        from flambeau import _native
+
+        for _ in batches:
+            pass
+        context = BarrierTaskContext.get()
+        rank, world_size = context.partitionId(), len(context.getTaskInfos())
+        error = None
+        store = _native.Store(store_options)
+        try:
+            store.put(f"{directory}/{rank}", socket.gethostname().encode())
+        except (OSError, ValueError) as failure:
+            error = str(failure)
+        failed = [message for message in context.allGather(error or "") if message]
+        if not failed:
+            sizes = [store.size(f"{directory}/{other}") for other in range(world_size)]
+            missing = [other for other, size in enumerate(sizes) if size is None]
+            error = f"files that workers {missing} wrote are not seen" if missing else None
+            context.barrier()
+            if rank == 0:
+                store.delete_prefix(directory)
+        found = {
+            "Python": ".".join(platform.python_version_tuple()[:2]),
+            "torch": version("torch").split("+")[0],
+        }
+        yield pyarrow.RecordBatch.from_pydict(
+            {"host": [socket.gethostname()], "error": [error], "versions": [json.dumps(found)]}
+        )
+
+    return task
+
+
+def is_visible(spark: SparkSession, work: WorkDirectory) -> bool:
+    """Whether this process sees what workers write into the work directory; true of classic Spark in local
+    mode.
+    """
+    if classic_context(spark) is not None and is_local(spark):
+        return True
+    uri, options = work.path("probes", new_id(), "seen"), dict(work.store_options)
+
+    def write() -> None:
+        from flambeau import _native
+
+        _native.Store(options).put(uri, b"seen")
+
+    def delete() -> None:
+        from flambeau import _native
+
+        _native.Store(options).delete(uri)
+
+    on_worker(spark, write)
+    visible = work.sees(uri)
+    on_worker(spark, delete)
+    return visible
+
+
+def sweep(work: WorkDirectory) -> None:
+    """Removes what crashed fits left in the work directory long ago; a failure is told and no more."""
+    try:
+        work.sweep()
+    except (OSError, FlambeauError, ValueError) as error:
+        log.warning("what older fits left in %s could not be removed: %s", work.uri, error)
+
+
+def work_directory(spark: SparkSession, given: str | None, store_options: Mapping[str, str]) -> WorkDirectory:
+    """The work directory of a fit: the given one, or a temporary one in local mode."""
+    options = tuple(sorted(store_options.items()))
+    if given is not None:
+        plain = re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:", given) is None
+        return WorkDirectory(os.path.abspath(given) if plain else given.rstrip("/"), options)
+    if is_local(spark):
+        return WorkDirectory(temporary_directory(), options)
+    raise ParamError(
+        "workDir must be given on a cluster: a directory that the driver and all workers reach, such as a path "
+        "on shared storage or an s3, abfss or gs URI"
+    )

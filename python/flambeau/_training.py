@@ -1,0 +1,210 @@
+"""One fit, from an estimator's params and a DataFrame to a fitted model."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from flambeau import _cluster, _launch, _shards
+from flambeau._columns import TensorColumns
+from flambeau._objects import OBJECT_PARAMS, describe
+from flambeau._progress import Progress
+from flambeau._shards import DataColumns, ShardSet
+from flambeau._workdir import WorkDirectory, new_id
+from flambeau._worker import versions
+from flambeau.errors import DataError, ParamError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from flambeau.estimator import TorchEstimator
+
+log = logging.getLogger("flambeau")
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is trained: the pickle that goes to the workers, and this fit's own copy of what is in it."""
+
+    data: bytes
+    objects: dict[str, Any]
+
+    @classmethod
+    def of(cls, estimator: TorchEstimator) -> Program:
+        """The estimator's objects, in one pickle so that an optimizer keeps its parameters.
+
+        Raises ParamError that names the object which is missing, of the wrong kind, or cannot be pickled.
+        """
+        import torch
+
+        from flambeau import _losses, _metrics, _optimizers
+
+        given = {name: estimator._value(name) for name in OBJECT_PARAMS}
+        if not isinstance(given["model"], torch.nn.Module):
+            raise ParamError(f"model must be a torch.nn.Module, got {describe(given['model'])}")
+        if given["loss"] is None:
+            raise ParamError(
+                "loss must be given: a name such as 'mse', a torch.nn loss module, or a callable"
+            )
+        data = _pickle(given)
+        objects = pickle.loads(data)
+        _losses.build(objects["loss"])
+        _optimizers.build(objects["optimizer"], objects["model"], estimator._value("stepSize"))
+        _metrics.build(objects["metrics"])
+        return cls(data, objects)
+
+    @cached_property
+    def wide(self) -> bool:
+        """Whether the module computes in float64."""
+        floats = (p.dtype for p in self.objects["model"].parameters() if p.dtype.is_floating_point)
+        return str(next(floats, None)) == "torch.float64"
+
+
+def _pickle(objects: dict[str, Any]) -> bytes:
+    try:
+        data: bytes = cloudpickle.dumps(objects)
+        return data
+    except Exception:
+        for name, value in objects.items():
+            try:
+                cloudpickle.dumps(value)
+            except Exception as error:
+                raise ParamError(
+                    f"{name} ({describe(value)}) cannot be pickled to be sent to the workers: {error}; "
+                    f"make what cannot be sent, such as open files, locks and connections, where it is first used"
+                ) from error
+        raise
+
+
+@dataclass(frozen=True)
+class Training:
+    """A fit that has been checked as far as can be without running anything on Spark."""
+
+    estimator: TorchEstimator
+    spark: SparkSession
+    program: Program
+    work: WorkDirectory
+
+    @classmethod
+    def of(cls, estimator: TorchEstimator, spark: SparkSession) -> Training:
+        """Checks params, objects and the cluster's slots. Raises ParamError and ClusterError."""
+        from flambeau import _native
+        from flambeau._weights import store_options
+
+        draft = {
+            "format": 1,
+            "params": estimator._job_params(),
+            "data": {"train": ["draft"], "spec": {"inputs": [_DRAFT], "labels": [], "weight": None}},
+            "attempt": {"id": "draft", "workDir": "draft"},
+        }
+        _native.validate_job(json.dumps(draft))
+        work = _cluster.work_directory(spark, estimator.getWorkDir(), store_options(spark))
+        program = Program.of(estimator)
+        _cluster.check_slots(spark, estimator.getNumWorkers(), estimator.getSlotTimeout())
+        return cls(estimator, spark, program, work)
+
+    def columns(self, schema: StructType) -> DataColumns:
+        """What this fit reads from a DataFrame of that schema. Raises DataError and ParamError."""
+        from flambeau._program import check_signature
+
+        columns = _shards.resolve(schema, self.estimator, self._label_dtype(), self.program.wide)
+        check_signature(self.program.objects["model"], columns.inputs)
+        return columns
+
+    def prepare(self) -> bool:
+        """Makes sure that the workers share the work directory; returns whether this process sees it too."""
+        if not _cluster.is_local(self.spark):
+            _cluster.probe(self.spark, self.work, self.estimator.getNumWorkers(), versions())
+        visible = _cluster.is_visible(self.spark, self.work)
+        if visible and self.estimator.getWorkDir() is not None:
+            _cluster.sweep(self.work)
+        return visible
+
+    def in_place(self, path: str) -> ShardSet:
+        """The Parquet files under `path` as this fit's shards."""
+        return _shards.in_place(self.spark, path, self.estimator, self._label_dtype(), self.program.wide)
+
+    def run(self, shards: ShardSet, inputs: tuple[TensorColumns, ...], visible: bool) -> Any:
+        """Trains on the shards and makes the model; `inputs` are in terms of the DataFrame's columns.
+
+        Removes what the training left in the work directory except the model's weights.
+        """
+        from flambeau._program import dump_skeleton, probe_output
+        from flambeau._weights import WeightsRef
+
+        estimator = self.estimator
+        num_workers = estimator.getNumWorkers()
+        if shards.num_rows < num_workers:
+            raise DataError(
+                f"there are {shards.num_rows} rows to train on, fewer than numWorkers ({num_workers}): "
+                f"lower numWorkers"
+            )
+        shapes = [tensor.shape for tensor in shards.columns.inputs]
+        inputs = tuple(replace(tensor, shape=shape) for tensor, shape in zip(inputs, shapes, strict=True))
+        module = self.program.objects["model"]
+        output = probe_output(module, inputs)
+        launch = _launch.Launch(
+            spark=self.spark,
+            work=self.work,
+            job={
+                "format": 1,
+                "params": estimator._job_params(),
+                "data": shards.job_data(),
+                "store": dict(self.work.store_options),
+            },
+            program=self.program.data,
+            num_workers=num_workers,
+            max_restarts=estimator.getMaxRestarts(),
+            slot_timeout=estimator.getSlotTimeout(),
+            visible=visible,
+            versions=versions(),
+            watch=lambda attempt: Progress(self.work, attempt, visible, estimator.getVerbose()),
+        )
+        try:
+            result = launch.run()
+        finally:
+            launch.clean()
+        for warning in result["warnings"]:
+            log.warning("%s", warning)
+        weights = result["weights"]
+        return estimator._model_class()._create(
+            estimator,
+            program=dump_skeleton(module),
+            weights=WeightsRef(
+                weights["uri"], weights["size"], weights["sha256"], dict(self.work.store_options)
+            ),
+            history=result["history"],
+            inputs=list(inputs),
+            output=output,
+            num_rows=result["numRows"],
+            num_steps=result["numSteps"],
+            training_seconds=result["seconds"],
+        )
+
+    @contextmanager
+    def written(self, df: DataFrame, columns: DataColumns, visible: bool) -> Iterator[ShardSet]:
+        """The rows of `df` as shards in the work directory, which are removed at the end."""
+        name = new_id()
+        try:
+            yield _shards.write(df, columns, self.work.path("shards", name))
+        finally:
+            self.remove_shards(name, visible)
+
+    def remove_shards(self, name: str, visible: bool) -> None:
+        """Deletes the shards of that name; a failure is told and no more."""
+        _launch.remove(self.spark, self.work, visible, "shards", name)
+
+    def _label_dtype(self) -> str | None:
+        return self.estimator._label_dtype
+
+
+_DRAFT = {"name": "draft", "columns": ["draft"], "dtype": "float32", "shape": []}
