@@ -181,7 +181,7 @@ class ModuleModel:
             if not value.requires_grad:
                 raise self._detached()
             factor = denominator / reference
-            (value if factor == 1.0 else value * factor).backward()  # type: ignore[no-untyped-call]
+            (value if factor == 1.0 else value * factor).backward()
             sums = [value.item() * denominator, denominator]
         else:
             sums = [0.0, 0.0]
@@ -200,7 +200,7 @@ class ModuleModel:
     ) -> list[float]:
         with torch.no_grad():
             parts = [metric.update(output, labels, weight, num_rows) for metric in self.metrics]
-            return torch.cat(parts).tolist()  # type: ignore[no-any-return]
+            return torch.cat(parts).tolist()
 
     def optimizer_step(self, used: Sequence[bool] | None, learning_rate: float | None) -> None:
         """Steps the optimizer over the reduced gradients and drops them.
@@ -317,9 +317,9 @@ def _load(data: bytes) -> dict[str, Any]:
     full unpickler.
     """
     try:
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception:
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)  # type: ignore[no-any-return]
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
 
 def _unlisted_buffers(module: nn.Module) -> dict[str, Tensor]:

@@ -196,6 +196,13 @@ def _weighted(per_row: Tensor, weight: Tensor) -> tuple[Tensor, float]:
     return numerator / denominator, denominator
 
 
+def _reducing(module: nn.Module, reduction: str) -> Callable[..., Tensor]:
+    """The same loss module with another reduction; the user's stays as it is."""
+    clone: Any = copy.copy(module)
+    clone.reduction = reduction
+    return clone
+
+
 class ElementwiseLoss:
     """A loss module of torch's whose mean is over all elements of output and label, which have one shape."""
 
@@ -203,10 +210,8 @@ class ElementwiseLoss:
 
     def __init__(self, module: nn.Module) -> None:
         self.name = f"loss {type(module).__name__}"
-        self._unreduced = copy.copy(module)
-        self._unreduced.reduction = "none"
-        self._mean = copy.copy(module)
-        self._mean.reduction = "mean"
+        self._unreduced = _reducing(module, "none")
+        self._mean = _reducing(module, "mean")
         self.threshold = 0.5 if isinstance(module, nn.BCELoss) else 0.0
 
     def __call__(
@@ -229,10 +234,8 @@ class ClassLoss:
         self.name = f"loss {type(module).__name__}"
         self.ignore_index = int(module.ignore_index)  # type: ignore[arg-type]
         self._class_weight: Tensor | None = module.weight  # type: ignore[assignment]
-        self._reduced = {}
-        for reduction in ("mean", "none"):
-            self._reduced[reduction] = copy.copy(module)
-            self._reduced[reduction].reduction = reduction
+        self._unreduced = _reducing(module, "none")
+        self._mean = _reducing(module, "mean")
 
     def __call__(
         self, output: Any, labels: list[Tensor], weight: Tensor | None, num_rows: int
@@ -251,17 +254,17 @@ class ClassLoss:
             label.is_floating_point()
         ):  # class probabilities: torch divides by the rows, whatever the class weights
             if weight is None:
-                return self._reduced["mean"](output, label), float(num_rows)
-            return _weighted(_per_row(self._reduced["none"](output, label)), weight)
+                return self._mean(output, label), float(num_rows)
+            return _weighted(_per_row(self._unreduced(output, label)), weight)
         if weight is None:
-            value = self._reduced["mean"](output, label)
+            value = self._mean(output, label)
             if self._class_weight is None:
                 counted = label != self.ignore_index
                 denominator = float(counted.sum().item())
             else:
                 denominator = self._target_weights(label).sum(dtype=torch.float64).item()
             return value, denominator
-        per_target = self._reduced["none"](output, label)
+        per_target = self._unreduced(output, label)
         target_weights = self._target_weights(label)
         if label.dim() > 1:
             per_target, target_weights = per_target.flatten(1).sum(1), target_weights.flatten(1).sum(1)

@@ -79,7 +79,8 @@ def _build(name: str | None, metric: Any, threshold: float, ignore_index: int | 
         )
     if not callable(metric):
         raise ParamError(f"metrics: expected a name or a callable, got {type(metric).__name__}")
-    return CallableMetric(name or getattr(metric, "__name__", type(metric).__name__), metric)
+    known = name or str(getattr(metric, "__name__", type(metric).__name__))
+    return CallableMetric(known, metric)
 
 
 def _ratio(numerator: float, denominator: float) -> float:

@@ -159,7 +159,7 @@ def _check_versions(expected: Mapping[str, str]) -> None:
 
 def _load_program(program: bytes) -> dict[str, Any]:
     try:
-        return pickle.loads(program)  # type: ignore[no-any-return]
+        return pickle.loads(program)
     except ModuleNotFoundError as error:
         raise EnvironmentMismatchError(
             f"the model, loss, optimizer or metrics come from the module {error.name!r}, which the worker on "
