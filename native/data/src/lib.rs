@@ -12,8 +12,11 @@
 
 mod batch;
 mod buffer;
+mod decode;
 mod error;
+mod footers;
 mod manifest;
+mod memory;
 mod order;
 mod reader;
 mod spec;

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::error::DataError;
-use crate::spec::DatasetSpec;
+use crate::footers::{self, Footer};
+use crate::spec::{DatasetSpec, TensorSpec};
 use crate::store::Store;
 
 /// The elements of a column, before they become a tensor's dtype.
@@ -122,8 +123,36 @@ impl Manifest {
     /// # Errors
     /// [`DataError`], naming column and shard; [`DataError::EmptyDataset`] where there are no rows.
     pub fn read(store: &Store, uris: &[String], spec: &DatasetSpec) -> Result<Self, DataError> {
-        let _ = (store, uris, spec);
-        todo!()
+        spec.validate()?;
+        let footers = footers::read_all(store, uris, &spec.columns())?;
+        let num_rows = footers.iter().map(Footer::num_rows).sum();
+        if num_rows == 0 {
+            return Err(DataError::EmptyDataset {
+                num_shards: uris.len(),
+            });
+        }
+        let columns = spec
+            .columns()
+            .into_iter()
+            .map(|name| footers::resolve_column(store, &footers, spec, name));
+        let columns = columns.collect::<Result<Vec<_>, _>>()?;
+        footers::refuse_nulls(store, &footers, &columns)?;
+        let mut spec = spec.clone();
+        for tensor in spec
+            .inputs
+            .iter_mut()
+            .chain(&mut spec.labels)
+            .chain(&mut spec.weight)
+        {
+            tensor.shape = Some(row_shape(tensor, &columns)?);
+        }
+        let shards = footers.into_iter().map(Footer::into_shard).collect();
+        Ok(Manifest {
+            spec,
+            columns,
+            shards,
+            num_rows,
+        })
     }
 
     /// The spec with every shape known.
@@ -172,5 +201,35 @@ impl Manifest {
             columns: self.columns.clone(),
             spec: self.spec.clone(),
         }
+    }
+
+    /// A column's place in [`columns`](Self::columns).
+    pub(crate) fn column_index(&self, name: &str) -> usize {
+        let index = self.columns.iter().position(|column| column.name == name);
+        index.expect("a manifest has all columns of its spec")
+    }
+}
+
+/// The shape of one row of a tensor.
+fn row_shape(tensor: &TensorSpec, columns: &[ColumnInfo]) -> Result<Vec<usize>, DataError> {
+    let shapes: Vec<&[usize]> = tensor
+        .columns
+        .iter()
+        .filter_map(|name| columns.iter().find(|column| column.name == *name))
+        .map(|column| column.shape.as_slice())
+        .collect();
+    let elements = shapes
+        .iter()
+        .map(|shape| shape.iter().product::<usize>())
+        .sum();
+    match &tensor.shape {
+        Some(shape) if shape.iter().product::<usize>() == elements => Ok(shape.clone()),
+        Some(shape) => Err(DataError::ShapeMismatch {
+            tensor: tensor.name.clone(),
+            shape: shape.clone(),
+            elements,
+        }),
+        None if shapes.len() == 1 => Ok(shapes[0].to_vec()),
+        None => Ok(vec![elements]),
     }
 }

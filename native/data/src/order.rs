@@ -8,6 +8,7 @@
 //! The permutations are Fisher-Yates over ChaCha8, spelled out here so that no library's next version changes a resumed run.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -49,7 +50,7 @@ pub struct Chunk {
 #[derive(Debug)]
 struct Lane {
     rows: Range<u64>,
-    chunks: Vec<Chunk>,
+    chunks: Arc<[Chunk]>,
 }
 
 /// The order of all samples of a job.
@@ -109,7 +110,10 @@ impl SampleOrder {
             .map(|lane| {
                 let rows = share(num_rows, config.num_lanes, lane);
                 let chunks = cut(&groups, &rows, config.window_rows as u64);
-                Lane { rows, chunks }
+                Lane {
+                    rows,
+                    chunks: chunks.into(),
+                }
             })
             .collect();
         let lengths = lanes.iter().map(|lane| lane.rows.end - lane.rows.start);
@@ -160,6 +164,18 @@ impl SampleOrder {
         self.lanes[lane].rows.clone()
     }
 
+    /// Where a lane is cut into chunks: ascending, each within one row group.
+    pub fn lane_chunks(&self, lane: usize) -> &[Chunk] {
+        &self.lanes[lane].chunks
+    }
+
+    /// The most rows that any window of a lane can have, in any epoch.
+    pub fn max_window_rows(&self, lane: usize) -> u64 {
+        let Lane { rows, chunks } = &self.lanes[lane];
+        let longest = chunks.iter().map(|chunk| chunk.num_rows).max().unwrap_or(0);
+        (rows.end - rows.start).min(self.config.window_rows as u64 - 1 + longest)
+    }
+
     /// Which positions of a lane's epoch a step takes.
     pub fn positions(&self, lane: usize, step: u64) -> Range<u64> {
         let rows = &self.lanes[lane].rows;
@@ -185,21 +201,18 @@ impl SampleOrder {
             let window = order.window_of(position);
             let span = order.windows()[window].clone();
             let end = positions.end.min(span.first_position + span.num_rows);
-            let permutation = order.permutation(window);
-            let chunks = order.window_chunks(window);
-            for &local in &permutation
-                [(position - span.first_position) as usize..(end - span.first_position) as usize]
-            {
-                ids.push(row_id(&chunks, u64::from(local)));
-            }
+            let mut rows = order.window_row_ids(window);
+            order.permute(window, &mut rows);
+            let places = position - span.first_position..end - span.first_position;
+            ids.extend_from_slice(&rows[places.start as usize..places.end as usize]);
             position = end;
         }
         ids
     }
 
     /// The order of one lane in one epoch.
-    pub fn lane_order(&self, epoch: u64, lane: usize) -> LaneOrder<'_> {
-        let chunks = &self.lanes[lane].chunks;
+    pub fn lane_order(&self, epoch: u64, lane: usize) -> LaneOrder {
+        let chunks = self.lanes[lane].chunks.clone();
         let key = Key {
             seed: self.config.seed,
             epoch,
@@ -249,14 +262,14 @@ pub struct WindowSpan {
 
 /// One lane's order in one epoch: its chunks permuted and gathered into windows.
 #[derive(Debug)]
-pub struct LaneOrder<'a> {
-    chunks: &'a [Chunk],
+pub struct LaneOrder {
+    chunks: Arc<[Chunk]>,
     permuted: Vec<u32>,
     windows: Vec<WindowSpan>,
     key: Option<Key>,
 }
 
-impl LaneOrder<'_> {
+impl LaneOrder {
     /// The windows in the order they are read.
     pub fn windows(&self) -> &[WindowSpan] {
         &self.windows
@@ -277,34 +290,26 @@ impl LaneOrder<'_> {
         window
     }
 
-    /// A window's chunks, whose rows, one chunk after another, are what [`permutation`](Self::permutation) counts.
-    pub fn window_chunks(&self, window: usize) -> Vec<Chunk> {
-        let places = self.windows[window].chunks.clone();
-        self.permuted[places]
+    /// A window's chunks in the epoch's order.
+    pub fn window_chunks(&self, window: usize) -> impl Iterator<Item = Chunk> + '_ {
+        self.permuted[self.windows[window].chunks.clone()]
             .iter()
             .map(|&chunk| self.chunks[chunk as usize])
+    }
+
+    /// The row ids of a window before they are permuted: one chunk after another.
+    pub fn window_row_ids(&self, window: usize) -> Vec<u64> {
+        self.window_chunks(window)
+            .flat_map(|chunk| chunk.first_row..chunk.first_row + chunk.num_rows)
             .collect()
     }
 
-    /// For each position of a window, which row of its chunks stands there.
-    pub fn permutation(&self, window: usize) -> Vec<u32> {
-        let mut rows: Vec<u32> = (0..self.windows[window].num_rows as u32).collect();
+    /// Permutes what stands for a window's rows, one chunk after another, into the order in which they are seen.
+    pub fn permute<T>(&self, window: usize, rows: &mut [T]) {
         if let Some(key) = self.key {
-            shuffle(&mut rows, key.stream(window as u64));
+            shuffle(rows, key.stream(window as u64));
         }
-        rows
     }
-}
-
-/// The row id of the `local`-th row of chunks that follow each other.
-fn row_id(chunks: &[Chunk], mut local: u64) -> u64 {
-    for chunk in chunks {
-        if local < chunk.num_rows {
-            return chunk.first_row + local;
-        }
-        local -= chunk.num_rows;
-    }
-    unreachable!("a permutation holds rows of its window only")
 }
 
 /// Part `index` of `count` nearly equal parts of `0..length`.
@@ -361,7 +366,7 @@ impl Key {
 
 /// Fisher-Yates, from the last place down. A place below `n` is drawn as the high half of `u32 * n`, the few draws that would
 /// favour some places being drawn again (Lemire, "Fast random integer generation in an interval", 2019).
-fn shuffle(items: &mut [u32], mut random: ChaCha8Rng) {
+fn shuffle<T>(items: &mut [T], mut random: ChaCha8Rng) {
     for last in (1..items.len()).rev() {
         let bound = last as u32 + 1;
         let mut product = u64::from(random.next_u32()) * u64::from(bound);

@@ -1,0 +1,491 @@
+//! Row groups into rows of tensors.
+
+mod convert;
+mod extract;
+mod shard_bytes;
+
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
+
+use arrow_array::{ArrayRef, RecordBatch};
+use arrow_schema::ArrowError;
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader,
+    ParquetRecordBatchReaderBuilder, RowSelection,
+};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData};
+
+use crate::error::DataError;
+use crate::manifest::{ColumnKind, Element, Manifest};
+use crate::memory::Meter;
+use crate::spec::DType;
+use crate::store::Store;
+use convert::{Part, Role};
+use extract::{Fault, Values};
+pub(crate) use extract::{Flaw, first_null, shape_of_first};
+pub(crate) use shard_bytes::ShardBytes;
+
+/// Rows decoded at once, before they are laid into the tensors: few enough that a dozen columns stay in the second-level cache.
+const BATCH_ROWS: usize = 8192;
+
+/// Decodes rows of a manifest's shards. Any thread may use it.
+pub(crate) struct Decoder {
+    store: Store,
+    manifest: Arc<Manifest>,
+    tensors: Vec<Tensor>,
+    /// Where each row group, counted over all shards, lies.
+    places: Vec<Place>,
+    /// Footers, read when first needed.
+    footers: Vec<OnceLock<ArrowReaderMetadata>>,
+    meter: Meter,
+}
+
+struct Tensor {
+    dtype: DType,
+    role: Role,
+    /// Elements a row.
+    elements: usize,
+    columns: Vec<TensorColumn>,
+}
+
+struct TensorColumn {
+    /// Its place in the manifest's columns.
+    index: usize,
+    offset: usize,
+    width: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    shard: usize,
+    /// Within the shard.
+    row_group: usize,
+    /// In the manifest's numbering.
+    first_row: u64,
+    /// The shard's first row, in the manifest's numbering.
+    shard_first_row: u64,
+    num_rows: u64,
+}
+
+impl Decoder {
+    /// Reads nothing yet.
+    pub(crate) fn new(store: Store, manifest: Arc<Manifest>, meter: Meter) -> Self {
+        let spec = manifest.spec();
+        let roles = std::iter::repeat_n(Role::Input, spec.inputs.len())
+            .chain(std::iter::repeat_n(Role::Label, spec.labels.len()))
+            .chain(spec.weight.iter().map(|_| Role::Weight));
+        let tensors = spec
+            .tensors()
+            .zip(roles)
+            .map(|(tensor, role)| {
+                let mut offset = 0;
+                let columns = tensor.columns.iter().map(|name| {
+                    let index = manifest.column_index(name);
+                    let width = manifest.columns()[index].shape.iter().product();
+                    offset += width;
+                    TensorColumn {
+                        index,
+                        offset: offset - width,
+                        width,
+                    }
+                });
+                let columns = columns.collect();
+                Tensor {
+                    dtype: tensor.dtype,
+                    role,
+                    elements: offset,
+                    columns,
+                }
+            })
+            .collect();
+        let mut places = Vec::new();
+        let mut first_row = 0;
+        for (shard, info) in manifest.shards().iter().enumerate() {
+            let shard_first_row = first_row;
+            for (row_group, group) in info.row_groups.iter().enumerate() {
+                places.push(Place {
+                    shard,
+                    row_group,
+                    first_row,
+                    shard_first_row,
+                    num_rows: group.num_rows,
+                });
+                first_row += group.num_rows;
+            }
+        }
+        let footers = manifest.shards().iter().map(|_| OnceLock::new()).collect();
+        Decoder {
+            store,
+            manifest,
+            tensors,
+            places,
+            footers,
+            meter,
+        }
+    }
+
+    /// Bytes of a row in each tensor.
+    pub(crate) fn row_bytes(&self) -> Vec<usize> {
+        self.tensors
+            .iter()
+            .map(|tensor| tensor.elements * tensor.dtype.size())
+            .collect()
+    }
+
+    /// The shard that holds a row group.
+    pub(crate) fn uri(&self, row_group: usize) -> &str {
+        &self.manifest.shards()[self.places[row_group].shard].uri
+    }
+
+    /// Decodes `rows` (the manifest's numbering, all within one row group) into `out`: for each tensor exactly the rows' bytes.
+    ///
+    /// Holds the row group's columns as they lie in the file while it works. Looks at `cancelled` every few thousand rows and
+    /// returns `false` where that ends it.
+    pub(crate) fn decode(
+        &self,
+        row_group: usize,
+        rows: Range<u64>,
+        out: &mut [&mut [u8]],
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<bool, DataError> {
+        let uri = self.uri(row_group);
+        catching_panics(uri, || self.decode_rows(row_group, rows, out, cancelled))
+    }
+
+    fn decode_rows(
+        &self,
+        row_group: usize,
+        rows: Range<u64>,
+        out: &mut [&mut [u8]],
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<bool, DataError> {
+        let place = self.places[row_group];
+        let uri = &self.manifest.shards()[place.shard].uri;
+        let footer = self.footer(place.shard)?;
+        let selected =
+            (rows.start - place.first_row) as usize..(rows.end - place.first_row) as usize;
+        let names: Vec<&str> = self.file_columns().collect();
+        let (mut reader, _held) = self.open(&footer, place, selected.clone(), &names)?;
+        let mut done = 0;
+        let wanted = selected.len();
+        while done < wanted {
+            if cancelled() {
+                return Ok(false);
+            }
+            let batch = match &mut reader {
+                Some(reader) => reader
+                    .next()
+                    .transpose()
+                    .map_err(|error| arrow_error(uri, error))?,
+                None => None,
+            };
+            let num_rows = match (&batch, &reader) {
+                (Some(batch), _) => batch.num_rows(),
+                // Nothing but `key=value` columns: there is no file to count rows by.
+                (None, None) => BATCH_ROWS.min(wanted - done),
+                (None, Some(_)) => break,
+            };
+            let first_row = rows.start - place.shard_first_row + done as u64;
+            for (tensor, out) in self.tensors.iter().zip(out.iter_mut()) {
+                let row_bytes = tensor.elements * tensor.dtype.size();
+                let out = &mut out[done * row_bytes..(done + num_rows) * row_bytes];
+                self.lay_batch(
+                    place.shard,
+                    tensor,
+                    batch.as_ref(),
+                    num_rows,
+                    first_row,
+                    out,
+                )?;
+            }
+            done += num_rows;
+        }
+        if done != wanted {
+            let reason = format!(
+                "row group {} holds fewer rows than its footer said",
+                place.row_group
+            );
+            return Err(DataError::ShardChanged {
+                uri: uri.clone(),
+                reason,
+            });
+        }
+        Ok(true)
+    }
+
+    fn lay_batch(
+        &self,
+        shard: usize,
+        tensor: &Tensor,
+        batch: Option<&RecordBatch>,
+        num_rows: usize,
+        first_row: u64,
+        out: &mut [u8],
+    ) -> Result<(), DataError> {
+        let shard = &self.manifest.shards()[shard];
+        let mut parts = Vec::with_capacity(tensor.columns.len());
+        for column in &tensor.columns {
+            let info = &self.manifest.columns()[column.index];
+            let values = match info.kind {
+                ColumnKind::Partition(element) => constant(
+                    element,
+                    shard.partitions.get(&info.name).map_or("", |text| text),
+                    num_rows,
+                ),
+                _ => match batch.and_then(|batch| batch.column_by_name(&info.name)) {
+                    Some(array) => extract::extract(array, &info.shape, tensor.dtype),
+                    None => Err(Fault {
+                        row: 0,
+                        flaw: Flaw::Type("none".into()),
+                    }),
+                },
+            };
+            let values = values.and_then(|values| {
+                convert::check(&values, column.width, tensor.role, tensor.dtype)?;
+                Ok(values)
+            });
+            let values = values
+                .map_err(|fault| fault.at(&info.name, &shard.uri, first_row, tensor.dtype))?;
+            parts.push(Part {
+                values,
+                offset: column.offset,
+                width: column.width,
+            });
+        }
+        convert::interleave(out, num_rows, tensor.elements, &parts, tensor.dtype);
+        Ok(())
+    }
+
+    /// Columns that lie in the files.
+    fn file_columns(&self) -> impl Iterator<Item = &str> {
+        let in_file = |kind: &ColumnKind| !matches!(kind, ColumnKind::Partition(_));
+        self.manifest
+            .columns()
+            .iter()
+            .filter(move |column| in_file(&column.kind))
+            .map(|column| column.name.as_str())
+    }
+
+    fn footer(&self, shard: usize) -> Result<ArrowReaderMetadata, DataError> {
+        if let Some(footer) = self.footers[shard].get() {
+            return Ok(footer.clone());
+        }
+        let info = &self.manifest.shards()[shard];
+        let bytes =
+            ShardBytes::with_tail(&self.store, &info.uri, info.size).map_err(
+                |error| match error {
+                    DataError::NotFound { uri } => DataError::ShardChanged {
+                        uri,
+                        reason: "it is gone".into(),
+                    },
+                    other => other,
+                },
+            )?;
+        let footer = read_footer(&bytes, &info.uri, PageIndexPolicy::Optional)?;
+        let groups = footer.metadata().row_groups();
+        let same = groups.len() == info.row_groups.len()
+            && groups
+                .iter()
+                .zip(&info.row_groups)
+                .all(|(now, then)| now.num_rows() as u64 == then.num_rows);
+        if !same {
+            let reason = "its row groups are not those it had".into();
+            return Err(DataError::ShardChanged {
+                uri: info.uri.clone(),
+                reason,
+            });
+        }
+        Ok(self.footers[shard].get_or_init(|| footer).clone())
+    }
+
+    /// A reader of some rows of a row group, whose bytes are all in memory; none where no column lies in the files.
+    fn open(
+        &self,
+        footer: &ArrowReaderMetadata,
+        place: Place,
+        rows: Range<usize>,
+        names: &[&str],
+    ) -> Result<(Option<ParquetRecordBatchReader>, crate::memory::Charge), DataError> {
+        let shard = &self.manifest.shards()[place.shard];
+        let mask = project(footer, names);
+        let num_rows = place.num_rows as usize;
+        let selection = (rows != (0..num_rows))
+            .then(|| RowSelection::from_consecutive_ranges(std::iter::once(rows), num_rows));
+        let ranges = stored_ranges(
+            footer.metadata(),
+            place.row_group,
+            &mask,
+            selection.as_ref(),
+        );
+        let charge = self
+            .meter
+            .charge(ranges.iter().map(|range| range.end - range.start).sum());
+        if ranges.is_empty() {
+            return Ok((None, charge));
+        }
+        let bytes = ShardBytes::with_ranges(&self.store, &shard.uri, shard.size, ranges)?;
+        let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(bytes, footer.clone())
+            .with_row_groups(vec![place.row_group])
+            .with_projection(mask)
+            .with_batch_size(BATCH_ROWS);
+        if let Some(selection) = selection {
+            builder = builder.with_row_selection(selection);
+        }
+        let reader = builder
+            .build()
+            .map_err(|source| parquet_error(&shard.uri, source))?;
+        Ok((Some(reader), charge))
+    }
+}
+
+/// A footer. Arrow's own schema, which some writers add, is not looked at: types follow from Parquet's alone, whoever wrote
+/// the file.
+pub(crate) fn read_footer(
+    bytes: &ShardBytes,
+    uri: &str,
+    offset_index: PageIndexPolicy,
+) -> Result<ArrowReaderMetadata, DataError> {
+    let options = ArrowReaderOptions::new()
+        .with_skip_arrow_metadata(true)
+        .with_offset_index_policy(offset_index);
+    catching_panics(uri, || {
+        ArrowReaderMetadata::load(bytes, options).map_err(|source| parquet_error(uri, source))
+    })
+}
+
+/// The columns of these names with all that is nested in them.
+pub(crate) fn project(footer: &ArrowReaderMetadata, names: &[&str]) -> ProjectionMask {
+    let fields = footer.schema().fields();
+    let roots = fields
+        .iter()
+        .enumerate()
+        .filter(|(_, field)| names.contains(&field.name().as_str()));
+    ProjectionMask::roots(footer.parquet_schema(), roots.map(|(index, _)| index))
+}
+
+/// Some column of a row group's first rows, reading no more of the file than that takes.
+pub(crate) fn read_column(
+    bytes: ShardBytes,
+    uri: &str,
+    footer: &ArrowReaderMetadata,
+    row_group: usize,
+    name: &str,
+    limit: Option<usize>,
+) -> Result<Vec<ArrayRef>, DataError> {
+    catching_panics(uri, || {
+        let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(bytes, footer.clone())
+            .with_row_groups(vec![row_group])
+            .with_projection(project(footer, &[name]));
+        if let Some(limit) = limit {
+            builder = builder.with_limit(limit);
+        }
+        let reader = builder
+            .build()
+            .map_err(|source| parquet_error(uri, source))?;
+        let column = |batch: Result<RecordBatch, ArrowError>| {
+            batch
+                .map(|batch| batch.column(0).clone())
+                .map_err(|error| arrow_error(uri, error))
+        };
+        reader.map(column).collect()
+    })
+}
+
+/// Where in the file the projected columns' rows lie: whole column chunks, or the pages that a selection touches where the
+/// file has an index of its pages.
+fn stored_ranges(
+    metadata: &ParquetMetaData,
+    row_group: usize,
+    mask: &ProjectionMask,
+    selection: Option<&RowSelection>,
+) -> Vec<Range<u64>> {
+    let group = metadata.row_group(row_group);
+    let pages = metadata.page_index_for_row_group(row_group);
+    let mut ranges = Vec::new();
+    for (leaf, column) in group
+        .columns()
+        .iter()
+        .enumerate()
+        .filter(|(leaf, _)| mask.leaf_included(*leaf))
+    {
+        let (start, length) = column.byte_range();
+        match (selection, pages.offset_index(leaf)) {
+            (Some(selection), Some(index)) if !index.page_locations().is_empty() => {
+                let locations = index.page_locations();
+                let first_page = locations[0].offset as u64;
+                if first_page > start {
+                    ranges.push(start..first_page); // the dictionary
+                }
+                ranges.extend(selection.scan_ranges(locations));
+            }
+            _ => ranges.push(start..start + length),
+        }
+    }
+    ranges
+}
+
+/// A `key=value` column's number for every row.
+fn constant(element: Element, text: &str, num_rows: usize) -> Result<Values, Fault> {
+    let changed = || Fault {
+        row: 0,
+        flaw: Flaw::Type(format!("`{text}`")),
+    };
+    match element {
+        Element::Int64 => {
+            let value: i64 = text.parse().map_err(|_| changed())?;
+            Ok(Values::I64(vec![value; num_rows].into()))
+        }
+        _ => {
+            let value: f64 = text.parse().map_err(|_| changed())?;
+            Ok(Values::F64(vec![value; num_rows].into()))
+        }
+    }
+}
+
+fn parquet_error(uri: &str, source: ParquetError) -> DataError {
+    match source {
+        // A failure of the store that passed through parquet's reader.
+        ParquetError::External(cause) => match cause.downcast::<DataError>() {
+            Ok(error) => *error,
+            Err(cause) => DataError::Parquet {
+                uri: uri.to_owned(),
+                source: ParquetError::External(cause),
+            },
+        },
+        source => DataError::Parquet {
+            uri: uri.to_owned(),
+            source,
+        },
+    }
+}
+
+fn arrow_error(uri: &str, error: ArrowError) -> DataError {
+    match error {
+        ArrowError::ExternalError(cause) => match cause.downcast::<ParquetError>() {
+            Ok(error) => parquet_error(uri, *error),
+            Err(cause) => parquet_error(uri, ParquetError::External(cause)),
+        },
+        error => parquet_error(uri, ParquetError::ArrowError(error.to_string())),
+    }
+}
+
+/// Corrupt bytes can make the decoder panic; that must end the read, not the thread.
+pub(crate) fn catching_panics<T>(
+    uri: &str,
+    work: impl FnOnce() -> Result<T, DataError>,
+) -> Result<T, DataError> {
+    // What `work` leaves half done is dropped or, as rows of a window, never looked at.
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let message = text
+            .or_else(|| panic.downcast_ref::<String>().cloned())
+            .unwrap_or_else(|| "a panic".into());
+        Err(DataError::Decoder {
+            uri: uri.to_owned(),
+            message,
+        })
+    })
+}

@@ -1,0 +1,154 @@
+//! Rows of all tensors, filled by several threads at once.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::buffer::AlignedBuffer;
+use crate::decode::Decoder;
+use crate::error::DataError;
+use crate::memory::{Charge, Meter};
+
+/// A run of rows that one task decodes.
+#[derive(Debug, Clone)]
+pub(super) struct Unit {
+    pub(super) row_group: usize,
+    /// In the manifest's numbering.
+    pub(super) rows: Range<u64>,
+    /// Its first row in the arena.
+    pub(super) first: usize,
+}
+
+/// Memory for the rows of some units, each tensor's rows contiguous. A unit's rows are written by the one task that claims it, and read
+/// only once it is ready.
+pub(super) struct Arena {
+    units: Vec<Unit>,
+    ready: Vec<AtomicBool>,
+    claimed: Vec<AtomicBool>,
+    num_pending: AtomicUsize,
+    row_bytes: Vec<usize>,
+    /// Where each tensor's rows begin, kept as pointers because parts of one buffer are written while others are read.
+    bases: Vec<*mut u8>,
+    // What the pointers point into; touched by nothing else until it is dropped.
+    _buffers: Vec<AlignedBuffer>,
+    _charge: Charge,
+}
+
+// SAFETY: `bases` point into buffers that the arena owns. Their bytes are written only through `fill`, where the `claimed` flag gives each
+// unit's disjoint rows to one thread once, and read only through `tensor`, whose callers wait for `ready`.
+unsafe impl Send for Arena {}
+// SAFETY: as above.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// Zeroed memory for units that follow each other from row 0 on.
+    pub(super) fn new(units: Vec<Unit>, row_bytes: &[usize], meter: &Meter) -> Self {
+        let num_rows = units
+            .iter()
+            .map(|unit| unit.first + (unit.rows.end - unit.rows.start) as usize)
+            .max()
+            .unwrap_or(0);
+        let charge = meter.charge((num_rows * row_bytes.iter().sum::<usize>()) as u64);
+        let mut buffers: Vec<_> = row_bytes
+            .iter()
+            .map(|bytes| AlignedBuffer::zeroed(num_rows * bytes))
+            .collect();
+        Arena {
+            ready: units.iter().map(|_| AtomicBool::new(false)).collect(),
+            claimed: units.iter().map(|_| AtomicBool::new(false)).collect(),
+            num_pending: AtomicUsize::new(units.len()),
+            units,
+            row_bytes: row_bytes.to_vec(),
+            bases: buffers.iter_mut().map(AlignedBuffer::as_mut_ptr).collect(),
+            _buffers: buffers,
+            _charge: charge,
+        }
+    }
+
+    pub(super) fn units(&self) -> &[Unit] {
+        &self.units
+    }
+
+    /// Decodes a unit into its rows. A unit is filled once: a second call does nothing. `false` where it was cancelled.
+    pub(super) fn fill(
+        &self,
+        unit: usize,
+        decoder: &Decoder,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<bool, DataError> {
+        if self.claimed[unit].swap(true, Ordering::Relaxed) {
+            return Ok(true);
+        }
+        let Unit {
+            row_group,
+            rows,
+            first,
+        } = &self.units[unit];
+        let num_rows = (rows.end - rows.start) as usize;
+        let mut out: Vec<&mut [u8]> = (self.bases.iter().zip(&self.row_bytes))
+            .map(|(&base, &bytes)| {
+                // SAFETY: the buffer holds all units' rows, so these lie within it; units are disjoint, this one was claimed
+                // by this call alone, and nobody reads it before `ready` is set below.
+                unsafe { std::slice::from_raw_parts_mut(base.add(first * bytes), num_rows * bytes) }
+            })
+            .collect();
+        let whole = decoder.decode(*row_group, rows.clone(), &mut out, cancelled)?;
+        if whole {
+            self.ready[unit].store(true, Ordering::Release);
+            self.num_pending.fetch_sub(1, Ordering::Release);
+        }
+        Ok(whole)
+    }
+
+    /// Whether all units that hold some of `rows` (the manifest's numbering) may be read.
+    pub(super) fn are_ready(&self, rows: &[Range<u64>]) -> bool {
+        let overlap = |unit: &Unit, rows: &Range<u64>| {
+            unit.rows.start < rows.end && rows.start < unit.rows.end
+        };
+        self.num_pending.load(Ordering::Acquire) == 0
+            || (self.units.iter().zip(&self.ready)).all(|(unit, ready)| {
+                ready.load(Ordering::Acquire) || !rows.iter().any(|rows| overlap(unit, rows))
+            })
+    }
+
+    /// Copies rows of one tensor to `out`, one after another.
+    ///
+    /// # Safety
+    /// Each of `rows` is of a unit for which [`are_ready`](Self::are_ready) held, and `out` is as long as the rows.
+    pub(super) unsafe fn gather(&self, tensor: usize, rows: &[u32], out: &mut [u8]) {
+        let base = self.bases[tensor].cast_const();
+        let bytes = self.row_bytes[tensor];
+        debug_assert_eq!(out.len(), rows.len() * bytes);
+        match bytes {
+            // SAFETY: the caller's promise is that of `gather_as`, and rows of this size hold whole elements of it.
+            1 => unsafe { gather_as::<u8>(base, rows, out) },
+            // SAFETY: as above.
+            4 => unsafe { gather_as::<u32>(base, rows, out) },
+            // SAFETY: as above.
+            8 => unsafe { gather_as::<u64>(base, rows, out) },
+            _ => {
+                for (&row, out) in rows.iter().zip(out.chunks_exact_mut(bytes)) {
+                    // SAFETY: the row lies in the buffer, is ready, and `out` is elsewhere and as long.
+                    unsafe {
+                        std::ptr::copy_nonoverlapping(
+                            base.add(row as usize * bytes),
+                            out.as_mut_ptr(),
+                            bytes,
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Copies rows that are one `T` each.
+///
+/// # Safety
+/// As for [`Arena::gather`]; `base` is aligned for `T`.
+unsafe fn gather_as<T: bytemuck::Pod>(base: *const u8, rows: &[u32], out: &mut [u8]) {
+    let base = base.cast::<T>();
+    for (&row, out) in rows.iter().zip(bytemuck::cast_slice_mut::<u8, T>(out)) {
+        // SAFETY: the row lies in the buffer and is ready, by the caller's promise.
+        *out = unsafe { *base.add(row as usize) };
+    }
+}
