@@ -1,0 +1,351 @@
+"""The worker's side of `transform`: Arrow columns in, the module's outputs as an Arrow array out.
+
+A Python worker loads a module once, by the hashes of its program and weights, and keeps the last few. Batches are
+copied into memory of torch's own alignment, so that a row's outputs have the same bits in every process.
+"""
+
+# Annotations are evaluated here: Spark reads those of the functions that `scalar_udf` makes.
+import hashlib
+import math
+import os
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flambeau._columns import TensorColumns
+from flambeau._program import OutputSpec, OutputTensor, instantiate, named_outputs
+from flambeau._weights import WeightsRef, load_into
+from flambeau.errors import DataError, FlambeauError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+KEPT_MODULES = 4
+_NUMPY = {"float32": np.float32, "float64": np.float64, "int64": np.int64, "bool": np.bool_, "uint8": np.uint8}
+_modules: OrderedDict[tuple[str, ...], Any] = OrderedDict()
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """All that a Python worker needs to score rows; it travels in the plan.
+
+    `classes` is None, or how a classifier's output reads: `logits`, `log_probabilities` or `probabilities`. `fields` are the
+    classifier's wanted columns among prediction, rawPrediction and probability.
+    """
+
+    programs: Mapping[str, bytes]
+    weights: WeightsRef
+    inputs: Sequence[TensorColumns]
+    output: OutputSpec
+    batch_size: int
+    classes: str | None = None
+    fields: Sequence[str] = ()
+    sys_path: Sequence[str] = field(default=())
+
+    def score(self, batches: Iterator[Any]) -> Iterator[pa.Array]:
+        """For each batch, a tuple of the inputs' columns in order, the array of its results."""
+        import torch
+
+        for entry in self.sys_path:
+            if entry not in sys.path:
+                sys.path.append(entry)
+        # Spark runs one task a core and says in OMP_NUM_THREADS how many cores a task has.
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+        device = _device()
+        module = _module(self.programs, self.weights, device)
+        for batch in batches:
+            columns = batch if isinstance(batch, tuple) else (batch,)
+            yield self._score(module, device, columns)
+
+    def _score(self, module: "nn.Module", device: str, columns: Sequence[pa.Array]) -> pa.Array:
+        import torch
+
+        arrays = to_arrays(self.inputs, columns)
+        num_rows = len(columns[0])
+        parts: list[list[Tensor]] = []
+        with torch.inference_mode():
+            for start in range(0, num_rows, self.batch_size):
+                stop = min(start + self.batch_size, num_rows)
+                tensors = [_tensor(array[start:stop], device) for array in arrays]
+                parts.append(self._checked(module(*tensors), stop - start))
+            outputs = [torch.cat(tensors).to("cpu") for tensors in zip(*parts, strict=True)]
+            if not parts:
+                dtypes = [getattr(torch, spec.dtype) for spec in self.output.tensors]
+                outputs = [
+                    torch.empty((0, *spec.shape), dtype=dtype)
+                    for spec, dtype in zip(self.output.tensors, dtypes, strict=True)
+                ]
+            if self.classes is not None:
+                return _class_columns(outputs[0], self.classes, self.fields)
+        results = [_result(tensor, spec) for tensor, spec in zip(outputs, self.output.tensors, strict=True)]
+        if self.output.single is not None:
+            return results[0]
+        return pa.StructArray.from_arrays(results, names=[str(spec.name) for spec in self.output.tensors])
+
+    def _checked(self, output: Any, num_rows: int) -> list["Tensor"]:
+        """The output's tensors, where they are what the module returned when it was trained."""
+        named = named_outputs(output)
+        found = [(name, (t.shape[0] if t.dim() else -1, *t.shape[1:])) for name, t in named]
+        wanted = [(spec.name, (num_rows, *spec.shape)) for spec in self.output.tensors]
+        if found != wanted:
+            raise FlambeauError(
+                f"model: forward returned {_shapes(found)} for a batch of {num_rows} rows, where {_shapes(wanted)} was expected"
+            )
+        return [tensor for _, tensor in named]
+
+
+def to_arrays(inputs: Sequence[TensorColumns], columns: Sequence[pa.Array]) -> list[np.ndarray[Any, Any]]:
+    """One numpy array [rows, ...] for each input, from all inputs' columns in order.
+
+    Raises DataError, naming the column, where there is a null or an array of another length than the input's shape.
+    """
+    arrays, taken = [], 0
+    for tensor in inputs:
+        mine = columns[taken : taken + len(tensor.columns)]
+        taken += len(mine)
+        dtype = _NUMPY[tensor.dtype]
+        values = [_values(a, name, tensor, dtype) for a, name in zip(mine, tensor.columns, strict=True)]
+        shape = (len(mine[0]), *(tensor.shape or ()))
+        joined = np.stack(values, axis=1) if len(values) > 1 else values[0]
+        arrays.append(joined.reshape(shape))
+    return arrays
+
+
+def _values(array: pa.Array, name: str, tensor: TensorColumns, dtype: Any) -> np.ndarray[Any, Any]:
+    """One column's values, flat but for the rows' order."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    _refuse_nulls(array, name)
+    if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
+        _check_lengths(pc.binary_length(array), name, tensor)
+        width = np.int64 if pa.types.is_large_binary(array.type) else np.int32
+        bounds = np.frombuffer(array.buffers()[1], width)[array.offset : array.offset + len(array) + 1]
+        if len(array) == 0 or bounds[0] == bounds[-1]:
+            return np.empty(0, dtype)
+        return np.frombuffer(array.buffers()[2], np.uint8)[bounds[0] : bounds[-1]]
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        _check_lengths(pc.list_value_length(array), name, tensor)
+        array = array.flatten()
+        _refuse_nulls(array, name, "an array with a null in it")
+    elif tensor.shape not in ((), None) and len(tensor.columns) == 1 and math.prod(tensor.shape) != 1:
+        raise DataError(f"column {name!r} holds single numbers, where arrays of {math.prod(tensor.shape)} were trained on")
+    return array.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
+
+
+def _refuse_nulls(array: pa.Array, name: str, what: str = "a null") -> None:
+    if array.null_count:
+        raise DataError(
+            f"column {name!r} holds {what}: fill it (Imputer, DataFrame.fillna) or drop those rows (DataFrame.dropna) "
+            "before transform"
+        )
+
+
+def _check_lengths(lengths: pa.Array, name: str, tensor: TensorColumns) -> None:
+    wanted = math.prod(tensor.shape or ())
+    found = lengths.to_numpy(zero_copy_only=False)
+    wrong = found[found != wanted]
+    if len(wrong):
+        raise DataError(
+            f"column {name!r} holds an array of {wrong[0]}, where {wanted} were trained on: "
+            "every row's array must have that length"
+        )
+
+
+def _tensor(array: np.ndarray[Any, Any], device: str) -> "Tensor":
+    """A tensor of its own memory, which torch aligns and the module may write to."""
+    import torch
+
+    tensor = torch.empty(array.shape, dtype=getattr(torch, str(array.dtype)), device="cpu")
+    tensor.numpy()[...] = array
+    return tensor if device == "cpu" else tensor.to(device, non_blocking=True)
+
+
+def _device() -> str:
+    """The GPU that Spark gave this task, else one of the machine's by the task's number, else the CPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "cpu"
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    given = context.resources().get("gpu") if context is not None else None
+    if given is not None and given.addresses:
+        return f"cuda:{int(given.addresses[0]) % torch.cuda.device_count()}"
+    number = context.partitionId() if context is not None else 0
+    return f"cuda:{number % torch.cuda.device_count()}"
+
+
+def _module(programs: Mapping[str, bytes], weights: WeightsRef, device: str) -> "nn.Module":
+    """The module with its weights on the device, loaded once in this process."""
+    key = (device, weights.sha256, *(hashlib.sha256(data).hexdigest() for _, data in sorted(programs.items())))
+    with _lock:
+        if key not in _modules:
+            module = instantiate(programs, device=device)
+            _modules[key] = load_into(module, weights.local(), device=device, share=True)
+            while len(_modules) > KEPT_MODULES:
+                _modules.popitem(last=False)
+        _modules.move_to_end(key)
+        return _modules[key]
+
+
+def _result(tensor: "Tensor", spec: OutputTensor) -> pa.Array:
+    """A column of doubles for single numbers, of (nested) arrays otherwise."""
+    import torch
+
+    if spec.is_scalar:
+        return pa.array(tensor.reshape(-1).to(torch.float64).numpy())
+    values = pa.array(tensor.to(_kept(tensor.dtype)).reshape(-1).numpy())
+    for size in reversed(spec.shape):
+        values = _lists(values, size, len(values) // size if size else len(tensor))
+    return values
+
+
+def _lists(values: pa.Array, size: int, count: int) -> pa.Array:
+    """`count` lists of `size` values each."""
+    return pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int64) * size).cast(pa.int32()), values)
+
+
+def _kept(dtype: Any) -> Any:
+    """The type of a column's array elements for a tensor's dtype: float, double, long or boolean."""
+    import torch
+
+    if dtype in (torch.float64, torch.bool):
+        return dtype
+    return torch.float32 if dtype.is_floating_point else torch.int64
+
+
+def _class_columns(output: "Tensor", kind: str, fields: Sequence[str]) -> pa.StructArray:
+    """Prediction, raw prediction and probability of a classifier's output [rows, classes], or of one logit a row."""
+    import torch
+
+    scores = output.to(torch.float64)
+    binary = scores.dim() == 1 or scores.shape[1] == 1
+    if binary:
+        one = scores.reshape(-1)
+        positive = {"logits": torch.sigmoid, "log_probabilities": torch.exp, "probabilities": torch.clone}[kind](one)
+        probability = torch.stack([1 - positive, positive], dim=1)
+        raw = torch.stack([-one, one], dim=1) if kind == "logits" else probability
+        prediction = (positive > 0.5).to(torch.float64)
+    else:
+        probability = {
+            "logits": lambda x: torch.softmax(x, dim=1),
+            "log_probabilities": torch.exp,
+            "probabilities": torch.clone,
+        }[kind](scores)
+        raw = scores
+        prediction = scores.argmax(dim=1).to(torch.float64)
+
+    def vectors(values: "Tensor") -> pa.Array:
+        return _lists(pa.array(values.contiguous().reshape(-1).numpy()), values.shape[1], len(values))
+
+    made = {
+        "prediction": lambda: pa.array(prediction.numpy()),
+        "rawPrediction": lambda: vectors(raw),
+        "probability": lambda: vectors(probability),
+    }
+    return pa.StructArray.from_arrays([made[name]() for name in fields], names=list(fields))
+
+
+def _shapes(named: Sequence[tuple[str | None, Sequence[int]]]) -> str:
+    return ", ".join(f"{name or 'a tensor'} of {list(shape)}" for name, shape in named)
+
+
+def scalar_udf(scorer: Scorer, returns: Any, num_columns: int) -> Any:
+    """A scalar-iterator UDF over the inputs' columns: on Arrow arrays where Spark has such (4.1), else on pandas."""
+    from pyspark.sql import functions
+
+    if hasattr(functions, "arrow_udf"):
+        return functions.arrow_udf(_on_arrow(scorer, num_columns), returns)
+    return functions.pandas_udf(_on_pandas(scorer, num_columns, returns), returns)
+
+
+def _on_arrow(scorer: Scorer, num_columns: int) -> Any:
+    def one(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        yield from scorer.score(batches)
+
+    def several(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        yield from scorer.score(batches)
+
+    return one if num_columns == 1 else several
+
+
+def _on_pandas(scorer: Scorer, num_columns: int, returns: Any) -> Any:
+    import pandas as pd
+    from pyspark.sql.types import StructType
+
+    types = [_ARROW[tensor.dtype] for tensor in scorer.inputs for _ in tensor.columns]
+    is_struct = isinstance(returns, StructType)
+
+    def arrays(batches: Iterator[Any]) -> Iterator[tuple[pa.Array, ...]]:
+        for batch in batches:
+            series = batch if isinstance(batch, tuple) else (batch,)
+            yield tuple(_of_series(s, kind) for s, kind in zip(series, types, strict=True))
+
+    def results(batches: Iterator[Any]) -> Iterator[Any]:
+        for result in scorer.score(arrays(batches)):
+            yield _frame(result) if is_struct else _series(result)
+
+    def _frame(result: pa.StructArray) -> pd.DataFrame:
+        return pd.DataFrame({f.name: _series(result.field(i)) for i, f in enumerate(result.type)})
+
+    if is_struct and num_columns == 1:
+
+        def one_to_frame(batches: Iterator[pd.Series]) -> Iterator[pd.DataFrame]:
+            yield from results(batches)
+
+        return one_to_frame
+    if is_struct:
+
+        def several_to_frame(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.DataFrame]:
+            yield from results(batches)
+
+        return several_to_frame
+    if num_columns == 1:
+
+        def one_to_series(batches: Iterator[pd.Series]) -> Iterator[pd.Series]:
+            yield from results(batches)
+
+        return one_to_series
+
+    def several_to_series(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.Series]:
+        yield from results(batches)
+
+    return several_to_series
+
+
+_ARROW = {
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+    "int64": pa.int64(),
+    "bool": pa.bool_(),
+    "uint8": pa.binary(),
+}
+
+
+def _of_series(series: Any, kind: pa.DataType) -> pa.Array:
+    """A pandas column as Arrow; one of objects holds arrays, unless it is of bytes or has nulls among numbers.
+
+    pandas turns a null among numbers into NaN, which a feature may hold: such a column is told from one with NaN by
+    nothing, and is taken as it is.
+    """
+    if series.dtype == object and not pa.types.is_binary(kind):
+        first = next((value for value in series if value is not None), None)
+        if isinstance(first, np.ndarray):
+            kind = pa.list_(kind)
+    return pa.Array.from_pandas(series, type=kind, from_pandas=False)
+
+
+def _series(array: pa.Array) -> Any:
+    """An Arrow column as pandas, arrays as numpy arrays."""
+    import pandas as pd
+
+    return pd.Series(list(array.to_numpy(zero_copy_only=False))) if pa.types.is_list(array.type) else array.to_pandas()

@@ -1,0 +1,359 @@
+"""Where a model's weights lie, and how they get into a module.
+
+Weights are one safetensors file in the store. What travels with a plan or a fitted model is a `WeightsRef`: the file's
+URI, size and hash. A tensor that a module has under several names is written once; the file's metadata maps the other
+names to the one written, as `safetensors.torch.load_model` expects it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import struct
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from flambeau.errors import DataError, FlambeauError, ParamError, StoreError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from torch import Tensor, nn
+
+FILE_NAME = "weights.safetensors"
+STORE_SCHEMES = ("", "file", "dbfs", "s3", "s3a", "abfs", "abfss", "gs")
+_PIECE = 64 << 20
+# Vector kernels give other last bits on memory that is aligned otherwise, so every tensor that a module
+# computes with starts at a multiple of this, as torch's own allocations on the CPU do.
+ALIGNMENT = 64
+
+_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+
+
+@dataclass(frozen=True)
+class WeightsRef:
+    """A weights file: its URI, its size in bytes, its SHA-256 in lower-case hexadecimal, and the options of its store."""
+
+    uri: str
+    size: int
+    sha256: str
+    store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @staticmethod
+    def of_file(path: Path | str, store_options: Mapping[str, str] | None = None) -> WeightsRef:
+        """The reference to a local file that is complete."""
+        path = Path(path)
+        return WeightsRef(str(path), path.stat().st_size, _sha256(path), dict(store_options or {}))
+
+    def visible(self) -> bool:
+        """Whether this process can read the file: it is there and has the right size."""
+        try:
+            path = local_path(self.uri)
+            if path is not None:
+                return path.is_file() and path.stat().st_size == self.size
+            return open_store(self.store_options).size(self.uri) == self.size
+        except (OSError, ValueError):
+            return False
+
+    def local(self) -> Path:
+        """A local file with these weights, checked against the hash once in each process.
+
+        A file that is local already is used where it lies. Others are fetched once for each machine into the
+        temporary directory. Raises StoreError where the file is gone, and FlambeauError where it is another file.
+        """
+        path = local_path(self.uri)
+        if path is None:
+            path = _fetched(self)
+        elif not path.is_file():
+            raise StoreError(f"the model's weights are not at {self.uri}: the file was removed, or this machine does not see it")
+        _verify(path, self)
+        return path
+
+
+def open_store(options: Mapping[str, str]) -> Any:
+    """The store layer over all URIs that Flambeau knows; `options` configure the object stores."""
+    from flambeau import _native
+
+    return _native.Store(dict(options))
+
+
+def store_options(spark: SparkSession) -> dict[str, str]:
+    """The options of the object stores: the session's confs `spark.flambeau.store.<name>`."""
+    prefix = "spark.flambeau.store."
+    names = [str(row[0]) for row in spark.sql("SET").collect() if str(row[0]).startswith(prefix)]
+    return {name.removeprefix(prefix): str(spark.conf.get(name)) for name in names}
+
+
+def local_path(uri: str) -> Path | None:
+    """The local path that a URI means: a plain path, file:, dbfs: (mounted at /dbfs) or
+    spark-file: (one that Spark hands out to its workers); None for an object store."""
+    parts = urlsplit(uri)
+    if "://" not in uri and not uri.startswith(("file:", "dbfs:", "spark-file:")):
+        return Path(uri)
+    if parts.scheme == "file":
+        return Path(unquote(parts.path))
+    if parts.scheme == "spark-file":
+        from pyspark import SparkFiles
+
+        return Path(SparkFiles.get(parts.path))
+    if parts.scheme == "dbfs":
+        path = unquote(parts.path)
+        return Path(path) if path.startswith("/Volumes/") else Path("/dbfs" + path)
+    return None
+
+
+def save_module(module: nn.Module, path: Path | str) -> WeightsRef:
+    """Writes a module's `state_dict` as a safetensors file; returns the reference to it.
+
+    The file is written tensor by tensor, so no second copy of the weights is made in memory. Raises ParamError for
+    what safetensors cannot hold: extra state that is not a tensor, sparse or complex tensors, lazy parameters.
+    """
+    import torch
+
+    tensors, aliases = _named_tensors(module)
+
+    # safetensors knows no gaps between tensors: those that keep the alignment come first, the others after them.
+    def place(name: str) -> tuple[bool, int, str]:
+        tensor = tensors[name]
+        return bool(tensor.numel() * tensor.element_size() % ALIGNMENT), -tensor.element_size(), name
+
+    ordered = sorted(tensors, key=place)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **aliases}}
+    end = 0
+    for name in ordered:
+        tensor = tensors[name]
+        size = tensor.numel() * tensor.element_size()
+        code = _DTYPES.get(str(tensor.dtype).removeprefix("torch."))
+        if code is None or tensor.layout != torch.strided:
+            raise ParamError(f"model: {name} is a {tensor.layout} tensor of {tensor.dtype}, which safetensors cannot hold")
+        header[name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    path, digest, written = Path(path), hashlib.sha256(), 0
+    with path.open("wb") as file:
+
+        def write(data: Any) -> None:
+            nonlocal written
+            file.write(data)
+            digest.update(data)
+            written += len(data)
+
+        write(struct.pack("<Q", len(text)) + text)
+        for name in ordered:
+            flat = tensors[name].detach().to("cpu").contiguous().reshape(-1)
+            if flat.numel():
+                write(memoryview(flat.view(torch.uint8).numpy()))
+    return WeightsRef(str(path), written, digest.hexdigest())
+
+
+def load_into(module: nn.Module, path: Path | str, *, device: str = "cpu", share: bool = False) -> nn.Module:
+    """Gives a module the weights of a safetensors file, on `device`; returns the module.
+
+    Parameters stay the objects that they are, so ties hold; only their data is replaced. With `share` the data is the
+    mapped file itself where the device is the CPU and the alignment allows it: processes of one machine share its
+    pages, and a write to it is private to its process. Raises ParamError where names, shapes or dtypes do not match.
+    """
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    wanted, _ = _named_tensors(module, aliases_too=True)
+    try:
+        with safe_open(str(path), framework="pt", device=device) as file:
+            names = set(file.keys())
+            aliases = {alias: name for alias, name in (file.metadata() or {}).items() if name in names}
+            fixed = getattr(module, "_flambeau_fixed", frozenset())
+            wanted = {name: target for name, target in wanted.items() if name not in fixed}
+            missing = sorted(set(wanted) - names - set(aliases))
+            unexpected = sorted((names | set(aliases)) - set(wanted))
+            if missing or unexpected:
+                raise ParamError(
+                    "the module is not the one that the weights are of: "
+                    f"the weights lack {_some(missing)} and have {_some(unexpected)} that the module lacks"
+                )
+            loaded: dict[str, Tensor] = {}
+            for name, target in wanted.items():
+                source = aliases.get(name, name)
+                if source not in loaded:
+                    tensor = file.get_tensor(source)
+                    copied = device == "cpu" and not (share and tensor.data_ptr() % ALIGNMENT == 0)
+                    loaded[source] = tensor.clone() if copied else tensor
+                tensor = loaded[source]
+                if tensor.shape != target.shape or tensor.dtype != target.dtype:
+                    raise ParamError(
+                        f"the module's {name} is {list(target.shape)} {target.dtype}, and the weights' is "
+                        f"{list(tensor.shape)} {tensor.dtype}"
+                    )
+                with torch.no_grad():
+                    target.data = tensor
+    except SafetensorError as error:
+        raise FlambeauError(f"{path} is not a whole safetensors file: {error}") from error
+    return module
+
+
+def _named_tensors(module: nn.Module, aliases_too: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of `state_dict` by name, and for a tensor's further names the first one."""
+    import torch
+
+    tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    first: dict[tuple[Any, ...], str] = {}
+    for name, value in module.state_dict(keep_vars=True).items():
+        if not isinstance(value, torch.Tensor):
+            raise ParamError(f"model: {name} is extra state ({type(value).__name__}), not a tensor; it cannot be saved")
+        if isinstance(value, torch.nn.parameter.UninitializedTensorMixin):
+            raise ParamError(f"model: {name} is lazy and has no shape yet; call the module once on a batch before the fit")
+        key: tuple[Any, ...] = (id(value),)
+        if value.layout == torch.strided and value.device.type != "meta" and value.untyped_storage().nbytes() > 0:
+            key = (value.data_ptr(), value.device, value.dtype, tuple(value.shape), tuple(value.stride()))
+        known = first.setdefault(key, name)
+        if known != name and not aliases_too:
+            aliases[name] = known
+        else:
+            tensors[name] = value
+    return tensors, aliases
+
+
+def _some(names: list[str], limit: int = 5) -> str:
+    """A few names for a message."""
+    if not names:
+        return "nothing"
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + rest
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+_verified: dict[tuple[str, int, int], str] = {}
+_lock = threading.Lock()
+
+
+def _verify(path: Path, ref: WeightsRef) -> None:
+    """Refuses a file that is not the one of the reference. Hashes each state of a file once in a process."""
+    status = path.stat()
+    key = (str(path), status.st_size, status.st_mtime_ns)
+    with _lock:
+        actual = _verified.get(key)
+        if actual is None:
+            actual = _verified[key] = _sha256(path)
+    if actual != ref.sha256:
+        raise DataError(
+            f"{path} is not the weights file of this model: its SHA-256 is {actual}, expected {ref.sha256}; "
+            "was another model saved over it?"
+        )
+
+
+def _fetched(ref: WeightsRef) -> Path:
+    """The machine's own copy of a file in an object store, fetched where it is not there yet."""
+    folder = cache_directory()
+    path = folder / f"{ref.sha256}.safetensors"
+    if not path.is_file():
+        handle, part = tempfile.mkstemp(dir=folder, suffix=".part")
+        os.close(handle)
+        try:
+            open_store(ref.store_options).get_to_file(ref.uri, part)
+            os.replace(part, path)
+        finally:
+            Path(part).unlink(missing_ok=True)
+    return path
+
+
+def cache_directory() -> Path:
+    """Where fetched files are kept on this machine, for this user alone; they are named by their hash."""
+    folder = Path(tempfile.gettempdir()) / f"flambeau-cache-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise FlambeauError(f"{folder} belongs to another user; set TMPDIR to a directory of your own")
+    return folder
+
+
+@contextmanager
+def fetched(ref: WeightsRef, spark: SparkSession | None = None) -> Iterator[Path]:
+    """A local file with the weights for the time of the block: the file itself where this process sees it, else a
+    temporary copy read through Spark's workers.
+    """
+    if ref.visible():
+        yield ref.local()
+        return
+    if spark is None:
+        from pyspark.sql import SparkSession as Session
+
+        spark = Session.active()
+    with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
+        path = Path(folder) / FILE_NAME
+        read_through_spark(spark, ref, path)
+        _verify(path, ref)
+        yield path
+
+
+def read_through_spark(spark: SparkSession, ref: WeightsRef, target: Path, chunk: int | None = None) -> None:
+    """Copies a file that the workers see, and this process does not, to a local one.
+
+    It comes in chunks, one query each, so that no result is larger than a quarter of `spark.driver.maxResultSize`.
+    Raises FlambeauError where the workers do not see it either.
+    """
+    chunk = chunk or chunk_size(spark)
+    with target.open("wb") as file:
+        for start in range(0, ref.size, chunk):
+            file.write(_read_range(spark, ref, start, min(start + chunk, ref.size)))
+
+
+def chunk_size(spark: SparkSession) -> int:
+    """Bytes to read in one query: a quarter of what a driver accepts, at most 64 MiB."""
+    text = spark.conf.get("spark.driver.maxResultSize", "1g") or "1g"
+    match = re.fullmatch(r"\s*(\d+)\s*([kmgtp]?)i?b?\s*", str(text).lower())
+    limit = int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}[match[2]] if match else 1 << 30
+    return min(limit // 4, _PIECE) if limit else _PIECE
+
+
+def _read_range(spark: SparkSession, ref: WeightsRef, start: int, stop: int) -> bytes:
+    """Bytes `start` to `stop` of a file, read by a worker."""
+    step = max(1, -(-(stop - start) // 4))
+    pieces = [(at, min(at + step, stop)) for at in range(start, stop, step)]
+
+    def read(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        for batch in batches:
+            for index in batch.column(0).to_pylist():
+                data = read_range(ref, *pieces[index])
+                yield pa.RecordBatch.from_arrays([pa.array([index]), pa.array([data], pa.binary())], ["index", "data"])
+
+    rows = spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(read, "index long, data binary").collect()
+    data = b"".join(bytes(row["data"]) for row in sorted(rows, key=lambda row: row["index"]))
+    if len(data) != stop - start:
+        raise StoreError(f"{ref.uri} is shorter than its {ref.size} bytes")
+    return data
+
+
+def read_range(ref: WeightsRef, start: int, stop: int) -> bytes:
+    """Bytes `start` to `stop` of the file, as this process sees it."""
+    path = local_path(ref.uri)
+    if path is None:
+        return bytes(open_store(ref.store_options).get_range(ref.uri, start, stop))
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(stop - start)
