@@ -1,7 +1,6 @@
 //! The rows of a job as one rank reads them.
 
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use flambeau_collective::ProcessGroup;
@@ -11,6 +10,7 @@ use flambeau_data::{
 
 use crate::error::{Cause, JobError};
 use crate::hooks::Interrupt;
+use crate::host;
 use crate::job::TrainingJob;
 
 /// A set of shards, the order of its rows and this rank's reader of them.
@@ -143,16 +143,7 @@ fn manifest(
 
 /// Threads that decode rows: half of this rank's share of the cores, from 1 to 4.
 fn reader_threads(group: &ProcessGroup) -> usize {
-    (cores_per_rank(group) / 2).clamp(1, 4)
-}
-
-/// This rank's share of the cores of its host.
-fn cores_per_rank(group: &ProcessGroup) -> usize {
-    let host = group.host_of(group.rank());
-    let ranks = (0..group.world_size())
-        .filter(|&rank| group.host_of(rank) == host)
-        .count();
-    thread::available_parallelism().map_or(1, |cores| cores.get()) / ranks.max(1)
+    (host::num_cores() / host::num_ranks_here(group) / 2).clamp(1, 4)
 }
 
 fn invalid(param: &str, value: impl ToString, allowed: &str) -> Cause {

@@ -103,7 +103,8 @@ impl TrainingJob {
 
     /// The JSON Schema of a job, pretty-printed. `docs/training-job.schema.json` holds this text.
     pub fn schema_json() -> String {
-        let schema = schemars::schema_for!(TrainingJob);
+        let mut schema = schemars::schema_for!(TrainingJob).to_value();
+        unwrap_lines(&mut schema);
         let mut text = serde_json::to_string_pretty(&schema).expect("a schema is JSON");
         text.push('\n');
         text
@@ -175,5 +176,23 @@ impl TrainingJob {
             }
         }
         Ok(())
+    }
+}
+
+/// Makes one line of each description: where the source breaks its lines is none of a reader's business.
+fn unwrap_lines(schema: &mut serde_json::Value) {
+    match schema {
+        serde_json::Value::Object(fields) => {
+            for (name, value) in fields {
+                match value {
+                    serde_json::Value::String(text) if name == "description" => {
+                        *text = text.replace('\n', " ")
+                    }
+                    other => unwrap_lines(other),
+                }
+            }
+        }
+        serde_json::Value::Array(elements) => elements.iter_mut().for_each(unwrap_lines),
+        _ => {}
     }
 }

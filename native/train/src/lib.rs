@@ -13,6 +13,7 @@ mod evaluate;
 mod events;
 mod history;
 mod hooks;
+mod host;
 mod job;
 mod layout;
 mod model;
@@ -38,7 +39,7 @@ pub use model::{
     TensorRef,
 };
 pub use params::{InputType, TrainingParams};
-pub use reducer::{GradientReducer, ReduceError};
+pub use reducer::{GradientReducer, ReduceError, ReducerOptions};
 pub use result::{StoredFile, TrainingResult, WeightsInfo};
 pub use schedule::Schedule;
 pub use worker::Worker;

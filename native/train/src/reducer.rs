@@ -2,10 +2,10 @@
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use flambeau_collective::{
-    CollectiveError, DType, Device, GroupBuffer, ProcessGroup, RawBuffer, ReduceOp,
+    CollectiveError, DType, Device, GroupBuffer, ProcessGroup, RawBuffer, ReduceOp, Work,
 };
 
 use crate::elements;
@@ -39,6 +39,10 @@ pub struct GradientReducer {
     launched: AtomicUsize,
     /// Held by the one thread that reduces.
     launching: AtomicBool,
+    /// Whether full buckets are reduced on the group's communication thread rather than the caller's.
+    overlaps: bool,
+    /// Reductions on the communication thread that `finish` waits for.
+    in_flight: Mutex<Vec<Work>>,
     /// Whether the micro-batch is the last of the step.
     reducing: AtomicBool,
     /// Number of parameters seen ready in this step, which numbers them in order.
@@ -67,6 +71,16 @@ struct Sums {
     used: Vec<bool>,
 }
 
+/// How a reducer lays out and launches its buckets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReducerOptions {
+    /// How large buckets may be.
+    pub sizes: BucketSizes,
+    /// Whether full buckets are reduced on the group's communication thread while backward goes on. Worth it only
+    /// where there is a core to spare for that thread: its hand-over costs more than a small reduction. Default false.
+    pub overlaps: bool,
+}
+
 /// What a failed reduction gives: shared, since the first failure is what every later call reports.
 pub type ReduceError = Arc<CollectiveError>;
 
@@ -85,7 +99,7 @@ impl GradientReducer {
         group: ProcessGroup,
         parameters: Vec<ParameterInfo>,
         order: Option<&[usize]>,
-        sizes: BucketSizes,
+        options: ReducerOptions,
     ) -> Result<GradientReducer, Cause> {
         if parameters.is_empty() {
             return Err(refused(
@@ -123,7 +137,7 @@ impl GradientReducer {
                 &reversed
             }
         };
-        let layout = BucketLayout::new(&parameters, order, sizes);
+        let layout = BucketLayout::new(&parameters, order, options.sizes);
         let mut buffers = Vec::with_capacity(layout.buckets.len());
         for bucket in &layout.buckets {
             let buffer = group.allocate(bucket.num_bytes())?;
@@ -144,6 +158,8 @@ impl GradientReducer {
             pending: layout.buckets.iter().map(|_| AtomicUsize::new(0)).collect(),
             launched: AtomicUsize::new(0),
             launching: AtomicBool::new(false),
+            overlaps: options.overlaps,
+            in_flight: Mutex::new(vec![]),
             reducing: AtomicBool::new(false),
             observed: AtomicUsize::new(0),
             failure: OnceLock::new(),
@@ -268,10 +284,8 @@ impl GradientReducer {
         for bucket in self.launched.load(Ordering::Acquire)..last {
             self.keep(self.reduce(bucket))?;
         }
-        let mut guard = self
-            .sums
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        self.wait_in_flight()?;
+        let mut guard = lock(&self.sums);
         let Sums {
             usage,
             vector,
@@ -300,18 +314,9 @@ impl GradientReducer {
 
     /// Gives `visit` whether any rank used each parameter, after [`finish`](Self::finish).
     pub fn with_used<R>(&self, visit: impl FnOnce(&[bool]) -> R) -> R {
-        let used = {
-            let mut sums = self
-                .sums
-                .lock()
-                .unwrap_or_else(|poisoned| poisoned.into_inner());
-            std::mem::take(&mut sums.used)
-        };
+        let used = std::mem::take(&mut lock(&self.sums).used);
         let result = visit(&used);
-        self.sums
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
-            .used = used;
+        lock(&self.sums).used = used;
         result
     }
 
@@ -388,9 +393,20 @@ impl GradientReducer {
         Ok(())
     }
 
+    /// Reduces a bucket, or hands it to the communication thread.
     fn reduce(&self, bucket: usize) -> Result<(), CollectiveError> {
-        // SAFETY: the bucket is full or its missing views are zeroed, so nobody writes to it until the next step.
-        unsafe { self.group.all_reduce(self.raw(bucket), ReduceOp::Average) }
+        // SAFETY: the bucket is full or its missing views are zeroed, so nobody touches it until `finish` has waited
+        // for its reduction.
+        unsafe {
+            if self.overlaps {
+                let work = self
+                    .group
+                    .all_reduce_async(self.raw(bucket), ReduceOp::Average)?;
+                lock(&self.in_flight).push(work);
+                return Ok(());
+            }
+            self.group.all_reduce(self.raw(bucket), ReduceOp::Average)
+        }
     }
 
     fn raw(&self, bucket: usize) -> RawBuffer {
@@ -404,9 +420,26 @@ impl GradientReducer {
         }
     }
 
+    /// Waits for every reduction on the communication thread, also after one has failed: it works on the buckets.
+    fn wait_in_flight(&self) -> Result<(), ReduceError> {
+        let works = std::mem::take(&mut *lock(&self.in_flight));
+        let results: Vec<_> = works
+            .into_iter()
+            .map(|work| self.keep(work.wait()))
+            .collect();
+        results.into_iter().collect()
+    }
+
     /// Keeps the first failure.
     fn keep(&self, result: Result<(), CollectiveError>) -> Result<(), ReduceError> {
         result.map_err(|error| self.failure.get_or_init(|| Arc::new(error)).clone())
+    }
+}
+
+impl Drop for GradientReducer {
+    fn drop(&mut self) {
+        // After a failed step; the failure itself is known to who made it.
+        let _ = self.wait_in_flight();
     }
 }
 
@@ -418,6 +451,11 @@ impl Slot {
             position: AtomicUsize::new(0),
         }
     }
+}
+
+/// What the mutexes guard stays whole even where a thread panicked, since nothing is done under them that could.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn refused(param: &str, value: &str, allowed: &str) -> Cause {

@@ -7,9 +7,9 @@ use flambeau_data::BatchReader;
 
 use crate::error::Cause;
 use crate::hooks::Hooks;
-use crate::layout::{BucketLayout, BucketSizes};
+use crate::layout::BucketLayout;
 use crate::model::{MicroBatch, Model, ModelError, StepContext};
-use crate::reducer::GradientReducer;
+use crate::reducer::{GradientReducer, ReducerOptions};
 use crate::schedule::Schedule;
 use crate::sums::LossTotals;
 
@@ -35,13 +35,20 @@ pub(crate) struct StepOutcome {
     pub(crate) is_cancelled: bool,
 }
 
+/// What of the job concerns steps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepSettings {
+    pub(crate) schedule: Schedule,
+    pub(crate) clip_norm: Option<f64>,
+    pub(crate) reducer: ReducerOptions,
+}
+
 /// Takes optimizer steps.
 pub(crate) struct Stepper<'a> {
     pub(crate) model: &'a mut dyn Model,
     group: ProcessGroup,
     reducer: Arc<GradientReducer>,
-    schedule: Schedule,
-    clip_norm: Option<f64>,
+    settings: StepSettings,
     hooks: Hooks,
     totals: LossTotals,
     /// The totals, then the cancel flag: what is reduced in each step.
@@ -55,8 +62,7 @@ impl<'a> Stepper<'a> {
     pub(crate) fn new(
         model: &'a mut dyn Model,
         group: ProcessGroup,
-        schedule: Schedule,
-        clip_norm: Option<f64>,
+        settings: StepSettings,
         hooks: Hooks,
     ) -> Result<Stepper<'a>, Cause> {
         let parameters = model.parameters().map_err(Cause::Model)?;
@@ -65,7 +71,7 @@ impl<'a> Stepper<'a> {
             group.clone(),
             parameters,
             None,
-            BucketSizes::default(),
+            settings.reducer,
         )?);
         model.attach(reducer.clone()).map_err(Cause::Model)?;
         let vector = vec![0.0; totals.len() + 1];
@@ -73,8 +79,7 @@ impl<'a> Stepper<'a> {
             model,
             group,
             reducer,
-            schedule,
-            clip_norm,
+            settings,
             hooks,
             totals,
             vector,
@@ -137,7 +142,10 @@ impl<'a> Stepper<'a> {
                 return Err(Cause::Diverged { loss });
             }
             self.reducer.scale(plan.num_rows as f64 / denominator);
-            outcome.gradient_norm = self.clip_norm.map(|max_norm| self.reducer.clip(max_norm));
+            outcome.gradient_norm = self
+                .settings
+                .clip_norm
+                .map(|max_norm| self.reducer.clip(max_norm));
             self.optimize(plan)?;
         }
         if std::mem::take(&mut self.is_first) {
@@ -155,7 +163,7 @@ impl<'a> Stepper<'a> {
 
     fn optimize(&mut self, plan: &StepPlan) -> Result<(), Cause> {
         let model = &mut *self.model;
-        let learning_rate = self.schedule.learning_rate(plan.step);
+        let learning_rate = self.settings.schedule.learning_rate(plan.step);
         self.reducer
             .with_used(|used| {
                 model.optimizer_step(&StepContext {
@@ -187,15 +195,15 @@ impl<'a> Stepper<'a> {
             .map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize)
             .collect();
         let parameters = self.reducer.parameters();
-        let sizes = BucketSizes::default();
-        if BucketLayout::new(parameters, &order, sizes) == *present {
+        let options = self.settings.reducer;
+        if BucketLayout::new(parameters, &order, options.sizes) == *present {
             return Ok(());
         }
         self.reducer = Arc::new(GradientReducer::new(
             self.group.clone(),
             parameters.to_vec(),
             Some(&order),
-            sizes,
+            options,
         )?);
         self.model
             .attach(self.reducer.clone())

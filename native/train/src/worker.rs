@@ -12,12 +12,14 @@ use crate::evaluate::{self, Evaluation};
 use crate::events::{Event, EventWriter, Progress, Start};
 use crate::history::{EpochRecord, History};
 use crate::hooks::Hooks;
+use crate::host;
 use crate::job::TrainingJob;
 use crate::model::{EpochReport, Model, StepReport};
+use crate::reducer::ReducerOptions;
 use crate::replicas::{self, Which};
 use crate::result::TrainingResult;
 use crate::schedule::Schedule;
-use crate::step::{StepPlan, Stepper};
+use crate::step::{StepPlan, StepSettings, Stepper};
 use crate::sums::LossTotals;
 use crate::weights;
 
@@ -126,13 +128,15 @@ impl<'a> Worker<'a> {
             Some(uri) => resume(uri, &job, &group, model, &store, &fixed)?,
         };
         let params = &job.params;
-        let stepper = Stepper::new(
-            model,
-            group.clone(),
-            Schedule::new(params.step_size),
-            params.gradient_clip_norm,
-            hooks,
-        )?;
+        let settings = StepSettings {
+            schedule: Schedule::new(params.step_size),
+            clip_norm: params.gradient_clip_norm,
+            reducer: ReducerOptions {
+                overlaps: has_spare_core(&job, &group),
+                ..ReducerOptions::default()
+            },
+        };
+        let stepper = Stepper::new(model, group.clone(), settings, hooks)?;
         let events = (rank == 0).then(|| {
             EventWriter::new(store.clone(), format!("{}/events", job.attempt.directory()))
         });
@@ -461,6 +465,12 @@ fn fixed(job: &TrainingJob, train: &Dataset) -> Fixed {
         drop_last: params.drop_last,
         gradient_accumulation_steps: params.gradient_accumulation_steps,
     }
+}
+
+/// Whether the ranks of this host leave a core free for communication threads. Without `numThreads` they use all.
+fn has_spare_core(job: &TrainingJob, group: &ProcessGroup) -> bool {
+    let threads = job.params.num_threads;
+    threads.is_some_and(|threads| host::num_cores() > host::num_ranks_here(group) * threads)
 }
 
 /// Takes model, optimizer, generators and position from a checkpoint.

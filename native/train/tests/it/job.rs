@@ -1,0 +1,271 @@
+//! What a job may say.
+
+use std::path::Path;
+
+use flambeau_train::{JobError, TrainingJob};
+use serde_json::{Value, json};
+
+fn job(params: Value) -> Value {
+    json!({
+        "format": 1,
+        "params": params,
+        "data": {
+            "train": ["/data/part-0.parquet"],
+            "spec": {"inputs": [{"name": "x", "columns": ["x"], "dtype": "float32"}]},
+        },
+        "attempt": {"id": "a1", "workDir": "/work"},
+    })
+}
+
+fn read(job: &Value) -> Result<TrainingJob, JobError> {
+    TrainingJob::from_json(&job.to_string())
+}
+
+#[test]
+fn a_job_without_params_has_the_defaults_and_survives_a_round_trip() {
+    let job = read(&job(json!({}))).unwrap();
+    assert_eq!(
+        (
+            job.params.batch_size,
+            job.params.epochs,
+            job.params.num_workers
+        ),
+        (32, 1, 1)
+    );
+    assert_eq!(job.params.features_col, "features");
+    let again = TrainingJob::from_json(&job.to_json()).unwrap();
+    assert_eq!(again.params, job.params);
+}
+
+#[test]
+fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowed() {
+    let refused = [
+        (
+            "numWorkers",
+            json!(0),
+            "numWorkers is 0, but must be an integer, at least 1 and at most 4096",
+        ),
+        ("numWorkers", json!(1.5), "numWorkers is 1.5"),
+        ("numWorkers", json!("2"), "numWorkers is \"2\""),
+        (
+            "dataLanes",
+            json!(0),
+            "dataLanes is 0, but must be an integer or null, at least 1",
+        ),
+        ("batchSize", json!(0), "batchSize is 0"),
+        ("batchSize", json!(-1), "batchSize is -1"),
+        (
+            "dropLast",
+            json!(1),
+            "dropLast is 1, but must be true or false",
+        ),
+        ("epochs", json!(0), "epochs is 0"),
+        ("seed", json!("x"), "seed is \"x\", but must be an integer"),
+        ("shuffle", json!(null), "shuffle is null"),
+        ("shuffleWindow", json!(0), "shuffleWindow is 0"),
+        (
+            "stepSize",
+            json!(-0.1),
+            "stepSize is -0.1, but must be a number or null, at least 0",
+        ),
+        (
+            "gradientAccumulationSteps",
+            json!(0),
+            "gradientAccumulationSteps is 0",
+        ),
+        (
+            "gradientClipNorm",
+            json!(0),
+            "gradientClipNorm is 0, but must be a number or null, greater than 0",
+        ),
+        (
+            "checkpointInterval",
+            json!(0),
+            "checkpointInterval is 0, but must be -1, or at least 1",
+        ),
+        ("checkpointInterval", json!(-2), "checkpointInterval is -2"),
+        ("checkpointSteps", json!(0), "checkpointSteps is 0"),
+        ("maxRestarts", json!(-1), "maxRestarts is -1"),
+        (
+            "timeout",
+            json!(0),
+            "timeout is 0, but must be a number, greater than 0",
+        ),
+        ("slotTimeout", json!(-1), "slotTimeout is -1"),
+        ("inferenceBatchSize", json!(0), "inferenceBatchSize is 0"),
+        (
+            "verbose",
+            json!(2),
+            "verbose is 2, but must be an integer, at least 0 and at most 1",
+        ),
+        ("verifyReplicas", json!("no"), "verifyReplicas is \"no\""),
+        ("numThreads", json!(0), "numThreads is 0"),
+        ("memoryBudget", json!(1), "memoryBudget is 1"),
+        (
+            "validationFraction",
+            json!(1.0),
+            "validationFraction is 1.0, but must be a number, at least 0",
+        ),
+        (
+            "validationFraction",
+            json!(-0.1),
+            "validationFraction is -0.1",
+        ),
+        (
+            "featuresCol",
+            json!(""),
+            "featuresCol is \"\", but must be a text that is not empty",
+        ),
+        (
+            "inputCols",
+            json!([]),
+            "inputCols is [], but must be a list that is not empty or null",
+        ),
+        (
+            "inputCols",
+            json!([1]),
+            "inputCols[0] is 1, but must be a text",
+        ),
+        (
+            "inputShapes",
+            json!([[2], [3]]),
+            "inputShapes is a list of 2, but must be one entry for each input, which is 1",
+        ),
+        ("inputShapes", json!([[-1]]), "inputShapes[0][0] is -1"),
+        (
+            "inputTypes",
+            json!(["float16"]),
+            "inputTypes[0] is \"float16\", but must be one of auto, float32",
+        ),
+        ("workDir", json!(""), "workDir is \"\""),
+        (
+            "dataLanes",
+            json!(5),
+            "dataLanes is 5, but must be a divisor of the global batch, batchSize x numWorkers = 32 x 1 = 32",
+        ),
+    ];
+    for (param, value, expected) in refused {
+        let error = read(&job(json!({param: value}))).unwrap_err();
+        assert!(
+            matches!(error, JobError::Invalid { .. }),
+            "{param} {value}: {error:?}"
+        );
+        assert!(
+            error.to_string().starts_with(expected),
+            "{error}\ninstead of {expected}"
+        );
+    }
+    let error = read(&job(json!({"numWorkers": 4, "dataLanes": 2}))).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "dataLanes is 2, but must be at least numWorkers (4)"
+    );
+}
+
+/// The bounds of the schema are those that are enforced: one step outside each is refused, and the bound itself is not.
+#[test]
+fn every_bound_of_the_schema_is_enforced() {
+    let schema: Value = serde_json::from_str(&TrainingJob::schema_json()).unwrap();
+    let properties = schema["$defs"]["TrainingParams"]["properties"]
+        .as_object()
+        .unwrap();
+    let mut num_bounds = 0;
+    for (name, property) in properties {
+        assert!(
+            property["description"]
+                .as_str()
+                .is_some_and(|text| text.ends_with('.')),
+            "{name} lacks a doc string"
+        );
+        assert!(property["title"].is_string(), "{name} lacks a title");
+        assert!(property.get("default").is_some(), "{name} lacks a default");
+        for (key, outside) in [
+            ("minimum", -1.0),
+            ("maximum", 1.0),
+            ("exclusiveMinimum", 0.0),
+            ("exclusiveMaximum", 0.0),
+        ] {
+            let Some(bound) = property[key].as_f64() else {
+                continue;
+            };
+            num_bounds += 1;
+            let value = bound + outside;
+            let value = if property["type"].to_string().contains("integer") {
+                json!(value as i64)
+            } else {
+                json!(value)
+            };
+            let error = read(&job(json!({name: value}))).unwrap_err().to_string();
+            assert!(error.contains(name), "{name} = {value}: {error}");
+        }
+    }
+    assert!(num_bounds > 30, "{num_bounds}");
+}
+
+#[test]
+fn unknown_fields_are_refused_by_name() {
+    let error = read(&job(json!({"batch_size": 3})))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with("there is no param batch_size (given as 3); the params are"),
+        "{error}"
+    );
+    for pointer in ["", "/data", "/attempt"] {
+        let mut value = job(json!({}));
+        value.pointer_mut(pointer).unwrap()["surprise"] = json!(1);
+        let error = read(&value).unwrap_err().to_string();
+        assert!(
+            error.contains("unknown field `surprise`"),
+            "{pointer}: {error}"
+        );
+    }
+}
+
+#[test]
+fn what_is_not_a_job_is_refused() {
+    assert!(matches!(
+        TrainingJob::from_json("{"),
+        Err(JobError::Malformed(_))
+    ));
+    assert!(matches!(
+        TrainingJob::from_json("[]"),
+        Err(JobError::Malformed(_))
+    ));
+    let changes = [
+        ("/format", json!(2), "format is 2, but must be 1"),
+        ("/params", json!([]), "params is [], but must be an object"),
+        (
+            "/data/train",
+            json!([]),
+            "data.train is [], but must be at least one shard",
+        ),
+        ("/data/spec/inputs", json!([]), "data.spec: "),
+        ("/attempt/id", json!("../x"), "attempt.id is \"../x\""),
+        ("/attempt/workDir", json!(""), "attempt.workDir is \"\""),
+    ];
+    for (pointer, change, expected) in changes {
+        let mut value = job(json!({}));
+        *value.pointer_mut(pointer).unwrap() = change;
+        let error = read(&value).unwrap_err().to_string();
+        assert!(
+            error.starts_with(expected),
+            "{error}\ninstead of {expected}"
+        );
+    }
+}
+
+/// `FLAMBEAU_BLESS=1` writes the file anew.
+#[test]
+fn the_schema_in_docs_is_current() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/training-job.schema.json");
+    let schema = TrainingJob::schema_json();
+    if std::env::var_os("FLAMBEAU_BLESS").is_some() {
+        std::fs::write(&path, &schema).unwrap();
+    }
+    let written = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(
+        written, schema,
+        "run this test with FLAMBEAU_BLESS=1 to write it anew"
+    );
+}

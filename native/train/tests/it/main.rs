@@ -1,0 +1,13 @@
+//! Trainings of real models over real process groups and Parquet files, ranks as threads.
+
+mod checkpoints;
+mod dual;
+mod failures;
+mod job;
+mod loop_order;
+mod model;
+mod parity;
+mod records;
+mod reducer;
+mod reference;
+mod support;

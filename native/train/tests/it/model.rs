@@ -1,0 +1,496 @@
+//! Models with a hand-written backward, in float64.
+
+use std::path::Path;
+use std::slice;
+use std::sync::Arc;
+
+use flambeau_collective::{DType, Device};
+use flambeau_data::Batch;
+use flambeau_train::{
+    EpochRecord, EpochReport, GradientReducer, LossSums, MicroBatch, Model, ModelError,
+    ParameterInfo, StepContext, StepReport, TensorRef,
+};
+
+use crate::support::NUM_INPUTS;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Net {
+    /// `x · w + b`.
+    Linear,
+    /// `tanh(x · W1 + b1) · w2 + b2`.
+    Mlp { hidden: usize },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Optimizer {
+    SgdMomentum { rate: f64, momentum: f64 },
+    Adam { rate: f64 },
+}
+
+/// A fault at a step of one rank.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Fault {
+    Error {
+        step: u64,
+    },
+    NanLoss {
+        step: u64,
+    },
+    /// A parameter is changed on this rank alone.
+    Drift {
+        step: u64,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub net: Net,
+    pub optimizer: Optimizer,
+    /// Adds a parameter `gate`, which takes part for rows whose x0 exceeds this, and `idle`, which never does.
+    pub gate: Option<f64>,
+    /// Drops inputs at random with the rank's generator, and keeps a running mean of x0 as a buffer.
+    pub noise: bool,
+    pub fault: Option<Fault>,
+}
+
+impl Config {
+    pub fn new(net: Net, optimizer: Optimizer) -> Config {
+        Config {
+            net,
+            optimizer,
+            gate: None,
+            noise: false,
+            fault: None,
+        }
+    }
+}
+
+/// The parameters' names and sizes, in registration order.
+pub fn parameters(config: &Config) -> Vec<(&'static str, usize)> {
+    let mut list = match config.net {
+        Net::Linear => vec![("w", NUM_INPUTS), ("b", 1)],
+        Net::Mlp { hidden } => vec![
+            ("w1", NUM_INPUTS * hidden),
+            ("b1", hidden),
+            ("w2", hidden),
+            ("b2", 1),
+        ],
+    };
+    if config.gate.is_some() {
+        list.extend([("gate", 1), ("idle", 3)]);
+    }
+    list
+}
+
+/// Starting values: the same for all, written in the numbers themselves.
+pub fn initial(config: &Config) -> Vec<Vec<f64>> {
+    let mut number = 0;
+    parameters(config)
+        .iter()
+        .map(|&(_, numel)| {
+            (0..numel)
+                .map(|_| {
+                    number += 1;
+                    (number as f64 * 1.7).sin() * 0.5
+                })
+                .collect()
+        })
+        .collect()
+}
+
+pub struct TestModel {
+    config: Config,
+    rank: usize,
+    pub values: Vec<Vec<f64>>,
+    moments: Vec<(Vec<f64>, Vec<f64>)>,
+    steps: Vec<i32>,
+    generator: u64,
+    running: Vec<f64>,
+    reducer: Option<Arc<GradientReducer>>,
+    pub num_attached: usize,
+    /// Epoch, step, micro-batch and row ids of every batch trained on.
+    pub seen: Vec<(u64, u64, u32, Vec<u64>)>,
+    pub reports: Vec<StepReport>,
+    pub epoch_reports: Vec<EpochRecord>,
+    /// Buffers at the start of each evaluation batch.
+    pub evaluated_with: Vec<Vec<f64>>,
+}
+
+impl TestModel {
+    pub fn new(config: Config, rank: usize) -> TestModel {
+        let mut values = initial(&config);
+        if rank > 0 {
+            // What rank 0 has is what counts: start elsewhere, so that a missing broadcast shows.
+            values.iter_mut().flatten().for_each(|value| *value += 1.0);
+        }
+        let moments = values
+            .iter()
+            .map(|v| (vec![0.0; v.len()], vec![0.0; v.len()]))
+            .collect();
+        TestModel {
+            steps: vec![0; values.len()],
+            values,
+            moments,
+            config,
+            rank,
+            generator: 0,
+            running: vec![rank as f64],
+            reducer: None,
+            num_attached: 0,
+            seen: vec![],
+            reports: vec![],
+            epoch_reports: vec![],
+            evaluated_with: vec![],
+        }
+    }
+
+    pub fn bits(&self) -> Vec<u64> {
+        self.values
+            .iter()
+            .flatten()
+            .chain(&self.running)
+            .map(|value| value.to_bits())
+            .collect()
+    }
+
+    fn uniform(&mut self) -> f64 {
+        self.generator ^= self.generator << 13;
+        self.generator ^= self.generator >> 7;
+        self.generator ^= self.generator << 17;
+        (self.generator >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn gate_index(&self) -> Option<usize> {
+        self.config.gate.map(|_| self.values.len() - 2)
+    }
+
+    /// The output of a row, and, given the derivative of the loss by it, the gradients added to `gradients`.
+    fn row(&self, x: &[f64], gradients: Option<(&mut [Vec<f64>], f64)>) -> f64 {
+        let gate = self
+            .gate_index()
+            .filter(|_| x[0] > self.config.gate.unwrap());
+        let extra = gate.map_or(0.0, |index| self.values[index][0] * x[0]);
+        let (output, hidden) = match self.config.net {
+            Net::Linear => {
+                let output = self.values[1][0]
+                    + x.iter()
+                        .zip(&self.values[0])
+                        .map(|(x, w)| x * w)
+                        .sum::<f64>();
+                (output, vec![])
+            }
+            Net::Mlp { hidden } => {
+                let activations: Vec<f64> = (0..hidden)
+                    .map(|h| {
+                        let weights = &self.values[0][h * NUM_INPUTS..(h + 1) * NUM_INPUTS];
+                        let sum = x.iter().zip(weights).map(|(x, w)| x * w).sum::<f64>();
+                        (sum + self.values[1][h]).tanh()
+                    })
+                    .collect();
+                let output = self.values[3][0]
+                    + activations
+                        .iter()
+                        .zip(&self.values[2])
+                        .map(|(a, w)| a * w)
+                        .sum::<f64>();
+                (output, activations)
+            }
+        };
+        if let Some((gradients, delta)) = gradients {
+            match self.config.net {
+                Net::Linear => {
+                    gradients[0]
+                        .iter_mut()
+                        .zip(x)
+                        .for_each(|(g, x)| *g += delta * x);
+                    gradients[1][0] += delta;
+                }
+                Net::Mlp { .. } => {
+                    for (h, a) in hidden.iter().enumerate() {
+                        let inner = delta * self.values[2][h] * (1.0 - a * a);
+                        for (i, x) in x.iter().enumerate() {
+                            gradients[0][h * NUM_INPUTS + i] += inner * x;
+                        }
+                        gradients[1][h] += inner;
+                        gradients[2][h] += delta * a;
+                    }
+                    gradients[3][0] += delta;
+                }
+            }
+            if let Some(index) = gate {
+                gradients[index][0] += delta * x[0];
+            }
+        }
+        output + extra
+    }
+
+    fn weights(batch: &Batch) -> Vec<f64> {
+        batch.weight.as_ref().map_or_else(
+            || vec![1.0; batch.num_rows],
+            |weight| weight.as_slice::<f64>().to_vec(),
+        )
+    }
+
+    fn sums(&self, batch: &Batch, x: &[f64]) -> (LossSums, Vec<f64>) {
+        let y = batch.labels[0].as_slice::<f64>();
+        let weights = Self::weights(batch);
+        let mut sums = LossSums {
+            numerator: 0.0,
+            denominator: 0.0,
+            metrics: vec![0.0, 0.0],
+        };
+        let mut errors = vec![];
+        for (row, x) in x.chunks(NUM_INPUTS).enumerate() {
+            let error = self.row(x, None) - y[row];
+            sums.numerator += weights[row] * error * error;
+            sums.denominator += weights[row];
+            sums.metrics[0] += error.abs();
+            sums.metrics[1] += 1.0;
+            errors.push(error);
+        }
+        (sums, errors)
+    }
+
+    fn restore(values: &[Vec<u64>]) -> Vec<Vec<f64>> {
+        values
+            .iter()
+            .map(|bits| bits.iter().map(|&bits| f64::from_bits(bits)).collect())
+            .collect()
+    }
+}
+
+impl Model for TestModel {
+    fn parameters(&mut self) -> Result<Vec<ParameterInfo>, ModelError> {
+        let info = |&(name, numel): &(&str, usize)| ParameterInfo {
+            name: name.into(),
+            numel,
+            dtype: DType::Float64,
+            device: Device::Cpu,
+        };
+        Ok(parameters(&self.config).iter().map(info).collect())
+    }
+
+    fn num_metric_sums(&mut self) -> Result<usize, ModelError> {
+        Ok(2)
+    }
+
+    fn attach(&mut self, reducer: Arc<GradientReducer>) -> Result<(), ModelError> {
+        self.reducer = Some(reducer);
+        self.num_attached += 1;
+        Ok(())
+    }
+
+    fn tensors(&mut self) -> Result<Vec<TensorRef>, ModelError> {
+        let names = parameters(&self.config);
+        let tensor = |name: &str, values: &mut Vec<f64>, is_buffer| TensorRef {
+            name: name.into(),
+            ptr: values.as_mut_ptr().cast(),
+            numel: values.len(),
+            dtype: DType::Float64,
+            device: Device::Cpu,
+            is_buffer,
+        };
+        let mut tensors: Vec<TensorRef> = names
+            .iter()
+            .zip(&mut self.values)
+            .map(|((name, _), values)| tensor(name, values, false))
+            .collect();
+        tensors.push(tensor("running", &mut self.running, true));
+        Ok(tensors)
+    }
+
+    fn train_batch(&mut self, batch: Batch, micro: &MicroBatch) -> Result<LossSums, ModelError> {
+        assert!(
+            batch.num_rows > 0,
+            "a batch without rows must not reach the model"
+        );
+        self.seen
+            .push((micro.epoch, micro.step, micro.micro, batch.row_ids.clone()));
+        let mut x = batch.inputs[0].as_slice::<f64>().to_vec();
+        if self.config.noise {
+            for x in &mut x {
+                if self.uniform() < 0.2 {
+                    *x = 0.0;
+                }
+            }
+            let mean = x.iter().step_by(NUM_INPUTS).sum::<f64>() / batch.num_rows as f64;
+            self.running[0] = 0.9 * self.running[0] + 0.1 * mean;
+        }
+        if let Some(Fault::Error { step }) = self.config.fault
+            && step == micro.step
+        {
+            return Err(format!("fault at step {step}").into());
+        }
+        let (mut sums, errors) = self.sums(&batch, &x);
+        if sums.denominator == 0.0 {
+            return Ok(sums);
+        }
+        let factor = if sums.denominator == micro.reference {
+            1.0
+        } else {
+            sums.denominator / micro.reference
+        };
+        let weights = Self::weights(&batch);
+        let mut gradients: Vec<Vec<f64>> = self.values.iter().map(|v| vec![0.0; v.len()]).collect();
+        for (row, x) in x.chunks(NUM_INPUTS).enumerate() {
+            let delta = 2.0 * weights[row] * errors[row] / sums.denominator * factor;
+            self.row(x, Some((&mut gradients, delta)));
+        }
+        let gate_used = x
+            .chunks(NUM_INPUTS)
+            .any(|x| self.config.gate.is_some_and(|gate| x[0] > gate));
+        let reducer = self.reducer.clone().unwrap();
+        // The order of a backward pass: the last layer first.
+        for index in (0..gradients.len()).rev() {
+            let is_gate = self.gate_index() == Some(index);
+            let is_idle = self.gate_index().is_some_and(|gate| gate + 1 == index);
+            if is_idle || (is_gate && !gate_used) {
+                continue;
+            }
+            let gradient = &gradients[index];
+            // SAFETY: the view has as many float64 as the parameter, and is ours until it is marked.
+            let view = unsafe {
+                slice::from_raw_parts_mut(reducer.view_ptr(index).cast::<f64>(), gradient.len())
+            };
+            if reducer.is_filled(index) {
+                view.iter_mut()
+                    .zip(gradient)
+                    .for_each(|(view, g)| *view += g);
+            } else {
+                view.copy_from_slice(gradient);
+            }
+            reducer.mark_ready(index)?;
+        }
+        if let Some(Fault::NanLoss { step }) = self.config.fault
+            && step == micro.step
+        {
+            sums.numerator = f64::NAN;
+        }
+        Ok(sums)
+    }
+
+    fn optimizer_step(&mut self, context: &StepContext<'_>) -> Result<(), ModelError> {
+        let reducer = self.reducer.clone().unwrap();
+        for (index, value) in self.values.iter_mut().enumerate() {
+            if !context.used[index] {
+                continue;
+            }
+            // SAFETY: after the reduction the view is the optimizer's to read.
+            let gradient = unsafe {
+                slice::from_raw_parts(reducer.view_ptr(index).cast::<f64>(), value.len())
+            };
+            let (first, second) = &mut self.moments[index];
+            self.steps[index] += 1;
+            match self.config.optimizer {
+                Optimizer::SgdMomentum { rate, momentum } => {
+                    let rate = context.learning_rate.unwrap_or(rate);
+                    for i in 0..value.len() {
+                        first[i] = momentum * first[i] + gradient[i];
+                        value[i] -= rate * first[i];
+                    }
+                }
+                Optimizer::Adam { rate } => {
+                    let rate = context.learning_rate.unwrap_or(rate);
+                    let (beta1, beta2) = (0.9f64, 0.999f64);
+                    for i in 0..value.len() {
+                        first[i] = beta1 * first[i] + (1.0 - beta1) * gradient[i];
+                        second[i] = beta2 * second[i] + (1.0 - beta2) * gradient[i] * gradient[i];
+                        let corrected = first[i] / (1.0 - beta1.powi(self.steps[index]));
+                        let scale =
+                            (second[i] / (1.0 - beta2.powi(self.steps[index]))).sqrt() + 1e-8;
+                        value[i] -= rate * corrected / scale;
+                    }
+                }
+            }
+        }
+        if self.config.fault == Some(Fault::Drift { step: context.step }) {
+            self.values[0][0] = f64::from_bits(self.values[0][0].to_bits() ^ 1);
+        }
+        Ok(())
+    }
+
+    fn evaluate_batch(&mut self, batch: Batch) -> Result<LossSums, ModelError> {
+        assert!(
+            batch.num_rows > 0,
+            "a batch without rows must not reach the model"
+        );
+        self.evaluated_with.push(self.running.clone());
+        Ok(self.sums(&batch, batch.inputs[0].as_slice::<f64>()).0)
+    }
+
+    fn finish_metrics(&mut self, sums: &[f64]) -> Result<Vec<(String, f64)>, ModelError> {
+        Ok(vec![("mae".into(), sums[0] / sums[1])])
+    }
+
+    fn save_state(&mut self) -> Result<Vec<u8>, ModelError> {
+        assert_eq!(self.rank, 0, "only rank 0 saves the shared state");
+        let mut lists = self.values.clone();
+        lists.extend(
+            self.moments
+                .iter()
+                .flat_map(|(first, second)| [first.clone(), second.clone()]),
+        );
+        lists.push(self.steps.iter().map(|&steps| f64::from(steps)).collect());
+        lists.push(self.running.clone());
+        let bits: Vec<Vec<u64>> = lists
+            .iter()
+            .map(|list| list.iter().map(|v| v.to_bits()).collect())
+            .collect();
+        Ok(serde_json::to_vec(&bits)?)
+    }
+
+    fn load_state(&mut self, state: &[u8]) -> Result<(), ModelError> {
+        let mut lists = Self::restore(&serde_json::from_slice::<Vec<Vec<u64>>>(state)?).into_iter();
+        let num = self.values.len();
+        self.values = lists.by_ref().take(num).collect();
+        self.moments = (0..num)
+            .map(|_| (lists.next().unwrap(), lists.next().unwrap()))
+            .collect();
+        self.steps = lists
+            .next()
+            .unwrap()
+            .iter()
+            .map(|&steps| steps as i32)
+            .collect();
+        self.running = lists.next().unwrap();
+        Ok(())
+    }
+
+    fn save_rank_state(&mut self) -> Result<Vec<u8>, ModelError> {
+        Ok(self.generator.to_le_bytes().to_vec())
+    }
+
+    fn load_rank_state(&mut self, state: &[u8]) -> Result<(), ModelError> {
+        self.generator = u64::from_le_bytes(state.try_into()?);
+        Ok(())
+    }
+
+    fn seed(&mut self, seed: u64, step: u64, rank: usize) -> Result<(), ModelError> {
+        self.generator =
+            (seed + 1).wrapping_mul(0x9E37_79B9) ^ (step << 20) ^ ((rank as u64 + 1) << 40);
+        Ok(())
+    }
+
+    fn write_weights(&mut self, directory: &Path) -> Result<Vec<String>, ModelError> {
+        assert_eq!(self.rank, 0, "only rank 0 writes weights");
+        let bytes: Vec<u8> = self
+            .values
+            .iter()
+            .flatten()
+            .flat_map(|value| value.to_le_bytes())
+            .collect();
+        std::fs::write(directory.join("weights.bin"), bytes)?;
+        std::fs::write(directory.join("names.txt"), "weights of a test")?;
+        Ok(vec!["weights.bin".into(), "names.txt".into()])
+    }
+
+    fn on_step_end(&mut self, report: &StepReport) -> Result<(), ModelError> {
+        self.reports.push(*report);
+        Ok(())
+    }
+
+    fn on_epoch_end(&mut self, report: &EpochReport<'_>) -> Result<(), ModelError> {
+        self.epoch_reports.push(report.record.clone());
+        Ok(())
+    }
+}

@@ -1,0 +1,210 @@
+//! Trained weights against one process that sees whole global batches.
+
+use serde_json::{Value, json};
+
+use crate::loop_order::global_batches;
+use crate::model::{Config, Net, Optimizer};
+use crate::reference::{self, Reference};
+use crate::support::{Bench, Outcome, train};
+
+const SGD: Optimizer = Optimizer::SgdMomentum {
+    rate: 0.05,
+    momentum: 0.9,
+};
+const ADAM: Optimizer = Optimizer::Adam { rate: 0.01 };
+const MLP: Net = Net::Mlp { hidden: 5 };
+
+/// The rows of each optimizer step, those of its micro-batches together.
+fn steps(outcomes: &[Outcome]) -> Vec<Vec<u64>> {
+    let mut steps: Vec<(u64, Vec<u64>)> = vec![];
+    for ((_, step, _), ids) in global_batches(outcomes) {
+        match steps.last_mut() {
+            Some((last, rows)) if *last == step => rows.extend(ids),
+            _ => steps.push((step, ids)),
+        }
+    }
+    steps.into_iter().map(|(_, rows)| rows).collect()
+}
+
+fn assert_close(actual: f64, expected: f64, what: &str) {
+    assert!(
+        (actual - expected).abs() <= 1e-10 * expected.abs().max(1.0),
+        "{what}: {actual} instead of {expected}"
+    );
+}
+
+/// Trains, checks that replicas are equal to the bit, and that weights, losses and norms are the reference's.
+fn check(
+    bench: &Bench,
+    params: Value,
+    world_size: usize,
+    config: &Config,
+    weighted: bool,
+) -> (Vec<Outcome>, Reference) {
+    let clip = params.get("gradientClipNorm").and_then(Value::as_f64);
+    let mut params = params;
+    params["verifyReplicas"] = json!(true);
+    let job = bench.job("parity", params, weighted);
+    let outcomes = train(&job, world_size, config);
+    for outcome in &outcomes {
+        assert_eq!(
+            outcome.model.bits(),
+            outcomes[0].model.bits(),
+            "replicas differ"
+        );
+        assert_eq!(
+            outcome.model.reports, outcomes[0].model.reports,
+            "reports differ"
+        );
+    }
+    let reference = reference::train(config, &bench.rows, &steps(&outcomes), weighted, clip);
+    let values = outcomes[0].model.values.concat();
+    assert_eq!(values.len(), reference.values.len());
+    for (index, (value, expected)) in values.iter().zip(&reference.values).enumerate() {
+        assert_close(
+            *value,
+            *expected,
+            &format!("weight {index} on {world_size} ranks"),
+        );
+    }
+    for (report, loss) in outcomes[0].model.reports.iter().zip(&reference.losses) {
+        assert_close(
+            report.loss.unwrap(),
+            *loss,
+            &format!("the loss of step {}", report.step),
+        );
+    }
+    (outcomes, reference)
+}
+
+#[test]
+fn weights_are_those_of_one_process_for_one_to_four_workers() {
+    let bench = Bench::new(97, 0);
+    for (net, optimizer) in [
+        (Net::Linear, SGD),
+        (Net::Linear, ADAM),
+        (MLP, SGD),
+        (MLP, ADAM),
+    ] {
+        for world_size in 1..=4 {
+            let params = json!({
+                "numWorkers": world_size, "batchSize": 12 / world_size, "dataLanes": 4, "epochs": 4, "seed": 1,
+            });
+            let (outcomes, _) = check(
+                &bench,
+                params,
+                world_size,
+                &Config::new(net, optimizer),
+                false,
+            );
+            assert_eq!(outcomes[0].result.as_ref().unwrap().num_steps, 36);
+        }
+    }
+}
+
+#[test]
+fn denominators_that_differ_between_ranks_weigh_as_one_batch() {
+    let bench = Bench::new(97, 0);
+    for world_size in 1..=4 {
+        let params = json!({
+            "numWorkers": world_size, "batchSize": 12 / world_size, "dataLanes": 4, "epochs": 3, "weightCol": "w",
+        });
+        check(&bench, params, world_size, &Config::new(MLP, ADAM), true);
+    }
+}
+
+#[test]
+fn a_tail_smaller_than_the_ranks_counts_by_its_rows() {
+    // 13 rows in 4 lanes of 3 or 4 with batches of 4: the fourth batch has one row, on one of four ranks.
+    let bench = Bench::new(13, 0);
+    let params = json!({"numWorkers": 4, "batchSize": 1, "epochs": 5, "gradientClipNorm": 0.7});
+    let (outcomes, _) = check(&bench, params, 4, &Config::new(MLP, SGD), false);
+    assert!(
+        outcomes.iter().any(|outcome| outcome.model.seen.len() < 20),
+        "some rank must lack rows"
+    );
+}
+
+#[test]
+fn accumulated_batches_are_one_larger_batch() {
+    let bench = Bench::new(97, 0);
+    for weighted in [false, true] {
+        let params = json!({
+            "numWorkers": 2, "batchSize": 6, "dataLanes": 4, "epochs": 3, "gradientAccumulationSteps": 4,
+        });
+        let (outcomes, _) = check(&bench, params, 2, &Config::new(MLP, ADAM), weighted);
+        let reports = &outcomes[0].model.reports;
+        let sizes: Vec<u64> = reports
+            .iter()
+            .take(3)
+            .map(|report| report.num_rows)
+            .collect();
+        assert_eq!(sizes, [48, 48, 1], "nine batches in steps of four");
+    }
+}
+
+#[test]
+fn gradients_are_clipped_by_their_norm_over_all_parameters() {
+    let bench = Bench::new(97, 0);
+    let params = json!({"numWorkers": 3, "batchSize": 4, "dataLanes": 4, "epochs": 2, "gradientClipNorm": 0.25});
+    let (outcomes, reference) = check(&bench, params, 3, &Config::new(MLP, SGD), false);
+    let norms: Vec<f64> = outcomes[0]
+        .model
+        .reports
+        .iter()
+        .map(|report| report.gradient_norm.unwrap())
+        .collect();
+    assert!(
+        norms.iter().any(|&norm| norm > 0.25) && norms.iter().any(|&norm| norm < 0.25),
+        "{norms:?}"
+    );
+    for (norm, expected) in norms.iter().zip(&reference.norms) {
+        assert_close(*norm, *expected, "the gradients' norm");
+    }
+}
+
+#[test]
+fn a_parameter_that_a_batch_does_not_use_is_left_alone_by_the_optimizer() {
+    let bench = Bench::new(97, 0);
+    // Few rows pass the gate, so some batches use it on one rank only and some on none.
+    let config = Config {
+        gate: Some(0.8),
+        ..Config::new(MLP, SGD)
+    };
+    for world_size in [1, 2, 4] {
+        for accumulation in [1, 3] {
+            let params = json!({
+                "numWorkers": world_size, "batchSize": 4 / world_size, "dataLanes": 4, "epochs": 3,
+                "gradientAccumulationSteps": accumulation,
+            });
+            let (outcomes, _) = check(&bench, params, world_size, &config, false);
+            let idle = outcomes[0].model.values.last().unwrap();
+            assert_eq!(
+                idle,
+                crate::model::initial(&config).last().unwrap(),
+                "a parameter without use has no step"
+            );
+        }
+    }
+}
+
+#[test]
+fn step_size_overrides_the_optimizers_rate() {
+    let bench = Bench::new(97, 0);
+    let with_rate = |rate| {
+        Config::new(
+            MLP,
+            Optimizer::SgdMomentum {
+                rate,
+                momentum: 0.9,
+            },
+        )
+    };
+    let job = bench.job("rate", json!({"batchSize": 12, "stepSize": 0.02}), false);
+    let own = bench.job("rate", json!({"batchSize": 12}), false);
+    let overridden = train(&job, 1, &with_rate(0.5));
+    assert_eq!(
+        overridden[0].model.bits(),
+        train(&own, 1, &with_rate(0.02))[0].model.bits()
+    );
+}

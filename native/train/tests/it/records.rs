@@ -1,0 +1,205 @@
+//! History, weights and events.
+
+use std::fs;
+
+use flambeau_train::Event;
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+use crate::model::{Config, Net, Optimizer};
+use crate::reference;
+use crate::support::{Bench, Row, train};
+
+#[test]
+fn history_holds_sums_over_all_rows_and_ranks() {
+    let bench = Bench::new(97, 31);
+    let config = Config::new(Net::Mlp { hidden: 5 }, Optimizer::Adam { rate: 0.01 });
+    for world_size in [1, 3] {
+        let params = json!({"numWorkers": 3, "batchSize": 4, "epochs": 2});
+        let outcomes = train(&bench.job("history", params, false), world_size, &config);
+        let result = outcomes[0].result.as_ref().unwrap();
+        assert_eq!(
+            (
+                result.num_rows,
+                result.num_validation_rows,
+                result.num_steps
+            ),
+            (97, 31, 18)
+        );
+        assert_eq!((result.world_size, result.warnings.len()), (world_size, 0));
+        assert_eq!(result.history.epochs.len(), 2);
+        let record = &result.history.epochs[1];
+        assert_eq!((record.epoch, record.steps, record.num_rows), (1, 18, 97));
+
+        let reports = &outcomes[0].model.reports[9..];
+        let sum: f64 = reports
+            .iter()
+            .map(|report| report.loss.unwrap() * report.num_rows as f64)
+            .sum();
+        assert!((record.loss.unwrap() - sum / 97.0).abs() < 1e-12);
+        assert_eq!(record.metrics[0].0, "mae");
+
+        // The validation loss is that of the weights at the end of the epoch, over all validation rows.
+        let values = outcomes[0].model.values.concat();
+        let rows: Vec<&Row> = bench.validation_rows.iter().collect();
+        let expected = reference::mean_loss(&config, &values, &rows, false).value;
+        assert!((record.validation_loss.unwrap() - expected).abs() < 1e-12);
+        let errors = rows
+            .iter()
+            .map(|row| (reference::output(&config, &values, &row.x).value - row.y).abs());
+        let mae = errors.sum::<f64>() / 31.0;
+        assert_eq!(record.validation_metrics[0].0, "mae");
+        assert!((record.validation_metrics[0].1.unwrap() - mae).abs() < 1e-12);
+
+        assert_eq!(outcomes[world_size - 1].model.epoch_reports.len(), 2);
+        assert_eq!(
+            outcomes[world_size - 1]
+                .result
+                .as_ref()
+                .unwrap()
+                .history
+                .epochs[1]
+                .loss,
+            record.loss
+        );
+    }
+}
+
+#[test]
+fn without_validation_rows_there_are_no_validation_values() {
+    let bench = Bench::new(20, 0);
+    let config = Config::new(Net::Linear, Optimizer::Adam { rate: 0.01 });
+    let outcomes = train(
+        &bench.job("plain", json!({"batchSize": 8}), false),
+        1,
+        &config,
+    );
+    let record = &outcomes[0].result.as_ref().unwrap().history.epochs[0];
+    assert_eq!(
+        (record.validation_loss, record.validation_metrics.len()),
+        (None, 0)
+    );
+}
+
+#[test]
+fn buffers_are_rank_0s_in_evaluation_and_at_the_end() {
+    let bench = Bench::new(97, 31);
+    let config = Config {
+        noise: true,
+        ..Config::new(Net::Linear, Optimizer::Adam { rate: 0.01 })
+    };
+    let outcomes = train(
+        &bench.job(
+            "buffers",
+            json!({"numWorkers": 3, "batchSize": 4, "epochs": 2}),
+            false,
+        ),
+        3,
+        &config,
+    );
+    for outcome in &outcomes {
+        assert_eq!(
+            outcome.model.evaluated_with[0],
+            outcomes[0].model.evaluated_with[0]
+        );
+        assert_eq!(
+            outcome.model.evaluated_with.last(),
+            outcomes[0].model.evaluated_with.last()
+        );
+        assert_eq!(outcome.model.bits(), outcomes[0].model.bits());
+    }
+    assert_ne!(
+        outcomes[0].model.evaluated_with.first(),
+        outcomes[0].model.evaluated_with.last()
+    );
+}
+
+#[test]
+fn rank_0_stores_the_weights_and_says_their_size_and_hash() {
+    let bench = Bench::new(20, 0);
+    let config = Config::new(Net::Linear, Optimizer::Adam { rate: 0.01 });
+    let outcomes = train(
+        &bench.job("weights", json!({"numWorkers": 2, "batchSize": 4}), false),
+        2,
+        &config,
+    );
+    assert_eq!(outcomes[1].result.as_ref().unwrap().weights, None);
+    let weights = outcomes[0]
+        .result
+        .as_ref()
+        .unwrap()
+        .weights
+        .as_ref()
+        .unwrap();
+    let names: Vec<&str> = weights
+        .files
+        .iter()
+        .map(|file| file.name.as_str())
+        .collect();
+    assert_eq!(names, ["weights.bin", "names.txt"]);
+    let bytes = fs::read(bench.path("models/weights/weights.bin")).unwrap();
+    assert_eq!(weights.size, bytes.len() as u64);
+    assert_eq!(weights.sha256, format!("{:x}", Sha256::digest(&bytes)));
+    assert_eq!(fs::read(&weights.uri).unwrap(), bytes);
+    let values: Vec<f64> = bytes
+        .chunks(8)
+        .map(|chunk| f64::from_le_bytes(chunk.try_into().unwrap()))
+        .collect();
+    assert_eq!(values, outcomes[0].model.values.concat());
+}
+
+#[test]
+fn events_tell_the_start_every_epoch_and_the_end_in_numbered_files() {
+    let bench = Bench::new(97, 31);
+    let config = Config::new(Net::Linear, Optimizer::Adam { rate: 0.01 });
+    let outcomes = train(
+        &bench.job(
+            "events",
+            json!({"numWorkers": 2, "batchSize": 6, "epochs": 3}),
+            false,
+        ),
+        2,
+        &config,
+    );
+    let mut files: Vec<_> = fs::read_dir(bench.path("attempts/events/events"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    files.sort();
+    let mut events: Vec<Event> = vec![];
+    for (index, path) in files.iter().enumerate() {
+        assert_eq!(
+            path.file_name().unwrap().to_str().unwrap(),
+            format!("{:08}.json", index + 1)
+        );
+        events.extend(serde_json::from_slice::<Vec<Event>>(&fs::read(path).unwrap()).unwrap());
+    }
+    let Event::Start(start) = &events[0] else {
+        panic!("{:?}", events[0])
+    };
+    assert_eq!(
+        (
+            start.epochs,
+            start.steps_per_epoch,
+            start.num_rows,
+            start.world_size
+        ),
+        (3, 9, 97, 2)
+    );
+    let Event::Progress(progress) = &events[1] else {
+        panic!("{:?}", events[1])
+    };
+    assert_eq!(
+        (progress.epoch, progress.step, progress.epoch_step),
+        (0, 1, 1)
+    );
+    assert_eq!(events.last(), Some(&Event::End));
+    let epochs: Vec<_> = events
+        .iter()
+        .filter_map(|event| match event {
+            Event::Epoch(record) => Some(record.clone()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(epochs, outcomes[0].result.as_ref().unwrap().history.epochs);
+}
