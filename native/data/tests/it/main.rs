@@ -1,0 +1,9 @@
+//! Tests of flambeau-data against what arrow's writer wrote and against plain arithmetic.
+
+mod fixtures;
+mod malformed;
+mod order;
+mod partitions;
+mod reader;
+mod store;
+mod types;

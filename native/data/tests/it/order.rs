@@ -1,0 +1,159 @@
+//! The order of samples, against counting.
+
+use flambeau_data::{OrderConfig, SampleOrder};
+use proptest::prelude::*;
+
+fn order(groups: &[u64], config: OrderConfig) -> SampleOrder {
+    SampleOrder::over_row_groups(groups.iter().copied(), config).unwrap()
+}
+
+fn epoch_ids(order: &SampleOrder, epoch: u64, lane: usize) -> Vec<u64> {
+    (0..order.steps_per_epoch()).flat_map(|step| order.row_ids(epoch, lane, step)).collect()
+}
+
+prop_compose! {
+    fn cases()(
+        groups in prop::collection::vec(0u64..200, 1..12),
+        num_lanes in 1usize..6,
+        rows_per_lane in 1usize..40,
+        seed in any::<u64>(),
+        shuffle in any::<bool>(),
+        drop_last in any::<bool>(),
+        window_rows in 1usize..150,
+    ) -> (Vec<u64>, OrderConfig) {
+        (groups, OrderConfig { num_lanes, rows_per_lane, seed, shuffle, drop_last, window_rows })
+    }
+}
+
+proptest! {
+    #[test]
+    fn every_epoch_sees_every_row_once((groups, config) in cases(), epoch in 0u64..5) {
+        let order = order(&groups, OrderConfig { drop_last: false, ..config.clone() });
+        let num_rows: u64 = groups.iter().sum();
+        let mut seen: Vec<u64> = (0..config.num_lanes).flat_map(|lane| epoch_ids(&order, epoch, lane)).collect();
+        seen.sort_unstable();
+        prop_assert_eq!(seen, (0..num_rows).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn lanes_are_contiguous_and_nearly_equal((groups, config) in cases()) {
+        let order = order(&groups, config.clone());
+        let ranges: Vec<_> = (0..config.num_lanes).map(|lane| order.lane_range(lane)).collect();
+        prop_assert_eq!(ranges[0].start, 0);
+        prop_assert_eq!(ranges[config.num_lanes - 1].end, groups.iter().sum::<u64>());
+        prop_assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
+        let lengths = || ranges.iter().map(|range| range.end - range.start);
+        prop_assert!(lengths().max().unwrap() - lengths().min().unwrap() <= 1);
+    }
+
+    #[test]
+    fn batches_have_the_rows_that_were_announced((groups, config) in cases()) {
+        let order = order(&groups, config.clone());
+        let lane_lengths: Vec<usize> = (0..config.num_lanes).map(|lane| order.lane_range(lane)).map(|r| (r.end - r.start) as usize).collect();
+        for step in 0..order.steps_per_epoch() + 2 {
+            let mut global = 0;
+            for (lane, length) in lane_lengths.iter().enumerate() {
+                let rows = order.row_ids(3, lane, step).len();
+                prop_assert_eq!(rows, order.lane_rows(lane, step));
+                let left = length.saturating_sub(step as usize * config.rows_per_lane);
+                let expected = if step < order.steps_per_epoch() { left.min(config.rows_per_lane) } else { 0 };
+                prop_assert_eq!(rows, expected);
+                global += rows;
+            }
+            prop_assert_eq!(order.global_rows(step), global);
+            if config.drop_last && step < order.steps_per_epoch() {
+                prop_assert_eq!(global, config.rows_per_lane * config.num_lanes, "no short batch");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_stay_in_their_lane_and_windows_in_their_bounds((groups, config) in cases(), epoch in 0u64..4) {
+        let order = order(&groups, config.clone());
+        for lane in 0..config.num_lanes {
+            let range = order.lane_range(lane);
+            let lane_order = order.lane_order(epoch, lane);
+            prop_assert!(epoch_ids(&order, epoch, lane).iter().all(|id| range.contains(id)));
+            let windows = lane_order.windows();
+            for (index, window) in windows.iter().enumerate() {
+                let rows = window.num_rows as usize;
+                prop_assert!(rows < 2 * config.window_rows && window.num_rows <= order.max_window_rows(lane));
+                prop_assert!(rows >= config.window_rows || index + 1 == windows.len());
+            }
+        }
+    }
+
+    #[test]
+    fn without_shuffling_rows_come_in_order((groups, config) in cases()) {
+        let order = order(&groups, OrderConfig { shuffle: false, drop_last: false, ..config.clone() });
+        for lane in 0..config.num_lanes {
+            prop_assert_eq!(epoch_ids(&order, 2, lane), order.lane_range(lane).collect::<Vec<_>>());
+        }
+    }
+}
+
+fn config() -> OrderConfig {
+    OrderConfig { num_lanes: 2, rows_per_lane: 10, seed: 1, shuffle: true, drop_last: false, window_rows: 1000 }
+}
+
+#[test]
+fn seeds_epochs_and_lanes_differ() {
+    let first = order(&[1000, 1000], config());
+    let other_seed = order(&[1000, 1000], OrderConfig { seed: 2, ..config() });
+    let relative = |order: &SampleOrder, epoch, lane: usize| -> Vec<u64> {
+        epoch_ids(order, epoch, lane).iter().map(|id| id - 1000 * lane as u64).collect()
+    };
+    assert_ne!(relative(&first, 0, 0), relative(&first, 1, 0));
+    assert_ne!(relative(&first, 0, 0), relative(&first, 0, 1));
+    assert_ne!(relative(&first, 0, 0), relative(&other_seed, 0, 0));
+    assert_eq!(relative(&first, 1, 1), relative(&order(&[1000, 1000], config()), 1, 1));
+}
+
+/// Each row stands at each place about equally often: chi-squared over 2,000 epochs of 8 rows.
+#[test]
+fn the_shuffle_is_fair() {
+    let order = order(&[8], OrderConfig { num_lanes: 1, rows_per_lane: 8, ..config() });
+    let epochs = 2000;
+    let mut counts = [[0f64; 8]; 8];
+    for epoch in 0..epochs {
+        for (place, id) in order.row_ids(epoch, 0, 0).into_iter().enumerate() {
+            counts[place][id as usize] += 1.0;
+        }
+    }
+    let expected = epochs as f64 / 8.0;
+    let chi: f64 = counts.iter().flatten().map(|count| (count - expected).powi(2) / expected).sum();
+    // 49 degrees of freedom: 99.9 % of fair shuffles lie below 85.4.
+    assert!(chi < 85.4, "chi-squared {chi}");
+}
+
+/// Resuming a job needs the order that it began with: a change here needs a new format of checkpoints.
+#[test]
+fn the_order_is_the_one_it_always_was() {
+    let order = order(&[5, 7], OrderConfig { rows_per_lane: 12, window_rows: 4, num_lanes: 1, ..config() });
+    assert_eq!(order.row_ids(0, 0, 0), GOLDEN[0]);
+    assert_eq!(order.row_ids(1, 0, 0), GOLDEN[1]);
+}
+
+const GOLDEN: [[u64; 12]; 2] = [[0; 12], [0; 12]];
+
+#[test]
+fn odd_settings_are_refused_by_name() {
+    for (name, bad) in [
+        ("num_lanes", OrderConfig { num_lanes: 0, ..config() }),
+        ("rows_per_lane", OrderConfig { rows_per_lane: 0, ..config() }),
+        ("window_rows", OrderConfig { window_rows: 0, ..config() }),
+        ("window_rows", OrderConfig { window_rows: (1 << 30) + 1, ..config() }),
+    ] {
+        let error = SampleOrder::over_row_groups([10], bad).unwrap_err().to_string();
+        assert!(error.contains(name), "{error}");
+    }
+}
+
+#[test]
+fn fewer_rows_than_lanes_leave_lanes_empty() {
+    let order = order(&[2], OrderConfig { num_lanes: 5, ..config() });
+    assert_eq!(order.steps_per_epoch(), 1);
+    assert_eq!((0..5).map(|lane| order.lane_rows(lane, 0)).sum::<usize>(), 2);
+    let dropped = SampleOrder::over_row_groups([2], OrderConfig { num_lanes: 5, drop_last: true, ..config() }).unwrap();
+    assert_eq!(dropped.steps_per_epoch(), 0);
+}

@@ -1,0 +1,280 @@
+//! Batches, however they are decoded.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use flambeau_data::{BatchReader, DataError, Manifest, OrderConfig, ReaderOptions, SampleOrder};
+use proptest::prelude::*;
+
+use crate::fixtures::{check_numbered, numbered, order_config, store};
+
+const WINDOWED: ReaderOptions = ReaderOptions {
+    memory_budget: 0,
+    num_threads: 2,
+    prefetch: 1,
+    timeout: Duration::from_secs(60),
+    interrupt: None,
+};
+
+fn resident() -> ReaderOptions {
+    ReaderOptions { memory_budget: 1 << 30, ..WINDOWED }
+}
+
+/// The row ids of an epoch's batches from a step on; values are checked on the way.
+fn epoch(reader: &mut BatchReader, epoch: u64, step: u64) -> Vec<Vec<u64>> {
+    reader.start(epoch, step).unwrap();
+    let mut batches = Vec::new();
+    while let Some(batch) = reader.next().unwrap() {
+        assert_eq!(batch.step, step + batches.len() as u64);
+        check_numbered(&batch);
+        batches.push(batch.row_ids);
+    }
+    batches
+}
+
+/// What the order says a rank reads.
+fn expected(order: &SampleOrder, epoch: u64, from: u64, rank: usize, world: usize) -> Vec<Vec<u64>> {
+    let lanes = || (rank..order.config().num_lanes).step_by(world);
+    let batch = |step| lanes().flat_map(|lane| order.row_ids(epoch, lane, step)).collect();
+    (from..order.steps_per_epoch()).map(batch).collect()
+}
+
+#[test]
+fn resident_and_windowed_readers_read_what_the_order_says() {
+    let data = numbered(&[700, 0, 333, 1200], 150);
+    for options in [
+        resident(),
+        WINDOWED,
+        ReaderOptions { num_threads: 0, ..WINDOWED },
+        ReaderOptions { num_threads: 0, ..resident() },
+        ReaderOptions { prefetch: 0, ..WINDOWED },
+        ReaderOptions { memory_budget: 20_000, prefetch: 5, ..WINDOWED },
+    ] {
+        for (world, drop_last, shuffle) in [(1, false, true), (2, true, true), (3, false, true), (4, false, false)] {
+            let order = data.order(OrderConfig { drop_last, shuffle, ..order_config(4, 17) });
+            for rank in 0..world {
+                let mut reader = data.reader(&order, rank, world, options.clone());
+                assert_eq!(reader.is_resident(), options.memory_budget > 100_000);
+                for number in [0, 1] {
+                    assert_eq!(epoch(&mut reader, number, 0), expected(&order, number, 0, rank, world));
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn any_step_is_reached_alone(
+        starts in prop::collection::vec((0u64..3, 0u64..40), 1..5),
+        windowed in any::<bool>(),
+        window_rows in 1usize..400,
+        rows_per_lane in 5usize..60,
+    ) {
+        let data = numbered(&[400, 250], 130);
+        let order = data.order(OrderConfig { window_rows, ..order_config(3, rows_per_lane) });
+        let options = if windowed { WINDOWED } else { resident() };
+        let mut reader = data.reader(&order, 1, 2, options);
+        for (number, step) in starts {
+            let step = step.min(order.steps_per_epoch());
+            prop_assert_eq!(epoch(&mut reader, number, step), expected(&order, number, step, 1, 2));
+        }
+    }
+
+    /// Every worker count sees the same global batches, lane by lane.
+    #[test]
+    fn worker_counts_agree(rows in 1usize..900, rows_per_lane in 1usize..80, window_rows in 1usize..200) {
+        let data = numbered(&[rows / 3, rows - rows / 3], 100);
+        let order = data.order(OrderConfig { window_rows, ..order_config(4, rows_per_lane) });
+        let mut global = Vec::new();
+        for world in 1..=4 {
+            let mut batches = vec![vec![Vec::new(); 4]; order.steps_per_epoch() as usize];
+            for rank in 0..world {
+                let options = if world % 2 == 0 { WINDOWED } else { resident() };
+                let mut reader = data.reader(&order, rank, world, options);
+                for (step, ids) in epoch(&mut reader, 1, 0).into_iter().enumerate() {
+                    let mut rest = ids.as_slice();
+                    for lane in (rank..4).step_by(world) {
+                        let (mine, others) = rest.split_at(order.lane_rows(lane, step as u64));
+                        batches[step][lane] = mine.to_vec();
+                        rest = others;
+                    }
+                    prop_assert!(rest.is_empty());
+                }
+            }
+            global.push(batches);
+        }
+        prop_assert!(global.windows(2).all(|pair| pair[0] == pair[1]));
+        let mut seen: Vec<u64> = global[0].iter().flatten().flatten().copied().collect();
+        seen.sort_unstable();
+        prop_assert_eq!(seen, (0..rows as u64).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn memory_stays_within_the_stated_bound() {
+    let data = numbered(&[3000, 3000], 1000);
+    let bytes = data.manifest.bytes_per_row();
+    let order = data.order(OrderConfig { window_rows: 200, ..order_config(2, 25) });
+    let stored: u64 = data.manifest.row_groups().map(|(_, group)| group.stored_bytes).max().unwrap();
+    for (budget, prefetch, arenas) in [(0, 3, 2), (1200 * bytes, 3, 3), (1 << 16, 1, 4), (6000 * bytes, 0, 0)] {
+        let options = ReaderOptions { memory_budget: budget, prefetch, ..WINDOWED };
+        let mut reader = data.reader(&order, 0, 1, options);
+        let largest_window = order.max_window_rows(0).max(order.max_window_rows(1)) * bytes;
+        let held = if reader.is_resident() { 6000 * bytes } else { arenas * largest_window };
+        assert_eq!(reader.memory_bound(), held + 2 * stored);
+        for number in 0..2 {
+            epoch(&mut reader, number, 0);
+            epoch(&mut reader, number, 100);
+        }
+        assert!(reader.peak_memory() > 0);
+        assert!(reader.peak_memory() <= reader.memory_bound(), "{} > {}", reader.peak_memory(), reader.memory_bound());
+    }
+}
+
+/// Shards may go away once a resident reader has decoded them.
+#[test]
+fn a_resident_share_is_decoded_once() {
+    let data = numbered(&[500, 500], 100);
+    let order = data.order(order_config(2, 50));
+    let mut reader = data.reader(&order, 0, 1, resident());
+    epoch(&mut reader, 0, 0);
+    for uri in &data.uris {
+        std::fs::remove_file(uri).unwrap();
+    }
+    assert_eq!(epoch(&mut reader, 1, 0), expected(&order, 1, 0, 0, 1));
+    assert_eq!(epoch(&mut reader, 5, 3), expected(&order, 5, 3, 0, 1));
+}
+
+#[test]
+fn a_pooled_buffer_is_not_used_twice_at_once() {
+    let data = numbered(&[500], 100);
+    let order = data.order(order_config(1, 50));
+    let mut reader = data.reader(&order, 0, 1, WINDOWED);
+    reader.start(0, 0).unwrap();
+    let mut kept = Vec::new();
+    while let Some(batch) = reader.next().unwrap() {
+        kept.push(batch);
+        if kept.len() == 3 {
+            kept.remove(0);
+        }
+        kept.iter().for_each(check_numbered);
+    }
+    drop(reader);
+    kept.iter().for_each(check_numbered);
+}
+
+#[test]
+fn a_rank_without_rows_gets_empty_batches() {
+    let data = numbered(&[3], 100);
+    let order = data.order(order_config(4, 2));
+    let mut rows = 0;
+    for rank in 0..4 {
+        let mut reader = data.reader(&order, rank, 4, resident());
+        reader.start(0, 0).unwrap();
+        let batch = reader.next().unwrap().unwrap();
+        assert_eq!(batch.inputs[0].shape(), [batch.num_rows, 2]);
+        rows += batch.num_rows;
+        assert!(reader.next().unwrap().is_none());
+        assert!(reader.next().unwrap().is_none(), "the end stays the end");
+    }
+    assert_eq!(rows, 3);
+}
+
+#[test]
+fn errors_of_decoding_threads_reach_the_caller() {
+    let data = numbered(&[500, 500], 100);
+    let order = data.order(order_config(1, 50));
+    for options in [resident(), WINDOWED, ReaderOptions { num_threads: 0, ..WINDOWED }] {
+        std::fs::rename(&data.uris[1], data.directory.path().join("hidden")).unwrap();
+        let mut reader = data.reader(&order, 0, 1, options);
+        assert!(matches!(reader.next(), Err(DataError::NotStarted)));
+        reader.start(0, 0).unwrap();
+        let error = (0..=order.steps_per_epoch()).find_map(|_| reader.next().err()).expect("a shard is gone");
+        assert!(matches!(&error, DataError::ShardChanged { uri, .. } if *uri == data.uris[1]), "{error}");
+        assert!(matches!(reader.next(), Err(DataError::NotStarted)));
+        // With the shard back, a new start reads on.
+        std::fs::rename(data.directory.path().join("hidden"), &data.uris[1]).unwrap();
+        assert_eq!(epoch(&mut reader, 0, 2), expected(&order, 0, 2, 0, 1));
+    }
+}
+
+#[test]
+fn dropping_a_reader_ends_its_threads() {
+    let data = numbered(&[2000], 100);
+    let order = data.order(order_config(1, 10));
+    let count = || {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+        names.filter(|name| name.starts_with("only-here")).count()
+    };
+    // Other tests run beside this one: the threads to count carry a name of their own.
+    let reader = std::thread::Builder::new().name("only-here".into());
+    let reader = reader
+        .spawn(move || {
+            let store = store();
+            let mut readers: Vec<BatchReader> = (0..3)
+                .map(|_| {
+                    BatchReader::new(store.clone(), data.manifest.clone(), order.clone(), 0, 1, WINDOWED).unwrap()
+                })
+                .collect();
+            for reader in &mut readers {
+                reader.start(0, 0).unwrap();
+                reader.next().unwrap();
+            }
+            // All hold the manifest; threads hold it through their decoder.
+            let manifest = Arc::downgrade(&data.manifest);
+            drop((data, readers));
+            manifest.strong_count()
+        })
+        .unwrap();
+    assert_eq!(reader.join().unwrap(), 0, "a thread still holds the manifest");
+    assert_eq!(count(), 0);
+}
+
+#[test]
+fn waiting_ends_when_asked() {
+    let data = numbered(&[1000], 100);
+    let order = data.order(order_config(1, 50));
+    // A pipe in the shard's place: whoever opens it waits.
+    let manifest: Arc<Manifest> = data.manifest.clone();
+    std::fs::remove_file(&data.uris[0]).unwrap();
+    let path = std::ffi::CString::new(data.uris[0].as_str()).unwrap();
+    // SAFETY: the path is a C string.
+    assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counter = asked.clone();
+    let interrupt: Arc<dyn Fn() -> bool + Send + Sync> =
+        Arc::new(move || counter.fetch_add(1, Ordering::Relaxed) >= 3);
+    let options = ReaderOptions { interrupt: Some(interrupt), ..resident() };
+    let mut reader = BatchReader::new(store(), manifest.clone(), order.clone(), 0, 1, options).unwrap();
+    reader.start(0, 0).unwrap();
+    assert!(matches!(reader.next(), Err(DataError::Interrupted)));
+    assert!(asked.load(Ordering::Relaxed) >= 3);
+    let options = ReaderOptions { timeout: Duration::from_millis(200), ..resident() };
+    let mut late = BatchReader::new(store(), manifest, order, 0, 1, options).unwrap();
+    late.start(0, 0).unwrap();
+    let error = late.next().unwrap_err();
+    assert!(matches!(&error, DataError::Timeout { uri, .. } if uri.contains("part-0")), "{error}");
+    // Frees the threads, so that the readers can be dropped.
+    let writer = std::fs::OpenOptions::new().write(true).open(&data.uris[0]).unwrap();
+    drop(writer);
+    drop((reader, late));
+}
+
+#[test]
+fn odd_ranks_are_refused() {
+    let data = numbered(&[100], 100);
+    let order = data.order(order_config(2, 5));
+    for (rank, world) in [(0, 3), (2, 2), (0, 0)] {
+        let reader = BatchReader::new(store(), data.manifest.clone(), order.clone(), rank, world, resident());
+        assert!(matches!(reader, Err(DataError::InvalidOption { .. })));
+    }
+    let mut reader = data.reader(&order, 0, 1, resident());
+    assert!(matches!(reader.start(0, 11), Err(DataError::InvalidOption { .. })));
+    reader.start(0, 10).unwrap();
+    assert!(reader.next().unwrap().is_none());
+}
