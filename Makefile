@@ -56,6 +56,10 @@ format: $(VENV)/.synced
 	@$(RUN) cargo fmt
 	@cd python && $(BIN)/ruff check --fix --quiet $(LINTED:%=../%); $(BIN)/ruff format --quiet $(LINTED:%=../%)
 
+#: make docs/params.md   the table of params, from their schema
+docs/params.md: docs/training-job.schema.json .ci/params_page.py $(VENV)/.synced
+	@$(BIN)/python .ci/params_page.py >$@
+
 #: make clean         remove everything that the targets made
 .PHONY: clean
 clean:

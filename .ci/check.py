@@ -79,8 +79,8 @@ def run(name: str, command: list[str], cwd: Path) -> tuple[int, str]:
 def rust_tally(output: str) -> Tally:
     """Count from cargo's `test result:` lines.
 
-    libtest knows no skip at run time: a test that lacks what it needs prints `SKIPPED: reason` and returns, and is
-    counted here as skipped.
+    libtest knows no skip at run time: a test that lacks what it needs prints `SKIPPED: reason` and returns; it
+    counts here as skipped.
     """
     tally = Tally()
     for passed, failed, ignored in re.findall(
