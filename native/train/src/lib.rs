@@ -38,7 +38,7 @@ pub use model::{
     EpochReport, LossSums, MicroBatch, Model, ModelError, ParameterInfo, StepContext, StepReport,
     TensorRef,
 };
-pub use params::{InputType, TrainingParams};
+pub use params::{FeaturesColumn, InputType, TrainingParams};
 pub use reducer::{GradientReducer, ReduceError, ReducerOptions};
 pub use result::{StoredFile, TrainingResult, WeightsInfo};
 pub use schedule::Schedule;

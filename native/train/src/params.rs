@@ -1,6 +1,6 @@
 //! The params of an estimator that are JSON: names, defaults, bounds and doc strings.
 
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 /// The tensor type that an input is given as.
@@ -22,6 +22,35 @@ pub enum InputType {
     UInt8,
 }
 
+/// The columns that make the features tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum FeaturesColumn {
+    /// One column: a vector, an array or a number.
+    One(String),
+    /// Numeric columns that are packed into one tensor.
+    Packed(Vec<String>),
+}
+
+impl JsonSchema for FeaturesColumn {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "FeaturesColumn".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": ["string", "array"],
+            "items": { "type": "string", "minLength": 1 },
+            "minLength": 1,
+            "minItems": 1,
+        })
+    }
+}
+
 /// Every param of the estimators that has a JSON value.
 ///
 /// The schema of this type is the contract that the Python and Scala params are held against: the description of
@@ -31,9 +60,10 @@ pub enum InputType {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct TrainingParams {
-    /// Name of the features column: a vector, an array or a number. Used when inputCols is not set.
-    #[schemars(title = "Features column", length(min = 1))]
-    pub features_col: String,
+    /// Name of the features column: a vector, an array or a number; or a list of numeric columns, which are packed
+    /// into one tensor. Used when inputCols is not set.
+    #[schemars(title = "Features column")]
+    pub features_col: FeaturesColumn,
 
     /// Names of the columns given to the module's forward, one tensor for each argument, in this order. When not
     /// set, featuresCol is the only input.
@@ -194,7 +224,7 @@ pub struct TrainingParams {
 impl Default for TrainingParams {
     fn default() -> Self {
         TrainingParams {
-            features_col: "features".into(),
+            features_col: FeaturesColumn::One("features".into()),
             input_cols: None,
             input_shapes: None,
             input_types: None,
