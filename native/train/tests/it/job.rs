@@ -32,7 +32,10 @@ fn a_job_without_params_has_the_defaults_and_survives_a_round_trip() {
         ),
         (32, 1, 1)
     );
-    assert_eq!(job.params.features_col, FeaturesColumn::One("features".into()));
+    assert_eq!(
+        job.params.features_col,
+        FeaturesColumn::One("features".into())
+    );
     let again = TrainingJob::from_json(&job.to_json()).unwrap();
     assert_eq!(again.params, job.params);
 }
