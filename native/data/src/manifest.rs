@@ -146,6 +146,7 @@ impl Manifest {
         {
             tensor.shape = Some(row_shape(tensor, &columns)?);
         }
+        spec.validate()?; // again, now that the weight's shape is known
         let shards = footers.into_iter().map(Footer::into_shard).collect();
         Ok(Manifest {
             spec,

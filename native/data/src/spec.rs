@@ -135,7 +135,10 @@ impl DatasetSpec {
         }
         if let Some(weight) = &self.weight {
             if weight.columns.len() != 1 || weight.elements().unwrap_or(1) != 1 {
-                return fail("the weight must be one scalar column".into());
+                return fail(format!(
+                    "the weight must be one scalar column, not `{}`",
+                    weight.columns.join(", ")
+                ));
             }
             if !matches!(weight.dtype, DType::Float32 | DType::Float64) {
                 return fail(format!(

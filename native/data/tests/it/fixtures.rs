@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Float32Array, Float64Array, Int64Array, RecordBatch};
 use flambeau_data::{
-    Batch, BatchReader, DType, DataError, DatasetSpec, HostTensor, Manifest, OrderConfig, ReaderOptions, SampleOrder,
-    Store, TensorSpec,
+    Batch, BatchReader, DType, DataError, DatasetSpec, HostTensor, Manifest, OrderConfig,
+    ReaderOptions, SampleOrder, Store, TensorSpec,
 };
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
@@ -18,7 +18,12 @@ pub fn store() -> Store {
 }
 
 /// Writes one shard and gives its path.
-pub fn write(directory: &Path, name: &str, columns: &[(&str, ArrayRef)], rows_per_group: usize) -> String {
+pub fn write(
+    directory: &Path,
+    name: &str,
+    columns: &[(&str, ArrayRef)],
+    rows_per_group: usize,
+) -> String {
     let properties = WriterProperties::builder()
         .set_max_row_group_row_count(Some(rows_per_group))
         .set_data_page_row_count_limit(100)
@@ -27,10 +32,17 @@ pub fn write(directory: &Path, name: &str, columns: &[(&str, ArrayRef)], rows_pe
     write_with(directory, name, columns, properties)
 }
 
-pub fn write_with(directory: &Path, name: &str, columns: &[(&str, ArrayRef)], properties: WriterProperties) -> String {
+pub fn write_with(
+    directory: &Path,
+    name: &str,
+    columns: &[(&str, ArrayRef)],
+    properties: WriterProperties,
+) -> String {
     let path = directory.join(name);
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-    let nullable = columns.iter().map(|(name, array)| (*name, array.clone(), true));
+    let nullable = columns
+        .iter()
+        .map(|(name, array)| (*name, array.clone(), true));
     let batch = RecordBatch::try_from_iter_with_nullable(nullable).unwrap();
     let file = std::fs::File::create(&path).unwrap();
     let mut writer = ArrowWriter::try_new(file, batch.schema(), Some(properties)).unwrap();
@@ -50,11 +62,22 @@ pub fn tensor(name: &str, columns: &[&str], dtype: DType) -> TensorSpec {
 
 /// One input of one column.
 pub fn single(column: &str, dtype: DType) -> DatasetSpec {
-    DatasetSpec { inputs: vec![tensor("x", &[column], dtype)], labels: vec![], weight: None }
+    DatasetSpec {
+        inputs: vec![tensor("x", &[column], dtype)],
+        labels: vec![],
+        weight: None,
+    }
 }
 
 pub fn order_config(num_lanes: usize, rows_per_lane: usize) -> OrderConfig {
-    OrderConfig { num_lanes, rows_per_lane, seed: 7, shuffle: true, drop_last: false, window_rows: 64 }
+    OrderConfig {
+        num_lanes,
+        rows_per_lane,
+        seed: 7,
+        shuffle: true,
+        drop_last: false,
+        window_rows: 64,
+    }
 }
 
 /// Reads all rows in file order.
@@ -64,10 +87,20 @@ pub fn read_all(uris: &[String], spec: &DatasetSpec) -> Result<Batch, DataError>
 }
 
 pub fn read_manifest(manifest: Manifest) -> Result<Batch, DataError> {
-    let config = OrderConfig { shuffle: false, window_rows: 1 << 20, ..order_config(1, manifest.num_rows() as usize) };
+    let config = OrderConfig {
+        shuffle: false,
+        window_rows: 1 << 20,
+        ..order_config(1, manifest.num_rows() as usize)
+    };
     let order = SampleOrder::new(&manifest, config)?;
-    let mut reader =
-        BatchReader::new(store(), Arc::new(manifest), Arc::new(order), 0, 1, ReaderOptions::default())?;
+    let mut reader = BatchReader::new(
+        store(),
+        Arc::new(manifest),
+        Arc::new(order),
+        0,
+        1,
+        ReaderOptions::default(),
+    )?;
     reader.start(0, 0)?;
     let batch = reader.next()?.expect("one batch of all rows");
     assert!(reader.next()?.is_none());
@@ -78,7 +111,6 @@ pub fn read_manifest(manifest: Manifest) -> Result<Batch, DataError> {
 pub struct Numbered {
     pub directory: TempDir,
     pub uris: Vec<String>,
-    pub spec: DatasetSpec,
     pub manifest: Arc<Manifest>,
 }
 
@@ -90,20 +122,47 @@ pub fn numbered(shard_rows: &[usize], rows_per_group: usize) -> Numbered {
         let ids: Vec<i64> = (first..first + rows as i64).collect();
         first += rows as i64;
         let columns: Vec<(&str, ArrayRef)> = vec![
-            ("a", Arc::new(Float32Array::from_iter_values(ids.iter().map(|&id| id as f32)))),
-            ("b", Arc::new(Float32Array::from_iter_values(ids.iter().map(|&id| -(id as f32))))),
-            ("y", Arc::new(Float64Array::from_iter_values(ids.iter().map(|&id| id as f64)))),
+            (
+                "a",
+                Arc::new(Float32Array::from_iter_values(
+                    ids.iter().map(|&id| id as f32),
+                )),
+            ),
+            (
+                "b",
+                Arc::new(Float32Array::from_iter_values(
+                    ids.iter().map(|&id| -(id as f32)),
+                )),
+            ),
+            (
+                "y",
+                Arc::new(Float64Array::from_iter_values(
+                    ids.iter().map(|&id| id as f64),
+                )),
+            ),
             ("id", Arc::new(Int64Array::from(ids.clone()))),
         ];
-        uris.push(write(directory.path(), &format!("part-{index}.parquet"), &columns, rows_per_group));
+        uris.push(write(
+            directory.path(),
+            &format!("part-{index}.parquet"),
+            &columns,
+            rows_per_group,
+        ));
     }
     let spec = DatasetSpec {
-        inputs: vec![tensor("x", &["a", "b"], DType::Float32), tensor("id", &["id"], DType::Int64)],
+        inputs: vec![
+            tensor("x", &["a", "b"], DType::Float32),
+            tensor("id", &["id"], DType::Int64),
+        ],
         labels: vec![tensor("y", &["y"], DType::Float64)],
         weight: None,
     };
     let manifest = Arc::new(Manifest::read(&store(), &uris, &spec).unwrap());
-    Numbered { directory, uris, spec, manifest }
+    Numbered {
+        directory,
+        uris,
+        manifest,
+    }
 }
 
 impl Numbered {
@@ -111,8 +170,22 @@ impl Numbered {
         Arc::new(SampleOrder::new(&self.manifest, config).unwrap())
     }
 
-    pub fn reader(&self, order: &Arc<SampleOrder>, rank: usize, world: usize, options: ReaderOptions) -> BatchReader {
-        BatchReader::new(store(), self.manifest.clone(), order.clone(), rank, world, options).unwrap()
+    pub fn reader(
+        &self,
+        order: &Arc<SampleOrder>,
+        rank: usize,
+        world: usize,
+        options: ReaderOptions,
+    ) -> BatchReader {
+        BatchReader::new(
+            store(),
+            self.manifest.clone(),
+            order.clone(),
+            rank,
+            world,
+            options,
+        )
+        .unwrap()
     }
 }
 
@@ -120,10 +193,25 @@ impl Numbered {
 pub fn check_numbered(batch: &Batch) {
     let ids = &batch.row_ids;
     assert_eq!(batch.num_rows, ids.len());
-    let features: Vec<f32> = ids.iter().flat_map(|&id| [id as f32, -(id as f32)]).collect();
+    let features: Vec<f32> = ids
+        .iter()
+        .flat_map(|&id| [id as f32, -(id as f32)])
+        .collect();
     assert_eq!(batch.inputs[0].as_slice::<f32>(), features);
     assert_eq!(batch.inputs[0].shape(), [ids.len(), 2]);
-    assert_eq!(batch.inputs[1].as_slice::<i64>(), ids.iter().map(|&id| id as i64).collect::<Vec<_>>());
-    assert_eq!(batch.labels[0].as_slice::<f64>(), ids.iter().map(|&id| id as f64).collect::<Vec<_>>());
-    assert!(batch.inputs.iter().chain(&batch.labels).all(|tensor: &HostTensor| tensor.as_ptr() as usize % 64 == 0));
+    assert_eq!(
+        batch.inputs[1].as_slice::<i64>(),
+        ids.iter().map(|&id| id as i64).collect::<Vec<_>>()
+    );
+    assert_eq!(
+        batch.labels[0].as_slice::<f64>(),
+        ids.iter().map(|&id| id as f64).collect::<Vec<_>>()
+    );
+    assert!(
+        batch
+            .inputs
+            .iter()
+            .chain(&batch.labels)
+            .all(|tensor: &HostTensor| tensor.as_ptr() as usize % 64 == 0)
+    );
 }

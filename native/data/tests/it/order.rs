@@ -8,7 +8,9 @@ fn order(groups: &[u64], config: OrderConfig) -> SampleOrder {
 }
 
 fn epoch_ids(order: &SampleOrder, epoch: u64, lane: usize) -> Vec<u64> {
-    (0..order.steps_per_epoch()).flat_map(|step| order.row_ids(epoch, lane, step)).collect()
+    (0..order.steps_per_epoch())
+        .flat_map(|step| order.row_ids(epoch, lane, step))
+        .collect()
 }
 
 prop_compose! {
@@ -93,26 +95,52 @@ proptest! {
 }
 
 fn config() -> OrderConfig {
-    OrderConfig { num_lanes: 2, rows_per_lane: 10, seed: 1, shuffle: true, drop_last: false, window_rows: 1000 }
+    OrderConfig {
+        num_lanes: 2,
+        rows_per_lane: 10,
+        seed: 1,
+        shuffle: true,
+        drop_last: false,
+        window_rows: 1000,
+    }
 }
 
 #[test]
 fn seeds_epochs_and_lanes_differ() {
     let first = order(&[1000, 1000], config());
-    let other_seed = order(&[1000, 1000], OrderConfig { seed: 2, ..config() });
+    let other_seed = order(
+        &[1000, 1000],
+        OrderConfig {
+            seed: 2,
+            ..config()
+        },
+    );
     let relative = |order: &SampleOrder, epoch, lane: usize| -> Vec<u64> {
-        epoch_ids(order, epoch, lane).iter().map(|id| id - 1000 * lane as u64).collect()
+        epoch_ids(order, epoch, lane)
+            .iter()
+            .map(|id| id - 1000 * lane as u64)
+            .collect()
     };
     assert_ne!(relative(&first, 0, 0), relative(&first, 1, 0));
     assert_ne!(relative(&first, 0, 0), relative(&first, 0, 1));
     assert_ne!(relative(&first, 0, 0), relative(&other_seed, 0, 0));
-    assert_eq!(relative(&first, 1, 1), relative(&order(&[1000, 1000], config()), 1, 1));
+    assert_eq!(
+        relative(&first, 1, 1),
+        relative(&order(&[1000, 1000], config()), 1, 1)
+    );
 }
 
 /// Each row stands at each place about equally often: chi-squared over 2,000 epochs of 8 rows.
 #[test]
 fn the_shuffle_is_fair() {
-    let order = order(&[8], OrderConfig { num_lanes: 1, rows_per_lane: 8, ..config() });
+    let order = order(
+        &[8],
+        OrderConfig {
+            num_lanes: 1,
+            rows_per_lane: 8,
+            ..config()
+        },
+    );
     let epochs = 2000;
     let mut counts = [[0f64; 8]; 8];
     for epoch in 0..epochs {
@@ -121,7 +149,11 @@ fn the_shuffle_is_fair() {
         }
     }
     let expected = epochs as f64 / 8.0;
-    let chi: f64 = counts.iter().flatten().map(|count| (count - expected).powi(2) / expected).sum();
+    let chi: f64 = counts
+        .iter()
+        .flatten()
+        .map(|count| (count - expected).powi(2) / expected)
+        .sum();
     // 49 degrees of freedom: 99.9 % of fair shuffles lie below 85.4.
     assert!(chi < 85.4, "chi-squared {chi}");
 }
@@ -129,31 +161,86 @@ fn the_shuffle_is_fair() {
 /// Resuming a job needs the order that it began with: a change here needs a new format of checkpoints.
 #[test]
 fn the_order_is_the_one_it_always_was() {
-    let order = order(&[5, 7], OrderConfig { rows_per_lane: 12, window_rows: 4, num_lanes: 1, ..config() });
+    let order = order(
+        &[5, 7],
+        OrderConfig {
+            rows_per_lane: 12,
+            window_rows: 4,
+            num_lanes: 1,
+            ..config()
+        },
+    );
     assert_eq!(order.row_ids(0, 0, 0), GOLDEN[0]);
     assert_eq!(order.row_ids(1, 0, 0), GOLDEN[1]);
 }
 
-const GOLDEN: [[u64; 12]; 2] = [[0; 12], [0; 12]];
+/// Computed by another program, written in Python from ChaCha's and Fisher-Yates' definitions.
+const GOLDEN: [[u64; 12]; 2] = [
+    [5, 10, 8, 6, 11, 7, 9, 1, 4, 0, 3, 2],
+    [10, 9, 5, 8, 11, 6, 7, 4, 3, 1, 2, 0],
+];
 
 #[test]
 fn odd_settings_are_refused_by_name() {
     for (name, bad) in [
-        ("num_lanes", OrderConfig { num_lanes: 0, ..config() }),
-        ("rows_per_lane", OrderConfig { rows_per_lane: 0, ..config() }),
-        ("window_rows", OrderConfig { window_rows: 0, ..config() }),
-        ("window_rows", OrderConfig { window_rows: (1 << 30) + 1, ..config() }),
+        (
+            "num_lanes",
+            OrderConfig {
+                num_lanes: 0,
+                ..config()
+            },
+        ),
+        (
+            "rows_per_lane",
+            OrderConfig {
+                rows_per_lane: 0,
+                ..config()
+            },
+        ),
+        (
+            "window_rows",
+            OrderConfig {
+                window_rows: 0,
+                ..config()
+            },
+        ),
+        (
+            "window_rows",
+            OrderConfig {
+                window_rows: (1 << 30) + 1,
+                ..config()
+            },
+        ),
     ] {
-        let error = SampleOrder::over_row_groups([10], bad).unwrap_err().to_string();
+        let error = SampleOrder::over_row_groups([10], bad)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(name), "{error}");
     }
 }
 
 #[test]
 fn fewer_rows_than_lanes_leave_lanes_empty() {
-    let order = order(&[2], OrderConfig { num_lanes: 5, ..config() });
+    let order = order(
+        &[2],
+        OrderConfig {
+            num_lanes: 5,
+            ..config()
+        },
+    );
     assert_eq!(order.steps_per_epoch(), 1);
-    assert_eq!((0..5).map(|lane| order.lane_rows(lane, 0)).sum::<usize>(), 2);
-    let dropped = SampleOrder::over_row_groups([2], OrderConfig { num_lanes: 5, drop_last: true, ..config() }).unwrap();
+    assert_eq!(
+        (0..5).map(|lane| order.lane_rows(lane, 0)).sum::<usize>(),
+        2
+    );
+    let dropped = SampleOrder::over_row_groups(
+        [2],
+        OrderConfig {
+            num_lanes: 5,
+            drop_last: true,
+            ..config()
+        },
+    )
+    .unwrap();
     assert_eq!(dropped.steps_per_epoch(), 0);
 }

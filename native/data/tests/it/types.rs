@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use arrow_array::builder::{
-    FixedSizeListBuilder, Float32Builder, Float64Builder, Int32Builder, Int64Builder, LargeListBuilder, ListBuilder,
+    FixedSizeListBuilder, Float32Builder, Float64Builder, Int32Builder, Int64Builder,
+    LargeListBuilder, ListBuilder,
 };
 use arrow_array::types::Float16Type;
 use arrow_array::{
-    Array, ArrayRef, BinaryArray, BooleanArray, Decimal128Array, DictionaryArray, FixedSizeBinaryArray, Float32Array,
-    Float64Array, Int8Array, Int16Array, Int32Array, Int64Array, LargeBinaryArray, PrimitiveArray, StructArray,
-    UInt8Array, UInt16Array, UInt32Array, UInt64Array,
+    Array, ArrayRef, BinaryArray, BooleanArray, Decimal128Array, DictionaryArray,
+    FixedSizeBinaryArray, Float32Array, Float64Array, Int8Array, Int16Array, Int32Array,
+    Int64Array, LargeBinaryArray, PrimitiveArray, StructArray, UInt8Array, UInt16Array,
+    UInt32Array, UInt64Array,
 };
 use arrow_schema::Field;
 use flambeau_data::{Batch, DType, DatasetSpec, Manifest, TensorSpec};
@@ -44,10 +46,24 @@ fn numbers_become_floats() {
         Arc::new(UInt64Array::from(vec![0, 1, 2, 100, 7])),
         Arc::new(Float32Array::from(vec![0., 1., 2., 100., 7.])),
         Arc::new(Float64Array::from(vec![0., 1., 2., 100., 7.])),
-        Arc::new(PrimitiveArray::<Float16Type>::from_iter_values([0., 1., 2., 100., 7.].map(f16::from_f32))),
-        Arc::new(Decimal128Array::from(vec![0, 100, 200, 10000, 700]).with_precision_and_scale(7, 2).unwrap()),
-        Arc::new(Decimal128Array::from(vec![0, 100, 200, 10000, 700]).with_precision_and_scale(15, 2).unwrap()),
-        Arc::new(Decimal128Array::from(vec![0, 100, 200, 10000, 700]).with_precision_and_scale(30, 2).unwrap()),
+        Arc::new(PrimitiveArray::<Float16Type>::from_iter_values(
+            [0., 1., 2., 100., 7.].map(f16::from_f32),
+        )),
+        Arc::new(
+            Decimal128Array::from(vec![0, 100, 200, 10000, 700])
+                .with_precision_and_scale(7, 2)
+                .unwrap(),
+        ),
+        Arc::new(
+            Decimal128Array::from(vec![0, 100, 200, 10000, 700])
+                .with_precision_and_scale(15, 2)
+                .unwrap(),
+        ),
+        Arc::new(
+            Decimal128Array::from(vec![0, 100, 200, 10000, 700])
+                .with_precision_and_scale(30, 2)
+                .unwrap(),
+        ),
     ];
     for array in arrays {
         let name = format!("{:?}", array.data_type());
@@ -55,9 +71,17 @@ fn numbers_become_floats() {
         assert_eq!(batch.inputs[0].as_slice::<f32>(), expected, "{name}");
         assert_eq!(batch.inputs[0].shape(), [5], "{name}");
         let doubles = read(array.clone(), DType::Float64);
-        assert_eq!(doubles.inputs[0].as_slice::<f64>(), expected.map(f64::from), "{name}");
+        assert_eq!(
+            doubles.inputs[0].as_slice::<f64>(),
+            expected.map(f64::from),
+            "{name}"
+        );
         let whole = read(array, DType::Int64);
-        assert_eq!(whole.inputs[0].as_slice::<i64>(), [0, 1, 2, 100, 7], "{name}");
+        assert_eq!(
+            whole.inputs[0].as_slice::<i64>(),
+            [0, 1, 2, 100, 7],
+            "{name}"
+        );
     }
 }
 
@@ -65,14 +89,27 @@ fn numbers_become_floats() {
 fn floats_keep_their_bits_and_doubles_round() {
     let odd = [f32::NAN, f32::INFINITY, -0.0, f32::MIN_POSITIVE / 2.0];
     let batch = read(Arc::new(Float32Array::from(odd.to_vec())), DType::Float32);
-    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+    let bits = |values: &[f32]| {
+        values
+            .iter()
+            .map(|value| value.to_bits())
+            .collect::<Vec<_>>()
+    };
     assert_eq!(bits(batch.inputs[0].as_slice()), bits(&odd));
-    let batch = read(Arc::new(Float64Array::from(vec![0.1, 1e300, f64::NAN])), DType::Float32);
+    let batch = read(
+        Arc::new(Float64Array::from(vec![0.1, 1e300, f64::NAN])),
+        DType::Float32,
+    );
     let found = batch.inputs[0].as_slice::<f32>();
     assert_eq!(found[..2], [0.1f32, f32::INFINITY]);
     assert!(found[2].is_nan());
-    let decimal = Decimal128Array::from(vec![12345, -1]).with_precision_and_scale(20, 3).unwrap();
-    assert_eq!(read(Arc::new(decimal), DType::Float64).inputs[0].as_slice::<f64>(), [12.345, -0.001]);
+    let decimal = Decimal128Array::from(vec![12345, -1])
+        .with_precision_and_scale(20, 3)
+        .unwrap();
+    assert_eq!(
+        read(Arc::new(decimal), DType::Float64).inputs[0].as_slice::<f64>(),
+        [12.345, -0.001]
+    );
 }
 
 #[test]
@@ -80,17 +117,31 @@ fn long_integers_are_exact() {
     let values = vec![i64::MIN, -1, (1 << 53) + 1, i64::MAX];
     let batch = read(Arc::new(Int64Array::from(values.clone())), DType::Int64);
     assert_eq!(batch.inputs[0].as_slice::<i64>(), values);
-    let decimal = Decimal128Array::from(vec![90071992547409930, -10]).with_precision_and_scale(38, 1).unwrap();
-    assert_eq!(read(Arc::new(decimal), DType::Int64).inputs[0].as_slice::<i64>(), [9007199254740993, -1]);
+    let decimal = Decimal128Array::from(vec![90071992547409930, -10])
+        .with_precision_and_scale(38, 1)
+        .unwrap();
+    assert_eq!(
+        read(Arc::new(decimal), DType::Int64).inputs[0].as_slice::<i64>(),
+        [9007199254740993, -1]
+    );
 }
 
 #[test]
 fn booleans_and_bytes() {
     let flags: ArrayRef = Arc::new(BooleanArray::from(vec![true, false, true]));
     let bools = read(flags.clone(), DType::Bool);
-    assert_eq!((bools.inputs[0].as_bytes(), bools.inputs[0].dtype()), (&[1u8, 0, 1][..], DType::Bool));
-    assert_eq!(read(flags.clone(), DType::Float32).inputs[0].as_slice::<f32>(), [1., 0., 1.]);
-    assert_eq!(read(flags, DType::Int64).inputs[0].as_slice::<i64>(), [1, 0, 1]);
+    assert_eq!(
+        (bools.inputs[0].as_bytes(), bools.inputs[0].dtype()),
+        (&[1u8, 0, 1][..], DType::Bool)
+    );
+    assert_eq!(
+        read(flags.clone(), DType::Float32).inputs[0].as_slice::<f32>(),
+        [1., 0., 1.]
+    );
+    assert_eq!(
+        read(flags, DType::Int64).inputs[0].as_slice::<i64>(),
+        [1, 0, 1]
+    );
     let zero_one: ArrayRef = Arc::new(Int32Array::from(vec![0, 1]));
     assert_eq!(read(zero_one, DType::Bool).inputs[0].as_bytes(), [0, 1]);
     let small: ArrayRef = Arc::new(Int64Array::from(vec![0, 255]));
@@ -110,7 +161,10 @@ fn binary_becomes_bytes_with_a_shape() {
         let batch = read(array.clone(), DType::UInt8);
         assert_eq!(batch.inputs[0].shape(), [3, 6]);
         assert_eq!(batch.inputs[0].as_bytes(), b"abcdefghijklmnopqr");
-        assert_eq!(read_shaped(array, DType::UInt8, Some(vec![2, 3])).inputs[0].shape(), [3, 2, 3]);
+        assert_eq!(
+            read_shaped(array, DType::UInt8, Some(vec![2, 3])).inputs[0].shape(),
+            [3, 2, 3]
+        );
     }
 }
 
@@ -118,7 +172,10 @@ fn binary_becomes_bytes_with_a_shape() {
 fn dictionaries_are_read_as_their_values() {
     let values: ArrayRef = Arc::new(Float64Array::from(vec![0.5, 1.5]));
     let dictionary = DictionaryArray::new(Int32Array::from(vec![1, 0, 1]), values);
-    assert_eq!(read(Arc::new(dictionary), DType::Float64).inputs[0].as_slice::<f64>(), [1.5, 0.5, 1.5]);
+    assert_eq!(
+        read(Arc::new(dictionary), DType::Float64).inputs[0].as_slice::<f64>(),
+        [1.5, 0.5, 1.5]
+    );
 }
 
 #[test]
@@ -135,13 +192,22 @@ fn arrays_of_every_kind_of_list() {
         fixed.values().append_slice(&values);
         fixed.append(true);
     }
-    let expected: Vec<f32> = (0..7).flat_map(|row| [row as f32, row as f32 + 0.5, -1.0]).collect();
-    let arrays: Vec<ArrayRef> = vec![Arc::new(list.finish()), Arc::new(large.finish()), Arc::new(fixed.finish())];
+    let expected: Vec<f32> = (0..7)
+        .flat_map(|row| [row as f32, row as f32 + 0.5, -1.0])
+        .collect();
+    let arrays: Vec<ArrayRef> = vec![
+        Arc::new(list.finish()),
+        Arc::new(large.finish()),
+        Arc::new(fixed.finish()),
+    ];
     for array in arrays {
         let batch = read(array.clone(), DType::Float32);
         assert_eq!(batch.inputs[0].shape(), [7, 3]);
         assert_eq!(batch.inputs[0].as_slice::<f32>(), expected);
-        assert_eq!(read_shaped(array, DType::Float32, Some(vec![3, 1])).inputs[0].shape(), [7, 3, 1]);
+        assert_eq!(
+            read_shaped(array, DType::Float32, Some(vec![3, 1])).inputs[0].shape(),
+            [7, 3, 1]
+        );
     }
 }
 
@@ -150,14 +216,21 @@ fn nested_arrays_keep_their_shape() {
     let mut matrix = ListBuilder::new(ListBuilder::new(Int64Builder::new()));
     for row in 0..5 {
         for line in 0..2 {
-            matrix.values().values().append_slice(&[row * 6 + line * 3, row * 6 + line * 3 + 1, row * 6 + line * 3 + 2]);
+            matrix.values().values().append_slice(&[
+                row * 6 + line * 3,
+                row * 6 + line * 3 + 1,
+                row * 6 + line * 3 + 2,
+            ]);
             matrix.values().append(true);
         }
         matrix.append(true);
     }
     let batch = read(Arc::new(matrix.finish()), DType::Int64);
     assert_eq!(batch.inputs[0].shape(), [5, 2, 3]);
-    assert_eq!(batch.inputs[0].as_slice::<i64>(), (0..30).collect::<Vec<_>>());
+    assert_eq!(
+        batch.inputs[0].as_slice::<i64>(),
+        (0..30).collect::<Vec<_>>()
+    );
 }
 
 /// Spark ML's VectorUDT, as Spark lays it out.
@@ -171,13 +244,22 @@ pub fn vectors(rows: &[(i8, Option<i32>, &[i32], &[f64])]) -> ArrayRef {
         values.append(true);
     }
     let fields: Vec<(&str, ArrayRef)> = vec![
-        ("type", Arc::new(rows.iter().map(|row| Some(row.0)).collect::<Int8Array>())),
-        ("size", Arc::new(rows.iter().map(|row| row.1).collect::<Int32Array>())),
+        (
+            "type",
+            Arc::new(rows.iter().map(|row| Some(row.0)).collect::<Int8Array>()),
+        ),
+        (
+            "size",
+            Arc::new(rows.iter().map(|row| row.1).collect::<Int32Array>()),
+        ),
         ("indices", Arc::new(indices.finish())),
         ("values", Arc::new(values.finish())),
     ];
     let fields = fields.into_iter().map(|(name, array)| {
-        (Arc::new(Field::new(name, array.data_type().clone(), name != "type")), array)
+        (
+            Arc::new(Field::new(name, array.data_type().clone(), name != "type")),
+            array,
+        )
     });
     Arc::new(StructArray::from(fields.collect::<Vec<_>>()))
 }
@@ -195,7 +277,10 @@ fn spark_vectors_dense_and_sparse() {
     assert_eq!(batch.inputs[0].shape(), [4, 3]);
     assert_eq!(batch.inputs[0].as_slice::<f32>(), expected);
     let sparse_first = vectors(&[(0, Some(2), &[1], &[4.]), (1, None, &[], &[6., 7.])]);
-    assert_eq!(read(sparse_first, DType::Float64).inputs[0].as_slice::<f64>(), [0., 4., 6., 7.]);
+    assert_eq!(
+        read(sparse_first, DType::Float64).inputs[0].as_slice::<f64>(),
+        [0., 4., 6., 7.]
+    );
 }
 
 /// Scalars of several types, an array and a vector next to each other, over more rows than a tile and a batch hold.
@@ -205,20 +290,47 @@ fn columns_of_many_kinds_are_packed_row_by_row() {
     let directory = tempfile::tempdir().unwrap();
     let mut list = ListBuilder::new(Float64Builder::new());
     for row in 0..num_rows {
-        list.values().append_slice(&[row as f64 + 0.25, row as f64 + 0.5]);
+        list.values()
+            .append_slice(&[row as f64 + 0.25, row as f64 + 0.5]);
         list.append(true);
     }
     let columns: Vec<(&str, ArrayRef)> = vec![
-        ("f", Arc::new(Float32Array::from_iter_values((0..num_rows).map(|row| row as f32)))),
-        ("d", Arc::new(Float64Array::from_iter_values((0..num_rows).map(|row| row as f64 / 2.0)))),
-        ("unused", Arc::new(Int32Array::from_iter_values(0..num_rows))),
-        ("i", Arc::new(Int32Array::from_iter_values((0..num_rows).map(|row| row % 1000)))),
+        (
+            "f",
+            Arc::new(Float32Array::from_iter_values(
+                (0..num_rows).map(|row| row as f32),
+            )),
+        ),
+        (
+            "d",
+            Arc::new(Float64Array::from_iter_values(
+                (0..num_rows).map(|row| row as f64 / 2.0),
+            )),
+        ),
+        (
+            "unused",
+            Arc::new(Int32Array::from_iter_values(0..num_rows)),
+        ),
+        (
+            "i",
+            Arc::new(Int32Array::from_iter_values(
+                (0..num_rows).map(|row| row % 1000),
+            )),
+        ),
         ("l", Arc::new(list.finish())),
-        ("b", Arc::new(BooleanArray::from_iter((0..num_rows).map(|row| Some(row % 3 == 0))))),
+        (
+            "b",
+            Arc::new(BooleanArray::from_iter(
+                (0..num_rows).map(|row| Some(row % 3 == 0)),
+            )),
+        ),
     ];
     let uri = write(directory.path(), "a.parquet", &columns, 9_000);
     let spec = DatasetSpec {
-        inputs: vec![tensor("x", &["b", "f", "l", "d", "i"], DType::Float32), tensor("i", &["i", "b"], DType::Int64)],
+        inputs: vec![
+            tensor("x", &["b", "f", "l", "d", "i"], DType::Float32),
+            tensor("i", &["i", "b"], DType::Int64),
+        ],
         labels: vec![tensor("y", &["d"], DType::Float32)],
         weight: Some(tensor("w", &["i"], DType::Float32)),
     };
@@ -226,7 +338,17 @@ fn columns_of_many_kinds_are_packed_row_by_row() {
     assert_eq!(batch.inputs[0].shape(), [num_rows as usize, 6]);
     for (row, found) in batch.inputs[0].as_slice::<f32>().chunks(6).enumerate() {
         let at = row as f32;
-        assert_eq!(found, [f32::from(row % 3 == 0), at, at + 0.25, at + 0.5, at / 2.0, (row % 1000) as f32]);
+        assert_eq!(
+            found,
+            [
+                f32::from(row % 3 == 0),
+                at,
+                at + 0.25,
+                at + 0.5,
+                at / 2.0,
+                (row % 1000) as f32
+            ]
+        );
     }
     for (row, found) in batch.inputs[1].as_slice::<i64>().chunks(2).enumerate() {
         assert_eq!(found, [row as i64 % 1000, i64::from(row % 3 == 0)]);
@@ -238,7 +360,8 @@ fn columns_of_many_kinds_are_packed_row_by_row() {
 #[test]
 fn a_manifest_survives_json_with_its_shapes() {
     let directory = tempfile::tempdir().unwrap();
-    let columns: Vec<(&str, ArrayRef)> = vec![("a", Arc::new(Float64Array::from(vec![0.1 + 0.2, 1.0])))];
+    let columns: Vec<(&str, ArrayRef)> =
+        vec![("a", Arc::new(Float64Array::from(vec![0.1 + 0.2, 1.0])))];
     let uri = write(directory.path(), "a.parquet", &columns, 10);
     let manifest = Manifest::read(&store(), &[uri], &single("a", DType::Float32)).unwrap();
     assert_eq!(manifest.spec().inputs[0].shape, Some(vec![]));
@@ -247,7 +370,13 @@ fn a_manifest_survives_json_with_its_shapes() {
     assert_eq!(serde_json::from_str::<Manifest>(&json).unwrap(), manifest);
     let summary = serde_json::to_value(manifest.summary()).unwrap();
     assert_eq!(summary["numRows"], 2);
-    let spec: TensorSpec = serde_json::from_str(r#"{"name":"x","columns":["a"],"dtype":"uint8"}"#).unwrap();
+    let spec: TensorSpec =
+        serde_json::from_str(r#"{"name":"x","columns":["a"],"dtype":"uint8"}"#).unwrap();
     assert_eq!(spec, tensor("x", &["a"], DType::UInt8));
-    assert!(serde_json::from_str::<TensorSpec>(r#"{"name":"x","columns":[],"dtype":"uint8","shap":[]}"#).is_err());
+    assert!(
+        serde_json::from_str::<TensorSpec>(
+            r#"{"name":"x","columns":[],"dtype":"uint8","shap":[]}"#
+        )
+        .is_err()
+    );
 }
