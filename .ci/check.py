@@ -18,8 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "test"
 BIN = Path(sys.executable).parent
 LINTED = ["python", "tests", "examples", "benchmarks", "notebooks", ".ci"]
-# The longest that the tests of one language may take, in seconds.
-STEP_TIMEOUT = 3000
+# The longest that the tests of one language may take, in seconds, compiling them included.
+RUST_SECONDS = 1500
+PYTHON_SECONDS = 2700
 
 
 @dataclass
@@ -45,6 +46,11 @@ def lints() -> list[tuple[str, list[str], Path]]:
         ("mypy", [str(BIN / "mypy")], python),
         ("uv.lock", [str(BIN / "uv"), "lock", "--check", "--quiet"], python),
     ]
+
+
+def timed(seconds: int) -> list[str]:
+    """What to put before a command so that it ends after so many seconds at the latest."""
+    return ["timeout", "--kill-after=30", str(seconds)]
 
 
 def run(name: str, command: list[str], cwd: Path) -> tuple[int, str]:
@@ -79,8 +85,8 @@ def run(name: str, command: list[str], cwd: Path) -> tuple[int, str]:
 def rust_tally(output: str) -> Tally:
     """Count from cargo's `test result:` lines.
 
-    libtest knows no skip at run time: a test that lacks what it needs prints `SKIPPED: reason` and returns; it
-    counts here as skipped.
+    libtest knows no skip at run time: a test that lacks what it needs prints `SKIPPED: reason` and returns;
+    it counts here as skipped.
     """
     tally = Tally()
     for passed, failed, ignored in re.findall(
@@ -139,15 +145,14 @@ def main() -> int:
         status, _ = run(name, command, cwd)
         tallies.append(settle(Tally(), name, status))
     if not options.lint:
-        timed = ["timeout", "--kill-after=30", str(STEP_TIMEOUT)]
         cargo = "cargo test --release --locked --workspace --no-fail-fast -- --show-output"
-        status, output = run("cargo test", [*timed, *cargo.split()], ROOT)
+        status, output = run("cargo test", [*timed(RUST_SECONDS), *cargo.split()], ROOT)
         tallies.append(settle(rust_tally(output), "cargo test", status))
 
         report = REPORTS / "python.xml"
         report.unlink(missing_ok=True)
         pytest = [str(BIN / "python"), "-m", "pytest", "-ra", f"--junitxml={report}"]
-        status, _ = run("pytest", [*timed, *pytest], ROOT / "python")
+        status, _ = run("pytest", [*timed(PYTHON_SECONDS), *pytest], ROOT / "python")
         tallies.append(settle(pytest_tally(report), "pytest", status))
 
     passed, failed = sum(tally.passed for tally in tallies), sum(tally.failed for tally in tallies)
