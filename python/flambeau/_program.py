@@ -15,6 +15,7 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -27,10 +28,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 FILE_NAMES = {"exported": "program.pt2", "scripted": "program.pt", "pickle": "program.pkl"}
-ORDER = ("exported", "scripted", "pickle")
+# A scripted program is read in milliseconds, an exported one brings sympy and torch's compiler along, some
+# seconds in each process. On a GPU TorchScript fuses kernels after a few batches, which changes last bits.
+ORDER_CPU = ("scripted", "exported", "pickle")
+ORDER_GPU = ("exported", "scripted", "pickle")
 CHECKED_BATCHES = (1, 5)
 _FIXED = "flambeau_fixed.json"
-NO_PICKLE = "spark.flambeau.allowPickle is false"
+_CHECKED_RUNS = 3
 
 
 @dataclass(frozen=True)
@@ -186,18 +190,14 @@ def _hollow(shape: tuple[int, ...], dtype: torch.dtype, is_parameter: bool, requ
     return torch.nn.Parameter(tensor, requires_grad=requires_grad) if is_parameter else tensor
 
 
-def instantiate(programs: Mapping[str, bytes], *, allow_pickle: bool = True, device: str = "cpu") -> nn.Module:
+def instantiate(programs: Mapping[str, bytes], *, device: str = "cpu") -> nn.Module:
     """The module of a program, hollow and in eval mode; its weights are still to be loaded.
 
-    The first form that can be read counts: exported, scripted, pickle. Raises FlambeauError, with each form's reason,
-    where none can.
+    The first form that can be read counts. Raises FlambeauError, with each form's reason, where none can.
     """
     reasons = []
-    for form in ORDER:
+    for form in ORDER_CPU if device == "cpu" else ORDER_GPU:
         if form not in programs:
-            continue
-        if form == "pickle" and not allow_pickle:
-            reasons.append(f"pickle: {NO_PICKLE}")
             continue
         try:
             return _READERS[form](programs[form], device).eval()
@@ -229,7 +229,6 @@ def _read_exported(data: bytes, device: str) -> nn.Module:
 
             program = move_to_device_pass(program, device)
         module = program.module()
-    kind: Any = type(module)
 
     def train(self: nn.Module, mode: bool = True) -> nn.Module:
         if mode:
@@ -239,8 +238,8 @@ def _read_exported(data: bytes, device: str) -> nn.Module:
             )
         return self
 
-    # torch.export's graph modules refuse both; each has a class of its own.
-    kind.train, kind.eval = train, lambda self: self
+    # torch.export puts methods that refuse both on the instance.
+    module.__dict__.update(train=MethodType(train, module), eval=MethodType(lambda self: self, module))
     return module
 
 
@@ -327,7 +326,9 @@ def _check_same(module: nn.Module, program: nn.Module, inputs: Sequence[TensorCo
             except IndexError:
                 tensors = _constant(inputs, size, 0)
                 expected = named_outputs(module(*[t.clone() for t in tensors]))
-            actual = named_outputs(program(*[t.clone() for t in tensors]))
+            # TorchScript optimizes what it has run, so the outputs that count are those of a later run.
+            for _ in range(_CHECKED_RUNS):
+                actual = named_outputs(program(*[t.clone() for t in tensors]))
         if [name for name, _ in expected] != [name for name, _ in actual]:
             raise FlambeauError("its outputs have other names than the module's")
         for (name, one), (_, other) in zip(expected, actual, strict=True):

@@ -1,0 +1,124 @@
+"""Fitted models made from modules and local weights, without a training, and modules to make them of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flambeau import TorchClassifier, TorchEstimator, TorchRegressor
+from flambeau._columns import TensorColumns
+from flambeau._program import dump_skeleton, probe_output
+from flambeau._weights import save_module
+
+HISTORY = {
+    "epochs": [
+        {
+            "epoch": epoch,
+            "steps": 10 * (epoch + 1),
+            "numRows": 100,
+            "seconds": 0.5,
+            "rowsPerSecond": 200.0,
+            "loss": 2.0 - epoch,
+            "metrics": [["mae", 1.0 - 0.5 * epoch]],
+            "validationLoss": 3.0 - epoch,
+            "validationMetrics": [["mae", 1.5 - 0.5 * epoch]],
+        }
+        for epoch in range(2)
+    ]
+}
+
+
+class Mlp(nn.Module):
+    """A layer, batch norm, dropout and an output layer over one input."""
+
+    def __init__(self, num_inputs: int = 4, num_outputs: int = 3) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(num_inputs, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.dropout = nn.Dropout(0.5)
+        self.output = nn.Linear(8, num_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(self.dropout(torch.relu(self.norm(self.hidden(x)))))
+
+
+class Scalar(nn.Module):
+    """One number a row, of shape [rows]."""
+
+    def __init__(self, num_inputs: int = 4) -> None:
+        super().__init__()
+        self.layer = nn.Linear(num_inputs, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).squeeze(1)
+
+
+class Tied(nn.Module):
+    """An embedding whose table is also the output layer's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 6)
+        self.output = nn.Linear(6, 10, bias=False)
+        self.output.weight = self.table.weight
+
+    def forward(self, i: Tensor) -> Tensor:
+        return self.output(self.table(i))
+
+
+class Branching(nn.Module):
+    """A branch on data, which torch.export does not take, over a dict, which TorchScript does not take as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.sign = {True: 1.0, False: -1.0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.sign[bool(x.sum() > 0)] * len([y for y in (1,) if isinstance(y, int)])
+
+
+def trained(module: nn.Module) -> nn.Module:
+    """The module with its batch-norm statistics moved, as by a training."""
+    with torch.no_grad():
+        for name, tensor in module.named_buffers():
+            if name.endswith(("running_mean", "running_var")):
+                tensor.copy_(torch.linspace(0.5, 1.5, tensor.numel()))
+    return module
+
+
+def features(size: int, dtype: str = "float32", name: str = "features") -> TensorColumns:
+    """An input of one array or vector column."""
+    return TensorColumns(name, (name,), dtype, (size,))
+
+
+def fitted(estimator: TorchEstimator, module: nn.Module, inputs: list[TensorColumns], folder: Path) -> Any:
+    """What `estimator` would give for a module trained to its present weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return estimator._model_class()._create(
+        estimator,
+        program=dump_skeleton(module),
+        weights=save_module(module, folder / "weights.safetensors"),
+        history=HISTORY,
+        inputs=inputs,
+        output=probe_output(module, inputs),
+        num_rows=100,
+        num_steps=20,
+        num_validation_rows=10,
+        training_seconds=1.25,
+    )
+
+
+def classifier(folder: Path, **params: Any) -> Any:
+    """A classifier of three classes on `features` of four numbers."""
+    module = trained(Mlp())
+    return fitted(TorchClassifier(model=module, **params), module, [features(4)], folder)
+
+
+def regressor(folder: Path, module: nn.Module | None = None, **params: Any) -> Any:
+    """A regressor on `features` of four numbers."""
+    module = module or Scalar()
+    return fitted(TorchRegressor(model=module, **params), module, [features(4)], folder)

@@ -1,0 +1,325 @@
+"""Programs: skeletons, exported and scripted forms, and archives that are not to be trusted."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import fitted
+import pytest
+import torch
+from safetensors.torch import load_file, load_model
+from torch import Tensor, nn
+
+from flambeau import _program
+from flambeau._archive import check_exported
+from flambeau._columns import TensorColumns
+from flambeau._program import compile_programs, dump_skeleton, instantiate, probe_output
+from flambeau._weights import WeightsRef, load_into, save_module
+from flambeau.errors import DataError, FlambeauError, ParamError
+
+FOUR = [fitted.features(4)]
+
+
+def test_weights_are_what_safetensors_reads(tmp_path: Path) -> None:
+    module = fitted.trained(fitted.Mlp())
+    ref = save_module(module, tmp_path / "w.safetensors")
+    assert ref == WeightsRef.of_file(tmp_path / "w.safetensors")
+    read = load_file(ref.uri)
+    assert sorted(read) == sorted(module.state_dict())
+    assert all(torch.equal(value, read[name]) for name, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.bool, torch.uint8])
+def test_weights_keep_dtypes_and_layouts(tmp_path: Path, dtype: torch.dtype) -> None:
+    module = nn.Module()
+    values = torch.arange(30).reshape(5, 6)
+    module.register_buffer("across", values.to(dtype).t())
+    module.register_buffer("none", torch.empty((0, 3), dtype=dtype))
+    module.register_buffer("single", torch.tensor(1).to(dtype))
+    ref = save_module(module, tmp_path / "w.safetensors")
+    read = load_file(ref.uri)
+    assert all(torch.equal(value, read[name]) and value.dtype == read[name].dtype for name, value in module.state_dict().items())
+
+
+def test_ties_are_written_once_and_hold(tmp_path: Path) -> None:
+    module = fitted.Tied()
+    ref = save_module(module, tmp_path / "w.safetensors")
+    assert len(load_file(ref.uri)) == 1
+    other = fitted.Tied()
+    load_model(other, ref.uri)
+    assert torch.equal(other.output.weight, module.table.weight)
+    again = load_into(instantiate({"pickle": dump_skeleton(module)}), ref.uri)
+    assert again.output.weight is again.table.weight
+    assert torch.equal(again.table.weight, module.table.weight)
+
+
+def test_skeleton_carries_no_weights(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(1000, 1000), nn.Linear(1000, 1))
+    data = dump_skeleton(module)
+    assert len(data) < 4000
+    hollow = instantiate({"pickle": data})
+    assert sum(p.untyped_storage().nbytes() for p in hollow.parameters()) < 100
+    ref = save_module(module, tmp_path / "w.safetensors")
+    full = load_into(hollow, ref.uri)
+    x = torch.randn(3, 1000)
+    assert torch.equal(full(x), module(x))
+    assert not full.training and all(p.requires_grad for p in full.parameters())
+
+
+def test_weights_of_another_module_are_refused(tmp_path: Path) -> None:
+    ref = save_module(fitted.Mlp(), tmp_path / "w.safetensors")
+    with pytest.raises(ParamError, match="lack layer"):
+        load_into(fitted.Scalar(), ref.uri)
+    with pytest.raises(ParamError, match=r"output\.weight is \[5, 8\].*\[3, 8\]"):
+        load_into(fitted.Mlp(num_outputs=5), ref.uri)
+
+
+def test_damaged_weights_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    ref = save_module(fitted.Mlp(), path)
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(FlambeauError, match="not a whole safetensors file"):
+        load_into(fitted.Mlp(), path)
+    with pytest.raises(DataError, match="SHA-256"):
+        ref.local()
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_loaded_tensors_are_aligned(tmp_path: Path, share: bool) -> None:
+    ref = save_module(fitted.Mlp(num_inputs=7, num_outputs=5), tmp_path / "w.safetensors")
+    module = load_into(fitted.Mlp(num_inputs=7, num_outputs=5), ref.uri, share=share)
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in module.state_dict().values())
+
+
+def test_both_forms_give_the_modules_bits(tmp_path: Path) -> None:
+    module = fitted.trained(fitted.Mlp()).eval()
+    ref = save_module(module, tmp_path / "w.safetensors")
+    programs, reasons = compile_programs(module, FOUR, ref.uri)
+    assert sorted(programs) == ["exported", "scripted"] and not reasons
+    x = torch.randn(17, 4)
+    for form, data in programs.items():
+        program = load_into(instantiate({form: data}), ref.uri)
+        with torch.inference_mode():
+            assert torch.equal(program(x), module(x)), form
+
+
+def test_programs_run_in_plain_torch(tmp_path: Path) -> None:
+    module = fitted.trained(fitted.Mlp()).eval()
+    ref = save_module(module, tmp_path / "w.safetensors")
+    programs, _ = compile_programs(module, FOUR, ref.uri)
+    x = torch.randn(6, 4)
+    exported = torch.export.load(io.BytesIO(programs["exported"])).module()
+    exported.load_state_dict(load_file(ref.uri), assign=True)
+    scripted = torch.jit.load(io.BytesIO(programs["scripted"]))
+    for name, tensor in scripted.state_dict(keep_vars=True).items():
+        tensor.data = load_file(ref.uri)[name]
+    with torch.inference_mode():
+        torch.testing.assert_close(exported(x), module(x))
+        torch.testing.assert_close(scripted(x), module(x))
+
+
+def test_reasons_are_given_for_forms_that_are_missing(tmp_path: Path) -> None:
+    module = fitted.Branching()
+    programs, reasons = compile_programs(module, FOUR, save_module(module, tmp_path / "w").uri)
+    assert not programs
+    assert "data-dependent" in reasons["exported"] and reasons["scripted"]
+
+
+def test_a_form_with_other_bits_is_not_kept(tmp_path: Path) -> None:
+    class Sly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) + (1.0 if torch.jit.is_scripting() else 0.0)
+
+    module = Sly()
+    programs, reasons = compile_programs(module, FOUR, save_module(module, tmp_path / "w").uri)
+    assert "exported" in programs
+    assert "differs" in reasons["scripted"]
+
+
+def test_buffers_outside_the_state_and_constants_survive(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.register_buffer("scale", torch.tensor([1.0, 2.0, 3.0, 4.0]), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) * self.scale
+
+    module = Scaled()
+    ref = save_module(module, tmp_path / "w.safetensors")
+    assert sorted(load_file(ref.uri)) == ["layer.bias", "layer.weight"]
+    programs, reasons = compile_programs(module, FOUR, ref.uri)
+    assert sorted(programs) == ["exported", "scripted"], reasons
+
+
+def test_the_second_form_is_read_where_the_first_is_damaged(tmp_path: Path) -> None:
+    module = fitted.Scalar()
+    programs, _ = compile_programs(module, FOUR, save_module(module, tmp_path / "w").uri)
+    assert isinstance(instantiate(programs), torch.jit.ScriptModule)
+    read = instantiate({**programs, "scripted": b"no archive"})
+    assert not isinstance(read, torch.jit.ScriptModule)
+    read.eval()
+    with pytest.raises(FlambeauError, match="scoring only"):
+        read.train()
+    with pytest.raises(FlambeauError, match="scripted: .*exported: "):
+        instantiate({"exported": b"", "scripted": b"no archive"})
+
+
+def test_probe_finds_outputs_and_changes_nothing() -> None:
+    module = fitted.Mlp()
+    module.hidden.eval()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    state = torch.get_rng_state()
+    assert [t.shape for t in probe_output(module, FOUR).tensors] == [(3,)]
+    assert module.training and not module.hidden.training
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+
+
+class Several(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"mean": x.mean(1), "all": x}
+
+
+class Halves(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x[:, :2], x.sum(1, keepdim=True)
+
+
+class Nothing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum()
+
+
+class Text(nn.Module):
+    def forward(self, x: Tensor) -> str:
+        return "none"
+
+
+def test_probe_names_several_outputs() -> None:
+    assert [(t.name, t.shape) for t in probe_output(Several(), FOUR).tensors] == [("mean", ()), ("all", (4,))]
+    assert [(t.name, t.shape) for t in probe_output(Halves(), FOUR).tensors] == [("_1", (2,)), ("_2", (1,))]
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "message"),
+    [
+        (fitted.Mlp(), [*FOUR, fitted.features(2, name="other")], r"cannot take the inputs \(features, other\)"),
+        (fitted.Mlp(), [fitted.features(5)], r"fails on inputs .*features: \[2, 5\] float32"),
+        (fitted.Mlp(), [TensorColumns("i", ("i",), "int64", (4,))], "fails on inputs"),
+        (Nothing(), FOUR, "first dimension must be the rows"),
+        (Text(), FOUR, "returns str"),
+    ],
+)
+def test_probe_refuses_what_does_not_fit(module: nn.Module, inputs: list[TensorColumns], message: str) -> None:
+    with pytest.raises(ParamError, match=message):
+        probe_output(module, inputs)
+
+
+def test_lazy_modules_are_refused_by_name() -> None:
+    with pytest.raises(ParamError, match="weight is lazy"):
+        dump_skeleton(nn.Sequential(nn.LazyLinear(3)))
+
+
+@pytest.fixture(scope="module")
+def exported() -> bytes:
+    return _program._export(fitted.Mlp().eval(), FOUR)
+
+
+def edited(data: bytes, edit: Callable[[str, bytes], bytes]) -> bytes:
+    """The archive with its entries passed through `edit`."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(buffer, "w") as target:
+        for entry in source.infolist():
+            target.writestr(entry.filename, edit(entry.filename, source.read(entry)))
+    return buffer.getvalue()
+
+
+def in_model(edit: Callable[[dict[str, Any]], None]) -> Callable[[str, bytes], bytes]:
+    def apply(name: str, data: bytes) -> bytes:
+        if not name.endswith("models/model.json"):
+            return data
+        value = json.loads(data)
+        edit(value)
+        return json.dumps(value).encode()
+
+    return apply
+
+
+class Harm:
+    def __reduce__(self) -> Any:
+        raise AssertionError("a pickle was read")
+
+
+def _call_system(model: dict[str, Any]) -> None:
+    model["graph_module"]["graph"]["nodes"][0]["target"] = "torch.os.system"
+
+
+def _call_library(model: dict[str, Any]) -> None:
+    model["graph_module"]["graph"]["nodes"][0]["target"] = "torch.ops.load_library"
+
+
+def _evaluate(model: dict[str, Any]) -> None:
+    model["graph_module"]["graph"]["sym_int_values"]["s0"] = {
+        "as_expr": {"expr_str": "__import__('os').system('true')", "hint": {"as_int": 3}}
+    }
+
+
+def _evaluate_range(model: dict[str, Any]) -> None:
+    model["range_constraints"]["exec(chr(112))"] = {"min_val": 1, "max_val": 2}
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda name, data: cloudpickle.dumps(print) if "sample_inputs" in name else data, "sample inputs"),
+        (lambda name, data: data.replace(b'"use_pickle": false', b'"use_pickle": true'), "pickled tensor"),
+        (in_model(_call_system), "torch.os.system"),
+        (in_model(_call_library), "load_library"),
+        (in_model(_evaluate), "unknown names"),
+        (in_model(_evaluate_range), "unknown names"),
+        (lambda name, data: b"{" if name.endswith("models/model.json") else data, "not a whole archive"),
+    ],
+    ids=["sample inputs", "pickled weight", "os.system", "load_library", "expression", "range", "cut short"],
+)
+def test_archives_that_could_run_code_are_refused(exported: bytes, edit: Callable[[str, bytes], bytes], message: str) -> None:
+    check_exported(exported)
+    changed = edited(exported, edit)
+    assert changed != exported
+    with pytest.raises(DataError, match=message):
+        check_exported(changed)
+    with pytest.raises(FlambeauError):
+        instantiate({"exported": changed})
+
+
+@pytest.mark.parametrize("name", ["archive/data/weights/model.pt", "archive/data/constants/custom_obj_0", "archive/extra/run.py"])
+def test_archives_with_other_entries_are_refused(exported: bytes, name: str) -> None:
+    buffer = io.BytesIO(exported)
+    with zipfile.ZipFile(buffer, "a") as archive:
+        archive.writestr(name, b"x")
+    with pytest.raises(DataError, match="should not have"):
+        check_exported(buffer.getvalue())
+
+
+def test_any_bytes_are_refused_or_read(exported: bytes) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        cut = int(torch.randint(0, len(exported), (1,), generator=generator))
+        damaged = bytearray(exported)
+        damaged[cut] ^= 0xFF
+        for data in (bytes(damaged), exported[:cut]):
+            try:
+                check_exported(data)
+            except DataError:
+                continue
