@@ -109,7 +109,7 @@ struct Marker {
     parts: Vec<Part>,
 }
 
-/// What of a job and its data fixes the meaning of a position: a resume keeps all of it.
+/// What of a job, its data and its model fixes the meaning of a position and its sums: a resume keeps all of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Fixed {
@@ -121,6 +121,7 @@ pub(crate) struct Fixed {
     pub(crate) shuffle_window: usize,
     pub(crate) drop_last: bool,
     pub(crate) gradient_accumulation_steps: u32,
+    pub(crate) num_metric_sums: usize,
 }
 
 impl Fixed {

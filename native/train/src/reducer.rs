@@ -114,17 +114,14 @@ impl GradientReducer {
                 DType::Float32 | DType::Float64 | DType::Float16 | DType::BFloat16
             );
             if !floating || info.numel == 0 {
-                let value = format!("{} elements of {:?}", info.numel, info.dtype);
-                return Err(refused(
-                    &info.name,
-                    &value,
-                    "float32, float64, float16 or bfloat16, and not empty",
-                ));
+                let value = format!("{} elements of {}", info.numel, info.dtype);
+                let allowed = "float32, float64, float16 or bfloat16, and not empty";
+                return Err(refused(&info.name, &value, allowed));
             }
-            if info.device != Device::Cpu {
+            if let Device::Cuda(index) = info.device {
                 return Err(refused(
                     &info.name,
-                    &format!("on {:?}", info.device),
+                    &format!("on cuda:{index}"),
                     "on the CPU",
                 ));
             }

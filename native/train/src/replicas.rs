@@ -27,12 +27,12 @@ pub(crate) fn check_same_model(model: &mut dyn Model, group: &ProcessGroup) -> R
     lines.extend(
         parameters
             .iter()
-            .map(|p| format!("parameter {} {:?} [{}]", p.name, p.dtype, p.numel)),
+            .map(|p| format!("parameter {} {} [{}]", p.name, p.dtype, p.numel)),
     );
     lines.extend(
         tensors
             .iter()
-            .map(|t| format!("tensor {} {:?} [{}]", t.name, t.dtype, t.numel)),
+            .map(|t| format!("tensor {} {} [{}]", t.name, t.dtype, t.numel)),
     );
     lines.push(format!(
         "{} metric sums",

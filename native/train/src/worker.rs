@@ -106,7 +106,7 @@ impl<'a> Worker<'a> {
         let datasets = Datasets::open(&job, &group, &store, hooks.interrupt.clone())?;
         replicas::check_same_model(model, &group)?;
         let num_metrics = model.num_metric_sums().map_err(Cause::Model)?;
-        let fixed = fixed(&job, &datasets.train);
+        let fixed = fixed(&job, &datasets.train, num_metrics);
         let (position, history) = match &job.attempt.resume {
             None => {
                 replicas::broadcast(model, &group, Which::All)?;
@@ -125,7 +125,10 @@ impl<'a> Worker<'a> {
                     History::default(),
                 )
             }
-            Some(uri) => resume(uri, &job, &group, model, &store, &fixed)?,
+            Some(uri) => {
+                let checkpoint = Checkpoint::read(&store, &group, uri, &fixed)?;
+                resume(checkpoint, &job, &group, model)?
+            }
         };
         let params = &job.params;
         let settings = StepSettings {
@@ -453,7 +456,7 @@ impl Run<'_> {
     }
 }
 
-fn fixed(job: &TrainingJob, train: &Dataset) -> Fixed {
+fn fixed(job: &TrainingJob, train: &Dataset, num_metric_sums: usize) -> Fixed {
     let params = &job.params;
     Fixed {
         num_rows: train.num_rows,
@@ -464,6 +467,7 @@ fn fixed(job: &TrainingJob, train: &Dataset) -> Fixed {
         shuffle_window: train.window_rows,
         drop_last: params.drop_last,
         gradient_accumulation_steps: params.gradient_accumulation_steps,
+        num_metric_sums,
     }
 }
 
@@ -475,14 +479,11 @@ fn has_spare_core(job: &TrainingJob, group: &ProcessGroup) -> bool {
 
 /// Takes model, optimizer, generators and position from a checkpoint.
 fn resume(
-    uri: &str,
+    checkpoint: Checkpoint,
     job: &TrainingJob,
     group: &ProcessGroup,
     model: &mut dyn Model,
-    store: &Store,
-    fixed: &Fixed,
 ) -> Result<(Position, History), Cause> {
-    let checkpoint = Checkpoint::read(store, group, uri, fixed)?;
     let position = checkpoint.state.position;
     model.load_state(&checkpoint.shared).map_err(Cause::Model)?;
     match &checkpoint.rank_state {

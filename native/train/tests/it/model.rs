@@ -51,6 +51,8 @@ pub struct Config {
     /// Drops inputs at random with the rank's generator, and keeps a running mean of x0 as a buffer.
     pub noise: bool,
     pub fault: Option<Fault>,
+    /// Gradients become ready in registration order, which no reducer expects.
+    pub is_forward: bool,
 }
 
 impl Config {
@@ -61,6 +63,7 @@ impl Config {
             gate: None,
             noise: false,
             fault: None,
+            is_forward: false,
         }
     }
 }
@@ -341,7 +344,13 @@ impl Model for TestModel {
             .any(|x| self.config.gate.is_some_and(|gate| x[0] > gate));
         let reducer = self.reducer.clone().unwrap();
         // The order of a backward pass: the last layer first.
-        for index in (0..gradients.len()).rev() {
+        let num = gradients.len();
+        for place in 0..num {
+            let index = if self.config.is_forward {
+                place
+            } else {
+                num - 1 - place
+            };
             let is_gate = self.gate_index() == Some(index);
             let is_idle = self.gate_index().is_some_and(|gate| gate + 1 == index);
             if is_idle || (is_gate && !gate_used) {

@@ -6,10 +6,10 @@ use crate::support::{NUM_INPUTS, Row};
 
 pub struct Reference {
     pub values: Vec<f64>,
-    /// The mean loss of each step.
-    pub losses: Vec<f64>,
+    /// The mean loss of each step; `None` where all its rows weigh nothing, which leaves the weights alone.
+    pub losses: Vec<Option<f64>>,
     /// The gradients' norm of each step, before clipping.
-    pub norms: Vec<f64>,
+    pub norms: Vec<Option<f64>>,
 }
 
 /// Trains on `batches` of rows, one optimizer step each.
@@ -27,11 +27,16 @@ pub fn train(
     let (mut losses, mut norms) = (vec![], vec![]);
     for batch in batches {
         let rows: Vec<&Row> = batch.iter().map(|&id| &rows[id as usize]).collect();
+        if weighted && rows.iter().all(|row| row.weight == 0.0) {
+            losses.push(None);
+            norms.push(None);
+            continue;
+        }
         let loss = mean_loss(config, &values, &rows, weighted);
-        losses.push(loss.value);
+        losses.push(Some(loss.value));
         let mut gradient = loss.slopes;
         let norm = gradient.iter().map(|g| g * g).sum::<f64>().sqrt();
-        norms.push(norm);
+        norms.push(Some(norm));
         if let Some(max_norm) = clip {
             let factor = (max_norm / (norm + 1e-6)).min(1.0);
             gradient.iter_mut().for_each(|g| *g *= factor);

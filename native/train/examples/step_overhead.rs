@@ -1,0 +1,192 @@
+//! What a step costs beyond forward, backward and optimizer: a model that does nothing but mark its parameters ready,
+//! trained on 1 and 2 ranks.
+//!
+//! `cargo run --release -p flambeau-train --example step_overhead`
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use arrow_array::{Float32Array, RecordBatch};
+use arrow_schema::{DataType, Field, Schema};
+use flambeau_collective::{DType, Device, GroupOptions, ProcessGroup, TcpRendezvous};
+use flambeau_data::{Batch, Store};
+use flambeau_train::{
+    GradientReducer, Hooks, LossSums, MicroBatch, Model, ModelError, ParameterInfo, StepContext,
+    TensorRef, TrainingJob, Worker,
+};
+use parquet::arrow::ArrowWriter;
+use serde_json::json;
+
+const NUM_ROWS: usize = 64_000;
+const ROWS_PER_STEP: usize = 32;
+const EPOCHS: u64 = 5;
+const NUM_PARAMETERS: usize = 8;
+const NUMEL: usize = 1000;
+
+/// A model without work.
+#[derive(Default)]
+struct Idle {
+    reducer: Option<Arc<GradientReducer>>,
+}
+
+impl Model for Idle {
+    fn parameters(&mut self) -> Result<Vec<ParameterInfo>, ModelError> {
+        let info = |i| ParameterInfo {
+            name: format!("p{i}"),
+            numel: NUMEL,
+            dtype: DType::Float32,
+            device: Device::Cpu,
+        };
+        Ok((0..NUM_PARAMETERS).map(info).collect())
+    }
+
+    fn num_metric_sums(&mut self) -> Result<usize, ModelError> {
+        Ok(0)
+    }
+
+    fn attach(&mut self, reducer: Arc<GradientReducer>) -> Result<(), ModelError> {
+        self.reducer = Some(reducer);
+        Ok(())
+    }
+
+    fn tensors(&mut self) -> Result<Vec<TensorRef>, ModelError> {
+        Ok(vec![])
+    }
+
+    fn train_batch(&mut self, batch: Batch, _: &MicroBatch) -> Result<LossSums, ModelError> {
+        if let Some(reducer) = &self.reducer {
+            for index in (0..NUM_PARAMETERS).rev() {
+                reducer.mark_ready(index)?;
+            }
+        }
+        Ok(LossSums {
+            numerator: 1.0,
+            denominator: batch.num_rows as f64,
+            metrics: vec![],
+        })
+    }
+
+    fn optimizer_step(&mut self, _: &StepContext<'_>) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn evaluate_batch(&mut self, _: Batch) -> Result<LossSums, ModelError> {
+        Ok(LossSums::default())
+    }
+
+    fn finish_metrics(&mut self, _: &[f64]) -> Result<Vec<(String, f64)>, ModelError> {
+        Ok(vec![])
+    }
+
+    fn save_state(&mut self) -> Result<Vec<u8>, ModelError> {
+        Ok(vec![])
+    }
+
+    fn load_state(&mut self, _: &[u8]) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn save_rank_state(&mut self) -> Result<Vec<u8>, ModelError> {
+        Ok(vec![])
+    }
+
+    fn load_rank_state(&mut self, _: &[u8]) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn seed(&mut self, _: u64, _: u64, _: usize) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn write_weights(&mut self, directory: &Path) -> Result<Vec<String>, ModelError> {
+        std::fs::write(directory.join("weights"), "none")?;
+        Ok(vec!["weights".into()])
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let directory = tempfile::tempdir()?;
+    let shard = directory.path().join("rows.parquet");
+    write_rows(&shard)?;
+    for world_size in [1, 2] {
+        let job = json!({
+            "format": 1,
+            "params": {
+                "numWorkers": world_size, "batchSize": ROWS_PER_STEP, "epochs": EPOCHS, "checkpointInterval": -1,
+            },
+            "data": {
+                "train": [shard],
+                "spec": {"inputs": [{"name": "x", "columns": ["x"], "dtype": "float32"}]},
+            },
+            "attempt": {"id": format!("ranks-{world_size}"), "workDir": directory.path()},
+        });
+        let job = TrainingJob::from_json(&job.to_string())?;
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+        let times: Vec<f64> = thread::scope(|scope| {
+            let ranks: Vec<_> = (0..world_size)
+                .map(|rank| {
+                    let (job, address) = (job.clone(), &address);
+                    scope.spawn(move || microseconds_per_step(job, address, rank, world_size))
+                })
+                .collect();
+            ranks
+                .into_iter()
+                .map(|rank| rank.join().expect("a rank panicked"))
+                .collect::<Result<_, _>>()
+        })
+        .map_err(|error: Box<dyn Error + Send + Sync>| error.to_string())?;
+        println!(
+            "{world_size} ranks, {NUM_PARAMETERS} parameters of {NUMEL} float32: {:.1} us a step",
+            times[0]
+        );
+    }
+    Ok(())
+}
+
+fn microseconds_per_step(
+    job: TrainingJob,
+    address: &str,
+    rank: usize,
+    world_size: usize,
+) -> Result<f64, Box<dyn Error + Send + Sync>> {
+    let secret = b"step overhead".to_vec();
+    let mut rendezvous =
+        TcpRendezvous::new(address, rank, world_size, &secret, Duration::from_secs(10))?;
+    let group = ProcessGroup::connect(
+        &mut rendezvous,
+        GroupOptions {
+            secret,
+            ..GroupOptions::default()
+        },
+    )?;
+    let mut model = Idle::default();
+    let result = Worker::new(
+        job,
+        group,
+        &mut model,
+        Store::new(&HashMap::new())?,
+        Hooks::default(),
+    )
+    .run()?;
+    // The first epoch decodes the rows; the others read them from memory.
+    let seconds: f64 = result.history.epochs[1..]
+        .iter()
+        .map(|record| record.seconds)
+        .sum();
+    let steps = result.num_steps as f64 * (EPOCHS - 1) as f64 / EPOCHS as f64;
+    Ok(seconds / steps * 1e6)
+}
+
+fn write_rows(path: &Path) -> Result<(), Box<dyn Error>> {
+    let schema = Arc::new(Schema::new(vec![Field::new("x", DataType::Float32, false)]));
+    let column: Float32Array = (0..NUM_ROWS).map(|row| row as f32).collect();
+    let mut writer = ArrowWriter::try_new(std::fs::File::create(path)?, schema.clone(), None)?;
+    writer.write(&RecordBatch::try_new(schema, vec![Arc::new(column)])?)?;
+    writer.close()?;
+    Ok(())
+}
