@@ -1,13 +1,129 @@
-//! Handles of operations in flight.
-#![allow(missing_docs)]
-use crate::error::Result;
+//! Operations in flight, and the thread that carries them out.
 
-pub struct Work;
-impl Work {
-    pub fn wait(self) -> Result<()> {
-        unimplemented!()
+use std::fmt;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{self, JoinHandle};
+
+use crate::error::{CollectiveError, Result};
+use crate::health::{Health, lock};
+use crate::patience::SLICE;
+
+/// The outcome of an operation, once there is one.
+#[derive(Default)]
+struct Outcome {
+    result: Mutex<Option<Result<()>>>,
+    there: Condvar,
+}
+
+/// An operation that another thread carries out.
+///
+/// The buffers belong to the operation until it has ended. Dropping the handle waits for that too (the result is then
+/// lost), so that memory cannot be freed under a running operation unless the handle is leaked.
+#[must_use = "dropping it waits for the operation and loses its result"]
+pub struct Work {
+    outcome: Arc<Outcome>,
+    health: Arc<Health>,
+}
+
+impl fmt::Debug for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Work").field("is_done", &self.is_done()).finish()
     }
+}
+
+impl Work {
+    /// Waits until the operation has ended, for at most the group's timeout per operation that is queued before it. The
+    /// group's interrupt is asked meanwhile; when it fires, the group fails, and the wait goes on only until the operation
+    /// has let go of its buffers.
+    ///
+    /// # Errors
+    /// The operation's.
+    pub fn wait(self) -> Result<()> {
+        self.join()
+    }
+
+    /// Whether the operation has ended. Never blocks.
     pub fn is_done(&self) -> bool {
-        unimplemented!()
+        lock(&self.outcome.result).is_some()
+    }
+
+    fn join(&self) -> Result<()> {
+        loop {
+            let mut result = lock(&self.outcome.result);
+            if result.is_none() {
+                result = match self.outcome.there.wait_timeout(result, SLICE) {
+                    Ok((result, _)) => result,
+                    Err(poisoned) => poisoned.into_inner().0,
+                };
+            }
+            if let Some(result) = &*result {
+                return result.clone();
+            }
+            drop(result);
+            if self.health.failure().is_none()
+                && self.health.options.interrupt.as_ref().is_some_and(|interrupt| interrupt())
+            {
+                self.health.fail(CollectiveError::Interrupted);
+            }
+        }
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        // The result was asked for, or is not wanted.
+        let _ = self.join();
+    }
+}
+
+type Job = Box<dyn FnOnce() -> Result<()> + Send>;
+
+/// The communication thread. It ends when dropped, after what is queued.
+pub(crate) struct Worker {
+    jobs: Option<Sender<(Job, Arc<Outcome>)>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// `Io` when the system gives none.
+    pub(crate) fn start() -> Result<Self> {
+        let (jobs, queue) = mpsc::channel::<(Job, Arc<Outcome>)>();
+        let thread = thread::Builder::new()
+            .name("flambeau-collective".into())
+            .spawn(move || {
+                for (job, outcome) in queue {
+                    let result = job();
+                    *lock(&outcome.result) = Some(result);
+                    outcome.there.notify_all();
+                }
+            })
+            .map_err(|error| CollectiveError::io("start the communication thread", error))?;
+        Ok(Worker { jobs: Some(jobs), thread: Some(thread) })
+    }
+
+    /// Queues a job; jobs run one after the other.
+    pub(crate) fn submit(&self, job: Job, health: &Arc<Health>) -> Work {
+        let outcome = Arc::new(Outcome::default());
+        if let Some(jobs) = &self.jobs
+            && let Err(unsent) = jobs.send((job, outcome.clone()))
+        {
+            // The thread is gone, which only a panic in it can bring about: do it here, so that every call is made.
+            let result = unsent.0.0();
+            *lock(&outcome.result) = Some(result);
+        }
+        Work { outcome, health: health.clone() }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }

@@ -1,0 +1,192 @@
+//! What a rank calls: the header that ranks compare before they trust each other's lengths.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::buffer::{DType, ReduceOp};
+use crate::wire::{Reader, Writer};
+
+/// The most buffers in one call; longer groups are split.
+pub(crate) const MAX_ENTRIES: usize = 64;
+
+/// The operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Operation {
+    AllReduce = 1,
+    ReduceScatter = 2,
+    AllGather = 3,
+    Broadcast = 4,
+    Barrier = 5,
+    Allocate = 6,
+}
+
+impl Operation {
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
+        use Operation::*;
+        [AllReduce, ReduceScatter, AllGather, Broadcast, Barrier, Allocate].into_iter().find(|op| *op as u8 == code)
+    }
+
+    pub(crate) fn reduces(self) -> bool {
+        matches!(self, Operation::AllReduce | Operation::ReduceScatter)
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Operation::AllReduce => "all_reduce",
+            Operation::ReduceScatter => "reduce_scatter",
+            Operation::AllGather => "all_gather",
+            Operation::Broadcast => "broadcast",
+            Operation::Barrier => "barrier",
+            Operation::Allocate => "allocate",
+        })
+    }
+}
+
+/// One buffer of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) dtype: DType,
+    /// Meaningful for operations that reduce; `Sum` for the others.
+    pub(crate) op: ReduceOp,
+    /// In elements.
+    pub(crate) len: usize,
+}
+
+/// One call, which must be the same on every rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Call<'a> {
+    pub(crate) sequence: u64,
+    pub(crate) operation: Operation,
+    /// The broadcasting rank; 0 for other operations.
+    pub(crate) root: usize,
+    pub(crate) entries: &'a [Entry],
+}
+
+impl Call<'_> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let head = Writer::default()
+            .u64(self.sequence)
+            .u8(self.operation as u8)
+            .u32(self.root as u32)
+            .u32(self.entries.len() as u32);
+        self.entries
+            .iter()
+            .fold(head, |writer, entry| writer.u8(entry.dtype as u8).u8(entry.op as u8).u64(entry.len as u64))
+            .finish()
+    }
+
+    /// What this call is, with the first buffer in which it differs from `other`.
+    pub(crate) fn describe(&self, other: &OwnedCall) -> String {
+        describe(self.sequence, self.operation, self.root, self.entries, &other.entries)
+    }
+}
+
+/// A call read from a peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct OwnedCall {
+    pub(crate) sequence: u64,
+    pub(crate) operation: Operation,
+    pub(crate) root: usize,
+    pub(crate) entries: Vec<Entry>,
+}
+
+impl OwnedCall {
+    pub(crate) fn decode(reader: &mut Reader<'_>) -> Option<Self> {
+        let sequence = reader.u64()?;
+        let operation = Operation::from_code(reader.u8()?)?;
+        let root = reader.u32()? as usize;
+        let count = reader.u32()? as usize;
+        if count > MAX_ENTRIES {
+            return None;
+        }
+        let entries = (0..count)
+            .map(|_| {
+                Some(Entry {
+                    dtype: DType::from_code(reader.u8()?)?,
+                    op: ReduceOp::from_code(reader.u8()?)?,
+                    len: usize::try_from(reader.u64()?).ok()?,
+                })
+            })
+            .collect::<Option<Vec<_>>>()?;
+        Some(OwnedCall { sequence, operation, root, entries })
+    }
+
+    pub(crate) fn borrow(&self) -> Call<'_> {
+        Call { sequence: self.sequence, operation: self.operation, root: self.root, entries: &self.entries }
+    }
+
+    pub(crate) fn describe(&self, other: &Call<'_>) -> String {
+        describe(self.sequence, self.operation, self.root, &self.entries, other.entries)
+    }
+}
+
+fn describe(sequence: u64, operation: Operation, root: usize, own: &[Entry], other: &[Entry]) -> String {
+    let show = |entry: &Entry| {
+        let reduced = if operation.reduces() { format!(" ({})", entry.op) } else { String::new() };
+        format!("{} {}{reduced}", entry.len, entry.dtype)
+    };
+    let what = match own {
+        [] => format!("{operation}"),
+        [entry] if operation == Operation::Allocate => format!("allocate of {} bytes", entry.len),
+        [entry] => format!("{operation} of {}", show(entry)),
+        entries => {
+            let first = entries.iter().zip(other).position(|(own, other)| own != other);
+            let first = first.unwrap_or(other.len().min(entries.len() - 1));
+            format!("grouped {operation} of {} buffers, the {first}th (from 0) of {}", entries.len(), show(&entries[first]))
+        }
+    };
+    let root = if operation == Operation::Broadcast { format!(" from rank {root}") } else { String::new() };
+    format!("{what}{root} as #{sequence}")
+}
+
+/// Whose elements a piece is made of, or who gets the result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ranks {
+    All,
+    One(usize),
+}
+
+/// A run of a buffer whose elements all come from, and go to, the same ranks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// In elements of the buffer.
+    pub(crate) range: Range<usize>,
+    pub(crate) from: Ranks,
+    pub(crate) to: Ranks,
+}
+
+/// Cuts `range` of a buffer of `len` elements into the operation's pieces, in order.
+pub(crate) fn pieces(
+    operation: Operation,
+    root: usize,
+    world_size: usize,
+    len: usize,
+    range: Range<usize>,
+) -> impl Iterator<Item = Piece> {
+    let parts = match operation {
+        Operation::ReduceScatter | Operation::AllGather => world_size,
+        _ => 1,
+    };
+    (0..parts).filter_map(move |part| {
+        let own = part_of(len, part, parts);
+        let range = own.start.max(range.start)..own.end.min(range.end);
+        let (from, to) = match operation {
+            Operation::AllReduce => (Ranks::All, Ranks::All),
+            Operation::ReduceScatter => (Ranks::All, Ranks::One(part)),
+            Operation::AllGather => (Ranks::One(part), Ranks::All),
+            Operation::Broadcast => (Ranks::One(root), Ranks::All),
+            Operation::Barrier | Operation::Allocate => return None,
+        };
+        (range.start < range.end).then_some(Piece { range, from, to })
+    })
+}
+
+/// The part of a buffer of `len` elements that belongs to `rank` in `reduce_scatter` and `all_gather`: contiguous parts in
+/// rank order, whose lengths differ by at most one.
+pub fn part_of(len: usize, rank: usize, world_size: usize) -> Range<usize> {
+    let cut = |rank: usize| (len as u128 * rank as u128 / world_size as u128) as usize;
+    cut(rank)..cut(rank + 1)
+}

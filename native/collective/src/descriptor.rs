@@ -1,0 +1,71 @@
+//! Passing a file descriptor over a Unix socket.
+
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::ptr;
+
+/// Room for one descriptor's control message, aligned as `cmsghdr` needs.
+#[repr(C, align(8))]
+struct Control([u8; 64]);
+
+/// Sends one byte, with a descriptor beside it if there is one. Never blocks: the socket holds nothing else.
+pub(crate) fn send(stream: &UnixStream, byte: u8, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let mut data = [byte];
+    let mut part = libc::iovec { iov_base: data.as_mut_ptr().cast(), iov_len: 1 };
+    let mut control = Control([0; 64]);
+    // SAFETY: an all-zero msghdr is a valid value to be filled in.
+    let mut message: libc::msghdr = unsafe { mem::zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    if let Some(file) = file {
+        message.msg_control = control.0.as_mut_ptr().cast();
+        // SAFETY: CMSG_* compute with sizes, and the header they point to lies within `control`, which has room for it.
+        unsafe {
+            message.msg_controllen = libc::CMSG_SPACE(size_of::<RawFd>() as u32) as _;
+            let header = libc::CMSG_FIRSTHDR(&raw const message);
+            (*header).cmsg_level = libc::SOL_SOCKET;
+            (*header).cmsg_type = libc::SCM_RIGHTS;
+            (*header).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as u32) as _;
+            ptr::write_unaligned(libc::CMSG_DATA(header).cast::<RawFd>(), file.as_raw_fd());
+        }
+    }
+    // SAFETY: the message and all it points to are live for the call.
+    let sent = unsafe { libc::sendmsg(stream.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+    if sent == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Receives what `send` sent. Waits as long as the stream's read timeout.
+///
+/// # Errors
+/// `UnexpectedEof` when the other end is gone; the socket's error, `WouldBlock` at the timeout.
+pub(crate) fn receive(stream: &UnixStream) -> io::Result<(u8, Option<OwnedFd>)> {
+    let mut data = [0];
+    let mut part = libc::iovec { iov_base: data.as_mut_ptr().cast(), iov_len: 1 };
+    let mut control = Control([0; 64]);
+    // SAFETY: an all-zero msghdr is a valid value to be filled in.
+    let mut message: libc::msghdr = unsafe { mem::zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.0.as_mut_ptr().cast();
+    message.msg_controllen = control.0.len() as _;
+    // SAFETY: the message and all it points to are live for the call.
+    let received = unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
+    match received {
+        0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+        1 => {}
+        _ => return Err(io::Error::last_os_error()),
+    }
+    // SAFETY: the kernel has filled in the message; the header, if any, lies within `control`.
+    let file = unsafe {
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        let is_file = !header.is_null()
+            && (*header).cmsg_level == libc::SOL_SOCKET
+            && (*header).cmsg_type == libc::SCM_RIGHTS
+            && (*header).cmsg_len as usize >= libc::CMSG_LEN(size_of::<RawFd>() as u32) as usize;
+        // The descriptor was opened for this process by the call above, and is nobody else's.
+        is_file.then(|| OwnedFd::from_raw_fd(ptr::read_unaligned(libc::CMSG_DATA(header).cast::<RawFd>())))
+    };
+    Ok((data[0], file))
+}

@@ -1,0 +1,143 @@
+//! What ranks tell each other outside the collectives, over the control connections.
+//!
+//! A frame is one byte of kind, four of length, and the payload.
+
+use std::time::Duration;
+
+use crate::error::{CollectiveError, LossCause, Peer};
+use crate::wire::{Reader, Writer};
+
+/// The longest payload that a peer may send.
+const MAX_PAYLOAD: usize = 1 << 20;
+/// The longest reason or description that is passed on.
+const MAX_TEXT: usize = 64 << 10;
+
+/// One message.
+pub(crate) enum Notice {
+    /// The sender lives, and this is the last collective that it has entered.
+    Heartbeat { entered: u64 },
+    /// The sender leaves in good order after this collective.
+    Goodbye { entered: u64 },
+    /// Whether the sender could attach its host's shared memory.
+    Vote(bool),
+    /// The group has failed, and this is the first cause as the sender knows it.
+    Failure(Box<CollectiveError>),
+}
+
+impl Notice {
+    /// The frame. `own` is the sender: causes that only it can have become its abort.
+    pub(crate) fn encode(&self, own: &Peer) -> Vec<u8> {
+        let (kind, payload) = match self {
+            Notice::Heartbeat { entered } => (1, Writer::default().u64(*entered)),
+            Notice::Goodbye { entered } => (2, Writer::default().u64(*entered)),
+            Notice::Vote(yes) => (3, Writer::default().u8(u8::from(*yes))),
+            Notice::Failure(error) => (4, encode_failure(error, own)),
+        };
+        let payload = payload.finish();
+        let mut frame = Writer::default().u8(kind).u32(payload.len() as u32).finish();
+        frame.extend_from_slice(&payload);
+        frame
+    }
+
+    /// Takes whole frames off the front of `received`. `Err` when the bytes cannot be a peer's.
+    pub(crate) fn decode_all(received: &mut Vec<u8>) -> Result<Vec<Notice>, Malformed> {
+        let mut notices = Vec::new();
+        let mut start = 0;
+        while let Some(head) = received.get(start..start + 5) {
+            let len = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
+            if len > MAX_PAYLOAD {
+                return Err(Malformed);
+            }
+            let Some(payload) = received.get(start + 5..start + 5 + len) else { break };
+            notices.push(Self::decode(head[0], payload).ok_or(Malformed)?);
+            start += 5 + len;
+        }
+        received.drain(..start);
+        Ok(notices)
+    }
+
+    fn decode(kind: u8, payload: &[u8]) -> Option<Self> {
+        let mut reader = Reader::new(payload);
+        let notice = match kind {
+            1 => Notice::Heartbeat { entered: reader.u64()? },
+            2 => Notice::Goodbye { entered: reader.u64()? },
+            3 => Notice::Vote(reader.u8()? == 1),
+            4 => Notice::Failure(Box::new(decode_failure(&mut reader)?)),
+            _ => return None,
+        };
+        reader.is_empty().then_some(notice)
+    }
+}
+
+/// Bytes that no peer of this version sends.
+#[derive(Debug)]
+pub(crate) struct Malformed;
+
+fn encode_failure(error: &CollectiveError, own: &Peer) -> Writer {
+    let peer = |writer: Writer, peer: &Peer| writer.u32(peer.rank as u32).bytes(peer.host.as_bytes());
+    match error {
+        CollectiveError::PeerLost { rank, host, operation, cause } => {
+            let cause = match cause {
+                LossCause::Closed => 0,
+                LossCause::Silent => 1,
+                LossCause::Left => 2,
+            };
+            let lost = Peer { rank: *rank, host: host.clone() };
+            peer(Writer::default().u8(1), &lost).bytes(operation.as_bytes()).u8(cause)
+        }
+        CollectiveError::Timeout { operation, sequence, missing, waited } => {
+            let writer = Writer::default().u8(2).bytes(operation.as_bytes()).u64(*sequence);
+            let writer = writer.u64(waited.as_millis() as u64).u32(missing.len() as u32);
+            missing.iter().fold(writer, peer)
+        }
+        CollectiveError::Mismatch { sequence, calls } => {
+            let writer = Writer::default().u8(3).u64(*sequence).u32(calls.len() as u32);
+            calls.iter().fold(writer, |writer, (caller, call)| peer(writer, caller).bytes(cut(call)))
+        }
+        CollectiveError::Aborted { rank, host, reason } => {
+            peer(Writer::default().u8(4), &Peer { rank: *rank, host: host.clone() }).bytes(cut(reason))
+        }
+        other => peer(Writer::default().u8(4), own).bytes(cut(&other.to_string())),
+    }
+}
+
+fn decode_failure(reader: &mut Reader<'_>) -> Option<CollectiveError> {
+    let peer = |reader: &mut Reader<'_>| Some(Peer { rank: reader.u32()? as usize, host: reader.string()? });
+    Some(match reader.u8()? {
+        1 => {
+            let Peer { rank, host } = peer(reader)?;
+            let operation = reader.string()?;
+            let cause = match reader.u8()? {
+                0 => LossCause::Closed,
+                1 => LossCause::Silent,
+                2 => LossCause::Left,
+                _ => return None,
+            };
+            CollectiveError::PeerLost { rank, host, operation, cause }
+        }
+        2 => {
+            let (operation, sequence) = (reader.string()?, reader.u64()?);
+            let waited = Duration::from_millis(reader.u64()?);
+            let count = reader.u32()?;
+            let missing = (0..count).map(|_| peer(reader)).collect::<Option<Vec<_>>>()?;
+            CollectiveError::Timeout { operation, sequence, missing, waited }
+        }
+        3 => {
+            let sequence = reader.u64()?;
+            let count = reader.u32()?;
+            let calls = (0..count).map(|_| Some((peer(reader)?, reader.string()?))).collect::<Option<Vec<_>>>()?;
+            CollectiveError::Mismatch { sequence, calls }
+        }
+        4 => {
+            let Peer { rank, host } = peer(reader)?;
+            CollectiveError::Aborted { rank, host, reason: reader.string()? }
+        }
+        _ => return None,
+    })
+}
+
+/// The front of a text, whole characters only.
+fn cut(text: &str) -> &[u8] {
+    let end = (0..=MAX_TEXT.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    &text.as_bytes()[..end]
+}

@@ -1,0 +1,109 @@
+//! A wait that ends: its deadline, and the caller's wish to stop it.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use crate::options::Interrupt;
+
+/// The longest that a wait goes without looking at its deadline, the interrupt and the group's health.
+pub(crate) const SLICE: Duration = Duration::from_millis(50);
+
+/// How long a wait may last, and who may end it.
+#[derive(Clone)]
+pub(crate) struct Patience {
+    started: Instant,
+    limit: Duration,
+    interrupt: Option<Interrupt>,
+}
+
+impl Patience {
+    pub(crate) fn new(limit: Duration, interrupt: Option<Interrupt>) -> Self {
+        Patience { started: Instant::now(), limit, interrupt }
+    }
+
+    /// The same deadline under another interrupt.
+    pub(crate) fn with_interrupt(&self, interrupt: Option<Interrupt>) -> Self {
+        Patience { interrupt, ..self.clone() }
+    }
+
+    pub(crate) fn interrupt(&self) -> Option<&Interrupt> {
+        self.interrupt.as_ref()
+    }
+
+    pub(crate) fn waited(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    pub(crate) fn remaining(&self) -> Duration {
+        self.limit.saturating_sub(self.waited())
+    }
+
+    pub(crate) fn interrupted(&self) -> bool {
+        self.interrupt.as_ref().is_some_and(|interrupt| interrupt())
+    }
+
+    /// The next slice to wait for, or why not to: `TimedOut` or `Interrupted`.
+    pub(crate) fn slice(&self) -> io::Result<Duration> {
+        if self.interrupted() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let remaining = self.remaining();
+        if remaining.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(remaining.min(SLICE))
+    }
+
+    /// `read_exact` on a blocking stream, within this patience.
+    pub(crate) fn read_exact(&self, stream: &mut impl Timed, mut buffer: &mut [u8]) -> io::Result<()> {
+        while !buffer.is_empty() {
+            stream.set_slice(self.slice()?)?;
+            match stream.read(buffer) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => buffer = &mut buffer[read..],
+                Err(error) if is_retry(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// `write_all` on a blocking stream, within this patience.
+    pub(crate) fn write_all(&self, stream: &mut impl Timed, mut buffer: &[u8]) -> io::Result<()> {
+        while !buffer.is_empty() {
+            stream.set_slice(self.slice()?)?;
+            match stream.write(buffer) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => buffer = &buffer[written..],
+                Err(error) if is_retry(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_retry(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
+}
+
+/// A blocking stream whose reads and writes can be bounded.
+pub(crate) trait Timed: Read + Write {
+    fn set_slice(&self, slice: Duration) -> io::Result<()>;
+}
+
+impl Timed for TcpStream {
+    fn set_slice(&self, slice: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(slice))?;
+        self.set_write_timeout(Some(slice))
+    }
+}
+
+impl Timed for UnixStream {
+    fn set_slice(&self, slice: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(slice))?;
+        self.set_write_timeout(Some(slice))
+    }
+}

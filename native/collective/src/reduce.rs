@@ -1,0 +1,352 @@
+//! The arithmetic: several ranks' elements become one, in rank order, block by block.
+//!
+//! Every transport reduces through `reduce`, with the same order and the same intermediate type, so that they agree to
+//! the bit. A block is small enough for the first-level cache; within it all inputs are read before any output is
+//! written, so outputs may be the inputs' own memory.
+
+use std::ptr;
+use std::slice;
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+use crate::buffer::{DType, ReduceOp};
+
+/// Elements per block: 4 KiB of float32.
+const BLOCK: usize = 1024;
+
+/// Where a reduction goes.
+pub(crate) enum Output<'a> {
+    /// One run of the intermediate type, for a later reduction to go on from.
+    Partial(*mut u8),
+    /// The finished elements, to each of these places; an average is divided by the number of ranks.
+    Finished { places: &'a [*mut u8], world_size: usize },
+}
+
+/// One run of elements to be reduced.
+pub(crate) struct Reduction<'a> {
+    pub(crate) dtype: DType,
+    pub(crate) op: ReduceOp,
+    /// What lower ranks have come to, in the intermediate type.
+    pub(crate) initial: Option<*const u8>,
+    /// The next ranks' elements, in rank order.
+    pub(crate) sources: &'a [*const u8],
+    pub(crate) output: Output<'a>,
+}
+
+/// The size of the intermediate type's elements: float32 for the half types, otherwise the type itself.
+pub(crate) fn partial_size(dtype: DType) -> usize {
+    dtype.size().max(4)
+}
+
+/// Whether the intermediate type is the type itself, so that a single rank's elements are their own partial result.
+pub(crate) fn is_own_partial(dtype: DType) -> bool {
+    partial_size(dtype) == dtype.size()
+}
+
+/// Carries out `reduction` over `len` elements.
+///
+/// # Safety
+/// Every pointer holds `len` elements of its type, aligned for it, that nobody else writes meanwhile, and nobody else reads
+/// an output meanwhile. An output either equals an input or overlaps none. There is an `initial` or a source.
+pub(crate) unsafe fn reduce(reduction: &Reduction<'_>, len: usize) {
+    // SAFETY: the caller's promise is passed on.
+    unsafe {
+        match reduction.dtype {
+            DType::Float32 => by_op::<f32>(reduction, len),
+            DType::Float64 => by_op::<f64>(reduction, len),
+            DType::Float16 => by_op::<f16>(reduction, len),
+            DType::BFloat16 => by_op::<bf16>(reduction, len),
+            DType::Int64 => by_op::<i64>(reduction, len),
+            // Bytes are only moved; the callers refuse to reduce them.
+            DType::UInt8 => unreachable!("uint8 is refused before any reduction"),
+        }
+    }
+}
+
+unsafe fn by_op<T: Element>(reduction: &Reduction<'_>, len: usize)
+where
+    Sum: Operator<T::Wide>,
+    Min: Operator<T::Wide>,
+    Max: Operator<T::Wide>,
+{
+    // SAFETY: the caller's promise is passed on.
+    unsafe {
+        match reduction.op {
+            ReduceOp::Sum | ReduceOp::Average => by_processor::<T, Sum>(reduction, len),
+            ReduceOp::Min => by_processor::<T, Min>(reduction, len),
+            ReduceOp::Max => by_processor::<T, Max>(reduction, len),
+        }
+    }
+}
+
+/// The same loops, compiled for the widest vectors that the processor has. No fused multiply-add is ever formed, so
+/// the results do not depend on the choice.
+unsafe fn by_processor<T: Element, O: Operator<T::Wide>>(reduction: &Reduction<'_>, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+        unsafe fn avx512<T: Element, O: Operator<T::Wide>>(reduction: &Reduction<'_>, len: usize) {
+            // SAFETY: the caller's promise is passed on.
+            unsafe { blocks::<T, O>(reduction, len) }
+        }
+        #[target_feature(enable = "avx2")]
+        unsafe fn avx2<T: Element, O: Operator<T::Wide>>(reduction: &Reduction<'_>, len: usize) {
+            // SAFETY: the caller's promise is passed on.
+            unsafe { blocks::<T, O>(reduction, len) }
+        }
+        if is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512dq")
+        {
+            // SAFETY: the processor has these instructions; the rest is the caller's promise.
+            return unsafe { avx512::<T, O>(reduction, len) };
+        }
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the processor has these instructions; the rest is the caller's promise.
+            return unsafe { avx2::<T, O>(reduction, len) };
+        }
+    }
+    // SAFETY: the caller's promise is passed on.
+    unsafe { blocks::<T, O>(reduction, len) }
+}
+
+#[inline(always)]
+unsafe fn blocks<T: Element, O: Operator<T::Wide>>(reduction: &Reduction<'_>, len: usize) {
+    let divisor = match reduction.output {
+        Output::Finished { world_size, .. } if reduction.op == ReduceOp::Average => Some(world_size),
+        _ => None,
+    };
+    if let (None, [first, second], Output::Finished { places: [left, right], .. }) =
+        (reduction.initial, reduction.sources, &reduction.output)
+        && ptr::eq(*first, *left)
+        && ptr::eq(*second, *right)
+        && T::IS_WIDE
+    {
+        // SAFETY: two runs of `len` elements that do not overlap, ours alone by the caller's promise; T is its own
+        // intermediate type.
+        let (left, right) = unsafe {
+            (slice::from_raw_parts_mut(left.cast::<T::Wide>(), len), slice::from_raw_parts_mut(right.cast::<T::Wide>(), len))
+        };
+        return pair::<T::Wide, O>(left, right, divisor);
+    }
+
+    let mut wide = [T::Wide::default(); BLOCK];
+    let mut start = 0;
+    while start < len {
+        let count = BLOCK.min(len - start);
+        let wide = &mut wide[..count];
+        let source = |address: *const u8| {
+            // SAFETY: `start + count <= len`, and each source holds `len` elements.
+            unsafe { slice::from_raw_parts(address.cast::<T>().add(start), count) }
+        };
+        let rest = match reduction.initial {
+            Some(initial) => {
+                // SAFETY: `initial` holds `len` elements of the intermediate type.
+                wide.copy_from_slice(unsafe { slice::from_raw_parts(initial.cast::<T::Wide>().add(start), count) });
+                reduction.sources
+            }
+            None => {
+                T::widen(source(reduction.sources[0]), wide);
+                &reduction.sources[1..]
+            }
+        };
+        for address in rest {
+            T::combine::<O>(wide, source(*address));
+        }
+        if let Some(divisor) = divisor {
+            T::Wide::divide(wide, divisor);
+        }
+        match &reduction.output {
+            Output::Partial(place) => {
+                // SAFETY: the output holds `len` elements of the intermediate type, and the inputs of this block are read.
+                unsafe { slice::from_raw_parts_mut(place.cast::<T::Wide>().add(start), count) }.copy_from_slice(wide);
+            }
+            Output::Finished { places, .. } => {
+                for place in *places {
+                    // SAFETY: each output holds `len` elements, and the inputs of this block are read.
+                    T::narrow(wide, unsafe { slice::from_raw_parts_mut(place.cast::<T>().add(start), count) });
+                }
+            }
+        }
+        start += count;
+    }
+}
+
+/// Two ranks in place: one pass, without the block in between.
+#[inline(always)]
+fn pair<W: Wide, O: Operator<W>>(left: &mut [W], right: &mut [W], divisor: Option<usize>) {
+    match divisor {
+        Some(divisor) => {
+            let half = W::reciprocal(divisor);
+            for (left, right) in left.iter_mut().zip(right) {
+                let value = O::apply(*left, *right).divided(divisor, half);
+                (*left, *right) = (value, value);
+            }
+        }
+        None => {
+            for (left, right) in left.iter_mut().zip(right) {
+                let value = O::apply(*left, *right);
+                (*left, *right) = (value, value);
+            }
+        }
+    }
+}
+
+/// An element as it lies in memory.
+trait Element: Copy {
+    /// What it is reduced in.
+    type Wide: Wide;
+    /// Whether that is the element itself.
+    const IS_WIDE: bool;
+    fn widen(source: &[Self], wide: &mut [Self::Wide]);
+    fn combine<O: Operator<Self::Wide>>(wide: &mut [Self::Wide], source: &[Self]);
+    fn narrow(wide: &[Self::Wide], output: &mut [Self]);
+}
+
+/// An element as it is reduced.
+trait Wide: Copy + Default {
+    /// `1 / divisor` where multiplying by it equals dividing to the bit (powers of two).
+    fn reciprocal(divisor: usize) -> Option<Self>;
+    fn divided(self, divisor: usize, reciprocal: Option<Self>) -> Self;
+
+    #[inline(always)]
+    fn divide(wide: &mut [Self], divisor: usize) {
+        let reciprocal = Self::reciprocal(divisor);
+        for value in wide {
+            *value = value.divided(divisor, reciprocal);
+        }
+    }
+}
+
+trait Operator<W> {
+    fn apply(lower: W, higher: W) -> W;
+}
+
+struct Sum;
+struct Min;
+struct Max;
+
+macro_rules! float {
+    ($type:ty) => {
+        impl Wide for $type {
+            #[inline(always)]
+            fn reciprocal(divisor: usize) -> Option<Self> {
+                divisor.is_power_of_two().then(|| 1.0 / divisor as $type)
+            }
+            #[inline(always)]
+            fn divided(self, divisor: usize, reciprocal: Option<Self>) -> Self {
+                match reciprocal {
+                    Some(reciprocal) => self * reciprocal,
+                    None => self / divisor as $type,
+                }
+            }
+        }
+        impl Operator<$type> for Sum {
+            #[inline(always)]
+            fn apply(lower: $type, higher: $type) -> $type {
+                lower + higher
+            }
+        }
+        // A NaN on either side stays: the comparison with a NaN is false, which leaves `higher`, and `lower` is kept
+        // where it is the NaN.
+        impl Operator<$type> for Min {
+            #[inline(always)]
+            fn apply(lower: $type, higher: $type) -> $type {
+                if (lower < higher) | lower.is_nan() { lower } else { higher }
+            }
+        }
+        impl Operator<$type> for Max {
+            #[inline(always)]
+            fn apply(lower: $type, higher: $type) -> $type {
+                if (lower > higher) | lower.is_nan() { lower } else { higher }
+            }
+        }
+    };
+}
+float!(f32);
+float!(f64);
+
+impl Wide for i64 {
+    #[inline(always)]
+    fn reciprocal(_divisor: usize) -> Option<Self> {
+        None
+    }
+    #[inline(always)]
+    fn divided(self, divisor: usize, _reciprocal: Option<Self>) -> Self {
+        self / divisor as i64
+    }
+}
+impl Operator<i64> for Sum {
+    #[inline(always)]
+    fn apply(lower: i64, higher: i64) -> i64 {
+        lower.wrapping_add(higher)
+    }
+}
+impl Operator<i64> for Min {
+    #[inline(always)]
+    fn apply(lower: i64, higher: i64) -> i64 {
+        lower.min(higher)
+    }
+}
+impl Operator<i64> for Max {
+    #[inline(always)]
+    fn apply(lower: i64, higher: i64) -> i64 {
+        lower.max(higher)
+    }
+}
+
+macro_rules! own {
+    ($type:ty) => {
+        impl Element for $type {
+            type Wide = $type;
+            const IS_WIDE: bool = true;
+            #[inline(always)]
+            fn widen(source: &[Self], wide: &mut [Self]) {
+                wide.copy_from_slice(source);
+            }
+            #[inline(always)]
+            fn combine<O: Operator<Self>>(wide: &mut [Self], source: &[Self]) {
+                for (wide, source) in wide.iter_mut().zip(source) {
+                    *wide = O::apply(*wide, *source);
+                }
+            }
+            #[inline(always)]
+            fn narrow(wide: &[Self], output: &mut [Self]) {
+                output.copy_from_slice(wide);
+            }
+        }
+    };
+}
+own!(f32);
+own!(f64);
+own!(i64);
+
+macro_rules! half_type {
+    ($type:ty) => {
+        impl Element for $type {
+            type Wide = f32;
+            const IS_WIDE: bool = false;
+            #[inline(always)]
+            fn widen(source: &[Self], wide: &mut [f32]) {
+                source.convert_to_f32_slice(wide);
+            }
+            #[inline(always)]
+            fn combine<O: Operator<f32>>(wide: &mut [f32], source: &[Self]) {
+                let mut converted = [0.0; BLOCK];
+                let converted = &mut converted[..source.len()];
+                source.convert_to_f32_slice(converted);
+                for (wide, source) in wide.iter_mut().zip(converted) {
+                    *wide = O::apply(*wide, *source);
+                }
+            }
+            #[inline(always)]
+            fn narrow(wide: &[f32], output: &mut [Self]) {
+                output.convert_from_f32_slice(wide);
+            }
+        }
+    };
+}
+half_type!(f16);
+half_type!(bf16);

@@ -1,0 +1,60 @@
+//! Who is next: a group carries out one collective at a time, in the order in which they were called.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex};
+
+use crate::health::lock;
+use crate::patience::SLICE;
+
+/// A queue of numbered calls, from 1.
+#[derive(Default)]
+pub(crate) struct Turn {
+    taken: AtomicU64,
+    finished: AtomicU64,
+    waiting: AtomicU64,
+    queue: Mutex<()>,
+    advanced: Condvar,
+}
+
+impl Turn {
+    /// The number of the next call. Every number taken must come to its `wait`.
+    pub(crate) fn take(&self) -> u64 {
+        self.taken.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Waits for the calls before `number`, each of which ends by its own deadline; `idle` is called at least every `SLICE`.
+    /// The turn ends when the returned value is dropped.
+    pub(crate) fn wait(&self, number: u64, mut idle: impl FnMut()) -> Current<'_> {
+        if self.finished.load(Ordering::Acquire) + 1 != number {
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+            let mut queue = lock(&self.queue);
+            while self.finished.load(Ordering::SeqCst) + 1 != number {
+                queue = match self.advanced.wait_timeout(queue, SLICE) {
+                    Ok((queue, _)) => queue,
+                    Err(poisoned) => poisoned.into_inner().0,
+                };
+                drop(queue);
+                idle();
+                queue = lock(&self.queue);
+            }
+            drop(queue);
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+        }
+        Current { turn: self }
+    }
+}
+
+/// The turn of one call.
+pub(crate) struct Current<'a> {
+    turn: &'a Turn,
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        self.turn.finished.fetch_add(1, Ordering::SeqCst);
+        if self.turn.waiting.load(Ordering::SeqCst) > 0 {
+            let _queue = lock(&self.turn.queue);
+            self.turn.advanced.notify_all();
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! The process group as its users see it: results against a sequential reference, and what happens when ranks disagree,
+//! die, freeze, or take their time.
+
+mod agreement;
+mod faults;
+mod handles;
+mod harness;
+mod memory;
+mod meeting;
+mod namespaces;
+mod reductions;
+mod reference;
