@@ -1,9 +1,9 @@
 """What an exported program's archive may hold.
 
-`torch.export.load` unpickles sample inputs and some tensors, resolves operators by attribute access from `torch`, and
-evaluates symbolic expressions with sympy, which uses `eval`. A saved model is data, so an archive is read only where
-none of that can run code of its author: no pickles, operators of the dispatcher and plain arithmetic, and expressions
-of known names.
+`torch.export.load` unpickles sample inputs and some tensors, resolves operators by attribute access from
+`torch`, and evaluates symbolic expressions with sympy, which uses `eval`. A saved model is data, so an
+archive is read only where none of that can run code of its author: no pickles, operators of the dispatcher
+and plain arithmetic, and expressions of known names.
 """
 
 from __future__ import annotations
@@ -25,18 +25,26 @@ _EXPRESSION = re.compile(r"[\w\s+\-*/%(),.<>=!~&|]*")
 _QUOTED = re.compile(r"'([a-z]+\d*)'")
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 _SYMBOL = re.compile(r"[a-z]+\d+|rows|oo|int_oo|True|False|inf|nan")
-_FUNCTIONS = frozenset(
-    "FloorDiv ModularIndexing Mod PythonMod Where CleanDiv CeilDiv CeilToInt FloorToInt TruncToInt RoundToInt RoundDecimal "
-    "IntTrueDiv FloatTrueDiv PowByNatural FloatPow ToFloat Identity IsNonOverlappingAndDenseIndicator TruncToFloat LShift "
-    "RShift BitwiseFn_bitwise_and BitwiseFn_bitwise_or Max Min Abs Eq Ne Lt Le Gt Ge And Or Not Piecewise floor ceiling sqrt "
-    "sign Integer Float Rational Symbol integer positive nonnegative negative nonzero real Add Mul Pow".split()
-)
+# fmt: off
+_FUNCTIONS = frozenset([
+    "FloorDiv", "ModularIndexing", "Mod", "PythonMod", "Where", "CleanDiv", "CeilDiv", "CeilToInt",
+    "FloorToInt", "TruncToInt", "RoundToInt", "RoundDecimal", "IntTrueDiv", "FloatTrueDiv",
+    "PowByNatural", "FloatPow", "ToFloat", "Identity", "TruncToFloat", "LShift", "RShift",
+    "IsNonOverlappingAndDenseIndicator", "BitwiseFn_bitwise_and", "BitwiseFn_bitwise_or", "Max", "Min",
+    "Abs", "Eq", "Ne", "Lt", "Le", "Gt", "Ge", "And", "Or", "Not", "Piecewise", "floor", "ceiling",
+    "sqrt", "sign", "Add", "Mul", "Pow", "Integer", "Float", "Rational", "Symbol", "integer",
+    "positive", "nonnegative", "negative", "nonzero", "real",
+])
+# fmt: on
 
 
 def without_pickles(data: bytes) -> bytes:
     """The archive with its sample inputs, which are a pickle and of no use to us, left empty."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as target:
+    with (
+        zipfile.ZipFile(io.BytesIO(data)) as source,
+        zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as target,
+    ):
         for entry in source.infolist():
             empty = "/sample_inputs/" in entry.filename
             target.writestr(zipfile.ZipInfo(entry.filename), b"" if empty else source.read(entry))
@@ -71,7 +79,14 @@ def _check_entry(name: str, entry: zipfile.ZipInfo, archive: zipfile.ZipFile) ->
     elif name.startswith("models/") and name.endswith(".json"):
         for found in _objects(json.loads(archive.read(entry))):
             _check_node(found)
-    elif name not in ("archive_format", "archive_version", "byteorder", ".data/version", ".data/serialization_id", "version"):
+    elif name not in (
+        "archive_format",
+        "archive_version",
+        "byteorder",
+        ".data/version",
+        ".data/serialization_id",
+        "version",
+    ):
         raise DataError(f"the exported program has an entry {name!r} that it should not have")
 
 
@@ -90,7 +105,8 @@ def _check_node(node: dict[str, Any]) -> None:
 def _check_expression(text: str) -> None:
     original, text = text, _QUOTED.sub(r" \1 ", text)
     known = all(
-        name in _FUNCTIONS or _SYMBOL.fullmatch(name) or re.fullmatch(r"e\d*", name) for name in _NAME.findall(text)
+        name in _FUNCTIONS or _SYMBOL.fullmatch(name) or re.fullmatch(r"e\d*", name)
+        for name in _NAME.findall(text)
     )
     if not known or not _EXPRESSION.fullmatch(text) or "__" in text:
         raise DataError(f"the exported program has an expression of unknown names: {original[:80]!r}")

@@ -1,8 +1,9 @@
 """The directory of a saved model, as Spark sees it.
 
-A path means what it means to Spark: without a scheme it lies on Spark's default file system. On classic Spark this
-process writes the files itself, through the store layer, or through Hadoop's file system where only that knows the
-scheme. On Spark Connect the client may see nothing of the cluster's files, so a worker writes and reads them.
+A path means what it means to Spark: without a scheme it lies on Spark's default file system. On classic Spark
+this process writes the files itself, through the store layer, or through Hadoop's file system where only that
+knows the scheme. On Spark Connect the client may see nothing of the cluster's files, so a worker writes and
+reads them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from flambeau._weights import (
@@ -55,7 +56,8 @@ class Directory:
         self._hadoop = urlsplit(self.uri).scheme not in STORE_SCHEMES
         if self._hadoop and self._connect:
             raise FlambeauError(
-                f"{path}: on Spark Connect a path has no scheme or one of {', '.join(STORE_SCHEMES[1:])}, which workers can read"
+                f"{path}: on Spark Connect a path has no scheme, or one that workers can read: "
+                f"{', '.join(STORE_SCHEMES[1:])}"
             )
 
     def file(self, name: str) -> str:
@@ -125,11 +127,15 @@ class Directory:
             except OSError as error:
                 raise StoreError(f"{ref.uri} cannot be read: {error}") from error
         if hashlib.sha256(data).hexdigest() != sha256:
-            raise StoreError(f"{ref.uri} is not the file that was saved: its SHA-256 differs from the metadata's")
+            raise StoreError(
+                f"{ref.uri} is not the file that was saved: its SHA-256 differs from the metadata's"
+            )
         return data
 
     def reference(self, name: str, size: int, sha256: str) -> WeightsRef:
-        """A reference to a file that workers can follow. A file that only Hadoop knows is handed out by Spark."""
+        """A reference to a file that workers can follow. A file that only Hadoop knows is handed out by
+        Spark.
+        """
         if not self._hadoop:
             return WeightsRef(self.file(name), size, sha256, self._options)
         local = self._downloaded(name, sha256)
@@ -183,7 +189,9 @@ class Directory:
                 if batch.num_rows:
                     yield pa.RecordBatch.from_arrays([pa.array([action(*arguments)], pa.binary())], ["data"])
 
-        return bytes(self._spark.range(0, 1, 1, 1).mapInArrow(run, "data binary").collect()[0]["data"])
+        return bytes(
+            self._spark.range(0, 1, 1, 1).mapInArrow(cast(Any, run), "data binary").collect()[0]["data"]
+        )
 
 
 def _exists(uri: str, options: dict[str, str]) -> bytes:

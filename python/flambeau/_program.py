@@ -1,10 +1,11 @@
 """The program of a model: what computes its outputs, without its weights.
 
-A program comes in up to three forms. `pickle` is the module itself, by cloudpickle, with its tensors left hollow; it is
-what a fresh fit holds, and what is saved where nothing else can be. `exported` (torch.export) and `scripted`
-(TorchScript) are graphs that need no pickle and none of the user's code; they are made when a model is saved, and kept
-only where they give the module's outputs to the last bit on two batch sizes. In every form the weights lie beside the
-program, in one safetensors file, and `flambeau._weights.load_into` brings them together.
+A program comes in up to three forms. `pickle` is the module itself, by cloudpickle, with its tensors left
+hollow; it is what a fresh fit holds, and what is saved where nothing else can be. `exported` (torch.export)
+and `scripted` (TorchScript) are graphs that need no pickle and none of the user's code; they are made when a
+model is saved, and kept only where they give the module's outputs to the last bit on two batch sizes. In
+every form the weights lie beside the program, in one safetensors file, and `flambeau._weights.load_into`
+brings them together.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ _CHECKED_RUNS = 3
 
 @dataclass(frozen=True)
 class OutputTensor:
-    """One tensor that a module returns: its name (None where it is the only one), dtype, and the shape of a row."""
+    """One tensor that a module returns: its name (None where it is the only one), dtype, and the shape of a
+    row.
+    """
 
     name: str | None
     dtype: str
@@ -53,7 +56,9 @@ class OutputTensor:
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """What a module returns: one tensor, or several with the keys of a dict or `_1`, `_2`, ... of a tuple as names."""
+    """What a module returns: one tensor, or several with the keys of a dict or `_1`, `_2`, ... of a tuple as
+    names.
+    """
 
     tensors: tuple[OutputTensor, ...]
 
@@ -85,7 +90,9 @@ def named_outputs(output: Any) -> list[tuple[str | None, Tensor]]:
     elif isinstance(output, (tuple, list)):
         named = [(f"_{i + 1}", value) for i, value in enumerate(output)]
     else:
-        raise ParamError(f"model: forward returns {type(output).__name__}; return a tensor, or a tuple or dict of tensors")
+        raise ParamError(
+            f"model: forward returns {type(output).__name__}; return a tensor, or a tuple or dict of tensors"
+        )
     for name, value in named:
         if not isinstance(value, torch.Tensor):
             raise ParamError(f"model: forward returns {type(value).__name__} as {name}; return tensors only")
@@ -97,9 +104,9 @@ def probe_output(
 ) -> OutputSpec:
     """What `module` returns for these inputs, found by running it once, in eval mode and without gradients.
 
-    It is run on two rows of zeros, then of ones where zeros fail, or on `examples` (one tensor an input, rows first)
-    where given. Its modes and the random generators are as before afterwards. Raises ParamError where `forward` takes
-    other arguments, fails, or returns something that has not one row for each row.
+    It is run on two rows of zeros, then of ones where zeros fail, or on `examples` (one tensor an input, rows
+    first) where given. Its modes and the random generators are as before afterwards. Raises ParamError where
+    `forward` takes other arguments, fails, or returns something that has not one row for each row.
     """
     import torch
 
@@ -131,7 +138,8 @@ def output_spec(output: Any, num_rows: int) -> OutputSpec:
     for name, tensor in named_outputs(output):
         if tensor.dim() == 0 or tensor.shape[0] != num_rows:
             raise ParamError(
-                f"model: forward returns {name or 'a tensor'} of shape {list(tensor.shape)} for {num_rows} rows; "
+                f"model: forward returns {name or 'a tensor'} of shape {list(tensor.shape)} for "
+                f"{num_rows} rows; "
                 "its first dimension must be the rows"
             )
         tensors.append(OutputTensor(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape[1:])))
@@ -162,8 +170,10 @@ def dump_skeleton(module: nn.Module) -> bytes:
 
     hollow: dict[int, Tensor] = {}
     for name, value in module.state_dict(keep_vars=True).items():
-        if isinstance(value, torch.nn.parameter.UninitializedTensorMixin):
-            raise ParamError(f"model: {name} is lazy and has no shape yet; call the module once on a batch before the fit")
+        if isinstance(value, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
+            raise ParamError(
+                f"model: {name} is lazy and has no shape yet; call the module once on a batch before the fit"
+            )
         if isinstance(value, torch.Tensor):
             hollow[id(value)] = value
 
@@ -262,8 +272,8 @@ def compile_programs(
 ) -> tuple[dict[str, bytes], dict[str, str]]:
     """The forms of a module that need no pickle, and for those it does not allow the reason.
 
-    `module` has its weights, `weights` is the path of their file. A form is kept where, read back and given the
-    weights, it returns exactly what the module does.
+    `module` has its weights, `weights` is the path of their file. A form is kept where, read back and given
+    the weights, it returns exactly what the module does.
     """
     programs, reasons = {}, {}
     for form, make in (("exported", _export), ("scripted", _script)):
@@ -290,7 +300,9 @@ def _export(module: nn.Module, inputs: Sequence[TensorColumns]) -> bytes:
         program = torch.export.export(module, tuple(_random(inputs, 3)), dynamic_shapes=shapes, strict=False)
     # The weights lie beside the program; those in the archive are hollow, and load_into replaces their data.
     hollow = {
-        name: _hollow(tuple(value.shape), value.dtype, isinstance(value, torch.nn.Parameter), value.requires_grad)
+        name: _hollow(
+            tuple(value.shape), value.dtype, isinstance(value, torch.nn.Parameter), value.requires_grad
+        )
         for name, value in program.state_dict.items()
     }
     program._state_dict = hollow
@@ -304,7 +316,8 @@ def _script(module: nn.Module, inputs: Sequence[TensorColumns]) -> bytes:
 
     # Scripting shares the module's tensors, so it is done on a hollow copy of it.
     copy = cloudpickle.loads(dump_skeleton(module)).eval()
-    # TorchScript makes every buffer persistent; those that state_dict leaves out are not hollow and stay as they are.
+    # TorchScript makes every buffer persistent; those that state_dict leaves out are not hollow and stay as
+    # they are.
     fixed = sorted({name for name, _ in copy.named_buffers(remove_duplicate=False)} - set(copy.state_dict()))
     buffer = io.BytesIO()
     torch.jit.save(torch.jit.script(copy), buffer, _extra_files={_FIXED: json.dumps(fixed)})
@@ -312,7 +325,9 @@ def _script(module: nn.Module, inputs: Sequence[TensorColumns]) -> bytes:
 
 
 def _check_same(module: nn.Module, program: nn.Module, inputs: Sequence[TensorColumns], weights: Any) -> None:
-    """Raises where the program's outputs are not those of the module, to the bit, on each of the batch sizes."""
+    """Raises where the program's outputs are not those of the module, to the bit, on each of the batch
+    sizes.
+    """
     import torch
 
     from flambeau._weights import load_into
@@ -338,7 +353,9 @@ def _check_same(module: nn.Module, program: nn.Module, inputs: Sequence[TensorCo
 
 
 def _random(inputs: Sequence[TensorColumns], size: int) -> list[Tensor]:
-    """Inputs of `size` rows: normal numbers, and zeros and ones for integers, which any table of embeddings has."""
+    """Inputs of `size` rows: normal numbers, and zeros and ones for integers, which any table of embeddings
+    has.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(size)
@@ -359,7 +376,9 @@ def _constant(inputs: Sequence[TensorColumns], size: int, value: int) -> list[Te
 
 
 class _quiet:
-    """Keeps torch's compiler from logging about modules that it cannot take; the reason is in the metadata."""
+    """Keeps torch's compiler from logging about modules that it cannot take; the reason is in the
+    metadata.
+    """
 
     def __enter__(self) -> None:
         import logging

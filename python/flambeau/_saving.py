@@ -1,11 +1,10 @@
 """Estimators and models as plain directories that Spark ML's readers find their way in.
 
-    metadata/               Spark ML's metadata (one line of JSON), with an object "flambeau" beside its own fields
-    weights.safetensors     a model's weights
-    history.json            what each epoch of its training came to
-    program.pt2, .pt        a model's program, exported and scripted: no pickle
-    program.pkl             its module by cloudpickle, where neither was possible
-    objects.pkl             an estimator's module, loss, optimizer and metrics, those that are not names
+metadata/               Spark ML's metadata (one line of JSON), with an object "flambeau" beside its own
+fields weights.safetensors     a model's weights history.json            what each epoch of its training came
+to program.pt2, .pt        a model's program, exported and scripted: no pickle program.pkl             its
+module by cloudpickle, where neither was possible objects.pkl             an estimator's module, loss,
+optimizer and metrics, those that are not names
 """
 
 from __future__ import annotations
@@ -42,7 +41,9 @@ OBJECTS = "objects.pkl"
 
 
 def pickle_allowed(spark: SparkSession) -> bool:
-    """Whether the session lets saved models and estimators hold pickles, and reads them: `spark.flambeau.allowPickle`."""
+    """Whether the session lets saved models and estimators hold pickles, and reads them:
+    `spark.flambeau.allowPickle`.
+    """
     return str(spark.conf.get(ALLOW_PICKLE, "true")).strip().lower() != "false"
 
 
@@ -67,7 +68,9 @@ class PlainWriter(MLWriter):
         """Writes the files and, last, the metadata."""
         raise NotImplementedError
 
-    def write_metadata(self, directory: Directory, instance: Params, ours: Mapping[str, Any], skip: tuple[str, ...] = ()) -> None:
+    def write_metadata(
+        self, directory: Directory, instance: Params, ours: Mapping[str, Any], skip: tuple[str, ...] = ()
+    ) -> None:
         """Writes Spark ML's metadata of `instance` with `ours` and the versions as the object `flambeau`."""
         spark = self.sparkSession
         params = {p.name: value for p, value in instance._paramMap.items() if p.name not in skip}
@@ -89,7 +92,8 @@ class ModelWriter(PlainWriter):
         own = self._model._weights.uri
         if self.shouldOverwrite and _plain(own).startswith(_plain(directory.uri) + "/"):
             raise FlambeauError(
-                f"the model was loaded from {directory.path} and reads its weights from there; save it to another path"
+                f"the model was loaded from {directory.path} and reads its weights from there; "
+                "save it to another path"
             )
 
     def write_to(self, directory: Directory) -> None:
@@ -98,7 +102,9 @@ class ModelWriter(PlainWriter):
         programs, reasons = self._programs()
         history = json.dumps(model._history, separators=(",", ":")).encode()
         files: dict[str, dict[str, Any]] = {}
-        for name, data in [(FILE_NAMES[form], data) for form, data in programs.items()] + [(HISTORY, history)]:
+        for name, data in [(FILE_NAMES[form], data) for form, data in programs.items()] + [
+            (HISTORY, history)
+        ]:
             directory.write(name, data)
             files[name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         directory.copy(FILE_NAME, model._weights)
@@ -185,7 +191,9 @@ class HoldsObjects(Protocol):
 
 
 class EstimatorWriter(PlainWriter):
-    """Writes an estimator: params and names as JSON, other objects in one pickle, so that an optimizer keeps its parameters."""
+    """Writes an estimator: params and names as JSON, other objects in one pickle, so that an optimizer keeps
+    its parameters.
+    """
 
     def __init__(self, estimator: HoldsObjects) -> None:
         super().__init__()
@@ -196,7 +204,9 @@ class EstimatorWriter(PlainWriter):
     def check(self, directory: Directory) -> None:
         """Refuses objects where pickles are."""
         if self._blob and not pickle_allowed(self.sparkSession):
-            raise FlambeauError(f"{', '.join(self._blob)} can be saved as a pickle only, and {ALLOW_PICKLE} is false")
+            raise FlambeauError(
+                f"{', '.join(self._blob)} can be saved as a pickle only, and {ALLOW_PICKLE} is false"
+            )
 
     def write_to(self, directory: Directory) -> None:
         """Writes the objects, then the metadata."""
@@ -228,8 +238,12 @@ class EstimatorReader(MLReader[Any]):
         blob = ours.get("files", {}).get(OBJECTS)
         if blob is not None:
             if not pickle_allowed(spark):
-                raise FlambeauError(f"{path} holds its module, loss or optimizer as a pickle, and {ALLOW_PICKLE} is false")
-            objects.update(cloudpickle.loads(Directory(spark, path).read(OBJECTS, blob["size"], blob["sha256"])))
+                raise FlambeauError(
+                    f"{path} holds its module, loss or optimizer as a pickle, and {ALLOW_PICKLE} is false"
+                )
+            objects.update(
+                cloudpickle.loads(Directory(spark, path).read(OBJECTS, blob["size"], blob["sha256"]))
+            )
         estimator._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(estimator, metadata)
         estimator._set_objects(objects)
@@ -237,12 +251,11 @@ class EstimatorReader(MLReader[Any]):
 
 
 def load_pipeline(path: str, module: nn.Module | None = None) -> Any:
-    """Reads a Pipeline, a PipelineModel or a single stage saved from PySpark or from Scala; needs no jar of Flambeau's.
+    """Reads a Pipeline, a PipelineModel or a single stage saved from PySpark or from Scala; needs no jar of
+    Flambeau's.
 
-    Parameters
-    ----------
-    path : the directory that it was saved to.
-    module : as in `TorchModel.load`, for a pipeline with one fitted model of Flambeau's.
+    `path` is the directory that it was saved to. `module` is as in `TorchModel.load`, for a pipeline with one
+    fitted model of Flambeau's.
     """
     from pyspark.ml import Pipeline, PipelineModel
     from pyspark.ml.pipeline import PipelineSharedReadWrite
@@ -256,18 +269,23 @@ def load_pipeline(path: str, module: nn.Module | None = None) -> Any:
 
         cls = getattr(flambeau, name, None)
         if cls is None:
-            raise FlambeauError(f"{path} is a {metadata['class']}, which this version of Flambeau does not have")
+            raise FlambeauError(
+                f"{path} is a {metadata['class']}, which this version of Flambeau does not have"
+            )
         return cls.load(path, module) if module is not None and name.endswith("Model") else cls.load(path)
     if package in ("org.apache.spark.ml", "pyspark.ml.pipeline") and name in ("Pipeline", "PipelineModel"):
         uids = metadata["paramMap"]["stageUids"]
         places = [
-            PipelineSharedReadWrite.getStagePath(uid, i, len(uids), os.path.join(path, "stages")) for i, uid in enumerate(uids)
+            PipelineSharedReadWrite.getStagePath(uid, i, len(uids), os.path.join(path, "stages"))
+            for i, uid in enumerate(uids)
         ]
         stages = [load_pipeline(place, module) for place in places]
         whole: Any = Pipeline(stages=stages) if name == "Pipeline" else PipelineModel(stages)
         return whole._resetUid(metadata["uid"])
     # Spark 3.5 knows the context only, later versions take either.
-    stage: Any = DefaultParamsReader.loadParamsInstance(path, spark if is_connect(spark) else spark.sparkContext)
+    stage: Any = DefaultParamsReader.loadParamsInstance(
+        path, spark if is_connect(spark) else spark.sparkContext
+    )
     return stage
 
 
@@ -281,7 +299,9 @@ def load_metadata(spark: SparkSession, path: str) -> dict[str, Any]:
 
 
 def class_of(metadata: Mapping[str, Any], path: str, cls: type[Any]) -> type[Any]:
-    """The class that the metadata names, which must be `cls` or derive from it; checks the format's version too."""
+    """The class that the metadata names, which must be `cls` or derive from it; checks the format's version
+    too.
+    """
     import flambeau
 
     package, _, name = metadata["class"].rpartition(".")
@@ -292,7 +312,8 @@ def class_of(metadata: Mapping[str, Any], path: str, cls: type[Any]) -> type[Any
     version = ours.get("formatVersion")
     if version != FORMAT_VERSION:
         raise FlambeauError(
-            f"{path} has format {version}, written by Flambeau {ours.get('flambeauVersion')}; this version reads {FORMAT_VERSION}"
+            f"{path} has format {version}, written by Flambeau {ours.get('flambeauVersion')}; "
+            f"this version reads {FORMAT_VERSION}"
         )
     return found
 

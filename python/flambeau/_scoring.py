@@ -1,7 +1,7 @@
 """The worker's side of `transform`: Arrow columns in, the module's outputs as an Arrow array out.
 
-A Python worker loads a module once, by the hashes of its program and weights, and keeps the last few. Batches are
-copied into memory of torch's own alignment, so that a row's outputs have the same bits in every process.
+A Python worker loads a module once, by the hashes of its program and weights, and keeps the last few. Batches
+are copied into memory of torch's own alignment, so that a row's outputs have the same bits in every process.
 """
 
 # Annotations are evaluated here: Spark reads those of the functions that `scalar_udf` makes.
@@ -28,7 +28,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 KEPT_MODULES = 4
-_NUMPY = {"float32": np.float32, "float64": np.float64, "int64": np.int64, "bool": np.bool_, "uint8": np.uint8}
+_NUMPY = {
+    "float32": np.float32,
+    "float64": np.float64,
+    "int64": np.int64,
+    "bool": np.bool_,
+    "uint8": np.uint8,
+}
 _modules: OrderedDict[tuple[str, ...], Any] = OrderedDict()
 _lock = threading.Lock()
 
@@ -37,8 +43,8 @@ _lock = threading.Lock()
 class Scorer:
     """All that a Python worker needs to score rows; it travels in the plan.
 
-    `classes` is None, or how a classifier's output reads: `logits`, `log_probabilities` or `probabilities`. `fields` are the
-    classifier's wanted columns among prediction, rawPrediction and probability.
+    `classes` is None, or how a classifier's output reads: `logits`, `log_probabilities` or `probabilities`.
+    `fields` are the classifier's wanted columns among prediction, rawPrediction and probability.
     """
 
     programs: Mapping[str, bytes]
@@ -97,7 +103,8 @@ class Scorer:
         wanted = [(spec.name, (num_rows, *spec.shape)) for spec in self.output.tensors]
         if found != wanted:
             raise FlambeauError(
-                f"model: forward returned {_shapes(found)} for a batch of {num_rows} rows, where {_shapes(wanted)} was expected"
+                f"model: forward returned {_shapes(found)} for a batch of {num_rows} rows, "
+                f"where {_shapes(wanted)} was expected"
             )
         return [tensor for _, tensor in named]
 
@@ -105,7 +112,8 @@ class Scorer:
 def to_arrays(inputs: Sequence[TensorColumns], columns: Sequence[pa.Array]) -> list[np.ndarray[Any, Any]]:
     """One numpy array [rows, ...] for each input, from all inputs' columns in order.
 
-    Raises DataError, naming the column, where there is a null or an array of another length than the input's shape.
+    Raises DataError, naming the column, where there is a null or an array of another length than the input's
+    shape.
     """
     arrays, taken = [], 0
     for tensor in inputs:
@@ -136,15 +144,17 @@ def _values(array: pa.Array, name: str, tensor: TensorColumns, dtype: Any) -> np
         array = array.flatten()
         _refuse_nulls(array, name, "an array with a null in it")
     elif tensor.shape not in ((), None) and len(tensor.columns) == 1 and math.prod(tensor.shape) != 1:
-        raise DataError(f"column {name!r} holds single numbers, where arrays of {math.prod(tensor.shape)} were trained on")
+        raise DataError(
+            f"column {name!r} holds single numbers, where arrays of {math.prod(tensor.shape)} were trained on"
+        )
     return array.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
 
 
 def _refuse_nulls(array: pa.Array, name: str, what: str = "a null") -> None:
     if array.null_count:
         raise DataError(
-            f"column {name!r} holds {what}: fill it (Imputer, DataFrame.fillna) or drop those rows (DataFrame.dropna) "
-            "before transform"
+            f"column {name!r} holds {what}: fill it (Imputer, DataFrame.fillna) or drop those rows "
+            "(DataFrame.dropna) before transform"
         )
 
 
@@ -186,7 +196,11 @@ def _device() -> str:
 
 def _module(programs: Mapping[str, bytes], weights: WeightsRef, device: str) -> "nn.Module":
     """The module with its weights on the device, loaded once in this process."""
-    key = (device, weights.sha256, *(hashlib.sha256(data).hexdigest() for _, data in sorted(programs.items())))
+    key = (
+        device,
+        weights.sha256,
+        *(hashlib.sha256(data).hexdigest() for _, data in sorted(programs.items())),
+    )
     with _lock:
         if key not in _modules:
             module = instantiate(programs, device=device)
@@ -211,7 +225,9 @@ def _result(tensor: "Tensor", spec: OutputTensor) -> pa.Array:
 
 def _lists(values: pa.Array, size: int, count: int) -> pa.Array:
     """`count` lists of `size` values each."""
-    return pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int64) * size).cast(pa.int32()), values)
+    return pa.ListArray.from_arrays(
+        pa.array(np.arange(count + 1, dtype=np.int64) * size).cast(pa.int32()), values
+    )
 
 
 def _kept(dtype: Any) -> Any:
@@ -224,23 +240,21 @@ def _kept(dtype: Any) -> Any:
 
 
 def _class_columns(output: "Tensor", kind: str, fields: Sequence[str]) -> pa.StructArray:
-    """Prediction, raw prediction and probability of a classifier's output [rows, classes], or of one logit a row."""
+    """Prediction, raw prediction and probability of a classifier's output [rows, classes], or of one logit a
+    row.
+    """
     import torch
 
     scores = output.to(torch.float64)
     binary = scores.dim() == 1 or scores.shape[1] == 1
     if binary:
         one = scores.reshape(-1)
-        positive = {"logits": torch.sigmoid, "log_probabilities": torch.exp, "probabilities": torch.clone}[kind](one)
+        positive = {"logits": torch.sigmoid(one), "log_probabilities": one.exp()}.get(kind, one)
         probability = torch.stack([1 - positive, positive], dim=1)
         raw = torch.stack([-one, one], dim=1) if kind == "logits" else probability
         prediction = (positive > 0.5).to(torch.float64)
     else:
-        probability = {
-            "logits": lambda x: torch.softmax(x, dim=1),
-            "log_probabilities": torch.exp,
-            "probabilities": torch.clone,
-        }[kind](scores)
+        probability = {"logits": scores.softmax(1), "log_probabilities": scores.exp()}.get(kind, scores)
         raw = scores
         prediction = scores.argmax(dim=1).to(torch.float64)
 
@@ -260,7 +274,9 @@ def _shapes(named: Sequence[tuple[str | None, Sequence[int]]]) -> str:
 
 
 def scalar_udf(scorer: Scorer, returns: Any, num_columns: int) -> Any:
-    """A scalar-iterator UDF over the inputs' columns: on Arrow arrays where Spark has such (4.1), else on pandas."""
+    """A scalar-iterator UDF over the inputs' columns: on Arrow arrays where Spark has such (4.1), else on
+    pandas.
+    """
     from pyspark.sql import functions
 
     if hasattr(functions, "arrow_udf"):
@@ -332,10 +348,11 @@ _ARROW = {
 
 
 def _of_series(series: Any, kind: pa.DataType) -> pa.Array:
-    """A pandas column as Arrow; one of objects holds arrays, unless it is of bytes or has nulls among numbers.
+    """A pandas column as Arrow; one of objects holds arrays, unless it is of bytes or has nulls among
+    numbers.
 
-    pandas turns a null among numbers into NaN, which a feature may hold: such a column is told from one with NaN by
-    nothing, and is taken as it is.
+    pandas turns a null among numbers into NaN, which a feature may hold: such a column is told from one with
+    NaN by nothing, and is taken as it is.
     """
     if series.dtype == object and not pa.types.is_binary(kind):
         first = next((value for value in series if value is not None), None)
@@ -348,4 +365,8 @@ def _series(array: pa.Array) -> Any:
     """An Arrow column as pandas, arrays as numpy arrays."""
     import pandas as pd
 
-    return pd.Series(list(array.to_numpy(zero_copy_only=False))) if pa.types.is_list(array.type) else array.to_pandas()
+    return (
+        pd.Series(list(array.to_numpy(zero_copy_only=False)))
+        if pa.types.is_list(array.type)
+        else array.to_pandas()
+    )

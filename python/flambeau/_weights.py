@@ -1,8 +1,8 @@
 """Where a model's weights lie, and how they get into a module.
 
-Weights are one safetensors file in the store. What travels with a plan or a fitted model is a `WeightsRef`: the file's
-URI, size and hash. A tensor that a module has under several names is written once; the file's metadata maps the other
-names to the one written, as `safetensors.torch.load_model` expects it.
+Weights are one safetensors file in the store. What travels with a plan or a fitted model is a `WeightsRef`:
+the file's URI, size and hash. A tensor that a module has under several names is written once; the file's
+metadata maps the other names to the one written, as `safetensors.torch.load_model` expects it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
 from flambeau.errors import DataError, FlambeauError, ParamError, StoreError
@@ -52,7 +52,9 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class WeightsRef:
-    """A weights file: its URI, its size in bytes, its SHA-256 in lower-case hexadecimal, and the options of its store."""
+    """A weights file: its URI, its size in bytes, its SHA-256 in lower-case hexadecimal, and the options of
+    its store.
+    """
 
     uri: str
     size: int
@@ -79,13 +81,17 @@ class WeightsRef:
         """A local file with these weights, checked against the hash once in each process.
 
         A file that is local already is used where it lies. Others are fetched once for each machine into the
-        temporary directory. Raises StoreError where the file is gone, and FlambeauError where it is another file.
+        temporary directory. Raises StoreError where the file is gone, and FlambeauError where it is another
+        file.
         """
         path = local_path(self.uri)
         if path is None:
             path = _fetched(self)
         elif not path.is_file():
-            raise StoreError(f"the model's weights are not at {self.uri}: the file was removed, or this machine does not see it")
+            raise StoreError(
+                f"the model's weights are not at {self.uri}: the file was removed, "
+                "or this machine does not see it"
+            )
         _verify(path, self)
         return path
 
@@ -125,14 +131,16 @@ def local_path(uri: str) -> Path | None:
 def save_module(module: nn.Module, path: Path | str) -> WeightsRef:
     """Writes a module's `state_dict` as a safetensors file; returns the reference to it.
 
-    The file is written tensor by tensor, so no second copy of the weights is made in memory. Raises ParamError for
-    what safetensors cannot hold: extra state that is not a tensor, sparse or complex tensors, lazy parameters.
+    The file is written tensor by tensor, so no second copy of the weights is made in memory. Raises
+    ParamError for what safetensors cannot hold: extra state that is not a tensor, sparse or complex tensors,
+    lazy parameters.
     """
     import torch
 
     tensors, aliases = _named_tensors(module)
 
-    # safetensors knows no gaps between tensors: those that keep the alignment come first, the others after them.
+    # safetensors knows no gaps between tensors: those that keep the alignment come first, the others after
+    # them.
     def place(name: str) -> tuple[bool, int, str]:
         tensor = tensors[name]
         return bool(tensor.numel() * tensor.element_size() % ALIGNMENT), -tensor.element_size(), name
@@ -145,7 +153,9 @@ def save_module(module: nn.Module, path: Path | str) -> WeightsRef:
         size = tensor.numel() * tensor.element_size()
         code = _DTYPES.get(str(tensor.dtype).removeprefix("torch."))
         if code is None or tensor.layout != torch.strided:
-            raise ParamError(f"model: {name} is a {tensor.layout} tensor of {tensor.dtype}, which safetensors cannot hold")
+            raise ParamError(
+                f"model: {name} is a {tensor.layout} tensor of {tensor.dtype}, which safetensors cannot hold"
+            )
         header[name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -163,16 +173,17 @@ def save_module(module: nn.Module, path: Path | str) -> WeightsRef:
         for name in ordered:
             flat = tensors[name].detach().to("cpu").contiguous().reshape(-1)
             if flat.numel():
-                write(memoryview(flat.view(torch.uint8).numpy()))
+                write(flat.view(torch.uint8).numpy().data)
     return WeightsRef(str(path), written, digest.hexdigest())
 
 
 def load_into(module: nn.Module, path: Path | str, *, device: str = "cpu", share: bool = False) -> nn.Module:
     """Gives a module the weights of a safetensors file, on `device`; returns the module.
 
-    Parameters stay the objects that they are, so ties hold; only their data is replaced. With `share` the data is the
-    mapped file itself where the device is the CPU and the alignment allows it: processes of one machine share its
-    pages, and a write to it is private to its process. Raises ParamError where names, shapes or dtypes do not match.
+    Parameters stay the objects that they are, so ties hold; only their data is replaced. With `share` the
+    data is the mapped file itself where the device is the CPU and the alignment allows it: processes of one
+    machine share its pages, and a write to it is private to its process. Raises ParamError where names,
+    shapes or dtypes do not match.
     """
     import torch
     from safetensors import SafetensorError, safe_open
@@ -182,7 +193,7 @@ def load_into(module: nn.Module, path: Path | str, *, device: str = "cpu", share
         with safe_open(str(path), framework="pt", device=device) as file:
             names = set(file.keys())
             aliases = {alias: name for alias, name in (file.metadata() or {}).items() if name in names}
-            fixed = getattr(module, "_flambeau_fixed", frozenset())
+            fixed: frozenset[str] = getattr(module, "_flambeau_fixed", frozenset())
             wanted = {name: target for name, target in wanted.items() if name not in fixed}
             missing = sorted(set(wanted) - names - set(aliases))
             unexpected = sorted((names | set(aliases)) - set(wanted))
@@ -220,11 +231,19 @@ def _named_tensors(module: nn.Module, aliases_too: bool = False) -> tuple[dict[s
     first: dict[tuple[Any, ...], str] = {}
     for name, value in module.state_dict(keep_vars=True).items():
         if not isinstance(value, torch.Tensor):
-            raise ParamError(f"model: {name} is extra state ({type(value).__name__}), not a tensor; it cannot be saved")
-        if isinstance(value, torch.nn.parameter.UninitializedTensorMixin):
-            raise ParamError(f"model: {name} is lazy and has no shape yet; call the module once on a batch before the fit")
+            raise ParamError(
+                f"model: {name} is extra state ({type(value).__name__}), not a tensor; it cannot be saved"
+            )
+        if isinstance(value, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
+            raise ParamError(
+                f"model: {name} is lazy and has no shape yet; call the module once on a batch before the fit"
+            )
         key: tuple[Any, ...] = (id(value),)
-        if value.layout == torch.strided and value.device.type != "meta" and value.untyped_storage().nbytes() > 0:
+        if (
+            value.layout == torch.strided
+            and value.device.type != "meta"
+            and value.untyped_storage().nbytes() > 0
+        ):
             key = (value.data_ptr(), value.device, value.dtype, tuple(value.shape), tuple(value.stride()))
         known = first.setdefault(key, name)
         if known != name and not aliases_too:
@@ -292,8 +311,8 @@ def cache_directory() -> Path:
 
 @contextmanager
 def fetched(ref: WeightsRef, spark: SparkSession | None = None) -> Iterator[Path]:
-    """A local file with the weights for the time of the block: the file itself where this process sees it, else a
-    temporary copy read through Spark's workers.
+    """A local file with the weights for the time of the block: the file itself where this process sees it,
+    else a temporary copy read through Spark's workers.
     """
     if ref.visible():
         yield ref.local()
@@ -312,8 +331,8 @@ def fetched(ref: WeightsRef, spark: SparkSession | None = None) -> Iterator[Path
 def read_through_spark(spark: SparkSession, ref: WeightsRef, target: Path, chunk: int | None = None) -> None:
     """Copies a file that the workers see, and this process does not, to a local one.
 
-    It comes in chunks, one query each, so that no result is larger than a quarter of `spark.driver.maxResultSize`.
-    Raises FlambeauError where the workers do not see it either.
+    It comes in chunks, one query each, so that no result is larger than a quarter of
+    `spark.driver.maxResultSize`. Raises FlambeauError where the workers do not see it either.
     """
     chunk = chunk or chunk_size(spark)
     with target.open("wb") as file:
@@ -325,7 +344,9 @@ def chunk_size(spark: SparkSession) -> int:
     """Bytes to read in one query: a quarter of what a driver accepts, at most 64 MiB."""
     text = spark.conf.get("spark.driver.maxResultSize", "1g") or "1g"
     match = re.fullmatch(r"\s*(\d+)\s*([kmgtp]?)i?b?\s*", str(text).lower())
-    limit = int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}[match[2]] if match else 1 << 30
+    limit = (
+        int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}[match[2]] if match else 1 << 30
+    )
     return min(limit // 4, _PIECE) if limit else _PIECE
 
 
@@ -340,9 +361,15 @@ def _read_range(spark: SparkSession, ref: WeightsRef, start: int, stop: int) -> 
         for batch in batches:
             for index in batch.column(0).to_pylist():
                 data = read_range(ref, *pieces[index])
-                yield pa.RecordBatch.from_arrays([pa.array([index]), pa.array([data], pa.binary())], ["index", "data"])
+                yield pa.RecordBatch.from_arrays(
+                    [pa.array([index]), pa.array([data], pa.binary())], ["index", "data"]
+                )
 
-    rows = spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(read, "index long, data binary").collect()
+    rows = (
+        spark.range(0, len(pieces), 1, len(pieces))
+        .mapInArrow(cast(Any, read), "index long, data binary")
+        .collect()
+    )
     data = b"".join(bytes(row["data"]) for row in sorted(rows, key=lambda row: row["index"]))
     if len(data) != stop - start:
         raise StoreError(f"{ref.uri} is shorter than its {ref.size} bytes")

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from pyspark.ml import Model
 from pyspark.ml.param import Params
@@ -64,11 +64,14 @@ class TrainingSummary:
     trainingSeconds: float | None
 
 
-class TorchModel(Model, HasInputColumns, HasOutputColumns, HasLabelColumns, MLReadable["TorchModel"], MLWritable):
+class TorchModel(
+    Model, HasInputColumns, HasOutputColumns, HasLabelColumns, MLReadable["TorchModel"], MLWritable
+):
     """A trained module as a Spark ML transformer.
 
-    `transform` adds `predictionCol`: a double where the module returns one number a row, an array where it returns
-    several, a struct where it returns several tensors (fields `_1`, `_2`, ... of a tuple, or the keys of a dict).
+    `transform` adds `predictionCol`: a double where the module returns one number a row, an array where it
+    returns several, a struct where it returns several tensors (fields `_1`, `_2`, ... of a tuple, or the keys
+    of a dict).
 
     Models come from an estimator's `fit` or from `load`; they are not made by calling the class.
     """
@@ -103,9 +106,10 @@ class TorchModel(Model, HasInputColumns, HasOutputColumns, HasLabelColumns, MLRe
     ) -> Self:
         """A model with the estimator's params and uid.
 
-        `program` is `_program.dump_skeleton` of the module, `history` a training result's history (`{"epochs":
-        [...]}`), `inputs` the tensors it was trained on with their shapes, `output` what `_program.probe_output` found.
-        Raises ParamError where the output is not what this kind of model gives.
+        `program` is `_program.dump_skeleton` of the module, `history` a training result's history
+        (`{"epochs": [...]}`), `inputs` the tensors it was trained on with their shapes, `output` what
+        `_program.probe_output` found. Raises ParamError where the output is not what this kind of model
+        gives.
         """
         model = cls()
         model._check_output(output)
@@ -127,12 +131,14 @@ class TorchModel(Model, HasInputColumns, HasOutputColumns, HasLabelColumns, MLRe
     def history(self) -> dict[str, list[Any]]:
         """What each epoch came to: lists of one value an epoch, by name.
 
-        `epoch` (from 0), `steps`, `num_rows`, `seconds`, `rows_per_second`, `loss`, each metric by its name, and with
-        validation rows `val_loss` and `val_<metric>`. None stands where a value was not a finite number.
-        `pandas.DataFrame(model.history)` is the table of epochs.
+        `epoch` (from 0), `steps`, `num_rows`, `seconds`, `rows_per_second`, `loss`, each metric by its name,
+        and with validation rows `val_loss` and `val_<metric>`. None stands where a value was not a finite
+        number. `pandas.DataFrame(model.history)` is the table of epochs.
         """
         records = self._history.get("epochs", [])
-        columns: dict[str, list[Any]] = {name: [r.get(key) for r in records] for key, name in _RECORD_KEYS.items()}
+        columns: dict[str, list[Any]] = {
+            name: [r.get(key) for r in records] for key, name in _RECORD_KEYS.items()
+        }
         validated = any(r.get("validationLoss") is not None or r.get("validationMetrics") for r in records)
         for name in _names(records, "metrics"):
             columns[name] = [dict(r.get("metrics") or ()).get(name) for r in records]
@@ -156,9 +162,9 @@ class TorchModel(Model, HasInputColumns, HasOutputColumns, HasLabelColumns, MLRe
     def module(self) -> nn.Module:
         """The trained module in eval mode on the CPU, with weights of its own: a plain `torch.nn.Module`.
 
-        After a fit it is of the user's class. After `load` it is the saved program, a graph for scoring, unless the
-        model was loaded with `module=` or saved as a pickle. Weights that this process cannot see are read through
-        Spark, in chunks.
+        After a fit it is of the user's class. After `load` it is the saved program, a graph for scoring,
+        unless the model was loaded with `module=` or saved as a pickle. Weights that this process cannot see
+        are read through Spark, in chunks.
         """
         with fetched(self._weights) as path:
             return load_into(instantiate(self._programs), path)
@@ -184,16 +190,14 @@ class TorchModel(Model, HasInputColumns, HasOutputColumns, HasLabelColumns, MLRe
     def load(cls, path: str, module: nn.Module | None = None) -> Self:
         """Reads a saved model.
 
-        Parameters
-        ----------
-        path : the directory that it was saved to.
-        module : a module of the class that was trained, untrained; it takes the saved program's place, so that none is
-            read, and no pickle.
+        `path` is the directory that it was saved to. `module`, where given, is a module of the class that was
+        trained, itself untrained: it takes the saved program's place, so that no program is read, and no
+        pickle. Raises FlambeauError for what is not a saved model of this class, and where
+        `spark.flambeau.allowPickle` is false and there is a pickle only.
         """
         from flambeau._saving import ModelReader
 
-        model: Self = ModelReader(cls, module).load(path)
-        return model
+        return cast("Self", ModelReader(cls, module).load(path))
 
     @classmethod
     def _from_java(cls, java_stage: Any) -> Self:
@@ -204,7 +208,9 @@ class TorchModel(Model, HasInputColumns, HasOutputColumns, HasLabelColumns, MLRe
             return cls.load(f"file://{path}")
 
     def _use_module(self, module: nn.Module) -> None:
-        """Puts the user's module in the program's place. Raises ParamError where it is not the one that was trained."""
+        """Puts the user's module in the program's place. Raises ParamError where it is not the one that was
+        trained.
+        """
         check_signature(module, self._inputs)
         program = dump_skeleton(module)
         if self._weights.visible():
@@ -218,11 +224,15 @@ class TorchModel(Model, HasInputColumns, HasOutputColumns, HasLabelColumns, MLRe
         from pyspark.sql import functions as F
 
         if not hasattr(self, "_weights"):
-            raise FlambeauError(f"{type(self).__name__} holds no trained module; get one from {self._parents}.fit or load")
+            raise FlambeauError(
+                f"{type(self).__name__} holds no trained module; get one from {self._parents}.fit or load"
+            )
         outputs = self._output_columns()
         for param, name in outputs:
             if name in dataset.columns:
-                raise ParamError(f"{param}: the DataFrame has a column {name!r} already; drop it or set another {param}")
+                raise ParamError(
+                    f"{param}: the DataFrame has a column {name!r} already; drop it or set another {param}"
+                )
         if not outputs:
             return dataset
         columns, tensors = self._columns_of(dataset)
@@ -230,12 +240,17 @@ class TorchModel(Model, HasInputColumns, HasOutputColumns, HasLabelColumns, MLRe
         return self._add_outputs(dataset, score, F.col)
 
     def _columns_of(self, dataset: DataFrame) -> tuple[list[Column], list[TensorColumns]]:
-        """The DataFrame's columns for the module, converted as they were for training, and the tensors they make."""
+        """The DataFrame's columns for the module, converted as they were for training, and the tensors they
+        make.
+        """
         schema = dataset.schema
         found = resolve_inputs(schema, self)
         if len(found) != len(self._inputs):
             trained = ", ".join(tensor.name for tensor in self._inputs)
-            raise ParamError(f"the params name {len(found)} inputs, and the model was trained on {len(self._inputs)}: {trained}")
+            raise ParamError(
+                f"the params name {len(found)} inputs, "
+                f"and the model was trained on {len(self._inputs)}: {trained}"
+            )
         columns, tensors = [], []
         for now, then in zip(found, self._inputs, strict=True):
             tensor = resolve_tensor(schema, now.name, now.columns, then.dtype, "input")
@@ -267,7 +282,9 @@ class TorchModel(Model, HasInputColumns, HasOutputColumns, HasLabelColumns, MLRe
     _class_fields: ClassVar[bool] = False
 
     def _output_columns(self) -> list[tuple[str, str]]:
-        """The params that name output columns and the columns' names; an empty name leaves that column out."""
+        """The params that name output columns and the columns' names; an empty name leaves that column
+        out.
+        """
         name = self.getPredictionCol()
         return [("predictionCol", name)] if name else []
 
@@ -283,24 +300,28 @@ class TorchModel(Model, HasInputColumns, HasOutputColumns, HasLabelColumns, MLRe
 
 
 class TorchRegressionModel(TorchModel):
-    """A trained regression module: `predictionCol` is a double, or an array where the module returns several numbers."""
+    """A trained regression module: `predictionCol` is a double, or an array where the module returns several
+    numbers.
+    """
 
     __module__ = "flambeau"
     _parents = "TorchRegressor"
 
     def _check_output(self, output: OutputSpec) -> None:
         if output.single is None:
-            raise ParamError("model: a regressor's forward returns one tensor; use TorchEstimator for several")
+            raise ParamError(
+                "model: a regressor's forward returns one tensor; use TorchEstimator for several"
+            )
 
 
 class TorchClassificationModel(TorchModel, HasClassColumns):
     """A trained classification module.
 
-    `transform` adds `rawPredictionCol` (the module's outputs, a vector), `probabilityCol` (a vector that sums to 1) and
-    `predictionCol` (the class with the largest, a double). A module with one logit a row is a binary classifier: its
-    raw prediction is [-logit, logit], as Spark's LogisticRegression has it, and the probability its sigmoid. Where the
-    loss takes probabilities (bce) or their logarithms (nll), the outputs are read as such. An empty name leaves a
-    column out.
+    `transform` adds `rawPredictionCol` (the module's outputs, a vector), `probabilityCol` (a vector that sums
+    to 1) and `predictionCol` (the class with the largest, a double). A module with one logit a row is a
+    binary classifier: its raw prediction is [-logit, logit], as Spark's LogisticRegression has it, and the
+    probability its sigmoid. Where the loss takes probabilities (bce) or their logarithms (nll), the outputs
+    are read as such. An empty name leaves a column out.
     """
 
     __module__ = "flambeau"
@@ -322,7 +343,8 @@ class TorchClassificationModel(TorchModel, HasClassColumns):
         tensor = output.single
         if tensor is None or len(tensor.shape) > 1:
             raise ParamError(
-                "model: a classifier's forward returns one tensor [rows, classes], or [rows] or [rows, 1] for two classes; "
+                "model: a classifier's forward returns one tensor: [rows, classes], "
+                "or [rows] or [rows, 1] for two classes; "
                 f"it returns {[list(('rows', *t.shape)) for t in output.tensors]}: use TorchEstimator"
             )
 
@@ -334,7 +356,11 @@ class TorchClassificationModel(TorchModel, HasClassColumns):
         from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType
 
         vector = ArrayType(DoubleType(), False)
-        kinds: dict[str, DataType] = {"prediction": DoubleType(), "rawPrediction": vector, "probability": vector}
+        kinds: dict[str, DataType] = {
+            "prediction": DoubleType(),
+            "rawPrediction": vector,
+            "probability": vector,
+        }
         names = [name.removesuffix("Col") for name in wanted]
         return StructType([StructField(name, kinds[name]) for name in names])
 
@@ -350,8 +376,12 @@ class TorchClassificationModel(TorchModel, HasClassColumns):
 
 
 def output_kind(estimator: Params) -> str:
-    """How a classifier's outputs read under its loss: logits, probabilities (bce) or log_probabilities (nll)."""
-    loss: Any = estimator.getOrDefault("loss") if estimator.hasParam("loss") and estimator.isDefined("loss") else None
+    """How a classifier's outputs read under its loss: logits, probabilities (bce) or log_probabilities
+    (nll).
+    """
+    loss: Any = (
+        estimator.getOrDefault("loss") if estimator.hasParam("loss") and estimator.isDefined("loss") else None
+    )
     name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
     if name in ("bce", "BCELoss", "binary_cross_entropy"):
         return "probabilities"
@@ -362,7 +392,7 @@ def output_kind(estimator: Params) -> str:
 
 def _column_type(tensor: OutputTensor) -> DataType:
     """Spark's type of a column with this output: double for one number a row, (nested) arrays otherwise."""
-    from pyspark.sql.types import ArrayType, BooleanType, DataType, DoubleType, FloatType, LongType
+    from pyspark.sql.types import ArrayType, BooleanType, DoubleType, FloatType, LongType
 
     if tensor.is_scalar:
         return DoubleType()

@@ -70,7 +70,9 @@ class Tied(nn.Module):
 
 
 class Branching(nn.Module):
-    """A branch on data, which torch.export does not take, over a dict, which TorchScript does not take as it is."""
+    """A branch on data, which torch.export does not take, over a dict, which TorchScript does not take as it
+    is.
+    """
 
     def __init__(self) -> None:
         super().__init__()

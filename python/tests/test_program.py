@@ -35,7 +35,9 @@ def test_weights_are_what_safetensors_reads(tmp_path: Path) -> None:
     assert all(torch.equal(value, read[name]) for name, value in module.state_dict().items())
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.bool, torch.uint8])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.bool, torch.uint8]
+)
 def test_weights_keep_dtypes_and_layouts(tmp_path: Path, dtype: torch.dtype) -> None:
     module = nn.Module()
     values = torch.arange(30).reshape(5, 6)
@@ -44,7 +46,10 @@ def test_weights_keep_dtypes_and_layouts(tmp_path: Path, dtype: torch.dtype) -> 
     module.register_buffer("single", torch.tensor(1).to(dtype))
     ref = save_module(module, tmp_path / "w.safetensors")
     read = load_file(ref.uri)
-    assert all(torch.equal(value, read[name]) and value.dtype == read[name].dtype for name, value in module.state_dict().items())
+    assert all(
+        torch.equal(value, read[name]) and value.dtype == read[name].dtype
+        for name, value in module.state_dict().items()
+    )
 
 
 def test_ties_are_written_once_and_hold(tmp_path: Path) -> None:
@@ -172,7 +177,7 @@ def test_the_second_form_is_read_where_the_first_is_damaged(tmp_path: Path) -> N
     read.eval()
     with pytest.raises(FlambeauError, match="scoring only"):
         read.train()
-    with pytest.raises(FlambeauError, match="scripted: .*exported: "):
+    with pytest.raises(FlambeauError, match=r"scripted: .*exported: "):
         instantiate({"exported": b"", "scripted": b"no archive"})
 
 
@@ -215,14 +220,20 @@ def test_probe_names_several_outputs() -> None:
 @pytest.mark.parametrize(
     ("module", "inputs", "message"),
     [
-        (fitted.Mlp(), [*FOUR, fitted.features(2, name="other")], r"cannot take the inputs \(features, other\)"),
+        (
+            fitted.Mlp(),
+            [*FOUR, fitted.features(2, name="other")],
+            r"cannot take the inputs \(features, other\)",
+        ),
         (fitted.Mlp(), [fitted.features(5)], r"fails on inputs .*features: \[2, 5\] float32"),
         (fitted.Mlp(), [TensorColumns("i", ("i",), "int64", (4,))], "fails on inputs"),
         (Nothing(), FOUR, "first dimension must be the rows"),
         (Text(), FOUR, "returns str"),
     ],
 )
-def test_probe_refuses_what_does_not_fit(module: nn.Module, inputs: list[TensorColumns], message: str) -> None:
+def test_probe_refuses_what_does_not_fit(
+    module: nn.Module, inputs: list[TensorColumns], message: str
+) -> None:
     with pytest.raises(ParamError, match=message):
         probe_output(module, inputs)
 
@@ -293,7 +304,9 @@ def _evaluate_range(model: dict[str, Any]) -> None:
     ],
     ids=["sample inputs", "pickled weight", "os.system", "load_library", "expression", "range", "cut short"],
 )
-def test_archives_that_could_run_code_are_refused(exported: bytes, edit: Callable[[str, bytes], bytes], message: str) -> None:
+def test_archives_that_could_run_code_are_refused(
+    exported: bytes, edit: Callable[[str, bytes], bytes], message: str
+) -> None:
     check_exported(exported)
     changed = edited(exported, edit)
     assert changed != exported
@@ -303,7 +316,9 @@ def test_archives_that_could_run_code_are_refused(exported: bytes, edit: Callabl
         instantiate({"exported": changed})
 
 
-@pytest.mark.parametrize("name", ["archive/data/weights/model.pt", "archive/data/constants/custom_obj_0", "archive/extra/run.py"])
+@pytest.mark.parametrize(
+    "name", ["archive/data/weights/model.pt", "archive/data/constants/custom_obj_0", "archive/extra/run.py"]
+)
 def test_archives_with_other_entries_are_refused(exported: bytes, name: str) -> None:
     buffer = io.BytesIO(exported)
     with zipfile.ZipFile(buffer, "a") as archive:

@@ -1,4 +1,6 @@
-"""transform: what it gives for each kind of column and output, what it reads, and what it refuses. The oracle is the module."""
+"""transform: what it gives for each kind of column and output, what it reads, and what it refuses. The oracle
+is the module.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def array_rows(spark: SparkSession) -> DataFrame:
 
 def arrays_of(spark: SparkSession) -> DataFrame:
     schema = StructType([StructField("id", LongType()), StructField("features", ArrayType(FloatType()))])
-    return spark.createDataFrame([(i, row.tolist()) for i, row in enumerate(ROWS)], schema).repartition(3, "id")
+    return spark.createDataFrame([(i, row.tolist()) for i, row in enumerate(ROWS)], schema).repartition(
+        2, "id"
+    )
 
 
 def scores(module: nn.Module, *inputs: Any) -> Any:
@@ -52,7 +56,9 @@ def column(frame: DataFrame, name: str = "prediction") -> list[Any]:
 
 
 def close(actual: Any, expected: Any) -> None:
-    np.testing.assert_allclose(np.asarray(actual, dtype=np.float64), np.asarray(expected, dtype=np.float64), rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        np.asarray(actual, dtype=np.float64), np.asarray(expected, dtype=np.float64), rtol=2e-6, atol=1e-6
+    )
 
 
 def test_scalar_outputs_are_doubles(any_spark: SparkSession, tmp_path: Path) -> None:
@@ -113,7 +119,9 @@ def test_one_logit_is_a_binary_classifier(
 def test_log_probabilities_of_nll(array_rows: DataFrame, tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1))
     model = fitted.fitted(TorchClassifier(model=module, loss="nll"), module, [fitted.features(4)], tmp_path)
-    close([v.toArray() for v in column(model.transform(array_rows), "probability")], scores(module, ROWS).exp())
+    close(
+        [v.toArray() for v in column(model.transform(array_rows), "probability")], scores(module, ROWS).exp()
+    )
 
 
 def test_vector_and_deeper_outputs_are_arrays(array_rows: DataFrame, tmp_path: Path) -> None:
@@ -135,7 +143,9 @@ def test_several_outputs_are_a_struct(any_spark: SparkSession, tmp_path: Path) -
         def forward(self, x: Tensor) -> dict[str, Tensor]:
             return {"mean": x.mean(1), "top": x.topk(2, dim=1).indices}
 
-    model = fitted.fitted(TorchEstimator(model=Several(), loss="mse"), Several(), [fitted.features(4)], tmp_path)
+    model = fitted.fitted(
+        TorchEstimator(model=Several(), loss="mse"), Several(), [fitted.features(4)], tmp_path
+    )
     result = model.transform(arrays_of(any_spark))
     assert result.schema["prediction"].dataType.simpleString() == "struct<mean:double,top:array<bigint>>"
     close(column(result, "prediction.mean"), ROWS.mean(1))
@@ -174,7 +184,10 @@ def test_each_kind_of_input(any_spark: SparkSession, tmp_path: Path) -> None:
     )
     from decimal import Decimal
 
-    data = [(0, 3, Decimal("1.50"), 0.25, True, bytes([1, 2, 3, 4])), (1, -2, Decimal("2.25"), 1e-9, False, bytes(4))]
+    data = [
+        (0, 3, Decimal("1.50"), 0.25, True, bytes([1, 2, 3, 4])),
+        (1, -2, Decimal("2.25"), 1e-9, False, bytes(4)),
+    ]
     frame = any_spark.createDataFrame(data, schema)
     inputs = [
         TensorColumns("packed", ("short", "price", "double"), "float32", (3,)),
@@ -184,7 +197,8 @@ def test_each_kind_of_input(any_spark: SparkSession, tmp_path: Path) -> None:
         TensorColumns("exact", ("double",), "float64", ()),
     ]
     packed = any_spark.createDataFrame(data, schema).withColumn(
-        "packed", F.array(F.col("short").cast("float"), F.col("price").cast("float"), F.col("double").cast("float"))
+        "packed",
+        F.array(F.col("short").cast("float"), F.col("price").cast("float"), F.col("double").cast("float")),
     )
     estimator = TorchRegressor(
         model=Wide(),
@@ -204,7 +218,9 @@ def test_each_kind_of_input(any_spark: SparkSession, tmp_path: Path) -> None:
 
 def test_a_list_of_columns_is_packed(array_rows: DataFrame, tmp_path: Path) -> None:
     names = ["a", "b.c", "d", "e"]
-    frame = array_rows.select("id", *[F.col("features")[i].cast("double").alias(name) for i, name in enumerate(names)])
+    frame = array_rows.select(
+        "id", *[F.col("features")[i].cast("double").alias(name) for i, name in enumerate(names)]
+    )
     module = fitted.Scalar()
     estimator = TorchRegressor(model=module, featuresCol=names)
     inputs = [TensorColumns("features", tuple(names), "float32", (4,))]
@@ -215,7 +231,11 @@ def test_indexed_categories_go_to_embeddings(spark: SparkSession, tmp_path: Path
     from pyspark.ml.feature import StringIndexer
 
     frame = spark.createDataFrame([(i, "abca"[i % 4]) for i in range(8)], ["id", "word"])
-    indexed = StringIndexer(inputCol="word", outputCol="index", stringOrderType="alphabetAsc").fit(frame).transform(frame)
+    indexed = (
+        StringIndexer(inputCol="word", outputCol="index", stringOrderType="alphabetAsc")
+        .fit(frame)
+        .transform(frame)
+    )
     module = nn.Sequential(nn.Embedding(3, 1), nn.Flatten(0))
     estimator = TorchRegressor(model=module, inputCols=["index"])
     model = fitted.fitted(estimator, module, [TensorColumns("index", ("index",), "int64", ())], tmp_path)
@@ -293,7 +313,9 @@ def test_empty_and_nan_rows(array_rows: DataFrame, tmp_path: Path) -> None:
     model = fitted.classifier(tmp_path)
     assert model.transform(array_rows.filter("id < 0")).count() == 0
     assert model.transform(array_rows.filter("id < 0")).select("probability").collect() == []
-    one = array_rows.filter("id = 0").withColumn("features", F.array(*[F.lit(float("nan")).cast("float")] * 4))
+    one = array_rows.filter("id = 0").withColumn(
+        "features", F.array(*[F.lit(float("nan")).cast("float")] * 4)
+    )
     assert np.isnan(model.transform(one).first()["rawPrediction"].toArray()).all()
 
 
@@ -302,11 +324,16 @@ def test_empty_and_nan_rows(array_rows: DataFrame, tmp_path: Path) -> None:
     [
         ("if(id = 3, null, features)", "column 'features' holds a null"),
         ("if(id = 3, array(1f, null, 2f, 3f), features)", "column 'features' holds an array with a null"),
-        ("if(id = 3, array(1f, 2f), features)", "column 'features' holds an array of 2, where 4 were trained on"),
+        (
+            "if(id = 3, array(1f, 2f), features)",
+            "column 'features' holds an array of 2, where 4 were trained on",
+        ),
     ],
 )
-def test_rows_that_make_no_tensor_name_the_column(any_spark: SparkSession, tmp_path: Path, expression: str, message: str) -> None:
-    frame = arrays_of(any_spark).withColumn("features", F.expr(expression))
+def test_rows_that_make_no_tensor_name_the_column(
+    any_spark: SparkSession, tmp_path: Path, expression: str, message: str
+) -> None:
+    frame = arrays_of(any_spark).coalesce(1).withColumn("features", F.expr(expression))
     with pytest.raises(Exception, match=message):
         fitted.classifier(tmp_path).transform(frame).collect()
 
@@ -335,7 +362,13 @@ def test_frames_that_do_not_fit_are_refused_at_once(array_rows: DataFrame, tmp_p
 def test_columns_can_be_renamed_on_the_model(array_rows: DataFrame, tmp_path: Path) -> None:
     model = fitted.classifier(tmp_path)
     model.setFeaturesCol("x").setPredictionCol("p").setRawPredictionCol("r").setProbabilityCol("q")
-    assert model.transform(array_rows.withColumnRenamed("features", "x")).columns == ["id", "x", "r", "q", "p"]
+    assert model.transform(array_rows.withColumnRenamed("features", "x")).columns == [
+        "id",
+        "x",
+        "r",
+        "q",
+        "p",
+    ]
 
 
 def test_an_output_that_changed_is_named(array_rows: DataFrame, tmp_path: Path) -> None:
@@ -343,5 +376,7 @@ def test_an_output_that_changed_is_named(array_rows: DataFrame, tmp_path: Path) 
         def forward(self, x: Tensor) -> Tensor:
             return x if bool((x != 0).any()) else x[:, :2]
 
-    with pytest.raises(Exception, match=r"a tensor of \[\d+, 4\] for a batch of \d+ rows, where a tensor of \[\d+, 2\]"):
-        fitted.regressor(tmp_path, Fickle()).transform(array_rows).collect()
+    with pytest.raises(
+        Exception, match=r"a tensor of \[\d+, 4\] for a batch of \d+ rows, where a tensor of \[\d+, 2\]"
+    ):
+        fitted.regressor(tmp_path, Fickle()).transform(array_rows.coalesce(1)).collect()

@@ -1,0 +1,392 @@
+"""Saved models and estimators: what lies in the directory, who can read it, and what pickles are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import fitted
+import pytest
+import torch
+from pyspark.ml.util import DefaultParamsReader
+from pyspark.sql import SparkSession
+from test_transform import arrays_of, column
+from torch import nn
+
+from flambeau import (
+    FlambeauError,
+    StoreError,
+    TorchClassificationModel,
+    TorchClassifier,
+    TorchModel,
+    TorchRegressionModel,
+    TorchRegressor,
+    load_pipeline,
+)
+from flambeau import _weights as weights_module
+from flambeau._directory import Directory
+from flambeau._weights import WeightsRef, chunk_size, read_through_spark
+from flambeau.errors import ParamError
+
+
+@pytest.fixture
+def no_pickles(any_spark: SparkSession) -> Iterator[SparkSession]:
+    """A session that lets no pickle be saved or read."""
+    any_spark.conf.set("spark.flambeau.allowPickle", "false")
+    yield any_spark
+    any_spark.conf.unset("spark.flambeau.allowPickle")
+
+
+def names(path: Path) -> set[str]:
+    return {entry.name for entry in path.iterdir() if not entry.name.endswith(".crc")}
+
+
+def metadata_of(path: Path) -> dict[str, Any]:
+    (part,) = path.glob("metadata/part-*")
+    value: dict[str, Any] = json.loads(part.read_text())
+    return value
+
+
+def test_a_saved_model_predicts_the_same_bits(any_spark: SparkSession, tmp_path: Path) -> None:
+    model, path = fitted.classifier(tmp_path / "fit", featuresCol="features"), tmp_path / "saved"
+    model.write().save(str(path))
+    assert names(path) == {"metadata", "weights.safetensors", "history.json", "program.pt", "program.pt2"}
+    loaded = TorchModel.load(str(path))
+    assert type(loaded) is TorchClassificationModel and loaded.uid == model.uid
+    assert loaded.history == model.history and loaded.summary == model.summary
+    frame = arrays_of(any_spark).coalesce(1)
+    assert column(loaded.transform(frame), "rawPrediction") == column(model.transform(frame), "rawPrediction")
+    x = torch.randn(5, 4)
+    with torch.inference_mode():
+        assert torch.equal(loaded.module()(x), model.module()(x))
+
+
+def test_metadata_is_sparks_with_ours_beside(spark: SparkSession, tmp_path: Path) -> None:
+    model = fitted.classifier(tmp_path / "fit", inferenceBatchSize=64)
+    model.save(str(tmp_path / "saved"))
+    metadata = DefaultParamsReader.loadMetadata(str(tmp_path / "saved"), spark)
+    assert metadata == metadata_of(tmp_path / "saved")
+    assert metadata["class"] == "flambeau.TorchClassificationModel"
+    assert metadata["sparkVersion"] == spark.version and metadata["uid"] == model.uid
+    assert (
+        metadata["paramMap"]["inferenceBatchSize"] == 64
+        and metadata["defaultParamMap"]["predictionCol"] == "prediction"
+    )
+    ours = metadata["flambeau"]
+    assert ours["torchVersion"] == torch.__version__ and ours["formatVersion"] == 1
+    assert ours["pythonVersion"] == sys.version.split()[0] and ours["flambeauVersion"]
+
+
+def test_overwrite_replaces_and_a_plain_save_does_not(any_spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "saved"
+    fitted.classifier(tmp_path / "one").write().save(str(path))
+    with pytest.raises(FlambeauError, match=r"exists already; use write\(\)\.overwrite\(\)"):
+        fitted.regressor(tmp_path / "two").write().save(str(path))
+    fitted.regressor(tmp_path / "two").write().overwrite().save(str(path))
+    assert type(TorchModel.load(str(path))) is TorchRegressionModel
+
+
+def test_a_loaded_model_is_not_saved_over_itself(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "a saved model")
+    fitted.classifier(tmp_path / "fit").save(path)
+    loaded = TorchModel.load(path)
+    with pytest.raises(FlambeauError, match="reads its weights from there"):
+        loaded.write().overwrite().save(path)
+    loaded.save(str(tmp_path / "other"))
+    assert names(tmp_path / "other") == names(Path(path))
+
+
+def test_loading_reads_no_pickle_where_there_is_a_program(no_pickles: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "saved")
+    fitted.classifier(tmp_path / "fit").save(path)
+    loaded = TorchModel.load(path)
+    assert isinstance(loaded.module(), nn.Module)
+    assert len(column(loaded.transform(arrays_of(no_pickles)))) == 50
+
+
+def test_a_module_without_a_program_is_pickled_and_says_why(spark: SparkSession, tmp_path: Path) -> None:
+    module, path = fitted.Branching(), tmp_path / "saved"
+    model = fitted.regressor(tmp_path / "fit", module)
+    model.save(str(path))
+    assert "program.pkl" in names(path) and "program.pt2" not in names(path)
+    ours = metadata_of(path)["flambeau"]
+    assert ours["programs"] == {"pickle": "program.pkl"}
+    assert "data-dependent" in ours["reasons"]["exported"] and ours["reasons"]["scripted"]
+    loaded = TorchModel.load(str(path))
+    assert type(loaded.module()) is fitted.Branching
+    frame = arrays_of(spark).coalesce(1)
+    assert column(loaded.transform(frame)) == column(model.transform(frame))
+
+
+def test_pickles_are_refused_on_every_path(any_spark: SparkSession, tmp_path: Path) -> None:
+    pickled, pipeline, estimator = (str(tmp_path / name) for name in ("model", "pipeline", "estimator"))
+    from pyspark.ml import PipelineModel
+
+    module = fitted.Branching()
+    model = fitted.regressor(tmp_path / "fit", module)
+    model.save(pickled)
+    PipelineModel([model]).save(pipeline)
+    TorchRegressor(model=module).save(estimator)
+    any_spark.conf.set("spark.flambeau.allowPickle", "false")
+    try:
+        for load, path in (
+            (TorchModel.load, pickled),
+            (TorchRegressionModel.load, pickled),
+            (PipelineModel.load, pipeline),
+            (load_pipeline, pipeline),
+            (load_pipeline, pickled),
+            (TorchRegressor.load, estimator),
+        ):
+            with pytest.raises(FlambeauError, match="allowPickle is false"):
+                load(path)
+        with pytest.raises(
+            FlambeauError, match="allowPickle is false, and the module can be saved as a pickle only"
+        ):
+            model.save(str(tmp_path / "again"))
+        with pytest.raises(FlambeauError, match="allowPickle is false"):
+            TorchRegressor(model=module).save(str(tmp_path / "again"))
+        given = TorchModel.load(pickled, module=fitted.Branching())
+        assert load_pipeline(pipeline, module=fitted.Branching()).stages[0].uid == model.uid
+    finally:
+        any_spark.conf.unset("spark.flambeau.allowPickle")
+    assert torch.equal(given.module().layer.weight, module.layer.weight)
+
+
+def test_a_module_can_be_given_and_must_fit(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "saved")
+    model = fitted.classifier(tmp_path / "fit")
+    model.save(path)
+    mine = TorchClassificationModel.load(path, module=fitted.Mlp()).module()
+    assert type(mine) is fitted.Mlp
+    mine.train()
+    assert torch.equal(mine.output.weight, model.module().output.weight)
+    with pytest.raises(ParamError, match=r"output\.weight is"):
+        TorchModel.load(path, module=fitted.Mlp(num_outputs=4))
+    with pytest.raises(ParamError, match="lack"):
+        TorchModel.load(path, module=nn.Linear(4, 3))
+
+
+def test_what_is_not_ours_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    from pyspark.ml.feature import VectorAssembler
+
+    path = str(tmp_path / "saved")
+    fitted.classifier(tmp_path / "fit").save(path)
+    with pytest.raises(FlambeauError, match=r"holds a flambeau\.TorchClassificationModel, not"):
+        TorchRegressionModel.load(path)
+    with pytest.raises(FlambeauError, match="not a TorchRegressor"):
+        TorchRegressor.load(path)
+    VectorAssembler(inputCols=["x"], outputCol="y").save(str(tmp_path / "assembler"))
+    with pytest.raises(FlambeauError, match="VectorAssembler, not a TorchModel"):
+        TorchModel.load(str(tmp_path / "assembler"))
+
+
+def test_a_later_format_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "saved"
+    fitted.classifier(tmp_path / "fit").save(str(path))
+    (part,) = path.glob("metadata/part-*")
+    part.write_text(part.read_text().replace('"formatVersion":1', '"formatVersion":2'))
+    (part.parent / f".{part.name}.crc").unlink()
+    with pytest.raises(FlambeauError, match="has format 2"):
+        TorchModel.load(str(path))
+
+
+@pytest.mark.parametrize("name", ["program.pt2", "history.json", "weights.safetensors"])
+def test_changed_files_are_refused(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "saved"
+    fitted.classifier(tmp_path / "fit").save(str(path))
+    data = bytearray((path / name).read_bytes())
+    data[-1] ^= 1
+    (path / name).write_bytes(bytes(data))
+    with pytest.raises(Exception, match="SHA-256"):
+        TorchModel.load(str(path)).module()
+
+
+def test_an_estimator_keeps_its_objects_together(any_spark: SparkSession, tmp_path: Path) -> None:
+    module, path = fitted.Mlp(num_outputs=1), tmp_path / "saved"
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.25)
+    TorchRegressor(model=module, optimizer=optimizer, loss="l1", metrics=["mae"], epochs=3).write().save(
+        str(path)
+    )
+    assert names(path) == {"metadata", "objects.pkl"}
+    assert metadata_of(path)["flambeau"]["names"] == {"loss": "l1", "metrics": ["mae"]}
+    loaded = TorchRegressor.load(str(path))
+    assert loaded.getEpochs() == 3 and loaded.getLoss() == "l1" and loaded.getMetrics() == ["mae"]
+    assert loaded.getOptimizer().param_groups[0]["params"][0] is next(loaded.getModel().parameters())
+    assert torch.equal(loaded.getModel().output.weight, module.output.weight)
+
+
+def test_large_objects_travel_in_pieces_on_connect(connect: SparkSession, tmp_path: Path) -> None:
+    module = nn.Linear(3000, 3000)
+    TorchRegressor(model=module).save(str(tmp_path / "saved"))
+    assert names(tmp_path / "saved") == {"metadata", "objects.pkl"}
+    assert torch.equal(TorchRegressor.load(str(tmp_path / "saved")).getModel().weight, module.weight)
+
+
+def test_weights_that_only_workers_see(
+    any_spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = fitted.classifier(tmp_path / "fit")
+    monkeypatch.setattr(WeightsRef, "visible", lambda self: False)
+    monkeypatch.setattr(weights_module, "chunk_size", lambda spark: 1000)
+    module = model.module()
+    model.save(str(tmp_path / "saved"))
+    monkeypatch.undo()
+    assert torch.equal(module.output.weight, model.module().output.weight)
+    assert names(tmp_path / "saved") >= {"weights.safetensors", "program.pt2"}
+    assert (tmp_path / "saved" / "weights.safetensors").read_bytes() == (
+        tmp_path / "fit" / "weights.safetensors"
+    ).read_bytes()
+
+
+def test_chunks_are_small_and_whole(any_spark: SparkSession, tmp_path: Path) -> None:
+    data = os.urandom(100_003)
+    (tmp_path / "file").write_bytes(data)
+    ref = WeightsRef.of_file(tmp_path / "file")
+    for chunk in (1 << 20, 40_000):
+        read_through_spark(any_spark, ref, tmp_path / "copy", chunk)
+        assert (tmp_path / "copy").read_bytes() == data
+    with pytest.raises(StoreError, match="shorter"):
+        read_through_spark(any_spark, WeightsRef(ref.uri, ref.size + 1, ref.sha256), tmp_path / "copy")
+    assert chunk_size(any_spark) == 64 << 20
+
+
+@pytest.mark.parametrize("form", ["{}", "file://{}", "file:{}"])
+def test_paths_with_and_without_a_scheme(any_spark: SparkSession, tmp_path: Path, form: str) -> None:
+    path = form.format(tmp_path / "saved")
+    fitted.classifier(tmp_path / "fit").save(path)
+    assert "weights.safetensors" in names(tmp_path / "saved")
+    assert len(column(TorchModel.load(path).transform(arrays_of(any_spark)))) == 50
+
+
+def test_a_file_system_that_only_hadoop_knows(spark: SparkSession, tmp_path: Path) -> None:
+    link = f"fs.viewfs.mounttable.flambeau{os.getpid()}.link./data"
+    spark.sparkContext._jsc.hadoopConfiguration().set(link, f"file://{tmp_path}")  # type: ignore[attr-defined]
+    path = f"viewfs://flambeau{os.getpid()}/data/saved"
+    model = fitted.classifier(tmp_path / "fit")
+    model.save(path)
+    model.write().overwrite().save(path)
+    assert "weights.safetensors" in names(tmp_path / "saved")
+    loaded = TorchModel.load(path)
+    frame = arrays_of(spark).coalesce(1)
+    assert column(loaded.transform(frame)) == column(model.transform(frame))
+    assert torch.equal(
+        TorchModel.load(path, module=fitted.Mlp()).module().output.weight, model.module().output.weight
+    )
+
+
+def test_connect_refuses_schemes_that_workers_cannot_read(connect: SparkSession) -> None:
+    with pytest.raises(FlambeauError, match="hdfs://name/x: on Spark Connect"):
+        Directory(connect, "hdfs://name/x")
+
+
+def test_a_new_process_predicts_the_same_bits(spark: SparkSession, tmp_path: Path) -> None:
+    model = fitted.classifier(tmp_path / "fit")
+    model.save(str(tmp_path / "saved"))
+    x = torch.randn(33, 4)
+    torch.save(x, tmp_path / "x.pt")
+    script = f"""
+        import torch
+        from flambeau._program import instantiate
+        from flambeau._weights import load_into
+        folder = {str(tmp_path / "saved")!r}
+        x = torch.load({str(tmp_path / "x.pt")!r})
+        for form, name in (("exported", "program.pt2"), ("scripted", "program.pt")):
+            program = open(f"{{folder}}/{{name}}", "rb").read()
+            module = load_into(instantiate({{form: program}}), f"{{folder}}/weights.safetensors", share=True)
+            with torch.inference_mode():
+                torch.save(module(x), f"{{folder}}/{{form}}.out")
+    """
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        check=True,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode():
+            expected = model.module()(x)
+    finally:
+        torch.set_num_threads(threads)
+    for form in ("exported", "scripted"):
+        assert torch.equal(torch.load(tmp_path / "saved" / f"{form}.out"), expected), form
+
+
+def test_a_model_larger_than_what_a_driver_accepts(tmp_path: Path) -> None:
+    """160 MB through Spark with `spark.driver.maxResultSize=64m`: module(), save, load and transform."""
+    script = """
+        import sys
+        from pathlib import Path
+
+        import fitted
+        import torch
+        from pyspark.sql import SparkSession, functions as F
+        from torch import nn
+
+        from flambeau import TorchModel
+        from flambeau._weights import WeightsRef, chunk_size
+
+        class Sampled(nn.Module):
+            def forward(self, x):
+                return x[:, ::1_000_000].sum(1)
+
+        builder = SparkSession.builder.master("local[2]").config("spark.driver.maxResultSize", "64m")
+        for name in ("spark.driver.host", "spark.driver.bindAddress"):
+            builder = builder.config(name, "127.0.0.1")
+        spark = builder.config("spark.ui.enabled", "false").getOrCreate()
+        assert chunk_size(spark) == 16 << 20
+        folder = Path(sys.argv[1])
+        module = nn.Sequential(nn.Linear(4, 10_000_000, bias=False), Sampled())
+        model = fitted.regressor(folder / "fit", module)
+        assert model._weights.size > 150_000_000
+        visible, WeightsRef.visible = WeightsRef.visible, lambda self: False
+        assert torch.equal(model.module()[0].weight, module[0].weight)
+        model.save(str(folder / "saved"))
+        WeightsRef.visible = visible
+        loaded = TorchModel.load(str(folder / "saved"))
+        numbers = F.array(*[(F.col("id") + i).cast("float") for i in range(4)])
+        scored = loaded.transform(spark.range(0, 6, 1, 2).select(numbers.alias("features"))).collect()
+        with torch.inference_mode():
+            expected = module(torch.tensor([row["features"] for row in scored]))
+        torch.testing.assert_close(torch.tensor([row["prediction"] for row in scored]), expected)
+    """
+    here = Path(__file__).parent
+    environment = os.environ | {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join([str(here.parent), str(here)]),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    environment.pop("SPARK_CONNECT_MODE_ENABLED", None)
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
+    done = subprocess.run(command, timeout=500, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_from_java_goes_through_a_directory(spark: SparkSession, tmp_path: Path) -> None:
+    """Stands in for the JVM's class with one that writes the same directory."""
+    model = fitted.classifier(tmp_path / "fit")
+
+    class Stage:
+        def write(self) -> Any:
+            return model.write()
+
+    assert TorchClassificationModel._from_java(Stage()).uid == model.uid
+
+
+def test_objects_that_cannot_be_pickled_are_named(spark: SparkSession, tmp_path: Path) -> None:
+    import threading
+
+    module = fitted.Mlp()
+    module.lock = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(FlambeauError, match="model cannot be pickled"):
+        TorchClassifier(model=module).save(str(tmp_path / "saved"))
+    with pytest.raises(TypeError):
+        cloudpickle.dumps(module)
