@@ -86,12 +86,13 @@ pub(crate) fn read_all(
     };
     let remote = uris.first().map_or(Ok(false), |uri| store.is_remote(uri))?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    // A few local footers are read in the time that a thread takes to start.
     let threads = if remote {
-        PARALLEL_FOOTERS
+        uris.len()
     } else {
-        cores.min(PARALLEL_FOOTERS)
-    }
-    .min(uris.len().div_ceil(4));
+        cores.min(uris.len().div_ceil(8))
+    };
+    let threads = threads.min(PARALLEL_FOOTERS);
     std::thread::scope(|scope| {
         for _ in 1..threads {
             scope.spawn(read_some);

@@ -10,7 +10,8 @@ use flambeau_data::{
     ReaderOptions, SampleOrder, Store, TensorSpec,
 };
 use parquet::arrow::ArrowWriter;
-use parquet::file::properties::WriterProperties;
+use parquet::file::properties::{WriterProperties, WriterPropertiesBuilder};
+use parquet::schema::types::ColumnPath;
 use tempfile::TempDir;
 
 pub fn store() -> Store {
@@ -24,12 +25,20 @@ pub fn write(
     columns: &[(&str, ArrayRef)],
     rows_per_group: usize,
 ) -> String {
-    let properties = WriterProperties::builder()
+    write_with(
+        directory,
+        name,
+        columns,
+        small_pages(rows_per_group).build(),
+    )
+}
+
+/// Row groups of several pages, so that reading some rows skips others.
+fn small_pages(rows_per_group: usize) -> WriterPropertiesBuilder {
+    WriterProperties::builder()
         .set_max_row_group_row_count(Some(rows_per_group))
         .set_data_page_row_count_limit(100)
         .set_write_batch_size(50)
-        .build();
-    write_with(directory, name, columns, properties)
 }
 
 pub fn write_with(
@@ -142,11 +151,16 @@ pub fn numbered(shard_rows: &[usize], rows_per_group: usize) -> Numbered {
             ),
             ("id", Arc::new(Int64Array::from(ids.clone()))),
         ];
-        uris.push(write(
+        // A column with a dictionary and some without.
+        let properties = small_pages(rows_per_group)
+            .set_dictionary_enabled(false)
+            .set_column_dictionary_enabled(ColumnPath::from("a"), true)
+            .build();
+        uris.push(write_with(
             directory.path(),
             &format!("part-{index}.parquet"),
             &columns,
-            rows_per_group,
+            properties,
         ));
     }
     let spec = DatasetSpec {
@@ -212,6 +226,6 @@ pub fn check_numbered(batch: &Batch) {
             .inputs
             .iter()
             .chain(&batch.labels)
-            .all(|tensor: &HostTensor| tensor.as_ptr() as usize % 64 == 0)
+            .all(|tensor: &HostTensor| (tensor.as_ptr() as usize).is_multiple_of(64))
     );
 }

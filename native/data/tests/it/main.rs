@@ -5,5 +5,6 @@ mod malformed;
 mod order;
 mod partitions;
 mod reader;
+mod s3;
 mod store;
 mod types;

@@ -12,7 +12,7 @@ use flambeau_data::{DType, DataError, DatasetSpec, Manifest};
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 
 use crate::fixtures::{read_all, read_manifest, single, store, tensor, write, write_with};
-use crate::types::vectors;
+use crate::types::{Vector, vectors};
 
 fn error_of(array: ArrayRef, dtype: DType) -> DataError {
     error_with(array, &single("c", dtype))
@@ -329,7 +329,7 @@ fn types_that_hold_no_numbers() {
 
 #[test]
 fn malformed_vectors() {
-    let dense: (i8, Option<i32>, &[i32], &[f64]) = (1, None, &[], &[1., 2.]);
+    let dense: Vector = (1, None, &[], &[1., 2.]);
     let length = error_of(vectors(&[dense, (1, None, &[], &[1.])]), DType::Float32);
     assert!(
         matches!(
@@ -402,7 +402,7 @@ fn missing_columns_and_files() {
     let directory = tempfile::tempdir().unwrap();
     let columns: Vec<(&str, ArrayRef)> = vec![("a", doubles(&[1.])), ("b", doubles(&[1.]))];
     let uri = write(directory.path(), "k=1/a.parquet", &columns, 4);
-    let error = read_all(&[uri.clone()], &single("c", DType::Float32)).unwrap_err();
+    let error = read_all(std::slice::from_ref(&uri), &single("c", DType::Float32)).unwrap_err();
     assert!(
         matches!(&error, DataError::MissingColumn { available, .. } if available == &["a", "b", "k"]),
         "{error}"

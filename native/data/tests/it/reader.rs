@@ -207,6 +207,30 @@ fn memory_stays_within_the_stated_bound() {
     }
 }
 
+/// Of a row group of many windows only the pages are read that a window needs, where the file has an index of its pages.
+#[test]
+fn windows_read_their_pages_only() {
+    let data = numbered(&[40_000], 40_000);
+    let order = data.order(OrderConfig {
+        window_rows: 1000,
+        ..order_config(1, 100)
+    });
+    let options = ReaderOptions {
+        num_threads: 0,
+        prefetch: 0,
+        ..WINDOWED
+    };
+    let mut reader = data.reader(&order, 0, 1, options);
+    assert_eq!(epoch(&mut reader, 0, 0), expected(&order, 0, 0, 0, 1));
+    let window = order.max_window_rows(0) * data.manifest.bytes_per_row();
+    let stored = data.manifest.shards()[0].row_groups[0].stored_bytes;
+    assert!(
+        reader.peak_memory() - window < stored / 4,
+        "{} of {stored}",
+        reader.peak_memory() - window
+    );
+}
+
 /// Shards may go away once a resident reader has decoded them.
 #[test]
 fn a_resident_share_is_decoded_once() {
@@ -344,6 +368,14 @@ fn waiting_ends_when_asked() {
         .unwrap();
     drop(writer);
     drop((reader, late));
+}
+
+#[test]
+fn readers_and_batches_go_to_other_threads() {
+    fn is_send<T: Send>() {}
+    is_send::<BatchReader>();
+    is_send::<flambeau_data::Batch>();
+    is_send::<DataError>();
 }
 
 #[test]

@@ -233,8 +233,11 @@ fn nested_arrays_keep_their_shape() {
     );
 }
 
+/// The type (1: dense, 0: sparse), size, indices and values of a vector.
+pub type Vector<'a> = (i8, Option<i32>, &'a [i32], &'a [f64]);
+
 /// Spark ML's VectorUDT, as Spark lays it out.
-pub fn vectors(rows: &[(i8, Option<i32>, &[i32], &[f64])]) -> ArrayRef {
+pub fn vectors(rows: &[Vector]) -> ArrayRef {
     let mut indices = ListBuilder::new(Int32Builder::new());
     let mut values = ListBuilder::new(Float64Builder::new());
     for (kind, _, places, numbers) in rows {
