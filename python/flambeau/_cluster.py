@@ -66,8 +66,8 @@ def check_slots(spark: SparkSession, num_workers: int, wait: float) -> None:
     """
     if setting(spark, "spark.dynamicAllocation.enabled") == "true" and not is_local(spark):
         raise ClusterError(
-            "spark.dynamicAllocation.enabled is true, and Spark runs no barrier stage with it: set it to false "
-            f"and ask for the executors that {num_workers} workers need"
+            "spark.dynamicAllocation.enabled is true, and Spark runs no barrier stage with it: "
+            f"set it to false and ask for the executors that {num_workers} workers need"
         )
     deadline = time.monotonic() + wait
     while (slots := count_slots(spark)) < num_workers:
@@ -75,8 +75,8 @@ def check_slots(spark: SparkSession, num_workers: int, wait: float) -> None:
             waited = f" after {wait:g} s (slotTimeout)" if wait else ""
             raise ClusterError(
                 f"numWorkers is {num_workers} and the cluster has {slots} task slots{waited}: "
-                f"lower numWorkers, add executors, or lower spark.task.cpus; slotTimeout waits for executors that "
-                f"are still starting"
+                f"lower numWorkers, add executors, or lower spark.task.cpus; "
+                f"slotTimeout waits for executors that are still starting"
             )
         time.sleep(_SLOT_POLL_SECONDS)
 
@@ -258,6 +258,6 @@ def work_directory(spark: SparkSession, given: str | None, store_options: Mappin
     if is_local(spark):
         return WorkDirectory(temporary_directory(), options)
     raise ParamError(
-        "workDir must be given on a cluster: a directory that the driver and all workers reach, such as a path "
-        "on shared storage or an s3, abfss or gs URI"
+        "workDir must be given on a cluster: a directory that the driver and all workers reach, "
+        "such as a path on shared storage or an s3, abfss or gs URI"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -46,8 +46,6 @@ class Program:
         """
         import torch
 
-        from flambeau import _losses, _metrics, _optimizers
-
         given = {name: estimator._value(name) for name in OBJECT_PARAMS}
         if not isinstance(given["model"], torch.nn.Module):
             raise ParamError(f"model must be a torch.nn.Module, got {describe(given['model'])}")
@@ -56,11 +54,13 @@ class Program:
                 "loss must be given: a name such as 'mse', a torch.nn loss module, or a callable"
             )
         data = _pickle(given)
-        objects = pickle.loads(data)
-        _losses.build(objects["loss"])
-        _optimizers.build(objects["optimizer"], objects["model"], estimator._value("stepSize"))
-        _metrics.build(objects["metrics"])
-        return cls(data, objects)
+        return cls(data, pickle.loads(data))
+
+    def check(self, inputs: Sequence[TensorColumns]) -> None:
+        """Refuses what a worker would refuse of the objects on these inputs. Raises ParamError."""
+        from flambeau._adapter import check_program
+
+        check_program(self.objects, [(tensor.name, tensor.columns) for tensor in inputs], None)
 
     @cached_property
     def wide(self) -> bool:
@@ -80,7 +80,7 @@ def _pickle(objects: dict[str, Any]) -> bytes:
             except Exception as error:
                 raise ParamError(
                     f"{name} ({describe(value)}) cannot be pickled to be sent to the workers: {error}; "
-                    f"make what cannot be sent, such as open files, locks and connections, where it is first used"
+                    f"make open files, locks and connections where they are first used"
                 ) from error
         raise
 
@@ -114,10 +114,8 @@ class Training:
 
     def columns(self, schema: StructType) -> DataColumns:
         """What this fit reads from a DataFrame of that schema. Raises DataError and ParamError."""
-        from flambeau._program import check_signature
-
         columns = _shards.resolve(schema, self.estimator, self._label_dtype(), self.program.wide)
-        check_signature(self.program.objects["model"], columns.inputs)
+        self.program.check(columns.inputs)
         return columns
 
     def prepare(self) -> bool:
@@ -131,7 +129,9 @@ class Training:
 
     def in_place(self, path: str) -> ShardSet:
         """The Parquet files under `path` as this fit's shards."""
-        return _shards.in_place(self.spark, path, self.estimator, self._label_dtype(), self.program.wide)
+        shards = _shards.in_place(self.spark, path, self.estimator, self._label_dtype(), self.program.wide)
+        self.program.check(shards.columns.inputs)
+        return shards
 
     def run(self, shards: ShardSet, inputs: tuple[TensorColumns, ...], visible: bool) -> Any:
         """Trains on the shards and makes the model; `inputs` are in terms of the DataFrame's columns.
@@ -152,6 +152,9 @@ class Training:
         inputs = tuple(replace(tensor, shape=shape) for tensor, shape in zip(inputs, shapes, strict=True))
         module = self.program.objects["model"]
         output = probe_output(module, inputs)
+        model_class = estimator._model_class()
+        # An output that this kind of model does not take is refused now rather than after the training.
+        model_class()._check_output(output)
         launch = _launch.Launch(
             spark=self.spark,
             work=self.work,
@@ -176,7 +179,7 @@ class Training:
         for warning in result["warnings"]:
             log.warning("%s", warning)
         weights = result["weights"]
-        return estimator._model_class()._create(
+        return model_class._create(
             estimator,
             program=dump_skeleton(module),
             weights=WeightsRef(
@@ -187,6 +190,7 @@ class Training:
             output=output,
             num_rows=result["numRows"],
             num_steps=result["numSteps"],
+            num_validation_rows=result["numValidationRows"],
             training_seconds=result["seconds"],
         )
 

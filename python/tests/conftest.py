@@ -1,0 +1,130 @@
+"""Spark sessions for the tests, classic and Connect, each started once when it is first asked for."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PACKAGE = Path(__file__).resolve().parents[1]
+_START_SECONDS = 90
+
+
+def _environment() -> dict[str, str]:
+    """What makes Spark's Python workers this interpreter, with this package and the tests' own modules."""
+    paths = [str(PACKAGE), str(PACKAGE / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+
+def _settings(directory: Path) -> dict[str, str]:
+    return {
+        "spark.master": "local[2]",
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.default.parallelism": "2",
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.local.dir": str(directory / "local"),
+    }
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A classic session on `local[2]`."""
+    from pyspark.sql import SparkSession
+
+    os.environ.update(_environment())
+    builder = SparkSession.builder.appName("flambeau tests")
+    for name, value in _settings(tmp_path_factory.mktemp("spark")).items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    # What the tests provoke, Spark would print at length.
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def connect_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session of a Spark Connect server of its own process, on `local[2]`."""
+    pytest.importorskip("grpc")
+    from pyspark import __version__ as version
+
+    if int(version.split(".")[0]) < 4:
+        pytest.skip("SKIPPED: Spark Connect has no pipelines before 4.0")
+    from pyspark.find_spark_home import _find_spark_home
+    from pyspark.sql.connect.session import SparkSession
+
+    directory = tmp_path_factory.mktemp("connect")
+    port = _free_port()
+    settings = _settings(directory) | {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+    }
+    command = [f"{_find_spark_home()}/bin/spark-submit"]
+    for name, value in settings.items():
+        command += ["--conf", f"{name}={value}"]
+    command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
+    with open(directory / "server.log", "wb") as log:
+        server = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | _environment(), cwd=directory
+        )
+    try:
+        _await_port(port, server, directory / "server.log")
+        session = SparkSession.builder.remote(f"sc://127.0.0.1:{port}").create()
+        yield session  # type: ignore[misc]
+        session.stop()
+    finally:
+        server.terminate()
+        try:
+            server.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+
+
+@pytest.fixture
+def connect(connect_session: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+    """The Connect session, with pyspark's functions speaking Connect for the length of the test."""
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    return connect_session
+
+
+@pytest.fixture(params=["classic", "connect"])
+def any_spark(request: pytest.FixtureRequest) -> SparkSession:
+    """A test that takes this runs on both kinds of session."""
+    session: SparkSession = request.getfixturevalue("spark" if request.param == "classic" else "connect")
+    return session
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _await_port(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
+    """Waits until the server listens; fails with its log where it ends or does not come up."""
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    pytest.fail(f"the Spark Connect server did not start:\n{log.read_text(errors='replace')[-4000:]}")

@@ -1,0 +1,87 @@
+"""What is particular to Spark Connect, and an interrupt of either kind of session."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from torch import nn
+
+from flambeau import TorchRegressor, _cluster
+
+
+class Slow(nn.Module):
+    """Tells that it has begun, and then takes a minute."""
+
+    def __init__(self, marker: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 1)
+        self.marker = marker
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            Path(self.marker).touch()
+            time.sleep(60)
+        return self.linear(x)
+
+
+def test_the_session_is_a_connect_one(connect: SparkSession) -> None:
+    assert _cluster.classic_context(connect) is None
+    assert _cluster.is_local(connect)
+
+
+def test_no_context_is_touched(connect: SparkSession) -> None:
+    """A fit and a transform with a session that has no SparkContext, no JVM and no RDD."""
+    for name in ("sparkContext", "_jvm", "_jsparkSession"):
+        with pytest.raises(Exception, match=r"not supported|no attribute|not available|JVM_ATTRIBUTE"):
+            getattr(connect, name)
+    df = connect.range(0, 64, 1, 2).select((F.col("id") / 64).alias("x"), (F.col("id") / 32).alias("label"))
+    estimator = TorchRegressor(
+        model=nn.Linear(1, 1), inputCols=["x"], inputShapes=[[1]], numWorkers=2, epochs=2, verbose=0
+    )
+    model = estimator.fit(df)
+    assert model.transform(df).select("prediction").count() == 64
+    assert len(model.history["loss"]) == 2
+
+
+def test_a_large_program_goes_through_the_work_directory(connect: SparkSession) -> None:
+    df = connect.range(0, 8, 1, 2).select(
+        (F.col("id") / 8).alias("x"), F.col("id").cast("double").alias("label")
+    )
+    module = nn.Sequential(nn.Linear(1, 700), nn.Linear(700, 700), nn.Linear(700, 1))
+    model = TorchRegressor(model=module, inputCols=["x"], inputShapes=[[1]], numWorkers=2, verbose=0).fit(df)
+    assert len(model.history["loss"]) == 1
+
+
+def test_an_interrupt_cancels_the_stage(any_spark: SparkSession, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    df = any_spark.range(0, 8, 1, 2).select(
+        (F.col("id") / 8).alias("x"), F.col("id").cast("double").alias("label")
+    )
+    estimator = TorchRegressor(
+        model=Slow(str(marker)), inputCols=["x"], inputShapes=[[1]], workDir=str(tmp_path / "work"), verbose=0
+    )
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + 100
+        while not marker.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        _thread.interrupt_main()
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    start = time.monotonic()
+    with pytest.raises(BaseException) as stopped:
+        estimator.fit(df)
+    assert stopped.type is KeyboardInterrupt
+    assert time.monotonic() - start < 50
+    assert not list((tmp_path / "work").glob("shards/*/*"))
+    # The slots are free again.
+    assert (
+        any_spark.range(0, 2, 1, 2).mapInArrow(lambda batches: batches, "id long", barrier=True).count() == 2
+    )

@@ -1,0 +1,314 @@
+"""The estimators on a real Spark session: fits, params, tuning, pipelines, saving; oracles are NumPy and
+plain torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
+from pyspark.ml.feature import StringIndexer, VectorAssembler
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from torch import nn
+
+from flambeau import TorchClassifier, TorchEstimator, TorchModel, TorchRegressor, _shards
+
+WEIGHTS = np.array([1.5, -2.0, 0.5])
+
+
+class Embedded(nn.Module):
+    """An embedding beside numbers: two inputs, one of integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(4, 2)
+        self.linear = nn.Linear(5, 1)
+
+    def forward(self, index: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        assert index.dtype == torch.int64
+        return self.linear(torch.cat([self.embedding(index), numbers], 1))
+
+
+def linear_rows(spark: SparkSession, count: int = 600) -> DataFrame:
+    """Rows of y = x . WEIGHTS + 3 + 2 * group, without noise."""
+    x = [(((F.col("id") * step) % 97) / 48.5 - 1).alias(f"x{i}") for i, step in enumerate((7, 31, 53))]
+    df = spark.range(0, count, 1, 2).select("id", *x, (F.col("id") % 4).alias("group"))
+    y = sum((F.col(f"x{i}") * float(w) for i, w in enumerate(WEIGHTS)), F.lit(3.0))
+    return df.withColumn("label", y).withColumn("name", F.concat(F.lit("g"), F.col("group")))
+
+
+def regressor(**params: Any) -> TorchRegressor:
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {
+        "model": nn.Linear(3, 1),
+        "optimizer": lambda parameters: torch.optim.Adam(parameters, lr=0.05),
+        "featuresCol": ["x0", "x1", "x2"],
+        "batchSize": 32,
+        "epochs": 8,
+        "numWorkers": 2,
+        "verbose": 0,
+    }
+    return TorchRegressor(**(settings | params))
+
+
+def rmse(model: Any, df: DataFrame) -> float:
+    return float(RegressionEvaluator().evaluate(model.transform(df)))
+
+
+@pytest.mark.matrix
+def test_a_fit_recovers_the_weights(any_spark: SparkSession) -> None:
+    df = linear_rows(any_spark)
+    estimator = regressor(metrics=["mae"], validationFraction=0.2, epochs=25)
+    before = {name: value.clone() for name, value in estimator.getModel().state_dict().items()}
+    model = estimator.fit(df)
+    module = model.module()
+    np.testing.assert_allclose(module.weight.detach().numpy()[0], WEIGHTS, atol=0.05)
+    np.testing.assert_allclose(module.bias.detach().numpy(), [3.0], atol=0.05)
+    assert rmse(model, df) < 0.1
+    assert len(model.history["loss"]) == 25
+    assert model.history["val_mae"][-1] < 0.1
+    # The user's module is as it was.
+    for name, value in estimator.getModel().state_dict().items():
+        assert torch.equal(value, before[name])
+    assert model.uid == estimator.uid
+
+
+def test_a_pipeline_with_integers(spark: SparkSession) -> None:
+    df = linear_rows(spark).withColumn("label", F.col("label") + 2 * F.col("group"))
+    estimator = TorchRegressor(
+        model=Embedded(),
+        inputCols=["index", "features"],
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.05),
+        numWorkers=2,
+        epochs=20,
+        verbose=0,
+    )
+    stages = [
+        StringIndexer(inputCol="name", outputCol="index"),
+        VectorAssembler(inputCols=["x0", "x1", "x2"], outputCol="features"),
+        estimator,
+    ]
+    model = Pipeline(stages=stages).fit(df)
+    assert isinstance(model, PipelineModel)
+    assert rmse(model, df) < 0.5
+
+
+def test_a_classifier(any_spark: SparkSession) -> None:
+    df = linear_rows(any_spark).withColumn(
+        "label", (F.col("label") > 3).cast("double") + (F.col("label") > 4.5).cast("double")
+    )
+    estimator = TorchClassifier(
+        model=nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 3)),
+        featuresCol=["x0", "x1", "x2"],
+        stepSize=0.02,
+        epochs=20,
+        numWorkers=2,
+        metrics=["accuracy"],
+        verbose=0,
+    )
+    model = estimator.fit(df)
+    accuracy = MulticlassClassificationEvaluator(metricName="accuracy").evaluate(model.transform(df))
+    assert accuracy > 0.9
+    assert model.history["accuracy"][-1] > 0.9
+
+
+def test_weights_are_those_of_one_process(spark: SparkSession) -> None:
+    """Two workers with weightCol take the steps that one process takes on the whole batch, in float64."""
+    df = linear_rows(spark, 64).withColumn("w", F.col("id") % 3 + 0.5)
+    torch.manual_seed(0)
+    module = nn.Linear(3, 1, dtype=torch.float64)
+    estimator = regressor(
+        model=module,
+        inputTypes=["float64"],
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        weightCol="w",
+        batchSize=32,
+        epochs=5,
+        shuffle=False,
+    )
+    fitted = estimator.fit(df).module()
+    rows = df.orderBy("id").toPandas()
+    x = torch.tensor(rows[["x0", "x1", "x2"]].to_numpy())
+    y, w = torch.tensor(rows["label"].to_numpy())[:, None], torch.tensor(rows["w"].to_numpy())[:, None]
+    oracle = nn.Linear(3, 1, dtype=torch.float64)
+    oracle.load_state_dict(module.state_dict())
+    optimizer = torch.optim.SGD(oracle.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        (((oracle(x) - y) ** 2 * w).sum() / w.sum()).backward()
+        optimizer.step()
+    torch.testing.assert_close(fitted.weight, oracle.weight, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(fitted.bias, oracle.bias, rtol=1e-10, atol=1e-10)
+
+
+def test_fit_with_params_and_lists_of_params(spark: SparkSession) -> None:
+    df, estimator = linear_rows(spark, 200), regressor(epochs=1)
+    assert len(estimator.fit(df, {estimator.epochs: 2}).history["loss"]) == 2
+    models = estimator.fit(df, [{estimator.epochs: 1}, {estimator.epochs: 3}])
+    assert [len(model.history["loss"]) for model in models] == [1, 3]
+    assert estimator.getEpochs() == 1
+
+
+def test_fit_multiple_is_thread_safe_and_writes_once(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes: list[str] = []
+    write = _shards.write
+
+    def counted(df: DataFrame, columns: Any, directory: str) -> Any:
+        writes.append(directory)
+        return write(df, columns, directory)
+
+    monkeypatch.setattr(_shards, "write", counted)
+    df, estimator = linear_rows(spark, 200), regressor(epochs=1)
+    maps = [{estimator.epochs: 1}, {estimator.epochs: 2}, {estimator.featuresCol: ["x2", "x1", "x0"]}]
+    iterator = estimator.fitMultiple(df, maps)
+    models: dict[int, TorchModel] = {}
+
+    def take() -> None:
+        for index, model in iterator:
+            models[index] = model
+
+    threads = [threading.Thread(target=take) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=240)
+    assert sorted(models) == [0, 1, 2]
+    assert [len(models[i].history["loss"]) for i in range(3)] == [1, 2, 1]
+    assert len(writes) == 2
+    assert not any(Path(directory).exists() for directory in writes)
+
+
+def test_cross_validator_in_parallel(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+    df, estimator = linear_rows(spark, 300), regressor(epochs=3, numWorkers=1)
+    grid = (
+        ParamGridBuilder()
+        .addGrid(estimator.stepSize, [0.1, 1e-4])
+        .addGrid(
+            estimator.model, [nn.Linear(3, 1), nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))]
+        )
+        .build()
+    )
+    with caplog.at_level(logging.WARNING, logger="flambeau"):
+        validator = CrossValidator(
+            estimator=estimator,
+            estimatorParamMaps=grid,
+            evaluator=RegressionEvaluator(),
+            numFolds=2,
+            parallelism=2,
+        )
+        fitted = validator.fit(df)
+    assert "cannot be saved" in caplog.text
+    # The rate of 1e-4 learns next to nothing in three epochs.
+    assert max(fitted.avgMetrics[:2]) < min(fitted.avgMetrics[2:])
+    assert fitted.bestModel.getOrDefault("stepSize") == 0.1 if fitted.bestModel.hasParam("stepSize") else True
+
+
+def test_train_validation_split_over_a_pipeline(spark: SparkSession) -> None:
+    df, estimator = linear_rows(spark, 300), regressor(epochs=3, featuresCol="features")
+    pipeline = Pipeline(
+        stages=[VectorAssembler(inputCols=["x0", "x1", "x2"], outputCol="features"), estimator]
+    )
+    grid = ParamGridBuilder().addGrid(estimator.stepSize, [0.1, 1e-4]).build()
+    split = TrainValidationSplit(
+        estimator=pipeline, estimatorParamMaps=grid, evaluator=RegressionEvaluator(), parallelism=2, seed=1
+    )
+    fitted = split.fit(df)
+    assert fitted.validationMetrics[0] < fitted.validationMetrics[1]
+    assert isinstance(fitted.bestModel, PipelineModel)
+
+
+def test_an_optimizer_bound_to_the_model(spark: SparkSession) -> None:
+    module = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(
+        [{"params": [module.weight], "lr": 0.0}, {"params": [module.bias], "lr": 0.1}]
+    )
+    fitted = regressor(model=module, optimizer=optimizer).fit(linear_rows(spark, 200)).module()
+    assert torch.equal(fitted.weight, module.weight)
+    assert not torch.equal(fitted.bias, module.bias)
+    assert optimizer.state_dict()["state"] == {}
+
+
+def test_fit_on_parquet(any_spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "data")
+    df = linear_rows(any_spark).withColumn("held", F.col("id") % 5 == 0)
+    df.write.partitionBy("held").parquet(path)
+    model = regressor(validationIndicatorCol="held", epochs=20).fitOnParquet(path)
+    assert rmse(model, df) < 0.2
+    assert model.history["val_loss"][-1] < 0.1
+
+
+def test_nothing_but_the_weights_is_left_behind(spark: SparkSession, tmp_path: Path) -> None:
+    model = regressor(workDir=str(tmp_path / "work"), epochs=2, validationFraction=0.1).fit(
+        linear_rows(spark, 200)
+    )
+    left = {path.relative_to(tmp_path / "work").parts[0] for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {"models"}
+    assert rmse(model, linear_rows(spark, 50)) < 10
+
+
+def test_the_same_seed_gives_the_same_bits(spark: SparkSession) -> None:
+    df, estimator = linear_rows(spark, 200), regressor(epochs=2, seed=5)
+    first, again = estimator.fit(df).module(), estimator.fit(df).module()
+    assert torch.equal(first.weight, again.weight)
+    other = estimator.fit(df, {estimator.seed: 6}).module()
+    assert not torch.equal(first.weight, other.weight)
+
+
+def test_an_estimator_is_saved_with_its_objects(spark: SparkSession, tmp_path: Path) -> None:
+    estimator = regressor(epochs=2, weightCol="x0", metrics=["mae"])
+    path = str(tmp_path / "estimator")
+    estimator.save(path)
+    estimator.write().overwrite().save(path)
+    loaded = TorchRegressor.load(path)
+    assert type(loaded) is TorchRegressor and loaded.uid == estimator.uid
+    for param in estimator.params:
+        if estimator.isSet(param) and param.name not in ("model", "optimizer"):
+            assert loaded.getOrDefault(param.name) == estimator.getOrDefault(param), param.name
+    assert torch.equal(loaded.getModel().weight, estimator.getModel().weight)
+    model = loaded.setWeightCol(None).fit(linear_rows(spark, 100))
+    assert len(model.history["loss"]) == 2
+
+
+def test_a_pipeline_of_estimators_is_saved(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "pipeline")
+    pipeline = Pipeline(
+        stages=[
+            VectorAssembler(inputCols=["x0", "x1", "x2"], outputCol="features"),
+            regressor(featuresCol="features"),
+        ]
+    )
+    pipeline.save(path)
+    loaded = Pipeline.load(path)
+    assert isinstance(loaded.getStages()[1], TorchRegressor)
+    assert loaded.getStages()[1].getBatchSize() == 32
+
+
+def test_several_labels_go_to_a_callable_loss(spark: SparkSession) -> None:
+    df = linear_rows(spark, 300).withColumn("other", F.col("x0") * 2)
+
+    def loss(output: torch.Tensor, labels: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return ((output - torch.stack(labels, 1)) ** 2).mean()
+
+    estimator = TorchEstimator(
+        model=nn.Linear(3, 2),
+        loss=loss,
+        featuresCol=["x0", "x1", "x2"],
+        labelCols=["label", "other"],
+        stepSize=0.05,
+        epochs=15,
+        numWorkers=2,
+        verbose=0,
+    )
+    history = estimator.fit(df).history["loss"]
+    assert history[-1] < history[0] / 10

@@ -1,0 +1,257 @@
+"""Launching: slots, the rendezvous of a barrier stage, whose failure is told, how a lost worker is known."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from flambeau import ClusterError, FlambeauError, ParamError, WorkerError, WorkerLost, _cluster, _launch
+from flambeau._workdir import WorkDirectory, age_of, new_id, spark_path
+from flambeau._worker import EnvironmentMismatchError, RankOutcome, WorkerRequest, versions
+
+
+class UsersError(Exception):
+    """An exception of the user's own, with a constructor that default pickling copes with."""
+
+
+def failed(rank: int, kind: str = "user", is_cause: bool = True, **fields: Any) -> RankOutcome:
+    outcome = RankOutcome(rank, "host-a", False, epoch=1, step=7, is_cause=is_cause, error_kind=kind)
+    outcome = replace(outcome, error_type="m.E", message="it broke", traceback="Traceback: ...")
+    return replace(outcome, **fields)
+
+
+def test_slots_of_local_mode_are_exact(any_spark: SparkSession) -> None:
+    assert _cluster.count_slots(any_spark) == 2
+    _cluster.check_slots(any_spark, 2, 0)
+
+
+def test_more_workers_than_slots_are_refused_at_once(any_spark: SparkSession) -> None:
+    start = time.monotonic()
+    with pytest.raises(ClusterError, match="numWorkers is 3 and the cluster has 2 task slots"):
+        _cluster.check_slots(any_spark, 3, 0)
+    assert time.monotonic() - start < 2
+
+
+def test_slot_timeout_waits(any_spark: SparkSession) -> None:
+    start = time.monotonic()
+    with pytest.raises(ClusterError, match=r"after 1\.5 s"):
+        _cluster.check_slots(any_spark, 3, 1.5)
+    assert 1.4 < time.monotonic() - start < 6
+
+
+def test_dynamic_allocation_is_refused(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"spark.dynamicAllocation.enabled": "true", "spark.master": "yarn"}
+    monkeypatch.setattr(_cluster, "setting", lambda _, name, default="": settings.get(name, default))
+    with pytest.raises(ClusterError, match=r"spark\.dynamicAllocation\.enabled"):
+        _cluster.check_slots(spark, 1, 0)
+
+
+def test_a_work_directory_must_be_given_on_a_cluster(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Path(_cluster.work_directory(spark, None, {}).uri).is_dir()
+    monkeypatch.setattr(_cluster, "setting", lambda _, name, default="": "spark://a:7077")
+    with pytest.raises(ParamError, match="workDir must be given"):
+        _cluster.work_directory(spark, None, {})
+    assert _cluster.work_directory(spark, "s3://bucket/a/", {}).uri == "s3://bucket/a"
+
+
+def test_paths_as_spark_takes_them() -> None:
+    assert spark_path("/tmp/a") == "file:///tmp/a"
+    assert spark_path("/dbfs/a") == "dbfs:/a"
+    assert spark_path("/Volumes/c/s/v") == "/Volumes/c/s/v"
+    assert spark_path("s3://b/a") == "s3://b/a"
+
+
+def test_the_work_directory_is_seen_and_probed(any_spark: SparkSession, tmp_path: Path) -> None:
+    work = WorkDirectory(str(tmp_path / "work"))
+    assert _cluster.is_visible(any_spark, work)
+    _cluster.probe(any_spark, work, 2, versions())
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_the_probe_names_what_workers_cannot_reach(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(FlambeauError, match="not a directory that all workers reach"):
+        _cluster.probe(spark, WorkDirectory(str(tmp_path / "file")), 2, versions())
+    with pytest.raises(EnvironmentMismatchError, match=r"torch is 0\.1 on the driver"):
+        _cluster.probe(spark, WorkDirectory(str(tmp_path / "work")), 2, versions() | {"torch": "0.1"})
+
+
+def test_files_reach_the_work_directory_through_spark(any_spark: SparkSession, tmp_path: Path) -> None:
+    work, data = WorkDirectory(str(tmp_path)), bytes(range(256)) * 10000
+    for visible in (True, False):
+        uri = work.path("attempts", f"{visible}", "program.pkl")
+        _launch.put(any_spark, work, visible, uri, data)
+        assert Path(uri).read_bytes() == data
+        _launch.remove(any_spark, work, visible, "attempts", f"{visible}")
+        assert not Path(uri).exists()
+
+
+def test_the_sweep_goes_by_age(tmp_path: Path) -> None:
+    work = WorkDirectory(str(tmp_path))
+    names = {"20200101T000000Z-0123456789ab": False, new_id(): True, "mine": True}
+    for kind in ("shards", "attempts", "models"):
+        for name in names:
+            (tmp_path / kind / name / "deep").mkdir(parents=True)
+            (tmp_path / kind / name / "deep" / "file").write_text("x")
+    work.sweep()
+    for kind in ("shards", "attempts"):
+        for name, stays in names.items():
+            assert (tmp_path / kind / name / "deep" / "file").exists() == stays, (kind, name)
+    assert len(list((tmp_path / "models").rglob("file"))) == 3
+    assert age_of("mine") is None
+
+
+def test_all_gather_over_a_barrier_stage(any_spark: SparkSession) -> None:
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        from pyspark import BarrierTaskContext
+
+        from flambeau._launch import StageRendezvous, bind_address
+
+        for _ in batches:
+            pass
+        context = BarrierTaskContext.get()
+        rank = context.partitionId()
+        gathered = StageRendezvous(context).all_gather(bytes([rank, 255]))
+        address = bind_address([info.address for info in context.getTaskInfos()], rank)
+        yield pa.RecordBatch.from_pydict({"row": [f"{[list(one) for one in gathered]} {address}"]})
+
+    rows = any_spark.range(0, 2, 1, 2).mapInArrow(task, "row string", barrier=True).collect()
+    assert [row[0] for row in rows] == ["[[0, 255], [1, 255]] 127.0.0.1"] * 2
+
+
+def test_a_rank_that_fails_early_frees_the_others(spark: SparkSession) -> None:
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        from pyspark import BarrierTaskContext
+
+        from flambeau._launch import StageRendezvous
+        from flambeau.errors import WorkerLost
+
+        for _ in batches:
+            pass
+        context = BarrierTaskContext.get()
+        rendezvous, told = StageRendezvous(context), "left"
+        if context.partitionId() == 0:
+            try:
+                rendezvous.all_gather(b"")
+            except WorkerLost as error:
+                told = f"{error.rank}: {error}"
+        rendezvous.leave()
+        yield pa.RecordBatch.from_pydict({"row": [told]})
+
+    start = time.monotonic()
+    rows = spark.range(0, 2, 1, 2).mapInArrow(task, "row string", barrier=True).collect()
+    assert [row[0] for row in rows] == ["1: worker 1 failed before the workers met", "left"]
+    assert time.monotonic() - start < 20
+
+
+def test_each_rank_answers_with_a_row(spark: SparkSession) -> None:
+    program = cloudpickle.dumps({"model": None})
+    request = WorkerRequest("{}", b"secret", program, versions={"torch": "0.1"})
+    outcomes = _launch.run_stage(spark, request, 2)
+    assert [outcome.rank for outcome in outcomes] == [0, 1]
+    assert {outcome.error_kind for outcome in outcomes} == {"environment"}
+    with pytest.raises(EnvironmentMismatchError, match=r"torch 0\.1"):
+        raise _launch.exception_of(outcomes[0])
+
+
+def test_a_crashed_worker_is_lost(spark: SparkSession) -> None:
+    class EndsItsProcess:
+        def __reduce__(self) -> tuple[Any, ...]:
+            import os
+
+            return os._exit, (9,)
+
+    job = json.dumps({"data": {"spec": {"inputs": []}}, "params": {}})
+    with pytest.raises(_launch._Lost, match="a worker was lost"):
+        _launch.run_stage(spark, WorkerRequest(job, b"secret", cloudpickle.dumps(EndsItsProcess())), 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_lost"),
+    [
+        ("ExecutorLostFailure (executor 1 exited caused by one of the running tasks)", True),
+        ("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)", True),
+        ("Job 3 cancelled as part of cancellation of all jobs", False),
+        ("[USER_RAISED_EXCEPTION] no", False),
+    ],
+)
+def test_which_spark_errors_are_lost_workers(text: str, is_lost: bool) -> None:
+    assert any(lost in text for lost in _launch._LOST_TEXTS) == is_lost
+
+
+def test_the_first_cause_is_told() -> None:
+    ok = RankOutcome(0, "host-a", True, "{}")
+    assert _launch.first_cause([ok, ok]) is None
+    late, lost, cause = failed(0, "lost", False), failed(1, "lost"), failed(2, "user")
+    assert _launch.first_cause([ok, late, lost, cause]) is cause
+    assert _launch.first_cause([late, lost]) is lost
+    assert _launch.first_cause([late]) is late
+
+
+def test_an_exception_comes_back_as_itself() -> None:
+    outcome = failed(1, pickle=cloudpickle.dumps(UsersError("no such embedding")))
+    error = _launch.exception_of(outcome)
+    assert type(error) is UsersError and str(error) == "no such embedding"
+    assert (error.rank, error.host, error.epoch, error.step) == (1, "host-a", 1, 7)  # type: ignore[attr-defined]
+    assert "on worker 1 (host-a), epoch 1, step 7" in error.__notes__[0]
+    assert "Traceback: ..." in error.__notes__[0]
+
+
+def test_an_exception_that_cannot_come_back_is_a_worker_error() -> None:
+    for data in (None, b"not a pickle"):
+        error = _launch.exception_of(failed(1, pickle=data))
+        assert isinstance(error, WorkerError)
+        assert (error.rank, error.host, error.epoch, error.step) == (1, "host-a", 1, 7)
+        assert "m.E: it broke" in str(error) and "Traceback: ..." in str(error)
+
+
+def launch(spark: SparkSession, max_restarts: int) -> _launch.Launch:
+    return _launch.Launch(
+        spark, WorkDirectory("/nowhere"), {}, b"", 2, max_restarts, 0.0, True, {}, lambda _: nullcontext()
+    )
+
+
+def test_only_lost_workers_are_tried_again(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[dict[str, Any]] = []
+    answers: list[Any] = []
+
+    def stage(_: SparkSession, request: WorkerRequest, num_workers: int) -> list[RankOutcome]:
+        requests.append(json.loads(request.job_json)["attempt"] | {"secret": request.secret})
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return [answer]
+
+    monkeypatch.setattr(_launch, "run_stage", stage)
+    monkeypatch.setattr(_cluster, "on_worker", lambda *_: "/nowhere/attempts/a/checkpoints/3")
+    lost = _launch._Lost(WorkerLost("a worker was lost"))
+
+    answers[:] = [lost, failed(1, "collective"), RankOutcome(0, "h", True, '{"done": true}')]
+    assert launch(spark, 3).run() == {"done": True}
+    assert [one["resume"] for one in requests] == [None] + ["/nowhere/attempts/a/checkpoints/3"] * 2
+    assert len({one["id"] for one in requests}) == len({one["secret"] for one in requests}) == 3
+
+    for kind in ("user", "data", "diverged", "environment", "cancelled", "job"):
+        requests.clear()
+        answers[:] = [failed(1, kind)]
+        with pytest.raises(WorkerError):
+            launch(spark, 3).run()
+        assert len(requests) == 1
+
+    requests.clear()
+    answers[:] = [lost] * 3
+    with pytest.raises(WorkerLost):
+        launch(spark, 2).run()
+    assert len(requests) == 3
