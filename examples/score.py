@@ -17,7 +17,12 @@ def main() -> None:
         sys.exit(__doc__)
     pipeline, source, target = sys.argv[1:]
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    spark = SparkSession.builder.master("local[2]").config("spark.log.level", "ERROR").getOrCreate()
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
     rows = spark.read.parquet(source)
     scored = flambeau.load_pipeline(pipeline).transform(rows)
     scored.select(*rows.columns, "prediction").write.mode("overwrite").parquet(target)
