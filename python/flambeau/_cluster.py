@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("flambeau")
 
 _SLOT_POLL_SECONDS = 1.0
+_REGISTRATION_SECONDS = 30.0
 
 
 def classic_context(spark: SparkSession) -> SparkContext | None:
@@ -62,14 +63,14 @@ def check_slots(spark: SparkSession, num_workers: int, wait: float) -> None:
     """Waits up to `wait` seconds for as many task slots as there are workers.
 
     Raises ClusterError, with the numbers, where they don't come; and at once where dynamic allocation is on,
-    which Spark refuses in barrier stages.
+    which Spark refuses in barrier stages. Executors of a session that has just started are waited for too.
     """
     if setting(spark, "spark.dynamicAllocation.enabled") == "true" and not is_local(spark):
         raise ClusterError(
             "spark.dynamicAllocation.enabled is true, and Spark runs no barrier stage with it: "
             f"set it to false and ask for the executors that {num_workers} workers need"
         )
-    deadline = time.monotonic() + wait
+    deadline = time.monotonic() + max(wait, _starting_seconds(spark))
     while (slots := count_slots(spark)) < num_workers:
         if time.monotonic() >= deadline:
             waited = f" after {wait:g} s (slotTimeout)" if wait else ""
@@ -79,6 +80,14 @@ def check_slots(spark: SparkSession, num_workers: int, wait: float) -> None:
                 f"slotTimeout waits for executors that are still starting"
             )
         time.sleep(_SLOT_POLL_SECONDS)
+
+
+def _starting_seconds(spark: SparkSession) -> float:
+    """For how long executors of a session that has just started may still be on their way."""
+    context = classic_context(spark)
+    if context is None or is_local(spark):
+        return 0.0
+    return max(0.0, context.startTime / 1000 + _REGISTRATION_SECONDS - time.time())
 
 
 def count_slots(spark: SparkSession) -> int:

@@ -361,8 +361,8 @@ def _partition_columns(files: Sequence[str], root: str) -> set[str]:
     base = root.rstrip("/").rsplit("/", 1)[-1]
     names: set[str] = set()
     for uri in files:
-        below = uri.split(f"/{base}/", 1)[-1].split("/")[:-1]
-        names |= {unquote(part.split("=", 1)[0]) for part in below if "=" in part}
+        _, _, below = unquote(uri).partition(f"/{base}/")
+        names |= {part.split("=", 1)[0] for part in below.split("/")[:-1] if "=" in part}
     return names
 
 
