@@ -252,18 +252,24 @@ impl Shared {
         if state.error.is_some() || state.num_stale > 0 {
             return None;
         }
+        // A lane's loads are let in one after another: only its first counts.
+        let mut heads = vec![None; self.num_lanes];
+        for (place, load) in state.upcoming.iter().enumerate() {
+            heads[load.lane].get_or_insert(place);
+        }
         let held = |lane: usize| state.live.iter().filter(|live| live.lane == lane).count();
-        let num_without = (0..self.num_lanes).filter(|&lane| held(lane) == 0).count();
+        let waiting = || {
+            heads
+                .iter()
+                .enumerate()
+                .filter_map(|(lane, head)| Some((held(lane), (*head)?)))
+        };
+        let num_without = waiting().filter(|(held, _)| *held == 0).count();
         let is_room = state.live.len() + num_without < self.limits.arenas;
-        let mut seen = vec![false; self.num_lanes];
-        state.upcoming.iter().position(|load| {
-            // A lane's loads are let in one after another.
-            if std::mem::replace(&mut seen[load.lane], true) {
-                return false;
-            }
-            let held = held(load.lane);
-            held == 0 || (is_room && held <= self.limits.ahead)
-        })
+        waiting()
+            .filter(|(held, _)| *held == 0 || (is_room && *held <= self.limits.ahead))
+            .map(|(_, place)| place)
+            .min()
     }
 
     fn admit(&self, state: &mut State, load: Load) {
