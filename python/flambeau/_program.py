@@ -117,7 +117,8 @@ def probe_output(
     try:
         module.eval()
         for tensors in tried:
-            with torch.random.fork_rng(devices=[]), torch.inference_mode(), warnings.catch_warnings():
+            # Not inference_mode: the module may keep a tensor that it makes here, and is to be trained after.
+            with torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 try:
                     return output_spec(module(*tensors), len(tensors[0]))

@@ -4,7 +4,8 @@ A Python worker loads a module once, by the hashes of its program and weights, a
 are copied into memory of torch's own alignment, so that a row's outputs have the same bits in every process.
 """
 
-# Annotations are evaluated here: Spark reads those of the functions that `scalar_udf` makes.
+from __future__ import annotations
+
 import hashlib
 import math
 import os
@@ -71,7 +72,7 @@ class Scorer:
             columns = batch if isinstance(batch, tuple) else (batch,)
             yield self._score(module, device, columns)
 
-    def _score(self, module: "nn.Module", device: str, columns: Sequence[pa.Array]) -> pa.Array:
+    def _score(self, module: nn.Module, device: str, columns: Sequence[pa.Array]) -> pa.Array:
         import torch
 
         arrays = to_arrays(self.inputs, columns)
@@ -96,7 +97,7 @@ class Scorer:
             return results[0]
         return pa.StructArray.from_arrays(results, names=[str(spec.name) for spec in self.output.tensors])
 
-    def _checked(self, output: Any, num_rows: int) -> list["Tensor"]:
+    def _checked(self, output: Any, num_rows: int) -> list[Tensor]:
         """The output's tensors, where they are what the module returned when it was trained."""
         named = named_outputs(output)
         found = [(name, (t.shape[0] if t.dim() else -1, *t.shape[1:])) for name, t in named]
@@ -169,7 +170,7 @@ def _check_lengths(lengths: pa.Array, name: str, tensor: TensorColumns) -> None:
         )
 
 
-def _tensor(array: np.ndarray[Any, Any], device: str) -> "Tensor":
+def _tensor(array: np.ndarray[Any, Any], device: str) -> Tensor:
     """A tensor of its own memory, which torch aligns and the module may write to."""
     import torch
 
@@ -194,7 +195,7 @@ def _device() -> str:
     return f"cuda:{number % torch.cuda.device_count()}"
 
 
-def _module(programs: Mapping[str, bytes], weights: WeightsRef, device: str) -> "nn.Module":
+def _module(programs: Mapping[str, bytes], weights: WeightsRef, device: str) -> nn.Module:
     """The module with its weights on the device, loaded once in this process."""
     key = (
         device,
@@ -211,7 +212,7 @@ def _module(programs: Mapping[str, bytes], weights: WeightsRef, device: str) -> 
         return _modules[key]
 
 
-def _result(tensor: "Tensor", spec: OutputTensor) -> pa.Array:
+def _result(tensor: Tensor, spec: OutputTensor) -> pa.Array:
     """A column of doubles for single numbers, of (nested) arrays otherwise."""
     import torch
 
@@ -239,7 +240,7 @@ def _kept(dtype: Any) -> Any:
     return torch.float32 if dtype.is_floating_point else torch.int64
 
 
-def _class_columns(output: "Tensor", kind: str, fields: Sequence[str]) -> pa.StructArray:
+def _class_columns(output: Tensor, kind: str, fields: Sequence[str]) -> pa.StructArray:
     """Prediction, raw prediction and probability of a classifier's output [rows, classes], or of one logit a
     row.
     """
@@ -258,7 +259,7 @@ def _class_columns(output: "Tensor", kind: str, fields: Sequence[str]) -> pa.Str
         raw = scores
         prediction = scores.argmax(dim=1).to(torch.float64)
 
-    def vectors(values: "Tensor") -> pa.Array:
+    def vectors(values: Tensor) -> pa.Array:
         return _lists(pa.array(values.contiguous().reshape(-1).numpy()), values.shape[1], len(values))
 
     made = {
@@ -271,102 +272,3 @@ def _class_columns(output: "Tensor", kind: str, fields: Sequence[str]) -> pa.Str
 
 def _shapes(named: Sequence[tuple[str | None, Sequence[int]]]) -> str:
     return ", ".join(f"{name or 'a tensor'} of {list(shape)}" for name, shape in named)
-
-
-def scalar_udf(scorer: Scorer, returns: Any, num_columns: int) -> Any:
-    """A scalar-iterator UDF over the inputs' columns: on Arrow arrays where Spark has such (4.1), else on
-    pandas.
-    """
-    from pyspark.sql import functions
-
-    if hasattr(functions, "arrow_udf"):
-        return functions.arrow_udf(_on_arrow(scorer, num_columns), returns)
-    return functions.pandas_udf(_on_pandas(scorer, num_columns, returns), returns)
-
-
-def _on_arrow(scorer: Scorer, num_columns: int) -> Any:
-    def one(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
-        yield from scorer.score(batches)
-
-    def several(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        yield from scorer.score(batches)
-
-    return one if num_columns == 1 else several
-
-
-def _on_pandas(scorer: Scorer, num_columns: int, returns: Any) -> Any:
-    import pandas as pd
-    from pyspark.sql.types import StructType
-
-    types = [_ARROW[tensor.dtype] for tensor in scorer.inputs for _ in tensor.columns]
-    is_struct = isinstance(returns, StructType)
-
-    def arrays(batches: Iterator[Any]) -> Iterator[tuple[pa.Array, ...]]:
-        for batch in batches:
-            series = batch if isinstance(batch, tuple) else (batch,)
-            yield tuple(_of_series(s, kind) for s, kind in zip(series, types, strict=True))
-
-    def results(batches: Iterator[Any]) -> Iterator[Any]:
-        for result in scorer.score(arrays(batches)):
-            yield _frame(result) if is_struct else _series(result)
-
-    def _frame(result: pa.StructArray) -> pd.DataFrame:
-        return pd.DataFrame({f.name: _series(result.field(i)) for i, f in enumerate(result.type)})
-
-    if is_struct and num_columns == 1:
-
-        def one_to_frame(batches: Iterator[pd.Series]) -> Iterator[pd.DataFrame]:
-            yield from results(batches)
-
-        return one_to_frame
-    if is_struct:
-
-        def several_to_frame(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.DataFrame]:
-            yield from results(batches)
-
-        return several_to_frame
-    if num_columns == 1:
-
-        def one_to_series(batches: Iterator[pd.Series]) -> Iterator[pd.Series]:
-            yield from results(batches)
-
-        return one_to_series
-
-    def several_to_series(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.Series]:
-        yield from results(batches)
-
-    return several_to_series
-
-
-_ARROW = {
-    "float32": pa.float32(),
-    "float64": pa.float64(),
-    "int64": pa.int64(),
-    "bool": pa.bool_(),
-    "uint8": pa.binary(),
-}
-
-
-def _of_series(series: Any, kind: pa.DataType) -> pa.Array:
-    """A pandas column as Arrow; one of objects holds arrays, unless it is of bytes or has nulls among
-    numbers.
-
-    pandas turns a null among numbers into NaN, which a feature may hold: such a column is told from one with
-    NaN by nothing, and is taken as it is.
-    """
-    if series.dtype == object and not pa.types.is_binary(kind):
-        first = next((value for value in series if value is not None), None)
-        if isinstance(first, np.ndarray):
-            kind = pa.list_(kind)
-    return pa.Array.from_pandas(series, type=kind, from_pandas=False)
-
-
-def _series(array: pa.Array) -> Any:
-    """An Arrow column as pandas, arrays as numpy arrays."""
-    import pandas as pd
-
-    return (
-        pd.Series(list(array.to_numpy(zero_copy_only=False)))
-        if pa.types.is_list(array.type)
-        else array.to_pandas()
-    )

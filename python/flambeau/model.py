@@ -243,6 +243,8 @@ class TorchModel(
         """The DataFrame's columns for the module, converted as they were for training, and the tensors they
         make.
         """
+        from flambeau._udf import whole_arrays
+
         schema = dataset.schema
         found = resolve_inputs(schema, self)
         if len(found) != len(self._inputs):
@@ -261,11 +263,13 @@ class TorchModel(
                     f"where {wanted} were trained on"
                 )
             tensors.append(TensorColumns(now.name, now.columns, then.dtype, then.shape))
-            columns += expressions(schema, tensor, "input")
+            for name, column in zip(tensor.columns, expressions(schema, tensor, "input"), strict=True):
+                columns.append(whole_arrays(column, name, schema[name].dataType))
         return columns, tensors
 
     def _udf(self, tensors: Sequence[TensorColumns], wanted: Sequence[str], num_columns: int) -> Any:
-        from flambeau._scoring import Scorer, scalar_udf
+        from flambeau._scoring import Scorer
+        from flambeau._udf import scalar_udf
 
         scorer = Scorer(
             programs=dict(self._programs),

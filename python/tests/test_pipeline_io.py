@@ -49,7 +49,7 @@ def test_a_pipeline_of_jvm_and_python_stages(any_spark: SparkSession, tmp_path: 
         assert outputs(loaded, frame) == expected
 
 
-def test_unfitted_and_nested_pipelines(any_spark: SparkSession, tmp_path: Path) -> None:
+def test_unfitted_and_nested_pipelines(spark: SparkSession, tmp_path: Path) -> None:
     inner = Pipeline(stages=[TorchClassifier(model=fitted.Mlp(), epochs=2)])
     outer = Pipeline(stages=[VectorAssembler(inputCols=["c1"], outputCol="features"), inner])
     path = str(tmp_path / "saved")
@@ -74,7 +74,7 @@ def test_a_pipeline_whose_metadata_scala_wrote(spark: SparkSession, tmp_path: Pa
     assert outputs(load_pipeline(str(path)), numbers(spark)) == outputs(model, numbers(spark))
 
 
-def test_single_stages_and_what_is_no_stage(any_spark: SparkSession, tmp_path: Path) -> None:
+def test_single_stages_and_what_is_no_stage(spark: SparkSession, tmp_path: Path) -> None:
     assembler = VectorAssembler(inputCols=["c1"], outputCol="x")
     assembler.save(str(tmp_path / "assembler"))
     assert load_pipeline(str(tmp_path / "assembler")).uid == assembler.uid

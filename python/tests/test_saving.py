@@ -84,7 +84,7 @@ def test_metadata_is_sparks_with_ours_beside(spark: SparkSession, tmp_path: Path
     assert ours["pythonVersion"] == sys.version.split()[0] and ours["flambeauVersion"]
 
 
-def test_overwrite_replaces_and_a_plain_save_does_not(any_spark: SparkSession, tmp_path: Path) -> None:
+def test_overwrite_replaces_and_a_plain_save_does_not(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "saved"
     fitted.classifier(tmp_path / "one").write().save(str(path))
     with pytest.raises(FlambeauError, match=r"exists already; use write\(\)\.overwrite\(\)"):
@@ -125,7 +125,7 @@ def test_a_module_without_a_program_is_pickled_and_says_why(spark: SparkSession,
     assert column(loaded.transform(frame)) == column(model.transform(frame))
 
 
-def test_pickles_are_refused_on_every_path(any_spark: SparkSession, tmp_path: Path) -> None:
+def test_pickles_are_refused_on_every_path(spark: SparkSession, tmp_path: Path) -> None:
     pickled, pipeline, estimator = (str(tmp_path / name) for name in ("model", "pipeline", "estimator"))
     from pyspark.ml import PipelineModel
 
@@ -134,7 +134,7 @@ def test_pickles_are_refused_on_every_path(any_spark: SparkSession, tmp_path: Pa
     model.save(pickled)
     PipelineModel([model]).save(pipeline)
     TorchRegressor(model=module).save(estimator)
-    any_spark.conf.set("spark.flambeau.allowPickle", "false")
+    spark.conf.set("spark.flambeau.allowPickle", "false")
     try:
         for load, path in (
             (TorchModel.load, pickled),
@@ -155,7 +155,7 @@ def test_pickles_are_refused_on_every_path(any_spark: SparkSession, tmp_path: Pa
         given = TorchModel.load(pickled, module=fitted.Branching())
         assert load_pipeline(pipeline, module=fitted.Branching()).stages[0].uid == model.uid
     finally:
-        any_spark.conf.unset("spark.flambeau.allowPickle")
+        spark.conf.unset("spark.flambeau.allowPickle")
     assert torch.equal(given.module().layer.weight, module.layer.weight)
 
 
@@ -208,7 +208,7 @@ def test_changed_files_are_refused(spark: SparkSession, tmp_path: Path, name: st
         TorchModel.load(str(path)).module()
 
 
-def test_an_estimator_keeps_its_objects_together(any_spark: SparkSession, tmp_path: Path) -> None:
+def test_an_estimator_keeps_its_objects_together(spark: SparkSession, tmp_path: Path) -> None:
     module, path = fitted.Mlp(num_outputs=1), tmp_path / "saved"
     optimizer = torch.optim.SGD(module.parameters(), lr=0.25)
     TorchRegressor(model=module, optimizer=optimizer, loss="l1", metrics=["mae"], epochs=3).write().save(
@@ -245,24 +245,24 @@ def test_weights_that_only_workers_see(
     ).read_bytes()
 
 
-def test_chunks_are_small_and_whole(any_spark: SparkSession, tmp_path: Path) -> None:
+def test_chunks_are_small_and_whole(spark: SparkSession, tmp_path: Path) -> None:
     data = os.urandom(100_003)
     (tmp_path / "file").write_bytes(data)
     ref = WeightsRef.of_file(tmp_path / "file")
     for chunk in (1 << 20, 40_000):
-        read_through_spark(any_spark, ref, tmp_path / "copy", chunk)
+        read_through_spark(spark, ref, tmp_path / "copy", chunk)
         assert (tmp_path / "copy").read_bytes() == data
     with pytest.raises(StoreError, match="shorter"):
-        read_through_spark(any_spark, WeightsRef(ref.uri, ref.size + 1, ref.sha256), tmp_path / "copy")
-    assert chunk_size(any_spark) == 64 << 20
+        read_through_spark(spark, WeightsRef(ref.uri, ref.size + 1, ref.sha256), tmp_path / "copy")
+    assert chunk_size(spark) == 64 << 20
 
 
 @pytest.mark.parametrize("form", ["{}", "file://{}", "file:{}"])
-def test_paths_with_and_without_a_scheme(any_spark: SparkSession, tmp_path: Path, form: str) -> None:
+def test_paths_with_and_without_a_scheme(spark: SparkSession, tmp_path: Path, form: str) -> None:
     path = form.format(tmp_path / "saved")
     fitted.classifier(tmp_path / "fit").save(path)
     assert "weights.safetensors" in names(tmp_path / "saved")
-    assert len(column(TorchModel.load(path).transform(arrays_of(any_spark)))) == 50
+    assert len(column(TorchModel.load(path).transform(arrays_of(spark)))) == 50
 
 
 def test_a_file_system_that_only_hadoop_knows(spark: SparkSession, tmp_path: Path) -> None:

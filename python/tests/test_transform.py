@@ -86,11 +86,10 @@ def test_classifier_columns_suit_sparks_evaluators(any_spark: SparkSession, tmp_
 
 
 @pytest.mark.parametrize(
-    ("loss", "positive"),
-    [("bce_with_logits", torch.sigmoid), ("bce", lambda z: z), (torch.nn.BCELoss(), lambda z: z)],
+    ("loss", "positive", "width"),
+    [("bce_with_logits", torch.sigmoid, 0), ("bce", lambda z: z, 1), (torch.nn.BCELoss(), lambda z: z, 0)],
     ids=["logits", "bce", "BCELoss"],
 )
-@pytest.mark.parametrize("width", [0, 1])
 def test_one_logit_is_a_binary_classifier(
     array_rows: DataFrame, tmp_path: Path, loss: Any, positive: Any, width: int
 ) -> None:
@@ -262,6 +261,27 @@ def test_only_the_inputs_reach_python(spark: SparkSession, array_rows: DataFrame
     assert filtered.index("ArrowEvalPython") < filtered.index("Filter")
 
 
+def test_older_sparks_take_the_pandas_path(
+    spark: SparkSession, array_rows: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, deep = fitted.classifier(tmp_path), fitted.regressor(tmp_path / "flat", nn.Linear(4, 2))
+    frame = array_rows.coalesce(1)
+    packed = array_rows.select("id", *[F.col("features")[i].alias(f"c{i}") for i in range(4)]).coalesce(1)
+    several = fitted.fitted(
+        TorchRegressor(model=fitted.Scalar(), featuresCol=[f"c{i}" for i in range(4)]),
+        fitted.Scalar(),
+        [TensorColumns("features", tuple(f"c{i}" for i in range(4)), "float32", (4,))],
+        tmp_path / "packed",
+    )
+    cases = [(model, frame, "probability"), (deep, frame, "prediction"), (several, packed, "prediction")]
+    on_arrow = [column(case.transform(rows), name) for case, rows, name in cases]
+    monkeypatch.delattr(F, "arrow_udf", raising=False)
+    assert [column(case.transform(rows), name) for case, rows, name in cases] == on_arrow
+    broken = frame.withColumn("features", F.expr("if(id = 3, array(1f, null, 2f, 3f), features)"))
+    with pytest.raises(Exception, match="column 'features' holds an array with a null"):
+        model.transform(broken).collect()
+
+
 def test_batches_are_no_larger_than_asked(array_rows: DataFrame, tmp_path: Path) -> None:
     class Rows(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -331,9 +351,9 @@ def test_empty_and_nan_rows(array_rows: DataFrame, tmp_path: Path) -> None:
     ],
 )
 def test_rows_that_make_no_tensor_name_the_column(
-    any_spark: SparkSession, tmp_path: Path, expression: str, message: str
+    spark: SparkSession, tmp_path: Path, expression: str, message: str
 ) -> None:
-    frame = arrays_of(any_spark).coalesce(1).withColumn("features", F.expr(expression))
+    frame = arrays_of(spark).coalesce(1).withColumn("features", F.expr(expression))
     with pytest.raises(Exception, match=message):
         fitted.classifier(tmp_path).transform(frame).collect()
 
