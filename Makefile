@@ -65,7 +65,8 @@ docs/params.md: docs/training-job.schema.json .ci/params_page.py $(VENV)/.synced
 clean:
 	rm -rf $(VENV) build target python/flambeau/_native*.so
 
-# The environment: uv, in the version that pyproject.toml names, then all that uv.lock names.
+# The environment: uv, in the version that pyproject.toml names, then all that uv.lock names. Compiled once here, or each
+# worker process compiles torch for itself where Python may not write its bytecode.
 $(VENV)/.uv: python/pyproject.toml
 	@[ -x $(BIN)/python ] || "$$($(RUN) --python)" -m venv $(VENV)
 	@[ "$$($(BIN)/uv --version 2>/dev/null | cut -d' ' -f1,2)" = "$(subst ==, ,$(UV_VERSION))" ] \
@@ -74,7 +75,7 @@ $(VENV)/.uv: python/pyproject.toml
 
 $(VENV)/.synced: $(VENV)/.uv python/uv.lock
 	@echo "flambeau: installing the Python packages of python/uv.lock"
-	@UV_PROJECT_ENVIRONMENT=$(CURDIR)/$(VENV) $(UV) sync --frozen --project python --no-install-project
+	@UV_PROJECT_ENVIRONMENT=$(CURDIR)/$(VENV) $(UV) sync --frozen --compile-bytecode --project python --no-install-project
 	@touch $@
 
 $(VENV)/.extension: $(VENV)/.synced $(NATIVE) python/pyproject.toml
@@ -90,7 +91,7 @@ build/wheels/.built: $(VENV)/.extension $(PACKAGE)
 
 build/%/.installed: $(VENV)/.synced build/wheels/.built
 	@echo "flambeau: making the environment of $*"
-	@UV_PROJECT_ENVIRONMENT=$(CURDIR)/build/$* $(UV) sync --frozen --project python --no-install-project \
+	@UV_PROJECT_ENVIRONMENT=$(CURDIR)/build/$* $(UV) sync --frozen --compile-bytecode --project python --no-install-project \
 		--no-default-groups --group dev --group examples --group $*
 	@$(UV) pip install --python build/$*/bin/python --no-deps --reinstall build/wheels/*.whl
 	@touch $@
