@@ -84,7 +84,7 @@ fn within(value: &Value, schema: &Value) -> bool {
             && bound("exclusiveMinimum").is_none_or(|min| number > min)
             && bound("exclusiveMaximum").is_none_or(|max| number < max);
     }
-    let length = match value {
+    match value {
         Value::String(text) => {
             let choices = choices(schema);
             if !choices.is_empty() && !choices.contains(&text.as_str()) {
@@ -94,8 +94,7 @@ fn within(value: &Value, schema: &Value) -> bool {
         }
         Value::Array(elements) => bound("minItems").is_none_or(|min| elements.len() as f64 >= min),
         _ => true,
-    };
-    length
+    }
 }
 
 /// The values of an enumeration, which schemars writes as `enum`, or as `oneOf` constants where they have docs.

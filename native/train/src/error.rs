@@ -140,11 +140,12 @@ impl Cause {
 }
 
 impl Cause {
-    /// Whether every rank finds this by itself, at the same place, from reduced values.
+    /// Whether every rank finds this by itself, at the same place: from the job, the manifest and the parameters that
+    /// all have alike, or from reduced values.
     pub(crate) fn is_common(&self) -> bool {
         matches!(
             self,
-            Cause::Diverged { .. } | Cause::Cancelled | Cause::Replicas { .. }
+            Cause::Job(_) | Cause::Diverged { .. } | Cause::Cancelled | Cause::Replicas { .. }
         )
     }
 }

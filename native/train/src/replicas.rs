@@ -24,11 +24,12 @@ pub(crate) fn check_same_model(model: &mut dyn Model, group: &ProcessGroup) -> R
     let parameters = model.parameters().map_err(Cause::Model)?;
     let tensors = model.tensors().map_err(Cause::Model)?;
     let mut lines: Vec<String> = vec![];
-    lines.extend(
-        parameters
-            .iter()
-            .map(|p| format!("parameter {} {} [{}]", p.name, p.dtype, p.numel)),
-    );
+    lines.extend(parameters.iter().map(|p| {
+        format!(
+            "parameter {} {} [{}] on {:?}",
+            p.name, p.dtype, p.numel, p.device
+        )
+    }));
     lines.extend(
         tensors
             .iter()

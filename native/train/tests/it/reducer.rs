@@ -307,7 +307,7 @@ proptest! {
                 let view = layout.views[index];
                 prop_assert_eq!((view.bucket, view.numel), (number, parameters[index].numel));
                 prop_assert_eq!(bucket.dtype, parameters[index].dtype);
-                prop_assert!(view.byte_offset % 64 == 0 && view.byte_offset >= end);
+                prop_assert!(view.byte_offset.is_multiple_of(64) && view.byte_offset >= end);
                 end = view.byte_offset + view.numel * bucket.dtype.size();
             }
             prop_assert_eq!(end, bucket.num_bytes());
