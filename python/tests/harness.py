@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 import pickle
 import secrets
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -91,6 +91,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+# Ranks are forked from a server that has imported torch once (and what its optimizers import).
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch._dynamo", "flambeau._adapter", "flambeau._native", "harness"])
+
+
 class Ranks:
     """The processes of one attempt."""
 
@@ -102,8 +107,6 @@ class Ranks:
         directory: Path,
         **request: Any,
     ) -> None:
-        import json
-
         directory.mkdir(parents=True, exist_ok=True)
         self.outcomes = [directory / f"outcome-{rank}.pkl" for rank in range(world_size)]
         if not isinstance(program, bytes):
@@ -115,32 +118,40 @@ class Ranks:
             sys_path=(str(HERE),),
             **request,
         )
-        path = directory / "request.pkl"
-        path.write_bytes(pickle.dumps(message))
         address = f"127.0.0.1:{free_port()}"
         self.processes = [
-            subprocess.Popen(
-                [sys.executable, __file__, str(path), str(rank), str(world_size), address, str(outcome)]
-            )
+            _CONTEXT.Process(target=_run, args=(message, rank, world_size, address, outcome))
             for rank, outcome in enumerate(self.outcomes)
         ]
+        for process in self.processes:
+            process.start()
 
     def wait(self, timeout: float = 120.0) -> list[RankOutcome | None]:
         """How each rank ended; None for one that was killed. Kills what is left after `timeout` seconds."""
         deadline = time.monotonic() + timeout
-        try:
-            for process in self.processes:
-                process.wait(max(0.1, deadline - time.monotonic()))
-        finally:
-            self.kill()
+        for process in self.processes:
+            process.join(max(0.1, deadline - time.monotonic()))
+        self.kill()
         return [pickle.loads(path.read_bytes()) if path.exists() else None for path in self.outcomes]
 
     def kill(self) -> None:
         """Kills what still runs."""
         for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            process.kill()
+            process.join()
+
+
+def _run(request: WorkerRequest, rank: int, world_size: int, address: str, outcome_path: Path) -> None:
+    """One rank, in its own process; leaves its outcome in a file."""
+    from flambeau._native import TcpRendezvous
+
+    def all_gather(payload: bytes) -> list[bytes]:
+        return TcpRendezvous(address, rank, world_size, request.secret, 60.0).all_gather(payload)
+
+    outcome = run_rank(request, rank, world_size, all_gather, "127.0.0.1")
+    part = outcome_path.with_suffix(".part")
+    part.write_bytes(pickle.dumps(outcome))
+    part.rename(outcome_path)
 
 
 def run_ranks(
@@ -168,8 +179,6 @@ def train(
     """Trains to the end; returns rank 0's result and the weights by name. Fails with the first cause's
     traceback.
     """
-    import json
-
     from safetensors.torch import load_file
 
     outcomes = run_ranks(job, program, world_size, directory, timeout, **request)
@@ -177,22 +186,3 @@ def train(
         assert outcome.ok, outcome.traceback
     result = json.loads(outcomes[0].result_json or "")
     return result, load_file(result["weights"]["uri"].removeprefix("file://"))
-
-
-def _main(request_path: str, rank: str, world_size: str, address: str, outcome_path: str) -> None:
-    from flambeau._native import TcpRendezvous
-
-    request = pickle.loads(Path(request_path).read_bytes())
-
-    def all_gather(payload: bytes) -> list[bytes]:
-        store = TcpRendezvous(address, int(rank), int(world_size), request.secret, 60.0)
-        return store.all_gather(payload)
-
-    outcome = run_rank(request, int(rank), int(world_size), all_gather, "127.0.0.1")
-    part = Path(f"{outcome_path}.part")
-    part.write_bytes(pickle.dumps(outcome))
-    part.rename(outcome_path)
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

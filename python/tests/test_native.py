@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import pickle
 import signal
 import sys
@@ -213,9 +214,9 @@ def test_ctrl_c_ends_a_wait(tmp_path: Path, columns) -> None:
     job = job_over(tmp_path, columns, numWorkers=2, batchSize=5, shuffle=False)
     ranks = Ranks(job, program(loss=loss), 2, tmp_path / "ranks")
     time.sleep(8)
-    ranks.processes[0].send_signal(signal.SIGINT)
+    os.kill(ranks.processes[0].pid or 0, signal.SIGINT)
     began = time.monotonic()
-    ranks.processes[0].wait(20)
+    ranks.processes[0].join(20)
     assert time.monotonic() - began < 3
     outcome = pickle.loads(ranks.outcomes[0].read_bytes())
     ranks.kill()

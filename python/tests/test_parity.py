@@ -98,7 +98,6 @@ def test_two_hundred_steps_are_ddps_to_the_bit(tmp_path: Path, transport: str) -
     assert [rank.wait(120) for rank in ranks] == [0, 0]
     theirs = [torch.load(tmp_path / f"ddp-{rank}.pt") for rank in range(2)]
 
-    # Every step is an epoch's end nowhere: the losses of steps come from epochs of one step each.
     shards = write_shards(tmp_path / "data", columns, num_shards=3, rows_per_group=1000)
     job = make_job(
         tmp_path,
@@ -115,9 +114,8 @@ def test_two_hundred_steps_are_ddps_to_the_bit(tmp_path: Path, transport: str) -
     program = {"model": seeded(mlp), "loss": Recorded(str(tmp_path)), "optimizer": optimizer}
     result, weights = train(job, program, 2, tmp_path / "ranks", transport=transport)
     assert result["numSteps"] == num_steps
-    for rank in range(2):
-        ours = np.fromfile(sorted(tmp_path.glob("losses-*"))[rank], dtype=np.float64)
-        assert ours.tolist() in [theirs[0]["losses"], theirs[1]["losses"]]
+    ours = [np.fromfile(path, dtype=np.float64).tolist() for path in tmp_path.glob("losses-*")]
+    assert sorted(ours) == sorted(their["losses"] for their in theirs)
     for name, weight in theirs[0]["weights"].items():
         assert weights[name].equal(weight), f"{name} differs from DDP's"
     mean = np.mean([theirs[0]["losses"], theirs[1]["losses"]])
@@ -162,9 +160,10 @@ def one_process(
             weight = tensors["w"][rows] if "w" in tensors else None
             value, count = loss(output, label_shape(tensors["y"][rows]), weight)
             optimizer.zero_grad()
-            (value / count).backward()
-            optimizer.step()
-            numerator += float(value)
+            if count:  # where no target counts there is no step
+                (value / count).backward()
+                optimizer.step()
+            numerator += value.item()
             denominator += float(count)
         losses.append(numerator / denominator)
     return losses, module.state_dict()
@@ -213,7 +212,7 @@ def test_one_process_on_the_whole_batch(tmp_path: Path, world_size: int, kind: s
         world_size,
         batch_size,
         epochs,
-        0.1,
+        0.02,
         (lambda y: y) if is_classes else (lambda y: y[:, None]),
     )
     job = make_job(
@@ -233,7 +232,7 @@ def test_one_process_on_the_whole_batch(tmp_path: Path, world_size: int, kind: s
     program = {
         "model": seeded(lambda: tanh_mlp(3 if is_classes else 1)),
         "loss": loss,
-        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9),
     }
     result, weights = train(job, program, world_size, tmp_path / "ranks")
     assert [epoch["loss"] for epoch in result["history"]["epochs"]] == pytest.approx(losses, rel=1e-10)
@@ -272,7 +271,7 @@ def test_accumulation_is_one_larger_batch(tmp_path: Path, world_size: int) -> No
         program = {
             "model": seeded(lambda: tanh_mlp(3)),
             "loss": nn.CrossEntropyLoss(weight=CLASS_WEIGHT, ignore_index=-1),
-            "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+            "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9),
         }
         results.append(train(job, program, world_size, tmp_path / name / "ranks"))
     assert results[0][0]["numSteps"] == results[1][0]["numSteps"]
