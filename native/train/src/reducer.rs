@@ -435,7 +435,7 @@ impl GradientReducer {
 
 impl Drop for GradientReducer {
     fn drop(&mut self) {
-        // After a failed step; the failure itself is known to who made it.
+        // The buckets go next. Who took the failed step knows its failure.
         let _ = self.wait_in_flight();
     }
 }
