@@ -48,8 +48,10 @@ pub(crate) const STAGE: usize = 512 << 10;
 /// Areas start on different cache sets.
 const STAGE_STRIDE: usize = STAGE + 17 * 64;
 
-/// How long a waiter spins before it sleeps: longer than any arrival that is already on its way.
-const SPIN: Duration = Duration::from_micros(50);
+/// How long a waiter looks without rest, then how long with its core offered to others, before it sleeps. Most arrivals are
+/// on their way by then; and a member that shares this waiter's core can arrive only if it is let in.
+const SPIN: Duration = Duration::from_micros(5);
+const YIELD: Duration = Duration::from_micros(50);
 
 /// Where an entry's elements lie, if in memory of the group: which allocation, and how many bytes into the member's part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +67,8 @@ pub(crate) struct Board {
     pub(crate) ranks: Vec<usize>,
     /// This member's index in `ranks`.
     pub(crate) me: usize,
-    spin: Duration,
+    /// Whether every member can have a core.
+    spins: bool,
     arrivals: AtomicU32,
 }
 
@@ -80,27 +83,53 @@ impl Board {
         let board = Self::over(Segment::create(Self::bytes(ranks.len()))?, ranks, me);
         board.word(0).store(MAGIC, Ordering::Relaxed);
         for (index, word) in context.chunks_exact(8).enumerate() {
-            board.word(8 + 8 * index).store(u64::from_le_bytes(word.try_into().map_err(io::Error::other)?), Ordering::Relaxed);
+            board.word(8 + 8 * index).store(
+                u64::from_le_bytes(word.try_into().map_err(io::Error::other)?),
+                Ordering::Relaxed,
+            );
         }
         Ok(board)
     }
 
     /// Maps the board that the leader made, and checks that it is this group's.
-    pub(crate) fn attach(file: OwnedFd, ranks: Vec<usize>, me: usize, context: &Context) -> io::Result<Self> {
-        let board = Self::over(Segment::attach(file.as_fd(), Self::bytes(ranks.len()))?, ranks, me);
+    pub(crate) fn attach(
+        file: OwnedFd,
+        ranks: Vec<usize>,
+        me: usize,
+        context: &Context,
+    ) -> io::Result<Self> {
+        let board = Self::over(
+            Segment::attach(file.as_fd(), Self::bytes(ranks.len()))?,
+            ranks,
+            me,
+        );
         let matches = context.chunks_exact(8).enumerate().all(|(index, word)| {
-            board.word(8 + 8 * index).load(Ordering::Relaxed).to_le_bytes().as_slice() == word
+            board
+                .word(8 + 8 * index)
+                .load(Ordering::Relaxed)
+                .to_le_bytes()
+                .as_slice()
+                == word
         });
         if board.word(0).load(Ordering::Relaxed) != MAGIC || !matches {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the segment is not this group's"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the segment is not this group's",
+            ));
         }
         Ok(board)
     }
 
     fn over(segment: Segment, ranks: Vec<usize>, me: usize) -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let spin = if ranks.len() <= cores { SPIN } else { Duration::ZERO };
-        Board { segment, ranks, me, spin, arrivals: AtomicU32::new(0) }
+        let spins = ranks.len() <= cores;
+        Board {
+            segment,
+            ranks,
+            me,
+            spins,
+            arrivals: AtomicU32::new(0),
+        }
     }
 
     /// The memory file, at the leader.
@@ -141,7 +170,8 @@ impl Board {
 
     /// A member's staging area.
     pub(crate) fn stage(&self, member: usize) -> *mut u8 {
-        self.segment.at(PAGE * (1 + self.ranks.len()) + STAGE_STRIDE * (1 + member))
+        self.segment
+            .at(PAGE * (1 + self.ranks.len()) + STAGE_STRIDE * (1 + member))
     }
 
     /// Wakes every waiter of this process to look at the group's health.
@@ -176,19 +206,23 @@ impl Board {
         if self.has_arrived(member, target, Ordering::Acquire) {
             return true;
         }
-        if self.spin.is_zero() {
+        if !self.spins {
             return false;
         }
         let started = Instant::now();
-        while started.elapsed() < self.spin {
+        loop {
             for _ in 0..32 {
                 hint::spin_loop();
                 if self.has_arrived(member, target, Ordering::Acquire) {
                     return true;
                 }
             }
+            match started.elapsed() {
+                waited if waited < SPIN => {}
+                waited if waited < YIELD => thread::yield_now(),
+                _ => return false,
+            }
         }
-        false
     }
 
     fn sleep_for(&self, member: usize, target: u32, wait: &Wait<'_>) -> Result<()> {
@@ -201,10 +235,18 @@ impl Board {
             }
             let absent = || {
                 let late = |member: &usize| !self.has_arrived(*member, target, Ordering::Relaxed);
-                (0..self.ranks.len()).filter(late).map(|member| self.ranks[member]).collect()
+                (0..self.ranks.len())
+                    .filter(late)
+                    .map(|member| self.ranks[member])
+                    .collect()
             };
             if let Err(error) = wait.check(absent) {
-                break Err(error);
+                // Who has come all the same has done its part before the group failed: that is for the next call to say.
+                break if self.has_arrived(member, target, Ordering::Acquire) {
+                    Ok(())
+                } else {
+                    Err(error)
+                };
             }
             futex::wait(arrived, seen, wait.slice());
         };
@@ -229,7 +271,8 @@ impl Board {
             };
             self.word(at).store(entry.len as u64, Ordering::Relaxed);
             self.word(at + 8).store(offset, Ordering::Relaxed);
-            self.word(at + 16).store(kind(entry) | place, Ordering::Relaxed);
+            self.word(at + 16)
+                .store(kind(entry) | place, Ordering::Relaxed);
         }
     }
 
@@ -250,7 +293,10 @@ impl Board {
         let at = self.board(member, sequence) + 16 + index * WORDS_PER_ENTRY * 8;
         let place = self.word(at + 16).load(Ordering::Relaxed);
         let offset = self.word(at + 8).load(Ordering::Relaxed);
-        (place & 1 << 31 != 0).then_some(Location { region: (place >> 32) as u32, offset })
+        (place & 1 << 31 != 0).then_some(Location {
+            region: (place >> 32) as u32,
+            offset,
+        })
     }
 
     /// The call that a member has published, if it can be one.
@@ -271,7 +317,9 @@ impl Board {
             sequence: self.word(board).load(Ordering::Relaxed),
             operation: Operation::from_code((head & 0xff) as u8)?,
             root: (head >> 32) as usize,
-            entries: (0..count.min(MAX_ENTRIES)).map(entry).collect::<Option<Vec<_>>>()?,
+            entries: (0..count.min(MAX_ENTRIES))
+                .map(entry)
+                .collect::<Option<Vec<_>>>()?,
         })
     }
 }

@@ -57,9 +57,16 @@ struct Card {
 
 impl Card {
     fn encode(&self) -> io::Result<Vec<u8>> {
-        let card = Writer::default().u32(PROTOCOL).u32(self.world_size as u32).u8(self.transport);
-        let card = card.bytes(self.host.as_bytes()).bytes(self.host_id.as_bytes());
-        let card = card.bytes(self.address.to_string().as_bytes()).bytes(self.door.as_bytes());
+        let card = Writer::default()
+            .u32(PROTOCOL)
+            .u32(self.world_size as u32)
+            .u8(self.transport);
+        let card = card
+            .bytes(self.host.as_bytes())
+            .bytes(self.host_id.as_bytes());
+        let card = card
+            .bytes(self.address.to_string().as_bytes())
+            .bytes(self.door.as_bytes());
         Ok(card.bytes(&random::<16>()?).finish())
     }
 
@@ -83,12 +90,19 @@ impl Card {
 pub(crate) fn connect(rendezvous: &mut dyn Rendezvous, options: GroupOptions) -> Result<Connected> {
     let (rank, world_size) = (rendezvous.rank(), rendezvous.world_size());
     if rank >= world_size {
-        return Err(CollectiveError::invalid(format!("rank {rank} is outside a world of {world_size}")));
+        return Err(CollectiveError::invalid(format!(
+            "rank {rank} is outside a world of {world_size}"
+        )));
     }
     let host = options.host_id.clone().unwrap_or_else(identity::host_name);
     if world_size == 1 {
         let health = Health::new(0, vec![Peer { rank, host }], vec![None], options);
-        return Ok(Connected { health: Arc::new(health), monitor: None, attachment: None, mesh: None });
+        return Ok(Connected {
+            health: Arc::new(health),
+            monitor: None,
+            attachment: None,
+            mesh: None,
+        });
     }
     if options.bind_address.is_unspecified() {
         return Err(CollectiveError::invalid(format!(
@@ -112,20 +126,47 @@ pub(crate) fn connect(rendezvous: &mut dyn Rendezvous, options: GroupOptions) ->
         address: listener.local_addr().map_err(failed)?,
         door: door.name(),
     };
-    let payloads = rendezvous.all_gather(&card.encode().map_err(|error| CollectiveError::io("random bytes", error))?)?;
+    let payloads = rendezvous.all_gather(
+        &card
+            .encode()
+            .map_err(|error| CollectiveError::io("random bytes", error))?,
+    )?;
     let patience = Patience::new(options.connect_timeout, options.interrupt.clone());
     let cards = read_cards(&payloads, &card)?;
-    let peers: Vec<Peer> =
-        cards.iter().enumerate().map(|(rank, card)| Peer { rank, host: card.host.clone() }).collect();
+    let peers: Vec<Peer> = cards
+        .iter()
+        .enumerate()
+        .map(|(rank, card)| Peer {
+            rank,
+            host: card.host.clone(),
+        })
+        .collect();
 
     let mut context = Sha256::new();
-    payloads.iter().for_each(|payload| context.update(Sha256::digest(payload)));
-    let proof = Proof { secret: options.secret.clone(), context: context.finalize().into() };
-    let others = |rank: usize| (0..world_size).filter(|other| *other != rank).collect::<BTreeSet<_>>();
-    let web = Web { rank, listener: &listener, cards: &cards, peers: &peers, proof: &proof };
+    payloads
+        .iter()
+        .for_each(|payload| context.update(Sha256::digest(payload)));
+    let proof = Proof {
+        secret: options.secret.clone(),
+        context: context.finalize().into(),
+    };
+    let others = |rank: usize| {
+        (0..world_size)
+            .filter(|other| *other != rank)
+            .collect::<BTreeSet<_>>()
+    };
+    let web = Web {
+        rank,
+        listener: &listener,
+        cards: &cards,
+        peers: &peers,
+        proof: &proof,
+    };
     let mut lines: Vec<Option<Line>> = (0..world_size).map(|_| None).collect();
     for (other, stream) in web.weave(Purpose::Control, &others(rank), &patience)? {
-        lines[other] = Some(Line::new(stream).map_err(|error| CollectiveError::io("make a connection", error))?);
+        lines[other] = Some(
+            Line::new(stream).map_err(|error| CollectiveError::io("make a connection", error))?,
+        );
     }
     let health = Arc::new(Health::new(rank, peers.clone(), lines, options));
     let monitor = Monitor::start(health.clone())?;
@@ -142,27 +183,47 @@ pub(crate) fn connect(rendezvous: &mut dyn Rendezvous, options: GroupOptions) ->
     };
     let labels: Vec<usize> = cards
         .iter()
-        .map(|card| cards.iter().position(|other| other.host_id == card.host_id).unwrap_or_default())
+        .map(|card| {
+            cards
+                .iter()
+                .position(|other| other.host_id == card.host_id)
+                .unwrap_or_default()
+        })
         .collect();
     let mut topology = Topology::new(&labels, rank);
     let members = topology.members().to_vec();
     let attached = attach::attach(door, &cards[members[0]].door, &members, &proof, &wait);
     let shares = health.vote(attached.is_ok(), &wait)?;
     // A host where one member could not attach is split into hosts of one rank each.
-    let is_split = |label: usize| (0..world_size).any(|other| labels[other] == label && !shares[other]);
+    let is_split =
+        |label: usize| (0..world_size).any(|other| labels[other] == label && !shares[other]);
     if options.transport == Transport::SharedMemory
         && let Some(rank) = (0..world_size).find(|rank| !shares[*rank])
     {
-        let reason = attached.err().map_or_else(|| "it could not map the segment".into(), |error| error.to_string());
+        let reason = attached.err().map_or_else(
+            || "it could not map the segment".into(),
+            |error| error.to_string(),
+        );
         return Err(health.fail(CollectiveError::rendezvous(format!(
             "{} cannot share memory with its host's other ranks, and the transport allows nothing else: {reason}",
             peers[rank]
         ))));
     }
-    let split: Vec<usize> =
-        (0..world_size).map(|rank| if is_split(labels[rank]) { world_size + rank } else { labels[rank] }).collect();
+    let split: Vec<usize> = (0..world_size)
+        .map(|rank| {
+            if is_split(labels[rank]) {
+                world_size + rank
+            } else {
+                labels[rank]
+            }
+        })
+        .collect();
     topology = Topology::new(&split, rank);
-    let attachment = if topology.members().len() > 1 { attached.ok().flatten() } else { None };
+    let attachment = if topology.members().len() > 1 {
+        attached.ok().flatten()
+    } else {
+        None
+    };
     if let Some(attachment) = &attachment {
         let board = attachment.board.clone();
         health.set_alarm(move || board.alarm());
@@ -170,25 +231,44 @@ pub(crate) fn connect(rendezvous: &mut dyn Rendezvous, options: GroupOptions) ->
 
     let mut mesh = None;
     if topology.hosts.len() > 1 {
-        let mut connections: Vec<Option<Connection>> = topology.hosts.iter().map(|_| None).collect();
+        let mut connections: Vec<Option<Connection>> =
+            topology.hosts.iter().map(|_| None).collect();
         if topology.leader(topology.here) == rank {
-            let leaders: BTreeSet<usize> = (0..topology.hosts.len()).map(|host| topology.leader(host)).collect();
-            let leaders = leaders.into_iter().filter(|leader| *leader != rank).collect();
+            let leaders: BTreeSet<usize> = (0..topology.hosts.len())
+                .map(|host| topology.leader(host))
+                .collect();
+            let leaders = leaders
+                .into_iter()
+                .filter(|leader| *leader != rank)
+                .collect();
             let watched = health.clone();
             let interrupt = options.interrupt.clone();
-            let stop = move || watched.failure().is_some() || interrupt.as_ref().is_some_and(|interrupt| interrupt());
+            let stop = move || {
+                watched.failure().is_some()
+                    || interrupt.as_ref().is_some_and(|interrupt| interrupt())
+            };
             let streams = web
-                .weave(Purpose::Data, &leaders, &patience.with_interrupt(Some(Arc::new(stop))))
+                .weave(
+                    Purpose::Data,
+                    &leaders,
+                    &patience.with_interrupt(Some(Arc::new(stop))),
+                )
                 .map_err(|error| health.fail(error))?;
             for (leader, stream) in streams {
-                let connection = Connection::new(stream)
-                    .map_err(|error| health.fail(CollectiveError::io("make a connection", error)))?;
+                let connection = Connection::new(stream).map_err(|error| {
+                    health.fail(CollectiveError::io("make a connection", error))
+                })?;
                 connections[topology.place(leader).0] = Some(connection);
             }
         }
         mesh = Some(Mesh::new(topology, connections));
     }
-    Ok(Connected { health, monitor: Some(monitor), attachment, mesh })
+    Ok(Connected {
+        health,
+        monitor: Some(monitor),
+        attachment,
+        mesh,
+    })
 }
 
 fn read_cards(payloads: &[Vec<u8>], own: &Card) -> Result<Vec<Card>> {
@@ -203,12 +283,16 @@ fn read_cards(payloads: &[Vec<u8>], own: &Card) -> Result<Vec<Card>> {
         .iter()
         .enumerate()
         .map(|(rank, payload)| {
-            let card = Card::decode(payload)
-                .ok_or_else(|| CollectiveError::rendezvous(format!("rank {rank} runs another version")))?;
+            let card = Card::decode(payload).ok_or_else(|| {
+                CollectiveError::rendezvous(format!("rank {rank} runs another version"))
+            })?;
             if card.world_size != own.world_size || card.transport != own.transport {
                 return Err(CollectiveError::rendezvous(format!(
                     "{} has another world size ({} against {}) or another transport",
-                    Peer { rank, host: card.host },
+                    Peer {
+                        rank,
+                        host: card.host
+                    },
                     card.world_size,
                     own.world_size
                 )));
@@ -235,14 +319,19 @@ impl Web<'_> {
         others: &BTreeSet<usize>,
         patience: &Patience,
     ) -> Result<BTreeMap<usize, TcpStream>> {
-        let (lower, higher): (BTreeSet<usize>, BTreeSet<usize>) = others.iter().partition(|other| **other < self.rank);
+        let (lower, higher): (BTreeSet<usize>, BTreeSet<usize>) =
+            others.iter().partition(|other| **other < self.rank);
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         // The caller's interrupt is asked on the caller's thread alone.
-        let quiet = patience.with_interrupt(Some(Arc::new(move || stopped.load(Ordering::Relaxed))));
+        let quiet =
+            patience.with_interrupt(Some(Arc::new(move || stopped.load(Ordering::Relaxed))));
         let interrupt = patience.interrupt().cloned();
         let stopped = stop.clone();
-        let both = move || stopped.load(Ordering::Relaxed) || interrupt.as_ref().is_some_and(|interrupt| interrupt());
+        let both = move || {
+            stopped.load(Ordering::Relaxed)
+                || interrupt.as_ref().is_some_and(|interrupt| interrupt())
+        };
         let loud = patience.with_interrupt(Some(Arc::new(both)));
 
         thread::scope(|scope| {
@@ -270,7 +359,9 @@ impl Web<'_> {
                     made.extend(accepted);
                     Ok(made)
                 }
-                (Err(Failure::With(rank, error)), _) => Err(self.unreachable(rank, error, patience)),
+                (Err(Failure::With(rank, error)), _) => {
+                    Err(self.unreachable(rank, error, patience))
+                }
                 (_, Err(refusal)) => Err(self.refused(refusal, patience)),
                 (Err(Failure::Stopped), Ok(_)) => Err(CollectiveError::Interrupted),
             }
@@ -288,7 +379,9 @@ impl Web<'_> {
             let address = self.cards[*rank].address;
             match gate::connect(address, self.proof, purpose, self.rank, patience, REFUSALS) {
                 Ok(stream) => drop(made.insert(*rank, stream)),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => return Err(Failure::Stopped),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                    return Err(Failure::Stopped);
+                }
                 Err(error) => return Err(Failure::With(*rank, error)),
             }
         }
@@ -299,19 +392,32 @@ impl Web<'_> {
         let address = self.cards[rank].address;
         match error.kind() {
             io::ErrorKind::TimedOut => self.timed_out(&BTreeSet::from([rank]), patience),
-            _ => CollectiveError::rendezvous_io(format!("with {} at {address}: {error}", self.peers[rank]), error),
+            _ => CollectiveError::rendezvous_io(
+                format!("with {} at {address}: {error}", self.peers[rank]),
+                error,
+            ),
         }
     }
 
     fn refused(&self, refusal: Refusal, patience: &Patience) -> CollectiveError {
         match refusal {
-            Refusal::Twice(rank) => CollectiveError::rendezvous(format!("two processes are {}", self.peers[rank])),
-            Refusal::Missing { error, .. } if error.kind() == io::ErrorKind::Interrupted => CollectiveError::Interrupted,
-            Refusal::Missing { missing, strangers, .. } if strangers > 0 => CollectiveError::rendezvous(format!(
+            Refusal::Twice(rank) => {
+                CollectiveError::rendezvous(format!("two processes are {}", self.peers[rank]))
+            }
+            Refusal::Missing { error, .. } if error.kind() == io::ErrorKind::Interrupted => {
+                CollectiveError::Interrupted
+            }
+            Refusal::Missing {
+                missing, strangers, ..
+            } if strangers > 0 => CollectiveError::rendezvous(format!(
                 "after {:.1?} {} had not connected, and {strangers} connections could not prove that they hold this \
                  attempt's secret",
                 patience.waited(),
-                missing.iter().map(|rank| self.peers[*rank].to_string()).collect::<Vec<_>>().join(", ")
+                missing
+                    .iter()
+                    .map(|rank| self.peers[*rank].to_string())
+                    .collect::<Vec<_>>()
+                    .join(", ")
             )),
             Refusal::Missing { missing, .. } => self.timed_out(&missing, patience),
         }
@@ -321,7 +427,10 @@ impl Web<'_> {
         CollectiveError::Timeout {
             operation: "connect".into(),
             sequence: 0,
-            missing: missing.iter().map(|rank| self.peers[*rank].clone()).collect(),
+            missing: missing
+                .iter()
+                .map(|rank| self.peers[*rank].clone())
+                .collect(),
             waited: patience.waited(),
         }
     }

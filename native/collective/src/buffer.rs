@@ -36,7 +36,9 @@ impl DType {
 
     pub(crate) fn from_code(code: u8) -> Option<Self> {
         use DType::*;
-        [Float32, Float64, Float16, BFloat16, Int64, UInt8].into_iter().find(|dtype| *dtype as u8 == code)
+        [Float32, Float64, Float16, BFloat16, Int64, UInt8]
+            .into_iter()
+            .find(|dtype| *dtype as u8 == code)
     }
 }
 
@@ -73,7 +75,9 @@ pub enum ReduceOp {
 impl ReduceOp {
     pub(crate) fn from_code(code: u8) -> Option<Self> {
         use ReduceOp::*;
-        [Sum, Average, Min, Max].into_iter().find(|op| *op as u8 == code)
+        [Sum, Average, Min, Max]
+            .into_iter()
+            .find(|op| *op as u8 == code)
     }
 }
 
@@ -123,7 +127,13 @@ unsafe impl Send for RawBuffer {}
 impl RawBuffer {
     /// Describes `len` elements of main memory at `ptr`.
     pub fn cpu(ptr: *mut c_void, len: usize, dtype: DType) -> Self {
-        RawBuffer { ptr, len, dtype, device: Device::Cpu, stream: None }
+        RawBuffer {
+            ptr,
+            len,
+            dtype,
+            device: Device::Cpu,
+            stream: None,
+        }
     }
 
     /// The number of bytes. Saturates, and `check` refuses what saturated.
@@ -138,9 +148,14 @@ impl RawBuffer {
             )));
         }
         if self.bytes() > isize::MAX as usize {
-            return Err(CollectiveError::invalid(format!("{} elements of {} do not fit in memory", self.len, self.dtype)));
+            return Err(CollectiveError::invalid(format!(
+                "{} elements of {} do not fit in memory",
+                self.len, self.dtype
+            )));
         }
-        if self.len > 0 && (self.ptr.is_null() || !(self.ptr as usize).is_multiple_of(self.dtype.size())) {
+        if self.len > 0
+            && (self.ptr.is_null() || !(self.ptr as usize).is_multiple_of(self.dtype.size()))
+        {
             return Err(CollectiveError::invalid(format!(
                 "the address {:p} is not that of an aligned {} buffer",
                 self.ptr, self.dtype

@@ -24,7 +24,16 @@ pub(crate) enum Operation {
 impl Operation {
     pub(crate) fn from_code(code: u8) -> Option<Self> {
         use Operation::*;
-        [AllReduce, ReduceScatter, AllGather, Broadcast, Barrier, Allocate].into_iter().find(|op| *op as u8 == code)
+        [
+            AllReduce,
+            ReduceScatter,
+            AllGather,
+            Broadcast,
+            Barrier,
+            Allocate,
+        ]
+        .into_iter()
+        .find(|op| *op as u8 == code)
     }
 
     pub(crate) fn reduces(self) -> bool {
@@ -74,13 +83,24 @@ impl Call<'_> {
             .u32(self.entries.len() as u32);
         self.entries
             .iter()
-            .fold(head, |writer, entry| writer.u8(entry.dtype as u8).u8(entry.op as u8).u64(entry.len as u64))
+            .fold(head, |writer, entry| {
+                writer
+                    .u8(entry.dtype as u8)
+                    .u8(entry.op as u8)
+                    .u64(entry.len as u64)
+            })
             .finish()
     }
 
     /// What this call is, with the first buffer in which it differs from `other`.
     pub(crate) fn describe(&self, other: &OwnedCall) -> String {
-        describe(self.sequence, self.operation, self.root, self.entries, &other.entries)
+        describe(
+            self.sequence,
+            self.operation,
+            self.root,
+            self.entries,
+            &other.entries,
+        )
     }
 }
 
@@ -111,21 +131,47 @@ impl OwnedCall {
                 })
             })
             .collect::<Option<Vec<_>>>()?;
-        Some(OwnedCall { sequence, operation, root, entries })
+        Some(OwnedCall {
+            sequence,
+            operation,
+            root,
+            entries,
+        })
     }
 
     pub(crate) fn borrow(&self) -> Call<'_> {
-        Call { sequence: self.sequence, operation: self.operation, root: self.root, entries: &self.entries }
+        Call {
+            sequence: self.sequence,
+            operation: self.operation,
+            root: self.root,
+            entries: &self.entries,
+        }
     }
 
     pub(crate) fn describe(&self, other: &Call<'_>) -> String {
-        describe(self.sequence, self.operation, self.root, &self.entries, other.entries)
+        describe(
+            self.sequence,
+            self.operation,
+            self.root,
+            &self.entries,
+            other.entries,
+        )
     }
 }
 
-fn describe(sequence: u64, operation: Operation, root: usize, own: &[Entry], other: &[Entry]) -> String {
+fn describe(
+    sequence: u64,
+    operation: Operation,
+    root: usize,
+    own: &[Entry],
+    other: &[Entry],
+) -> String {
     let show = |entry: &Entry| {
-        let reduced = if operation.reduces() { format!(" ({})", entry.op) } else { String::new() };
+        let reduced = if operation.reduces() {
+            format!(" ({})", entry.op)
+        } else {
+            String::new()
+        };
         format!("{} {}{reduced}", entry.len, entry.dtype)
     };
     let what = match own {
@@ -133,12 +179,23 @@ fn describe(sequence: u64, operation: Operation, root: usize, own: &[Entry], oth
         [entry] if operation == Operation::Allocate => format!("allocate of {} bytes", entry.len),
         [entry] => format!("{operation} of {}", show(entry)),
         entries => {
-            let first = entries.iter().zip(other).position(|(own, other)| own != other);
+            let first = entries
+                .iter()
+                .zip(other)
+                .position(|(own, other)| own != other);
             let first = first.unwrap_or(other.len().min(entries.len() - 1));
-            format!("grouped {operation} of {} buffers, the {first}th (from 0) of {}", entries.len(), show(&entries[first]))
+            format!(
+                "grouped {operation} of {} buffers, number {first} (from 0) of {}",
+                entries.len(),
+                show(&entries[first])
+            )
         }
     };
-    let root = if operation == Operation::Broadcast { format!(" from rank {root}") } else { String::new() };
+    let root = if operation == Operation::Broadcast {
+        format!(" from rank {root}")
+    } else {
+        String::new()
+    };
     format!("{what}{root} as #{sequence}")
 }
 
@@ -189,4 +246,67 @@ pub(crate) fn pieces(
 pub fn part_of(len: usize, rank: usize, world_size: usize) -> Range<usize> {
     let cut = |rank: usize| (len as u128 * rank as u128 / world_size as u128) as usize;
     cut(rank)..cut(rank + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn call() -> impl Strategy<Value = OwnedCall> {
+        let operation = (1u8..=6).prop_map(|code| Operation::from_code(code).unwrap());
+        let entry = (0u8..6, 0u8..4, any::<u32>()).prop_map(|(dtype, op, len)| Entry {
+            dtype: DType::from_code(dtype).unwrap(),
+            op: ReduceOp::from_code(op).unwrap(),
+            len: len as usize,
+        });
+        (
+            any::<u64>(),
+            operation,
+            0usize..1000,
+            prop::collection::vec(entry, 0..=MAX_ENTRIES),
+        )
+            .prop_map(|(sequence, operation, root, entries)| OwnedCall {
+                sequence,
+                operation,
+                root,
+                entries,
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn calls_arrive_as_they_were_sent(call in call(), other in call()) {
+            let bytes = call.borrow().encode();
+            prop_assert_eq!(OwnedCall::decode(&mut Reader::new(&bytes)), Some(call.clone()));
+            prop_assert_eq!(OwnedCall::decode(&mut Reader::new(&bytes[..bytes.len() - 1])), None);
+            // Any two calls can be told apart in words.
+            prop_assert!(!call.describe(&other.borrow()).is_empty());
+        }
+
+        #[test]
+        fn bytes_of_strangers_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = OwnedCall::decode(&mut Reader::new(&bytes));
+        }
+
+        /// Every element is in exactly one piece, whose ends say where it comes from and goes.
+        #[test]
+        fn pieces_cover_a_range(code in 1u8..5, root in 0usize..5, world_size in 1usize..6, len in 0usize..100, cuts in any::<[usize; 2]>()) {
+            let operation = Operation::from_code(code).unwrap();
+            let mut ends = cuts.map(|cut| cut % (len + 1));
+            ends.sort();
+            let pieces: Vec<_> = pieces(operation, root % world_size, world_size, len, ends[0]..ends[1]).collect();
+            let covered: Vec<usize> = pieces.iter().flat_map(|piece| piece.range.clone()).collect();
+            prop_assert_eq!(covered, (ends[0]..ends[1]).collect::<Vec<_>>());
+            for piece in pieces {
+                let owner = (0..world_size).find(|rank| part_of(len, *rank, world_size).contains(&piece.range.start));
+                match operation {
+                    Operation::AllGather => prop_assert_eq!(Some(piece.from), owner.map(Ranks::One)),
+                    Operation::ReduceScatter => prop_assert_eq!(Some(piece.to), owner.map(Ranks::One)),
+                    _ => prop_assert_eq!(piece.to, Ranks::All),
+                }
+            }
+        }
+    }
 }

@@ -50,7 +50,9 @@ impl Head {
 
     fn decode(bytes: &[u8; HEAD]) -> Option<Self> {
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| bytes[at + index]));
-        let kind = [Kind::Hello, Kind::Partial, Kind::Finished, Kind::Done].into_iter().find(|kind| *kind as u8 == bytes[8])?;
+        let kind = [Kind::Hello, Kind::Partial, Kind::Finished, Kind::Done]
+            .into_iter()
+            .find(|kind| *kind as u8 == bytes[8])?;
         Some(Head {
             exchange: word(0),
             kind,
@@ -181,7 +183,11 @@ impl Connection {
     pub(crate) fn send(&mut self, head: Head, body: Body) {
         debug_assert_eq!(head.len, body.len());
         if self.ended.is_none() {
-            self.queue.push_back(Outgoing { head: head.encode(), body, sent: 0 });
+            self.queue.push_back(Outgoing {
+                head: head.encode(),
+                body,
+                sent: 0,
+            });
         }
     }
 
@@ -244,9 +250,9 @@ impl Connection {
                 self.received = 0;
                 return match self.body.take() {
                     Some((head, body)) => Ok(Event::Frame(head, body)),
-                    None => Head::decode(&self.head)
-                        .map(Event::Head)
-                        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a malformed frame")),
+                    None => Head::decode(&self.head).map(Event::Head).ok_or_else(|| {
+                        io::Error::new(io::ErrorKind::InvalidData, "a malformed frame")
+                    }),
                 };
             }
             match (&self.stream).read(&mut place[self.received..]) {
@@ -256,12 +262,37 @@ impl Connection {
                     continue;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Event::Pending),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(Event::Pending);
+                }
                 Err(_) => {}
             }
             self.ended = Some(Instant::now());
             self.queue.clear();
             return Ok(Event::Pending);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn heads_arrive_as_they_were_sent(exchange: u64, stage: u16, segment: u32, len: usize) {
+            for kind in [Kind::Hello, Kind::Partial, Kind::Finished, Kind::Done] {
+                let head = Head { exchange, kind, stage, segment, len };
+                prop_assert_eq!(Head::decode(&head.encode()), Some(head));
+            }
+        }
+
+        #[test]
+        fn other_kinds_are_refused(mut bytes: [u8; HEAD], kind in 5u8..) {
+            bytes[8] = kind;
+            prop_assert_eq!(Head::decode(&bytes), None);
         }
     }
 }

@@ -13,7 +13,10 @@ struct Control([u8; 64]);
 /// Sends one byte, with a descriptor beside it if there is one. Never blocks: the socket holds nothing else.
 pub(crate) fn send(stream: &UnixStream, byte: u8, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let mut data = [byte];
-    let mut part = libc::iovec { iov_base: data.as_mut_ptr().cast(), iov_len: 1 };
+    let mut part = libc::iovec {
+        iov_base: data.as_mut_ptr().cast(),
+        iov_len: 1,
+    };
     let mut control = Control([0; 64]);
     // SAFETY: an all-zero msghdr is a valid value to be filled in.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
@@ -33,7 +36,11 @@ pub(crate) fn send(stream: &UnixStream, byte: u8, file: Option<BorrowedFd<'_>>) 
     }
     // SAFETY: the message and all it points to are live for the call.
     let sent = unsafe { libc::sendmsg(stream.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
-    if sent == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if sent == 1 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Receives what `send` sent. Waits as long as the stream's read timeout.
@@ -42,7 +49,10 @@ pub(crate) fn send(stream: &UnixStream, byte: u8, file: Option<BorrowedFd<'_>>) 
 /// `UnexpectedEof` when the other end is gone; the socket's error, `WouldBlock` at the timeout.
 pub(crate) fn receive(stream: &UnixStream) -> io::Result<(u8, Option<OwnedFd>)> {
     let mut data = [0];
-    let mut part = libc::iovec { iov_base: data.as_mut_ptr().cast(), iov_len: 1 };
+    let mut part = libc::iovec {
+        iov_base: data.as_mut_ptr().cast(),
+        iov_len: 1,
+    };
     let mut control = Control([0; 64]);
     // SAFETY: an all-zero msghdr is a valid value to be filled in.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
@@ -51,7 +61,8 @@ pub(crate) fn receive(stream: &UnixStream) -> io::Result<(u8, Option<OwnedFd>)> 
     message.msg_control = control.0.as_mut_ptr().cast();
     message.msg_controllen = control.0.len() as _;
     // SAFETY: the message and all it points to are live for the call.
-    let received = unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
+    let received =
+        unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
     match received {
         0 => return Err(io::ErrorKind::UnexpectedEof.into()),
         1 => {}
@@ -65,7 +76,9 @@ pub(crate) fn receive(stream: &UnixStream) -> io::Result<(u8, Option<OwnedFd>)> 
             && (*header).cmsg_type == libc::SCM_RIGHTS
             && (*header).cmsg_len as usize >= libc::CMSG_LEN(size_of::<RawFd>() as u32) as usize;
         // The descriptor was opened for this process by the call above, and is nobody else's.
-        is_file.then(|| OwnedFd::from_raw_fd(ptr::read_unaligned(libc::CMSG_DATA(header).cast::<RawFd>())))
+        is_file.then(|| {
+            OwnedFd::from_raw_fd(ptr::read_unaligned(libc::CMSG_DATA(header).cast::<RawFd>()))
+        })
     };
     Ok((data[0], file))
 }

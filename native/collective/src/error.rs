@@ -38,7 +38,9 @@ impl fmt::Display for LossCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             LossCause::Closed => "its connection ended: the process has died or was killed",
-            LossCause::Silent => "it is connected but silent: the process is stopped or its network is gone",
+            LossCause::Silent => {
+                "it is connected but silent: the process is stopped or its network is gone"
+            }
             LossCause::Left => "it had finished and left the group without making this call",
         })
     }
@@ -124,19 +126,30 @@ pub enum CollectiveError {
 
 impl CollectiveError {
     pub(crate) fn io(context: impl Into<String>, source: io::Error) -> Self {
-        CollectiveError::Io { context: context.into(), source: Arc::new(source) }
+        CollectiveError::Io {
+            context: context.into(),
+            source: Arc::new(source),
+        }
     }
 
     pub(crate) fn rendezvous(message: impl Into<String>) -> Self {
-        CollectiveError::Rendezvous { message: message.into(), source: None }
+        CollectiveError::Rendezvous {
+            message: message.into(),
+            source: None,
+        }
     }
 
     pub(crate) fn rendezvous_io(message: impl Into<String>, source: io::Error) -> Self {
-        CollectiveError::Rendezvous { message: message.into(), source: Some(Arc::new(source)) }
+        CollectiveError::Rendezvous {
+            message: message.into(),
+            source: Some(Arc::new(source)),
+        }
     }
 
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
-        CollectiveError::InvalidArgument { message: message.into() }
+        CollectiveError::InvalidArgument {
+            message: message.into(),
+        }
     }
 }
 
@@ -144,9 +157,17 @@ fn list(peers: &[Peer]) -> String {
     if peers.is_empty() {
         return "its peers".into();
     }
-    peers.iter().map(Peer::to_string).collect::<Vec<_>>().join(", ")
+    peers
+        .iter()
+        .map(Peer::to_string)
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 fn describe(calls: &[(Peer, String)]) -> String {
-    calls.iter().map(|(peer, call)| format!("{peer} called {call}")).collect::<Vec<_>>().join("; ")
+    calls
+        .iter()
+        .map(|(peer, call)| format!("{peer} called {call}"))
+        .collect::<Vec<_>>()
+        .join("; ")
 }

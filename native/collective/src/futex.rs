@@ -7,11 +7,21 @@ use std::time::Duration;
 ///
 /// The word may be another process's: the futex is keyed by the page, not by the address.
 pub(crate) fn wait(word: &AtomicU32, expected: u32, limit: Duration) {
-    let timeout =
-        libc::timespec { tv_sec: limit.as_secs() as libc::time_t, tv_nsec: limit.subsec_nanos() as libc::c_long };
+    let timeout = libc::timespec {
+        tv_sec: limit.as_secs() as libc::time_t,
+        tv_nsec: limit.subsec_nanos() as libc::c_long,
+    };
     // SAFETY: the word and the timeout are live for the call; FUTEX_WAIT reads both and writes neither.
     unsafe {
-        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &raw const timeout, 0usize, 0u32);
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAIT,
+            expected,
+            &raw const timeout,
+            0usize,
+            0u32,
+        );
     }
 }
 
@@ -19,6 +29,14 @@ pub(crate) fn wait(word: &AtomicU32, expected: u32, limit: Duration) {
 pub(crate) fn wake_all(word: &AtomicU32) {
     // SAFETY: the word is live for the call, which does not write it.
     unsafe {
-        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX, 0usize, 0usize, 0u32);
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAKE,
+            i32::MAX,
+            0usize,
+            0usize,
+            0u32,
+        );
     }
 }

@@ -15,8 +15,13 @@ const MAX_PENDING: usize = 256;
 
 /// What ended `accept` before all had come.
 pub(crate) enum Refusal {
-    /// The wait ended: who had not come, and how many connections could not prove themselves meanwhile.
-    Missing { missing: BTreeSet<usize>, strangers: usize, error: io::Error },
+    /// The wait ended: who had come and who had not, and how many connections could not prove themselves meanwhile.
+    Missing {
+        accepted: BTreeMap<usize, TcpStream>,
+        missing: BTreeSet<usize>,
+        strangers: usize,
+        error: io::Error,
+    },
     /// Two connections claim one rank.
     Twice(usize),
 }
@@ -35,18 +40,31 @@ pub(crate) fn accept(
     let mut strangers = 0;
     let mut pending = 0;
     let (sender, receiver) = mpsc::channel();
-    let give_up = |accepted: &BTreeMap<usize, TcpStream>, strangers, error| Refusal::Missing {
-        missing: expected.iter().copied().filter(|rank| !accepted.contains_key(rank)).collect(),
-        strangers,
-        error,
+    let give_up = |accepted: BTreeMap<usize, TcpStream>, strangers, error| {
+        let missing = expected
+            .iter()
+            .copied()
+            .filter(|rank| !accepted.contains_key(rank))
+            .collect();
+        Refusal::Missing {
+            accepted,
+            missing,
+            strangers,
+            error,
+        }
     };
     if let Err(error) = listener.set_nonblocking(true) {
-        return Err(give_up(&accepted, strangers, error));
+        return Err(give_up(accepted, strangers, error));
     }
     while accepted.len() < expected.len() {
-        let slice = patience.slice().map_err(|error| give_up(&accepted, strangers, error))?;
+        let slice = match patience.slice() {
+            Ok(slice) => slice,
+            Err(error) => return Err(give_up(accepted, strangers, error)),
+        };
         while pending < MAX_PENDING {
-            let Ok((stream, _)) = listener.accept() else { break };
+            let Ok((stream, _)) = listener.accept() else {
+                break;
+            };
             pending += 1;
             let (sender, proof) = (sender.clone(), proof.clone());
             let patience = patience.with_interrupt(None);
@@ -56,7 +74,9 @@ pub(crate) fn accept(
             });
         }
         // A short wait: the next connection shows only on the listener.
-        let Ok(examined) = receiver.recv_timeout(slice.min(Duration::from_millis(2))) else { continue };
+        let Ok(examined) = receiver.recv_timeout(slice.min(Duration::from_millis(2))) else {
+            continue;
+        };
         pending -= 1;
         match examined {
             Ok((stream, what, rank)) if what == purpose && expected.contains(&rank) => {
@@ -70,7 +90,11 @@ pub(crate) fn accept(
     Ok(accepted)
 }
 
-fn examine(mut stream: TcpStream, proof: &Proof, patience: &Patience) -> io::Result<(TcpStream, Purpose, usize)> {
+fn examine(
+    mut stream: TcpStream,
+    proof: &Proof,
+    patience: &Patience,
+) -> io::Result<(TcpStream, Purpose, usize)> {
     stream.set_nonblocking(false)?;
     stream.set_nodelay(true)?;
     let (purpose, rank) = proof.accept(&mut stream, patience)?;
@@ -92,7 +116,10 @@ pub(crate) fn connect(
     loop {
         patience.slice()?;
         // Long enough for a slow network's handshake, short enough to hear an interrupt soon after.
-        let attempt = patience.remaining().min(Duration::from_secs(1)).max(Duration::from_millis(1));
+        let attempt = patience
+            .remaining()
+            .min(Duration::from_secs(1))
+            .max(Duration::from_millis(1));
         match TcpStream::connect_timeout(&address, attempt) {
             Ok(mut stream) => {
                 stream.set_nodelay(true)?;

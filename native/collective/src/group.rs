@@ -64,7 +64,10 @@ struct Core {
 
 impl fmt::Debug for ProcessGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ProcessGroup").field("rank", &self.rank()).field("world_size", &self.world_size()).finish()
+        f.debug_struct("ProcessGroup")
+            .field("rank", &self.rank())
+            .field("world_size", &self.world_size())
+            .finish()
     }
 }
 
@@ -79,9 +82,14 @@ impl ProcessGroup {
         let connected = bootstrap::connect(rendezvous, options)?;
         let registry = Arc::new(Registry::default());
         let world_size = connected.health.members.len();
-        let host = connected
-            .attachment
-            .map(|attachment| Host::new(attachment.board, attachment.links, registry.clone(), world_size));
+        let host = connected.attachment.map(|attachment| {
+            Host::new(
+                attachment.board,
+                attachment.links,
+                registry.clone(),
+                world_size,
+            )
+        });
         let core = Core {
             _monitor: connected.monitor,
             health: connected.health,
@@ -90,7 +98,12 @@ impl ProcessGroup {
             mesh: connected.mesh,
             registry,
         };
-        Ok(ProcessGroup { shared: Arc::new(Shared { worker: Mutex::new(None), core: Arc::new(core) }) })
+        Ok(ProcessGroup {
+            shared: Arc::new(Shared {
+                worker: Mutex::new(None),
+                core: Arc::new(core),
+            }),
+        })
     }
 
     fn core(&self) -> &Arc<Core> {
@@ -144,7 +157,9 @@ impl ProcessGroup {
     /// # Safety
     /// As `all_reduce`, for every buffer, and no two overlap.
     pub unsafe fn grouped_all_reduce(&self, buffers: &[(RawBuffer, ReduceOp)]) -> Result<()> {
-        buffers.iter().try_for_each(|(buffer, _)| buffer.check_reducible())?;
+        buffers
+            .iter()
+            .try_for_each(|(buffer, _)| buffer.check_reducible())?;
         for group in buffers.chunks(MAX_ENTRIES) {
             let (buffers, ops): (Vec<_>, Vec<_>) = group.iter().copied().unzip();
             // SAFETY: the caller's promise.
@@ -164,7 +179,10 @@ impl ProcessGroup {
     pub unsafe fn reduce_scatter(&self, buffer: RawBuffer, op: ReduceOp) -> Result<()> {
         buffer.check_reducible()?;
         // SAFETY: the caller's promise.
-        unsafe { self.core().call(Operation::ReduceScatter, 0, &[buffer], &[op]) }
+        unsafe {
+            self.core()
+                .call(Operation::ReduceScatter, 0, &[buffer], &[op])
+        }
     }
 
     /// Fills `buffer` with every rank's part of it (`part_of`), of which each brings its own. All pass the whole length.
@@ -177,7 +195,10 @@ impl ProcessGroup {
     pub unsafe fn all_gather(&self, buffer: RawBuffer) -> Result<()> {
         buffer.check()?;
         // SAFETY: the caller's promise.
-        unsafe { self.core().call(Operation::AllGather, 0, &[buffer], &[ReduceOp::Sum]) }
+        unsafe {
+            self.core()
+                .call(Operation::AllGather, 0, &[buffer], &[ReduceOp::Sum])
+        }
     }
 
     /// Overwrites `buffer` with that of rank `root`.
@@ -191,7 +212,10 @@ impl ProcessGroup {
         self.check_root(root)?;
         buffer.check()?;
         // SAFETY: the caller's promise.
-        unsafe { self.core().call(Operation::Broadcast, root, &[buffer], &[ReduceOp::Sum]) }
+        unsafe {
+            self.core()
+                .call(Operation::Broadcast, root, &[buffer], &[ReduceOp::Sum])
+        }
     }
 
     /// `all_reduce` on the communication thread.
@@ -214,14 +238,19 @@ impl ProcessGroup {
     ///
     /// # Safety
     /// As `grouped_all_reduce`, until the handle says that the operation has ended.
-    pub unsafe fn grouped_all_reduce_async(&self, buffers: &[(RawBuffer, ReduceOp)]) -> Result<Work> {
+    pub unsafe fn grouped_all_reduce_async(
+        &self,
+        buffers: &[(RawBuffer, ReduceOp)],
+    ) -> Result<Work> {
         if buffers.len() > MAX_ENTRIES {
             return Err(CollectiveError::invalid(format!(
                 "{} buffers in one asynchronous call: at most {MAX_ENTRIES} travel together",
                 buffers.len()
             )));
         }
-        buffers.iter().try_for_each(|(buffer, _)| buffer.check_reducible())?;
+        buffers
+            .iter()
+            .try_for_each(|(buffer, _)| buffer.check_reducible())?;
         let (buffers, ops) = buffers.iter().copied().unzip();
         // SAFETY: the caller's promise.
         unsafe { self.submit(Operation::AllReduce, 0, buffers, ops) }
@@ -264,7 +293,14 @@ impl ProcessGroup {
         self.check_root(root)?;
         buffer.check()?;
         // SAFETY: the caller's promise.
-        unsafe { self.submit(Operation::Broadcast, root, vec![buffer], vec![ReduceOp::Sum]) }
+        unsafe {
+            self.submit(
+                Operation::Broadcast,
+                root,
+                vec![buffer],
+                vec![ReduceOp::Sum],
+            )
+        }
     }
 
     /// Waits until all ranks have called it.
@@ -285,14 +321,30 @@ impl ProcessGroup {
         let mut lens = vec![0i64; world_size];
         lens[rank] = payload.len() as i64;
         // SAFETY: the vector is alive and nobody else's.
-        unsafe { self.all_gather(RawBuffer::cpu(lens.as_mut_ptr().cast(), world_size, DType::Int64))? };
+        unsafe {
+            self.all_gather(RawBuffer::cpu(
+                lens.as_mut_ptr().cast(),
+                world_size,
+                DType::Int64,
+            ))?
+        };
         let longest = lens.iter().copied().max().unwrap_or(0);
         // All ranks see the same lengths, and so make the same second call, or none.
         let (longest, mut bytes) = self.zeroed(longest, world_size)?;
         bytes[rank * longest..][..payload.len()].copy_from_slice(payload);
         // SAFETY: the vector is alive and nobody else's.
-        unsafe { self.all_gather(RawBuffer::cpu(bytes.as_mut_ptr().cast(), bytes.len(), DType::UInt8))? };
-        Ok(lens.iter().enumerate().map(|(rank, len)| bytes[rank * longest..][..*len as usize].to_vec()).collect())
+        unsafe {
+            self.all_gather(RawBuffer::cpu(
+                bytes.as_mut_ptr().cast(),
+                bytes.len(),
+                DType::UInt8,
+            ))?
+        };
+        Ok(lens
+            .iter()
+            .enumerate()
+            .map(|(rank, len)| bytes[rank * longest..][..*len as usize].to_vec())
+            .collect())
     }
 
     /// Rank `root`'s `payload`; the others' is not looked at. Two collectives.
@@ -303,19 +355,34 @@ impl ProcessGroup {
         let mut len = payload.len() as i64;
         // SAFETY: the number is alive and nobody else's.
         unsafe { self.broadcast(RawBuffer::cpu((&raw mut len).cast(), 1, DType::Int64), root)? };
-        let mut bytes = if self.rank() == root { payload.to_vec() } else { self.zeroed(len, 1)?.1 };
+        let mut bytes = if self.rank() == root {
+            payload.to_vec()
+        } else {
+            self.zeroed(len, 1)?.1
+        };
         // SAFETY: the vector is alive and nobody else's.
-        unsafe { self.broadcast(RawBuffer::cpu(bytes.as_mut_ptr().cast(), bytes.len(), DType::UInt8), root)? };
+        unsafe {
+            self.broadcast(
+                RawBuffer::cpu(bytes.as_mut_ptr().cast(), bytes.len(), DType::UInt8),
+                root,
+            )?
+        };
         Ok(bytes)
     }
 
     /// Room for `count` runs of a length that came from a peer.
     fn zeroed(&self, len: i64, count: usize) -> Result<(usize, Vec<u8>)> {
         let refused = || {
-            let error = CollectiveError::io(format!("make room for a message of {len} bytes"), std::io::ErrorKind::OutOfMemory.into());
+            let error = CollectiveError::io(
+                format!("make room for a message of {len} bytes"),
+                std::io::ErrorKind::OutOfMemory.into(),
+            );
             self.core().health.fail(error)
         };
-        let len = usize::try_from(len).ok().filter(|len| *len <= MAX_MESSAGE).ok_or_else(refused)?;
+        let len = usize::try_from(len)
+            .ok()
+            .filter(|len| *len <= MAX_MESSAGE)
+            .ok_or_else(refused)?;
         let total = len.checked_mul(count).ok_or_else(refused)?;
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(total).map_err(|_| refused())?;
@@ -331,16 +398,27 @@ impl ProcessGroup {
     /// What fails the group; `Io` when there is no memory at all.
     pub fn allocate(&self, bytes: usize) -> Result<GroupBuffer> {
         if bytes > isize::MAX as usize / 2 / self.world_size() {
-            return Err(CollectiveError::invalid(format!("a group buffer of {bytes} bytes")));
+            return Err(CollectiveError::invalid(format!(
+                "a group buffer of {bytes} bytes"
+            )));
         }
         let core = self.core();
-        let entries = [Entry { dtype: DType::UInt8, op: ReduceOp::Sum, len: bytes }];
+        let entries = [Entry {
+            dtype: DType::UInt8,
+            op: ReduceOp::Sum,
+            len: bytes,
+        }];
         let number = core.turn.take();
         let region = core.in_turn(number, Operation::Allocate, true, |wait| {
             // The number is unique in the group and the same on all ranks.
             let id = number as u32;
             if self.world_size() > 1 {
-                let call = Call { sequence: number, operation: Operation::Allocate, root: 0, entries: &entries };
+                let call = Call {
+                    sequence: number,
+                    operation: Operation::Allocate,
+                    root: 0,
+                    entries: &entries,
+                };
                 // SAFETY: there is no buffer to promise anything of.
                 unsafe { core.carry_out(&call, &[], wait)? };
                 if let Some(host) = &core.host
@@ -350,7 +428,10 @@ impl ProcessGroup {
                 }
             }
             let segment = Segment::private(bytes.max(1)).map_err(|error| {
-                core.health.fail(CollectiveError::io(format!("allocate {bytes} bytes"), error))
+                core.health.fail(CollectiveError::io(
+                    format!("allocate {bytes} bytes"),
+                    error,
+                ))
             })?;
             Ok(Region::private(id, segment, bytes))
         })?;
@@ -361,7 +442,10 @@ impl ProcessGroup {
         if root < self.world_size() {
             return Ok(());
         }
-        Err(CollectiveError::invalid(format!("root {root} is outside a world of {}", self.world_size())))
+        Err(CollectiveError::invalid(format!(
+            "root {root} is outside a world of {}",
+            self.world_size()
+        )))
     }
 
     /// # Safety
@@ -377,7 +461,9 @@ impl ProcessGroup {
         if worker.is_none() {
             *worker = Some(Worker::start()?);
         }
-        let Some(worker) = &*worker else { unreachable!("the worker was just started") };
+        let Some(worker) = &*worker else {
+            unreachable!("the worker was just started")
+        };
         let core = self.core().clone();
         // Taken here and not on the thread, so that the order is that of the calls.
         let number = core.turn.take();
@@ -390,7 +476,13 @@ impl ProcessGroup {
 impl Core {
     /// # Safety
     /// The buffers are valid, checked, and this call's alone until it returns.
-    unsafe fn call(&self, operation: Operation, root: usize, buffers: &[RawBuffer], ops: &[ReduceOp]) -> Result<()> {
+    unsafe fn call(
+        &self,
+        operation: Operation,
+        root: usize,
+        buffers: &[RawBuffer],
+        ops: &[ReduceOp],
+    ) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.numbered(self.turn.take(), operation, root, buffers, ops, true) }
     }
@@ -410,12 +502,25 @@ impl Core {
             if self.health.members.len() == 1 {
                 return Ok(());
             }
-            let mut entries = [Entry { dtype: DType::UInt8, op: ReduceOp::Sum, len: 0 }; MAX_ENTRIES];
+            let mut entries = [Entry {
+                dtype: DType::UInt8,
+                op: ReduceOp::Sum,
+                len: 0,
+            }; MAX_ENTRIES];
             let entries = &mut entries[..buffers.len()];
             for ((entry, buffer), op) in entries.iter_mut().zip(buffers).zip(ops) {
-                *entry = Entry { dtype: buffer.dtype, op: *op, len: buffer.len };
+                *entry = Entry {
+                    dtype: buffer.dtype,
+                    op: *op,
+                    len: buffer.len,
+                };
             }
-            let call = Call { sequence: number, operation, root, entries };
+            let call = Call {
+                sequence: number,
+                operation,
+                root,
+                entries,
+            };
             // SAFETY: the caller's promise.
             unsafe { self.carry_out(&call, buffers, wait) }
         })
@@ -434,7 +539,11 @@ impl Core {
             // A call before this one may be on the communication thread, which asks nobody.
             if interruptible
                 && health.failure().is_none()
-                && health.options.interrupt.as_ref().is_some_and(|interrupt| interrupt())
+                && health
+                    .options
+                    .interrupt
+                    .as_ref()
+                    .is_some_and(|interrupt| interrupt())
             {
                 health.fail(CollectiveError::Interrupted);
             }
@@ -458,7 +567,12 @@ impl Core {
 
     /// # Safety
     /// As `call`.
-    unsafe fn carry_out(&self, call: &Call<'_>, buffers: &[RawBuffer], wait: &Wait<'_>) -> Result<()> {
+    unsafe fn carry_out(
+        &self,
+        call: &Call<'_>,
+        buffers: &[RawBuffer],
+        wait: &Wait<'_>,
+    ) -> Result<()> {
         // SAFETY: the caller's promise, in each case.
         unsafe {
             match (&self.host, &self.mesh) {

@@ -41,7 +41,10 @@ impl Line {
     /// Takes over a connection that has proved itself.
     pub(crate) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
-        Ok(Line { stream, pending: Mutex::new(Vec::new()) })
+        Ok(Line {
+            stream,
+            pending: Mutex::new(Vec::new()),
+        })
     }
 
     /// Sends what the socket takes at once and keeps the rest for `flush`. A broken connection is the reader's to notice.
@@ -90,7 +93,12 @@ pub(crate) struct Health {
 
 impl Health {
     /// `lines[rank]` is the connection to `rank`, and `None` for this rank.
-    pub(crate) fn new(rank: usize, peers: Vec<Peer>, lines: Vec<Option<Line>>, options: GroupOptions) -> Self {
+    pub(crate) fn new(
+        rank: usize,
+        peers: Vec<Peer>,
+        lines: Vec<Option<Line>>,
+        options: GroupOptions,
+    ) -> Self {
         let member = |(peer, line)| Member {
             peer,
             entered: AtomicU64::new(0),
@@ -150,7 +158,10 @@ impl Health {
         match Operation::from_code(self.doing.load(Ordering::Relaxed)) {
             Some(operation) => format!("{operation} #{sequence}"),
             None if sequence == 0 => "the making of the group".into(),
-            None => format!("the time between collectives #{sequence} and #{}", sequence + 1),
+            None => format!(
+                "the time between collectives #{sequence} and #{}",
+                sequence + 1
+            ),
         }
     }
 
@@ -168,11 +179,17 @@ impl Health {
     /// The others are told before anyone here can act on it: should this process end next, its reason arrives on each
     /// connection before that connection's end does.
     pub(crate) fn fail(&self, error: CollectiveError) -> CollectiveError {
+        let told = Notice::Failure(Box::new(error.clone()));
+        self.fail_telling(error, &told)
+    }
+
+    /// `fail`, where the others are told the cause in other words.
+    fn fail_telling(&self, error: CollectiveError, told: &Notice) -> CollectiveError {
         let mut cause = lock(&self.cause);
         if let Some(first) = &*cause {
             return first.clone();
         }
-        self.tell_all(&Notice::Failure(Box::new(error.clone())));
+        self.tell_all(told);
         *cause = Some(error.clone());
         drop(cause);
         self.failed.store(true, Ordering::Release);
@@ -186,13 +203,22 @@ impl Health {
     /// Fails the group because this rank wants it so.
     pub(crate) fn abort(&self, reason: &str) {
         let Peer { rank, host } = self.peer(self.rank);
-        self.fail(CollectiveError::Aborted { rank, host, reason: reason.to_owned() });
+        self.fail(CollectiveError::Aborted {
+            rank,
+            host,
+            reason: reason.to_owned(),
+        });
     }
 
     /// Fails the group for the loss of `rank`.
     pub(crate) fn lose(&self, rank: usize, cause: LossCause) -> CollectiveError {
         let Peer { rank, host } = self.peer(rank);
-        self.fail(CollectiveError::PeerLost { rank, host, operation: self.activity(), cause })
+        self.fail(CollectiveError::PeerLost {
+            rank,
+            host,
+            operation: self.activity(),
+            cause,
+        })
     }
 
     pub(crate) fn tell_all(&self, notice: &Notice) {
@@ -207,7 +233,9 @@ impl Health {
     /// Says that this rank is done, so that the end of its connections is no loss to the others.
     pub(crate) fn close(&self) {
         if self.failure().is_none() {
-            self.tell_all(&Notice::Goodbye { entered: self.entered() });
+            self.tell_all(&Notice::Goodbye {
+                entered: self.entered(),
+            });
         }
         self.closing.store(true, Ordering::Release);
     }
@@ -233,19 +261,27 @@ impl Health {
                 let _held = lock(&self.cause);
                 self.changed.notify_all();
             }
-            Notice::Failure(error) => {
+            // Who is leaving has nothing to pass on.
+            Notice::Failure(_) if self.is_closing() => {}
+            Notice::Failure(told) => {
                 let Peer { rank: by, host } = member.peer.clone();
                 // What the others call a loss of this rank is, seen from here, their giving it up.
-                let given_up = match &*error {
+                let given_up = match &*told {
                     CollectiveError::PeerLost { rank: lost, .. } => *lost == self.rank,
-                    CollectiveError::Timeout { missing, .. } => missing.iter().any(|peer| peer.rank == self.rank),
+                    CollectiveError::Timeout { missing, .. } => {
+                        missing.iter().any(|peer| peer.rank == self.rank)
+                    }
                     _ => false,
                 };
                 let error = match given_up {
-                    true => CollectiveError::Aborted { rank: by, host, reason: error.to_string() },
-                    false => *error,
+                    true => CollectiveError::Aborted {
+                        rank: by,
+                        host,
+                        reason: told.to_string(),
+                    },
+                    false => (*told).clone(),
                 };
-                self.fail(error);
+                self.fail_telling(error, &Notice::Failure(told));
             }
         }
     }
@@ -257,13 +293,21 @@ impl Health {
     /// Votes on whether this rank could attach its host's shared memory, and waits for all votes; `true` at its index
     /// for a rank that could. Used once, while the group is made.
     pub(crate) fn vote(&self, own: bool, wait: &Wait<'_>) -> Result<Vec<bool>> {
-        self.members[self.rank].vote.store(1 + u8::from(own), Ordering::Release);
+        self.members[self.rank]
+            .vote
+            .store(1 + u8::from(own), Ordering::Release);
         self.tell_all(&Notice::Vote(own));
         loop {
-            let absent: Vec<usize> =
-                self.others().filter(|rank| self.members[*rank].vote.load(Ordering::Acquire) == 0).collect();
+            let absent: Vec<usize> = self
+                .others()
+                .filter(|rank| self.members[*rank].vote.load(Ordering::Acquire) == 0)
+                .collect();
             if absent.is_empty() {
-                return Ok(self.members.iter().map(|member| member.vote.load(Ordering::Acquire) == 2).collect());
+                return Ok(self
+                    .members
+                    .iter()
+                    .map(|member| member.vote.load(Ordering::Acquire) == 2)
+                    .collect());
             }
             wait.check(|| absent)?;
             self.sleep(Duration::from_millis(5));
@@ -305,26 +349,48 @@ impl Wait<'_> {
         if let Some(error) = health.failure() {
             return Err(error);
         }
-        let left = |rank: &usize| health.members[*rank].left.load(Ordering::Acquire) < self.sequence;
+        let left =
+            |rank: &usize| health.members[*rank].left.load(Ordering::Acquire) < self.sequence;
         if let Some(rank) = health.others().find(left) {
             return Err(health.lose(rank, LossCause::Left));
         }
-        if self.interruptible && health.options.interrupt.as_ref().is_some_and(|interrupt| interrupt()) {
+        if self.interruptible
+            && health
+                .options
+                .interrupt
+                .as_ref()
+                .is_some_and(|interrupt| interrupt())
+        {
             return Err(health.fail(CollectiveError::Interrupted));
         }
         let waited = self.started.elapsed();
         if waited < self.timeout {
             return Ok(());
         }
-        let operation = if self.sequence == 0 { "connect".into() } else { self.operation.to_string() };
-        let missing = self.missing(suspects()).into_iter().map(|rank| health.peer(rank)).collect();
-        Err(health.fail(CollectiveError::Timeout { operation, sequence: self.sequence, missing, waited }))
+        let operation = if self.sequence == 0 {
+            "connect".into()
+        } else {
+            self.operation.to_string()
+        };
+        let missing = self
+            .missing(suspects())
+            .into_iter()
+            .map(|rank| health.peer(rank))
+            .collect();
+        Err(health.fail(CollectiveError::Timeout {
+            operation,
+            sequence: self.sequence,
+            missing,
+            waited,
+        }))
     }
 
     /// Who is to blame: a rank that waits in the same call for a third is a suspect too, so the heartbeats' word on who
     /// has entered the call decides where it can.
     fn missing(&self, suspects: Vec<usize>) -> Vec<usize> {
-        let late = |rank: &usize| self.health.members[*rank].entered.load(Ordering::Relaxed) < self.sequence;
+        let late = |rank: &usize| {
+            self.health.members[*rank].entered.load(Ordering::Relaxed) < self.sequence
+        };
         let late_suspects: Vec<usize> = suspects.iter().copied().filter(late).collect();
         if !late_suspects.is_empty() {
             return late_suspects;
@@ -342,7 +408,11 @@ impl Wait<'_> {
     }
 
     pub(crate) fn slice(&self) -> Duration {
-        SLICE.min(self.timeout.saturating_sub(self.started.elapsed()).max(Duration::from_millis(1)))
+        SLICE.min(
+            self.timeout
+                .saturating_sub(self.started.elapsed())
+                .max(Duration::from_millis(1)),
+        )
     }
 }
 

@@ -44,7 +44,12 @@ impl Host {
         registry: Arc<Registry>,
         world_size: usize,
     ) -> Self {
-        Host { board, links, registry, world_size }
+        Host {
+            board,
+            links,
+            registry,
+            world_size,
+        }
     }
 
     fn leads(&self) -> bool {
@@ -59,8 +64,16 @@ impl Host {
     ///
     /// # Safety
     /// Each buffer holds its entry's elements, and is this call's alone until it returns.
-    pub(crate) unsafe fn run(&self, call: &Call<'_>, buffers: &[RawBuffer], wait: &Wait<'_>) -> Result<()> {
-        let found: Vec<_> = buffers.iter().map(|buffer| self.registry.find(buffer)).collect();
+    pub(crate) unsafe fn run(
+        &self,
+        call: &Call<'_>,
+        buffers: &[RawBuffer],
+        wait: &Wait<'_>,
+    ) -> Result<()> {
+        let found: Vec<_> = buffers
+            .iter()
+            .map(|buffer| self.registry.find(buffer))
+            .collect();
         // As this member sees it; most often all see the same, and then the first chunk is staged with the first barrier.
         let foreseen = mask(found.iter().map(Option::is_none));
         let mut chunks = task::chunks(call, foreseen);
@@ -93,7 +106,11 @@ impl Host {
             }
             tasks.extend(chunk.iter().map(|part| self.staged(part)));
             // SAFETY: all members are behind the barrier, and each writes its own slices and its own buffers.
-            unsafe { tasks.iter().for_each(|task| self.share(call, task, buffers)) };
+            unsafe {
+                tasks
+                    .iter()
+                    .for_each(|task| self.share(call, task, buffers))
+            };
             self.board.barrier(wait)?;
             // SAFETY: the results are behind the barrier, and are written again behind the next one only.
             unsafe { self.copy_out(call, buffers, chunk, false) };
@@ -114,7 +131,10 @@ impl Host {
         wait: &Wait<'_>,
         mesh: &Mesh,
     ) -> Result<()> {
-        let found: Vec<_> = buffers.iter().map(|buffer| self.registry.find(buffer)).collect();
+        let found: Vec<_> = buffers
+            .iter()
+            .map(|buffer| self.registry.find(buffer))
+            .collect();
         self.meet(call, &found, wait)?;
         if matches!(call.operation, Operation::Barrier | Operation::Allocate) {
             if self.leads() {
@@ -137,7 +157,10 @@ impl Host {
             staged = task::ALL_STAGED;
         }
         let chunks = task::chunks(call, staged);
-        let direct = direct.into_iter().enumerate().map(|(entry, direct)| direct.filter(|_| staged >> entry & 1 == 0));
+        let direct = direct
+            .into_iter()
+            .enumerate()
+            .map(|(entry, direct)| direct.filter(|_| staged >> entry & 1 == 0));
         let mut tasks = in_place(call, direct.collect());
         for turn in 0..chunks.len().max(1) {
             let chunk = chunks.get(turn).map_or(&[][..], Vec::as_slice);
@@ -159,8 +182,16 @@ impl Host {
     }
 
     /// Publishes this member's call, waits for the others', and compares.
-    fn meet(&self, call: &Call<'_>, found: &[Option<(Arc<Region>, Location)>], wait: &Wait<'_>) -> Result<()> {
-        let locations: Vec<_> = found.iter().map(|found| found.as_ref().map(|(_, location)| *location)).collect();
+    fn meet(
+        &self,
+        call: &Call<'_>,
+        found: &[Option<(Arc<Region>, Location)>],
+        wait: &Wait<'_>,
+    ) -> Result<()> {
+        let locations: Vec<_> = found
+            .iter()
+            .map(|found| found.as_ref().map(|(_, location)| *location))
+            .collect();
         self.board.publish(call, &locations);
         self.board.barrier(wait)?;
         self.compare(call, wait)
@@ -168,37 +199,66 @@ impl Host {
 
     /// What a member took to be staged when it published its call.
     fn foreseen(&self, member: usize, call: &Call<'_>) -> StagedMask {
-        mask((0..call.entries.len()).map(|entry| self.board.location(member, call.sequence, entry).is_none()))
+        mask(
+            (0..call.entries.len())
+                .map(|entry| self.board.location(member, call.sequence, entry).is_none()),
+        )
     }
 
-    fn all_addresses(&self, call: &Call<'_>, found: &[Option<(Arc<Region>, Location)>]) -> Vec<Option<Vec<*mut u8>>> {
+    fn all_addresses(
+        &self,
+        call: &Call<'_>,
+        found: &[Option<(Arc<Region>, Location)>],
+    ) -> Vec<Option<Vec<*mut u8>>> {
         let region = |entry: usize| found[entry].as_ref().map(|(region, _)| region.as_ref());
-        (0..found.len()).map(|entry| self.addresses(call, entry, region(entry))).collect()
+        (0..found.len())
+            .map(|entry| self.addresses(call, entry, region(entry)))
+            .collect()
     }
 
     /// Compares the members' calls, and fails the group with what each called where they differ.
     fn compare(&self, call: &Call<'_>, wait: &Wait<'_>) -> Result<()> {
         let differs = |member: &usize| !self.board.agrees(*member, call);
-        let Some(other) = (0..self.num_members()).find(differs) else { return Ok(()) };
+        let Some(other) = (0..self.num_members()).find(differs) else {
+            return Ok(());
+        };
         let own = self.board.read(self.board.me, call.sequence);
         let theirs = self.board.read(other, call.sequence);
         let name = |member: usize| wait.health.peer(self.board.ranks[member]);
         let unreadable = || "something unreadable".to_owned();
         let calls = vec![
-            (name(self.board.me), theirs.as_ref().map_or_else(unreadable, |theirs| call.describe(theirs))),
+            (
+                name(self.board.me),
+                theirs
+                    .as_ref()
+                    .map_or_else(unreadable, |theirs| call.describe(theirs)),
+            ),
             (
                 name(other),
-                theirs.zip(own).map_or_else(unreadable, |(theirs, own)| theirs.describe(&own.borrow())),
+                theirs
+                    .zip(own)
+                    .map_or_else(unreadable, |(theirs, own)| theirs.describe(&own.borrow())),
             ),
         ];
-        Err(wait.health.fail(CollectiveError::Mismatch { sequence: call.sequence, calls }))
+        Err(wait.health.fail(CollectiveError::Mismatch {
+            sequence: call.sequence,
+            calls,
+        }))
     }
 
     /// Every member's address of a buffer, if all passed memory of one allocation. All members come to the same answer,
     /// since it follows from the board alone.
-    fn addresses(&self, call: &Call<'_>, entry: usize, region: Option<&Region>) -> Option<Vec<*mut u8>> {
+    fn addresses(
+        &self,
+        call: &Call<'_>,
+        entry: usize,
+        region: Option<&Region>,
+    ) -> Option<Vec<*mut u8>> {
         let region = region?;
-        let (bytes, dtype) = (call.entries[entry].len * call.entries[entry].dtype.size(), call.entries[entry].dtype);
+        let (bytes, dtype) = (
+            call.entries[entry].len * call.entries[entry].dtype.size(),
+            call.entries[entry].dtype,
+        );
         (0..self.num_members())
             .map(|member| {
                 let location: Location = self.board.location(member, call.sequence, entry)?;
@@ -213,7 +273,9 @@ impl Host {
         Task {
             entry: part.entry,
             range: part.range.clone(),
-            sources: (0..self.num_members()).map(|member| at(self.board.stage(member)).cast_const()).collect(),
+            sources: (0..self.num_members())
+                .map(|member| at(self.board.stage(member)).cast_const())
+                .collect(),
             places: Places::Shared(at(self.board.result())),
         }
     }
@@ -224,7 +286,13 @@ impl Host {
         for part in chunk {
             let entry = &call.entries[part.entry];
             let size = entry.dtype.size();
-            for piece in call::pieces(call.operation, call.root, self.world_size, entry.len, part.range.clone()) {
+            for piece in call::pieces(
+                call.operation,
+                call.root,
+                self.world_size,
+                entry.len,
+                part.range.clone(),
+            ) {
                 if piece.from == Ranks::All || piece.from == Ranks::One(rank) {
                     let into = part.offset + (piece.range.start - part.range.start) * size;
                     let from = buffers[part.entry].ptr.cast::<u8>();
@@ -243,12 +311,24 @@ impl Host {
 
     /// Copies what is in the result area for this member into its buffers. Within one host that is what goes to all from
     /// all; the rest each has fetched for itself.
-    unsafe fn copy_out(&self, call: &Call<'_>, buffers: &[RawBuffer], chunk: &[Part], spans_hosts: bool) {
+    unsafe fn copy_out(
+        &self,
+        call: &Call<'_>,
+        buffers: &[RawBuffer],
+        chunk: &[Part],
+        spans_hosts: bool,
+    ) {
         let rank = self.board.ranks[self.board.me];
         for part in chunk {
             let entry = &call.entries[part.entry];
             let size = entry.dtype.size();
-            for piece in call::pieces(call.operation, call.root, self.world_size, entry.len, part.range.clone()) {
+            for piece in call::pieces(
+                call.operation,
+                call.root,
+                self.world_size,
+                entry.len,
+                part.range.clone(),
+            ) {
                 let is_mine = piece.to == Ranks::All || piece.to == Ranks::One(rank);
                 let is_there = match spans_hosts {
                     true => piece.from != Ranks::One(rank),
@@ -260,7 +340,10 @@ impl Host {
                     unsafe {
                         ptr::copy_nonoverlapping(
                             self.board.result().add(from),
-                            buffers[part.entry].ptr.cast::<u8>().add(piece.range.start * size),
+                            buffers[part.entry]
+                                .ptr
+                                .cast::<u8>()
+                                .add(piece.range.start * size),
                             piece.range.len() * size,
                         );
                     }
@@ -274,17 +357,31 @@ impl Host {
         let entry = &call.entries[task.entry];
         let size = entry.dtype.size();
         let me = self.board.me;
-        for piece in call::pieces(call.operation, call.root, self.world_size, entry.len, task.range.clone()) {
+        for piece in call::pieces(
+            call.operation,
+            call.root,
+            self.world_size,
+            entry.len,
+            task.range.clone(),
+        ) {
             let (start, len) = (piece.range.start - task.range.start, piece.range.len());
             // SAFETY: `start` lies in the task's range, which each of its places holds.
-            let source = |member: usize, start: usize| unsafe { task.sources[member].add(start * size) };
+            let source =
+                |member: usize, start: usize| unsafe { task.sources[member].add(start * size) };
             // SAFETY: the buffer holds the piece.
-            let own = || unsafe { buffers[task.entry].ptr.cast::<u8>().add(piece.range.start * size) };
+            let own = || unsafe {
+                buffers[task.entry]
+                    .ptr
+                    .cast::<u8>()
+                    .add(piece.range.start * size)
+            };
             match (piece.from, piece.to) {
                 (Ranks::All, Ranks::All) => {
                     let slice = slice(len, size, me, self.num_members());
                     let start = start + slice.start;
-                    let sources: Vec<_> = (0..self.num_members()).map(|member| source(member, start)).collect();
+                    let sources: Vec<_> = (0..self.num_members())
+                        .map(|member| source(member, start))
+                        .collect();
                     // SAFETY: as for `source`.
                     let at = |place: &*mut u8| unsafe { place.add(start * size) };
                     let places: Vec<_> = match &task.places {
@@ -295,7 +392,9 @@ impl Host {
                     unsafe { self.reduce(entry, &sources, &places, slice.len()) };
                 }
                 (Ranks::All, Ranks::One(rank)) if rank == me => {
-                    let sources: Vec<_> = (0..self.num_members()).map(|member| source(member, start)).collect();
+                    let sources: Vec<_> = (0..self.num_members())
+                        .map(|member| source(member, start))
+                        .collect();
                     // SAFETY: the caller's promise; nobody else touches the part of the buffer that is this rank's.
                     unsafe { self.reduce(entry, &sources, &[own()], len) };
                 }
@@ -308,30 +407,62 @@ impl Host {
         }
     }
 
-    unsafe fn reduce(&self, entry: &call::Entry, sources: &[*const u8], places: &[*mut u8], len: usize) {
-        let output = Output::Finished { places, world_size: self.world_size };
-        let reduction = Reduction { dtype: entry.dtype, op: entry.op, initial: None, sources, output };
+    unsafe fn reduce(
+        &self,
+        entry: &call::Entry,
+        sources: &[*const u8],
+        places: &[*mut u8],
+        len: usize,
+    ) {
+        let output = Output::Finished {
+            places,
+            world_size: self.world_size,
+        };
+        let reduction = Reduction {
+            dtype: entry.dtype,
+            op: entry.op,
+            initial: None,
+            sources,
+            output,
+        };
         // SAFETY: the caller's promise.
         unsafe { reduce::reduce(&reduction, len) };
     }
 
     /// Makes memory that all members of this host can reach, after an `Allocate` call that all agreed on. `None` when the
     /// system refuses it to any of them.
-    pub(crate) fn allocate(&self, id: u32, bytes: usize, wait: &Wait<'_>) -> Result<Option<Region>> {
+    pub(crate) fn allocate(
+        &self,
+        id: u32,
+        bytes: usize,
+        wait: &Wait<'_>,
+    ) -> Result<Option<Region>> {
         let len = Region::stride(bytes) * self.num_members();
-        let segment = if self.leads() { self.offer(len) } else { self.take(len, wait)? };
+        let segment = if self.leads() {
+            self.offer(len)
+        } else {
+            self.take(len, wait)?
+        };
         let vote = self.board.vote(self.board.me);
         vote.store(u64::from(segment.is_ok()), Ordering::Relaxed);
         self.board.barrier(wait)?;
-        let all = (0..self.num_members()).all(|member| self.board.vote(member).load(Ordering::Relaxed) == 1);
+        let all = (0..self.num_members())
+            .all(|member| self.board.vote(member).load(Ordering::Relaxed) == 1);
         // So that no vote is cast again before all have been counted.
         self.board.barrier(wait)?;
-        Ok(segment.ok().filter(|_| all).map(|segment| Region::shared(id, segment, bytes, self.board.me)))
+        Ok(segment
+            .ok()
+            .filter(|_| all)
+            .map(|segment| Region::shared(id, segment, bytes, self.board.me)))
     }
 
     fn offer(&self, len: usize) -> io::Result<Segment> {
         let segment = Segment::create(len);
-        let file = segment.as_ref().ok().and_then(|segment| segment.file()).map(|file| file.as_fd());
+        let file = segment
+            .as_ref()
+            .ok()
+            .and_then(|segment| segment.file())
+            .map(|file| file.as_fd());
         let mut sent = Ok(());
         for link in self.links.values() {
             sent = sent.and(descriptor::send(link, u8::from(file.is_some()), file));
@@ -340,7 +471,9 @@ impl Host {
     }
 
     fn take(&self, len: usize, wait: &Wait<'_>) -> Result<io::Result<Segment>> {
-        let Some(link) = self.links.get(&0) else { return Ok(Err(io::ErrorKind::NotConnected.into())) };
+        let Some(link) = self.links.get(&0) else {
+            return Ok(Err(io::ErrorKind::NotConnected.into()));
+        };
         loop {
             if let Err(error) = link.set_slice(wait.slice()) {
                 return Ok(Err(error));
@@ -348,7 +481,12 @@ impl Host {
             match descriptor::receive(link) {
                 Ok((1, Some(file))) => return Ok(Segment::attach(file.as_fd(), len)),
                 Ok(_) => return Ok(Err(io::ErrorKind::OutOfMemory.into())),
-                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                    ) =>
+                {
                     wait.check(|| vec![self.board.ranks[0]])?;
                 }
                 Err(error) => return Ok(Err(error)),
@@ -365,12 +503,17 @@ fn slice(len: usize, size: usize, member: usize, num_members: usize) -> Range<us
 }
 
 fn mask(staged: impl Iterator<Item = bool>) -> StagedMask {
-    staged.enumerate().fold(0, |mask, (entry, staged)| mask | StagedMask::from(staged) << entry)
+    staged.enumerate().fold(0, |mask, (entry, staged)| {
+        mask | StagedMask::from(staged) << entry
+    })
 }
 
 /// Tasks on the whole of those buffers that lie where all members reach them.
 fn in_place(call: &Call<'_>, addresses: Vec<Option<Vec<*mut u8>>>) -> Vec<Task> {
-    let found = addresses.into_iter().enumerate().filter_map(|(entry, addresses)| Some((entry, addresses?)));
+    let found = addresses
+        .into_iter()
+        .enumerate()
+        .filter_map(|(entry, addresses)| Some((entry, addresses?)));
     found
         .map(|(entry, addresses)| {
             let shape = &call.entries[entry];

@@ -62,12 +62,23 @@ struct State {
 impl Mesh {
     /// `connections[host]` leads to the host's leader, and is `None` for this host.
     pub(crate) fn new(topology: Topology, connections: Vec<Option<Connection>>) -> Self {
-        Mesh { topology, state: Mutex::new(State { connections, exchange: 0, pool: Vec::new() }) }
+        Mesh {
+            topology,
+            state: Mutex::new(State {
+                connections,
+                exchange: 0,
+                pool: Vec::new(),
+            }),
+        }
     }
 
     /// Whether hosts have to agree on what is staged before they cut a call's buffers.
     pub(crate) fn must_agree(&self, call: &Call<'_>) -> bool {
-        let bytes: usize = call.entries.iter().map(|entry| entry.len * entry.dtype.size()).sum();
+        let bytes: usize = call
+            .entries
+            .iter()
+            .map(|entry| entry.len * entry.dtype.size())
+            .sum();
         self.topology.is_hierarchical() && bytes > SMALL
     }
 
@@ -75,7 +86,12 @@ impl Mesh {
     ///
     /// # Safety
     /// Each buffer holds its entry's elements, and is this call's alone until it returns.
-    pub(crate) unsafe fn run(&self, call: &Call<'_>, buffers: &[RawBuffer], wait: &Wait<'_>) -> Result<()> {
+    pub(crate) unsafe fn run(
+        &self,
+        call: &Call<'_>,
+        buffers: &[RawBuffer],
+        wait: &Wait<'_>,
+    ) -> Result<()> {
         if matches!(call.operation, Operation::Barrier | Operation::Allocate) {
             return self.exchange(call, 0, &[], wait).map(drop);
         }
@@ -90,11 +106,17 @@ impl Mesh {
             unsafe { Task::in_place(entry, range, call.entries[entry].dtype.size(), &[address]) }
         };
         let whole = (0..buffers.len()).filter(|entry| staged >> entry & 1 == 0);
-        let mut tasks: Vec<Task> = whole.map(|entry| task(entry, 0..call.entries[entry].len)).collect();
+        let mut tasks: Vec<Task> = whole
+            .map(|entry| task(entry, 0..call.entries[entry].len))
+            .collect();
         let chunks = task::chunks(call, staged);
         for turn in 0..chunks.len().max(1) {
             if let Some(chunk) = chunks.get(turn) {
-                tasks.extend(chunk.iter().map(|part| task(part.entry, part.range.clone())));
+                tasks.extend(
+                    chunk
+                        .iter()
+                        .map(|part| task(part.entry, part.range.clone())),
+                );
             }
             self.exchange(call, staged, &tasks, wait)?;
             tasks.clear();
@@ -166,10 +188,17 @@ impl<'a> Exchange<'a> {
         wait: &'a Wait<'a>,
     ) -> Self {
         let world_size = topology.world_size();
-        let bytes: usize = tasks.iter().map(|task| task.range.len() * call.entries[task.entry].dtype.size()).sum();
+        let bytes: usize = tasks
+            .iter()
+            .map(|task| task.range.len() * call.entries[task.entry].dtype.size())
+            .sum();
         let is_eager = bytes.saturating_mul(world_size) <= EAGER;
         // Where every host's segments are under way at the same time, they share the window.
-        let sources = if call.operation == Operation::AllGather { topology.hosts.len() } else { 1 };
+        let sources = if call.operation == Operation::AllGather {
+            topology.hosts.len()
+        } else {
+            1
+        };
         let window = (WINDOW / sources).max(2);
         let hellos = topology.hosts.iter().map(|_| None).collect();
         let mut exchange = Exchange {
@@ -201,19 +230,31 @@ impl<'a> Exchange<'a> {
             for piece in self.pieces(task) {
                 let route = self.topology.route(&piece);
                 let num_stages = self.topology.num_stages(&piece);
-                let stages_here = (0..num_stages).filter(|stage| self.topology.stage(&piece, *stage).host == here).count();
+                let stages_here = (0..num_stages)
+                    .filter(|stage| self.topology.stage(&piece, *stage).host == here)
+                    .count();
                 let starts_here = self.topology.stage(&piece, 0).host == here;
-                let steps = stages_here + usize::from(route.contains(&here)) + usize::from(starts_here);
+                let steps =
+                    stages_here + usize::from(route.contains(&here)) + usize::from(starts_here);
                 let mut start = piece.range.start;
                 while start < piece.range.end {
                     let end = piece.range.end.min(start + SEGMENT / size);
-                    let piece = Piece { range: start..end, ..piece.clone() };
+                    let piece = Piece {
+                        range: start..end,
+                        ..piece.clone()
+                    };
                     if starts_here {
                         self.unstarted.push(self.segments.len());
                     }
                     self.todo += steps;
                     let route = route.clone();
-                    self.segments.push(Segment { task, piece, route, stages_done: 0, is_finished: false });
+                    self.segments.push(Segment {
+                        task,
+                        piece,
+                        route,
+                        stages_done: 0,
+                        is_finished: false,
+                    });
                     start = end;
                 }
             }
@@ -228,7 +269,14 @@ impl<'a> Exchange<'a> {
     fn pieces(&self, task: usize) -> Vec<Piece> {
         let world_size = self.topology.world_size();
         let (task, entry) = (&self.tasks[task], self.entry(task));
-        call::pieces(self.call.operation, self.call.root, world_size, entry.len, task.range.clone()).collect()
+        call::pieces(
+            self.call.operation,
+            self.call.root,
+            world_size,
+            entry.len,
+            task.range.clone(),
+        )
+        .collect()
     }
 
     fn run(mut self) -> Result<StagedMask> {
@@ -241,10 +289,17 @@ impl<'a> Exchange<'a> {
             if self.todo == 0 && self.connections().all(|connection| connection.is_flushed()) {
                 return Ok(self.staged);
             }
+            if let Err(error) = self.check(progress) {
+                // What has come before the group failed still counts: this exchange may be whole.
+                if self.read()? {
+                    continue;
+                } else {
+                    return Err(error);
+                }
+            }
             if !progress {
                 self.sleep()?;
             }
-            self.check()?;
         }
     }
 
@@ -274,14 +329,21 @@ impl<'a> Exchange<'a> {
                     for member in self.local(&piece, self.topology.here) {
                         let source = self.source(task, member, piece.range.start);
                         // SAFETY: the task's memory holds the piece.
-                        hello.extend_from_slice(unsafe { std::slice::from_raw_parts(source, piece.range.len() * size) });
+                        hello.extend_from_slice(unsafe {
+                            std::slice::from_raw_parts(source, piece.range.len() * size)
+                        });
                         hello.resize(hello.len().next_multiple_of(8), 0);
                     }
                 }
             }
         }
-        let head =
-            Head { exchange: self.state.exchange, kind: Kind::Hello, stage: 0, segment: 0, len: hello.len() };
+        let head = Head {
+            exchange: self.state.exchange,
+            kind: Kind::Hello,
+            stage: 0,
+            segment: 0,
+            len: hello.len(),
+        };
         for connection in self.connections() {
             let mut body = Bytes::default().resized(hello.len());
             // SAFETY: the body has just been made this long.
@@ -330,7 +392,9 @@ impl<'a> Exchange<'a> {
     /// Starts segments that begin here, as far as the window allows.
     fn start(&mut self) {
         while self.under_way < self.window {
-            let Some(segment) = self.unstarted.pop() else { return };
+            let Some(segment) = self.unstarted.pop() else {
+                return;
+            };
             self.under_way += 1;
             self.add(segment, 0, None);
         }
@@ -338,13 +402,18 @@ impl<'a> Exchange<'a> {
 
     /// Adds the local ranks of a stage to what the stages before have come to, and passes it on.
     fn add(&mut self, index: usize, stage: usize, partial: Option<Bytes>) {
-        let Segment { task, ref piece, .. } = self.segments[index];
+        let Segment {
+            task, ref piece, ..
+        } = self.segments[index];
         let piece = piece.clone();
         let run = self.topology.stage(&piece, stage);
         let entry = self.entry(task);
         let len = piece.range.len();
-        let sources: Vec<_> =
-            run.members.clone().map(|member| self.source(task, member, piece.range.start)).collect();
+        let sources: Vec<_> = run
+            .members
+            .clone()
+            .map(|member| self.source(task, member, piece.range.start))
+            .collect();
         self.segments[index].stages_done += 1;
         self.todo -= 1;
 
@@ -354,7 +423,9 @@ impl<'a> Exchange<'a> {
         let next = self.topology.stage(&piece, stage + 1).host;
         let bytes = len * reduce::partial_size(entry.dtype);
         let body = match (partial, &sources[..]) {
-            (None, [source]) if reduce::is_own_partial(entry.dtype) => Body::Borrowed(source.cast_mut(), bytes),
+            (None, [source]) if reduce::is_own_partial(entry.dtype) => {
+                Body::Borrowed(source.cast_mut(), bytes)
+            }
             (partial, _) => {
                 let initial = partial.as_ref().map(Bytes::as_ptr);
                 // The sum goes where the partial came, if it came.
@@ -363,7 +434,13 @@ impl<'a> Exchange<'a> {
                     None => self.state.pool.pop().unwrap_or_default().resized(bytes),
                 };
                 let output = Output::Partial(sum.as_mut_ptr());
-                let reduction = Reduction { dtype: entry.dtype, op: entry.op, initial, sources: &sources, output };
+                let reduction = Reduction {
+                    dtype: entry.dtype,
+                    op: entry.op,
+                    initial,
+                    sources: &sources,
+                    output,
+                };
                 // SAFETY: the sources hold the piece; the sum and the partial are ours, aligned and as long.
                 unsafe { reduce::reduce(&reduction, len) };
                 Body::Owned(sum)
@@ -374,7 +451,9 @@ impl<'a> Exchange<'a> {
 
     /// The last stage: the segment is whole, goes to its places here and on its way.
     fn finish(&mut self, index: usize, run: &Run, sources: &[*const u8], partial: Option<Bytes>) {
-        let Segment { task, ref piece, .. } = self.segments[index];
+        let Segment {
+            task, ref piece, ..
+        } = self.segments[index];
         let piece = piece.clone();
         let entry = self.entry(task);
         let len = piece.range.len();
@@ -388,15 +467,27 @@ impl<'a> Exchange<'a> {
             }
             let world_size = self.topology.world_size();
             let initial = partial.as_ref().map(Bytes::as_ptr);
-            let output = Output::Finished { places: &places, world_size };
-            let reduction = Reduction { dtype: entry.dtype, op: entry.op, initial, sources, output };
+            let output = Output::Finished {
+                places: &places,
+                world_size,
+            };
+            let reduction = Reduction {
+                dtype: entry.dtype,
+                op: entry.op,
+                initial,
+                sources,
+                output,
+            };
             // SAFETY: sources and places hold the piece, and a place is either a source or apart from all.
             unsafe { reduce::reduce(&reduction, len) };
             self.state.pool.extend(partial);
             sum.map_or(Body::Borrowed(places[0], bytes), Body::Owned)
         } else {
             debug_assert_eq!(run.members.len(), 1);
-            for place in places.iter().filter(|place| !ptr::eq(place.cast_const(), sources[0])) {
+            for place in places
+                .iter()
+                .filter(|place| !ptr::eq(place.cast_const(), sources[0]))
+            {
                 // SAFETY: source and place hold the piece, and are different members' memory.
                 unsafe { ptr::copy_nonoverlapping(sources[0], *place, bytes) };
             }
@@ -435,8 +526,13 @@ impl<'a> Exchange<'a> {
             Body::Owned(bytes) => bytes.len(),
             Body::Borrowed(_, len) => *len,
         };
-        let head =
-            Head { exchange: self.state.exchange, kind, stage: stage as u16, segment: segment as u32, len };
+        let head = Head {
+            exchange: self.state.exchange,
+            kind,
+            stage: stage as u16,
+            segment: segment as u32,
+            len,
+        };
         if let Some(connection) = &mut self.state.connections[host] {
             connection.send(head, body);
         }
@@ -448,14 +544,17 @@ impl<'a> Exchange<'a> {
         for host in 0..self.state.connections.len() {
             for _ in 0..FRAMES_PER_TURN {
                 let exchange = self.state.exchange;
-                let Some(connection) = &mut self.state.connections[host] else { break };
+                let Some(connection) = &mut self.state.connections[host] else {
+                    break;
+                };
                 if connection.ended.is_some() {
                     break;
                 }
                 let event = match connection.held.take() {
                     Some(head) => Event::Head(head),
                     // SAFETY: a body's place is our own memory, or one that `place` has checked.
-                    None => unsafe { connection.read() }.map_err(|error| self.corrupt(host, &error.to_string()))?,
+                    None => unsafe { connection.read() }
+                        .map_err(|error| self.corrupt(host, &error.to_string()))?,
                 };
                 match event {
                     Event::Pending => break,
@@ -501,12 +600,18 @@ impl<'a> Exchange<'a> {
         if self.hellos[host].is_none() {
             return fail("a frame before the first frame");
         }
-        let Some(segment) = self.segments.get(head.segment as usize) else { return fail("a segment that is not there") };
+        let Some(segment) = self.segments.get(head.segment as usize) else {
+            return fail("a segment that is not there");
+        };
         let (here, stage) = (self.topology.here, usize::from(head.stage));
         let (len, dtype) = (segment.piece.range.len(), self.entry(segment.task).dtype);
         let stage_host = |stage: usize| self.topology.stage(&segment.piece, stage).host;
         let num_stages = self.topology.num_stages(&segment.piece);
-        let stages_before = |stage: usize| (0..stage).filter(|stage| stage_host(*stage) == here).count();
+        let stages_before = |stage: usize| {
+            (0..stage)
+                .filter(|stage| stage_host(*stage) == here)
+                .count()
+        };
         match head.kind {
             Kind::Partial
                 if stage > 0
@@ -516,7 +621,9 @@ impl<'a> Exchange<'a> {
                     && segment.stages_done == stages_before(stage)
                     && head.len == len * reduce::partial_size(dtype) =>
             {
-                Ok(Body::Owned(self.state.pool.pop().unwrap_or_default().resized(head.len)))
+                Ok(Body::Owned(
+                    self.state.pool.pop().unwrap_or_default().resized(head.len),
+                ))
             }
             Kind::Finished
                 if stage > 0
@@ -530,7 +637,10 @@ impl<'a> Exchange<'a> {
                 Ok(Body::Borrowed(places[0], head.len))
             }
             Kind::Done
-                if head.len == 0 && self.under_way > 0 && stage_host(0) == here && segment.route.last() == Some(&host) =>
+                if head.len == 0
+                    && self.under_way > 0
+                    && stage_host(0) == here
+                    && segment.route.last() == Some(&host) =>
             {
                 Ok(Body::Owned(Bytes::default()))
             }
@@ -549,10 +659,18 @@ impl<'a> Exchange<'a> {
                     self.compute()?;
                 }
             }
-            (Kind::Partial, Body::Owned(partial)) => self.add(index, usize::from(head.stage), Some(partial)),
+            (Kind::Partial, Body::Owned(partial)) => {
+                self.add(index, usize::from(head.stage), Some(partial))
+            }
             (Kind::Finished, Body::Borrowed(start, len)) => {
-                let Segment { task, ref piece, .. } = self.segments[index];
-                for place in self.places(task, piece.to, piece.range.start).into_iter().skip(1) {
+                let Segment {
+                    task, ref piece, ..
+                } = self.segments[index];
+                for place in self
+                    .places(task, piece.to, piece.range.start)
+                    .into_iter()
+                    .skip(1)
+                {
                     // SAFETY: both hold the segment, and are different members' memory.
                     unsafe { ptr::copy_nonoverlapping(start, place, len) };
                 }
@@ -565,14 +683,26 @@ impl<'a> Exchange<'a> {
     }
 
     /// Where in a first frame the elements begin: behind the call and the mask.
-    fn split<'b>(&self, host: usize, hello: &'b Bytes) -> Result<(OwnedCall, StagedMask, &'b [u8])> {
+    fn split<'b>(
+        &self,
+        host: usize,
+        hello: &'b Bytes,
+    ) -> Result<(OwnedCall, StagedMask, &'b [u8])> {
         let mut reader = Reader::new(hello.as_slice());
         let read = reader.bytes().and_then(|call| {
             let decoded = OwnedCall::decode(&mut Reader::new(call))?;
-            Some((decoded, reader.u64()?, (4 + call.len() + 8).next_multiple_of(8)))
+            Some((
+                decoded,
+                reader.u64()?,
+                (4 + call.len() + 8).next_multiple_of(8),
+            ))
         });
-        let (call, mask, start) = read.ok_or_else(|| self.corrupt(host, "a call that cannot be read"))?;
-        let elements = hello.as_slice().get(start..).ok_or_else(|| self.corrupt(host, "a short first frame"))?;
+        let (call, mask, start) =
+            read.ok_or_else(|| self.corrupt(host, "a call that cannot be read"))?;
+        let elements = hello
+            .as_slice()
+            .get(start..)
+            .ok_or_else(|| self.corrupt(host, "a short first frame"))?;
         Ok((call, mask, elements))
     }
 
@@ -584,12 +714,21 @@ impl<'a> Exchange<'a> {
         }
         let health = self.wait.health;
         let own = OwnedCall::decode(&mut Reader::new(&self.call.encode()));
-        let own = own.map_or_else(|| self.call.operation.to_string(), |own| own.describe(&theirs.borrow()));
+        let own = own.map_or_else(
+            || self.call.operation.to_string(),
+            |own| own.describe(&theirs.borrow()),
+        );
         let calls = vec![
             (health.peer(health.rank), own),
-            (health.peer(self.topology.leader(host)), theirs.describe(self.call)),
+            (
+                health.peer(self.topology.leader(host)),
+                theirs.describe(self.call),
+            ),
         ];
-        Err(health.fail(CollectiveError::Mismatch { sequence: self.call.sequence, calls }))
+        Err(health.fail(CollectiveError::Mismatch {
+            sequence: self.call.sequence,
+            calls,
+        }))
     }
 
     /// A small exchange, once all elements are here.
@@ -619,7 +758,9 @@ impl<'a> Exchange<'a> {
                         let rest = &mut rests[run.host];
                         let padded = bytes.next_multiple_of(8);
                         let Some((own, after)) = rest.split_at_checked(padded) else {
-                            return Err(self.corrupt(run.host, "a first frame with too few elements"));
+                            return Err(
+                                self.corrupt(run.host, "a first frame with too few elements")
+                            );
                         };
                         sources.push(own.as_ptr());
                         *rest = after;
@@ -630,13 +771,24 @@ impl<'a> Exchange<'a> {
                     continue;
                 }
                 if piece.from == Ranks::All {
-                    let output = Output::Finished { places: &places, world_size };
-                    let reduction =
-                        Reduction { dtype: entry.dtype, op: entry.op, initial: None, sources: &sources, output };
+                    let output = Output::Finished {
+                        places: &places,
+                        world_size,
+                    };
+                    let reduction = Reduction {
+                        dtype: entry.dtype,
+                        op: entry.op,
+                        initial: None,
+                        sources: &sources,
+                        output,
+                    };
                     // SAFETY: sources and places hold the piece; frames are aligned to 8 bytes; places are local members'.
                     unsafe { reduce::reduce(&reduction, len) };
                 } else {
-                    for place in places.iter().filter(|place| !ptr::eq(place.cast_const(), sources[0])) {
+                    for place in places
+                        .iter()
+                        .filter(|place| !ptr::eq(place.cast_const(), sources[0]))
+                    {
                         // SAFETY: source and place hold the piece, and are different memory.
                         unsafe { ptr::copy_nonoverlapping(sources[0], *place, bytes) };
                     }
@@ -650,7 +802,10 @@ impl<'a> Exchange<'a> {
         let health = self.wait.health;
         let peer = health.peer(self.topology.leader(host));
         health.fail(CollectiveError::io(
-            format!("{} #{}: {peer} sent {what}", self.call.operation, self.call.sequence),
+            format!(
+                "{} #{}: {peer} sent {what}",
+                self.call.operation, self.call.sequence
+            ),
             std::io::ErrorKind::InvalidData.into(),
         ))
     }
@@ -661,9 +816,11 @@ impl<'a> Exchange<'a> {
         let mut limit = self.wait.slice().min(SLICE);
         for (host, connection) in self.state.connections.iter().enumerate() {
             interests.push(match connection {
-                Some(connection) if connection.ended.is_none() => {
-                    poll::interest(&connection.stream, connection.held.is_none(), !connection.is_flushed())
-                }
+                Some(connection) if connection.ended.is_none() => poll::interest(
+                    &connection.stream,
+                    connection.held.is_none(),
+                    !connection.is_flushed(),
+                ),
                 _ => NOTHING,
             });
             if let Some(ended) = connection.as_ref().and_then(|connection| connection.ended) {
@@ -672,30 +829,38 @@ impl<'a> Exchange<'a> {
             }
         }
         poll::poll(&mut interests, limit).map_err(|error| {
-            self.wait.health.fail(CollectiveError::io("wait for the other hosts", error))
+            self.wait
+                .health
+                .fail(CollectiveError::io("wait for the other hosts", error))
         })
     }
 
-    /// Looks at the group's health now and then, whether or not there is progress.
-    fn check(&mut self) -> Result<()> {
-        if let Some(error) = self.wait.health.failure() {
-            return Err(error);
-        }
+    /// Looks at the group's health: at once when nothing comes in, and now and then in any case.
+    fn check(&mut self, progress: bool) -> Result<()> {
         let now = Instant::now();
         if now.duration_since(self.checked) >= SLICE.min(self.wait.slice()) {
             self.checked = now;
-            self.wait.check(|| self.suspects())?;
+            return self.wait.check(|| self.suspects());
         }
-        Ok(())
+        match self.wait.health.failure() {
+            Some(error) if !progress => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// The ranks that this exchange waits for: those of hosts that have not begun it, or else the other leaders.
     fn suspects(&self) -> Vec<usize> {
         let others = (0..self.topology.hosts.len()).filter(|host| *host != self.topology.here);
-        let silent: Vec<usize> = others.clone().filter(|host| self.hellos[*host].is_none()).collect();
+        let silent: Vec<usize> = others
+            .clone()
+            .filter(|host| self.hellos[*host].is_none())
+            .collect();
         match silent.is_empty() {
             true => others.map(|host| self.topology.leader(host)).collect(),
-            false => silent.into_iter().flat_map(|host| self.topology.hosts[host].clone()).collect(),
+            false => silent
+                .into_iter()
+                .flat_map(|host| self.topology.hosts[host].clone())
+                .collect(),
         }
     }
 }

@@ -37,7 +37,10 @@ impl Monitor {
         bell.set_nonblocking(true).map_err(failed)?;
         rung.set_nonblocking(true).map_err(failed)?;
         let watch = Watch::new(health.clone(), rung);
-        thread::Builder::new().name("flambeau-monitor".into()).spawn(move || watch.run()).map_err(failed)?;
+        thread::Builder::new()
+            .name("flambeau-monitor".into())
+            .spawn(move || watch.run())
+            .map_err(failed)?;
         Ok(Monitor { health, bell })
     }
 }
@@ -70,8 +73,22 @@ struct Life {
 impl Watch {
     fn new(health: Arc<Health>, rung: UnixStream) -> Self {
         let now = Instant::now();
-        let lives = health.others().map(|rank| Life { rank, received: Vec::new(), heard: now, ended: None }).collect();
-        Watch { health, rung, lives, last_look: now, next_beat: now }
+        let lives = health
+            .others()
+            .map(|rank| Life {
+                rank,
+                received: Vec::new(),
+                heard: now,
+                ended: None,
+            })
+            .collect();
+        Watch {
+            health,
+            rung,
+            lives,
+            last_look: now,
+            next_beat: now,
+        }
     }
 
     fn run(mut self) {
@@ -80,18 +97,29 @@ impl Watch {
             let now = Instant::now();
             if self.health.is_closing() {
                 let since = *closed_at.get_or_insert(now);
-                let gone = self.lives.iter().all(|life| life.ended.is_some() || self.health.has_left(life.rank));
-                let flushed = self.lives.iter().all(|life| self.line(life).is_none_or(Line::flush));
+                let gone = self
+                    .lives
+                    .iter()
+                    .all(|life| life.ended.is_some() || self.health.has_left(life.rank));
+                let flushed = self
+                    .lives
+                    .iter()
+                    .all(|life| self.line(life).is_none_or(Line::flush));
                 if now.duration_since(since) > LINGER || (gone && flushed) {
                     return;
                 }
             } else if now >= self.next_beat {
-                self.health.tell_all(&Notice::Heartbeat { entered: self.health.entered() });
+                self.health.tell_all(&Notice::Heartbeat {
+                    entered: self.health.entered(),
+                });
                 self.next_beat = now + self.health.options.heartbeat_interval;
             }
             if self.look().is_err() {
                 // Without poll there is no watch: the group cannot notice a death any more.
-                self.health.fail(CollectiveError::io("watch the peers", io::Error::last_os_error()));
+                self.health.fail(CollectiveError::io(
+                    "watch the peers",
+                    io::Error::last_os_error(),
+                ));
                 return;
             }
             if self.health.failure().is_none() && !self.health.is_closing() {
@@ -101,7 +129,11 @@ impl Watch {
     }
 
     fn line(&self, life: &Life) -> Option<&Line> {
-        if life.ended.is_some() { None } else { self.health.line(life.rank) }
+        if life.ended.is_some() {
+            None
+        } else {
+            self.health.line(life.rank)
+        }
     }
 
     /// Waits for the next beat or for news, and reads them.
@@ -109,13 +141,28 @@ impl Watch {
         let mut interests: Vec<_> = self
             .lives
             .iter()
-            .map(|life| self.line(life).map_or(NOTHING, |line| poll::interest(&line.stream, true, !line.flush())))
+            .map(|life| {
+                self.line(life).map_or(NOTHING, |line| {
+                    poll::interest(&line.stream, true, !line.flush())
+                })
+            })
             .collect();
         // Once rung, the bell has hung up and would end every wait at once.
-        interests.push(if self.health.is_closing() { NOTHING } else { poll::interest(&self.rung, true, false) });
+        interests.push(if self.health.is_closing() {
+            NOTHING
+        } else {
+            poll::interest(&self.rung, true, false)
+        });
         let ending = self.lives.iter().any(|life| life.ended.is_some());
-        let limit = self.next_beat.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let limit = if ending || self.health.is_closing() { limit.min(Duration::from_millis(20)) } else { limit };
+        let limit = self
+            .next_beat
+            .saturating_duration_since(Instant::now())
+            .max(Duration::from_millis(1));
+        let limit = if ending || self.health.is_closing() {
+            limit.min(Duration::from_millis(20))
+        } else {
+            limit
+        };
         let limit = limit.max(Duration::from_millis(5));
         poll::poll(&mut interests, limit)?;
 
@@ -149,7 +196,9 @@ impl Watch {
                 Some(ended) if now.duration_since(ended) >= GRACE => {
                     self.health.lose(life.rank, LossCause::Closed);
                 }
-                None if now.saturating_duration_since(life.heard) >= self.health.options.heartbeat_timeout => {
+                None if now.saturating_duration_since(life.heard)
+                    >= self.health.options.heartbeat_timeout =>
+                {
                     self.health.lose(life.rank, LossCause::Silent);
                 }
                 _ => {}
@@ -160,7 +209,9 @@ impl Watch {
 
 impl Life {
     fn read(&mut self, health: &Health, now: Instant) {
-        let Some(line) = health.line(self.rank) else { return };
+        let Some(line) = health.line(self.rank) else {
+            return;
+        };
         let mut chunk = [0; 4096];
         loop {
             match (&line.stream).read(&mut chunk) {
@@ -177,7 +228,9 @@ impl Life {
             break;
         }
         match Notice::decode_all(&mut self.received) {
-            Ok(notices) => notices.into_iter().for_each(|notice| health.hear(self.rank, notice)),
+            Ok(notices) => notices
+                .into_iter()
+                .for_each(|notice| health.hear(self.rank, notice)),
             // Whoever speaks like this is not the rank that it was.
             Err(_) => self.ended = Some(now),
         }

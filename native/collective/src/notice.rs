@@ -34,7 +34,10 @@ impl Notice {
             Notice::Failure(error) => (4, encode_failure(error, own)),
         };
         let payload = payload.finish();
-        let mut frame = Writer::default().u8(kind).u32(payload.len() as u32).finish();
+        let mut frame = Writer::default()
+            .u8(kind)
+            .u32(payload.len() as u32)
+            .finish();
         frame.extend_from_slice(&payload);
         frame
     }
@@ -48,7 +51,9 @@ impl Notice {
             if len > MAX_PAYLOAD {
                 return Err(Malformed);
             }
-            let Some(payload) = received.get(start + 5..start + 5 + len) else { break };
+            let Some(payload) = received.get(start + 5..start + 5 + len) else {
+                break;
+            };
             notices.push(Self::decode(head[0], payload).ok_or(Malformed)?);
             start += 5 + len;
         }
@@ -59,8 +64,12 @@ impl Notice {
     fn decode(kind: u8, payload: &[u8]) -> Option<Self> {
         let mut reader = Reader::new(payload);
         let notice = match kind {
-            1 => Notice::Heartbeat { entered: reader.u64()? },
-            2 => Notice::Goodbye { entered: reader.u64()? },
+            1 => Notice::Heartbeat {
+                entered: reader.u64()?,
+            },
+            2 => Notice::Goodbye {
+                entered: reader.u64()?,
+            },
             3 => Notice::Vote(reader.u8()? == 1),
             4 => Notice::Failure(Box::new(decode_failure(&mut reader)?)),
             _ => return None,
@@ -74,35 +83,71 @@ impl Notice {
 pub(crate) struct Malformed;
 
 fn encode_failure(error: &CollectiveError, own: &Peer) -> Writer {
-    let peer = |writer: Writer, peer: &Peer| writer.u32(peer.rank as u32).bytes(peer.host.as_bytes());
+    let peer =
+        |writer: Writer, peer: &Peer| writer.u32(peer.rank as u32).bytes(peer.host.as_bytes());
     match error {
-        CollectiveError::PeerLost { rank, host, operation, cause } => {
+        CollectiveError::PeerLost {
+            rank,
+            host,
+            operation,
+            cause,
+        } => {
             let cause = match cause {
                 LossCause::Closed => 0,
                 LossCause::Silent => 1,
                 LossCause::Left => 2,
             };
-            let lost = Peer { rank: *rank, host: host.clone() };
-            peer(Writer::default().u8(1), &lost).bytes(operation.as_bytes()).u8(cause)
+            let lost = Peer {
+                rank: *rank,
+                host: host.clone(),
+            };
+            peer(Writer::default().u8(1), &lost)
+                .bytes(operation.as_bytes())
+                .u8(cause)
         }
-        CollectiveError::Timeout { operation, sequence, missing, waited } => {
-            let writer = Writer::default().u8(2).bytes(operation.as_bytes()).u64(*sequence);
-            let writer = writer.u64(waited.as_millis() as u64).u32(missing.len() as u32);
+        CollectiveError::Timeout {
+            operation,
+            sequence,
+            missing,
+            waited,
+        } => {
+            let writer = Writer::default()
+                .u8(2)
+                .bytes(operation.as_bytes())
+                .u64(*sequence);
+            let writer = writer
+                .u64(waited.as_millis() as u64)
+                .u32(missing.len() as u32);
             missing.iter().fold(writer, peer)
         }
         CollectiveError::Mismatch { sequence, calls } => {
-            let writer = Writer::default().u8(3).u64(*sequence).u32(calls.len() as u32);
-            calls.iter().fold(writer, |writer, (caller, call)| peer(writer, caller).bytes(cut(call)))
+            let writer = Writer::default()
+                .u8(3)
+                .u64(*sequence)
+                .u32(calls.len() as u32);
+            calls.iter().fold(writer, |writer, (caller, call)| {
+                peer(writer, caller).bytes(cut(call))
+            })
         }
-        CollectiveError::Aborted { rank, host, reason } => {
-            peer(Writer::default().u8(4), &Peer { rank: *rank, host: host.clone() }).bytes(cut(reason))
-        }
+        CollectiveError::Aborted { rank, host, reason } => peer(
+            Writer::default().u8(4),
+            &Peer {
+                rank: *rank,
+                host: host.clone(),
+            },
+        )
+        .bytes(cut(reason)),
         other => peer(Writer::default().u8(4), own).bytes(cut(&other.to_string())),
     }
 }
 
 fn decode_failure(reader: &mut Reader<'_>) -> Option<CollectiveError> {
-    let peer = |reader: &mut Reader<'_>| Some(Peer { rank: reader.u32()? as usize, host: reader.string()? });
+    let peer = |reader: &mut Reader<'_>| {
+        Some(Peer {
+            rank: reader.u32()? as usize,
+            host: reader.string()?,
+        })
+    };
     Some(match reader.u8()? {
         1 => {
             let Peer { rank, host } = peer(reader)?;
@@ -113,24 +158,42 @@ fn decode_failure(reader: &mut Reader<'_>) -> Option<CollectiveError> {
                 2 => LossCause::Left,
                 _ => return None,
             };
-            CollectiveError::PeerLost { rank, host, operation, cause }
+            CollectiveError::PeerLost {
+                rank,
+                host,
+                operation,
+                cause,
+            }
         }
         2 => {
             let (operation, sequence) = (reader.string()?, reader.u64()?);
             let waited = Duration::from_millis(reader.u64()?);
             let count = reader.u32()?;
-            let missing = (0..count).map(|_| peer(reader)).collect::<Option<Vec<_>>>()?;
-            CollectiveError::Timeout { operation, sequence, missing, waited }
+            let missing = (0..count)
+                .map(|_| peer(reader))
+                .collect::<Option<Vec<_>>>()?;
+            CollectiveError::Timeout {
+                operation,
+                sequence,
+                missing,
+                waited,
+            }
         }
         3 => {
             let sequence = reader.u64()?;
             let count = reader.u32()?;
-            let calls = (0..count).map(|_| Some((peer(reader)?, reader.string()?))).collect::<Option<Vec<_>>>()?;
+            let calls = (0..count)
+                .map(|_| Some((peer(reader)?, reader.string()?)))
+                .collect::<Option<Vec<_>>>()?;
             CollectiveError::Mismatch { sequence, calls }
         }
         4 => {
             let Peer { rank, host } = peer(reader)?;
-            CollectiveError::Aborted { rank, host, reason: reader.string()? }
+            CollectiveError::Aborted {
+                rank,
+                host,
+                reason: reader.string()?,
+            }
         }
         _ => return None,
     })
@@ -138,6 +201,117 @@ fn decode_failure(reader: &mut Reader<'_>) -> Option<CollectiveError> {
 
 /// The front of a text, whole characters only.
 fn cut(text: &str) -> &[u8] {
-    let end = (0..=MAX_TEXT.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    let end = (0..=MAX_TEXT.min(text.len()))
+        .rev()
+        .find(|end| text.is_char_boundary(*end))
+        .unwrap_or(0);
     &text.as_bytes()[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn peer() -> impl Strategy<Value = Peer> {
+        (0usize..1000, ".{0,20}").prop_map(|(rank, host)| Peer { rank, host })
+    }
+
+    fn failure() -> impl Strategy<Value = CollectiveError> {
+        let cause =
+            prop::sample::select(vec![LossCause::Closed, LossCause::Silent, LossCause::Left]);
+        let waited = (0u64..1_000_000).prop_map(Duration::from_millis);
+        prop_oneof![
+            (peer(), ".{0,30}", cause).prop_map(|(Peer { rank, host }, operation, cause)| {
+                CollectiveError::PeerLost {
+                    rank,
+                    host,
+                    operation,
+                    cause,
+                }
+            }),
+            (
+                ".{0,30}",
+                any::<u64>(),
+                prop::collection::vec(peer(), 0..5),
+                waited
+            )
+                .prop_map(|(operation, sequence, missing, waited)| {
+                    CollectiveError::Timeout {
+                        operation,
+                        sequence,
+                        missing,
+                        waited,
+                    }
+                }),
+            (
+                any::<u64>(),
+                prop::collection::vec((peer(), ".{0,50}"), 0..5)
+            )
+                .prop_map(|(sequence, calls)| CollectiveError::Mismatch { sequence, calls }),
+            (peer(), ".{0,100}").prop_map(|(Peer { rank, host }, reason)| {
+                CollectiveError::Aborted { rank, host, reason }
+            }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn failures_arrive_as_they_were_sent(errors in prop::collection::vec(failure(), 1..4), split in any::<usize>()) {
+            let own = Peer { rank: 0, host: "here".into() };
+            let frames: Vec<u8> =
+                errors.iter().flat_map(|error| Notice::Failure(Box::new(error.clone())).encode(&own)).collect();
+            // In two reads, cut anywhere.
+            let cut = split % frames.len();
+            let mut received = frames[..cut].to_vec();
+            let mut notices = Notice::decode_all(&mut received).unwrap();
+            received.extend_from_slice(&frames[cut..]);
+            notices.extend(Notice::decode_all(&mut received).unwrap());
+            prop_assert!(received.is_empty());
+            let texts: Vec<_> = notices
+                .iter()
+                .map(|notice| match notice {
+                    Notice::Failure(error) => format!("{error:?}"),
+                    _ => "another notice".into(),
+                })
+                .collect();
+            prop_assert_eq!(texts, errors.iter().map(|error| format!("{error:?}")).collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn bytes_of_strangers_are_refused_or_kept(mut bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Notice::decode_all(&mut bytes);
+        }
+    }
+
+    fn refused(kind: u8, payload: &[u8]) -> bool {
+        let mut frame = Writer::default()
+            .u8(kind)
+            .u32(payload.len() as u32)
+            .finish();
+        frame.extend_from_slice(payload);
+        Notice::decode_all(&mut frame).is_err()
+    }
+
+    #[test]
+    fn each_malformation_is_refused() {
+        assert!(refused(9, &[]), "an unknown kind");
+        assert!(refused(1, &[0; 7]), "a short heartbeat");
+        assert!(refused(1, &[0; 9]), "a long heartbeat");
+        assert!(refused(4, &[7]), "an unknown failure");
+        assert!(
+            refused(4, &Writer::default().u8(4).u32(0).u32(100).finish()),
+            "a text that is cut off"
+        );
+        assert!(
+            refused(4, &Writer::default().u8(3).u64(1).u32(u32::MAX).finish()),
+            "calls that are not there"
+        );
+        let mut endless = Writer::default().u8(1).u32(u32::MAX).finish();
+        assert!(
+            Notice::decode_all(&mut endless).is_err(),
+            "a length out of bounds"
+        );
+    }
 }

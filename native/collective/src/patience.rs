@@ -20,12 +20,19 @@ pub(crate) struct Patience {
 
 impl Patience {
     pub(crate) fn new(limit: Duration, interrupt: Option<Interrupt>) -> Self {
-        Patience { started: Instant::now(), limit, interrupt }
+        Patience {
+            started: Instant::now(),
+            limit,
+            interrupt,
+        }
     }
 
     /// The same deadline under another interrupt.
     pub(crate) fn with_interrupt(&self, interrupt: Option<Interrupt>) -> Self {
-        Patience { interrupt, ..self.clone() }
+        Patience {
+            interrupt,
+            ..self.clone()
+        }
     }
 
     pub(crate) fn interrupt(&self) -> Option<&Interrupt> {
@@ -57,7 +64,11 @@ impl Patience {
     }
 
     /// `read_exact` on a blocking stream, within this patience.
-    pub(crate) fn read_exact(&self, stream: &mut impl Timed, mut buffer: &mut [u8]) -> io::Result<()> {
+    pub(crate) fn read_exact(
+        &self,
+        stream: &mut impl Timed,
+        mut buffer: &mut [u8],
+    ) -> io::Result<()> {
         while !buffer.is_empty() {
             stream.set_slice(self.slice()?)?;
             match stream.read(buffer) {
@@ -86,7 +97,10 @@ impl Patience {
 }
 
 fn is_retry(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
+    )
 }
 
 /// A blocking stream whose reads and writes can be bounded.

@@ -20,7 +20,10 @@ pub(crate) enum Output<'a> {
     /// One run of the intermediate type, for a later reduction to go on from.
     Partial(*mut u8),
     /// The finished elements, to each of these places; an average is divided by the number of ranks.
-    Finished { places: &'a [*mut u8], world_size: usize },
+    Finished {
+        places: &'a [*mut u8],
+        world_size: usize,
+    },
 }
 
 /// One run of elements to be reduced.
@@ -115,11 +118,19 @@ unsafe fn by_processor<T: Element, O: Operator<T::Wide>>(reduction: &Reduction<'
 #[inline(always)]
 unsafe fn blocks<T: Element, O: Operator<T::Wide>>(reduction: &Reduction<'_>, len: usize) {
     let divisor = match reduction.output {
-        Output::Finished { world_size, .. } if reduction.op == ReduceOp::Average => Some(world_size),
+        Output::Finished { world_size, .. } if reduction.op == ReduceOp::Average => {
+            Some(world_size)
+        }
         _ => None,
     };
-    if let (None, [first, second], Output::Finished { places: [left, right], .. }) =
-        (reduction.initial, reduction.sources, &reduction.output)
+    if let (
+        None,
+        [first, second],
+        Output::Finished {
+            places: [left, right],
+            ..
+        },
+    ) = (reduction.initial, reduction.sources, &reduction.output)
         && ptr::eq(*first, *left)
         && ptr::eq(*second, *right)
         && T::IS_WIDE
@@ -127,7 +138,10 @@ unsafe fn blocks<T: Element, O: Operator<T::Wide>>(reduction: &Reduction<'_>, le
         // SAFETY: two runs of `len` elements that do not overlap, ours alone by the caller's promise; T is its own
         // intermediate type.
         let (left, right) = unsafe {
-            (slice::from_raw_parts_mut(left.cast::<T::Wide>(), len), slice::from_raw_parts_mut(right.cast::<T::Wide>(), len))
+            (
+                slice::from_raw_parts_mut(left.cast::<T::Wide>(), len),
+                slice::from_raw_parts_mut(right.cast::<T::Wide>(), len),
+            )
         };
         return pair::<T::Wide, O>(left, right, divisor);
     }
@@ -144,7 +158,9 @@ unsafe fn blocks<T: Element, O: Operator<T::Wide>>(reduction: &Reduction<'_>, le
         let rest = match reduction.initial {
             Some(initial) => {
                 // SAFETY: `initial` holds `len` elements of the intermediate type.
-                wide.copy_from_slice(unsafe { slice::from_raw_parts(initial.cast::<T::Wide>().add(start), count) });
+                wide.copy_from_slice(unsafe {
+                    slice::from_raw_parts(initial.cast::<T::Wide>().add(start), count)
+                });
                 reduction.sources
             }
             None => {
@@ -161,12 +177,15 @@ unsafe fn blocks<T: Element, O: Operator<T::Wide>>(reduction: &Reduction<'_>, le
         match &reduction.output {
             Output::Partial(place) => {
                 // SAFETY: the output holds `len` elements of the intermediate type, and the inputs of this block are read.
-                unsafe { slice::from_raw_parts_mut(place.cast::<T::Wide>().add(start), count) }.copy_from_slice(wide);
+                unsafe { slice::from_raw_parts_mut(place.cast::<T::Wide>().add(start), count) }
+                    .copy_from_slice(wide);
             }
             Output::Finished { places, .. } => {
                 for place in *places {
                     // SAFETY: each output holds `len` elements, and the inputs of this block are read.
-                    T::narrow(wide, unsafe { slice::from_raw_parts_mut(place.cast::<T>().add(start), count) });
+                    T::narrow(wide, unsafe {
+                        slice::from_raw_parts_mut(place.cast::<T>().add(start), count)
+                    });
                 }
             }
         }
@@ -254,13 +273,21 @@ macro_rules! float {
         impl Operator<$type> for Min {
             #[inline(always)]
             fn apply(lower: $type, higher: $type) -> $type {
-                if (lower < higher) | lower.is_nan() { lower } else { higher }
+                if (lower < higher) | lower.is_nan() {
+                    lower
+                } else {
+                    higher
+                }
             }
         }
         impl Operator<$type> for Max {
             #[inline(always)]
             fn apply(lower: $type, higher: $type) -> $type {
-                if (lower > higher) | lower.is_nan() { lower } else { higher }
+                if (lower > higher) | lower.is_nan() {
+                    lower
+                } else {
+                    higher
+                }
             }
         }
     };

@@ -30,11 +30,25 @@ impl Region {
     }
 
     pub(crate) fn shared(id: u32, segment: Segment, bytes: usize, me: usize) -> Self {
-        Region { id, segment, bytes, stride: Self::stride(bytes), me, is_shared: true }
+        Region {
+            id,
+            segment,
+            bytes,
+            stride: Self::stride(bytes),
+            me,
+            is_shared: true,
+        }
     }
 
     pub(crate) fn private(id: u32, segment: Segment, bytes: usize) -> Self {
-        Region { id, segment, bytes, stride: 0, me: 0, is_shared: false }
+        Region {
+            id,
+            segment,
+            bytes,
+            stride: 0,
+            me: 0,
+            is_shared: false,
+        }
     }
 
     fn own(&self) -> *mut u8 {
@@ -42,10 +56,17 @@ impl Region {
     }
 
     /// A member's address of `location`, if `len` bytes from there lie within its part and are aligned for `dtype`.
-    pub(crate) fn resolve(&self, member: usize, location: Location, len: usize, dtype: DType) -> Option<*mut u8> {
+    pub(crate) fn resolve(
+        &self,
+        member: usize,
+        location: Location,
+        len: usize,
+        dtype: DType,
+    ) -> Option<*mut u8> {
         let offset = usize::try_from(location.offset).ok()?;
         let end = offset.checked_add(len)?;
-        let fits = location.region == self.id && end <= self.bytes && offset.is_multiple_of(dtype.size());
+        let fits =
+            location.region == self.id && end <= self.bytes && offset.is_multiple_of(dtype.size());
         fits.then(|| self.segment.at(member * self.stride + offset))
     }
 }
@@ -56,22 +77,39 @@ pub(crate) struct Registry(RwLock<Vec<Arc<Region>>>);
 
 impl Registry {
     fn add(&self, region: Arc<Region>) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).push(region);
+        self.0
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(region);
     }
 
     fn remove(&self, id: u32) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).retain(|region| region.id != id);
+        self.0
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|region| region.id != id);
     }
 
     /// The shared allocation that holds all of `buffer`, and where in it.
     pub(crate) fn find(&self, buffer: &RawBuffer) -> Option<(Arc<Region>, Location)> {
         let start = buffer.ptr as usize;
         let regions = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        regions.iter().filter(|region| region.is_shared).find_map(|region| {
-            let offset = start.checked_sub(region.own() as usize)?;
-            let fits = buffer.len > 0 && offset.checked_add(buffer.bytes())? <= region.bytes;
-            fits.then(|| (region.clone(), Location { region: region.id, offset: offset as u64 }))
-        })
+        regions
+            .iter()
+            .filter(|region| region.is_shared)
+            .find_map(|region| {
+                let offset = start.checked_sub(region.own() as usize)?;
+                let fits = buffer.len > 0 && offset.checked_add(buffer.bytes())? <= region.bytes;
+                fits.then(|| {
+                    (
+                        region.clone(),
+                        Location {
+                            region: region.id,
+                            offset: offset as u64,
+                        },
+                    )
+                })
+            })
     }
 }
 
@@ -86,7 +124,10 @@ pub struct GroupBuffer {
 
 impl fmt::Debug for GroupBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GroupBuffer").field("len", &self.len()).field("is_shared", &self.is_shared()).finish()
+        f.debug_struct("GroupBuffer")
+            .field("len", &self.len())
+            .field("is_shared", &self.is_shared())
+            .finish()
     }
 }
 
@@ -122,7 +163,9 @@ impl GroupBuffer {
     /// # Errors
     /// `InvalidArgument` when they do not lie within the buffer or the offset is not a multiple of the element size.
     pub fn raw(&self, byte_offset: usize, len: usize, dtype: DType) -> Result<RawBuffer> {
-        let end = len.checked_mul(dtype.size()).and_then(|bytes| bytes.checked_add(byte_offset));
+        let end = len
+            .checked_mul(dtype.size())
+            .and_then(|bytes| bytes.checked_add(byte_offset));
         if end.is_none_or(|end| end > self.len()) || !byte_offset.is_multiple_of(dtype.size()) {
             return Err(CollectiveError::invalid(format!(
                 "{len} {dtype} at byte {byte_offset} of a group buffer of {} bytes",

@@ -42,7 +42,9 @@ pub(crate) enum Purpose {
 impl Purpose {
     fn from_code(code: u8) -> Option<Self> {
         use Purpose::*;
-        [Rendezvous, Control, Data, Attach].into_iter().find(|purpose| *purpose as u8 == code)
+        [Rendezvous, Control, Data, Attach]
+            .into_iter()
+            .find(|purpose| *purpose as u8 == code)
     }
 }
 
@@ -55,7 +57,8 @@ pub(crate) struct Proof {
 
 impl Proof {
     fn mac(&self, label: &[u8], transcript: &[u8]) -> Hmac<Sha256> {
-        let mut mac = <Hmac<Sha256> as Mac>::new_from_slice(&self.secret).expect("HMAC takes keys of any length");
+        let mut mac = <Hmac<Sha256> as Mac>::new_from_slice(&self.secret)
+            .expect("HMAC takes keys of any length");
         mac.update(label);
         mac.update(transcript);
         mac
@@ -87,7 +90,10 @@ impl Proof {
             .verify_slice(&answer[NONCE..])
             .map_err(|_| denied("the other end does not hold this attempt's secret"))?;
 
-        patience.write_all(stream, &self.mac(b"connector", &transcript).finalize().into_bytes())?;
+        patience.write_all(
+            stream,
+            &self.mac(b"connector", &transcript).finalize().into_bytes(),
+        )?;
         let mut welcome = [0];
         patience.read_exact(stream, &mut welcome).map_err(refused)?;
         if welcome != [WELCOME] {
@@ -101,7 +107,11 @@ impl Proof {
     /// # Errors
     /// `PermissionDenied` when the other end does not hold the secret, `InvalidData` when it does not speak this
     /// protocol or belongs to another group.
-    pub(crate) fn accept(&self, stream: &mut impl Timed, patience: &Patience) -> io::Result<(Purpose, usize)> {
+    pub(crate) fn accept(
+        &self,
+        stream: &mut impl Timed,
+        patience: &Patience,
+    ) -> io::Result<(Purpose, usize)> {
         let mut transcript = vec![0; MAGIC.len() + 32 + 5 + NONCE];
         patience.read_exact(stream, &mut transcript)?;
         let (magic, rest) = transcript.split_at(MAGIC.len());
@@ -109,7 +119,10 @@ impl Proof {
         let purpose = Purpose::from_code(rest[0]);
         let rank = u32::from_le_bytes([rest[1], rest[2], rest[3], rest[4]]) as usize;
         let (true, true, Some(purpose)) = (magic == MAGIC, context == self.context, purpose) else {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the connection is not one of this group"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the connection is not one of this group",
+            ));
         };
 
         let nonce = random::<NONCE>()?;
@@ -122,7 +135,9 @@ impl Proof {
         patience.read_exact(stream, &mut proof).map_err(refused)?;
         self.mac(b"connector", &transcript)
             .verify_slice(&proof)
-            .map_err(|_| denied("a connection could not prove that it holds this attempt's secret"))?;
+            .map_err(|_| {
+                denied("a connection could not prove that it holds this attempt's secret")
+            })?;
         patience.write_all(stream, &[WELCOME])?;
         Ok((purpose, rank))
     }
@@ -135,7 +150,9 @@ fn denied(message: &str) -> io::Error {
 /// An end that hangs up in mid-handshake has refused us: most often its secret differs.
 fn refused(error: io::Error) -> io::Error {
     match error.kind() {
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+        io::ErrorKind::UnexpectedEof
+        | io::ErrorKind::ConnectionReset
+        | io::ErrorKind::BrokenPipe => {
             denied("the other end hung up during the handshake: its secret or its group differs")
         }
         _ => error,
@@ -147,5 +164,9 @@ pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     // SAFETY: the pointer and the length are those of a live array; requests up to 256 bytes are never cut short.
     let read = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) };
-    if read == N as isize { Ok(bytes) } else { Err(io::Error::last_os_error()) }
+    if read == N as isize {
+        Ok(bytes)
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }

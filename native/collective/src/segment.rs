@@ -25,7 +25,9 @@ impl Segment {
     pub(crate) fn create(len: usize) -> io::Result<Self> {
         let name = CString::new("flambeau").map_err(io::Error::other)?;
         // SAFETY: the name is a live C string.
-        let file = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+        let file = unsafe {
+            libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
+        };
         if file < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -47,7 +49,11 @@ impl Segment {
             return Err(io::Error::last_os_error());
         }
         let start = map(len, libc::MAP_SHARED | libc::MAP_POPULATE, file.as_raw_fd())?;
-        Ok(Segment { start, len, file: Some(file) })
+        Ok(Segment {
+            start,
+            len,
+            file: Some(file),
+        })
     }
 
     /// Maps a segment that another process created. A file that is shorter, or whose size may still change, is refused:
@@ -62,16 +68,27 @@ impl Segment {
         // SAFETY: the descriptor is open.
         let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
         if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 || (status.st_size as u64) < len as u64 {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the segment is too short or not sealed"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the segment is too short or not sealed",
+            ));
         }
         let start = map(len, libc::MAP_SHARED | libc::MAP_POPULATE, file.as_raw_fd())?;
-        Ok(Segment { start, len, file: None })
+        Ok(Segment {
+            start,
+            len,
+            file: None,
+        })
     }
 
     /// Zeroed memory of this process alone.
     pub(crate) fn private(len: usize) -> io::Result<Self> {
         let start = map(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)?;
-        Ok(Segment { start, len, file: None })
+        Ok(Segment {
+            start,
+            len,
+            file: None,
+        })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -84,7 +101,11 @@ impl Segment {
 
     /// The address `offset` bytes in. Panics outside the segment: offsets from peers are checked before.
     pub(crate) fn at(&self, offset: usize) -> *mut u8 {
-        assert!(offset <= self.len, "offset {offset} in a segment of {} bytes", self.len);
+        assert!(
+            offset <= self.len,
+            "offset {offset} in a segment of {} bytes",
+            self.len
+        );
         // SAFETY: within the mapping or one past its end.
         unsafe { self.start.as_ptr().add(offset) }
     }
@@ -99,7 +120,16 @@ impl Drop for Segment {
 
 fn map(len: usize, flags: libc::c_int, file: libc::c_int) -> io::Result<NonNull<u8>> {
     // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
-    let start = unsafe { libc::mmap(ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, file, 0) };
+    let start = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            flags,
+            file,
+            0,
+        )
+    };
     if start == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }

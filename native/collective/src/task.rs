@@ -32,11 +32,24 @@ impl Task {
     ///
     /// # Safety
     /// Each address is that of a buffer that holds `range`.
-    pub(crate) unsafe fn in_place(entry: usize, range: Range<usize>, size: usize, addresses: &[*mut u8]) -> Self {
+    pub(crate) unsafe fn in_place(
+        entry: usize,
+        range: Range<usize>,
+        size: usize,
+        addresses: &[*mut u8],
+    ) -> Self {
         // SAFETY: the caller's promise.
-        let places: Vec<_> = addresses.iter().map(|address| unsafe { address.add(range.start * size) }).collect();
+        let places: Vec<_> = addresses
+            .iter()
+            .map(|address| unsafe { address.add(range.start * size) })
+            .collect();
         let sources = places.iter().map(|place| place.cast_const()).collect();
-        Task { entry, range, sources, places: Places::Each(places) }
+        Task {
+            entry,
+            range,
+            sources,
+            places: Places::Each(places),
+        }
     }
 }
 
@@ -63,7 +76,12 @@ pub(crate) fn chunks(call: &Call<'_>, staged: StagedMask) -> Vec<Chunk> {
     let mut chunks = Vec::new();
     let mut chunk = Chunk::new();
     let mut used = 0;
-    for (entry, shape) in call.entries.iter().enumerate().filter(|(entry, _)| staged >> entry & 1 == 1) {
+    for (entry, shape) in call
+        .entries
+        .iter()
+        .enumerate()
+        .filter(|(entry, _)| staged >> entry & 1 == 1)
+    {
         let size = shape.dtype.size();
         let mut start = 0;
         while start < shape.len {
@@ -74,8 +92,14 @@ pub(crate) fn chunks(call: &Call<'_>, staged: StagedMask) -> Vec<Chunk> {
                 continue;
             }
             let end = shape.len.min(start + room);
-            chunk.push(Part { entry, range: start..end, offset: used });
-            used = (used + (end - start) * size).next_multiple_of(64).min(STAGE);
+            chunk.push(Part {
+                entry,
+                range: start..end,
+                offset: used,
+            });
+            used = (used + (end - start) * size)
+                .next_multiple_of(64)
+                .min(STAGE);
             start = end;
         }
     }

@@ -1,6 +1,6 @@
 //! A rendezvous over TCP, for launchers without Spark: rank 0 serves, the others come.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -36,7 +36,10 @@ pub struct TcpRendezvous {
 
 enum Place {
     /// Rank 0: where it listens, and the connections in rank order once all have come (rank 1 first).
-    Server { listener: TcpListener, members: Vec<TcpStream> },
+    Server {
+        listener: TcpListener,
+        members: Vec<TcpStream>,
+    },
     /// Any other rank: its connection, once made.
     Member { stream: Option<TcpStream> },
 }
@@ -58,26 +61,60 @@ impl TcpRendezvous {
     ///
     /// # Errors
     /// `InvalidArgument` for a rank outside the world or an address that cannot be resolved, `Io` when rank 0 cannot listen.
-    pub fn new(address: &str, rank: usize, world_size: usize, secret: &[u8], timeout: Duration) -> Result<Self> {
+    pub fn new(
+        address: &str,
+        rank: usize,
+        world_size: usize,
+        secret: &[u8],
+        timeout: Duration,
+    ) -> Result<Self> {
         if rank >= world_size {
-            return Err(CollectiveError::invalid(format!("rank {rank} is outside a world of {world_size}")));
+            return Err(CollectiveError::invalid(format!(
+                "rank {rank} is outside a world of {world_size}"
+            )));
         }
         let resolved = address
             .to_socket_addrs()
-            .map_err(|error| CollectiveError::invalid(format!("rendezvous address {address:?}: {error}")))?
+            .map_err(|error| {
+                CollectiveError::invalid(format!("rendezvous address {address:?}: {error}"))
+            })?
             .next()
-            .ok_or_else(|| CollectiveError::invalid(format!("rendezvous address {address:?} has no IP address")))?;
+            .ok_or_else(|| {
+                CollectiveError::invalid(format!(
+                    "rendezvous address {address:?} has no IP address"
+                ))
+            })?;
         let (place, address) = if rank == 0 {
             let context = || format!("listen for the rendezvous on {resolved}");
-            let listener = TcpListener::bind(resolved).map_err(|error| CollectiveError::io(context(), error))?;
-            let address = listener.local_addr().map_err(|error| CollectiveError::io(context(), error))?;
-            (Place::Server { listener, members: Vec::new() }, address)
+            let listener = TcpListener::bind(resolved)
+                .map_err(|error| CollectiveError::io(context(), error))?;
+            let address = listener
+                .local_addr()
+                .map_err(|error| CollectiveError::io(context(), error))?;
+            (
+                Place::Server {
+                    listener,
+                    members: Vec::new(),
+                },
+                address,
+            )
         } else {
             (Place::Member { stream: None }, resolved)
         };
         let context = Sha256::digest(format!("flambeau rendezvous of {world_size}")).into();
-        let proof = Proof { secret: secret.to_vec(), context };
-        Ok(TcpRendezvous { rank, world_size, timeout, interrupt: None, proof, address, place })
+        let proof = Proof {
+            secret: secret.to_vec(),
+            context,
+        };
+        Ok(TcpRendezvous {
+            rank,
+            world_size,
+            timeout,
+            interrupt: None,
+            proof,
+            address,
+            place,
+        })
     }
 
     /// Lets `interrupt`, asked at least every 100 ms, end the waits.
@@ -92,7 +129,11 @@ impl TcpRendezvous {
     }
 
     fn peer(&self, rank: usize) -> Peer {
-        let host = if rank == 0 { self.address.ip().to_string() } else { "a host not yet known".into() };
+        let host = if rank == 0 {
+            self.address.ip().to_string()
+        } else {
+            "a host not yet known".into()
+        };
         Peer { rank, host }
     }
 
@@ -100,7 +141,10 @@ impl TcpRendezvous {
         match error.kind() {
             io::ErrorKind::Interrupted => CollectiveError::Interrupted,
             io::ErrorKind::TimedOut => self.timed_out(vec![self.peer(rank)], patience),
-            _ => CollectiveError::rendezvous_io(format!("with rank {rank} at {}: {error}", self.address), error),
+            _ => CollectiveError::rendezvous_io(
+                format!("with rank {rank} at {}: {error}", self.address),
+                error,
+            ),
         }
     }
 
@@ -114,45 +158,86 @@ impl TcpRendezvous {
     }
 
     fn admit(&mut self, patience: &Patience) -> Result<()> {
-        let Place::Server { listener, members } = &self.place else { return Ok(()) };
+        let Place::Server { listener, members } = &self.place else {
+            return Ok(());
+        };
         let expected: BTreeSet<usize> = (1..self.world_size).collect();
         if members.len() == expected.len() {
             return Ok(());
         }
-        let admitted = gate::accept(listener, &self.proof, Purpose::Rendezvous, &expected, patience);
-        let admitted = admitted.map_err(|refusal| match refusal {
-            Refusal::Twice(rank) => {
-                CollectiveError::rendezvous(format!("two processes came to {} as rank {rank}", self.address))
+        let refusal = match gate::accept(
+            listener,
+            &self.proof,
+            Purpose::Rendezvous,
+            &expected,
+            patience,
+        ) {
+            Ok(admitted) => {
+                self.seat(admitted);
+                return Ok(());
             }
-            Refusal::Missing { missing, strangers, error } => match error.kind() {
-                io::ErrorKind::Interrupted => CollectiveError::Interrupted,
-                _ if strangers > 0 => CollectiveError::rendezvous(format!(
-                    "after {:.1?} ranks {missing:?} were missing at {}, and {strangers} connections could not prove that \
-                     they hold this attempt's secret",
-                    patience.waited(),
-                    self.address
-                )),
-                _ => self.timed_out(missing.into_iter().map(|rank| self.peer(rank)).collect(), patience),
-            },
-        })?;
+            Err(refusal) => refusal,
+        };
+        Err(match refusal {
+            Refusal::Twice(rank) => CollectiveError::rendezvous(format!(
+                "two processes came to {} as rank {rank}",
+                self.address
+            )),
+            Refusal::Missing {
+                accepted,
+                missing,
+                strangers,
+                error,
+            } => {
+                // Those who have come are told why it was in vain.
+                self.seat(accepted);
+                match error.kind() {
+                    io::ErrorKind::Interrupted => CollectiveError::Interrupted,
+                    _ if strangers > 0 => CollectiveError::rendezvous(format!(
+                        "after {:.1?} ranks {missing:?} were missing at {}, and {strangers} connections could not prove \
+                         that they hold this attempt's secret",
+                        patience.waited(),
+                        self.address
+                    )),
+                    _ => self.timed_out(
+                        missing.into_iter().map(|rank| self.peer(rank)).collect(),
+                        patience,
+                    ),
+                }
+            }
+        })
+    }
+
+    fn seat(&mut self, streams: BTreeMap<usize, TcpStream>) {
         if let Place::Server { members, .. } = &mut self.place {
-            *members = admitted.into_values().collect();
+            *members = streams.into_values().collect();
         }
-        Ok(())
     }
 
     fn serve(&mut self, payload: &[u8], patience: &Patience) -> Result<Vec<Vec<u8>>> {
-        let gathered = self.admit(patience).and_then(|()| self.collect(payload, patience));
+        let gathered = self
+            .admit(patience)
+            .and_then(|()| self.collect(payload, patience));
         let answer = match &gathered {
-            Ok(payloads) => {
-                payloads.iter().fold(Writer::default().u8(GATHERED), |writer, payload| writer.bytes(payload)).finish()
-            }
-            Err(error) => Writer::default().u8(FAILED).bytes(error.to_string().as_bytes()).finish(),
+            Ok(payloads) => payloads
+                .iter()
+                .fold(Writer::default().u8(GATHERED), |writer, payload| {
+                    writer.bytes(payload)
+                })
+                .finish(),
+            Err(error) => Writer::default()
+                .u8(FAILED)
+                .bytes(error.to_string().as_bytes())
+                .finish(),
         };
         let mut unreachable = None;
         // The members also hear of a failure, so it has a little time even when the wait is over.
         let farewell = Patience::new(Duration::from_secs(2), None);
-        let patience = if gathered.is_ok() { patience } else { &farewell };
+        let patience = if gathered.is_ok() {
+            patience
+        } else {
+            &farewell
+        };
         if let Place::Server { members, .. } = &mut self.place {
             for (index, stream) in members.iter_mut().enumerate() {
                 let sent = send(stream, &answer, patience);
@@ -186,34 +271,53 @@ impl TcpRendezvous {
     }
 
     fn attend(&mut self, payload: &[u8], patience: &Patience) -> Result<Vec<Vec<u8>>> {
-        let answer = self.ask(payload, patience).map_err(|error| self.error(error, 0, patience))?;
+        let answer = self
+            .ask(payload, patience)
+            .map_err(|error| self.error(error, 0, patience))?;
         let mut reader = Reader::new(&answer);
         let malformed = || CollectiveError::rendezvous("rank 0's answer is malformed");
         match reader.u8() {
             Some(GATHERED) => {
-                let payloads: Option<Vec<_>> =
-                    (0..self.world_size).map(|_| reader.bytes().map(<[u8]>::to_vec)).collect();
+                let payloads: Option<Vec<_>> = (0..self.world_size)
+                    .map(|_| reader.bytes().map(<[u8]>::to_vec))
+                    .collect();
                 payloads.filter(|_| reader.is_empty()).ok_or_else(malformed)
             }
             Some(FAILED) => {
                 let reason = reader.string().ok_or_else(malformed)?;
-                Err(CollectiveError::rendezvous(format!("rank 0 gave up: {reason}")))
+                Err(CollectiveError::rendezvous(format!(
+                    "rank 0 gave up: {reason}"
+                )))
             }
             _ => Err(malformed()),
         }
     }
 
     fn ask(&mut self, payload: &[u8], patience: &Patience) -> io::Result<Vec<u8>> {
-        let Place::Member { stream } = &mut self.place else { return Err(io::ErrorKind::Unsupported.into()) };
+        let Place::Member { stream } = &mut self.place else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
         if stream.is_none() {
             let (proof, rank) = (&self.proof, self.rank);
-            let made = gate::connect(self.address, proof, Purpose::Rendezvous, rank, patience, self.timeout)?;
+            let made = gate::connect(
+                self.address,
+                proof,
+                Purpose::Rendezvous,
+                rank,
+                patience,
+                self.timeout,
+            )?;
             *stream = Some(made);
         }
-        let Some(stream) = stream else { return Err(io::ErrorKind::NotConnected.into()) };
+        let Some(stream) = stream else {
+            return Err(io::ErrorKind::NotConnected.into());
+        };
         send(stream, payload, patience)?;
         // Rank 0 ends the wait and says who is missing: give its word the time to arrive.
-        let word = Patience::new(patience.remaining() + Duration::from_secs(2), patience.interrupt().cloned());
+        let word = Patience::new(
+            patience.remaining() + Duration::from_secs(2),
+            patience.interrupt().cloned(),
+        );
         receive(stream, &word)
     }
 }
@@ -230,10 +334,17 @@ impl Rendezvous for TcpRendezvous {
     /// Waits for at most the timeout given to `new`, and is woken by the last rank to come.
     fn all_gather(&mut self, payload: &[u8]) -> Result<Vec<Vec<u8>>> {
         if payload.len() > MAX_MESSAGE / self.world_size {
-            return Err(CollectiveError::invalid(format!("a rendezvous payload of {} bytes", payload.len())));
+            return Err(CollectiveError::invalid(format!(
+                "a rendezvous payload of {} bytes",
+                payload.len()
+            )));
         }
         let patience = Patience::new(self.timeout, self.interrupt.clone());
-        if self.rank == 0 { self.serve(payload, &patience) } else { self.attend(payload, &patience) }
+        if self.rank == 0 {
+            self.serve(payload, &patience)
+        } else {
+            self.attend(payload, &patience)
+        }
     }
 }
 
@@ -247,7 +358,10 @@ fn receive(stream: &mut TcpStream, patience: &Patience) -> io::Result<Vec<u8>> {
     patience.read_exact(stream, &mut len)?;
     let len = u32::from_le_bytes(len) as usize;
     if len > MAX_MESSAGE + (64 << 10) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a message of {len} bytes")));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("a message of {len} bytes"),
+        ));
     }
     let mut message = vec![0; len];
     patience.read_exact(stream, &mut message)?;

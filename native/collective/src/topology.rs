@@ -32,7 +32,10 @@ impl Topology {
         let mut host_of: Vec<usize> = Vec::with_capacity(labels.len());
         let mut runs: Vec<Run> = Vec::new();
         for (member, label) in labels.iter().enumerate() {
-            let host = labels[..member].iter().position(|other| other == label).map(|first| host_of[first]);
+            let host = labels[..member]
+                .iter()
+                .position(|other| other == label)
+                .map(|first| host_of[first]);
             let host = host.unwrap_or(hosts.len());
             if host == hosts.len() {
                 hosts.push(Vec::new());
@@ -42,11 +45,19 @@ impl Topology {
             host_of.push(host);
             match runs.last_mut() {
                 Some(run) if run.host == host => run.members.end = index + 1,
-                _ => runs.push(Run { host, members: index..index + 1 }),
+                _ => runs.push(Run {
+                    host,
+                    members: index..index + 1,
+                }),
             }
         }
         let here = host_of[rank];
-        Topology { hosts, host_of, runs, here }
+        Topology {
+            hosts,
+            host_of,
+            runs,
+            here,
+        }
     }
 
     pub(crate) fn world_size(&self) -> usize {
@@ -71,13 +82,20 @@ impl Topology {
     /// A rank's host, and its index among the host's members.
     pub(crate) fn place(&self, rank: usize) -> (usize, usize) {
         let host = self.host_of[rank];
-        let index = self.hosts[host].iter().position(|member| *member == rank).unwrap_or_default();
+        let index = self.hosts[host]
+            .iter()
+            .position(|member| *member == rank)
+            .unwrap_or_default();
         (host, index)
     }
 
     /// The number of stages that a piece passes on its way to being whole.
     pub(crate) fn num_stages(&self, piece: &Piece) -> usize {
-        if piece.from == Ranks::All { self.runs.len() } else { 1 }
+        if piece.from == Ranks::All {
+            self.runs.len()
+        } else {
+            1
+        }
     }
 
     /// The members who add to a piece at one stage.
@@ -86,7 +104,10 @@ impl Topology {
             Ranks::All => self.runs[stage].clone(),
             Ranks::One(rank) => {
                 let (host, index) = self.place(rank);
-                Run { host, members: index..index + 1 }
+                Run {
+                    host,
+                    members: index..index + 1,
+                }
             }
         }
     }
@@ -101,7 +122,9 @@ impl Topology {
         let num_hosts = self.hosts.len();
         let rest: Vec<usize> = match (piece.from, piece.to) {
             (Ranks::All, Ranks::All) => (0..num_hosts).rev().collect(),
-            (Ranks::One(_), Ranks::All) => (1..num_hosts).map(|step| (last + step) % num_hosts).collect(),
+            (Ranks::One(_), Ranks::All) => (1..num_hosts)
+                .map(|step| (last + step) % num_hosts)
+                .collect(),
             (_, Ranks::One(rank)) => vec![self.host_of[rank]],
         };
         let mut route = vec![last];
@@ -115,7 +138,11 @@ mod tests {
     use super::*;
 
     fn piece(from: Ranks, to: Ranks) -> Piece {
-        Piece { range: 0..1, from, to }
+        Piece {
+            range: 0..1,
+            from,
+            to,
+        }
     }
 
     #[test]

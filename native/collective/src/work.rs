@@ -28,7 +28,9 @@ pub struct Work {
 
 impl fmt::Debug for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Work").field("is_done", &self.is_done()).finish()
+        f.debug_struct("Work")
+            .field("is_done", &self.is_done())
+            .finish()
     }
 }
 
@@ -62,7 +64,12 @@ impl Work {
             }
             drop(result);
             if self.health.failure().is_none()
-                && self.health.options.interrupt.as_ref().is_some_and(|interrupt| interrupt())
+                && self
+                    .health
+                    .options
+                    .interrupt
+                    .as_ref()
+                    .is_some_and(|interrupt| interrupt())
             {
                 self.health.fail(CollectiveError::Interrupted);
             }
@@ -102,7 +109,10 @@ impl Worker {
                 }
             })
             .map_err(|error| CollectiveError::io("start the communication thread", error))?;
-        Ok(Worker { jobs: Some(jobs), thread: Some(thread) })
+        Ok(Worker {
+            jobs: Some(jobs),
+            thread: Some(thread),
+        })
     }
 
     /// Queues a job; jobs run one after the other.
@@ -115,7 +125,10 @@ impl Worker {
             let result = unsent.0.0();
             *lock(&outcome.result) = Some(result);
         }
-        Work { outcome, health: health.clone() }
+        Work {
+            outcome,
+            health: health.clone(),
+        }
     }
 }
 

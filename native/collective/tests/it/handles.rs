@@ -1,1 +1,222 @@
-//! Soon.
+//! Asynchronous operations, threads, interrupts.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use flambeau_collective::{CollectiveError, DType, GroupOptions, RawBuffer, ReduceOp};
+
+use crate::harness::{self, Placement};
+
+fn raw(values: &mut [f64]) -> RawBuffer {
+    RawBuffer::cpu(values.as_mut_ptr().cast(), values.len(), DType::Float64)
+}
+
+#[test]
+fn asynchronous_and_blocking_calls_share_one_order() {
+    for placement in [
+        Placement::OneHost,
+        Placement::Tcp,
+        Placement::Hosts(vec![0, 1, 0]),
+    ] {
+        harness::ranks(
+            3,
+            |rank| placement.options(rank),
+            |group| {
+                let mut buckets = vec![vec![group.rank() as f64; 50_000]; 8];
+                let mut last = vec![1.0; 10];
+                // SAFETY: the vectors outlive the handles, and nobody touches them meanwhile.
+                unsafe {
+                    let works: Vec<_> = buckets
+                        .iter_mut()
+                        .map(|bucket| group.all_reduce_async(raw(bucket), ReduceOp::Sum).unwrap())
+                        .collect();
+                    // Queued behind them: whoever overtook would meet another call on some rank.
+                    group.all_reduce(raw(&mut last), ReduceOp::Sum).unwrap();
+                    works.into_iter().for_each(|work| work.wait().unwrap());
+                }
+                assert!(buckets.iter().flatten().all(|value| *value == 3.0));
+                assert_eq!(last, [3.0; 10]);
+
+                let (mut one, mut two, mut three) =
+                    (vec![1.0; 9], vec![2.0; 9], vec![group.rank() as f64; 9]);
+                // SAFETY: as above.
+                unsafe {
+                    let works = [
+                        group.grouped_all_reduce_async(&[
+                            (raw(&mut one), ReduceOp::Sum),
+                            (raw(&mut two), ReduceOp::Max),
+                        ]),
+                        group.broadcast_async(raw(&mut three), 2),
+                        group.reduce_scatter_async(raw(&mut one), ReduceOp::Sum),
+                        group.all_gather_async(raw(&mut one)),
+                    ];
+                    works
+                        .into_iter()
+                        .for_each(|work| work.unwrap().wait().unwrap());
+                }
+                assert_eq!(
+                    (one, two, three),
+                    (vec![9.0; 9], vec![2.0; 9], vec![2.0; 9])
+                );
+            },
+        );
+    }
+}
+
+#[test]
+fn a_dropped_handle_waits_for_its_buffer() {
+    harness::ranks(
+        2,
+        |rank| Placement::OneHost.options(rank),
+        |group| {
+            let mut values = vec![1.0; 1000];
+            // SAFETY: the vector outlives the handle, whose drop waits.
+            drop(unsafe {
+                group
+                    .all_reduce_async(raw(&mut values), ReduceOp::Sum)
+                    .unwrap()
+            });
+            assert_eq!(values, vec![2.0; 1000]);
+        },
+    );
+}
+
+/// Fires for rank 0 once `armed`; counts how often it is asked.
+fn interruptible(
+    placement: &Placement,
+    armed: &Arc<AtomicBool>,
+    asked: &Arc<AtomicUsize>,
+    rank: usize,
+) -> GroupOptions {
+    let (armed, asked) = (armed.clone(), asked.clone());
+    let interrupt = move || {
+        asked.fetch_add(1, Ordering::Relaxed);
+        armed.load(Ordering::Relaxed)
+    };
+    let mut options = placement.options(rank);
+    if rank == 0 {
+        options.interrupt = Some(Arc::new(interrupt));
+    }
+    options
+}
+
+#[test]
+fn an_interrupt_ends_every_wait_and_frees_the_others() {
+    for placement in [
+        Placement::OneHost,
+        Placement::Tcp,
+        Placement::Hosts(vec![0, 1, 0]),
+    ] {
+        for asynchronous in [false, true] {
+            let (armed, asked) = (
+                Arc::new(AtomicBool::new(false)),
+                Arc::new(AtomicUsize::new(0)),
+            );
+            harness::ranks(
+                3,
+                |rank| interruptible(&placement, &armed, &asked, rank),
+                |group| {
+                    if group.rank() != 0 {
+                        // Waits in no collective, and yet hears of it.
+                        let started = Instant::now();
+                        while group.failure().is_none() && started.elapsed() < harness::PATIENCE {
+                            thread::sleep(Duration::from_millis(5));
+                        }
+                        let error = group.barrier().unwrap_err();
+                        assert!(
+                            matches!(&error, CollectiveError::Aborted { rank: 0, reason, .. } if reason == "interrupted"),
+                            "{error:?}"
+                        );
+                        return;
+                    }
+                    let before = asked.load(Ordering::Relaxed);
+                    let trigger = armed.clone();
+                    let alarm = thread::spawn(move || {
+                        thread::sleep(Duration::from_millis(1000));
+                        trigger.store(true, Ordering::Relaxed);
+                    });
+                    let mut values = vec![1.0; 10];
+                    let started = Instant::now();
+                    // SAFETY: the vector outlives the handle.
+                    let error = unsafe {
+                        match asynchronous {
+                            true => group
+                                .all_reduce_async(raw(&mut values), ReduceOp::Sum)
+                                .unwrap()
+                                .wait(),
+                            false => group.all_reduce(raw(&mut values), ReduceOp::Sum),
+                        }
+                    }
+                    .unwrap_err();
+                    assert!(matches!(error, CollectiveError::Interrupted), "{error:?}");
+                    assert!(
+                        started.elapsed() < Duration::from_millis(1500),
+                        "{:?}",
+                        started.elapsed()
+                    );
+                    assert!(
+                        asked.load(Ordering::Relaxed) - before >= 9,
+                        "asked less often than every 100 ms"
+                    );
+                    alarm.join().unwrap();
+                },
+            );
+        }
+    }
+}
+
+#[test]
+fn a_world_of_one_needs_nobody() {
+    harness::ranks(
+        1,
+        |rank| Placement::OneHost.options(rank),
+        |group| {
+            let buffer = group.allocate(80).unwrap();
+            let raw_buffer = buffer.raw(0, 10, DType::Float64).unwrap();
+            let mut own = [3.0, 4.0];
+            // SAFETY: the memory is alive and nobody else's.
+            unsafe {
+                group.all_reduce(raw_buffer, ReduceOp::Average).unwrap();
+                group
+                    .all_reduce_async(raw(&mut own), ReduceOp::Average)
+                    .unwrap()
+                    .wait()
+                    .unwrap();
+                group.broadcast(raw(&mut own), 0).unwrap();
+            }
+            group.barrier().unwrap();
+            assert_eq!(own, [3.0, 4.0]);
+            assert_eq!(group.all_gather_bytes(b"x").unwrap(), [b"x"]);
+            group.abort("enough");
+            assert!(matches!(
+                group.barrier().unwrap_err(),
+                CollectiveError::Aborted { rank: 0, .. }
+            ));
+        },
+    );
+}
+
+#[test]
+fn threads_of_a_rank_take_turns() {
+    harness::ranks(
+        2,
+        |rank| Placement::OneHost.options(rank),
+        |group| {
+            thread::scope(|scope| {
+                for _ in 0..4 {
+                    let group = group.clone();
+                    scope.spawn(move || {
+                        for _ in 0..200 {
+                            let mut values = [1.0; 20];
+                            // SAFETY: the array is alive and nobody else's.
+                            unsafe { group.all_reduce(raw(&mut values), ReduceOp::Sum).unwrap() };
+                            assert_eq!(values, [2.0; 20]);
+                        }
+                    });
+                }
+            });
+        },
+    );
+}

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::env;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Condvar, Mutex};
@@ -32,7 +33,10 @@ impl Placement {
         let (transport, host_id) = match self {
             Placement::OneHost => (Transport::SharedMemory, None),
             Placement::Tcp => (Transport::Tcp, None),
-            Placement::Hosts(labels) => (Transport::SharedMemory, Some(format!("host-{}", labels[rank]))),
+            Placement::Hosts(labels) => (
+                Transport::SharedMemory,
+                Some(format!("host-{}", labels[rank])),
+            ),
         };
         GroupOptions {
             timeout: PATIENCE,
@@ -45,16 +49,24 @@ impl Placement {
     }
 }
 
+/// What each rank has put on the table.
+type Places = Vec<Option<Vec<u8>>>;
+
 /// A rendezvous between threads.
 pub struct Table {
     rank: usize,
-    shared: Arc<(Mutex<Vec<Option<Vec<u8>>>>, Condvar)>,
+    shared: Arc<(Mutex<Places>, Condvar)>,
 }
 
 impl Table {
     pub fn seats(world_size: usize) -> Vec<Table> {
         let shared = Arc::new((Mutex::new(vec![None; world_size]), Condvar::new()));
-        (0..world_size).map(|rank| Table { rank, shared: shared.clone() }).collect()
+        (0..world_size)
+            .map(|rank| Table {
+                rank,
+                shared: shared.clone(),
+            })
+            .collect()
     }
 }
 
@@ -74,7 +86,9 @@ impl Rendezvous for Table {
         let (payloads, timeout) = self
             .shared
             .1
-            .wait_timeout_while(payloads, PATIENCE, |payloads| payloads.iter().any(Option::is_none))
+            .wait_timeout_while(payloads, PATIENCE, |payloads| {
+                payloads.iter().any(Option::is_none)
+            })
             .unwrap();
         assert!(!timeout.timed_out(), "a rank never came to the table");
         Ok(payloads.iter().flatten().cloned().collect())
@@ -107,7 +121,10 @@ pub fn connecting<T: Send>(
                 })
             })
             .collect();
-        threads.into_iter().map(|thread| thread.join().expect("a rank panicked")).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("a rank panicked"))
+            .collect()
     })
 }
 
@@ -131,26 +148,64 @@ pub fn argument(name: &str) -> String {
 
 /// In a rank's process: connects to the others.
 pub fn join(options: impl FnOnce(usize) -> GroupOptions) -> ProcessGroup {
-    let (rank, world_size) = (argument("RANK").parse().unwrap(), argument("WORLD").parse().unwrap());
-    let mut rendezvous =
-        TcpRendezvous::new(&argument("ADDRESS"), rank, world_size, b"between us", PATIENCE).expect("rendezvous");
+    let (rank, world_size) = (
+        argument("RANK").parse().unwrap(),
+        argument("WORLD").parse().unwrap(),
+    );
+    let mut rendezvous = TcpRendezvous::new(
+        &argument("ADDRESS"),
+        rank,
+        world_size,
+        b"between us",
+        PATIENCE,
+    )
+    .expect("rendezvous");
     ProcessGroup::connect(&mut rendezvous, options(rank)).expect("connect")
 }
 
 /// Starts `world_size` processes of this test binary that run `scenario`; they end with the values.
 pub fn processes(world_size: usize, scenario: &str, arguments: &[(&str, &str)]) -> Vec<Process> {
     // Free a moment ago; rank 0 of the scenario takes it.
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let address = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .to_string();
+    let arguments: Vec<_> = arguments
+        .iter()
+        .copied()
+        .chain([("ADDRESS", address.as_str())])
+        .collect();
+    processes_by(world_size, scenario, &arguments, |_, program| {
+        Command::new(program)
+    })
+}
+
+/// As `processes`; `command` says how the program is started, and the arguments hold the `ADDRESS` to meet at.
+pub fn processes_by(
+    world_size: usize,
+    scenario: &str,
+    arguments: &[(&str, &str)],
+    command: impl Fn(usize, &Path) -> Command,
+) -> Vec<Process> {
     (0..world_size)
         .map(|rank| {
-            let mut command = Command::new(env::current_exe().unwrap());
+            let mut command = command(rank, &env::current_exe().unwrap());
             command
-                .args(["faults::a_rank_in_its_own_process", "--exact", "--nocapture", "--test-threads=1"])
+                .args([
+                    "faults::a_rank_in_its_own_process",
+                    "--exact",
+                    "--nocapture",
+                    "--test-threads=1",
+                ])
                 .env(SCENARIO, scenario)
                 .env("FLAMBEAU_TEST_RANK", rank.to_string())
                 .env("FLAMBEAU_TEST_WORLD", world_size.to_string())
-                .env("FLAMBEAU_TEST_ADDRESS", &address)
-                .envs(arguments.iter().map(|(name, value)| (format!("FLAMBEAU_TEST_{name}"), *value)))
+                .envs(
+                    arguments
+                        .iter()
+                        .map(|(name, value)| (format!("FLAMBEAU_TEST_{name}"), *value)),
+                )
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::inherit());
@@ -177,7 +232,9 @@ pub fn say(text: impl std::fmt::Display) {
 impl Process {
     /// The next thing that the rank says.
     pub fn hear(&self, within: Duration) -> String {
-        self.lines.recv_timeout(within).unwrap_or_else(|_| panic!("a rank said nothing for {within:?}"))
+        self.lines
+            .recv_timeout(within)
+            .unwrap_or_else(|_| panic!("a rank said nothing for {within:?}"))
     }
 
     pub fn signal(&self, signal: i32) {
@@ -201,12 +258,21 @@ pub fn all_say(processes: &[Process], text: &str) {
 }
 
 /// What each of the survivors says next, and how long after `since`; all within `limit`.
-pub fn hear_all(processes: &HashMap<usize, &Process>, since: Instant, limit: Duration) -> HashMap<usize, String> {
+pub fn hear_all(
+    processes: &HashMap<usize, &Process>,
+    since: Instant,
+    limit: Duration,
+) -> HashMap<usize, String> {
     processes
         .iter()
         .map(|(rank, process)| {
-            let said = process.hear((limit + Duration::from_secs(5)).saturating_sub(since.elapsed()));
-            assert!(since.elapsed() < limit, "rank {rank} took {:?}: {said}", since.elapsed());
+            let said =
+                process.hear((limit + Duration::from_secs(5)).saturating_sub(since.elapsed()));
+            assert!(
+                since.elapsed() < limit,
+                "rank {rank} took {:?}: {said}",
+                since.elapsed()
+            );
             (*rank, said)
         })
         .collect()

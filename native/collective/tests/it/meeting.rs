@@ -1,1 +1,277 @@
-//! Soon.
+//! How ranks find and trust each other.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use flambeau_collective::{
+    CollectiveError, GroupOptions, ProcessGroup, Rendezvous, TcpRendezvous, Transport,
+};
+
+use crate::harness::{self, PATIENCE, Placement};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn free_address() -> String {
+    TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .to_string()
+}
+
+#[test]
+fn a_tcp_rendezvous_gathers_in_rank_order_whoever_comes_first() {
+    let address = free_address();
+    thread::scope(|scope| {
+        for rank in 0..4 {
+            let address = &address;
+            scope.spawn(move || {
+                // Rank 0, which serves, comes last.
+                thread::sleep(Duration::from_millis(200 * (4 - rank as u64) % 800));
+                let mut rendezvous =
+                    TcpRendezvous::new(address, rank, 4, b"secret", PATIENCE).unwrap();
+                for round in 0..3u8 {
+                    let payload = vec![round; rank * 1000];
+                    let gathered = rendezvous.all_gather(&payload).unwrap();
+                    assert_eq!(gathered.len(), 4);
+                    for (rank, payload) in gathered.iter().enumerate() {
+                        assert_eq!(*payload, vec![round; rank * 1000]);
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_group_meets_over_tcp_with_strangers_at_the_door() {
+    let address = free_address();
+    thread::scope(|scope| {
+        for rank in 0..3 {
+            let address = &address;
+            scope.spawn(move || {
+                let mut rendezvous =
+                    TcpRendezvous::new(address, rank, 3, b"between us", PATIENCE).unwrap();
+                let group =
+                    ProcessGroup::connect(&mut rendezvous, Placement::Tcp.options(rank)).unwrap();
+                group.barrier().unwrap();
+            });
+        }
+        scope.spawn(|| {
+            let mut strangers = Vec::new();
+            let started = Instant::now();
+            while started.elapsed() < Duration::from_millis(300) {
+                if let Ok(mut stranger) = TcpStream::connect(&address) {
+                    // Some are silent, some talk nonsense.
+                    if strangers.len() % 2 == 1 {
+                        let _ = stranger.write_all(&[b'x'; 200]);
+                    }
+                    strangers.push(stranger);
+                }
+                thread::sleep(Duration::from_millis(10));
+            }
+        });
+    });
+}
+
+#[test]
+fn a_missing_rank_is_named() {
+    let address = free_address();
+    thread::scope(|scope| {
+        for rank in 0..2 {
+            let address = &address;
+            scope.spawn(move || {
+                let mut rendezvous = TcpRendezvous::new(address, rank, 3, b"secret", SECOND).unwrap();
+                let error = rendezvous.all_gather(b"here").unwrap_err();
+                assert!(error.to_string().contains("rank 2"), "{error}");
+                if rank == 0 {
+                    assert!(matches!(error, CollectiveError::Timeout { missing, .. } if missing[0].rank == 2));
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_wrong_secret_is_refused_at_the_rendezvous() {
+    let address = free_address();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut rendezvous = TcpRendezvous::new(&address, 0, 2, b"secret", 2 * SECOND).unwrap();
+            let error = rendezvous.all_gather(b"").unwrap_err();
+            assert!(error.to_string().contains("could not prove"), "{error}");
+        });
+        scope.spawn(|| {
+            let mut rendezvous = TcpRendezvous::new(&address, 1, 2, b"guess", 30 * SECOND).unwrap();
+            let started = Instant::now();
+            let error = rendezvous.all_gather(b"").unwrap_err();
+            assert!(error.to_string().contains("secret"), "{error}");
+            assert!(started.elapsed() < 5 * SECOND);
+        });
+    });
+}
+
+#[test]
+fn a_wrong_secret_is_refused_between_peers() {
+    let options = |rank: usize| GroupOptions {
+        secret: if rank == 1 {
+            b"guess".to_vec()
+        } else {
+            b"between us".to_vec()
+        },
+        connect_timeout: 2 * SECOND,
+        ..Placement::OneHost.options(rank)
+    };
+    for (rank, error) in harness::connecting(2, options, Result::unwrap_err)
+        .into_iter()
+        .enumerate()
+    {
+        assert!(
+            matches!(error, CollectiveError::Rendezvous { .. }),
+            "{error:?}"
+        );
+        assert!(error.to_string().contains("secret"), "rank {rank}: {error}");
+    }
+}
+
+/// Everything that a connection carries on the way to being refused or accepted, seen from outside.
+#[test]
+fn the_secret_is_never_sent() {
+    let secret = b"a secret that is easy to find in a capture";
+    let (front, back) = (TcpListener::bind("127.0.0.1:0").unwrap(), free_address());
+    let address = front.local_addr().unwrap().to_string();
+    let capture = thread::spawn({
+        let back = back.clone();
+        move || {
+            let (client, _) = front.accept().unwrap();
+            let server = loop {
+                if let Ok(server) = TcpStream::connect(&back) {
+                    break server;
+                }
+                thread::sleep(Duration::from_millis(10));
+            };
+            let pump = |mut from: TcpStream, mut to: TcpStream| {
+                thread::spawn(move || {
+                    let (mut seen, mut chunk) = (Vec::new(), [0; 4096]);
+                    while let Ok(read @ 1..) = from.read(&mut chunk) {
+                        seen.extend_from_slice(&chunk[..read]);
+                        if to.write_all(&chunk[..read]).is_err() {
+                            break;
+                        }
+                    }
+                    let _ = to.shutdown(std::net::Shutdown::Both);
+                    seen
+                })
+            };
+            let there = pump(client.try_clone().unwrap(), server.try_clone().unwrap());
+            let back = pump(server, client);
+            [there.join().unwrap(), back.join().unwrap()].concat()
+        }
+    });
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut rendezvous = TcpRendezvous::new(&back, 0, 2, secret, PATIENCE).unwrap();
+            assert_eq!(rendezvous.all_gather(b"zero").unwrap()[1], b"one");
+        });
+        scope.spawn(|| {
+            let mut rendezvous = TcpRendezvous::new(&address, 1, 2, secret, PATIENCE).unwrap();
+            assert_eq!(rendezvous.all_gather(b"one").unwrap()[0], b"zero");
+        });
+    });
+    let seen = capture.join().unwrap();
+    let has = |text: &[u8]| seen.windows(text.len()).any(|window| window == text);
+    assert!(has(b"zero") && has(b"one"));
+    assert!(!has(secret) && !has(&secret[..12]));
+}
+
+#[test]
+fn a_rank_that_never_connects_is_named() {
+    // Rank 1 gives its address, and then does not connect.
+    struct Deserter(harness::Table);
+    impl Rendezvous for Deserter {
+        fn rank(&self) -> usize {
+            self.0.rank()
+        }
+        fn world_size(&self) -> usize {
+            self.0.world_size()
+        }
+        fn all_gather(&mut self, payload: &[u8]) -> flambeau_collective::Result<Vec<Vec<u8>>> {
+            self.0.all_gather(payload)?;
+            Err(CollectiveError::Interrupted)
+        }
+    }
+    let mut seats = harness::Table::seats(2);
+    let mut deserter = Deserter(seats.pop().unwrap());
+    let mut faithful = seats.pop().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let options = GroupOptions {
+                connect_timeout: SECOND,
+                ..Placement::Tcp.options(0)
+            };
+            let error = ProcessGroup::connect(&mut faithful, options).unwrap_err();
+            assert!(
+                matches!(&error, CollectiveError::Timeout { missing, .. } if missing[0].rank == 1),
+                "{error:?}"
+            );
+        });
+        scope.spawn(move || {
+            assert!(ProcessGroup::connect(&mut deserter, Placement::Tcp.options(1)).is_err());
+        });
+    });
+}
+
+#[test]
+fn ranks_that_do_not_fit_together_say_so() {
+    let options = |rank: usize| GroupOptions {
+        transport: if rank == 0 {
+            Transport::Tcp
+        } else {
+            Transport::Auto
+        },
+        ..Placement::Tcp.options(rank)
+    };
+    for error in harness::connecting(2, options, Result::unwrap_err) {
+        assert!(error.to_string().contains("another transport"), "{error}");
+    }
+    let everywhere = |rank: usize| GroupOptions {
+        bind_address: "0.0.0.0".parse().unwrap(),
+        ..Placement::Tcp.options(rank)
+    };
+    let mut alone = harness::Table::seats(2).remove(0);
+    let error = ProcessGroup::connect(&mut alone, everywhere(0)).unwrap_err();
+    assert!(error.to_string().contains("0.0.0.0"), "{error}");
+}
+
+#[test]
+fn the_address_of_another_family_works() {
+    if TcpListener::bind("[::1]:0").is_err() {
+        println!("SKIPPED: no IPv6 loopback");
+        return;
+    }
+    let options = |rank: usize| GroupOptions {
+        bind_address: "::1".parse().unwrap(),
+        ..Placement::Tcp.options(rank)
+    };
+    harness::ranks(2, options, |group| {
+        group.barrier().unwrap();
+        assert_eq!(group.world_size(), 2);
+        assert!(!group.host_of(1).is_empty());
+    });
+}
+
+#[test]
+fn hosts_are_named_as_they_call_themselves() {
+    harness::ranks(
+        3,
+        |rank| Placement::Hosts(vec![0, 1, 0]).options(rank),
+        |group| {
+            assert_eq!(
+                (group.host_of(0), group.host_of(1), group.host_of(2)),
+                ("host-0", "host-1", "host-0")
+            );
+        },
+    );
+}

@@ -6,9 +6,19 @@ use proptest::prelude::*;
 use crate::harness::{self, Placement};
 use crate::reference::{self, Elements};
 
-const FLOATS_AND_INTEGERS: [DType; 5] =
-    [DType::Float32, DType::Float64, DType::Float16, DType::BFloat16, DType::Int64];
-const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max];
+const FLOATS_AND_INTEGERS: [DType; 5] = [
+    DType::Float32,
+    DType::Float64,
+    DType::Float16,
+    DType::BFloat16,
+    DType::Int64,
+];
+const OPS: [ReduceOp; 4] = [
+    ReduceOp::Sum,
+    ReduceOp::Average,
+    ReduceOp::Min,
+    ReduceOp::Max,
+];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Operation {
@@ -56,21 +66,29 @@ fn case(len: impl Strategy<Value = usize> + Clone + 'static) -> impl Strategy<Va
             ];
             (
                 (placement(world_size), Just(world_size), operation),
-                (prop::sample::select(&FLOATS_AND_INTEGERS[..]), prop::sample::select(&OPS[..]), len.clone()),
+                (
+                    prop::sample::select(&FLOATS_AND_INTEGERS[..]),
+                    prop::sample::select(&OPS[..]),
+                    len.clone(),
+                ),
                 (any::<u64>(), any::<bool>(), in_group),
             )
         })
-        .prop_map(|((placement, world_size, operation), (dtype, op, len), (seed, specials, in_group))| Case {
-            placement,
-            world_size,
-            operation,
-            dtype,
-            op,
-            len,
-            seed,
-            specials,
-            in_group,
-        })
+        .prop_map(
+            |((placement, world_size, operation), (dtype, op, len), (seed, specials, in_group))| {
+                Case {
+                    placement,
+                    world_size,
+                    operation,
+                    dtype,
+                    op,
+                    len,
+                    seed,
+                    specials,
+                    in_group,
+                }
+            },
+        )
 }
 
 /// Lengths near the borders of cache lines, small exchanges, staging areas and segments, and between.
@@ -85,7 +103,14 @@ fn lens() -> impl Strategy<Value = usize> + Clone {
 
 fn inputs(case: &Case) -> Vec<Elements> {
     (0..case.world_size)
-        .map(|rank| Elements::random(case.dtype, case.len, case.seed ^ (rank as u64) << 32, case.specials))
+        .map(|rank| {
+            Elements::random(
+                case.dtype,
+                case.len,
+                case.seed ^ (rank as u64) << 32,
+                case.specials,
+            )
+        })
         .collect()
 }
 
@@ -104,7 +129,13 @@ impl Memory {
         let group = offset.map(|offset| {
             let raw = buffer.raw(offset * size, case.len, case.dtype).unwrap();
             // SAFETY: the buffer holds as many bytes.
-            unsafe { std::ptr::copy_nonoverlapping(own.bytes().as_ptr(), raw.ptr.cast(), own.bytes().len()) };
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    own.bytes().as_ptr(),
+                    raw.ptr.cast(),
+                    own.bytes().len(),
+                )
+            };
             (buffer, raw)
         });
         Memory { own, group }
@@ -155,7 +186,10 @@ fn check(case: &Case) {
         Operation::AllReduce => {
             let expected = reference::reduced(&inputs, case.op);
             for (rank, result) in results.iter().enumerate() {
-                assert!(reference::same(result, &expected), "rank {rank} of {case:?}");
+                assert!(
+                    reference::same(result, &expected),
+                    "rank {rank} of {case:?}"
+                );
                 assert_eq!(result.bytes(), results[0].bytes(), "ranks differ: {case:?}");
             }
             if !case.specials {
@@ -207,7 +241,11 @@ proptest! {
 
 #[test]
 fn the_longest_buffer_is_reduced_on_every_transport() {
-    for placement in [Placement::OneHost, Placement::Tcp, Placement::Hosts(vec![0, 1, 0])] {
+    for placement in [
+        Placement::OneHost,
+        Placement::Tcp,
+        Placement::Hosts(vec![0, 1, 0]),
+    ] {
         for in_group in [vec![Some(0); 3], vec![None; 3]] {
             check(&Case {
                 placement: placement.clone(),
@@ -254,7 +292,11 @@ fn transports_agree_to_the_bit() {
                 .collect();
             for (placement, result) in placements.iter().zip(&results) {
                 for elements in result {
-                    assert_eq!(elements.bytes(), results[0][0].bytes(), "{placement:?} of {dtype}, {len}");
+                    assert_eq!(
+                        elements.bytes(),
+                        results[0][0].bytes(),
+                        "{placement:?} of {dtype}, {len}"
+                    );
                 }
             }
         }
@@ -264,52 +306,82 @@ fn transports_agree_to_the_bit() {
 /// Groups mix types, operators, lengths and memory, and are longer than what travels together.
 #[test]
 fn groups_match_the_reference() {
-    for placement in [Placement::OneHost, Placement::Tcp, Placement::Hosts(vec![0, 1, 1])] {
+    for placement in [
+        Placement::OneHost,
+        Placement::Tcp,
+        Placement::Hosts(vec![0, 1, 1]),
+    ] {
         let shapes: Vec<_> = (0..150)
-            .map(|index| (FLOATS_AND_INTEGERS[index % 5], OPS[index / 5 % 4], [0, 1, 33, 5000, 140_000][index % 7 % 5]))
+            .map(|index| {
+                (
+                    FLOATS_AND_INTEGERS[index % 5],
+                    OPS[index / 5 % 4],
+                    [0, 1, 33, 5000, 140_000][index % 7 % 5],
+                )
+            })
             .collect();
         let input = |rank: usize, index: usize| {
             let (dtype, _, len) = shapes[index];
             Elements::random(dtype, len, (rank * 1000 + index) as u64, false)
         };
-        let results = harness::ranks(3, |rank| placement.options(rank), |group| {
-            let mut own: Vec<_> = (0..shapes.len()).map(|index| input(group.rank(), index)).collect();
-            let shared: Vec<_> = shapes.iter().map(|(dtype, _, len)| group.allocate(dtype.size() * len).unwrap()).collect();
-            let buffers: Vec<_> = shapes
-                .iter()
-                .enumerate()
-                .map(|(index, (dtype, op, len))| {
-                    // A third lies in the group's memory, and a third on some ranks only.
-                    let in_group = index % 3 == 0 || index % 3 == 1 && group.rank() != 1;
-                    if !in_group {
-                        return (RawBuffer::cpu(own[index].as_mut_ptr(), *len, *dtype), *op);
-                    }
-                    let bytes = own[index].bytes();
-                    // SAFETY: the allocation is this long.
-                    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), shared[index].as_ptr(), bytes.len()) };
-                    (shared[index].raw(0, *len, *dtype).unwrap(), *op)
-                })
-                .collect();
-            // SAFETY: the memory is alive, nobody else's, and no two buffers overlap.
-            unsafe { group.grouped_all_reduce(&buffers).unwrap() };
-            buffers
-                .iter()
-                .enumerate()
-                .map(|(index, (buffer, _))| {
-                    let mut result = own[index].clone();
-                    if buffer.len > 0 {
-                        // SAFETY: the memory is alive.
-                        result.overwrite(unsafe { std::slice::from_raw_parts(buffer.ptr.cast(), buffer.bytes()) });
-                    }
-                    result
-                })
-                .collect::<Vec<_>>()
-        });
+        let results = harness::ranks(
+            3,
+            |rank| placement.options(rank),
+            |group| {
+                let mut own: Vec<_> = (0..shapes.len())
+                    .map(|index| input(group.rank(), index))
+                    .collect();
+                let shared: Vec<_> = shapes
+                    .iter()
+                    .map(|(dtype, _, len)| group.allocate(dtype.size() * len).unwrap())
+                    .collect();
+                let buffers: Vec<_> = shapes
+                    .iter()
+                    .enumerate()
+                    .map(|(index, (dtype, op, len))| {
+                        // A third lies in the group's memory, and a third on some ranks only.
+                        let in_group = index % 3 == 0 || index % 3 == 1 && group.rank() != 1;
+                        if !in_group {
+                            return (RawBuffer::cpu(own[index].as_mut_ptr(), *len, *dtype), *op);
+                        }
+                        let bytes = own[index].bytes();
+                        // SAFETY: the allocation is this long.
+                        unsafe {
+                            std::ptr::copy_nonoverlapping(
+                                bytes.as_ptr(),
+                                shared[index].as_ptr(),
+                                bytes.len(),
+                            )
+                        };
+                        (shared[index].raw(0, *len, *dtype).unwrap(), *op)
+                    })
+                    .collect();
+                // SAFETY: the memory is alive, nobody else's, and no two buffers overlap.
+                unsafe { group.grouped_all_reduce(&buffers).unwrap() };
+                buffers
+                    .iter()
+                    .enumerate()
+                    .map(|(index, (buffer, _))| {
+                        let mut result = own[index].clone();
+                        if buffer.len > 0 {
+                            // SAFETY: the memory is alive.
+                            result.overwrite(unsafe {
+                                std::slice::from_raw_parts(buffer.ptr.cast(), buffer.bytes())
+                            });
+                        }
+                        result
+                    })
+                    .collect::<Vec<_>>()
+            },
+        );
         for (index, (_, op, _)) in shapes.iter().enumerate() {
             let inputs: Vec<_> = (0..3).map(|rank| input(rank, index)).collect();
             let expected = reference::reduced(&inputs, *op);
             for result in &results {
-                assert!(reference::same(&result[index], &expected), "buffer {index} over {placement:?}");
+                assert!(
+                    reference::same(&result[index], &expected),
+                    "buffer {index} over {placement:?}"
+                );
                 assert_eq!(result[index].bytes(), results[0][index].bytes());
             }
         }
@@ -318,36 +390,56 @@ fn groups_match_the_reference() {
 
 #[test]
 fn many_small_operations_in_a_row() {
-    for placement in [Placement::OneHost, Placement::Tcp, Placement::Hosts(vec![0, 0, 1, 1])] {
-        harness::ranks(4, |rank| placement.options(rank), |group| {
-            let buffer = group.allocate(64).unwrap();
-            for round in 0..300i64 {
-                let raw = buffer.raw(0, 1, DType::Int64).unwrap();
-                // SAFETY: the buffer is alive and nobody else's.
-                unsafe {
-                    raw.ptr.cast::<i64>().write(round + group.rank() as i64);
-                    group.all_reduce(raw, ReduceOp::Sum).unwrap();
-                    assert_eq!(raw.ptr.cast::<i64>().read(), 4 * round + 6);
+    for placement in [
+        Placement::OneHost,
+        Placement::Tcp,
+        Placement::Hosts(vec![0, 0, 1, 1]),
+    ] {
+        harness::ranks(
+            4,
+            |rank| placement.options(rank),
+            |group| {
+                let buffer = group.allocate(64).unwrap();
+                for round in 0..300i64 {
+                    let raw = buffer.raw(0, 1, DType::Int64).unwrap();
+                    // SAFETY: the buffer is alive and nobody else's.
+                    unsafe {
+                        raw.ptr.cast::<i64>().write(round + group.rank() as i64);
+                        group.all_reduce(raw, ReduceOp::Sum).unwrap();
+                        assert_eq!(raw.ptr.cast::<i64>().read(), 4 * round + 6);
+                    }
+                    if round % 50 == 0 {
+                        group.barrier().unwrap();
+                    }
                 }
-                if round % 50 == 0 {
-                    group.barrier().unwrap();
-                }
-            }
-        });
+            },
+        );
     }
 }
 
 #[test]
 fn messages_of_any_length_reach_everyone() {
-    for placement in [Placement::OneHost, Placement::Tcp, Placement::Hosts(vec![0, 1, 1])] {
-        harness::ranks(3, |rank| placement.options(rank), |group| {
-            for scale in [0, 1, 1000, 700_000] {
-                let payload = |rank: usize| vec![rank as u8 + 1; rank * scale];
-                let gathered = group.all_gather_bytes(&payload(group.rank())).unwrap();
-                assert_eq!(gathered, [payload(0), payload(1), payload(2)]);
-                let own = if group.rank() == 2 { payload(2) } else { Vec::new() };
-                assert_eq!(group.broadcast_bytes(&own, 2).unwrap(), payload(2));
-            }
-        });
+    for placement in [
+        Placement::OneHost,
+        Placement::Tcp,
+        Placement::Hosts(vec![0, 1, 1]),
+    ] {
+        harness::ranks(
+            3,
+            |rank| placement.options(rank),
+            |group| {
+                for scale in [0, 1, 1000, 700_000] {
+                    let payload = |rank: usize| vec![rank as u8 + 1; rank * scale];
+                    let gathered = group.all_gather_bytes(&payload(group.rank())).unwrap();
+                    assert_eq!(gathered, [payload(0), payload(1), payload(2)]);
+                    let own = if group.rank() == 2 {
+                        payload(2)
+                    } else {
+                        Vec::new()
+                    };
+                    assert_eq!(group.broadcast_bytes(&own, 2).unwrap(), payload(2));
+                }
+            },
+        );
     }
 }

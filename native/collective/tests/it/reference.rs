@@ -47,7 +47,10 @@ impl Elements {
                 3 => -0.0,
                 4 => 0.0,
                 // Of several magnitudes, so that the order of a sum shows.
-                _ => ((bits >> 11) as f64 / (1u64 << 53) as f64 - 0.5) * 10f64.powi((bits >> 6 & 7) as i32 - 3),
+                _ => {
+                    ((bits >> 11) as f64 / (1u64 << 53) as f64 - 0.5)
+                        * 10f64.powi((bits >> 6 & 7) as i32 - 3)
+                }
             }
         };
         match dtype {
@@ -75,7 +78,9 @@ impl Elements {
     pub fn overwrite(&mut self, bytes: &[u8]) {
         assert_eq!(self.bytes().len(), bytes.len());
         // SAFETY: as many bytes, of numbers for which any bits are valid.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.as_mut_ptr().cast(), bytes.len()) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.as_mut_ptr().cast(), bytes.len())
+        };
     }
 
     pub fn to_f64(&self) -> Vec<f64> {
@@ -100,13 +105,25 @@ impl Elements {
 /// Whether two results agree: to the bit, but for zeros' signs and NaNs' payloads.
 pub fn same(left: &Elements, right: &Elements) -> bool {
     fn all<T: Copy>(left: &[T], right: &[T], equal: impl Fn(T, T) -> bool) -> bool {
-        left.len() == right.len() && left.iter().zip(right).all(|(left, right)| equal(*left, *right))
+        left.len() == right.len()
+            && left
+                .iter()
+                .zip(right)
+                .all(|(left, right)| equal(*left, *right))
     }
     match (left, right) {
-        (Elements::F32(left), Elements::F32(right)) => all(left, right, |l, r| l == r || l.is_nan() && r.is_nan()),
-        (Elements::F64(left), Elements::F64(right)) => all(left, right, |l, r| l == r || l.is_nan() && r.is_nan()),
-        (Elements::F16(left), Elements::F16(right)) => all(left, right, |l, r| l == r || l.is_nan() && r.is_nan()),
-        (Elements::BF16(left), Elements::BF16(right)) => all(left, right, |l, r| l == r || l.is_nan() && r.is_nan()),
+        (Elements::F32(left), Elements::F32(right)) => {
+            all(left, right, |l, r| l == r || l.is_nan() && r.is_nan())
+        }
+        (Elements::F64(left), Elements::F64(right)) => {
+            all(left, right, |l, r| l == r || l.is_nan() && r.is_nan())
+        }
+        (Elements::F16(left), Elements::F16(right)) => {
+            all(left, right, |l, r| l == r || l.is_nan() && r.is_nan())
+        }
+        (Elements::BF16(left), Elements::BF16(right)) => {
+            all(left, right, |l, r| l == r || l.is_nan() && r.is_nan())
+        }
         (Elements::I64(left), Elements::I64(right)) => left == right,
         (Elements::U8(left), Elements::U8(right)) => left == right,
         _ => false,
@@ -132,11 +149,27 @@ pub fn reduced(ranks: &[Elements], op: ReduceOp) -> Elements {
                         ReduceOp::Sum | ReduceOp::Average => $add(total, value),
                         _ if $nan(total) => total,
                         _ if $nan(value) => value,
-                        ReduceOp::Min => if value < total { value } else { total },
-                        ReduceOp::Max => if value > total { value } else { total },
+                        ReduceOp::Min => {
+                            if value < total {
+                                value
+                            } else {
+                                total
+                            }
+                        }
+                        ReduceOp::Max => {
+                            if value > total {
+                                value
+                            } else {
+                                total
+                            }
+                        }
                     };
                 }
-                $to(if op == ReduceOp::Average { $divide(total, ranks.len()) } else { total })
+                $to(if op == ReduceOp::Average {
+                    $divide(total, ranks.len())
+                } else {
+                    total
+                })
             };
             Elements::$variant((0..all[0].len()).map(column).collect())
         }};
@@ -150,11 +183,25 @@ pub fn reduced(ranks: &[Elements], op: ReduceOp) -> Elements {
         Elements::BF16(_) => fold!(BF16, bf16::to_f32, bf16::from_f32, divide, add, f32::is_nan),
         Elements::F64(_) => {
             let same = |value: f64| value;
-            fold!(F64, same, same, |value: f64, count: usize| value / count as f64, |l: f64, r: f64| l + r, f64::is_nan)
+            fold!(
+                F64,
+                same,
+                same,
+                |value: f64, count: usize| value / count as f64,
+                |l: f64, r: f64| l + r,
+                f64::is_nan
+            )
         }
         Elements::I64(_) => {
             let same = |value: i64| value;
-            fold!(I64, same, same, |value: i64, count: usize| value / count as i64, i64::wrapping_add, |_: i64| false)
+            fold!(
+                I64,
+                same,
+                same,
+                |value: i64, count: usize| value / count as i64,
+                i64::wrapping_add,
+                |_: i64| false
+            )
         }
         Elements::U8(_) => panic!("bytes are not reduced"),
     }
