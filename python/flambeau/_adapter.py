@@ -3,7 +3,7 @@
 `ModuleModel` is called from Rust by the training loop, on one thread, but for the gradient hooks, which
 autograd may call on threads of its own. Batches come as DLPack capsules over pooled native buffers, which a
 tensor gives back when it dies. Gradients live in the reducer's flat buckets: `.grad` is None before the first
-backward of a step; the hook copies the gradient that autograd made into the parameter's view of its bucket
+backward of a step; a hook copies the gradient that autograd made into the parameter's view of its bucket
 and makes `.grad` that view, in which later micro-steps accumulate.
 """
 
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.dlpack import from_dlpack
+from torch.utils.hooks import RemovableHandle
 
 from flambeau import _losses, _metrics, _optimizers
 from flambeau.errors import DataError, ParamError
@@ -68,11 +69,9 @@ class ModuleModel:
         self._names, self._parameters = _trainable(module)
         self._views: list[Tensor] = []
         self._bucket_tensors: list[Tensor] = []
-        self._mark_ready: Callable[[int], None] | None = None
+        self._hooks: list[RemovableHandle] = []
+        self._reducer: GradientReducer | None = None
         self._learning_rate: float | None = None
-        for index, parameter in enumerate(self._parameters):
-            parameter.grad = None
-            parameter.register_post_accumulate_grad_hook(self._hook(index))
         module.train()
 
     # What the worker asks at the start.
@@ -104,7 +103,13 @@ class ModuleModel:
             # A dense parameter's gradient has its strides (channels_last, say), so that copies and optimizers
             # stay flat.
             self._views.append(flat.as_strided(parameter.shape, parameter.stride()))
-        self._mark_ready = reducer.mark_ready
+        self._reducer = reducer
+        while self._hooks:
+            self._hooks.pop().remove()
+        if len(self._bucket_tensors) > 1:
+            for index, parameter in enumerate(self._parameters):
+                hook = self._hook(index, self._views[index], reducer.mark_ready)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
 
     def tensors(self) -> list[tuple[str, int, int, str | None, int, bool]]:
         """Parameters and buffers as (name, pointer, number of elements, dtype or None, bytes, is a buffer):
@@ -147,18 +152,44 @@ class ModuleModel:
 
     # What happens in a step.
 
-    def _hook(self, index: int) -> Callable[[Tensor], None]:
-        views = self._views
-
+    def _hook(self, index: int, view: Tensor, mark_ready: Callable[[int], None]) -> Callable[[Tensor], None]:
         def gradient_is_accumulated(parameter: Tensor) -> None:
             gradient = parameter.grad
-            view = views[index]
             if gradient is not view:
-                view.copy_(gradient)  # type: ignore[arg-type]
+                if gradient is None or gradient.is_sparse:
+                    raise self._sparse(index)
+                view.copy_(gradient)
                 parameter.grad = view
-            self._mark_ready(index)  # type: ignore[misc]
+            mark_ready(index)
 
         return gradient_is_accumulated
+
+    def _gather(self, reducer: GradientReducer) -> None:
+        """What the hooks do, for all parameters at once after backward.
+
+        With one bucket there is nothing to overlap, and a hook costs several times as much a parameter.
+        """
+        ready, views, gradients = [], [], []
+        for index, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if gradient is not view:
+                if gradient.is_sparse:
+                    raise self._sparse(index)
+                views.append(view)
+                gradients.append(gradient)
+                parameter.grad = view
+            ready.append(index)
+        if views:
+            torch._foreach_copy_(views, gradients)
+        reducer.mark_all_ready(ready)
+
+    def _sparse(self, index: int) -> ParamError:
+        return ParamError(
+            f"model: {self._names[index]} got a sparse gradient, which is not supported; "
+            "make it dense, with sparse=False"
+        )
 
     def train_batch(
         self,
@@ -182,6 +213,8 @@ class ModuleModel:
                 raise self._detached()
             factor = denominator / reference
             (value if factor == 1.0 else value * factor).backward()
+            if not self._hooks:
+                self._gather(self._reducer)  # type: ignore[arg-type]
             sums = [value.item() * denominator, denominator]
         else:
             sums = [0.0, 0.0]

@@ -42,6 +42,9 @@ class GradientReducer:
     def mark_ready(self, index: int) -> None:
         """Tells that the gradient of parameter `index` lies in its view. May wait for ranks, detached."""
 
+    def mark_all_ready(self, indices: list[int]) -> None:
+        """The same for several parameters at once."""
+
 class Store:
     """Whole files under paths and URIs (local, `/Volumes`, `dbfs:`, `s3`, `s3a`, `abfss`, `gs`).
 
@@ -100,8 +103,8 @@ def train(
     """Trains one rank of a job to its end and returns the result as JSON.
 
     All ranks call it with the same job. `all_gather` is called once, with bytes, and returns every rank's
-    bytes in rank order. `secret` proves that ranks belong together; `bind_address` is the IP address that the other
-    ranks reach this one at. `adapter` is a `flambeau._adapter.ModuleModel`. `transport` is "auto",
+    bytes in rank order. `secret` proves that ranks belong together; `bind_address` is the IP address that
+    the other ranks reach this one at. `adapter` is a `flambeau._adapter.ModuleModel`. `transport` is "auto",
     "sharedMemory" or "tcp". Waits at most the job's `timeout` in any one operation, and not at all once a
     signal handler raises.
 

@@ -208,12 +208,16 @@ def test_ctrl_c_ends_a_wait(tmp_path: Path, columns) -> None:
     def loss(output, label):
         if (label > 0.5).all():
             time.sleep(60)
+        (tmp_path / "waiting").touch()
         return ((output - label) ** 2).mean()
 
     columns["y"] = (np.arange(100) >= 50).astype(np.float32)
     job = job_over(tmp_path, columns, numWorkers=2, batchSize=5, shuffle=False)
     ranks = Ranks(job, program(loss=loss), 2, tmp_path / "ranks")
-    time.sleep(8)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "waiting").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
     os.kill(ranks.processes[0].pid or 0, signal.SIGINT)
     began = time.monotonic()
     ranks.processes[0].join(20)

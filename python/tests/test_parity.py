@@ -51,6 +51,11 @@ def mlp() -> nn.Module:
     )
 
 
+def wide_mlp() -> nn.Module:
+    """Enough parameters for two buckets, so that one is reduced while backward runs."""
+    return nn.Sequential(nn.Linear(12, 600), nn.ReLU(), nn.Linear(600, 600), nn.ReLU(), nn.Linear(600, 1))
+
+
 def regression(num_rows: int, dtype: type = np.float32) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
     x = random.standard_normal((num_rows, 12)).astype(dtype)
@@ -65,8 +70,10 @@ def lanes(num_rows: int, num_lanes: int) -> list[range]:
     ]
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
-def test_two_hundred_steps_are_ddps_to_the_bit(tmp_path: Path, transport: str) -> None:
+@pytest.mark.parametrize(("make", "transport"), [(mlp, "auto"), (mlp, "tcp"), (wide_mlp, "auto")])
+def test_two_hundred_steps_are_ddps_to_the_bit(
+    tmp_path: Path, make: Callable[[], nn.Module], transport: str
+) -> None:
     num_steps, batch_size = 200, 24
     columns = regression(num_steps * batch_size * 2)
 
@@ -78,7 +85,7 @@ def test_two_hundred_steps_are_ddps_to_the_bit(tmp_path: Path, transport: str) -
         [(x[lane[s : s + batch_size]], y[lane[s : s + batch_size]]) for s in range(0, len(lane), batch_size)]
         for lane in lanes(len(x), 2)
     ]
-    program = {"model": seeded(mlp), "loss": nn.MSELoss(), "optimizer": optimizer, "batches": batches}
+    program = {"model": seeded(make), "loss": nn.MSELoss(), "optimizer": optimizer, "batches": batches}
     (tmp_path / "program.pkl").write_bytes(cloudpickle.dumps(program))
     port = str(free_port())
     ranks = [
@@ -111,7 +118,7 @@ def test_two_hundred_steps_are_ddps_to_the_bit(tmp_path: Path, transport: str) -
         verifyReplicas=True,
         checkpointInterval=-1,
     )
-    program = {"model": seeded(mlp), "loss": Recorded(str(tmp_path)), "optimizer": optimizer}
+    program = {"model": seeded(make), "loss": Recorded(str(tmp_path)), "optimizer": optimizer}
     result, weights = train(job, program, 2, tmp_path / "ranks", transport=transport)
     assert result["numSteps"] == num_steps
     ours = [np.fromfile(path, dtype=np.float64).tolist() for path in tmp_path.glob("losses-*")]
@@ -184,8 +191,14 @@ def classes(output, label, weight):
     return (rows * weight).sum(), (counts * weight).sum()
 
 
-def tanh_mlp(num_outputs: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, num_outputs)).double()
+def tanh_mlp(num_outputs: int, hidden: int = 16) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(12, hidden),
+        nn.Tanh(),
+        nn.Linear(hidden, hidden),
+        nn.Tanh(),
+        nn.Linear(hidden, num_outputs),
+    ).double()
 
 
 def float64(name: str) -> dict[str, Any]:
@@ -240,8 +253,9 @@ def test_one_process_on_the_whole_batch(tmp_path: Path, world_size: int, kind: s
         torch.testing.assert_close(weights[name], weight, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("hidden", [16, 400])  # one bucket, two buckets
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_accumulation_is_one_larger_batch(tmp_path: Path, world_size: int) -> None:
+def test_accumulation_is_one_larger_batch(tmp_path: Path, world_size: int, hidden: int) -> None:
     """Three micro-batches of 5 rows a rank step like one batch of 15, uneven ends and class weights
     included.
     """
@@ -269,7 +283,7 @@ def test_accumulation_is_one_larger_batch(tmp_path: Path, world_size: int) -> No
             **params,
         )
         program = {
-            "model": seeded(lambda: tanh_mlp(3)),
+            "model": seeded(lambda: tanh_mlp(3, hidden)),
             "loss": nn.CrossEntropyLoss(weight=CLASS_WEIGHT, ignore_index=-1),
             "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9),
         }
@@ -282,10 +296,10 @@ def test_accumulation_is_one_larger_batch(tmp_path: Path, world_size: int) -> No
 class Branches(nn.Module):
     """Rows whose first feature is positive use one branch, others the other; `never` is used by none."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: int) -> None:
         super().__init__()
-        self.left = nn.Linear(12, 1)
-        self.right = nn.Linear(12, 1)
+        self.left = nn.Sequential(nn.Linear(12, hidden), nn.Linear(hidden, 1))
+        self.right = nn.Sequential(nn.Linear(12, hidden), nn.Linear(hidden, 1))
         self.never = nn.Linear(12, 1)
         self.tied = nn.Linear(1, 1)
         self.tied_too = self.tied
@@ -296,7 +310,8 @@ class Branches(nn.Module):
         return self.frozen(self.tied_too(self.tied(branch(x))))
 
 
-def test_parameters_that_some_or_no_ranks_use(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hidden", [4, 12000])  # one bucket, two buckets
+def test_parameters_that_some_or_no_ranks_use(tmp_path: Path, hidden: int) -> None:
     """Rank 0 sees only positive rows and rank 1 only negative ones; weight decay must not touch what none
     uses.
     """
@@ -304,7 +319,7 @@ def test_parameters_that_some_or_no_ranks_use(tmp_path: Path) -> None:
     columns = regression(64, np.float64)
     columns["x"][:, 0] = np.abs(columns["x"][:, 0]) * np.where(np.arange(64) < 32, 1, -1)
 
-    module = seeded(lambda: Branches().double())
+    module = seeded(lambda: Branches(hidden).double())
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.01, weight_decay=0.1)
     x, y = torch.from_numpy(columns["x"]), torch.from_numpy(columns["y"])[:, None]
     for start in range(0, 32, 8):
@@ -325,12 +340,12 @@ def test_parameters_that_some_or_no_ranks_use(tmp_path: Path) -> None:
         verifyReplicas=True,
     )
     program = {
-        "model": seeded(lambda: Branches().double()),
+        "model": seeded(lambda: Branches(hidden).double()),
         "loss": "mse",
         "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1),
     }
     _, weights = train(job, program, 2, tmp_path / "ranks")
-    initial = seeded(lambda: Branches().double()).state_dict()
+    initial = seeded(lambda: Branches(hidden).double()).state_dict()
     for name, weight in module.state_dict().items():
         if name in weights:  # a tied one is written once
             torch.testing.assert_close(weights[name], weight, rtol=0, atol=1e-10)

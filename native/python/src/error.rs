@@ -48,7 +48,11 @@ pub(crate) fn from_data(py: Python<'_>, error: &DataError) -> PyErr {
     let class = match error {
         DataError::Store { .. }
         | DataError::UnknownScheme { .. }
-        | DataError::InvalidUri { .. } => "StoreError",
+        | DataError::InvalidUri { .. }
+        | DataError::NotFound { .. }
+        | DataError::Io { .. }
+        | DataError::Timeout { .. } => "StoreError",
+        DataError::Interrupted => "CancelledError",
         _ => "DataError",
     };
     raise(py, class, &chain(error), &[])
@@ -100,6 +104,9 @@ pub(crate) fn from_train(py: Python<'_>, error: TrainError, interruption: Option
             ),
         },
         (None, Cause::Job(error)) => ("job", from_job(py, &error)),
+        (None, Cause::Data(DataError::Interrupted)) => {
+            ("cancelled", from_data(py, &DataError::Interrupted))
+        }
         (None, Cause::Data(error)) => ("data", from_data(py, &error)),
         (None, Cause::Collective(error)) => {
             let kind = match &*error {

@@ -48,4 +48,14 @@ impl PyGradientReducer {
         py.detach(|| self.reducer.mark_ready(index))
             .map_err(|failure| error::from_collective(py, &failure))
     }
+
+    /// The same for several parameters at once.
+    fn mark_all_ready(&self, py: Python<'_>, indices: Vec<usize>) -> PyResult<()> {
+        py.detach(|| {
+            indices
+                .iter()
+                .try_for_each(|&index| self.reducer.mark_ready(index))
+        })
+        .map_err(|failure| error::from_collective(py, &failure))
+    }
 }
