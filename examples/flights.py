@@ -133,6 +133,9 @@ def plot_history(history: dict[str, list], baselines: dict[str, float], path: Pa
         axes.axhline(value, color="grey", linestyle="--", linewidth=1)
         axes.annotate(name, (epochs[-1], value), ha="right", va="bottom", color="dimgrey")
     axes.set(xlabel="epoch", ylabel="RMSE (minutes)", title="Arrival delay of flights from New York, 2013")
+    # The training error of the first epoch, which began with random weights, lies far above the chart.
+    highest = max(*history["val_rmse"], *history["rmse"][1:], *baselines.values())
+    axes.set_ylim(min(history["rmse"]) - 0.1, highest + 0.1)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend()
     figure.savefig(path, dpi=120)
