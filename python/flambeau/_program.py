@@ -13,8 +13,10 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -279,8 +281,7 @@ def compile_programs(
     programs, reasons = {}, {}
     for form, make in (("exported", _export), ("scripted", _script)):
         try:
-            with warnings.catch_warnings(), _quiet():
-                warnings.simplefilter("ignore")
+            with _quiet():
                 data = make(module.eval(), inputs)
                 _check_same(module, _READERS[form](data, "cpu"), inputs, weights)
             programs[form] = data
@@ -376,18 +377,16 @@ def _constant(inputs: Sequence[TensorColumns], size: int, value: int) -> list[Te
     return [torch.full((size, *(t.shape or ())), value, dtype=getattr(torch, t.dtype)) for t in inputs]
 
 
-class _quiet:
-    """Keeps torch's compiler from logging about modules that it cannot take; the reason is in the
-    metadata.
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps torch's compiler from warning, logging and printing about modules that it cannot take; the
+    reason is in the metadata.
     """
-
-    def __enter__(self) -> None:
-        import logging
-
-        self._level = logging.root.manager.disable
-        logging.disable(logging.ERROR)
-
-    def __exit__(self, *_: object) -> None:
-        import logging
-
-        logging.disable(self._level)
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
