@@ -1,19 +1,15 @@
 """Fits over two executor JVMs, and what happens when one dies; the oracle is a fit that nothing disturbed."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pyspark
 import pytest
+from spark_program import outcome_of
 
 CLUSTER = "local-cluster[2,1,1024]"
-PROGRAM = Path(__file__).parent / "programs" / "cluster_fit.py"
 
 
 @pytest.fixture(scope="module")
@@ -37,42 +33,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The outcome of the same fit on threads of one JVM."""
     return fit("local[2]", data, tmp_path_factory.mktemp("undisturbed"), "train")
 
 
-def fit(master: str, data: Path, directory: Path, behaviour: str) -> dict[str, object]:
+def fit(master: str, data: Path, directory: Path, behaviour: str) -> dict[str, Any]:
     """Runs the program and returns its outcome."""
-    environment = {
-        **os.environ,
-        "SPARK_HOME": os.path.dirname(pyspark.__file__),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYTHONPATH": str(PROGRAM.parent),
-    }
-    command = [
-        *(sys.executable, str(PROGRAM), "--master", master, "--data", str(data)),
-        *(
-            "--marker",
-            str(directory / "marker"),
-            "--work-dir",
-            str(directory / "work"),
-            "--behaviour",
-            behaviour,
-        ),
-    ]
-    done = subprocess.run(
-        command, env=environment, cwd=directory, capture_output=True, text=True, timeout=400
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("OUTCOME ")]
-    assert lines, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr[-6000:]}"
-    outcome: dict[str, object] = json.loads(lines[-1].removeprefix("OUTCOME "))
-    return outcome
+    marker, work_dir = directory / "marker", directory / "work"
+    options = {"master": master, "data": data, "marker": marker, "work_dir": work_dir, "behaviour": behaviour}
+    return outcome_of("cluster_fit.py", directory, **options)
 
 
 def test_two_executor_jvms_train_what_one_does(
-    data: Path, undisturbed: dict[str, object], tmp_path: Path
+    data: Path, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
     outcome = fit(CLUSTER, data, tmp_path, "train")
     assert outcome["digest"] == undisturbed["digest"]
@@ -80,7 +54,7 @@ def test_two_executor_jvms_train_what_one_does(
 
 
 def test_a_lost_executor_ends_in_the_same_model(
-    data: Path, undisturbed: dict[str, object], tmp_path: Path
+    data: Path, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
     outcome = fit(CLUSTER, data, tmp_path, "kill")
     assert outcome["markers"] == 1, "no executor was killed"
@@ -90,5 +64,5 @@ def test_a_lost_executor_ends_in_the_same_model(
 def test_a_users_exception_is_not_retried(data: Path, tmp_path: Path) -> None:
     outcome = fit(CLUSTER, data, tmp_path, "raise")
     assert outcome["error"] == "LookupError"
-    assert "no such embedding: 'ZZ'" in str(outcome["message"])
-    assert 1 <= int(str(outcome["markers"])) <= 2, "each of the two ranks ran at most once"
+    assert "no such embedding: 'ZZ'" in outcome["message"]
+    assert 1 <= outcome["markers"] <= 2, "each of the two ranks ran at most once"
