@@ -16,7 +16,8 @@ _SECONDS = 400
 def outcome_of(program: str, directory: Path, **options: object) -> dict[str, Any]:
     """What the program printed behind `OUTCOME`, as JSON.
 
-    It runs in `directory`, with `--name value` for each option. Fails the test, with the program's output, where it printed none within 400 seconds.
+    It runs in `directory`, with `--name value` for each option. Fails the test, with the program's output,
+    where it printed none within 400 seconds.
     """
     environment = {
         **os.environ,

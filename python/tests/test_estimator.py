@@ -76,6 +76,10 @@ def test_a_fit_recovers_the_weights(any_spark: SparkSession) -> None:
     assert rmse(model, df) < 0.1
     assert len(model.history["loss"]) == 25
     assert model.history["val_mae"][-1] < 0.1
+    summary = model.summary
+    assert summary.totalIterations == 25
+    assert summary.numValidationRows > 0
+    assert summary.numRows + summary.numValidationRows == df.count()
     # The user's module is as it was.
     for name, value in estimator.getModel().state_dict().items():
         assert torch.equal(value, before[name])
