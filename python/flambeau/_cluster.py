@@ -11,10 +11,10 @@ import json
 import logging
 import os
 import re
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from flambeau._workdir import WorkDirectory, new_id, temporary_directory
@@ -30,6 +30,9 @@ log = logging.getLogger("flambeau")
 
 _SLOT_POLL_SECONDS = 1.0
 _REGISTRATION_SECONDS = 30.0
+_CANCEL_SECONDS = 60.0
+
+T = TypeVar("T")
 
 
 def classic_context(spark: SparkSession) -> SparkContext | None:
@@ -118,11 +121,16 @@ def count_slots(spark: SparkSession) -> int:
     return int(many) // cpus
 
 
-@contextmanager
-def cancelled_on_interrupt(spark: SparkSession) -> Iterator[None]:
-    """Tags the jobs started within; an exception that ends this thread's wait for them, such as an interrupt,
-    cancels them.
+def interruptible(spark: SparkSession, action: Callable[[], T]) -> T:
+    """Runs `action`, which runs Spark jobs, so that an interrupt of this thread cancels them.
+
+    The jobs are tagged and run from a thread of their own: an interrupt in the middle of a call to the JVM
+    would leave that thread's connection unusable. An interrupt waits up to `_CANCEL_SECONDS` for the action's
+    own clean-up.
     """
+    from pyspark import __version__ as pyspark_version
+    from pyspark import inheritable_thread_target
+
     tag = f"flambeau-{uuid4()}"
     context = classic_context(spark)
     add, remove, cancel = (
@@ -130,16 +138,39 @@ def cancelled_on_interrupt(spark: SparkSession) -> Iterator[None]:
         if context is None
         else (context.addJobTag, context.removeJobTag, context.cancelJobsWithTag)
     )
-    add(tag)
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            add(tag)
+            try:
+                outcome.append(action())
+            finally:
+                remove(tag)
+        except BaseException as error:
+            failure.append(error)
+        finally:
+            done.set()
+
+    # Before 4.0 a classic session's thread takes on local properties without being told the session.
+    takes_session = context is None or not pyspark_version.startswith("3.")
+    inherit = inheritable_thread_target(spark) if takes_session else inheritable_thread_target
+    thread = threading.Thread(target=inherit(run), name="flambeau-fit", daemon=True)
+    thread.start()
     try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, Exception):
-            log.warning("cancelling the training's Spark jobs")
-            cancel(tag)
+        # Training takes as long as it takes; what it waits for has deadlines. An event and not a join: an
+        # interrupted join leaves Python 3.11 believing that the thread has ended.
+        done.wait()
+    except BaseException:
+        log.warning("cancelling the training's Spark jobs")
+        cancel(tag)
+        done.wait(_CANCEL_SECONDS)
         raise
-    finally:
-        remove(tag)
+    if failure:
+        raise failure[0]
+    return outcome[0]
 
 
 def on_worker(spark: SparkSession, function: Callable[[], Any]) -> Any:

@@ -173,7 +173,7 @@ class _Lost(Exception):
 def run_stage(spark: SparkSession, request: WorkerRequest, num_workers: int) -> list[RankOutcome]:
     """Runs one barrier stage with a task for each rank and returns how each ended, by rank.
 
-    Waits for as long as the training takes; an interrupt cancels the stage. Raises _Lost where Spark lost a
+    Waits for as long as the training takes. Raises _Lost where Spark lost a
     worker, and EnvironmentMismatchError where the workers' Python has no flambeau.
     """
     task = rank_task(request)
@@ -181,8 +181,7 @@ def run_stage(spark: SparkSession, request: WorkerRequest, num_workers: int) -> 
         task, "rank int, outcome binary", barrier=True
     )
     try:
-        with _cluster.cancelled_on_interrupt(spark):
-            rows = stage.collect()
+        rows = stage.collect()
     except Exception as error:
         text = str(error)
         if "No module named 'flambeau" in text:

@@ -51,12 +51,15 @@ class Fits(Iterator[tuple[int, Any]]):
     def _fit(self, estimator: TorchEstimator) -> Any:
         training = Training.of(estimator, self._df.sparkSession)
         columns = training.columns(self._df.schema)
-        with _cluster.cancelled_on_interrupt(training.spark):
+
+        def train() -> Any:
             visible = training.prepare()
             with self._lock:
                 key = (columns, training.work)
                 shared = self._shards.setdefault(key, _SharedShards(training, visible))
             return training.run(shared.get(self._df, columns), columns.inputs, visible)
+
+        return _cluster.interruptible(training.spark, train)
 
 
 class _SharedShards:

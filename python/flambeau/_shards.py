@@ -192,21 +192,21 @@ def in_place(
     """
     from pyspark.errors import AnalysisException
 
-    root = spark_path(path)
+    # As Spark itself resolves it: a path without a scheme is one of its default file system.
     for table, marker in _TABLE_FORMATS.items():
-        if _exists(spark, f"{root.rstrip('/')}/{marker}"):
+        if _exists(spark, f"{path.rstrip('/')}/{marker}"):
             raise DataError(
                 f"{path} is a {table} table: its directory holds removed rows too. Read it as a table, "
                 f"for example with fit(spark.read.format({table.lower()!r}).load({path!r}))"
             )
     try:
-        df = spark.read.parquet(root)
+        df = spark.read.parquet(path)
         schema = df.schema
     except AnalysisException as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from error
     instead = f"use fit(spark.read.parquet({path!r})) instead"
     columns = _resolve_tensors(schema, params, label_dtype, wide)
-    in_paths = _partition_columns(df.inputFiles(), root)
+    in_paths = _partition_columns(df.inputFiles(), path)
     for tensor, role in columns.tensors():
         for name in tensor.columns:
             why = _not_in_place(name, find_field(schema, name, role).dataType, in_paths)

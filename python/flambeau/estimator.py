@@ -82,10 +82,13 @@ class TorchEstimator(HasTrainingParams, HasObjects, Estimator[Any], MLWritable, 
         from pyspark.sql import SparkSession
 
         training = Training.of(self, SparkSession.getActiveSession() or SparkSession.builder.getOrCreate())
-        with _cluster.cancelled_on_interrupt(training.spark):
+
+        def train() -> TorchModel:
             visible = training.prepare()
             shards = training.in_place(path)
             return training.run(shards, shards.columns.inputs, visible)
+
+        return _cluster.interruptible(training.spark, train)
 
     def write(self) -> MLWriter:
         """A writer that saves the params as Spark ML does, and the objects beside them."""
@@ -105,10 +108,13 @@ class TorchEstimator(HasTrainingParams, HasObjects, Estimator[Any], MLWritable, 
     def _fit(self, dataset: DataFrame) -> TorchModel:
         training = Training.of(self, dataset.sparkSession)
         columns = training.columns(dataset.schema)
-        with _cluster.cancelled_on_interrupt(training.spark):
+
+        def train() -> TorchModel:
             visible = training.prepare()
             with training.written(dataset, columns, visible) as shards:
                 return training.run(shards, columns.inputs, visible)
+
+        return _cluster.interruptible(training.spark, train)
 
     def _job_params(self) -> dict[str, Any]:
         """The training job's `params`: every param with a value that is JSON."""

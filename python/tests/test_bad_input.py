@@ -68,8 +68,12 @@ class ThreeClasses(nn.Module):
 
 
 class TwoArguments(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 1)
+
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return a + b
+        return self.linear(a) + b
 
 
 def test_a_null(spark: SparkSession) -> None:
@@ -159,7 +163,7 @@ def test_lanes_that_do_not_divide_the_batch(spark: SparkSession) -> None:
 
 
 def test_forward_with_other_arguments(spark: SparkSession) -> None:
-    with pytest.raises(ParamError, match="forward"):
+    with pytest.raises(DataError, match=r"forward.*can't be called with the 1 input tensors x"):
         regressor(model=TwoArguments()).fit(rows(spark))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -162,6 +163,14 @@ def test_in_place_reads_the_files_there(spark: SparkSession, tmp_path: Path) -> 
     assert shapes(shards) == [("x", "float32", ()), ("a", "float32", (3,))]
     assert all(unquote(urlsplit(uri).path).startswith(path) for uri in shards.train)
     assert not [name for name in Path(path).rglob("*") if "shards" in str(name)]
+
+
+def test_in_place_takes_paths_as_spark_does(spark: SparkSession, tmp_path: Path) -> None:
+    rows(spark).write.parquet(str(tmp_path / "my data"))
+    relative = os.path.relpath(tmp_path / "my data")
+    for path in (relative, f"file:{tmp_path}/my data", f"file://{tmp_path}/my data/"):
+        shards = _shards.in_place(spark, path, TorchEstimator(inputCols=["x"]), "float32", False)
+        assert shards.num_rows == 1000
 
 
 def test_in_place_partition_columns(spark: SparkSession, tmp_path: Path) -> None:
