@@ -79,6 +79,13 @@ def text(value: Any) -> str:
     raise ParamError(f"must be a string that is not empty, got {value!r}")
 
 
+def text_or_empty(value: Any) -> str:
+    """A string, which may be empty."""
+    if isinstance(value, str):
+        return value
+    raise ParamError(f"must be a string, got {value!r}")
+
+
 def text_list(value: Any) -> list[str]:
     """A list of different strings, at least one."""
     if isinstance(value, (list, tuple)) and value and all(isinstance(item, str) and item for item in value):

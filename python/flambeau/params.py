@@ -31,6 +31,7 @@ from flambeau._converters import (
     shapes,
     text,
     text_list,
+    text_or_empty,
     text_or_list,
 )
 from flambeau._objects import CheckedParams
@@ -112,8 +113,9 @@ class HasOutputColumns(CheckedParams, HasPredictionCol):
     predictionCol: Param[str] = Param(
         Params._dummy(),
         "predictionCol",
-        "Name of the column that the fitted model writes its predictions to.",
-        text,
+        "Name of the column that the fitted model writes its predictions to. An empty name leaves that "
+        "column out.",
+        text_or_empty,
     )
 
     inferenceBatchSize: Param[int] = Param(
@@ -147,15 +149,16 @@ class HasClassColumns(CheckedParams, HasRawPredictionCol, HasProbabilityCol):
         Params._dummy(),
         "rawPredictionCol",
         "Name of the column that a fitted classifier writes the module's raw outputs (logits) to, as "
-        "a vector.",
-        text,
+        "a vector. An empty name leaves that column out.",
+        text_or_empty,
     )
 
     probabilityCol: Param[str] = Param(
         Params._dummy(),
         "probabilityCol",
-        "Name of the column that a fitted classifier writes the probability of each class to, as a vector.",
-        text,
+        "Name of the column that a fitted classifier writes the probability of each class to, as a vector. "
+        "An empty name leaves that column out.",
+        text_or_empty,
     )
 
     def __init__(self, *args: Any) -> None:

@@ -75,7 +75,8 @@ def test_bounds_are_those_of_the_schema(name: str) -> None:
     refused = [schema["minimum"] - step] if "minimum" in schema else []
     refused += [schema["maximum"] + step] if "maximum" in schema else []
     refused += [schema[key] for key in ("exclusiveMinimum", "exclusiveMaximum") if key in schema]
-    refused += [""] if schema.get("minLength") and "string" in types_of(schema) else []
+    if "string" in types_of(schema):
+        (refused if schema.get("minLength") else allowed).append("")
     refused += [[]] if schema.get("minItems") else []
     for value in allowed:
         estimator._set(**{name: value})

@@ -391,6 +391,15 @@ def test_columns_can_be_renamed_on_the_model(array_rows: DataFrame, tmp_path: Pa
     ]
 
 
+def test_an_empty_name_leaves_a_column_out(array_rows: DataFrame, tmp_path: Path) -> None:
+    model = fitted.classifier(tmp_path).setRawPredictionCol("").setProbabilityCol("")
+    assert model.transform(array_rows).columns == ["id", "features", "prediction"]
+    model = fitted.classifier(tmp_path / "vector").setPredictionCol("")
+    result = model.transform(array_rows)
+    assert result.columns == ["id", "features", "rawPrediction", "probability"]
+    assert len(column(result, "probability")[0]) == model.numClasses
+
+
 def test_an_output_that_changed_is_named(array_rows: DataFrame, tmp_path: Path) -> None:
     class Fickle(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

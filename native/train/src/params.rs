@@ -95,16 +95,19 @@ pub struct TrainingParams {
     #[schemars(title = "Weight column", length(min = 1))]
     pub weight_col: Option<String>,
 
-    /// Name of the column that the fitted model writes its predictions to.
-    #[schemars(title = "Prediction column", length(min = 1))]
+    /// Name of the column that the fitted model writes its predictions to. An
+    /// empty name leaves that column out.
+    #[schemars(title = "Prediction column")]
     pub prediction_col: String,
 
-    /// Name of the column that a fitted classifier writes the module's raw outputs (logits) to, as a vector.
-    #[schemars(title = "Raw prediction column", length(min = 1))]
+    /// Name of the column that a fitted classifier writes the module's raw outputs (logits) to, as a vector. An
+    /// empty name leaves that column out.
+    #[schemars(title = "Raw prediction column")]
     pub raw_prediction_col: String,
 
-    /// Name of the column that a fitted classifier writes the probability of each class to, as a vector.
-    #[schemars(title = "Probability column", length(min = 1))]
+    /// Name of the column that a fitted classifier writes the probability of each class to, as a vector. An
+    /// empty name leaves that column out.
+    #[schemars(title = "Probability column")]
     pub probability_col: String,
 
     /// Name of a boolean column: rows where it is true are used for validation and not for training. Takes the
