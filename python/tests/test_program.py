@@ -328,13 +328,13 @@ def test_archives_with_other_entries_are_refused(exported: bytes, name: str) -> 
 
 
 def test_any_bytes_are_refused_or_read(exported: bytes) -> None:
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(200):
-        cut = int(torch.randint(0, len(exported), (1,), generator=generator))
+    damages = [exported[:cut] for cut in range(0, len(exported), 101)]
+    for place in range(0, len(exported), 2):
         damaged = bytearray(exported)
-        damaged[cut] ^= 0xFF
-        for data in (bytes(damaged), exported[:cut]):
-            try:
-                check_exported(data)
-            except DataError:
-                continue
+        damaged[place] ^= 0xFF
+        damages.append(bytes(damaged))
+    for data in damages:
+        try:
+            check_exported(data)
+        except DataError:
+            continue
