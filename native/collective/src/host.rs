@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 
 use crate::board::{Board, Location};
 use crate::buffer::RawBuffer;
-use crate::call::{self, Call, Operation, Ranks};
+use crate::call::{self, Call, Operation, Piece, Ranks};
 use crate::descriptor;
 use crate::error::{CollectiveError, Result};
 use crate::health::Wait;
@@ -280,19 +280,30 @@ impl Host {
         }
     }
 
+    /// What of an entry's elements goes from whom to whom, for those in `range`.
+    fn pieces(
+        &self,
+        call: &Call<'_>,
+        entry: usize,
+        range: &Range<usize>,
+    ) -> impl Iterator<Item = Piece> {
+        let len = call.entries[entry].len;
+        call::pieces(
+            call.operation,
+            call.root,
+            self.world_size,
+            len,
+            range.clone(),
+        )
+    }
+
     /// Copies the elements that others need from this member into its staging area.
     unsafe fn copy_in(&self, call: &Call<'_>, buffers: &[RawBuffer], chunk: &[Part]) {
         let rank = self.board.ranks[self.board.me];
         for part in chunk {
             let entry = &call.entries[part.entry];
             let size = entry.dtype.size();
-            for piece in call::pieces(
-                call.operation,
-                call.root,
-                self.world_size,
-                entry.len,
-                part.range.clone(),
-            ) {
+            for piece in self.pieces(call, part.entry, &part.range) {
                 if piece.from == Ranks::All || piece.from == Ranks::One(rank) {
                     let into = part.offset + (piece.range.start - part.range.start) * size;
                     let from = buffers[part.entry].ptr.cast::<u8>();
@@ -322,13 +333,7 @@ impl Host {
         for part in chunk {
             let entry = &call.entries[part.entry];
             let size = entry.dtype.size();
-            for piece in call::pieces(
-                call.operation,
-                call.root,
-                self.world_size,
-                entry.len,
-                part.range.clone(),
-            ) {
+            for piece in self.pieces(call, part.entry, &part.range) {
                 let is_mine = piece.to == Ranks::All || piece.to == Ranks::One(rank);
                 let is_there = match spans_hosts {
                     true => piece.from != Ranks::One(rank),
@@ -357,13 +362,7 @@ impl Host {
         let entry = &call.entries[task.entry];
         let size = entry.dtype.size();
         let me = self.board.me;
-        for piece in call::pieces(
-            call.operation,
-            call.root,
-            self.world_size,
-            entry.len,
-            task.range.clone(),
-        ) {
+        for piece in self.pieces(call, task.entry, &task.range) {
             let (start, len) = (piece.range.start - task.range.start, piece.range.len());
             // SAFETY: `start` lies in the task's range, which each of its places holds.
             let source =
