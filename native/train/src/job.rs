@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::bounds;
 use crate::error::JobError;
 use crate::params::TrainingParams;
+use crate::program::NativeProgram;
 
 /// The version of the job's format that this build reads and writes.
 pub const FORMAT: u32 = 1;
@@ -27,6 +28,9 @@ pub struct TrainingJob {
     pub data: JobData,
     /// Which submission of the job this is.
     pub attempt: Attempt,
+    /// The program, where libtorch trains it rather than Python.
+    #[serde(default)]
+    pub program: Option<NativeProgram>,
     /// Options of the store, such as credentials and endpoints, as `object_store` names them.
     #[serde(default)]
     pub store: HashMap<String, String>,

@@ -18,6 +18,7 @@ mod job;
 mod layout;
 mod model;
 mod params;
+mod program;
 mod reducer;
 mod replicas;
 mod result;
@@ -39,6 +40,9 @@ pub use model::{
     TensorRef,
 };
 pub use params::{FeaturesColumn, InputType, TrainingParams};
+pub use program::{
+    LossSpec, NamedOptions, NativeProgram, ProgramForm, ScriptedLoss, StoredWeights,
+};
 pub use reducer::{GradientReducer, ReduceError, ReducerOptions};
 pub use result::{StoredFile, TrainingResult, WeightsInfo};
 pub use schedule::Schedule;

@@ -110,6 +110,11 @@ pub struct TrainingParams {
     #[schemars(title = "Probability column")]
     pub probability_col: String,
 
+    /// Directory of a saved model whose weights training starts from; they must be those of a module like the one that
+    /// is trained. When not set, training starts from the module's own weights.
+    #[schemars(title = "Initial model", length(min = 1))]
+    pub initial_model: Option<String>,
+
     /// Name of a boolean column: rows where it is true are used for validation and not for training. Takes the
     /// place of validationFraction. When not set, validationFraction decides.
     #[schemars(title = "Validation indicator column", length(min = 1))]
@@ -237,6 +242,7 @@ impl Default for TrainingParams {
             prediction_col: "prediction".into(),
             raw_prediction_col: "rawPrediction".into(),
             probability_col: "probability".into(),
+            initial_model: None,
             validation_indicator_col: None,
             validation_fraction: 0.0,
             num_workers: 1,

@@ -1,0 +1,1 @@
+//! libtorch programs as Flambeau's models.

@@ -1,0 +1,1 @@
+//! What `flambeau-worker` does, once libtorch is there.
