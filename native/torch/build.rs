@@ -1,0 +1,35 @@
+//! Compiles what tch lacks, in `cpp/`, against the headers of `$LIBTORCH`, and tells test programs where libtorch lies.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn main() {
+    println!("cargo:rerun-if-env-changed=LIBTORCH");
+    println!("cargo:rerun-if-changed=cpp");
+    let libtorch = PathBuf::from(
+        env::var_os("LIBTORCH").expect("LIBTORCH names the directory of torch 2.13 that this crate is built against"),
+    );
+    let sources: Vec<PathBuf> = fs::read_dir("cpp")
+        .expect("cpp/ lies beside the build script")
+        .map(|entry| entry.expect("cpp/ can be listed").path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "cpp"))
+        .collect();
+    cc::Build::new()
+        .cpp(true)
+        .std("c++20")
+        .include(libtorch.join("include"))
+        .include(libtorch.join("include/torch/csrc/api/include"))
+        .flag("-fvisibility=hidden")
+        .flag_if_supported("-Wno-unused-parameter")
+        .warnings(false)
+        .files(sources)
+        .compile("flambeau_torch");
+    // $LIBTORCH/lib may be a directory of links, while libtorch finds its own libraries beside the real files.
+    let library = libtorch.join("lib/libtorch_cpu.so");
+    let real = fs::canonicalize(&library).unwrap_or_else(|error| panic!("{}: {error}", library.display()));
+    let directory = real.parent().unwrap_or(Path::new("/"));
+    println!("cargo:rustc-link-arg=-Wl,-rpath,{}", directory.display());
+    // Libraries that libtorch_cpu.so itself needs are found by its own run path, not by ours.
+    println!("cargo:rustc-link-arg=-Wl,--allow-shlib-undefined");
+}

@@ -1,0 +1,101 @@
+//! What computes outputs from inputs, and what it returns.
+
+use std::path::Path;
+
+use tch::Tensor;
+
+use crate::error::TorchError;
+
+/// A parameter or a buffer of a program. It is the program's own tensor: what is written to it, or set as its data,
+/// the program computes with.
+#[derive(Debug)]
+pub struct NamedTensor {
+    /// Its name in the module's `state_dict`, such as `layers.0.weight`.
+    pub name: String,
+    /// The tensor. A tied one is listed under each of its names, as the same tensor.
+    pub tensor: Tensor,
+    /// Whether it is a buffer rather than a parameter.
+    pub is_buffer: bool,
+    /// Whether it is trained.
+    pub requires_grad: bool,
+    /// Whether it is part of the `state_dict`, and so of the weights file. False for buffers registered with
+    /// `persistent=False`.
+    pub persistent: bool,
+}
+
+impl NamedTensor {
+    /// The same entry, over the same tensor.
+    pub fn shallow_clone(&self) -> NamedTensor {
+        NamedTensor {
+            name: self.name.clone(),
+            tensor: self.tensor.shallow_clone(),
+            ..*self
+        }
+    }
+}
+
+/// A module without its loss: a graph and the tensors that it computes with.
+///
+/// One thread at a time uses a program.
+pub trait Program: Send {
+    /// All parameters in the order of their registration, then all buffers. The same tensors at every call.
+    fn tensors(&self) -> Vec<NamedTensor>;
+
+    /// Runs the graph on inputs whose first dimension is the rows. `training` chooses the mode: that of dropout and
+    /// batch normalization, not whether gradients are recorded, which is the caller's `no_grad`.
+    ///
+    /// # Errors
+    ///
+    /// What torch says; [`TorchError::Param`] where something else than tensors is returned, where the number of
+    /// inputs is wrong, or where the program has no graph for the mode.
+    fn forward(&mut self, inputs: &[Tensor], training: bool) -> Result<Outputs, TorchError>;
+
+    /// Whether the program can be trained.
+    ///
+    /// # Errors
+    ///
+    /// [`TorchError::Param`] says why it cannot, and what to do.
+    fn check_trainable(&self) -> Result<(), TorchError> {
+        Ok(())
+    }
+
+    /// Writes the program, without the data of its persistent tensors, into `directory`, for the model that is saved
+    /// from this training. Returns the names of the files; none where the program's own files serve as they are.
+    fn write(&self, directory: &Path) -> Result<Vec<String>, TorchError> {
+        let _ = directory;
+        Ok(vec![])
+    }
+}
+
+/// What a program returned.
+#[derive(Debug)]
+pub enum Outputs {
+    /// One tensor.
+    Tensor(Tensor),
+    /// A tuple, whose tensors are named `_1`, `_2`, ...
+    Tuple(Vec<Tensor>),
+    /// A list, whose tensors are named `_1`, `_2`, ...
+    List(Vec<Tensor>),
+    /// A named tuple: its fields.
+    NamedTuple(Vec<(String, Tensor)>),
+    /// A dict: its keys, in its order.
+    Dict(Vec<(String, Tensor)>),
+}
+
+impl Outputs {
+    /// The tensors with their names, `None` for the only one.
+    pub fn named(&self) -> Vec<(Option<String>, &Tensor)> {
+        match self {
+            Outputs::Tensor(tensor) => vec![(None, tensor)],
+            Outputs::Tuple(tensors) | Outputs::List(tensors) => tensors
+                .iter()
+                .enumerate()
+                .map(|(index, tensor)| (Some(format!("_{}", index + 1)), tensor))
+                .collect(),
+            Outputs::NamedTuple(fields) | Outputs::Dict(fields) => fields
+                .iter()
+                .map(|(name, tensor)| (Some(name.clone()), tensor))
+                .collect(),
+        }
+    }
+}
