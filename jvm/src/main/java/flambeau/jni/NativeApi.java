@@ -1,0 +1,87 @@
+package flambeau.jni;
+
+import java.nio.ByteBuffer;
+
+/**
+ * The functions of {@code libflambeau_jni.so}. {@code NativeLibrary.api} gives the instance, once the library is loaded.
+ *
+ * <p>Any thread may call any of them, several at once too. What fails ends in an exception with its causes:
+ * {@code flambeau.ParamException} for a job or a program that makes no sense, {@code flambeau.DataException} for rows,
+ * {@code flambeau.StoreException} for files, {@code flambeau.FlambeauException} for everything else.
+ *
+ * <p>{@code storeJson} is a JSON object of strings: the options of the object stores, as in the job's {@code store}; {@code
+ * {}} where there are none. A path is a local one, {@code /Volumes}, {@code dbfs:}, {@code s3:}, {@code s3a:}, {@code
+ * abfss:} or {@code gs:}.
+ */
+public final class NativeApi {
+  NativeApi() {}
+
+  /**
+   * Loads a job's program and weights, runs the program on two rows of zeros (of ones where zeros fail), and makes its
+   * loss, optimizer and metrics.
+   *
+   * @return JSON: {@code {"output":[{"name","dtype","shape"}],"numParameters":n,"parameterDtype":"float32","torch":"2.13.0"}}.
+   *     A shape is that of one row; a name is null where the program returns one tensor or a plain tuple.
+   */
+  public native String checkJob(String jobJson);
+
+  /**
+   * The newest whole checkpoint of some attempts of a job.
+   *
+   * @param attemptsJson a JSON list of the attempts' ids, in the order in which they ran
+   * @return JSON {@code {"uri","attempt","step"}}, or null where there is none
+   */
+  public native String newestCheckpoint(String workDir, String attemptsJson, String storeJson);
+
+  /** The bytes of a file. */
+  public native byte[] storeGet(String storeJson, String uri);
+
+  /** Writes a file whole, with the directories above it. */
+  public native void storePut(String storeJson, String uri, byte[] bytes);
+
+  /** Copies a file to a local one. */
+  public native void storeGetToFile(String storeJson, String uri, String local);
+
+  /** Copies a local file to {@code uri}. */
+  public native void storePutFile(String storeJson, String uri, String local);
+
+  /** The size of a file in bytes; -1 where there is none. */
+  public native long storeSize(String storeJson, String uri);
+
+  /** The URIs of all files under a directory, sorted; none where there is no such directory. */
+  public native String[] storeList(String storeJson, String directory);
+
+  /** Removes a file; one that is not there is no error. */
+  public native void storeDelete(String storeJson, String uri);
+
+  /** Removes a directory with all that is in it; one that is not there is no error. */
+  public native void storeDeletePrefix(String storeJson, String directory);
+
+  /** The address of a direct buffer's first byte. */
+  native long address(ByteBuffer direct);
+
+  /**
+   * Loads a program for scoring.
+   *
+   * @param specJson {@code {"form","program","weights","inputs":[{"dtype","shape"}],"output":[{"name","dtype","shape"}],
+   *     "batchSize","classes","fields","numThreads"}}. {@code program} and {@code weights} (or null) are local paths.
+   *     {@code classes} is null, or how a classifier's output reads: {@code logits}, {@code log_probabilities} or {@code
+   *     probabilities}; {@code fields} are then the wanted ones of {@code prediction}, {@code rawPrediction} and {@code
+   *     probability}
+   * @return a handle for {@link #score}, to be given to {@link #closeScorer} once
+   */
+  public native long openScorer(String specJson);
+
+  /**
+   * Scores rows.
+   *
+   * @param inputs one direct buffer in native byte order for each input, from position 0, row after row. Memory that is not
+   *     aligned at 64 bytes is copied first
+   * @return one array for each field or output tensor, row after row: {@code double[]} for single numbers and a classifier's
+   *     fields, else {@code float[]}, {@code double[]}, {@code long[]} or {@code boolean[]}
+   */
+  public native Object[] score(long handle, int numRows, ByteBuffer[] inputs);
+
+  /** Frees a scorer, after the calls that run with it. A handle that is closed already is an error. */
+  public native void closeScorer(long handle);
+}

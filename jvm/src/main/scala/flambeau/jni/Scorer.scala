@@ -1,0 +1,55 @@
+package flambeau.jni
+
+import org.apache.spark.TaskContext
+import org.apache.spark.util.TaskCompletionListener
+
+/** A program that is loaded in this JVM, on loan to one task.
+  *
+  * The tasks of a JVM share a loaded program; each has its own [[InputBatch]].
+  */
+final class Scorer private (api: NativeApi, program: LoadedProgram, spec: ScorerSpec) extends AutoCloseable {
+  private var open = true
+
+  /** Memory for `batchSize` rows, to be filled, scored, cleared and filled again. */
+  def newBatch(): InputBatch = new InputBatch(api, spec.inputs, spec.batchSize)
+
+  /** The outputs of a batch's rows.
+    *
+    * @return
+    *   for each field, or each output tensor where there are no fields, an `Array[Double]` for single numbers and a
+    *   classifier's fields, else an `Array[Float]`, `Array[Double]`, `Array[Long]` or `Array[Boolean]`; row after row
+    */
+  def score(batch: InputBatch): Array[AnyRef] = {
+    require(open, "the scorer is closed")
+    api.score(program.handle, batch.numRows, batch.buffers)
+  }
+
+  /** Gives the program back; it stays loaded for the next task, while it is among the last four used. */
+  override def close(): Unit = synchronized {
+    if (open) {
+      open = false
+      LoadedPrograms.release(api, program)
+    }
+  }
+}
+
+object Scorer {
+
+  /** A scorer for the running task, which gives it back at its end; outside of a task the caller closes it.
+    *
+    * libtorch computes with `spark.task.cpus` threads.
+    *
+    * @param conf
+    *   a Spark configuration: a key's value
+    */
+  def apply(spec: ScorerSpec, conf: String => Option[String]): Scorer = {
+    val api = NativeLibrary.api(conf)
+    val task = Option(TaskContext.get())
+    val numThreads = task.map(_.cpus()).getOrElse(1)
+    val scorer = new Scorer(api, LoadedPrograms.borrow(api, spec, numThreads), spec)
+    task.foreach(_.addTaskCompletionListener(new TaskCompletionListener {
+      override def onTaskCompletion(context: TaskContext): Unit = scorer.close()
+    }))
+    scorer
+  }
+}

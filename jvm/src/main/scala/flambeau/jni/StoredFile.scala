@@ -1,0 +1,116 @@
+package flambeau.jni
+
+import java.io.{FileInputStream, IOException}
+import java.nio.file.attribute.PosixFilePermissions
+import java.nio.file.{Files, Path, Paths, StandardCopyOption}
+import java.security.MessageDigest
+import java.util.concurrent.ConcurrentHashMap
+
+import flambeau.{FlambeauException, StoreException}
+import org.apache.spark.SparkFiles
+
+/** A file and what is in it: its URI, its size in bytes, its SHA-256 in lower-case hexadecimal.
+  *
+  * A URI is what the store takes, or `spark-file:` and the name of a file that Spark hands out to its executors.
+  */
+final case class StoredFile(uri: String, size: Long, sha256: String) {
+
+  /** A local file with this content, checked against the hash once in each JVM.
+    *
+    * A file that is local already is used where it lies. Others are fetched once for each machine and user into
+    * `flambeau-cache-<user>` under `java.io.tmpdir`, named by their hash.
+    *
+    * @param storeJson
+    *   the options of the object stores
+    * @throws flambeau.StoreException
+    *   where the file is gone or cannot be read
+    * @throws flambeau.FlambeauException
+    *   where it is another file
+    */
+  def local(api: NativeApi, storeJson: String): Path = {
+    val path = StoredFile.localPath(uri) match {
+      case Some(path) if Files.isRegularFile(path) => path
+      case Some(_) =>
+        throw new StoreException(s"the model's file $uri was removed, or this machine does not see it", null)
+      case None => fetched(api, storeJson)
+    }
+    verify(path)
+    path
+  }
+
+  private def fetched(api: NativeApi, storeJson: String): Path = {
+    val folder = StoredFile.cacheDirectory()
+    val path = folder.resolve(sha256)
+    if (!Files.isRegularFile(path)) {
+      val part = Files.createTempFile(folder, sha256, ".part")
+      try {
+        api.storeGetToFile(storeJson, uri, part.toString)
+        Files.move(part, path, StandardCopyOption.ATOMIC_MOVE)
+      } finally Files.deleteIfExists(part)
+    }
+    path
+  }
+
+  private def verify(path: Path): Unit = {
+    val real = path.toRealPath()
+    if (StoredFile.verified.get(real) != sha256) {
+      val found = StoredFile.hash(real)
+      if (found != sha256)
+        throw new FlambeauException(
+          s"$uri is not the file that the model was saved with: its SHA-256 is $found, and should be $sha256",
+          null
+        )
+      StoredFile.verified.put(real, sha256)
+    }
+  }
+}
+
+object StoredFile {
+
+  /** The hash of each file that this JVM has read. */
+  private val verified = new ConcurrentHashMap[Path, String]
+
+  /** The reference to a local file that is complete. */
+  def of(path: Path): StoredFile = StoredFile(path.toString, Files.size(path), hash(path))
+
+  /** The local path that a URI means; none for an object store. */
+  private[jni] def localPath(uri: String): Option[Path] = {
+    val scheme = "^([A-Za-z][A-Za-z0-9+.-]*):".r.findFirstMatchIn(uri).map(_.group(1).toLowerCase)
+    lazy val path = new java.net.URI(uri).getPath
+    scheme match {
+      case None => Some(Paths.get(uri))
+      case Some("file") => Some(Paths.get(path))
+      case Some("spark-file") => Some(Paths.get(SparkFiles.get(uri.substring("spark-file:".length))))
+      case Some("dbfs") => Some(Paths.get(if (path.startsWith("/Volumes/")) path else "/dbfs" + path))
+      case Some(_) => None
+    }
+  }
+
+  /** Lower-case hexadecimal SHA-256 of a file. */
+  private[jni] def hash(path: Path): String = {
+    val digest = MessageDigest.getInstance("SHA-256")
+    val stream = new FileInputStream(path.toFile)
+    try {
+      val chunk = new Array[Byte](1 << 20)
+      Iterator.continually(stream.read(chunk)).takeWhile(_ >= 0).foreach(digest.update(chunk, 0, _))
+    } finally stream.close()
+    digest.digest().map(byte => f"${byte & 0xff}%02x").mkString
+  }
+
+  /** Where fetched files are kept on this machine, for this user alone. */
+  private def cacheDirectory(): Path = {
+    val user = System.getProperty("user.name")
+    val folder = Paths.get(System.getProperty("java.io.tmpdir"), s"flambeau-cache-$user")
+    try {
+      val owner = PosixFilePermissions.fromString("rwx------")
+      if (!Files.isDirectory(folder)) Files.createDirectory(folder, PosixFilePermissions.asFileAttribute(owner))
+    } catch {
+      case _: java.nio.file.FileAlreadyExistsException => ()
+      case error: IOException =>
+        throw new FlambeauException(s"$folder cannot be made ($error): set java.io.tmpdir to a writable directory", error)
+    }
+    if (Files.getOwner(folder).getName != user)
+      throw new FlambeauException(s"$folder belongs to another user: set java.io.tmpdir to a directory of your own", null)
+    folder
+  }
+}
