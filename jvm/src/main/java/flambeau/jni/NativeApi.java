@@ -57,9 +57,6 @@ public final class NativeApi {
   /** Removes a directory with all that is in it; one that is not there is no error. */
   public native void storeDeletePrefix(String storeJson, String directory);
 
-  /** The address of a direct buffer's first byte. */
-  native long address(ByteBuffer direct);
-
   /**
    * Loads a program for scoring.
    *
@@ -75,8 +72,8 @@ public final class NativeApi {
   /**
    * Scores rows.
    *
-   * @param inputs one direct buffer in native byte order for each input, from position 0, row after row. Memory that is not
-   *     aligned at 64 bytes is copied first
+   * @param inputs one direct buffer in native byte order for each input, from position 0, row after row; read
+   *     before the call returns
    * @return one array for each field or output tensor, row after row: {@code double[]} for single numbers and a classifier's
    *     fields, else {@code float[]}, {@code double[]}, {@code long[]} or {@code boolean[]}
    */

@@ -7,14 +7,14 @@ import java.nio.{ByteBuffer, ByteOrder}
   *
   * The buffers' element types are the inputs' dtypes; `bool` and `uint8` take a byte an element.
   */
-final class InputBatch private[jni] (api: NativeApi, inputs: Seq[TensorRows], val capacity: Int) {
+final class InputBatch private[jni] (inputs: Seq[TensorRows], val capacity: Int) {
 
   private[jni] val buffers: Array[ByteBuffer] = inputs.map { input =>
     val bytes = Math.multiplyExact(
       Math.multiplyExact(input.numElements, InputBatch.elementSize(input.dtype)),
       capacity
     )
-    InputBatch.aligned(api, bytes)
+    ByteBuffer.allocateDirect(bytes).order(ByteOrder.nativeOrder())
   }.toArray
 
   private var rows = 0
@@ -64,20 +64,9 @@ final class InputBatch private[jni] (api: NativeApi, inputs: Seq[TensorRows], va
 
 private object InputBatch {
 
-  /** torch's kernels round alike only on memory that is aligned alike; torch's own is at 64 bytes. */
-  private val Alignment = 64
-
   private def elementSize(dtype: String): Int = dtype match {
     case "float32" => 4
     case "float64" | "int64" => 8
     case "bool" | "uint8" => 1
-  }
-
-  private def aligned(api: NativeApi, bytes: Int): ByteBuffer = {
-    val whole = ByteBuffer.allocateDirect(Math.addExact(bytes, Alignment))
-    val start = Math.floorMod(-api.address(whole), Alignment.toLong).toInt
-    whole.position(start)
-    whole.limit(start + bytes)
-    whole.slice().order(ByteOrder.nativeOrder())
   }
 }

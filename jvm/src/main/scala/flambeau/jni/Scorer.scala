@@ -11,7 +11,7 @@ final class Scorer private (api: NativeApi, program: LoadedProgram, spec: Scorer
   private var open = true
 
   /** Memory for `batchSize` rows, to be filled, scored, cleared and filled again. */
-  def newBatch(): InputBatch = new InputBatch(api, spec.inputs, spec.batchSize)
+  def newBatch(): InputBatch = new InputBatch(spec.inputs, spec.batchSize)
 
   /** The outputs of a batch's rows.
     *
