@@ -5,12 +5,15 @@ them by.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from pyspark.ml.param import Params
 
 from flambeau._objects import suggestion
 from flambeau.errors import ParamError
+
+if TYPE_CHECKING:
+    from flambeau.model import TorchModel
 
 
 class EstimatorArguments(TypedDict, total=False):
@@ -30,6 +33,7 @@ class EstimatorArguments(TypedDict, total=False):
     predictionCol: str | None
     rawPredictionCol: str | None
     probabilityCol: str | None
+    initialModel: str | TorchModel | None
     validationIndicatorCol: str | None
     validationFraction: float | None
     numWorkers: int | None

@@ -8,6 +8,8 @@ import numbers
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark.ml import Model
+
 from flambeau.errors import ParamError
 
 INPUT_TYPES = ("auto", "float32", "float64", "int64", "bool", "uint8")
@@ -77,6 +79,15 @@ def text(value: Any) -> str:
     if isinstance(value, str) and value:
         return str(value)
     raise ParamError(f"must be a string that is not empty, got {value!r}")
+
+
+def saved_model(value: Any) -> Any:
+    """The directory of a saved model, or a fitted model."""
+    if isinstance(value, str) and value:
+        return str(value)
+    if isinstance(value, Model) and type(value).__module__ == "flambeau":
+        return value
+    raise ParamError(f"must be the directory of a saved model, or a fitted model, got {value!r}")
 
 
 def text_or_empty(value: Any) -> str:

@@ -24,7 +24,7 @@ from flambeau._columns import TensorColumns
 from flambeau._directory import Directory, is_connect
 from flambeau._objects import OBJECT_PARAMS
 from flambeau._program import FILE_NAMES, OutputSpec, compile_programs, instantiate
-from flambeau._weights import FILE_NAME, fetched, load_into
+from flambeau._weights import FILE_NAME, WeightsRef, fetched, load_into
 from flambeau.errors import FlambeauError
 
 if TYPE_CHECKING:
@@ -180,6 +180,22 @@ class ModelReader(MLReader["TorchModel"]):
         return model
 
 
+def weights_of(spark: SparkSession, model: str | TorchModel) -> WeightsRef:
+    """The weights of a saved model, given by its directory, or of a fitted one.
+
+    Raises FlambeauError where the directory holds no model of ours, and ParamError for an unfitted one.
+    """
+    from flambeau.model import TorchModel
+
+    if isinstance(model, TorchModel):
+        model._check_fitted()
+        return model._weights
+    metadata = load_metadata(spark, model)
+    class_of(metadata, model, TorchModel)
+    entry = metadata["flambeau"]["files"][FILE_NAME]
+    return Directory(spark, model).reference(FILE_NAME, entry["size"], entry["sha256"])
+
+
 class HoldsObjects(Protocol):
     """An estimator with params that are Python objects."""
 
@@ -188,6 +204,8 @@ class HoldsObjects(Protocol):
     def _objects(self) -> dict[str, Any]: ...
 
     def _set_objects(self, objects: dict[str, Any]) -> None: ...
+
+    def getInitialModel(self) -> str | TorchModel | None: ...
 
 
 class EstimatorWriter(PlainWriter):
@@ -202,7 +220,13 @@ class EstimatorWriter(PlainWriter):
         self._blob = {name: value for name, value in estimator._objects().items() if name not in self._names}
 
     def check(self, directory: Directory) -> None:
-        """Refuses objects where pickles are."""
+        """Refuses objects where pickles are, and an initial model that has no directory to name."""
+        initial = self._estimator.getInitialModel()
+        if initial is not None and not isinstance(initial, str):
+            raise FlambeauError(
+                "initialModel is a fitted model, which an estimator is not saved with: save the model, and "
+                "give its directory as initialModel"
+            )
         if self._blob and not pickle_allowed(self.sparkSession):
             raise FlambeauError(
                 f"{', '.join(self._blob)} can be saved as a pickle only, and {ALLOW_PICKLE} is false"
@@ -290,7 +314,7 @@ def load_pipeline(path: str, module: nn.Module | None = None) -> Any:
 
 
 def load_metadata(spark: SparkSession, path: str) -> dict[str, Any]:
-    """Spark ML's metadata of a saved stage."""
+    """Spark ML's metadata of a saved stage. Raises FlambeauError where there is none."""
     row = spark.read.text(f"{path.rstrip('/')}/metadata").first()
     if row is None:
         raise FlambeauError(f"{path} has no metadata; it is not a saved stage, or was not written to its end")

@@ -25,8 +25,10 @@ from flambeau.errors import DataError, ParamError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+    from torch.nn import Module
 
     from flambeau.estimator import TorchEstimator
+    from flambeau.model import TorchModel
 
 log = logging.getLogger("flambeau")
 
@@ -39,10 +41,13 @@ class Program:
     objects: dict[str, Any]
 
     @classmethod
-    def of(cls, estimator: TorchEstimator) -> Program:
+    def of(cls, estimator: TorchEstimator, spark: SparkSession) -> Program:
         """The estimator's objects, in one pickle so that an optimizer keeps its parameters.
 
-        Raises ParamError that names the object which is missing, of the wrong kind, or cannot be pickled.
+        The module has the weights of `initialModel` where that is set.
+
+        Raises ParamError that names the object which is missing, of the wrong kind, or cannot be pickled, and
+        where the initial weights are not those of such a module.
         """
         import torch
 
@@ -54,7 +59,12 @@ class Program:
                 "loss must be given: a name such as 'mse', a torch.nn loss module, or a callable"
             )
         data = _pickle(given)
-        return cls(data, pickle.loads(data))
+        objects = pickle.loads(data)
+        initial = estimator.getInitialModel()
+        if initial is not None:
+            _load_initial(objects["model"], initial, spark)
+            data = _pickle(objects)
+        return cls(data, objects)
 
     def check(self, inputs: Sequence[TensorColumns]) -> None:
         """Refuses what a worker would refuse of the objects on these inputs. Raises ParamError."""
@@ -67,6 +77,18 @@ class Program:
         """Whether the module computes in float64."""
         floats = (p.dtype for p in self.objects["model"].parameters() if p.dtype.is_floating_point)
         return str(next(floats, None)) == "torch.float64"
+
+
+def _load_initial(module: Module, initial: str | TorchModel, spark: SparkSession) -> None:
+    """Gives a module the weights of a saved or fitted model. Raises ParamError where they do not fit."""
+    from flambeau._saving import weights_of
+    from flambeau._weights import fetched, load_into
+
+    with fetched(weights_of(spark, initial), spark) as path:
+        try:
+            load_into(module, path)
+        except ParamError as error:
+            raise ParamError(f"initialModel {initial}: {error}") from None
 
 
 def _pickle(objects: dict[str, Any]) -> bytes:
@@ -108,7 +130,7 @@ class Training:
         }
         _native.validate_job(json.dumps(draft))
         work = _cluster.work_directory(spark, estimator.getWorkDir(), store_options(spark))
-        program = Program.of(estimator)
+        program = Program.of(estimator, spark)
         _cluster.check_slots(spark, estimator.getNumWorkers(), estimator.getSlotTimeout())
         return cls(estimator, spark, program, work)
 

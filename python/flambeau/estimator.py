@@ -118,11 +118,9 @@ class TorchEstimator(HasTrainingParams, HasObjects, Estimator[Any], MLWritable, 
 
     def _job_params(self) -> dict[str, Any]:
         """The training job's `params`: every param with a value that is JSON."""
-        return {
-            param.name: self.getOrDefault(param)
-            for param in self.params
-            if param.name not in OBJECT_PARAMS and self.isDefined(param)
-        }
+        params = [p for p in self.params if p.name not in OBJECT_PARAMS and self.isDefined(p)]
+        values = [(param, self.getOrDefault(param)) for param in params]
+        return {param.name: value for param, value in values if not _is_object(param, value)}
 
     def _model_class(self) -> type[TorchModel]:
         from flambeau.model import TorchModel
@@ -164,4 +162,5 @@ class TorchClassifier(TorchEstimator):
 
 
 def _is_object(param: Param[Any], value: Any) -> bool:
-    return param.name in OBJECT_PARAMS and not isinstance(value, str)
+    """Whether a param's value is an object of Python's rather than text."""
+    return param.name in (*OBJECT_PARAMS, "initialModel") and not isinstance(value, str)

@@ -23,7 +23,7 @@ from flambeau._columns import (
 )
 from flambeau._program import OutputSpec, OutputTensor, check_signature, dump_skeleton, instantiate
 from flambeau._weights import WeightsRef, fetched, load_into
-from flambeau.errors import DataError, FlambeauError, ParamError
+from flambeau.errors import DataError, ParamError
 from flambeau.params import HasClassColumns, HasInputColumns, HasLabelColumns, HasOutputColumns
 
 if TYPE_CHECKING:
@@ -220,13 +220,17 @@ class TorchModel(
     def _check_output(self, output: OutputSpec) -> None:
         """Raises ParamError where the module's output is not what this kind of model gives."""
 
+    def _check_fitted(self) -> None:
+        """Raises ParamError for a model that was made by calling its class."""
+        if not hasattr(self, "_weights"):
+            raise ParamError(
+                f"{type(self).__name__} holds no trained module; get one from {self._parents}.fit or load"
+            )
+
     def _transform(self, dataset: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F
 
-        if not hasattr(self, "_weights"):
-            raise FlambeauError(
-                f"{type(self).__name__} holds no trained module; get one from {self._parents}.fit or load"
-            )
+        self._check_fitted()
         outputs = self._output_columns()
         for param, name in outputs:
             if name in dataset.columns:

@@ -6,7 +6,7 @@ which a test holds them against. A value of None unsets a param.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pyspark.ml.param import Param, Params
 from pyspark.ml.param.shared import (
@@ -28,6 +28,7 @@ from flambeau._converters import (
     Number,
     boolean,
     input_types,
+    saved_model,
     shapes,
     text,
     text_list,
@@ -35,6 +36,9 @@ from flambeau._converters import (
     text_or_list,
 )
 from flambeau._objects import CheckedParams
+
+if TYPE_CHECKING:
+    from flambeau.model import TorchModel
 
 
 class HasInputColumns(CheckedParams, HasFeaturesCol, HasInputCols):
@@ -255,6 +259,28 @@ class HasValidation(CheckedParams, HasValidationIndicatorCol):
     def getValidationFraction(self) -> float:
         """The value of `validationFraction`, or its default."""
         return self.getOrDefault(self.validationFraction)
+
+
+class HasInitialModel(CheckedParams):
+    """Whose weights training starts from."""
+
+    initialModel: Param[str | TorchModel] = Param(
+        Params._dummy(),
+        "initialModel",
+        "Directory of a saved model whose weights training starts from; they must be those of a module "
+        "like the one that is trained. When not set, training starts from the module's own weights.",
+        saved_model,
+    )
+
+    def setInitialModel(self, value: str | TorchModel) -> Self:
+        """Sets `initialModel`, to a saved model's directory or to a fitted model. An estimator that is to be
+        saved takes the directory.
+        """
+        return self._set(initialModel=value)
+
+    def getInitialModel(self) -> str | TorchModel | None:
+        """The value of `initialModel`, None when it is not set."""
+        return self._value("initialModel")
 
 
 class HasTrainingLoop(CheckedParams, HasSeed, HasStepSize):
@@ -611,6 +637,7 @@ class HasTrainingParams(
     HasOutputColumns,
     HasClassColumns,
     HasLabelColumns,
+    HasInitialModel,
     HasValidation,
     HasTrainingLoop,
     HasWorkers,
