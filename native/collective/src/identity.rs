@@ -3,8 +3,8 @@
 use std::fs;
 use std::io;
 
-/// The host's name, for messages.
-pub(crate) fn host_name() -> String {
+/// The name of this process's host, for messages.
+pub fn host_name() -> String {
     match fs::read_to_string("/proc/sys/kernel/hostname") {
         Ok(name) if !name.trim().is_empty() => name.trim().to_owned(),
         _ => "localhost".to_owned(),

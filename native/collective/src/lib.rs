@@ -60,6 +60,7 @@ pub use buffer::{DType, Device, RawBuffer, ReduceOp, Stream};
 pub use call::part_of;
 pub use error::{CollectiveError, LossCause, Peer, Result};
 pub use group::ProcessGroup;
+pub use identity::host_name;
 pub use options::{GroupOptions, Interrupt, Transport};
 pub use region::GroupBuffer;
 pub use rendezvous::Rendezvous;

@@ -2,7 +2,7 @@
 
 use flambeau_collective::CollectiveError;
 use flambeau_data::DataError;
-use flambeau_train::{Cause, JobError, TrainError};
+use flambeau_train::{Cause, JobError, TrainError, error_chain};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -24,23 +24,9 @@ fn raise(py: Python<'_>, class: &str, message: &str, fields: &[(&str, Bound<'_, 
     })
 }
 
-/// An error's message followed by those of its causes that it doesn't already quote.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let below = error.to_string();
-        if !text.contains(&below) {
-            text = format!("{text}: {below}");
-        }
-        cause = error.source();
-    }
-    text
-}
-
 /// `ParamError`.
 pub(crate) fn from_job(py: Python<'_>, error: &JobError) -> PyErr {
-    raise(py, "ParamError", &chain(error), &[])
+    raise(py, "ParamError", &error_chain(error), &[])
 }
 
 /// `StoreError` for paths, `DataError` for what lies in them.
@@ -55,12 +41,12 @@ pub(crate) fn from_data(py: Python<'_>, error: &DataError) -> PyErr {
         DataError::Interrupted => "CancelledError",
         _ => "DataError",
     };
-    raise(py, class, &chain(error), &[])
+    raise(py, class, &error_chain(error), &[])
 }
 
 /// The subclass of `CollectiveError` that fits.
 pub(crate) fn from_collective(py: Python<'_>, error: &CollectiveError) -> PyErr {
-    let message = chain(error);
+    let message = error_chain(error);
     match error {
         CollectiveError::Timeout { .. } => raise(py, "CollectiveTimeout", &message, &[]),
         CollectiveError::PeerLost { rank, host, .. } => {
@@ -132,10 +118,10 @@ pub(crate) fn from_train(py: Python<'_>, error: TrainError, interruption: Option
                 ("DivergedError", Ok(epoch), Ok(step)) => raise(
                     py,
                     class,
-                    &chain(&cause),
+                    &error_chain(&cause),
                     &[("epoch", epoch), ("step", step)],
                 ),
-                _ => raise(py, class, &chain(&cause), &[]),
+                _ => raise(py, class, &error_chain(&cause), &[]),
             };
             (kind, exception)
         }

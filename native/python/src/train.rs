@@ -117,28 +117,16 @@ fn run(
     options.timeout = Duration::from_secs_f64(job.params.timeout);
     let group =
         ProcessGroup::connect(rendezvous, options).map_err(|error| Failure::Early(error.into()))?;
-    let num_threads = job
-        .params
-        .num_threads
-        .unwrap_or_else(|| cores_per_rank(&group));
     model
-        .set_num_threads(num_threads)
+        .set_num_threads(flambeau_train::num_threads(&job, &group))
         .map_err(|error| Failure::Early(Cause::Model(error)))?;
     let hooks = Hooks {
         cancel: Some(signals.callback()),
         interrupt: Some(signals.callback()),
+        ..Hooks::default()
     };
     let result = Worker::new(job, group, model, store, hooks)
         .run()
         .map_err(Failure::Late)?;
     Ok(serde_json::to_string(&result).expect("a result has string keys"))
-}
-
-/// This rank's share of the cores that its process may use, at least one.
-fn cores_per_rank(group: &ProcessGroup) -> usize {
-    let host = group.host_of(group.rank());
-    let num_local = (0..group.world_size())
-        .filter(|&rank| group.host_of(rank) == host)
-        .count();
-    (std::thread::available_parallelism().map_or(1, usize::from) / num_local).max(1)
 }

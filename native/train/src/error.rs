@@ -209,3 +209,17 @@ impl std::error::Error for TrainError {
         Some(&*self.cause)
     }
 }
+
+/// An error's message followed by those of its causes that it doesn't already quote.
+pub fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let below = error.to_string();
+        if !text.contains(&below) {
+            text = format!("{text}: {below}");
+        }
+        cause = error.source();
+    }
+    text
+}

@@ -1,11 +1,17 @@
-//! What the caller may ask of a running training.
+//! What the caller may ask of a running training, and what it is told.
 
 use std::sync::Arc;
+
+use crate::events::Event;
+use crate::model::StepReport;
 
 /// A question that is asked often and from several threads.
 pub type Interrupt = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// What the caller may ask of a running training.
+/// What is told as it happens, on the thread that trains: it must be quick.
+pub type Listener<T> = Arc<dyn Fn(&T) + Send + Sync>;
+
+/// What the caller may ask of a running training, and what it is told.
 #[derive(Clone, Default)]
 pub struct Hooks {
     /// Asked before each step. Once it says true on any rank, all ranks finish the same step and then stop with
@@ -14,6 +20,10 @@ pub struct Hooks {
     /// Asked at least every 100 ms while waiting for rows; true ends the wait, and with it the training of all ranks,
     /// wherever they are. Give the same to the group's options.
     pub interrupt: Option<Interrupt>,
+    /// Told on rank 0 of each event when it happens; the attempt's files hold the same ones.
+    pub on_event: Option<Listener<Event>>,
+    /// Told on every rank of each step.
+    pub on_step: Option<Listener<StepReport>>,
 }
 
 impl Hooks {

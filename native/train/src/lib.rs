@@ -29,10 +29,11 @@ mod usage;
 mod weights;
 mod worker;
 
-pub use error::{Cause, ErrorKind, JobError, TrainError};
+pub use error::{Cause, ErrorKind, JobError, TrainError, error_chain};
 pub use events::{Event, Progress, Start};
 pub use history::{EpochRecord, History, NamedValue};
-pub use hooks::{Hooks, Interrupt};
+pub use hooks::{Hooks, Interrupt, Listener};
+pub use host::num_threads;
 pub use job::{Attempt, FORMAT, JobData, TrainingJob};
 pub use layout::{BucketInfo, BucketLayout, BucketSizes, View};
 pub use model::{

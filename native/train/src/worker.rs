@@ -11,7 +11,7 @@ use crate::error::{Cause, JobError, TrainError};
 use crate::evaluate::{self, Evaluation};
 use crate::events::{Event, EventWriter, Progress, Start};
 use crate::history::{EpochRecord, History};
-use crate::hooks::Hooks;
+use crate::hooks::{Hooks, Listener};
 use crate::host;
 use crate::job::TrainingJob;
 use crate::model::{EpochReport, Model, StepReport};
@@ -139,6 +139,7 @@ impl<'a> Worker<'a> {
                 ..ReducerOptions::default()
             },
         };
+        let (on_event, on_step) = (hooks.on_event.clone(), hooks.on_step.clone());
         let stepper = Stepper::new(model, group.clone(), settings, hooks)?;
         let events = (rank == 0).then(|| {
             EventWriter::new(store.clone(), format!("{}/events", job.attempt.directory()))
@@ -158,6 +159,8 @@ impl<'a> Worker<'a> {
             position,
             history,
             events,
+            on_event,
+            on_step,
             checkpoints,
             warnings: vec![],
         };
@@ -173,8 +176,8 @@ impl<'a> Worker<'a> {
             )?),
             _ => None,
         };
+        run.tell(Event::End);
         if let Some(events) = &mut run.events {
-            events.send(Event::End);
             run.warnings.extend(events.close().err());
         }
         Ok(TrainingResult {
@@ -213,6 +216,8 @@ struct Run<'a> {
     history: History,
     /// On rank 0.
     events: Option<EventWriter>,
+    on_event: Option<Listener<Event>>,
+    on_step: Option<Listener<StepReport>>,
     checkpoints: CheckpointWriter,
     warnings: Vec<String>,
 }
@@ -279,6 +284,9 @@ impl Run<'_> {
                 .model
                 .on_step_end(&report)
                 .map_err(Cause::Model)?;
+            if let Some(on_step) = &self.on_step {
+                on_step(&report);
+            }
             if outcome.is_cancelled {
                 return Err(Cause::Cancelled);
             }
@@ -426,6 +434,9 @@ impl Run<'_> {
 
     fn tell(&self, event: Event) {
         if let Some(events) = &self.events {
+            if let Some(on_event) = &self.on_event {
+                on_event(&event);
+            }
             events.send(event);
         }
     }

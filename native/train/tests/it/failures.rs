@@ -101,7 +101,7 @@ fn a_cancel_on_one_rank_stops_all_at_the_same_step() {
         let cancel = move || asked.fetch_add(1, Ordering::Relaxed) >= 7;
         Hooks {
             cancel: (rank == 1).then(|| Arc::new(cancel) as _),
-            interrupt: None,
+            ..Hooks::default()
         }
     };
     for outcome in try_train(&job, 3, |_| config(None), hooks) {
