@@ -1,0 +1,321 @@
+//! The command line.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+/// What `--help` prints.
+pub const USAGE: &str = "\
+flambeau-worker trains, scores and inspects libtorch programs.
+
+    flambeau-worker train --job JOB.json --rank R --world-size N --rendezvous HOST:PORT
+            [--secret-file FILE] [--bind-address IP] [--transport auto|sharedMemory|tcp] [--report-steps]
+        Trains one rank of a job. Rank 0 listens at the rendezvous. All ranks hold the same secret, in a
+        file or in FLAMBEAU_SECRET; a single rank needs none. Tells its progress in JSON lines.
+    flambeau-worker train --launcher
+        The same for a program that starts it and speaks JSON lines with it.
+    flambeau-worker score MODEL INPUT.parquet... OUTPUT.parquet [--input COLUMN[,COLUMN...]]...
+            [--batch-size N] [--num-threads N]
+        Scores rows with a saved model or a program. Columns are those that the model was trained on, or,
+        for each argument of the program, those of one --input.
+    flambeau-worker inspect PATH...
+        Prints what a saved model, a program or Parquet shards hold.
+    flambeau-worker libtorch
+        Prints which libtorch is taken, as JSON.
+
+Each takes --libtorch DIR; without it libtorch is that of LIBTORCH, else that of torch in the Python named by
+FLAMBEAU_PYTHON, else in python3.";
+
+/// A command line that was understood.
+#[derive(Debug, PartialEq)]
+pub struct Arguments {
+    /// What to do.
+    pub command: Command,
+    /// Where libtorch is, if the command line says so.
+    pub libtorch: Option<PathBuf>,
+}
+
+/// What to do.
+#[derive(Debug, PartialEq)]
+pub enum Command {
+    /// Print the usage.
+    Help,
+    /// Print the version.
+    Version,
+    /// Say which libtorch is found.
+    Libtorch,
+    /// Train under a launcher.
+    Launched,
+    /// Train one rank that finds the others by itself.
+    Train(Box<TrainArguments>),
+    /// Score Parquet files.
+    Score(ScoreArguments),
+    /// Print what is there.
+    Inspect {
+        /// A saved model, a program, or shards.
+        paths: Vec<String>,
+    },
+}
+
+/// One rank of a training without a launcher.
+#[derive(Debug, PartialEq)]
+pub struct TrainArguments {
+    /// The file with the job.
+    pub job: PathBuf,
+    /// This rank.
+    pub rank: usize,
+    /// The number of ranks.
+    pub world_size: usize,
+    /// `host:port` where rank 0 listens.
+    pub rendezvous: String,
+    /// The file with the secret; else it is in the environment.
+    pub secret_file: Option<PathBuf>,
+    /// The address that the other ranks reach this one at; else the one that the way to the rendezvous begins at.
+    pub bind_address: Option<IpAddr>,
+    /// `auto`, `sharedMemory` or `tcp`.
+    pub transport: String,
+    /// Whether rank 0 tells of each step.
+    pub report_steps: bool,
+}
+
+/// Rows to score.
+#[derive(Debug, PartialEq)]
+pub struct ScoreArguments {
+    /// The directory of a saved model, or the file of a program.
+    pub model: String,
+    /// The Parquet files to read.
+    pub rows: Vec<String>,
+    /// The Parquet file to write.
+    pub output: String,
+    /// The columns of each argument of the program; empty for those of the model.
+    pub inputs: Vec<Vec<String>>,
+    /// Rows that are scored at once.
+    pub batch_size: usize,
+    /// Threads to compute with; all cores where it is not given.
+    pub num_threads: Option<usize>,
+}
+
+/// Understands the command line, without the program's name.
+///
+/// # Errors
+/// One sentence that says what is wrong and what is allowed.
+pub fn parse(arguments: &[String]) -> Result<Arguments, String> {
+    let Some((command, rest)) = arguments.split_first() else {
+        return Err("a command is missing: train, score, inspect or libtorch".into());
+    };
+    match command.as_str() {
+        "--help" | "-h" | "help" => return Ok(plain(Command::Help)),
+        "--version" | "-V" => return Ok(plain(Command::Version)),
+        _ => {}
+    }
+    let mut options = Options::read(command, rest)?;
+    let libtorch = options.take("--libtorch")?.map(PathBuf::from);
+    let command = match command.as_str() {
+        "libtorch" => Command::Libtorch,
+        "train" if options.flag("--launcher") => Command::Launched,
+        "train" => Command::Train(Box::new(TrainArguments {
+            job: options.need("--job")?.into(),
+            rank: options.number("--rank")?.ok_or_else(|| missing("--rank"))?,
+            world_size: options
+                .number("--world-size")?
+                .ok_or_else(|| missing("--world-size"))?,
+            rendezvous: options.need("--rendezvous")?,
+            secret_file: options.take("--secret-file")?.map(PathBuf::from),
+            bind_address: options
+                .take("--bind-address")?
+                .map(|text| {
+                    text.parse()
+                        .map_err(|_| format!("--bind-address is {text}, but must be an IP address"))
+                })
+                .transpose()?,
+            transport: options.take("--transport")?.unwrap_or("auto".into()),
+            report_steps: options.flag("--report-steps"),
+        })),
+        "score" => {
+            let inputs = options.all("--input");
+            let arguments = ScoreArguments {
+                inputs: inputs
+                    .iter()
+                    .map(|columns| columns.split(',').map(str::to_owned).collect())
+                    .collect(),
+                batch_size: options.number("--batch-size")?.unwrap_or(4096).max(1),
+                num_threads: options.number("--num-threads")?,
+                ..score_paths(std::mem::take(&mut options.paths))?
+            };
+            Command::Score(arguments)
+        }
+        "inspect" if options.paths.is_empty() => {
+            return Err("inspect needs a path: a saved model, a program or Parquet shards".into());
+        }
+        "inspect" => Command::Inspect {
+            paths: std::mem::take(&mut options.paths),
+        },
+        other => {
+            return Err(format!(
+                "there is no command {other}; the commands are train, score, inspect and libtorch"
+            ));
+        }
+    };
+    options.end()?;
+    Ok(Arguments { command, libtorch })
+}
+
+fn plain(command: Command) -> Arguments {
+    Arguments {
+        command,
+        libtorch: None,
+    }
+}
+
+fn missing(option: &str) -> String {
+    format!("{option} is missing")
+}
+
+fn score_paths(mut paths: Vec<String>) -> Result<ScoreArguments, String> {
+    if paths.len() < 3 {
+        return Err(
+            "score needs a model, at least one Parquet file to read and one to write".into(),
+        );
+    }
+    let output = paths.pop().unwrap_or_default();
+    Ok(ScoreArguments {
+        model: paths.remove(0),
+        rows: paths,
+        output,
+        inputs: vec![],
+        batch_size: 0,
+        num_threads: None,
+    })
+}
+
+const FLAGS: [&str; 2] = ["--launcher", "--report-steps"];
+
+/// The options and paths of a command that are not yet taken.
+struct Options {
+    command: String,
+    named: Vec<(String, String)>,
+    flags: Vec<String>,
+    paths: Vec<String>,
+}
+
+impl Options {
+    fn read(command: &str, arguments: &[String]) -> Result<Options, String> {
+        let mut options = Options {
+            command: command.into(),
+            named: vec![],
+            flags: vec![],
+            paths: vec![],
+        };
+        let mut rest = arguments.iter();
+        while let Some(argument) = rest.next() {
+            if !argument.starts_with("--") {
+                options.paths.push(argument.clone());
+            } else if FLAGS.contains(&argument.as_str()) {
+                options.flags.push(argument.clone());
+            } else if let Some((name, value)) = argument.split_once('=') {
+                options.named.push((name.into(), value.into()));
+            } else {
+                let value = rest.next().ok_or(format!("{argument} needs a value"))?;
+                options.named.push((argument.clone(), value.clone()));
+            }
+        }
+        Ok(options)
+    }
+
+    fn all(&mut self, name: &str) -> Vec<String> {
+        let (taken, left) = std::mem::take(&mut self.named)
+            .into_iter()
+            .partition(|(other, _)| other == name);
+        self.named = left;
+        taken.into_iter().map(|(_, value)| value).collect()
+    }
+
+    fn take(&mut self, name: &str) -> Result<Option<String>, String> {
+        let mut values = self.all(name);
+        if values.len() > 1 {
+            return Err(format!("{name} is given twice"));
+        }
+        Ok(values.pop())
+    }
+
+    fn need(&mut self, name: &str) -> Result<String, String> {
+        self.take(name)?.ok_or_else(|| missing(name))
+    }
+
+    fn number(&mut self, name: &str) -> Result<Option<usize>, String> {
+        self.take(name)?
+            .map(|text| {
+                text.parse()
+                    .map_err(|_| format!("{name} is {text}, but must be a whole number"))
+            })
+            .transpose()
+    }
+
+    fn flag(&mut self, name: &str) -> bool {
+        let before = self.flags.len();
+        self.flags.retain(|flag| flag != name);
+        self.flags.len() < before
+    }
+
+    /// Refuses what no one took.
+    fn end(self) -> Result<(), String> {
+        let named = self.named.into_iter().map(|(name, _)| name);
+        match named.chain(self.flags).chain(self.paths).next() {
+            Some(argument) => Err(format!("{} takes no {argument} here", self.command)),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Arguments, String> {
+        let arguments: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        parse(&arguments)
+    }
+
+    #[test]
+    fn commands_are_understood() {
+        let launched = parsed("train --launcher --libtorch /opt/libtorch").unwrap();
+        assert_eq!(launched.command, Command::Launched);
+        assert_eq!(launched.libtorch, Some("/opt/libtorch".into()));
+        let line = "train --job j.json --rank=1 --world-size 2 --rendezvous h:1 --report-steps";
+        let Command::Train(train) = parsed(line).unwrap().command else {
+            panic!("{line} is a training");
+        };
+        assert_eq!((train.rank, train.world_size), (1, 2));
+        assert!(train.report_steps && train.transport == "auto");
+        let line = "score model a.parquet b.parquet out.parquet --input x --input a,b";
+        let Command::Score(score) = parsed(line).unwrap().command else {
+            panic!("{line} is a scoring");
+        };
+        assert_eq!(score.rows, ["a.parquet", "b.parquet"]);
+        assert_eq!(score.inputs, [vec!["x"], vec!["a", "b"]]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (line, said) in [
+            ("", "a command is missing"),
+            ("learn", "there is no command learn"),
+            ("train --rank 0", "--job is missing"),
+            ("train --launcher --rank 0", "train takes no --rank here"),
+            (
+                "train --job j --rank x --world-size 1 --rendezvous h:1",
+                "--rank is x",
+            ),
+            ("train --job", "--job needs a value"),
+            ("score model rows.parquet", "score needs a model"),
+            ("inspect", "inspect needs a path"),
+            ("libtorch now", "libtorch takes no now here"),
+            (
+                "inspect a --libtorch b --libtorch c",
+                "--libtorch is given twice",
+            ),
+        ] {
+            let refused = parsed(line).unwrap_err();
+            assert!(refused.contains(said), "{line}: {refused}");
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The training of one rank, from its meeting with the others to its result.
+
+use std::net::IpAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use flambeau_collective::{GroupOptions, ProcessGroup, Rendezvous, Transport};
+use flambeau_data::Store;
+use flambeau_train::{
+    Cause, Event, Hooks, Interrupt, StepReport, TrainingJob, TrainingResult, Worker,
+};
+
+use crate::failure::Failure;
+use crate::lines::{Line, Lines, Step};
+
+/// What a rank is told beside its job.
+pub(crate) struct Settings {
+    pub(crate) rank: usize,
+    /// The address that the other ranks reach this one at.
+    pub(crate) bind_address: IpAddr,
+    /// Proves that ranks belong together.
+    pub(crate) secret: Vec<u8>,
+    /// `auto`, `sharedMemory` or `tcp`.
+    pub(crate) transport: String,
+    /// Whether rank 0 tells of each step.
+    pub(crate) report_steps: bool,
+    /// Once it says true on any rank, all ranks stop after the same step.
+    pub(crate) cancel: Option<Interrupt>,
+}
+
+/// Runs a training, writes how it ended as the last line, and returns the failure where it failed. Panics end here.
+pub(crate) fn conclude(
+    lines: &Lines,
+    rank: usize,
+    training: impl FnOnce() -> Result<TrainingResult, Failure>,
+) -> Result<TrainingResult, Failure> {
+    let outcome = catch_unwind(AssertUnwindSafe(training))
+        .unwrap_or_else(|panic| Err(Failure::of_panic(rank, panic)));
+    match &outcome {
+        Ok(result) => lines.write(&Line::Result(result)),
+        Err(failure) => lines.write(&Line::Error(failure)),
+    }
+    outcome
+}
+
+/// Trains a rank to the end. The program is loaded before the ranks meet, so that one that cannot be loaded fails at once.
+pub(crate) fn train(
+    job: TrainingJob,
+    settings: Settings,
+    rendezvous: &mut dyn Rendezvous,
+    lines: &Arc<Lines>,
+) -> Result<TrainingResult, Failure> {
+    let rank = settings.rank;
+    let early = |cause: Cause| Failure::early(rank, cause);
+    let options = GroupOptions {
+        secret: settings.secret,
+        bind_address: settings.bind_address,
+        transport: transport(rank, &settings.transport)?,
+        timeout: Duration::from_secs_f64(job.params.timeout),
+        ..GroupOptions::default()
+    };
+    let store = Store::new(&job.store).map_err(|error| early(error.into()))?;
+    let mut model = flambeau_torch::build(&job, &store)
+        .map_err(|error| early(Cause::Model(Box::new(error))))?;
+    let group = ProcessGroup::connect(rendezvous, options).map_err(|error| early(error.into()))?;
+    flambeau_torch::set_num_threads(flambeau_train::num_threads(&job, &group));
+    let hooks = Hooks {
+        cancel: settings.cancel,
+        interrupt: None,
+        on_event: Some(tell_events(lines)),
+        on_step: (rank == 0 && settings.report_steps).then(|| tell_steps(lines)),
+    };
+    let worker = Worker::new(job, group, &mut model, store, hooks);
+    worker.run().map_err(Failure::from)
+}
+
+fn transport(rank: usize, name: &str) -> Result<Transport, Failure> {
+    match name {
+        "auto" => Ok(Transport::Auto),
+        "sharedMemory" => Ok(Transport::SharedMemory),
+        "tcp" => Ok(Transport::Tcp),
+        _ => Err(Failure::of_environment(
+            rank,
+            format!("transport is {name:?}, but must be auto, sharedMemory or tcp"),
+        )),
+    }
+}
+
+fn tell_events(lines: &Arc<Lines>) -> Arc<dyn Fn(&Event) + Send + Sync> {
+    let lines = lines.clone();
+    Arc::new(move |event| match event {
+        Event::Progress(progress) => lines.write(&Line::Progress(progress)),
+        Event::Epoch(record) => lines.write(&Line::Epoch(record)),
+        Event::Start(_) | Event::End => {}
+    })
+}
+
+fn tell_steps(lines: &Arc<Lines>) -> Arc<dyn Fn(&StepReport) + Send + Sync> {
+    let lines = lines.clone();
+    Arc::new(move |report| {
+        let (epoch, step, loss) = (report.epoch, report.step, report.loss);
+        lines.write(&Line::Step(Step { epoch, step, loss }));
+    })
+}
