@@ -21,6 +21,7 @@ from flambeau._columns import (
     resolve_inputs,
     resolve_tensor,
 )
+from flambeau._named import name_of
 from flambeau._program import OutputSpec, OutputTensor, check_signature, dump_skeleton, instantiate
 from flambeau._weights import WeightsRef, fetched, load_into
 from flambeau.errors import DataError, ParamError
@@ -390,7 +391,7 @@ def output_kind(estimator: Params) -> str:
     loss: Any = (
         estimator.getOrDefault("loss") if estimator.hasParam("loss") and estimator.isDefined("loss") else None
     )
-    name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+    name = name_of(loss) or getattr(loss, "__name__", type(loss).__name__)
     if name in ("bce", "BCELoss", "binary_cross_entropy"):
         return "probabilities"
     if name in ("nll", "NLLLoss", "nll_loss"):
