@@ -13,8 +13,13 @@ BIN := $(CURDIR)/$(VENV)/bin
 RUN := .ci/with-tools
 UV := $(BIN)/uv --quiet --no-progress
 UV_VERSION := $(shell sed -n 's/.*"\(uv==[^"]*\)".*/\1/p' python/pyproject.toml)
-NATIVE := Cargo.toml Cargo.lock rust-toolchain.toml $(shell find native -name '*.rs' -o -name Cargo.toml)
+NATIVE := Cargo.toml Cargo.lock rust-toolchain.toml $(shell find native -name '*.rs' -o -name '*.cpp' -o -name '*.h' -o -name Cargo.toml)
+EXTENSION := $(filter-out native/torch/% native/worker/% native/jni/%,$(NATIVE))
 PACKAGE := python/pyproject.toml $(shell find python/flambeau -name '*.py')
+JVM := build.gradle settings.gradle jvm/dependencies.lock $(shell find jvm/src -type f)
+PLATFORM := linux-$(shell uname -m)
+NATIVES := build/native/native/$(PLATFORM)
+GRADLE := $(RUN) +gradle gradle --no-daemon --quiet --console=plain
 SPARKS := spark35 spark40
 LINTED := python tests examples benchmarks notebooks .ci
 
@@ -24,21 +29,39 @@ help:
 
 #: make quickstart    build, then train on 336,776 flights on two workers
 .PHONY: quickstart
-quickstart: build
+quickstart: $(VENV)/.extension
 	@$(RUN) $(BIN)/python examples/flights.py
 
-#: make build         the environment in .venv and the native extension in it
+#: make build         the environment in .venv with the native extension, the libtorch programs, the jar
 .PHONY: build
-build: $(VENV)/.extension
+build: $(VENV)/.extension natives jvm
 
-#: make test          lint, then every Rust, Python and cross-language test
+#: make natives       flambeau-worker and libflambeau_jni.so, for the jar and in python/flambeau/_bin
+.PHONY: natives
+natives: build/native/.built
+
+#: make jvm           build/jvm/libs/flambeau-spark4_2.13-VERSION.jar
+.PHONY: jvm
+jvm: build/jvm/.built
+
+#: make test          lint, then every Rust, Scala, Python and cross-language test
 .PHONY: test
 test: build
-	@$(RUN) $(BIN)/python .ci/check.py
+	@$(RUN) +g++ +gradle $(BIN)/python .ci/check.py
+
+#: make test-jvm      the Scala tests alone
+.PHONY: test-jvm
+test-jvm: natives
+	@$(GRADLE) test
 
 #: make test-matrix   the main job on the older Spark lines, each in an environment of its own
 .PHONY: test-matrix
-test-matrix: $(SPARKS:%=test-%)
+test-matrix: $(SPARKS:%=test-%) test-jvm-matrix
+
+# Scala has one more dimension: Spark 3.5 with Scala 2.12 and 2.13, and the jar of Spark 4 on Spark 4.0.
+.PHONY: test-jvm-matrix
+test-jvm-matrix: natives
+	@$(GRADLE) testAll -Ptag=matrix
 
 .PHONY: $(SPARKS:%=test-%)
 $(SPARKS:%=test-%): test-%: build/%/.installed
@@ -47,13 +70,14 @@ $(SPARKS:%=test-%): test-%: build/%/.installed
 
 #: make lint          formatting, lints and types
 .PHONY: lint
-lint: build
-	@$(RUN) $(BIN)/python .ci/check.py --lint
+lint: $(VENV)/.extension build/libtorch/build-version
+	@$(RUN) +g++ +gradle $(BIN)/python .ci/check.py --lint
 
 #: make format        rewrite the sources as lint wants them
 .PHONY: format
 format: $(VENV)/.synced
 	@$(RUN) cargo fmt
+	@$(GRADLE) format
 	@cd python && $(BIN)/ruff check --fix --quiet $(LINTED:%=../%); $(BIN)/ruff format --quiet $(LINTED:%=../%)
 
 #: make docs/params.md   the table of params, from their schema
@@ -63,7 +87,7 @@ docs/params.md: docs/training-job.schema.json .ci/params_page.py $(VENV)/.synced
 #: make clean         remove everything that the targets made
 .PHONY: clean
 clean:
-	rm -rf $(VENV) build target python/flambeau/_native*.so
+	rm -rf $(VENV) build target .gradle python/flambeau/_native*.so python/flambeau/_bin
 
 # The environment: uv, in the version that pyproject.toml names, then all that uv.lock names. Compiled once here, or each
 # worker process compiles torch for itself where Python may not write its bytecode.
@@ -78,13 +102,38 @@ $(VENV)/.synced: $(VENV)/.uv python/uv.lock
 	@UV_PROJECT_ENVIRONMENT=$(CURDIR)/$(VENV) $(UV) sync --frozen --compile-bytecode --project python --no-install-project
 	@touch $@
 
-$(VENV)/.extension: $(VENV)/.synced $(NATIVE) python/pyproject.toml
+$(VENV)/.extension: $(VENV)/.synced $(EXTENSION) python/pyproject.toml
 	@echo "flambeau: building the native extension"
 	@cd python && ../$(RUN) $(BIN)/maturin develop --release --locked --uv --quiet
 	@touch $(CURDIR)/$@
 
+# libtorch in the form that torch-sys takes: links to the torch of the environment, whose headers and libraries it is.
+build/libtorch/build-version: $(VENV)/.synced
+	@torch=$$($(BIN)/python -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])') \
+		&& rm -rf build/libtorch && mkdir -p build/libtorch/lib && ln -s "$$torch/include" build/libtorch/include \
+		&& ln -s "$$torch"/lib/lib{c10,torch_cpu,torch}.so build/libtorch/lib/ \
+		&& sed -n "s/^__version__ = '\([0-9.]*\).*/\1/p" "$$torch/version.py" >$@
+
+# What the JVM and Python start or load, without debug information, and the oldest glibc that it runs with. Cargo knows
+# best whether there is anything to compile; the files change only where their contents do.
+build/native/.built: build/libtorch/build-version $(NATIVE)
+	@echo "flambeau: building flambeau-worker and libflambeau_jni.so"
+	@$(RUN) +g++ cargo build --release --locked --quiet -p flambeau-worker -p flambeau-jni
+	@mkdir -p $(NATIVES) python/flambeau/_bin
+	@for file in flambeau-worker libflambeau_jni.so; do \
+		strip --strip-debug -o build/native/$$file target/release/$$file; \
+		cmp -s build/native/$$file $(NATIVES)/$$file && rm build/native/$$file || mv build/native/$$file $(NATIVES)/; \
+		ln -f $(NATIVES)/$$file python/flambeau/_bin/; done
+	@objdump -T $(NATIVES)/* | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1 | sed 's/GLIBC_//' >build/native/glibc
+	@touch $@
+
+build/jvm/.built: build/native/.built $(JVM)
+	@echo "flambeau: building the jar"
+	@$(GRADLE) jar
+	@touch $@
+
 # A wheel, for the environments of the matrix.
-build/wheels/.built: $(VENV)/.extension $(PACKAGE)
+build/wheels/.built: $(VENV)/.extension build/native/.built $(PACKAGE)
 	@rm -rf build/wheels
 	@cd python && ../$(RUN) $(BIN)/maturin build --release --locked --quiet --interpreter $(BIN)/python --out ../build/wheels
 	@touch $@
