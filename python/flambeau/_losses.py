@@ -11,13 +11,14 @@ nothing, and the batch has no gradient.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from flambeau._named import is_named, make
 from flambeau.errors import DataError, ParamError
 
 Loss = Callable[[Any, list[Tensor], Tensor | None, int], tuple[Tensor, float]]
@@ -52,20 +53,28 @@ NAMES: tuple[str, ...] = tuple(sorted(_ELEMENTWISE | _CLASSES))
 
 
 def build(loss: Any) -> Loss:
-    """The loss for what the user gave: a name, a module or a callable. Raises `ParamError` for anything
-    else.
+    """The loss for what the user gave: a name, `{"name", "options"}`, a module, a callable, or `{"script"}`
+    with the path of a TorchScript archive. Raises `ParamError` for anything else.
     """
-    if isinstance(loss, str):
-        kind = (_ELEMENTWISE | _CLASSES).get(loss)
-        if kind is None:
-            raise ParamError(f"loss: unknown name {loss!r}; the names are {', '.join(NAMES)}")
-        return build(kind())
+    if is_named(loss):
+        return build(make("loss", _with_tensors(loss), _ELEMENTWISE | _CLASSES))
+    if isinstance(loss, Mapping) and set(loss) == {"script"}:
+        return build(torch.jit.load(loss["script"]))
     if not callable(loss):
         raise ParamError(f"loss: expected a name, a module or a callable, got {type(loss).__name__}")
     if isinstance(loss, nn.Module):
         return _of_module(loss)
     name = _FUNCTIONS.get(loss)
     return build(name) if name else CallableLoss(loss, getattr(loss, "__name__", type(loss).__name__))
+
+
+def _with_tensors(loss: Any) -> Any:
+    """The named loss with its lists of numbers, such as the weights of classes, as tensors."""
+    if isinstance(loss, str):
+        return loss
+    options = dict(loss.get("options") or {})
+    lists = {key: torch.tensor(value) for key, value in options.items() if isinstance(value, list | tuple)}
+    return {"name": loss["name"], "options": options | lists}
 
 
 def _of_module(module: nn.Module) -> Loss:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from flambeau._named import is_named, make
 from flambeau.errors import ParamError
 
 _NAMED: dict[str, type[torch.optim.Optimizer]] = {
@@ -29,7 +31,8 @@ NAMES: tuple[str, ...] = tuple(sorted(_NAMED))
 def build(optimizer: Any, module: nn.Module, step_size: float | None) -> torch.optim.Optimizer:
     """The optimizer for what the user gave, over `module`'s trainable parameters.
 
-    A name gives torch's optimizer with torch's defaults, fused where torch has it on the parameters' device.
+    A name gives torch's optimizer with torch's defaults, fused where torch has it on the parameters' device;
+    `{"name", "options"}` gives it with other options.
     A callable is called with the list of trainable parameters. An instance must have been made over
     `module`'s own parameters, and is used as it is. `step_size` overrides the learning rate of every
     parameter group. Raises `ParamError`, saying what to do instead, for what can't be trained data-parallel.
@@ -54,11 +57,9 @@ def _make(optimizer: Any, module: nn.Module) -> torch.optim.Optimizer:
     if isinstance(optimizer, torch.optim.Optimizer):
         return optimizer
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    if isinstance(optimizer, str):
-        kind = _NAMED.get(optimizer)
-        if kind is None:
-            raise ParamError(f"optimizer: unknown name {optimizer!r}; the names are {', '.join(NAMES)}")
-        return _fused(kind, parameters)
+    if is_named(optimizer):
+        kinds = {name: partial(_fused, kind) for name, kind in _NAMED.items()}
+        return make("optimizer", optimizer, kinds, parameters)
     if isinstance(optimizer, tuple | list):
         raise ParamError(
             "optimizer: several optimizers are not supported; give one with several parameter groups"
@@ -80,13 +81,15 @@ def _make(optimizer: Any, module: nn.Module) -> torch.optim.Optimizer:
     return built
 
 
-def _fused(kind: type[torch.optim.Optimizer], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _fused(
+    kind: type[torch.optim.Optimizer], parameters: list[nn.Parameter], **options: Any
+) -> torch.optim.Optimizer:
     if "fused" in inspect.signature(kind).parameters:
         try:
-            return kind(parameters, fused=True)  # type: ignore[call-arg]
+            return kind(parameters, **({"fused": True} | options))
         except (RuntimeError, NotImplementedError):
             pass  # torch has no fused kernel for this device or dtype
-    return kind(parameters)  # type: ignore[call-arg]
+    return kind(parameters, **options)
 
 
 def _check(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:

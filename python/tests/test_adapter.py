@@ -102,6 +102,15 @@ def test_named_optimizers_are_torchs(name: str) -> None:
         assert optimizer.defaults["fused"]
 
 
+def test_named_optimizers_take_torchs_options() -> None:
+    module = nn.Linear(2, 2)
+    given = {"name": "sgd", "options": {"lr": 0.5, "momentum": 0.9, "nesterov": True, "fused": False}}
+    optimizer = _optimizers.build(given, module, None)
+    wanted = torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.9, nesterov=True, fused=False)
+    assert type(optimizer) is torch.optim.SGD and optimizer.defaults == wanted.defaults
+    assert _optimizers.build({"name": "adam"}, module, None).defaults["fused"]
+
+
 def test_an_instance_keeps_its_parameters_through_a_pickle() -> None:
     module = nn.Linear(2, 2)
     optimizer = torch.optim.SGD([{"params": [module.weight]}, {"params": [module.bias], "lr": 0.5}], lr=0.1)
@@ -119,6 +128,9 @@ def test_an_instance_keeps_its_parameters_through_a_pickle() -> None:
     ("optimizer", "message"),
     [
         ("sgdd", "unknown name 'sgdd'; the names are"),
+        ({"name": "sgdd", "options": {}}, "unknown name 'sgdd'; the names are"),
+        ({"name": "sgd", "options": {"beta": 1}}, "sgd does not take the options .*beta"),
+        ({"name": "sgd", "options": {"lr": -1.0}}, "sgd does not take the options .*Invalid learning rate"),
         (torch.optim.LBFGS, "LBFGS evaluates the loss several times"),
         (lambda p: torch.optim.SparseAdam(p), "SparseAdam needs sparse gradients"),
         ([torch.optim.SGD, torch.optim.SGD], "several optimizers"),

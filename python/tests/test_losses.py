@@ -157,7 +157,39 @@ def test_labels_of_all_counts() -> None:
         _losses.build("mse")(output, [], None, 6)
 
 
+def test_named_losses_take_torchs_options() -> None:
+    torch.manual_seed(0)
+    output, label = torch.randn(8, 3), torch.randn(8, 3)
+    value, _ = _losses.build({"name": "huber", "options": {"delta": 0.25}})(output, [label], None, 8)
+    assert value.equal(F.huber_loss(output, label, delta=0.25))
+    classes = torch.tensor([0, 1, 2, 2, 1, 0, 1, 2])
+    options = {"weight": [1.0, 2.0, 0.5], "ignore_index": 1, "label_smoothing": 0.1}
+    value, denominator = _losses.build({"name": "cross_entropy", "options": options})(
+        output, [classes], None, 8
+    )
+    weight = torch.tensor([1.0, 2.0, 0.5])
+    assert value.equal(F.cross_entropy(output, classes, weight, ignore_index=1, label_smoothing=0.1))
+    assert denominator == 2 * 1.0 + 3 * 0.5
+
+
+def test_a_scripted_loss_comes_from_its_file(tmp_path) -> None:
+    class Relative(nn.Module):
+        def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+            return ((output - label) / (1 + label.abs())).square()
+
+    torch.jit.script(Relative()).save(str(tmp_path / "loss.pt"))
+    output, label = torch.randn(8), torch.randn(8)
+    value, denominator = _losses.build({"script": str(tmp_path / "loss.pt")})(output, [label], None, 8)
+    assert value.equal(Relative()(output, label).mean()) and denominator == 8
+
+
 def test_what_is_refused() -> None:
+    with pytest.raises(ParamError, match=r"huber does not take the options .*gamma"):
+        _losses.build({"name": "huber", "options": {"gamma": 1.0}})
+    with pytest.raises(ParamError, match="unknown name 'hubert'"):
+        _losses.build({"name": "hubert"})
+    with pytest.raises(ParamError, match="got dict"):
+        _losses.build({"delta": 1.0})
     with pytest.raises(ParamError, match=r"unknown name .msee.; the names are .*mse"):
         _losses.build("msee")
     with pytest.raises(ParamError, match="reduction='sum'"):
