@@ -1,0 +1,60 @@
+package flambeau
+
+/** The base of all exceptions that Flambeau raises itself. The message says what was given, what is allowed and what to
+  * do.
+  */
+class FlambeauException(message: String, cause: Throwable) extends RuntimeException(message, cause) {
+  def this(message: String) = this(message, null)
+}
+
+/** A param, or something given as one, that is refused; the message names it, its value and what is allowed. */
+class ParamException(message: String, cause: Throwable) extends FlambeauException(message, cause) {
+  def this(message: String) = this(message, null)
+}
+
+/** Data that is refused; the message names the column or tensor and how to mend it. */
+class DataException(message: String, cause: Throwable) extends FlambeauException(message, cause) {
+  def this(message: String) = this(message, null)
+}
+
+/** A path that could not be read or written, or a file that is not the one that was saved; the message names it. */
+class StoreException(message: String, cause: Throwable) extends FlambeauException(message, cause) {
+  def this(message: String) = this(message, null)
+}
+
+/** A cluster that cannot run the training: too few task slots, settings that Spark refuses for barrier stages, or a
+  * library that is missing.
+  */
+class ClusterException(message: String, cause: Throwable) extends FlambeauException(message, cause) {
+  def this(message: String) = this(message, null)
+}
+
+/** A failure on a worker.
+  *
+  * @param rank
+  *   the worker's rank, where it is known
+  * @param host
+  *   the worker's host, where it is known
+  * @param epoch
+  *   the epoch, from 0, where there was one
+  * @param step
+  *   the optimizer's step, from 0 over all epochs, where there was one
+  */
+class WorkerException(
+    message: String,
+    val rank: Option[Int],
+    val host: Option[String],
+    val epoch: Option[Long],
+    val step: Option[Long],
+    cause: Throwable = null
+) extends FlambeauException(message, cause)
+
+/** A worker that died or stopped answering. */
+class WorkerLostException(
+    message: String,
+    rank: Option[Int],
+    host: Option[String],
+    epoch: Option[Long],
+    step: Option[Long],
+    cause: Throwable = null
+) extends WorkerException(message, rank, host, epoch, step, cause)

@@ -1,0 +1,157 @@
+package flambeau
+
+import java.security.SecureRandom
+import java.util.Base64
+
+import scala.collection.mutable
+import scala.util.control.NonFatal
+
+import com.fasterxml.jackson.databind.JsonNode
+import com.fasterxml.jackson.databind.node.ObjectNode
+import org.apache.spark.sql.SparkSession
+import org.apache.spark.{BarrierTaskContext, SparkException}
+import org.slf4j.LoggerFactory
+
+/** A training that is ready to run: one barrier stage, one task for each rank, started again where a worker was lost.
+  *
+  * @param job
+  *   the training job without its `attempt`
+  * @param slotTimeout
+  *   seconds to wait for task slots
+  * @param isVisible
+  *   whether this process reads the work directory
+  * @param watch
+  *   makes what shows an attempt's progress, given the attempt's id
+  */
+private[flambeau] final class Launch(
+    spark: SparkSession,
+    work: WorkDirectory,
+    job: ObjectNode,
+    numWorkers: Int,
+    maxRestarts: Int,
+    slotTimeout: Double,
+    isVisible: Boolean,
+    watch: String => AutoCloseable
+) {
+  import Launch._
+
+  private val attempts = mutable.ArrayBuffer.empty[String]
+
+  /** Trains, and returns rank 0's result as `native/train` tells it. Waits for as long as that takes.
+    *
+    * A lost worker starts the training again from the newest whole checkpoint, up to `maxRestarts` times. Throws what the
+    * rank failed with where the failure began.
+    */
+  def run(): JsonNode = {
+    var result = Option.empty[JsonNode]
+    while (result.isEmpty) {
+      val resume = if (attempts.isEmpty) None else newestCheckpoint()
+      attempts += WorkDirectory.newId()
+      try result = Some(attempt(attempts.last, resume))
+      catch {
+        case lost: Lost if attempts.size <= maxRestarts =>
+          log.warn(s"training is started again (${attempts.size} of at most $maxRestarts restarts): ${lost.reason}")
+          awaitSlots(lost.error)
+        case lost: Lost => throw lost.error
+      }
+    }
+    result.get
+  }
+
+  /** Removes what the attempts left in the work directory; a failure to do so is told and no more. */
+  def clean(): Unit = attempts.foreach(Launch.remove(spark, work, isVisible, "attempts", _))
+
+  private def attempt(id: String, resume: Option[String]): JsonNode = {
+    val where = Json.obj().put("id", id).put("workDir", work.uri).put("resume", resume.orNull)
+    val whole = job.deepCopy().set[ObjectNode]("attempt", where)
+    val progress = watch(id)
+    val outcomes =
+      try runStage(spark, RankTask(whole.toString, newSecret(), work.settings), numWorkers)
+      finally progress.close()
+    RankOutcome.firstCause(outcomes) match {
+      case None                             => Json.parse(outcomes.find(_.rank == 0).flatMap(_.result).get)
+      case Some(failed) if failed.isRetried => throw new Lost(failed.exception)
+      case Some(failed)                     => throw failed.exception
+    }
+  }
+
+  private def newestCheckpoint(): Option[String] = {
+    val ids = attempts.toList
+    // A copy without this object, which does not travel with tasks.
+    val directory = work
+    if (isVisible) work.newestCheckpoint(ids) else Cluster.onWorker(spark)(() => directory.newestCheckpoint(ids))
+  }
+
+  private def awaitSlots(lost: Throwable): Unit =
+    try Cluster.checkSlots(spark, numWorkers, math.max(slotTimeout, RecoverySeconds))
+    catch {
+      case error: ClusterException =>
+        error.addSuppressed(lost)
+        throw error
+    }
+}
+
+private[flambeau] object Launch {
+  private val log = LoggerFactory.getLogger("flambeau")
+  private val random = new SecureRandom
+
+  // An executor that is lost comes back within this time, or Spark's cluster manager does not replace it.
+  private val RecoverySeconds = 120.0
+
+  // How Spark tells that an executor went away, in its own error texts.
+  private val LostTexts = Seq(
+    "ExecutorLostFailure",
+    "Executor heartbeat timed out",
+    "Lost executor",
+    "worker lost",
+    "java.net.SocketException: Connection reset",
+    "java.io.EOFException"
+  )
+
+  /** A worker was lost, or did not answer in time: worth another attempt. `error` is what the user gets without one. */
+  private final class Lost(val error: FlambeauException) extends Exception(error) {
+    def reason: String = firstLine(error)
+  }
+
+  /** Runs one barrier stage with a task for each rank and returns how each ended, by rank.
+    *
+    * Waits for as long as the training takes. An interrupt of this thread cancels the stage. Throws Lost where Spark lost an
+    * executor.
+    */
+  private def runStage(spark: SparkSession, task: RankTask, numWorkers: Int): Seq[RankOutcome] = {
+    val sc = spark.sparkContext
+    val stage = sc
+      .parallelize(0 until numWorkers, numWorkers)
+      .barrier()
+      .mapPartitions(_ => Iterator.single(task.run(BarrierTaskContext.get())))
+    try Cluster.interruptible(sc)(stage.collect().toSeq.sortBy(_.rank))
+    catch {
+      case error: SparkException if LostTexts.exists(String.valueOf(error.getMessage).contains(_)) =>
+        val text = s"a worker was lost: ${reason(error)}"
+        throw new Lost(new WorkerLostException(text, None, None, None, None, error))
+    }
+  }
+
+  /** Deletes a path of the work directory, through a Spark task where this process does not see it.
+    *
+    * A failure is told and no more, so that it hides neither a result nor an earlier error.
+    */
+  def remove(spark: SparkSession, work: WorkDirectory, isVisible: Boolean, parts: String*): Unit =
+    try if (isVisible) work.delete(parts: _*) else Cluster.onWorker(spark)(() => work.delete(parts: _*))
+    catch {
+      case NonFatal(error) => log.warn(s"${work.path(parts: _*)} could not be removed: ${firstLine(error)}")
+    }
+
+  private def newSecret(): String = {
+    val bytes = new Array[Byte](32)
+    random.nextBytes(bytes)
+    Base64.getEncoder.encodeToString(bytes)
+  }
+
+  private def firstLine(error: Throwable): String =
+    Option(error.getMessage).flatMap(_.linesIterator.take(1).toSeq.headOption).getOrElse(error.getClass.getSimpleName)
+
+  /** The part of a Spark error that says how an executor was lost. */
+  private def reason(error: Throwable): String =
+    "(ExecutorLostFailure.*|Lost executor.*)".r.findFirstIn(error.getMessage).getOrElse(firstLine(error)).trim
+}

@@ -1,0 +1,60 @@
+package flambeau
+
+/** How a rank ended. Either `result` is there, or the fields from `kind` on say what failed.
+  *
+  * @param result
+  *   the training's result as JSON
+  * @param kind
+  *   as the worker tells it, `lost` where its process was killed, and `environment` where the machine lacks something
+  * @param epoch
+  *   counted from 0
+  * @param step
+  *   counted from 0 over all epochs
+  * @param isCause
+  *   false where this rank only noticed that another one had failed
+  */
+private[flambeau] final case class RankOutcome(
+    rank: Int,
+    host: String,
+    result: Option[String] = None,
+    kind: String = "",
+    message: String = "",
+    epoch: Option[Long] = None,
+    step: Option[Long] = None,
+    isCause: Boolean = true
+) {
+  import RankOutcome._
+
+  /** Whether another attempt may go better. */
+  def isRetried: Boolean = Retried.contains(kind)
+
+  /** The exception that tells of this failure. */
+  def exception: FlambeauException = {
+    val text = s"$message ($where)"
+    kind match {
+      case "job"                 => new ParamException(text)
+      case "data"                => new DataException(text)
+      case "environment"         => new ClusterException(text)
+      case "lost" | "collective" => new WorkerLostException(text, Some(rank), Some(host), epoch, step)
+      case _                     => new WorkerException(text, Some(rank), Some(host), epoch, step)
+    }
+  }
+
+  private def where: String =
+    s"on worker $rank ($host)" + epoch.fold("")(n => s", epoch $n") + step.fold("")(n => s", step $n")
+}
+
+private[flambeau] object RankOutcome {
+  private val Retried = Seq("lost", "collective")
+
+  /** The outcome that says why the others failed; none where all went well.
+    *
+    * Where several ranks say that it began with them, one with an error of its own comes first, then one whose process
+    * was killed, then one that missed another.
+    */
+  def firstCause(outcomes: Seq[RankOutcome]): Option[RankOutcome] = {
+    val failed = outcomes.filter(_.result.isEmpty)
+    if (failed.isEmpty) None
+    else Some(failed.minBy(outcome => (!outcome.isCause, Retried.indexOf(outcome.kind), outcome.rank)))
+  }
+}

@@ -1,0 +1,190 @@
+package flambeau
+
+import java.io.IOException
+import java.net.{InetAddress, UnknownHostException}
+
+
+import com.fasterxml.jackson.core.JsonProcessingException
+import com.fasterxml.jackson.databind.JsonNode
+import com.fasterxml.jackson.databind.node.ObjectNode
+import flambeau.jni.NativeFiles
+import org.apache.spark.{BarrierTaskContext, TaskKilledException}
+
+/** What each task of the barrier stage does: it starts a worker, speaks for it with the other tasks, and says how it ended.
+  *
+  * @param jobJson
+  *   the training job
+  * @param secret
+  *   base64 of what proves that ranks belong to the same attempt
+  * @param settings
+  *   the session's confs
+  */
+private[flambeau] final case class RankTask(jobJson: String, secret: String, settings: Settings) {
+  import RankTask._
+
+  /** Trains one rank. Waits for as long as the training takes; a task that Spark kills ends its worker and throws
+    * TaskKilledException or InterruptedException.
+    */
+  def run(context: BarrierTaskContext): RankOutcome = {
+    val addresses = context.getTaskInfos().map(_.address)
+    val rank = context.partitionId()
+    val rendezvous = new StageRendezvous(context)
+    val outcome =
+      try withWorker(rank)(new Dialogue(context, rendezvous, addresses).train)
+      catch {
+        case error @ (_: FlambeauException | _: IOException) =>
+          RankOutcome(rank, hostName, kind = "environment", message = error.getMessage)
+      }
+    rendezvous.leave()
+    outcome
+  }
+
+  private def withWorker(rank: Int)(train: WorkerProcess => RankOutcome): RankOutcome = {
+    val program = NativeFiles.worker(settings.get).toString
+    val libtorch = settings.get("spark.flambeau.libtorch").toSeq.flatMap(Seq("--libtorch", _))
+    val worker = WorkerProcess.start(Seq(program, "train", "--launcher") ++ libtorch, s"worker $rank")
+    try train(worker)
+    finally worker.close()
+  }
+
+  /** What is said between the worker, this task and the other tasks. */
+  private final class Dialogue(context: BarrierTaskContext, rendezvous: StageRendezvous, addresses: Seq[String]) {
+    private val rank = context.partitionId()
+
+    def train(worker: WorkerProcess): RankOutcome = {
+      worker.send(Json.obj().set[ObjectNode]("start", start))
+      var outcome = Option.empty[RankOutcome]
+      while (outcome.isEmpty) outcome = next(worker) match {
+        case WorkerProcess.EndOfOutput   => Some(ended(worker.exit()))
+        case WorkerProcess.Message(line) => take(worker, line)
+      }
+      outcome.get
+    }
+
+    /** The worker's next event. Looks up often enough to end with a task that Spark kills. */
+    private def next(worker: WorkerProcess): WorkerProcess.Event = {
+      var event = Option.empty[WorkerProcess.Event]
+      while (event.isEmpty) {
+        if (context.isInterrupted()) throw new TaskKilledException("the training was cancelled")
+        event = worker.poll(PollMillis)
+      }
+      event.get
+    }
+
+    private def start: ObjectNode = Json
+      .obj()
+      .set[ObjectNode]("job", Json.parse(jobJson))
+      .put("rank", rank)
+      .put("worldSize", addresses.size)
+      .put("bindAddress", bindAddress(addresses, rank))
+      .put("secret", secret)
+      .put("transport", "auto")
+
+    /** Answers a message; gives the outcome where it is the last one. */
+    private def take(worker: WorkerProcess, line: String): Option[RankOutcome] = {
+      val message = parse(line)
+      if (message.has("gather")) {
+        worker.send(meet(message.get("gather").asText))
+        None
+      } else if (message.has("result"))
+        Some(RankOutcome(rank, hostName, result = Some(message.get("result").toString)))
+      else if (message.has("error")) Some(failed(message.get("error")))
+      // Progress, which the event files tell too.
+      else None
+    }
+
+    private def meet(payload: String): JsonNode = rendezvous.allGather(payload) match {
+      case Right(payloads) => Json.obj().set[ObjectNode]("gathered", Json.strings(payloads))
+      case Left(rank)      => Json.obj().set[ObjectNode]("left", Json.obj().put("rank", rank))
+    }
+
+    private def parse(line: String): JsonNode =
+      try Json.parse(line)
+      catch {
+        case _: JsonProcessingException => throw new FlambeauException(s"the worker said what is no message: $line")
+      }
+
+    private def failed(error: JsonNode): RankOutcome = RankOutcome(
+      rank,
+      text(error, "host").getOrElse(hostName),
+      kind = text(error, "kind").getOrElse(""),
+      message = text(error, "message").getOrElse(""),
+      epoch = number(error, "epoch"),
+      step = number(error, "step"),
+      isCause = error.path("isCause").asBoolean(true)
+    )
+
+    private def ended(exit: WorkerProcess.Exit): RankOutcome = {
+      val said = exit.stderr.map("\n  " + _).mkString
+      val last = if (said.isEmpty) "it wrote nothing to its standard error" else s"its last lines were:$said\n"
+      RankOutcome(
+        rank,
+        hostName,
+        kind = if (exit.signal.isDefined) "lost" else "environment",
+        message = s"the worker's process ${exit.signal.fold(s"ended with status ${exit.status}")(killed)}; $last"
+      )
+    }
+  }
+}
+
+private[flambeau] object RankTask {
+  private val PollMillis = 50L
+
+  /** The IP address that the other ranks reach this one at; loopback where all executors are on one host.
+    *
+    * @param addresses
+    *   the executors', `host:port`, by rank
+    */
+  def bindAddress(addresses: Seq[String], rank: Int): String = {
+    val hosts = addresses.map(_.replaceAll(":[^:]*$", "").stripPrefix("[").stripSuffix("]"))
+    if (hosts.distinct.size == 1) "127.0.0.1" else InetAddress.getByName(hosts(rank)).getHostAddress
+  }
+
+  def hostName: String =
+    try InetAddress.getLocalHost.getHostName
+    catch { case _: UnknownHostException => "localhost" }
+
+  private def killed(signal: Int): String = s"was killed by signal $signal" + (signal match {
+    case 6  => " (SIGABRT)"
+    case 7  => " (SIGBUS)"
+    case 9  => " (SIGKILL; the machine or its container may be out of memory)"
+    case 11 => " (SIGSEGV)"
+    case 15 => " (SIGTERM)"
+    case _  => ""
+  })
+
+  private def text(node: JsonNode, name: String): Option[String] =
+    Option(node.get(name)).filter(_.isTextual).map(_.asText)
+
+  private def number(node: JsonNode, name: String): Option[Long] =
+    Option(node.get(name)).filter(_.isIntegralNumber).map(_.asLong)
+}
+
+/** The one all-gather of a barrier stage, which a rank that fails before it leaves with a mark for the others.
+  *
+  * Without the mark they would wait for `spark.barrier.sync.timeout`, a year by default.
+  */
+private[flambeau] final class StageRendezvous(context: BarrierTaskContext) {
+  import StageRendezvous._
+
+  private var isDone = false
+
+  /** Every rank's payload, by rank, or the first rank that left instead. Waits for all ranks. */
+  def allGather(payload: String): Either[Int, Seq[String]] = {
+    isDone = true
+    val replies = context.allGather(Met + payload)
+    val left = replies.indexWhere(!_.startsWith(Met))
+    if (left >= 0) Left(left) else Right(replies.map(_.stripPrefix(Met)).toSeq)
+  }
+
+  /** Frees the ranks that wait in `allGather`, where this one never called it. */
+  def leave(): Unit = if (!isDone) {
+    isDone = true
+    context.allGather(Gone)
+  }
+}
+
+private[flambeau] object StageRendezvous {
+  private val Met = "+"
+  private val Gone = "-"
+}
