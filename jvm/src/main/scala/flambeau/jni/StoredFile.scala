@@ -74,7 +74,7 @@ object StoredFile {
   def of(path: Path): StoredFile = StoredFile(path.toString, Files.size(path), hash(path))
 
   /** The local path that a URI means; none for an object store. */
-  private[jni] def localPath(uri: String): Option[Path] = {
+  private[flambeau] def localPath(uri: String): Option[Path] = {
     val scheme = "^([A-Za-z][A-Za-z0-9+.-]*):".r.findFirstMatchIn(uri).map(_.group(1).toLowerCase)
     lazy val path = new java.net.URI(uri).getPath
     scheme match {

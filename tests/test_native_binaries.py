@@ -1,0 +1,69 @@
+"""What `flambeau-worker` and `libflambeau_jni.so` need of the machine that they run on is what is said of them."""
+
+import platform
+import re
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+from elf import Needs, needs
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = ROOT / "build" / "native" / "native" / f"linux-{platform.machine()}"
+WORKER, LIBRARY = "flambeau-worker", "libflambeau_jni.so"
+LIBTORCH = {"libc10.so", "libtorch_cpu.so"}
+SYSTEM = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "libstdc++.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"}
+
+
+@pytest.fixture(scope="module")
+def needed() -> dict[str, Needs]:
+    """Of each of the two files."""
+    return {name: needs(FILES / name) for name in (WORKER, LIBRARY)}
+
+
+def is_loader(library: str) -> bool:
+    """Whether it is the dynamic linker itself, whose name tells the architecture."""
+    return library.startswith("ld-linux-")
+
+
+def documented(library: str) -> tuple[int, ...]:
+    """The version that docs/libtorch.md gives as the oldest that will do."""
+    found = re.search(rf"{re.escape(library)} (\d+(?:\.\d+)+) or later", (ROOT / "docs/libtorch.md").read_text())
+    assert found, f"docs/libtorch.md does not say which {library} is needed"
+    return tuple(map(int, found[1].split(".")))
+
+
+@pytest.mark.parametrize("name", [WORKER, LIBRARY])
+def test_no_newer_system_library_is_needed_than_documented(name: str, needed: dict[str, Needs]) -> None:
+    assert needed[name].newest("GLIBC") > (2, 17), "the reader found no versions"
+    assert needed[name].newest("GLIBC") <= documented("glibc")
+    assert needed[name].newest("GLIBCXX") <= documented("GLIBCXX")
+
+
+def test_the_reader_finds_what_objdump_finds(needed: dict[str, Needs]) -> None:
+    for name, found in needed.items():
+        table = subprocess.run(["objdump", "-T", FILES / name], capture_output=True, text=True, check=True)
+        shown = {tuple(map(int, v.split("."))) for v in re.findall(r"GLIBC_([\d.]+)", table.stdout)}
+        assert found.newest("GLIBC") == max(shown)
+
+
+def test_the_jar_states_the_oldest_glibc(needed: dict[str, Needs]) -> None:
+    jars = [jar for jar in (ROOT / "build/jvm/libs").glob("flambeau-*.jar") if "sources" not in jar.name]
+    assert jars, "build/jvm/libs has no jar"
+    newest = max(found.newest("GLIBC") for found in needed.values())
+    for jar in jars:
+        manifest = zipfile.ZipFile(jar).read("META-INF/MANIFEST.MF").decode()
+        stated = re.search(r"^Flambeau-Glibc: ([\d.]+)\r?$", manifest, re.MULTILINE)
+        assert stated and tuple(map(int, stated[1].split("."))) == newest
+
+
+def test_the_worker_needs_no_libtorch(needed: dict[str, Needs]) -> None:
+    """It looks for libtorch itself, so that a missing one is a sentence."""
+    others = [library for library in needed[WORKER].libraries if not is_loader(library)]
+    assert set(others) <= SYSTEM
+
+
+def test_the_library_needs_libtorch_and_no_python_or_java(needed: dict[str, Needs]) -> None:
+    others = {library for library in needed[LIBRARY].libraries if not is_loader(library)} - SYSTEM
+    assert others == LIBTORCH
