@@ -1,4 +1,4 @@
-"""What an ELF file of this machine asks of the machine it runs on: libraries, and versions of their symbols."""
+"""What an ELF file asks of the machine that it runs on: libraries, and versions of their symbols."""
 
 import struct
 from dataclasses import dataclass

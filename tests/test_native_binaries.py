@@ -1,4 +1,4 @@
-"""What `flambeau-worker` and `libflambeau_jni.so` need of the machine that they run on is what is said of them."""
+"""What `flambeau-worker` and `libflambeau_jni.so` need of their machine is what is said of them."""
 
 import platform
 import re
@@ -13,7 +13,15 @@ ROOT = Path(__file__).resolve().parent.parent
 FILES = ROOT / "build" / "native" / "native" / f"linux-{platform.machine()}"
 WORKER, LIBRARY = "flambeau-worker", "libflambeau_jni.so"
 LIBTORCH = {"libc10.so", "libtorch_cpu.so"}
-SYSTEM = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "libstdc++.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"}
+SYSTEM = {
+    "libc.so.6",
+    "libm.so.6",
+    "libgcc_s.so.1",
+    "libstdc++.so.6",
+    "libdl.so.2",
+    "libpthread.so.0",
+    "librt.so.1",
+}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +37,9 @@ def is_loader(library: str) -> bool:
 
 def documented(library: str) -> tuple[int, ...]:
     """The version that docs/libtorch.md gives as the oldest that will do."""
-    found = re.search(rf"{re.escape(library)} (\d+(?:\.\d+)+) or later", (ROOT / "docs/libtorch.md").read_text())
+    found = re.search(
+        rf"{re.escape(library)} (\d+(?:\.\d+)+) or later", (ROOT / "docs/libtorch.md").read_text()
+    )
     assert found, f"docs/libtorch.md does not say which {library} is needed"
     return tuple(map(int, found[1].split(".")))
 
