@@ -1,0 +1,111 @@
+package flambeau
+
+import java.nio.charset.StandardCharsets.UTF_8
+
+import com.fasterxml.jackson.databind.node.ObjectNode
+import org.apache.spark.ml.util.{MLReader, MLWriter}
+
+/** Names of files in saved directories. */
+private[flambeau] object FileNames {
+  val Weights = "weights.safetensors"
+  val History = "history.json"
+  val Objects = "objects.pkl"
+  val LossScript = "loss.pt"
+}
+
+/** Writes a fitted model as a plain directory: `metadata/`, `weights.safetensors`, `history.json`, and its program. */
+private[flambeau] final class ModelWriter(model: TorchModel) extends MLWriter {
+
+  override def save(path: String): Unit = {
+    val directory = new Directory(sparkSession, path)
+    val trained = model.trained
+    if (shouldOverwrite && (trained.programs.values.toSeq :+ trained.weights).exists(directory.holds))
+      throw new FlambeauException(
+        s"the model was loaded from ${directory.path} and reads its weights from there; save it to another path"
+      )
+    super.save(path)
+  }
+
+  /** Writes program, weights and history, then the metadata. */
+  override protected def saveImpl(path: String): Unit = {
+    val directory = new Directory(sparkSession, path)
+    val trained = model.trained
+    val programs = Json.obj()
+    val files = Json.obj()
+    def tell(name: String, saved: SavedFile): Unit = files.replace(name, FilesJson(saved))
+
+    for ((form, file) <- trained.programs.toSeq.sortBy(_._1)) {
+      val name = ProgramForms.fileNames(form)
+      tell(name, directory.copy(name, file))
+      programs.put(form, name)
+    }
+    tell(FileNames.History, directory.write(FileNames.History, Json.text(trained.history).getBytes(UTF_8)))
+    tell(FileNames.Weights, directory.copy(FileNames.Weights, trained.weights))
+
+    val ours = Json.obj()
+    ours.replace("programs", programs)
+    ours.replace("reasons", Json.of(trained.reasons, "reasons"))
+    ours.replace("files", files)
+    ours.replace("inputs", Json.array(trained.inputs.map(_.json)))
+    ours.replace("output", trained.output.json)
+    ours.put("classes", trained.classes)
+    ours.replace("summary", trained.counts.json)
+    Metadata.write(sparkSession, path, model, ours)
+  }
+}
+
+/** `{"size", "sha256"}`. */
+private[flambeau] object FilesJson {
+  def apply(saved: SavedFile): ObjectNode = Json.obj().put("size", saved.size).put("sha256", saved.sha256)
+}
+
+/** Reads a fitted model that Scala or PySpark saved. Its weights and program stay where they are until they are used. */
+private[flambeau] final class ModelReader[M <: TorchModel](wanted: Class[M]) extends MLReader[M] {
+
+  override def load(path: String): M = {
+    val metadata = Metadata.read(sparkSession, path)
+    val kind = ModelReader.Kinds.getOrElse(metadata.className, refuse(metadata))
+    metadata.checkVersion()
+    val directory = new Directory(sparkSession, metadata.path)
+    val ours = metadata.ours
+    val programs = metadata.programs
+    if (ProgramForms.chosen(programs.keys).isEmpty)
+      throw new FlambeauException(
+        s"$path holds its program as a pickle, which only Python reads" +
+          metadata.reasons.map { case (form, why) => s"; $form: $why" }.mkString(" (", "", ")").replace("(; ", "(")
+            .replace(" ()", "") +
+          ": score it in PySpark, or change the module so that torch.jit.script or torch.export takes it and save the " +
+          "model again"
+      )
+    val trained = Trained(
+      programs = programs.map { case (form, name) => form -> directory.reference(name, metadata.file(name)) },
+      reasons = metadata.reasons,
+      weights = directory.reference(FileNames.Weights, metadata.file(FileNames.Weights)),
+      inputs = Json.items(ours.get("inputs")).map(TensorColumns.of),
+      output = OutputSpec.of(ours.get("output")),
+      classes = ours.path("classes").asText,
+      history = Json.parse(
+        new String(directory.read(FileNames.History, Some(metadata.file(FileNames.History))), UTF_8),
+        FileNames.History
+      ),
+      counts = Counts.of(ours.path("summary"))
+    )
+    val model = kind.make(metadata.uid, trained)
+    metadata.setParams(model)
+    if (!wanted.isInstance(model)) refuse(metadata)
+    wanted.cast(model)
+  }
+
+  private def refuse(metadata: Metadata): Nothing =
+    throw new FlambeauException(s"${metadata.path} holds a ${metadata.className}, not a ${wanted.getSimpleName}")
+}
+
+private object ModelReader {
+
+  /** By the names of their classes, which are the same in both languages. */
+  private val Kinds: Map[String, ModelKind[_ <: TorchModel]] = Map(
+    classOf[TorchModel].getName -> TorchModel,
+    classOf[TorchRegressionModel].getName -> TorchRegressionModel,
+    classOf[TorchClassificationModel].getName -> TorchClassificationModel
+  )
+}

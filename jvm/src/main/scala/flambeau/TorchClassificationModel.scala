@@ -1,0 +1,54 @@
+package flambeau
+
+import org.apache.spark.ml.linalg.SQLDataTypes.VectorType
+import org.apache.spark.ml.param.ParamMap
+import org.apache.spark.ml.util.{MLReadable, MLReader}
+import org.apache.spark.sql.types.{DoubleType, StructField}
+
+/** A trained classification module.
+  *
+  * `transform` adds `rawPredictionCol` (the module's outputs, a vector), `probabilityCol` (a vector that sums to 1) and
+  * `predictionCol` (the class with the largest, a double). A module with one logit a row is a binary classifier: its raw
+  * prediction is [-logit, logit], as Spark's LogisticRegression has it, and the probability its sigmoid. Where the loss
+  * takes probabilities (bce) or their logarithms (nll), the outputs are read as such. An empty name leaves a column out.
+  */
+class TorchClassificationModel private[flambeau] (uid: String, trained: Trained)
+    extends TorchModel(uid, trained)
+    with HasClassColumns {
+
+  /** The number of classes: the module's outputs a row, 2 where it has one. */
+  def numClasses: Int = trained.output.numClasses
+
+  /** The number of numbers in a row of the inputs. */
+  def numFeatures: Int = trained.inputs.map(_.numElements).sum
+
+  override def copy(extra: ParamMap): TorchClassificationModel =
+    copyValues(new TorchClassificationModel(uid, trained), extra)
+      .setParent(parent)
+      .asInstanceOf[TorchClassificationModel]
+
+  private[flambeau] override def classes: Option[String] = Some(trained.classes)
+
+  private[flambeau] override def outputFields: Seq[(String, StructField)] = Seq(
+    "rawPredictionCol" -> StructField(getRawPredictionCol, VectorType),
+    "probabilityCol" -> StructField(getProbabilityCol, VectorType),
+    "predictionCol" -> StructField(getPredictionCol, DoubleType)
+  ).filter(_._2.name.nonEmpty)
+}
+
+/** Reads models that `write` saved, from Scala or from PySpark. */
+object TorchClassificationModel extends ModelKind[TorchClassificationModel] with MLReadable[TorchClassificationModel] {
+  override def read: MLReader[TorchClassificationModel] = new ModelReader(classOf[TorchClassificationModel])
+
+  private[flambeau] override def make(uid: String, trained: Trained): TorchClassificationModel =
+    new TorchClassificationModel(uid, trained)
+
+  private[flambeau] override def checkOutput(output: OutputSpec): Unit =
+    if (!output.single.exists(_.shape.length <= 1)) {
+      val shapes = output.tensors.map(tensor => ("rows" +: tensor.shape.map(_.toString)).mkString("[", ", ", "]"))
+      throw new ParamException(
+        "model: a classifier's forward returns one tensor: [rows, classes], or [rows] or [rows, 1] for two classes; " +
+          s"it returns ${shapes.mkString("[", ", ", "]")}: use TorchEstimator"
+      )
+    }
+}

@@ -1,0 +1,123 @@
+package flambeau
+
+import org.apache.spark.ml.Model
+import org.apache.spark.ml.param.ParamMap
+import org.apache.spark.ml.util.{MLReadable, MLReader, MLWritable, MLWriter}
+import org.apache.spark.sql.{DataFrame, Dataset}
+import org.apache.spark.sql.types._
+
+/** A trained module as a Spark ML transformer.
+  *
+  * `transform` adds `predictionCol`: a double where the module returns one number a row, an array where it returns
+  * several, a struct where it returns several tensors (fields `_1`, `_2`, ... of a tuple, or the keys of a dict). An empty
+  * name leaves the column out.
+  *
+  * Models come from an estimator's `fit` or from `load`.
+  */
+class TorchModel private[flambeau] (override val uid: String, private[flambeau] val trained: Trained)
+    extends Model[TorchModel]
+    with HasInputColumns
+    with HasOutputColumns
+    with HasLabelColumns
+    with MLWritable {
+
+  /** What each epoch came to: one value an epoch, by name.
+    *
+    * `epoch` (from 0), `steps`, `num_rows`, `seconds`, `rows_per_second`, `loss`, each metric by its name, and with
+    * validation rows `val_loss` and `val_<metric>`. NaN stands where a value was not a finite number.
+    */
+  def history: Map[String, Array[Double]] = History.columns(trained.history)
+
+  /** Whether there is a summary; there always is one, in loaded models too. */
+  def hasSummary: Boolean = true
+
+  /** What the training came to. */
+  def summary: TrainingSummary = {
+    val losses = history("loss")
+    val counts = trained.counts
+    new TrainingSummary(
+      losses,
+      losses.length,
+      counts.numSteps,
+      counts.numRows,
+      counts.numValidationRows,
+      counts.trainingSeconds
+    )
+  }
+
+  /** The DataFrame with the outputs' columns.
+    *
+    * Rows are scored in batches of `inferenceBatchSize`, when the result is computed. A null or an array of another
+    * length than was trained on fails the query with DataException, which names the column. Throws ParamException where
+    * an output's column is there already, DataException where an input's column is missing or of a wrong type.
+    */
+  override def transform(dataset: Dataset[_]): DataFrame = {
+    val outputs = outputFields
+    transformSchema(dataset.schema, logging = false)
+    if (outputs.isEmpty) dataset.toDF() else Scoring(this, outputs, dataset.toDF())
+  }
+
+  /** The schema with the outputs' columns; throws as `transform` does. */
+  override def transformSchema(schema: StructType): StructType = {
+    checkParams()
+    for ((param, field) <- outputFields if schema.fieldNames.contains(field.name))
+      throw new ParamException(
+        s"$param: the DataFrame has a column '${field.name}' already; drop it or set another $param"
+      )
+    if (outputFields.nonEmpty) inputsOf(schema)
+    StructType(schema.fields ++ outputFields.map(_._2))
+  }
+
+  override def copy(extra: ParamMap): TorchModel = copyValues(new TorchModel(uid, trained), extra).setParent(parent)
+
+  /** A writer of this model: `model.write.overwrite().save(path)`. */
+  override def write: MLWriter = new ModelWriter(this)
+
+  /** The params that name the outputs' columns, and the columns; those with an empty name are left out. */
+  private[flambeau] def outputFields: Seq[(String, StructField)] = {
+    val dtype = trained.output.single match {
+      case Some(tensor) => tensor.columnType
+      case None => StructType(trained.output.tensors.map(tensor => StructField(tensor.name.get, tensor.columnType)))
+    }
+    Seq("predictionCol" -> StructField(getPredictionCol, dtype)).filter(_._2.name.nonEmpty)
+  }
+
+  /** How a classifier's outputs read; none for a model that writes the outputs themselves. */
+  private[flambeau] def classes: Option[String] = None
+
+  /** The schema's columns for the module: the tensors that they make, of the types and shapes that were trained on. */
+  private[flambeau] def inputsOf(schema: StructType): Seq[TensorColumns] = {
+    val found = Columns.resolveInputs(schema, this)
+    if (found.length != trained.inputs.length)
+      throw new ParamException(
+        s"the params name ${found.length} inputs, and the model was trained on ${trained.inputs.length}: " +
+          trained.inputs.map(_.name).mkString(", ")
+      )
+    for ((now, before) <- found.zip(trained.inputs)) yield {
+      val tensor = Columns.resolveTensor(schema, now.name, now.columns, Some(before.dtype), Role.Input)
+      if (tensor.shape.isDefined && tensor.numElements != before.numElements)
+        throw new DataException(
+          s"input '${now.name}' (${now.columns.mkString(", ")}) has ${tensor.numElements} numbers in a row, " +
+            s"where ${before.numElements} were trained on"
+        )
+      TensorColumns(now.name, now.columns, before.dtype, before.shape)
+    }
+  }
+}
+
+/** Reads models that `write` saved, from Scala or from PySpark. */
+object TorchModel extends ModelKind[TorchModel] with MLReadable[TorchModel] {
+  override def read: MLReader[TorchModel] = new ModelReader(classOf[TorchModel])
+
+  private[flambeau] override def make(uid: String, trained: Trained): TorchModel = new TorchModel(uid, trained)
+}
+
+/** A kind of model: how one is made, and which outputs it takes. */
+private[flambeau] trait ModelKind[M <: TorchModel] {
+
+  /** A model without params of its own. */
+  private[flambeau] def make(uid: String, trained: Trained): M
+
+  /** Throws ParamException where the module's output is not what this kind of model gives. */
+  private[flambeau] def checkOutput(output: OutputSpec): Unit = ()
+}

@@ -1,0 +1,296 @@
+package flambeau
+
+import org.apache.spark.ml.param.{BooleanParam, DoubleParam, IntParam, LongParam, Param}
+import org.apache.spark.ml.param.shared.{HasCheckpointInterval, HasSeed, HasStepSize}
+
+/** How the rows are gone through and the optimizer stepped. */
+trait HasTrainingLoop extends CheckedParams with HasSeed with HasStepSize {
+
+  final val batchSize: IntParam = new IntParam(
+    this,
+    "batchSize",
+    "Number of rows in a batch of one worker. The global batch has batchSize x numWorkers rows.",
+    Check.Integer(1, 16777216).of("batchSize")
+  )
+
+  /** Sets `batchSize`. */
+  def setBatchSize(value: Int): this.type = setChecked(batchSize, value)
+
+  /** The value of `batchSize`, or its default. */
+  def getBatchSize: Int = $(batchSize)
+
+  final val dropLast: BooleanParam = new BooleanParam(
+    this,
+    "dropLast",
+    "Whether the last batch of an epoch is left out where it would be smaller than the others."
+  )
+
+  /** Sets `dropLast`. */
+  def setDropLast(value: Boolean): this.type = setChecked(dropLast, value)
+
+  /** The value of `dropLast`, or its default. */
+  def getDropLast: Boolean = $(dropLast)
+
+  final val epochs: IntParam = new IntParam(
+    this,
+    "epochs",
+    "Number of passes over the training rows.",
+    Check.Integer(1, 1000000).of("epochs")
+  )
+
+  /** Sets `epochs`. */
+  def setEpochs(value: Int): this.type = setChecked(epochs, value)
+
+  /** The value of `epochs`, or its default. */
+  def getEpochs: Int = $(epochs)
+
+  /** Sets `seed`. */
+  def setSeed(value: Long): this.type = setChecked(seed, value)
+
+  final val shuffle: BooleanParam = new BooleanParam(
+    this,
+    "shuffle",
+    "Whether the rows are shuffled, anew in every epoch. When false they are read in the order of the " +
+      "data."
+  )
+
+  /** Sets `shuffle`. */
+  def setShuffle(value: Boolean): this.type = setChecked(shuffle, value)
+
+  /** The value of `shuffle`, or its default. */
+  def getShuffle: Boolean = $(shuffle)
+
+  final val shuffleWindow: IntParam = new IntParam(
+    this,
+    "shuffleWindow",
+    "Number of rows that are shuffled together in memory by each lane. Larger mixes better and takes " +
+      "more memory. When not set, as many as fit in 64 MiB, but at least 4096 and at most 1048576.",
+    Check.Integer(1, 1073741824).of("shuffleWindow")
+  )
+
+  /** Sets `shuffleWindow`. */
+  def setShuffleWindow(value: Int): this.type = setChecked(shuffleWindow, value)
+
+  /** The value of `shuffleWindow`; NoSuchElementException where it is not set. */
+  def getShuffleWindow: Int = $(shuffleWindow)
+
+  final override val stepSize: DoubleParam = new DoubleParam(
+    this,
+    "stepSize",
+    "Learning rate. When not set, the rate that the optimizer was made with is kept.",
+    Check.Real(0.0).of("stepSize")
+  )
+
+  /** Sets `stepSize`. */
+  def setStepSize(value: Double): this.type = setChecked(stepSize, value)
+
+  /** The value of `stepSize`; NoSuchElementException where it is not set. */
+  def getStepSize: Double = $(stepSize)
+
+  final val gradientAccumulationSteps: IntParam = new IntParam(
+    this,
+    "gradientAccumulationSteps",
+    "Number of batches whose gradients are accumulated before each step of the optimizer. The step is " +
+      "that of one batch that many times larger.",
+    Check.Integer(1, 1000000).of("gradientAccumulationSteps")
+  )
+
+  /** Sets `gradientAccumulationSteps`. */
+  def setGradientAccumulationSteps(value: Int): this.type = setChecked(gradientAccumulationSteps, value)
+
+  /** The value of `gradientAccumulationSteps`, or its default. */
+  def getGradientAccumulationSteps: Int = $(gradientAccumulationSteps)
+
+  final val gradientClipNorm: DoubleParam = new DoubleParam(
+    this,
+    "gradientClipNorm",
+    "Largest 2-norm of all gradients together; larger gradients are scaled down to it before each " +
+      "step of the optimizer. When not set, gradients are not clipped.",
+    Check.Real(0.0, openBelow = true).of("gradientClipNorm")
+  )
+
+  /** Sets `gradientClipNorm`. */
+  def setGradientClipNorm(value: Double): this.type = setChecked(gradientClipNorm, value)
+
+  /** The value of `gradientClipNorm`; NoSuchElementException where it is not set. */
+  def getGradientClipNorm: Double = $(gradientClipNorm)
+
+  final val initialModel: Param[String] = new Param[String](
+    this,
+    "initialModel",
+    "Directory of a saved model whose weights training starts from; they must be those of a module " +
+      "like the one that is trained. When not set, training starts from the module's own weights.",
+    Check.Text.of("initialModel")
+  )
+
+  /** Sets `initialModel`. */
+  def setInitialModel(value: String): this.type = setChecked(initialModel, value)
+
+  /** The value of `initialModel`; NoSuchElementException where it is not set. */
+  def getInitialModel: String = $(initialModel)
+
+  setDefault(batchSize -> 32, dropLast -> false, epochs -> 1, seed -> 0L, shuffle -> true, gradientAccumulationSteps -> 1)
+}
+
+/** How many workers train, what they may use, and what happens when one is lost. */
+trait HasWorkers extends CheckedParams with HasCheckpointInterval {
+
+  final val numWorkers: IntParam = new IntParam(
+    this,
+    "numWorkers",
+    "Number of workers that train together. Each is one task of a barrier stage and needs one free " +
+      "task slot.",
+    Check.Integer(1, 4096).of("numWorkers")
+  )
+
+  /** Sets `numWorkers`. */
+  def setNumWorkers(value: Int): this.type = setChecked(numWorkers, value)
+
+  /** The value of `numWorkers`, or its default. */
+  def getNumWorkers: Int = $(numWorkers)
+
+  final val dataLanes: IntParam = new IntParam(
+    this,
+    "dataLanes",
+    "Number of lanes that the rows are cut into. The order of the rows depends on the lanes and not " +
+      "on the workers, so runs with the same dataLanes and the same global batch (batchSize x " +
+      "numWorkers) see the same batches on any number of workers up to dataLanes. Must divide the " +
+      "global batch. When not set, numWorkers.",
+    Check.Integer(1, 65536).of("dataLanes")
+  )
+
+  /** Sets `dataLanes`. */
+  def setDataLanes(value: Int): this.type = setChecked(dataLanes, value)
+
+  /** The value of `dataLanes`; NoSuchElementException where it is not set. */
+  def getDataLanes: Int = $(dataLanes)
+
+  final val numThreads: IntParam = new IntParam(
+    this,
+    "numThreads",
+    "Number of threads that torch computes with in each worker. When not set, the cores of the " +
+      "machine are shared evenly among its workers.",
+    Check.Integer(1, 4096).of("numThreads")
+  )
+
+  /** Sets `numThreads`. */
+  def setNumThreads(value: Int): this.type = setChecked(numThreads, value)
+
+  /** The value of `numThreads`; NoSuchElementException where it is not set. */
+  def getNumThreads: Int = $(numThreads)
+
+  final val memoryBudget: LongParam = new LongParam(
+    this,
+    "memoryBudget",
+    "Bytes that each worker may use for decoded rows. A worker whose share of the data fits decodes " +
+      "it once and keeps it; otherwise it decodes the rows again in every epoch.",
+    Check.Integer(1048576).of("memoryBudget")
+  )
+
+  /** Sets `memoryBudget`. */
+  def setMemoryBudget(value: Long): this.type = setChecked(memoryBudget, value)
+
+  /** The value of `memoryBudget`, or its default. */
+  def getMemoryBudget: Long = $(memoryBudget)
+
+  /** Sets `checkpointInterval`. */
+  def setCheckpointInterval(value: Int): this.type = setChecked(checkpointInterval, value)
+
+  final val checkpointSteps: LongParam = new LongParam(
+    this,
+    "checkpointSteps",
+    "Number of optimizer steps between further checkpoints, for epochs that take long. When not set, " +
+      "there are checkpoints at the end of epochs only.",
+    Check.Integer(1).of("checkpointSteps")
+  )
+
+  /** Sets `checkpointSteps`. */
+  def setCheckpointSteps(value: Long): this.type = setChecked(checkpointSteps, value)
+
+  /** The value of `checkpointSteps`; NoSuchElementException where it is not set. */
+  def getCheckpointSteps: Long = $(checkpointSteps)
+
+  final val maxRestarts: IntParam = new IntParam(
+    this,
+    "maxRestarts",
+    "How many times training is started again after a worker was lost. An error of the module, bad " +
+      "data or a diverged loss never start it again.",
+    Check.Integer(0, 1000).of("maxRestarts")
+  )
+
+  /** Sets `maxRestarts`. */
+  def setMaxRestarts(value: Int): this.type = setChecked(maxRestarts, value)
+
+  /** The value of `maxRestarts`, or its default. */
+  def getMaxRestarts: Int = $(maxRestarts)
+
+  final val timeout: DoubleParam = new DoubleParam(
+    this,
+    "timeout",
+    "Seconds that a worker waits for another in one operation before it gives up. A dead worker is " +
+      "noticed in seconds; this is for one that is slow.",
+    Check.Real(0.0, 31536000.0, openBelow = true).of("timeout")
+  )
+
+  /** Sets `timeout`. */
+  def setTimeout(value: Double): this.type = setChecked(timeout, value)
+
+  /** The value of `timeout`, or its default. */
+  def getTimeout: Double = $(timeout)
+
+  final val slotTimeout: DoubleParam = new DoubleParam(
+    this,
+    "slotTimeout",
+    "Seconds to wait for numWorkers free task slots before training is refused. 0 refuses at once.",
+    Check.Real(0.0, 31536000.0).of("slotTimeout")
+  )
+
+  /** Sets `slotTimeout`. */
+  def setSlotTimeout(value: Double): this.type = setChecked(slotTimeout, value)
+
+  /** The value of `slotTimeout`, or its default. */
+  def getSlotTimeout: Double = $(slotTimeout)
+
+  final val workDir: Param[String] = new Param[String](
+    this,
+    "workDir",
+    "Directory that the driver and all workers can reach, for shards, checkpoints, progress and " +
+      "weights: a path, or a URI with the scheme file, dbfs, s3, s3a, abfss or gs. When not set, a " +
+      "temporary directory in local mode; required on a cluster.",
+    Check.Text.of("workDir")
+  )
+
+  /** Sets `workDir`. */
+  def setWorkDir(value: String): this.type = setChecked(workDir, value)
+
+  /** The value of `workDir`; NoSuchElementException where it is not set. */
+  def getWorkDir: String = $(workDir)
+
+  final val verbose: IntParam = new IntParam(
+    this,
+    "verbose",
+    "How much is shown while training: 0 nothing, 1 a progress bar.",
+    Check.Integer(0, 1).of("verbose")
+  )
+
+  /** Sets `verbose`. */
+  def setVerbose(value: Int): this.type = setChecked(verbose, value)
+
+  /** The value of `verbose`, or its default. */
+  def getVerbose: Int = $(verbose)
+
+  final val verifyReplicas: BooleanParam = new BooleanParam(
+    this,
+    "verifyReplicas",
+    "Whether the workers compare hashes of all parameters and buffers after each epoch and fail where " +
+      "they differ in a single bit. For debugging: it reads every tensor once per epoch."
+  )
+
+  /** Sets `verifyReplicas`. */
+  def setVerifyReplicas(value: Boolean): this.type = setChecked(verifyReplicas, value)
+
+  /** The value of `verifyReplicas`, or its default. */
+  def getVerifyReplicas: Boolean = $(verifyReplicas)
+
+  setDefault(numWorkers -> 1, memoryBudget -> 1073741824L, checkpointInterval -> 1, maxRestarts -> 3, timeout -> 600.0, slotTimeout -> 0.0, verbose -> 1, verifyReplicas -> false)
+}
