@@ -23,6 +23,7 @@ class EstimatorArguments(TypedDict, total=False):
     loss: Any
     optimizer: Any
     metrics: Any
+    runtime: str | None
     featuresCol: str | list[str] | None
     inputCols: list[str] | None
     inputShapes: list[list[int]] | None

@@ -5,6 +5,7 @@ is allowed.
 from __future__ import annotations
 
 import numbers
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,3 +129,14 @@ def input_types(value: Any) -> list[str]:
     if isinstance(value, (list, tuple)) and value and all(item in INPUT_TYPES for item in value):
         return list(value)
     raise ParamError(f"must be a list with one of {', '.join(INPUT_TYPES)} for each input, got {value!r}")
+
+
+def one_of(*allowed: str) -> Callable[[Any], str]:
+    """A converter that takes one of several words."""
+
+    def convert(value: Any) -> str:
+        if value in allowed:
+            return str(value)
+        raise ParamError(f"must be {' or '.join(map(repr, allowed))}, got {value!r}")
+
+    return convert

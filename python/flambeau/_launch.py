@@ -11,15 +11,14 @@ import pickle
 import re
 import secrets
 import socket
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flambeau import _cluster
 from flambeau._workdir import WorkDirectory, new_id
-from flambeau._worker import EnvironmentMismatchError, RankOutcome, WorkerRequest
+from flambeau._worker import EnvironmentMismatchError, RankOutcome
 from flambeau.errors import ClusterError, FlambeauError, WorkerError, WorkerLost
 
 if TYPE_CHECKING:
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flambeau")
 
-# Larger programs go through the work directory: Spark ships a task's closure with every task.
-_MAX_PROGRAM_IN_CLOSURE = 1 << 20
+# Larger files go through the work directory: Spark ships a task's closure with every task.
+_MAX_FILE_IN_CLOSURE = 1 << 20
 _CHUNK_BYTES = 1 << 20
 
 # An executor that is lost comes back within this time, or Spark's cluster manager does not replace it.
@@ -53,6 +52,30 @@ _LOST_TEXTS = (
 _OK, _FAILED = "+", "-"
 
 
+class RankRequest(Protocol):
+    """What every rank of an attempt gets. It is pickled for Spark's tasks."""
+
+    def run(
+        self, rank: int, world_size: int, all_gather: Callable[[bytes], list[bytes]], bind_address: str
+    ) -> RankOutcome:
+        """Trains a rank in the task and says how it ended; raises nothing."""
+
+
+class Payload(Protocol):
+    """What is trained, as it goes to the workers."""
+
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        """Its files by name; large ones go through the work directory."""
+
+    def request(
+        self, job: Mapping[str, Any], secret: bytes, placed: Mapping[str, str], shares_machine: bool
+    ) -> RankRequest:
+        """The request of an attempt. `placed` has the URIs of the files in the work directory, the others
+        travel with the request; `shares_machine` says whether workers run on this machine.
+        """
+
+
 @dataclass
 class Launch:
     """A training that is ready to run.
@@ -64,12 +87,11 @@ class Launch:
     spark: SparkSession
     work: WorkDirectory
     job: Mapping[str, Any]
-    program: bytes
+    payload: Payload
     num_workers: int
     max_restarts: int
     slot_timeout: float
     visible: bool
-    versions: Mapping[str, str]
     watch: Callable[[str], AbstractContextManager[Any]]
     id: str = field(default_factory=new_id)
     attempts: list[str] = field(default_factory=list)
@@ -82,14 +104,14 @@ class Launch:
         Raises the user's own exception where one was raised on a worker and can be unpickled here, else a
         WorkerError; either says where it was.
         """
-        program_uri = self._place_program()
+        placed = self._place_files()
         while True:
             resume = self._newest_checkpoint() if self.attempts else None
             attempt = new_id()
             self.attempts.append(attempt)
             try:
                 with self.watch(attempt):
-                    return self._attempt(attempt, resume, program_uri)
+                    return self._attempt(attempt, resume, placed)
             except _Lost as lost:
                 restarts = len(self.attempts) - 1
                 if restarts >= self.max_restarts:
@@ -104,19 +126,17 @@ class Launch:
 
     def clean(self) -> None:
         """Removes what the attempts left in the work directory; a failure to do so is told and no more."""
-        placed = [self.id] if self._is_large() else []
+        placed = [self.id] if self._large_files() else []
         for name in [*self.attempts, *placed]:
             remove(self.spark, self.work, self.visible, "attempts", name)
 
-    def _attempt(self, attempt: str, resume: str | None, program_uri: str | None) -> dict[str, Any]:
+    def _attempt(self, attempt: str, resume: str | None, placed: Mapping[str, str]) -> dict[str, Any]:
         where = {"id": attempt, "workDir": self.work.uri, "resume": resume}
-        request = WorkerRequest(
-            job_json=json.dumps({**self.job, "attempt": where}),
-            secret=secrets.token_bytes(32),
-            program=None if program_uri else self.program,
-            program_uri=program_uri,
-            sys_path=tuple(sys.path) if _cluster.shares_machine(self.spark) else (),
-            versions=dict(self.versions),
+        request = self.payload.request(
+            {**self.job, "attempt": where},
+            secrets.token_bytes(32),
+            placed,
+            _cluster.shares_machine(self.spark),
         )
         outcomes = run_stage(self.spark, request, self.num_workers)
         failed = first_cause(outcomes)
@@ -128,18 +148,17 @@ class Launch:
             raise _Lost(error)
         raise error
 
-    def _is_large(self) -> bool:
-        return len(self.program) > _MAX_PROGRAM_IN_CLOSURE
+    def _large_files(self) -> dict[str, bytes]:
+        """The payload's files that do not travel with the tasks."""
+        return {name: data for name, data in self.payload.files.items() if len(data) > _MAX_FILE_IN_CLOSURE}
 
-    def _place_program(self) -> str | None:
-        """Writes a large program into the work directory and returns its URI; None where it travels with the
-        tasks.
-        """
-        if not self._is_large():
-            return None
-        uri = self.work.path("attempts", self.id, "program.pkl")
-        put(self.spark, self.work, self.visible, uri, self.program)
-        return uri
+    def _place_files(self) -> dict[str, str]:
+        """Writes the large files into the work directory and returns their URIs by name."""
+        placed = {}
+        for name, data in self._large_files().items():
+            placed[name] = self.work.path("attempts", self.id, name)
+            put(self.spark, self.work, self.visible, placed[name], data)
+        return placed
 
     def _newest_checkpoint(self) -> str | None:
         """The newest whole checkpoint of the attempts so far, as the workers see it."""
@@ -170,7 +189,7 @@ class _Lost(Exception):
         self.error = error
 
 
-def run_stage(spark: SparkSession, request: WorkerRequest, num_workers: int) -> list[RankOutcome]:
+def run_stage(spark: SparkSession, request: RankRequest, num_workers: int) -> list[RankOutcome]:
     """Runs one barrier stage with a task for each rank and returns how each ended, by rank.
 
     Waits for as long as the training takes. Raises _Lost where Spark lost a
@@ -195,7 +214,7 @@ def run_stage(spark: SparkSession, request: WorkerRequest, num_workers: int) -> 
     return sorted((pickle.loads(row.outcome) for row in rows), key=lambda outcome: outcome.rank)
 
 
-def rank_task(request: WorkerRequest) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+def rank_task(request: RankRequest) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
     """The function that Spark runs in each task of the stage: it trains one rank and yields one row."""
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
@@ -205,7 +224,6 @@ def rank_task(request: WorkerRequest) -> Callable[[Iterable[pa.RecordBatch]], It
         from pyspark import BarrierTaskContext
 
         from flambeau._launch import StageRendezvous, bind_address
-        from flambeau._worker import run_rank
 
         for _ in batches:
             pass
@@ -213,9 +231,8 @@ def rank_task(request: WorkerRequest) -> Callable[[Iterable[pa.RecordBatch]], It
         addresses = [info.address for info in context.getTaskInfos()]
         rank = context.partitionId()
         rendezvous = StageRendezvous(context)
-        outcome = run_rank(
-            request, rank, len(addresses), rendezvous.all_gather, bind_address(addresses, rank)
-        )
+        address = bind_address(addresses, rank)
+        outcome = request.run(rank, len(addresses), rendezvous.all_gather, address)
         rendezvous.leave()
         yield pyarrow.RecordBatch.from_pydict(
             {"rank": pyarrow.array([rank], "int32"), "outcome": [pickle.dumps(outcome)]}

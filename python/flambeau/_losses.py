@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flambeau._named import is_named, make
+from flambeau._weights import local_path
 from flambeau.errors import DataError, ParamError
 
 Loss = Callable[[Any, list[Tensor], Tensor | None, int], tuple[Tensor, float]]
@@ -59,7 +60,7 @@ def build(loss: Any) -> Loss:
     if is_named(loss):
         return build(make("loss", _with_tensors(loss), _ELEMENTWISE | _CLASSES))
     if isinstance(loss, Mapping) and set(loss) == {"script"}:
-        return build(torch.jit.load(loss["script"]))
+        return build(torch.jit.load(str(local_path(loss["script"]) or loss["script"])))
     if not callable(loss):
         raise ParamError(f"loss: expected a name, a module or a callable, got {type(loss).__name__}")
     if isinstance(loss, nn.Module):
@@ -75,6 +76,34 @@ def _with_tensors(loss: Any) -> Any:
     options = dict(loss.get("options") or {})
     lists = {key: torch.tensor(value) for key, value in options.items() if isinstance(value, list | tuple)}
     return {"name": loss["name"], "options": options | lists}
+
+
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "bce": ("weight",),
+    "bce_with_logits": ("weight", "pos_weight"),
+    "cross_entropy": ("weight", "ignore_index", "label_smoothing"),
+    "huber": ("delta",),
+    "nll": ("weight", "ignore_index"),
+    "poisson_nll": ("log_input", "full", "eps"),
+    "smooth_l1": ("beta",),
+}
+"""The keywords of torch's losses, `reduction` apart; those that are not here have none."""
+
+
+def named(loss: Any) -> dict[str, Any] | None:
+    """One of torch's own losses, a module or a function, as `{"name", "options"}` in JSON; None for any
+    other.
+    """
+    names = {kind: name for name, kind in (_ELEMENTWISE | _CLASSES).items() if name != "mae"}
+    if isinstance(loss, nn.Module):
+        name = names.get(type(loss))
+    else:
+        name = _FUNCTIONS.get(loss) if callable(loss) else None
+    if name is None:
+        return None
+    given = {key: getattr(loss, key, None) for key in _OPTIONS.get(name, ())}
+    options = {key: value.tolist() if isinstance(value, Tensor) else value for key, value in given.items()}
+    return {"name": name, "options": {key: value for key, value in options.items() if value is not None}}
 
 
 def _of_module(module: nn.Module) -> Loss:

@@ -12,6 +12,9 @@ from flambeau.errors import ParamError
 
 OBJECT_PARAMS = ("model", "loss", "optimizer", "metrics")
 
+PYTHON_PARAMS = (*OBJECT_PARAMS, "runtime")
+"""The params of Python's estimators that are not part of a training job."""
+
 
 class CheckedParams(Params):
     """Params that refuse a wrong value with the param's name, the value and what is allowed; None unsets."""

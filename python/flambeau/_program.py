@@ -36,7 +36,7 @@ FILE_NAMES = {"exported": "program.pt2", "scripted": "program.pt", "pickle": "pr
 ORDER_CPU = ("scripted", "exported", "pickle")
 ORDER_GPU = ("exported", "scripted", "pickle")
 CHECKED_BATCHES = (1, 5)
-_FIXED = "flambeau_fixed.json"
+FIXED = "flambeau_fixed.json"
 _CHECKED_RUNS = 3
 
 
@@ -261,9 +261,9 @@ def _read_scripted(data: bytes, device: str) -> nn.Module:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        extra = {_FIXED: ""}
+        extra = {FIXED: ""}
         module = torch.jit.load(io.BytesIO(data), map_location=device, _extra_files=extra)
-        module._flambeau_fixed = frozenset(json.loads(extra[_FIXED] or "[]"))
+        module._flambeau_fixed = frozenset(json.loads(extra[FIXED] or "[]"))
         return module
 
 
@@ -271,18 +271,21 @@ _READERS = {"exported": _read_exported, "scripted": _read_scripted, "pickle": _r
 
 
 def compile_programs(
-    module: nn.Module, inputs: Sequence[TensorColumns], weights: Any
+    module: nn.Module,
+    inputs: Sequence[TensorColumns],
+    weights: Any,
+    forms: Sequence[str] = ("exported", "scripted"),
 ) -> tuple[dict[str, bytes], dict[str, str]]:
-    """The forms of a module that need no pickle, and for those it does not allow the reason.
+    """Those of the forms that a module allows, none of which needs a pickle, and for the others the reason.
 
     `module` has its weights, `weights` is the path of their file. A form is kept where, read back and given
     the weights, it returns exactly what the module does.
     """
     programs, reasons = {}, {}
-    for form, make in (("exported", _export), ("scripted", _script)):
+    for form in forms:
         try:
             with _quiet():
-                data = make(module.eval(), inputs)
+                data = _MAKERS[form](module.eval(), inputs)
                 _check_same(module, _READERS[form](data, "cpu"), inputs, weights)
             programs[form] = data
         except Exception as error:
@@ -322,8 +325,11 @@ def _script(module: nn.Module, inputs: Sequence[TensorColumns]) -> bytes:
     # they are.
     fixed = sorted({name for name, _ in copy.named_buffers(remove_duplicate=False)} - set(copy.state_dict()))
     buffer = io.BytesIO()
-    torch.jit.save(torch.jit.script(copy), buffer, _extra_files={_FIXED: json.dumps(fixed)})
+    torch.jit.save(torch.jit.script(copy), buffer, _extra_files={FIXED: json.dumps(fixed)})
     return buffer.getvalue()
+
+
+_MAKERS = {"exported": _export, "scripted": _script}
 
 
 def _check_same(module: nn.Module, program: nn.Module, inputs: Sequence[TensorColumns], weights: Any) -> None:

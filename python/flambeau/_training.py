@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
-
-import cloudpickle
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flambeau import _cluster, _launch, _shards
 from flambeau._columns import TensorColumns
@@ -33,78 +30,70 @@ if TYPE_CHECKING:
 log = logging.getLogger("flambeau")
 
 
-@dataclass(frozen=True)
-class Program:
-    """What is trained: the pickle that goes to the workers, and this fit's own copy of what is in it."""
+class Program(Protocol):
+    """What a fit trains, in the form that its runtime takes."""
 
-    data: bytes
-    objects: dict[str, Any]
-
-    @classmethod
-    def of(cls, estimator: TorchEstimator, spark: SparkSession) -> Program:
-        """The estimator's objects, in one pickle so that an optimizer keeps its parameters.
-
-        The module has the weights of `initialModel` where that is set.
-
-        Raises ParamError that names the object which is missing, of the wrong kind, or cannot be pickled, and
-        where the initial weights are not those of such a module.
-        """
-        import torch
-
-        given = {name: estimator._value(name) for name in OBJECT_PARAMS}
-        if not isinstance(given["model"], torch.nn.Module):
-            raise ParamError(f"model must be a torch.nn.Module, got {describe(given['model'])}")
-        if given["loss"] is None:
-            raise ParamError(
-                "loss must be given: a name such as 'mse', a torch.nn loss module, or a callable"
-            )
-        data = _pickle(given)
-        objects = pickle.loads(data)
-        initial = estimator.getInitialModel()
-        if initial is not None:
-            _load_initial(objects["model"], initial, spark)
-            data = _pickle(objects)
-        return cls(data, objects)
+    @property
+    def module(self) -> Module:
+        """This fit's own copy of the module."""
 
     def check(self, inputs: Sequence[TensorColumns]) -> None:
         """Refuses what a worker would refuse of the objects on these inputs. Raises ParamError."""
-        from flambeau._adapter import check_program
 
-        check_program(self.objects, [(tensor.name, tensor.columns) for tensor in inputs], None)
+    def programs(self) -> dict[str, bytes]:
+        """The forms of the module that the fitted model holds."""
 
-    @cached_property
-    def wide(self) -> bool:
-        """Whether the module computes in float64."""
-        floats = (p.dtype for p in self.objects["model"].parameters() if p.dtype.is_floating_point)
-        return str(next(floats, None)) == "torch.float64"
+    def payload(self, inputs: Sequence[TensorColumns]) -> _launch.Payload:
+        """What goes to the workers, for inputs whose shapes are known. Raises ParamError."""
 
 
-def _load_initial(module: Module, initial: str | TorchModel, spark: SparkSession) -> None:
-    """Gives a module the weights of a saved or fitted model. Raises ParamError where they do not fit."""
-    from flambeau._saving import weights_of
-    from flambeau._weights import fetched, load_into
+def program_of(estimator: TorchEstimator, spark: SparkSession) -> Program:
+    """What the estimator trains, with the weights of `initialModel` where that is set.
 
-    with fetched(weights_of(spark, initial), spark) as path:
-        try:
-            load_into(module, path)
-        except ParamError as error:
-            raise ParamError(f"initialModel {initial}: {error}") from None
+    Raises ParamError that names the object which is missing, of the wrong kind, or not for this runtime, and
+    where the initial weights are not those of such a module.
+    """
+    import torch
+
+    from flambeau._native_program import NativeProgram
+    from flambeau._python_runtime import PythonProgram
+
+    given = {name: estimator._value(name) for name in OBJECT_PARAMS}
+    native = estimator.getRuntime() == "native"
+    if isinstance(given["model"], str) and not native:
+        raise ParamError(
+            f"model is the path {given['model']!r}: set runtime='native', which trains programs in files, or "
+            "give a torch.nn.Module"
+        )
+    if not isinstance(given["model"], (str, torch.nn.Module)):
+        raise ParamError(f"model must be a torch.nn.Module, got {describe(given['model'])}")
+    if given["loss"] is None:
+        raise ParamError("loss must be given: a name such as 'mse', a torch.nn loss module, or a callable")
+    model = estimator.getInitialModel()
+    initial = None if model is None else InitialWeights(model, spark)
+    if native:
+        return NativeProgram.of(given, initial, spark)
+    return PythonProgram.of(given, initial)
 
 
-def _pickle(objects: dict[str, Any]) -> bytes:
-    try:
-        data: bytes = cloudpickle.dumps(objects)
-        return data
-    except Exception:
-        for name, value in objects.items():
+@dataclass(frozen=True)
+class InitialWeights:
+    """The weights of `initialModel`, the directory of a saved model or a fitted one."""
+
+    model: str | TorchModel
+    spark: SparkSession
+
+    def load(self, module: Module) -> bytes:
+        """Gives a module the weights, and returns their file. Raises ParamError where they do not fit."""
+        from flambeau._saving import weights_of
+        from flambeau._weights import fetched, load_into
+
+        with fetched(weights_of(self.spark, self.model), self.spark) as path:
             try:
-                cloudpickle.dumps(value)
-            except Exception as error:
-                raise ParamError(
-                    f"{name} ({describe(value)}) cannot be pickled to be sent to the workers: {error}; "
-                    f"make open files, locks and connections where they are first used"
-                ) from error
-        raise
+                load_into(module, path)
+            except ParamError as error:
+                raise ParamError(f"initialModel {self.model}: {error}") from None
+            return path.read_bytes()
 
 
 @dataclass(frozen=True)
@@ -130,13 +119,13 @@ class Training:
         }
         _native.validate_job(json.dumps(draft))
         work = _cluster.work_directory(spark, estimator.getWorkDir(), store_options(spark))
-        program = Program.of(estimator, spark)
+        program = program_of(estimator, spark)
         _cluster.check_slots(spark, estimator.getNumWorkers(), estimator.getSlotTimeout())
         return cls(estimator, spark, program, work)
 
     def columns(self, schema: StructType) -> DataColumns:
         """What this fit reads from a DataFrame of that schema. Raises DataError and ParamError."""
-        columns = _shards.resolve(schema, self.estimator, self._label_dtype(), self.program.wide)
+        columns = _shards.resolve(schema, self.estimator, self._label_dtype(), self._wide)
         self.program.check(columns.inputs)
         return columns
 
@@ -151,7 +140,7 @@ class Training:
 
     def in_place(self, path: str) -> ShardSet:
         """The Parquet files under `path` as this fit's shards."""
-        shards = _shards.in_place(self.spark, path, self.estimator, self._label_dtype(), self.program.wide)
+        shards = _shards.in_place(self.spark, path, self.estimator, self._label_dtype(), self._wide)
         self.program.check(shards.columns.inputs)
         return shards
 
@@ -160,7 +149,7 @@ class Training:
 
         Removes what the training left in the work directory except the model's weights.
         """
-        from flambeau._program import dump_skeleton, probe_output
+        from flambeau._program import probe_output
         from flambeau._weights import WeightsRef
 
         estimator = self.estimator
@@ -172,8 +161,7 @@ class Training:
             )
         shapes = [tensor.shape for tensor in shards.columns.inputs]
         inputs = tuple(replace(tensor, shape=shape) for tensor, shape in zip(inputs, shapes, strict=True))
-        module = self.program.objects["model"]
-        output = probe_output(module, inputs)
+        output = probe_output(self.program.module, inputs)
         model_class = estimator._model_class()
         # An output that this kind of model does not take is refused now rather than after the training.
         model_class()._check_output(output)
@@ -186,12 +174,11 @@ class Training:
                 "data": shards.job_data(),
                 "store": dict(self.work.store_options),
             },
-            program=self.program.data,
+            payload=self.program.payload(shards.columns.inputs),
             num_workers=num_workers,
             max_restarts=estimator.getMaxRestarts(),
             slot_timeout=estimator.getSlotTimeout(),
             visible=visible,
-            versions=versions(),
             watch=lambda attempt: Progress(self.work, attempt, visible, estimator.getVerbose()),
         )
         try:
@@ -203,7 +190,7 @@ class Training:
         weights = result["weights"]
         return model_class._create(
             estimator,
-            program=dump_skeleton(module),
+            programs=self.program.programs(),
             weights=WeightsRef(
                 weights["uri"], weights["size"], weights["sha256"], dict(self.work.store_options)
             ),
@@ -231,6 +218,12 @@ class Training:
 
     def _label_dtype(self) -> str | None:
         return self.estimator._label_dtype
+
+    @cached_property
+    def _wide(self) -> bool:
+        """Whether the module computes in float64."""
+        floats = (p.dtype for p in self.program.module.parameters() if p.dtype.is_floating_point)
+        return str(next(floats, None)) == "torch.float64"
 
 
 _DRAFT = {"name": "draft", "columns": ["draft"], "dtype": "float32", "shape": []}

@@ -42,6 +42,12 @@ class WorkerRequest:
     transport: str = "auto"
     """`auto`, `sharedMemory` or `tcp`."""
 
+    def run(
+        self, rank: int, world_size: int, all_gather: Callable[[bytes], list[bytes]], bind_address: str
+    ) -> RankOutcome:
+        """As `run_rank`."""
+        return run_rank(self, rank, world_size, all_gather, bind_address)
+
 
 @dataclass(frozen=True)
 class RankOutcome:
@@ -99,11 +105,11 @@ def run_rank(
         return RankOutcome(rank, host, True, _train(request, rank, world_size, all_gather, bind_address))
     except RankFailure as failure:
         exception = failure.__cause__ or failure
-        return _failed(
+        return failed_outcome(
             rank, failure.host or host, failure.kind, exception, failure.epoch, failure.step, failure.is_cause
         )
     except BaseException as exception:
-        return _failed(rank, host, _kind(exception), exception, None, None, True)
+        return failed_outcome(rank, host, _kind(exception), exception, None, None, True)
 
 
 def _train(
@@ -185,7 +191,7 @@ def _kind(exception: BaseException) -> str:
     return "cancelled" if isinstance(exception, KeyboardInterrupt) else "user"
 
 
-def _failed(
+def failed_outcome(
     rank: int,
     host: str,
     kind: str,
@@ -194,6 +200,7 @@ def _failed(
     step: int | None,
     is_cause: bool,
 ) -> RankOutcome:
+    """The outcome of a rank that ended in an exception."""
     kind_of = type(exception)
     try:
         message = str(exception)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from pyspark.ml import Estimator
 from pyspark.ml.param import Param
@@ -15,9 +15,10 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from flambeau import _cluster
 from flambeau._arguments import EstimatorArguments, resolve_arguments
 from flambeau._multiple import Fits
-from flambeau._objects import OBJECT_PARAMS, HasObjects
+from flambeau._objects import OBJECT_PARAMS, PYTHON_PARAMS, HasObjects
 from flambeau._training import Training
-from flambeau.params import HasTrainingParams
+from flambeau._workdir import new_id, temporary_directory
+from flambeau.params import HasRuntime, HasTrainingParams
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("flambeau")
 
 
-class TorchEstimator(HasTrainingParams, HasObjects, Estimator[Any], MLWritable, MLReadable[Any]):
+class TorchEstimator(HasTrainingParams, HasRuntime, HasObjects, Estimator[Any], MLWritable, MLReadable[Any]):
     """Trains a `torch.nn.Module` on a DataFrame, data-parallel on `numWorkers` tasks of one barrier stage.
 
     Every param can be given as a keyword; Horovod's names (`num_proc`, `feature_cols`, `batch_size`, ...) are
@@ -105,6 +106,17 @@ class TorchEstimator(HasTrainingParams, HasObjects, Estimator[Any], MLWritable, 
 
         return EstimatorReader(cls)
 
+    @classmethod
+    def _from_java(cls, java_stage: Any) -> Self:
+        """The estimator of the same name that a JVM pipeline holds, by way of a temporary directory of the
+        driver.
+
+        That directory holds its program, and lasts as long as this process.
+        """
+        path = f"file://{temporary_directory()}/estimators/{new_id()}"
+        java_stage.write().overwrite().save(path)
+        return cast("Self", cls.load(path))
+
     def _fit(self, dataset: DataFrame) -> TorchModel:
         training = Training.of(self, dataset.sparkSession)
         columns = training.columns(dataset.schema)
@@ -118,7 +130,7 @@ class TorchEstimator(HasTrainingParams, HasObjects, Estimator[Any], MLWritable, 
 
     def _job_params(self) -> dict[str, Any]:
         """The training job's `params`: every param with a value that is JSON."""
-        params = [p for p in self.params if p.name not in OBJECT_PARAMS and self.isDefined(p)]
+        params = [p for p in self.params if p.name not in PYTHON_PARAMS and self.isDefined(p)]
         values = [(param, self.getOrDefault(param)) for param in params]
         return {param.name: value for param, value in values if not _is_object(param, value)}
 

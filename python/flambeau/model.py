@@ -7,7 +7,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from pyspark.ml import Model
@@ -95,7 +94,7 @@ class TorchModel(
         cls,
         estimator: Params,
         *,
-        program: bytes,
+        programs: Mapping[str, bytes],
         weights: WeightsRef,
         history: Mapping[str, Any],
         inputs: Sequence[TensorColumns],
@@ -107,14 +106,14 @@ class TorchModel(
     ) -> Self:
         """A model with the estimator's params and uid.
 
-        `program` is `_program.dump_skeleton` of the module, `history` a training result's history
-        (`{"epochs": [...]}`), `inputs` the tensors it was trained on with their shapes, `output` what
-        `_program.probe_output` found. Raises ParamError where the output is not what this kind of model
-        gives.
+        `programs` are the forms of the module, such as `_program.dump_skeleton` as `pickle`, `history` a
+        training result's history (`{"epochs": [...]}`), `inputs` the tensors it was trained on with their
+        shapes, `output` what `_program.probe_output` found. Raises ParamError where the output is not what
+        this kind of model gives.
         """
         model = cls()
         model._check_output(output)
-        model._programs, model._reasons = {"pickle": program}, {}
+        model._programs, model._reasons = dict(programs), {}
         model._weights, model._inputs, model._output = weights, tuple(inputs), output
         model._classes = output_kind(estimator)
         model._history = copy.deepcopy(dict(history))
@@ -202,11 +201,16 @@ class TorchModel(
 
     @classmethod
     def _from_java(cls, java_stage: Any) -> Self:
-        """The model of the same name that a JVM pipeline holds, by way of a directory that both can read."""
+        """The model of the same name that a JVM pipeline holds.
+
+        It comes by way of a temporary directory of the driver; Spark hands its weights out to the workers.
+        """
+        from flambeau._saving import ModelReader
+
         with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
-            path = str(Path(folder) / "model")
-            java_stage.write().overwrite().save(f"file://{path}")
-            return cls.load(f"file://{path}")
+            path = f"file://{folder}/model"
+            java_stage.write().overwrite().save(path)
+            return cast("Self", ModelReader(cls).load(path, hand_out=True))
 
     def _use_module(self, module: nn.Module) -> None:
         """Puts the user's module in the program's place. Raises ParamError where it is not the one that was

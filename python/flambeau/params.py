@@ -28,6 +28,7 @@ from flambeau._converters import (
     Number,
     boolean,
     input_types,
+    one_of,
     saved_model,
     shapes,
     text,
@@ -630,6 +631,31 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
     def getVerifyReplicas(self) -> bool:
         """The value of `verifyReplicas`, or its default."""
         return self.getOrDefault(self.verifyReplicas)
+
+
+class HasRuntime(CheckedParams):
+    """What trains the module. Python's alone: the JVM has the native runtime only."""
+
+    runtime: Param[str] = Param(
+        Params._dummy(),
+        "runtime",
+        "What trains the module: python runs it as it is in Spark's Python workers, native runs it as a "
+        "libtorch program, made with TorchScript or torch.export, in processes without Python. Native takes "
+        "losses, optimizers and metrics by name, and a model that is the path of such a program too.",
+        one_of("python", "native"),
+    )
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._setDefault(runtime="python")
+
+    def setRuntime(self, value: str) -> Self:
+        """Sets `runtime`."""
+        return self._set(runtime=value)
+
+    def getRuntime(self) -> str:
+        """The value of `runtime`, or its default."""
+        return self.getOrDefault(self.runtime)
 
 
 class HasTrainingParams(

@@ -102,7 +102,7 @@ def fitted(estimator: TorchEstimator, module: nn.Module, inputs: list[TensorColu
     folder.mkdir(parents=True, exist_ok=True)
     return estimator._model_class()._create(
         estimator,
-        program=dump_skeleton(module),
+        programs={"pickle": dump_skeleton(module)},
         weights=save_module(module, folder / "weights.safetensors"),
         history=HISTORY,
         inputs=inputs,

@@ -16,6 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from flambeau import ClusterError, FlambeauError, ParamError, WorkerError, WorkerLost, _cluster, _launch
+from flambeau._python_runtime import PythonProgram
 from flambeau._workdir import WorkDirectory, age_of, new_id, spark_path
 from flambeau._worker import EnvironmentMismatchError, RankOutcome, WorkerRequest, versions
 
@@ -218,8 +219,9 @@ def test_an_exception_that_cannot_come_back_is_a_worker_error() -> None:
 
 
 def launch(spark: SparkSession, max_restarts: int) -> _launch.Launch:
+    program = PythonProgram(b"", {})
     return _launch.Launch(
-        spark, WorkDirectory("/nowhere"), {}, b"", 2, max_restarts, 0.0, True, {}, lambda _: nullcontext()
+        spark, WorkDirectory("/nowhere"), {}, program, 2, max_restarts, 0.0, True, lambda _: nullcontext()
     )
 
 

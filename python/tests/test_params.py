@@ -11,7 +11,7 @@ from pyspark.ml.param.shared import HasFeaturesCol, HasLabelCol, HasPredictionCo
 
 from flambeau import ParamError, TorchClassifier, TorchEstimator, TorchRegressor, _native
 from flambeau._arguments import EstimatorArguments
-from flambeau._objects import OBJECT_PARAMS
+from flambeau._objects import PYTHON_PARAMS
 
 SCHEMA = json.loads(_native.job_schema())
 PROPERTIES: dict[str, dict[str, Any]] = SCHEMA["$defs"]["TrainingParams"]["properties"]
@@ -40,7 +40,7 @@ def types_of(schema: dict[str, Any]) -> list[str]:
 
 
 def test_the_params_are_those_of_the_schema() -> None:
-    names = {param.name for param in TorchEstimator().params} - set(OBJECT_PARAMS)
+    names = {param.name for param in TorchEstimator().params} - set(PYTHON_PARAMS)
     assert names == set(PROPERTIES)
 
 

@@ -1,0 +1,102 @@
+"""`runtime="python"`: the module as it is, pickled to Spark's Python workers together with what trains it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from flambeau._objects import describe
+from flambeau._worker import WorkerRequest, versions
+from flambeau.errors import ParamError
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from flambeau._columns import TensorColumns
+    from flambeau._training import InitialWeights
+
+_FILE = "program.pkl"
+
+
+@dataclass(frozen=True)
+class PythonProgram:
+    """What is trained: the pickle that goes to the workers, and this fit's own copy of what is in it."""
+
+    data: bytes
+    objects: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], initial: InitialWeights | None) -> PythonProgram:
+        """The estimator's objects, in one pickle so that an optimizer keeps its parameters.
+
+        `initial` are the weights to start from instead of the module's own. Raises ParamError that names the
+        object which cannot be pickled.
+        """
+        data = _pickle(given)
+        objects = pickle.loads(data)
+        if initial is not None:
+            initial.load(objects["model"])
+            data = _pickle(objects)
+        return cls(data, objects)
+
+    @property
+    def module(self) -> Module:
+        """This fit's copy of the module."""
+        module: Module = self.objects["model"]
+        return module
+
+    def check(self, inputs: Sequence[TensorColumns]) -> None:
+        """Refuses what a worker would refuse of the objects on these inputs. Raises ParamError."""
+        from flambeau._adapter import check_program
+
+        check_program(self.objects, [(tensor.name, tensor.columns) for tensor in inputs], None)
+
+    def programs(self) -> dict[str, bytes]:
+        """The forms of the module that a fitted model holds."""
+        from flambeau._program import dump_skeleton
+
+        return {"pickle": dump_skeleton(self.module)}
+
+    def payload(self, inputs: Sequence[TensorColumns]) -> PythonProgram:
+        """What goes to the workers, which take the module for any inputs."""
+        return self
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The pickle."""
+        return {_FILE: self.data}
+
+    def request(
+        self, job: Mapping[str, Any], secret: bytes, placed: Mapping[str, str], shares_machine: bool
+    ) -> WorkerRequest:
+        """What every rank gets; `placed` has the pickle's URI where it lies in the work directory."""
+        return WorkerRequest(
+            job_json=json.dumps(job),
+            secret=secret,
+            program=None if _FILE in placed else self.data,
+            program_uri=placed.get(_FILE),
+            sys_path=tuple(sys.path) if shares_machine else (),
+            versions=versions(),
+        )
+
+
+def _pickle(objects: Mapping[str, Any]) -> bytes:
+    try:
+        data: bytes = cloudpickle.dumps(dict(objects))
+        return data
+    except Exception:
+        for name, value in objects.items():
+            try:
+                cloudpickle.dumps(value)
+            except Exception as error:
+                raise ParamError(
+                    f"{name} ({describe(value)}) cannot be pickled to be sent to the workers: {error}; "
+                    f"make open files, locks and connections where they are first used"
+                ) from error
+        raise
