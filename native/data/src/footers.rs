@@ -386,7 +386,7 @@ pub(crate) fn refuse_nulls(
 }
 
 /// How a column of this type holds its elements; `None` for types that hold no numbers.
-fn kind_of(data_type: &DataType) -> Option<ColumnKind> {
+pub(crate) fn kind_of(data_type: &DataType) -> Option<ColumnKind> {
     if let Some(element) = element_of(data_type) {
         return Some(ColumnKind::Scalar(element));
     }
@@ -476,7 +476,7 @@ fn allowed(dtype: DType) -> &'static str {
 }
 
 /// A type by the name that Spark's users know.
-fn describe(data_type: &DataType) -> String {
+pub(crate) fn describe(data_type: &DataType) -> String {
     match data_type {
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => "string".into(),
         DataType::Date32 | DataType::Date64 => "date".into(),

@@ -11,12 +11,16 @@
 )]
 mod arguments;
 mod failure;
+mod inspection;
 mod launcher;
 mod lines;
+mod saved;
+mod scoring;
 mod standalone;
 mod training;
 
 use arguments::Command;
+use flambeau_train::error_chain;
 
 /// Runs a command line, the program's name first, and returns the exit status: 0 where all went well, 1 after an error that
 /// was told, 2 where the command line is wrong.
@@ -25,11 +29,23 @@ pub fn main(arguments: Vec<String>) -> i32 {
     match arguments::parse(arguments).map(|arguments| arguments.command) {
         Ok(Command::Launched) => launcher::main(),
         Ok(Command::Train(arguments)) => standalone::main(&arguments),
-        Ok(Command::Score(_) | Command::Inspect { .. }) => 2,
+        Ok(Command::Score(arguments)) => told(scoring::score(&arguments)),
+        Ok(Command::Inspect { paths }) => told(inspection::inspect(&paths)),
         Ok(Command::Help | Command::Version | Command::Libtorch) => 0,
         Err(sentence) => {
             eprintln!("flambeau-worker: {sentence}");
             2
+        }
+    }
+}
+
+/// The exit status of a command; its error is told on standard error.
+fn told(outcome: Result<(), Box<dyn std::error::Error>>) -> i32 {
+    match outcome {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("flambeau-worker: {}", error_chain(&*error));
+            1
         }
     }
 }

@@ -1,0 +1,285 @@
+"""`flambeau-worker` by itself: how it trains, scores and inspects, and how it ends when something fails."""
+
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import Tensor, nn
+from worker_program import LIBTORCH, PROGRAM, Rank, Ranks, job_of, run, save_script, write_rows
+
+ENDLESS = {"epochs": 1_000_000, "batchSize": 8, "checkpointInterval": -1}
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    return write_rows(tmp_path / "rows.parquet")
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 1))
+    return save_script(module, tmp_path / "net.pt")
+
+
+def history(outcome: dict[str, Any]) -> list[float]:
+    return [epoch["loss"] for epoch in outcome["result"]["history"]["epochs"]]
+
+
+def test_two_ranks_train(tmp_path: Path, program: Path, rows: Path) -> None:
+    job = job_of(tmp_path, program, [rows], numWorkers=2, batchSize=30, epochs=5, verifyReplicas=True)
+    with Ranks(job, 2) as ranks:
+        steps = [ranks.meet()[0].wait_for("step")["step"] for _ in range(3)]
+        first, second = ranks.outcomes()
+    assert [step["step"] for step in steps] == [0, 1, 2]
+    assert history(first) == history(second)
+    assert history(first)[-1] < history(first)[0] / 2
+    assert first["result"]["weights"]["size"] > 0 and second["result"]["weights"] is None
+
+
+def test_the_loop_without_a_launcher_meets_over_tcp(tmp_path: Path, program: Path, rows: Path) -> None:
+    """Three ranks learn what one rank with three lanes learns: the same batches."""
+    torch.manual_seed(0)
+    save_script(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double(), program)
+
+    def train(name: str, world_size: int, **params: Any) -> dict[str, Any]:
+        job = job_of(tmp_path, program, [rows], name, dataLanes=3, epochs=4, **params)
+        for tensor in [*job["data"]["spec"]["inputs"], *job["data"]["spec"]["labels"]]:
+            tensor["dtype"] = "float64"
+        (tmp_path / "job.json").write_text(json.dumps(job))
+        (tmp_path / "secret").write_text("of all ranks")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        command = [PROGRAM, "train", "--job", tmp_path / "job.json", "--world-size", world_size]
+        command += ["--rendezvous", address, "--secret-file", tmp_path / "secret", "--libtorch", LIBTORCH]
+        ranks = [
+            subprocess.Popen(list(map(str, [*command, "--rank", rank])), stdout=subprocess.PIPE, text=True)
+            for rank in range(world_size)
+        ]
+        last = [rank.communicate(timeout=60)[0].splitlines()[-1] for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0] * world_size
+        return json.loads(last[0])
+
+    three = train("three", 3, numWorkers=3, batchSize=10)
+    one = train("one", 1, numWorkers=1, batchSize=30)
+    assert three["result"]["worldSize"] == 3
+    assert history(three) == pytest.approx(history(one), rel=1e-12)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_rank_that_dies_frees_the_other(tmp_path: Path, program: Path, rows: Path, number: int) -> None:
+    job = job_of(tmp_path, program, [rows], numWorkers=2, **ENDLESS)
+    with Ranks(job, 2) as ranks:
+        ranks.meet()[0].wait_for("progress")
+        began = time.monotonic()
+        os.kill(ranks[1].process.pid, number)
+        error = ranks[0].outcome(20)["error"]
+        assert time.monotonic() - began < 8
+        assert ranks[1].process.wait(5) == -number
+    assert error["kind"] == "collective" and not error["isCause"]
+    assert "rank 1" in error["message"] and error["rank"] == 0 and error["step"] > 0
+
+
+class Hungry(nn.Module):
+    """Asks for 16 GiB in the forward of a large batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        much = torch.ones([4 << 30]) if x.shape[0] > 2 else torch.ones([1])
+        return self.layer(x) + much[0]
+
+
+def test_a_rank_without_memory_says_so(tmp_path: Path, rows: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+
+    job = job_of(tmp_path, save_script(Hungry(), tmp_path / "hungry.pt"), [rows], numWorkers=2, batchSize=8)
+    with Ranks(job, 2, preexec_fn=limit) as ranks:
+        errors = [outcome["error"] for outcome in ranks.meet().outcomes()]
+    causes = [error for error in errors if error["isCause"]]
+    assert causes and all(re.search("memory", error["message"]) for error in causes)
+    assert {error["kind"] for error in causes} == {"model"} and causes[0]["step"] == 0
+
+
+@pytest.mark.parametrize("when", ["meeting", "training"])
+def test_it_is_gone_when_standard_input_closes(tmp_path: Path, program: Path, rows: Path, when: str) -> None:
+    with Ranks(job_of(tmp_path, program, [rows], **ENDLESS), 1) as ranks:
+        ranks[0].wait_for("gather") if when == "meeting" else ranks.meet()[0].wait_for("progress")
+        stdin = ranks[0].process.stdin
+        assert stdin is not None
+        stdin.close()
+        assert ranks[0].process.wait(1) == 1
+
+
+def test_a_cancelled_training_ends_after_the_same_step(tmp_path: Path, program: Path, rows: Path) -> None:
+    job = job_of(tmp_path, program, [rows], numWorkers=2, **ENDLESS)
+    with Ranks(job, 2) as ranks:
+        ranks.meet()[0].wait_for("progress")
+        ranks[1].tell({"cancel": True})
+        errors = [outcome["error"] for outcome in ranks.outcomes(10)]
+    assert {error["kind"] for error in errors} == {"cancelled"}
+    assert errors[0]["step"] == errors[1]["step"]
+
+
+def test_a_rank_that_left_before_the_meeting_is_named(tmp_path: Path, program: Path, rows: Path) -> None:
+    with Ranks(job_of(tmp_path, program, [rows]), 1) as ranks:
+        ranks[0].wait_for("gather")
+        ranks[0].tell({"left": {"rank": 3}})
+        error = ranks[0].outcome(10)["error"]
+    assert not error["isCause"] and "rank 3" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "said"),
+    [
+        ({"params": {"epochs": 0}}, "job", "epochs"),
+        ({"program": None}, "job", "program"),
+        ({"store": {"no_such_option": "1"}}, "data", "no_such_option"),
+    ],
+)
+def test_a_bad_job_is_refused(
+    tmp_path: Path, program: Path, rows: Path, change: dict[str, Any], kind: str, said: str
+) -> None:
+    job = job_of(tmp_path, program, [rows]) | change
+    with Ranks(job, 1) as ranks:
+        error = ranks[0].outcome(20)["error"]
+    assert (error["kind"], error["isCause"]) == (kind, True)
+    assert said in error["message"] and error["epoch"] is None
+
+
+def test_a_loss_or_optimizer_that_is_not_known_is_refused(tmp_path: Path, program: Path, rows: Path) -> None:
+    job = job_of(tmp_path, program, [rows])
+    job["program"]["optimizer"] = {"name": "lbfgs"}
+    with Ranks(job, 1) as ranks:
+        error = ranks[0].outcome(20)["error"]
+    assert error["kind"] == "job" and "lbfgs" in error["message"]
+
+
+class Talkative(nn.Module):
+    """Prints in its forward, as TorchScript does: to standard output, from C++."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        print("rows:", x.shape[0])
+        return self.layer(x)
+
+
+def test_what_native_code_prints_is_not_in_the_lines(tmp_path: Path, rows: Path) -> None:
+    job = job_of(tmp_path, save_script(Talkative(), tmp_path / "talkative.pt"), [rows], batchSize=100)
+    with Ranks(job, 1) as ranks:
+        assert "result" in ranks.meet()[0].outcome()
+        assert "rows: 100" in ranks[0].end()
+
+
+def test_two_trainings_at_once(tmp_path: Path, program: Path, rows: Path) -> None:
+    jobs = [
+        job_of(tmp_path, program, [rows], f"a{i}", numWorkers=2, batchSize=30, epochs=5) for i in range(2)
+    ]
+    with Ranks(jobs[0], 2) as first, Ranks(jobs[1], 2) as second:
+        first.meet()
+        second.meet()
+        outcomes = [*first.outcomes(), *second.outcomes()]
+    assert len({tuple(history(outcome)) for outcome in outcomes}) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "a command is missing"),
+        (["learn"], "there is no command learn"),
+        (["train", "--rank", "0"], "--job is missing"),
+        (["score", "model"], "score needs a model"),
+        (["inspect"], "inspect needs a path"),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence_and_status_2(arguments: list[str], said: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_help_and_version_need_no_libtorch() -> None:
+    for option in ("--help", "--version"):
+        done = run(option, LIBTORCH="/nowhere")
+        assert done.returncode == 0 and "flambeau-worker" in done.stdout
+
+
+def another_version(directory: Path) -> Path:
+    (directory / "lib").mkdir(parents=True)
+    for library in ("libc10.so", "libtorch_cpu.so"):
+        (directory / "lib" / library).write_bytes(b"")
+    (directory / "build-version").write_text("2.5.0+cpu\n")
+    return directory
+
+
+def test_libtorch_is_found_or_missed_in_one_sentence(tmp_path: Path) -> None:
+    found = json.loads(run("libtorch", LIBTORCH=str(LIBTORCH)).stdout)
+    assert found["version"].startswith("2.13.")
+    assert [Path(path).name for path in found["libraries"]] == ["libc10.so", "libtorch_cpu.so"]
+    assert all(Path(path).is_file() for path in found["libraries"])
+    python = {"LIBTORCH": "", "FLAMBEAU_PYTHON": os.environ.get("PYSPARK_PYTHON", "python3")}
+    assert json.loads(run("libtorch", **python).stdout) == found
+    for directory, said in [
+        (tmp_path, "has no lib/libc10.so"),
+        (another_version(tmp_path / "old"), "is 2.5.0, and Flambeau needs 2.13"),
+    ]:
+        for done in (run("libtorch", LIBTORCH=str(directory)), run("libtorch", "--libtorch", directory)):
+            assert done.returncode == 1 and done.stdout == ""
+            assert said in done.stderr and len(done.stderr.splitlines()) == 1
+    nowhere = run("libtorch", LIBTORCH="", FLAMBEAU_PYTHON="/nowhere/python")
+    assert nowhere.returncode == 1 and "install torch 2.13" in nowhere.stderr
+
+
+def test_a_launcher_is_told_of_a_missing_libtorch(tmp_path: Path) -> None:
+    done = run("train", "--launcher", "--libtorch", another_version(tmp_path / "old"))
+    error = json.loads(done.stdout)["error"]
+    assert done.returncode == 1 and error["kind"] == "environment" and error["isCause"]
+    assert "2.5.0" in error["message"]
+
+
+def test_rows_are_scored_as_the_module_does(tmp_path: Path, program: Path, rows: Path) -> None:
+    done = run("score", program, rows, tmp_path / "scores.parquet", "--input", "x", "--libtorch", LIBTORCH)
+    assert done.returncode == 0, done.stderr
+    x = torch.tensor(pq.read_table(rows)["x"].to_pylist())
+    with torch.inference_mode():
+        expected = torch.jit.load(str(program)).eval()(x)[:, 0]
+    scores = pq.read_table(tmp_path / "scores.parquet")["prediction"].to_numpy()
+    np.testing.assert_allclose(scores, expected, rtol=1e-6)
+    missing = run("score", program, rows, tmp_path / "none.parquet", "--input", "z", "--libtorch", LIBTORCH)
+    assert missing.returncode == 1 and "no column z" in missing.stderr
+
+
+def test_it_tells_what_programs_and_shards_hold(tmp_path: Path, program: Path, rows: Path) -> None:
+    shards = run("inspect", rows, "--libtorch", LIBTORCH)
+    assert "600 rows, 3 row groups" in shards.stdout and "x: array<float> (float32)" in shards.stdout
+    net = run("inspect", program, "--libtorch", LIBTORCH)
+    assert "0.weight: float32 [8, 4], parameter" in net.stdout
+    nothing = run("inspect", tmp_path / "nothing", "--libtorch", LIBTORCH)
+    assert nothing.returncode == 1 and "is no model" in nothing.stderr
+
+
+def test_the_secret_is_in_no_argument_and_no_environment(tmp_path: Path, program: Path, rows: Path) -> None:
+    with Ranks(job_of(tmp_path, program, [rows], **ENDLESS), 1) as ranks:
+        rank: Rank = ranks.meet()[0]
+        rank.wait_for("progress")
+        process = Path(f"/proc/{rank.process.pid}")
+        for file in ("cmdline", "environ"):
+            assert b"a secret of sixteen" not in (process / file).read_bytes()
+        assert "a secret of sixteen" not in rank.end()
