@@ -9,9 +9,35 @@
 //! Semantics are those of the Python package: the same losses, denominators, metrics and seeds, so that both runtimes
 //! give the same numbers.
 
+mod border;
+mod classes;
+mod describe;
 mod error;
 pub mod exported;
+mod gradients;
+mod job;
+mod load;
+mod loss;
+mod metrics;
+mod model;
+mod optimizer;
+mod options;
+mod output;
 mod program;
+mod random;
+mod safetensors;
+mod scoring;
+mod script;
+mod state;
+mod tensor;
+mod weights;
 
+pub use classes::{ClassField, ClassOutput};
+pub use describe::{ProgramDescription, TensorDescription, describe};
 pub use error::TorchError;
+pub use job::{JobCheck, build, check_job};
+pub use model::TorchModel;
+pub use output::OutputTensor;
 pub use program::{NamedTensor, Outputs, Program};
+pub use scoring::{InputTensor, Scorer, ScorerSpec, Scores, set_num_threads};
+pub use script::ScriptProgram;

@@ -36,9 +36,10 @@ impl NamedTensor {
 
 /// A module without its loss: a graph and the tensors that it computes with.
 ///
-/// One thread at a time uses a program.
-pub trait Program: Send {
-    /// All parameters in the order of their registration, then all buffers. The same tensors at every call.
+/// Several threads may run a program at once in one mode; one alone trains it.
+pub trait Program: Send + Sync {
+    /// Parameters and buffers in the order of the module's `state_dict`, a tied tensor under each of its names. The
+    /// same tensors at every call.
     fn tensors(&self) -> Vec<NamedTensor>;
 
     /// Runs the graph on inputs whose first dimension is the rows. `training` chooses the mode: that of dropout and
@@ -48,7 +49,7 @@ pub trait Program: Send {
     ///
     /// What torch says; [`TorchError::Param`] where something else than tensors is returned, where the number of
     /// inputs is wrong, or where the program has no graph for the mode.
-    fn forward(&mut self, inputs: &[Tensor], training: bool) -> Result<Outputs, TorchError>;
+    fn forward(&self, inputs: &[Tensor], training: bool) -> Result<Outputs, TorchError>;
 
     /// Whether the program can be trained.
     ///
@@ -96,6 +97,39 @@ impl Outputs {
                 .iter()
                 .map(|(name, tensor)| (Some(name.clone()), tensor))
                 .collect(),
+        }
+    }
+
+    /// The tensor where it is the only one.
+    pub fn single(&self) -> Option<&Tensor> {
+        match self {
+            Outputs::Tensor(tensor) => Some(tensor),
+            _ => None,
+        }
+    }
+
+    /// What it is, for messages, such as `a tuple of 2`.
+    pub(crate) fn describe(&self) -> String {
+        match self {
+            Outputs::Tensor(_) => "a Tensor".into(),
+            Outputs::Tuple(tensors) => format!("a tuple of {}", tensors.len()),
+            Outputs::List(tensors) => format!("a list of {}", tensors.len()),
+            Outputs::NamedTuple(fields) => format!("a tuple of {}", fields.len()),
+            Outputs::Dict(_) => "a dict".into(),
+        }
+    }
+
+    /// The kind as C++ numbers it, the tensors, and a dict's keys.
+    pub(crate) fn parts(&self) -> (i32, Vec<&Tensor>, Vec<&str>) {
+        match self {
+            Outputs::Tensor(tensor) => (0, vec![tensor], vec![]),
+            Outputs::Tuple(tensors) => (1, tensors.iter().collect(), vec![]),
+            Outputs::List(tensors) => (2, tensors.iter().collect(), vec![]),
+            Outputs::NamedTuple(fields) => (3, fields.iter().map(|(_, t)| t).collect(), vec![]),
+            Outputs::Dict(fields) => {
+                let (names, tensors) = fields.iter().map(|(n, t)| (n.as_str(), t)).unzip();
+                (4, tensors, names)
+            }
         }
     }
 }

@@ -1,0 +1,301 @@
+// TorchScript modules: their tensors by name, forward, and archives without weights.
+
+#include "border.h"
+
+#include <algorithm>
+#include <fstream>
+#include <set>
+
+#include <caffe2/serialize/read_adapter_interface.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
+#include <torch/script.h>
+
+using namespace flambeau;
+using torch::jit::IValue;
+using torch::jit::Module;
+
+namespace {
+
+// Bytes in memory, read without a copy of the whole.
+class MemoryReader : public caffe2::serialize::ReadAdapterInterface {
+ public:
+  MemoryReader(const char* data, size_t size) : data_(data), size_(size) {}
+
+  size_t size() const override {
+    return size_;
+  }
+
+  size_t read(uint64_t position, void* target, size_t count, const char*) const override {
+    if (position >= size_) return 0;
+    count = std::min<size_t>(count, size_ - position);
+    std::memcpy(target, data_ + position, count);
+    return count;
+  }
+
+ private:
+  const char* data_;
+  size_t size_;
+};
+
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+  bool is_buffer;
+};
+
+// Parameters, buffers, then children: the order of state_dict.
+void collect(const Module& module, const std::string& prefix, std::vector<NamedTensor>& found) {
+  auto type = module.type();
+  auto object = module._ivalue();
+  for (bool buffers : {false, true}) {
+    for (size_t slot = 0; slot < type->numAttributes(); ++slot) {
+      if (!(buffers ? type->is_buffer(slot) : type->is_parameter(slot))) continue;
+      const IValue& value = object->getSlot(slot);
+      if (value.isTensor() && value.toTensor().defined()) {
+        found.push_back({prefix + type->getAttributeName(slot), value.toTensor(), buffers});
+      }
+    }
+  }
+  for (size_t slot = 0; slot < type->numAttributes(); ++slot) {
+    const auto& attribute = type->getAttribute(slot);
+    if (attribute->is_module()) {
+      collect(Module(object->getSlot(slot).toObject()), prefix + type->getAttributeName(slot) + ".", found);
+    }
+  }
+}
+
+struct Script {
+  Module module;
+  std::vector<NamedTensor> tensors;
+};
+
+// What forward returned. The kinds are those of Rust's `OutputKind`.
+enum OutputKind { kTensor = 0, kTuple = 1, kList = 2, kNamedTuple = 3, kDict = 4, kOther = 5 };
+
+struct Output {
+  int kind;
+  std::vector<at::Tensor> tensors;
+  std::vector<std::string> names;
+  // Of what is no tensor: its name in Python.
+  std::string other;
+};
+
+std::string python_type(const IValue& value) {
+  if (value.isNone()) return "NoneType";
+  if (value.isInt()) return "int";
+  if (value.isDouble()) return "float";
+  if (value.isBool()) return "bool";
+  if (value.isString()) return "str";
+  if (value.isTuple()) return "tuple";
+  if (value.isList()) return "list";
+  if (value.isGenericDict()) return "dict";
+  return value.tagKind();
+}
+
+void add(Output& output, const std::string& name, const IValue& value) {
+  if (!value.isTensor() || !value.toTensor().defined()) {
+    if (output.other.empty()) {
+      output.kind = kOther;
+      output.other = python_type(value) + " as " + name;
+    }
+    return;
+  }
+  output.names.push_back(name);
+  output.tensors.push_back(value.toTensor());
+}
+
+Output unpack(const IValue& value) {
+  Output output{kOther, {}, {}, ""};
+  if (value.isTensor()) {
+    output.kind = kTensor;
+    add(output, "", value);
+  } else if (value.isTuple()) {
+    auto tuple = value.toTuple();
+    auto schema = tuple->type()->schema();
+    output.kind = schema ? kNamedTuple : kTuple;
+    for (size_t i = 0; i < tuple->size(); ++i) {
+      auto name = schema ? schema->arguments()[i].name() : "_" + std::to_string(i + 1);
+      add(output, name, tuple->elements()[i]);
+    }
+  } else if (value.isList()) {
+    output.kind = kList;
+    auto list = value.toList();
+    for (size_t i = 0; i < list.size(); ++i) add(output, "_" + std::to_string(i + 1), list.get(i));
+  } else if (value.isGenericDict()) {
+    output.kind = kDict;
+    for (const auto& item : value.toGenericDict()) {
+      std::ostringstream key;
+      if (item.key().isString()) {
+        key << item.key().toStringRef();
+      } else {
+        key << item.key();
+      }
+      add(output, key.str(), item.value());
+    }
+  } else {
+    output.other = python_type(value);
+  }
+  return output;
+}
+
+IValue pack(int kind, const ConstTensorPtr* tensors, const char* const* names, size_t count) {
+  switch (kind) {
+    case kTensor:
+      return *tensors[0];
+    case kList:
+      return c10::List<at::Tensor>(tensors_of(tensors, count));
+    case kDict: {
+      c10::Dict<std::string, at::Tensor> dict;
+      for (size_t i = 0; i < count; ++i) dict.insert(names[i], *tensors[i]);
+      return dict;
+    }
+    default: {
+      std::vector<IValue> elements;
+      for (size_t i = 0; i < count; ++i) elements.emplace_back(*tensors[i]);
+      return c10::ivalue::Tuple::create(std::move(elements));
+    }
+  }
+}
+
+// The optimizing executor differentiates and fuses graphs by formulas of its own, which give other last bits than
+// eager torch. Without it every operator runs, and is recorded for backward, as in Python.
+IValue run(Module& module, std::vector<IValue> inputs) {
+  torch::jit::GraphOptimizerEnabledGuard unoptimized(false);
+  return module.forward(std::move(inputs));
+}
+
+// Empties tensors to one element of memory each for as long as it lives.
+class Hollow {
+ public:
+  explicit Hollow(std::vector<at::Tensor> tensors) {
+    at::NoGradGuard no_grad;
+    for (auto& tensor : tensors) {
+      auto known = std::any_of(
+          kept_.begin(), kept_.end(), [&](const auto& kept) { return kept.first.is_same(tensor); });
+      if (known) continue;
+      kept_.emplace_back(tensor, tensor.detach());
+      tensor.set_data(at::zeros({}, tensor.options().requires_grad(false)).expand(tensor.sizes()));
+    }
+  }
+
+  ~Hollow() {
+    at::NoGradGuard no_grad;
+    for (auto& [tensor, data] : kept_) tensor.set_data(data);
+  }
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> kept_;
+};
+
+}  // namespace
+
+extern "C" {
+
+// Loads an archive. `extra_name` is a file that Flambeau may have put into it; its text is "" where it is not there.
+char* flambeau_script_load(
+    const char* data, size_t size, const char* extra_name, Script** result, char** extra_text) {
+  return guarded([&] {
+    torch::jit::ExtraFilesMap extra{{extra_name, ""}};
+    auto module = torch::jit::load(std::make_shared<MemoryReader>(data, size), at::Device(at::kCPU), extra);
+    auto script = std::make_unique<Script>();
+    collect(module, "", script->tensors);
+    script->module = std::move(module);
+    *extra_text = copy_text(extra[extra_name]);
+    *result = script.release();
+  });
+}
+
+void flambeau_script_free(Script* script) {
+  delete script;
+}
+
+size_t flambeau_script_num_tensors(const Script* script) {
+  return script->tensors.size();
+}
+
+// The tensor itself, not a copy; `name` lives as long as the script.
+TensorPtr flambeau_script_tensor(const Script* script, size_t index, const char** name, bool* is_buffer) {
+  const auto& entry = script->tensors[index];
+  *name = entry.name.c_str();
+  *is_buffer = entry.is_buffer;
+  return new at::Tensor(entry.tensor);
+}
+
+char* flambeau_script_train(Script* script, bool training) {
+  return guarded([&] { script->module.train(training); });
+}
+
+// The number of arguments of forward: those that must be given, and all.
+char* flambeau_script_num_inputs(const Script* script, size_t* least, size_t* most) {
+  return guarded([&] {
+    const auto& arguments = script->module.get_method("forward").function().getSchema().arguments();
+    *most = arguments.size() - 1;
+    *least = std::count_if(arguments.begin() + 1, arguments.end(), [](const auto& a) { return !a.default_value(); });
+  });
+}
+
+char* flambeau_script_forward(Script* script, const ConstTensorPtr* inputs, size_t num_inputs, Output** result) {
+  return guarded([&] {
+    std::vector<IValue> arguments;
+    arguments.reserve(num_inputs);
+    for (size_t i = 0; i < num_inputs; ++i) arguments.emplace_back(*inputs[i]);
+    *result = new Output(unpack(run(script->module, std::move(arguments))));
+  });
+}
+
+// forward(output), forward(output, label) or forward(output, (label, label, ...)).
+char* flambeau_script_loss(
+    Script* script,
+    int kind,
+    const ConstTensorPtr* tensors,
+    const char* const* names,
+    size_t count,
+    const ConstTensorPtr* labels,
+    size_t num_labels,
+    Output** result) {
+  return guarded([&] {
+    std::vector<IValue> arguments{pack(kind, tensors, names, count)};
+    if (num_labels == 1) arguments.emplace_back(*labels[0]);
+    if (num_labels > 1) arguments.push_back(pack(kTuple, labels, nullptr, num_labels));
+    *result = new Output(unpack(run(script->module, std::move(arguments))));
+  });
+}
+
+int flambeau_output_kind(const Output* output, const char** other) {
+  *other = output->other.c_str();
+  return output->kind;
+}
+
+size_t flambeau_output_len(const Output* output) {
+  return output->tensors.size();
+}
+
+TensorPtr flambeau_output_tensor(const Output* output, size_t index, const char** name) {
+  *name = output->names[index].c_str();
+  return new at::Tensor(output->tensors[index]);
+}
+
+void flambeau_output_free(Output* output) {
+  delete output;
+}
+
+// Writes the module in evaluation mode, its tensors but those named in `fixed` emptied to one element each.
+char* flambeau_script_save_hollow(
+    Script* script,
+    const char* path,
+    const char* const* fixed,
+    size_t num_fixed,
+    const char* extra_name,
+    const char* extra_text) {
+  return guarded([&] {
+    std::set<std::string> kept(fixed, fixed + num_fixed);
+    std::vector<at::Tensor> tensors;
+    for (const auto& entry : script->tensors) {
+      if (kept.count(entry.name) == 0) tensors.push_back(entry.tensor);
+    }
+    Hollow hollow(std::move(tensors));
+    script->module.eval();
+    script->module.save(path, {{extra_name, extra_text}});
+  });
+}
+}

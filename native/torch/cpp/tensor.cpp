@@ -1,0 +1,70 @@
+// Tensors over foreign memory, modes and the CPU's random generator.
+
+#include "border.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/InferenceMode.h>
+
+using namespace flambeau;
+
+extern "C" {
+
+void flambeau_free_text(char* text) {
+  free(text);
+}
+
+// A tensor over memory that `drop(context)` gives back once the last tensor over it is gone. Null strides: contiguous.
+char* flambeau_tensor_over(
+    void* data,
+    const int64_t* sizes,
+    const int64_t* strides,
+    size_t num_dims,
+    int scalar_type,
+    void (*drop)(void*),
+    void* context,
+    TensorPtr* result) {
+  return guarded([&] {
+    auto options = at::TensorOptions().device(at::kCPU).dtype(static_cast<at::ScalarType>(scalar_type));
+    auto maker = at::for_blob(data, at::IntArrayRef(sizes, num_dims));
+    maker.deleter([drop, context](void*) { drop(context); }).options(options);
+    if (strides != nullptr) maker.strides(at::IntArrayRef(strides, num_dims));
+    *result = new at::Tensor(maker.make_tensor());
+  });
+}
+
+// Whether two tensors are one object, so that data set on one is the other's.
+bool flambeau_is_same(ConstTensorPtr a, ConstTensorPtr b) {
+  return a->is_same(*b);
+}
+
+// Gives a tensor the data of another; it stays the object that it is.
+char* flambeau_set_data(TensorPtr tensor, ConstTensorPtr data) {
+  return guarded([&] { tensor->set_data(*data); });
+}
+
+// The state of the CPU's generator as a tensor of bytes.
+char* flambeau_generator_state(TensorPtr* result) {
+  return guarded([&] {
+    auto generator = at::detail::getDefaultCPUGenerator();
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    *result = new at::Tensor(generator.get_state());
+  });
+}
+
+char* flambeau_set_generator_state(ConstTensorPtr state) {
+  return guarded([&] {
+    auto generator = at::detail::getDefaultCPUGenerator();
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(*state);
+  });
+}
+
+// Inference mode on this thread until it is given back, on the same thread and in reverse order.
+void* flambeau_enter_inference_mode() {
+  return new c10::InferenceMode(true);
+}
+
+void flambeau_leave_inference_mode(void* guard) {
+  delete static_cast<c10::InferenceMode*>(guard);
+}
+}

@@ -1,0 +1,189 @@
+//! From a job to a model, and what is wrong with a job before any worker starts.
+
+use flambeau_data::{DatasetSpec, Store, TensorSpec};
+use flambeau_train::{NativeProgram, TrainingJob};
+use serde::Serialize;
+use tch::{Device, Tensor};
+
+use crate::error::TorchError;
+use crate::loss::{self, Loss};
+use crate::metrics::{self, Metric};
+use crate::model::{TorchModel, detached, trainable, unique_tensors};
+use crate::optimizer::Optimizer;
+use crate::output::{OutputTensor, output_spec};
+use crate::program::Program;
+use crate::tensor::{kind_name, kind_of};
+use crate::{load, random};
+
+/// Rows that a program is tried on.
+const NUM_ROWS: i64 = 2;
+
+/// What a job's program is.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct JobCheck {
+    /// What the program returns; empty where the shape of an input is known to the data alone.
+    pub output: Vec<OutputTensor>,
+    /// Elements of all parameters, frozen ones included, tied ones once.
+    pub num_parameters: usize,
+    /// The dtype of the first trained parameter.
+    pub parameter_dtype: String,
+    /// The version of torch that this build is made for.
+    pub torch: &'static str,
+}
+
+/// The parts of a model, each checked by itself.
+struct Parts {
+    program: Box<dyn Program>,
+    loss: Box<dyn Loss>,
+    optimizer: Optimizer,
+    metrics: Vec<Metric>,
+}
+
+/// The model of a job, with its weights as training starts.
+///
+/// # Errors
+///
+/// [`TorchError::Param`] for a job without a program, a program that cannot be loaded or trained, an unknown loss,
+/// optimizer, metric or option; [`TorchError::Store`] and [`TorchError::Data`] where a file is missing or another one.
+pub fn build(job: &TrainingJob, store: &Store) -> Result<TorchModel, TorchError> {
+    let Parts {
+        program,
+        loss,
+        optimizer,
+        metrics,
+    } = parts(job, store)?;
+    Ok(TorchModel::new(program, loss, optimizer, metrics))
+}
+
+/// Loads a job's program, runs it on two rows of zeros (of ones where zeros fail) in evaluation mode, and takes its
+/// loss and one backward of it in training mode. Nothing of the job is changed, nor the random generator. Nothing is
+/// run where the shape of an input is known to the data alone.
+///
+/// # Errors
+///
+/// As [`build`]; and what fails on those rows, such as inputs of other shapes than `forward` takes.
+pub fn check_job(job: &TrainingJob, store: &Store) -> Result<JobCheck, TorchError> {
+    let parts = parts(job, store)?;
+    let spec = &job.data.spec;
+    let output = random::forked(|| {
+        if !spec.inputs.iter().all(is_known) {
+            return Ok(vec![]);
+        }
+        let (inputs, output) = probe(&*parts.program, spec)?;
+        check_training(&parts, spec, &inputs)?;
+        Ok(output)
+    })?;
+    let tensors = unique_tensors(&*parts.program);
+    let parameters = tensors.iter().filter(|entry| !entry.is_buffer);
+    Ok(JobCheck {
+        output,
+        num_parameters: parameters.map(|entry| entry.tensor.numel()).sum(),
+        parameter_dtype: trainable(&tensors)
+            .first()
+            .map_or_else(String::new, |entry| kind_name(entry.tensor.kind())),
+        torch: "2.13.0",
+    })
+}
+
+fn parts(job: &TrainingJob, store: &Store) -> Result<Parts, TorchError> {
+    let spec: &NativeProgram = job.program.as_ref().ok_or_else(|| {
+        TorchError::Param("model: the job has no program; give a TorchScript file or an exported graph".into())
+    })?;
+    // What costs nothing to check comes first.
+    Optimizer::new(&spec.optimizer, 0)?;
+    let loss = loss::build(&spec.loss, store)?;
+    let metrics = metrics::build(&spec.metrics, loss.threshold(), loss.ignore_index())?;
+    let program = load::of_job(spec, store)?;
+    load::check_trainable(&*program)?;
+    let num_parameters = trainable(&unique_tensors(&*program)).len();
+    let mut optimizer = Optimizer::new(&spec.optimizer, num_parameters)?;
+    if let Some(step_size) = job.params.step_size {
+        optimizer.set_learning_rate(step_size);
+    }
+    Ok(Parts {
+        program,
+        loss,
+        optimizer,
+        metrics,
+    })
+}
+
+/// Two rows that the program takes, and what it returns for them.
+pub(crate) fn probe(program: &dyn Program, spec: &DatasetSpec) -> Result<(Vec<Tensor>, Vec<OutputTensor>), TorchError> {
+    let mut first_error = None;
+    for value in [0, 1] {
+        let inputs = constant(&spec.inputs, value)?;
+        match tch::no_grad(|| program.forward(&inputs, false)) {
+            Ok(output) => return Ok((inputs, output_spec(&output, NUM_ROWS)?)),
+            Err(error @ TorchError::Param(_)) => return Err(error),
+            Err(error) => first_error = first_error.or(Some(error)),
+        }
+    }
+    let reason = first_error.map_or_else(String::new, |error| error.to_string());
+    Err(TorchError::Param(format!(
+        "model: forward fails on inputs of the columns' shapes ({}): {reason}",
+        shapes(&spec.inputs)
+    )))
+}
+
+/// One step without the optimizer. Skipped where the shape of a label is known to the data alone.
+fn check_training(parts: &Parts, spec: &DatasetSpec, inputs: &[Tensor]) -> Result<(), TorchError> {
+    if !spec.labels.iter().all(is_known) {
+        return Ok(());
+    }
+    let labels = constant(&spec.labels, 0)?;
+    let weight = spec.weight.as_ref().map(|weight| constant(std::slice::from_ref(weight), 1));
+    let weight = weight.transpose()?.map(|mut weights| weights.remove(0));
+    let output = parts.program.forward(inputs, true).map_err(|error| {
+        TorchError::Param(format!(
+            "model: forward fails in training mode on inputs of the columns' shapes ({}): {error}",
+            shapes(&spec.inputs)
+        ))
+    })?;
+    let num_rows = NUM_ROWS as usize;
+    let loss = parts.loss.evaluate(&output, &labels, weight.as_ref(), num_rows)?;
+    for metric in &parts.metrics {
+        metric.update(&output, &labels, weight.as_ref(), num_rows, &mut vec![])?;
+    }
+    if loss.denominator == 0.0 {
+        return Ok(());
+    }
+    if !loss.value.requires_grad() {
+        return Err(detached(parts.loss.name()));
+    }
+    Ok(loss.value.f_backward()?)
+}
+
+/// Whether the shape of a row is known without the data.
+fn is_known(tensor: &TensorSpec) -> bool {
+    tensor.shape.is_some() || tensor.columns.len() > 1
+}
+
+fn row_shape(tensor: &TensorSpec) -> Vec<usize> {
+    match (&tensor.shape, tensor.columns.len()) {
+        (Some(shape), _) => shape.clone(),
+        (None, 1) => vec![],
+        (None, num_columns) => vec![num_columns],
+    }
+}
+
+fn constant(specs: &[TensorSpec], value: i64) -> Result<Vec<Tensor>, TorchError> {
+    let tensor = |spec: &TensorSpec| {
+        let shape: Vec<i64> = [NUM_ROWS as usize]
+            .into_iter()
+            .chain(row_shape(spec))
+            .map(|size| size as i64)
+            .collect();
+        Ok(Tensor::f_full(shape.as_slice(), value, (kind_of(spec.dtype), Device::Cpu))?)
+    };
+    specs.iter().map(tensor).collect()
+}
+
+fn shapes(specs: &[TensorSpec]) -> String {
+    let shape = |spec: &TensorSpec| {
+        let sizes: Vec<usize> = [NUM_ROWS as usize].into_iter().chain(row_shape(spec)).collect();
+        format!("{}: {sizes:?} {}", spec.name, spec.dtype)
+    };
+    specs.iter().map(shape).collect::<Vec<_>>().join(", ")
+}

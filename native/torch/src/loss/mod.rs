@@ -1,0 +1,114 @@
+//! Losses as a value and a denominator.
+//!
+//! The gradient that is applied is that of the global batch, so a rank must say not only its loss but over what it is
+//! the mean. The value is a scalar tensor, the mean as torch itself computes it, so that its bits are torch's; the
+//! denominator is rows, sums of weights, targets that are not ignored or sums of class weights.
+
+mod classes;
+mod elementwise;
+mod scripted;
+mod targets;
+
+use flambeau_data::Store;
+use flambeau_train::{LossSpec, NamedOptions};
+use tch::{Kind, Tensor};
+
+use crate::error::TorchError;
+use crate::options::Options;
+use crate::program::Outputs;
+use classes::ClassLoss;
+use elementwise::ElementwiseLoss;
+use scripted::ScriptedLoss;
+
+pub(crate) use targets::{class_target, regression_target, single_label, single_output};
+
+/// The names of the losses that torch has.
+const NAMES: &str = "bce, bce_with_logits, cross_entropy, huber, l1, mae, mse, nll, poisson_nll, smooth_l1, soft_margin";
+
+/// The mean over what counts, and how much counts. Where that is 0 the value means nothing.
+pub(crate) struct LossValue {
+    /// A scalar that backward can start from.
+    pub(crate) value: Tensor,
+    /// Rows, sums of weights, or targets.
+    pub(crate) denominator: f64,
+}
+
+/// A loss. `weight` is one number a row.
+pub(crate) trait Loss: Send {
+    /// `loss` and its name, for messages.
+    fn name(&self) -> &str;
+
+    fn evaluate(
+        &self,
+        output: &Outputs,
+        labels: &[Tensor],
+        weight: Option<&Tensor>,
+        num_rows: usize,
+    ) -> Result<LossValue, TorchError>;
+
+    /// What separates the two classes of a one-column output: 0 for logits, 0.5 for probabilities.
+    fn threshold(&self) -> f64 {
+        0.0
+    }
+
+    /// The label that does not count.
+    fn ignore_index(&self) -> Option<i64> {
+        None
+    }
+}
+
+/// The loss of a job.
+///
+/// # Errors
+///
+/// [`TorchError::Param`] for an unknown name or option, and for a scripted loss that is none.
+pub(crate) fn build(spec: &LossSpec, store: &Store) -> Result<Box<dyn Loss>, TorchError> {
+    let named = match spec {
+        LossSpec::Named(named) => named,
+        LossSpec::Scripted(scripted) => {
+            let bytes = store.get(&scripted.script)?;
+            return Ok(Box::new(ScriptedLoss::load(&bytes, &scripted.script)?));
+        }
+    };
+    if matches!(named.name.as_str(), "cross_entropy" | "nll") {
+        return Ok(Box::new(ClassLoss::new(named)?));
+    }
+    match ElementwiseLoss::new(named)? {
+        Some(loss) => Ok(Box::new(loss)),
+        None => Err(TorchError::Param(format!(
+            "loss: unknown name {:?}; the names are {NAMES}",
+            named.name
+        ))),
+    }
+}
+
+/// The keywords of a loss; `reduction`, which every loss of torch has, may only be the mean.
+fn options<'a>(spec: &'a NamedOptions, own: &[&str]) -> Result<Options<'a>, TorchError> {
+    let allowed: Vec<&str> = own.iter().copied().chain(["reduction"]).collect();
+    let options = Options::new("loss", spec, &allowed)?;
+    match options.given("reduction").map(|value| (value, value.as_str())) {
+        None | Some((_, Some("mean" | "none"))) => Ok(options),
+        Some((_, Some("sum"))) => Err(options.conflict(
+            "reduction='sum' would make a step depend on how many rows its batch has; use reduction='mean'",
+        )),
+        Some((value, _)) => Err(options.refuse("reduction", value, "\"mean\"")),
+    }
+}
+
+/// One value a row: the mean over a row's elements.
+fn per_row(values: Tensor) -> Result<Tensor, TorchError> {
+    match values.dim() {
+        1 => Ok(values),
+        _ => Ok(values.f_flatten(1, -1)?.f_mean_dim(Some([1i64].as_slice()), false, None)?),
+    }
+}
+
+/// The mean of the rows' losses, each counted by its weight.
+fn weighted(per_row: &Tensor, weight: &Tensor) -> Result<LossValue, TorchError> {
+    let denominator = weight.f_sum(Kind::Double)?.f_double_value(&[])?;
+    let numerator = per_row.f_mul(&weight.f_totype(per_row.kind())?)?.f_sum(None)?;
+    Ok(LossValue {
+        value: numerator.f_div_scalar(denominator)?,
+        denominator,
+    })
+}

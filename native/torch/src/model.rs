@@ -1,0 +1,297 @@
+//! A program with its loss, optimizer and metrics, as the training loop's model.
+
+use std::ffi::c_void;
+use std::path::Path;
+use std::sync::Arc;
+
+use flambeau_collective::{DType, Device};
+use flambeau_data::{Batch, HostTensor};
+use flambeau_train::{
+    GradientReducer, LossSums, MicroBatch, Model, ModelError, ParameterInfo, StepContext, TensorRef,
+};
+use tch::Tensor;
+
+use crate::error::TorchError;
+use crate::gradients::{GatherError, Gradients, sparse_parameter};
+use crate::loss::{Loss, LossValue};
+use crate::metrics::Metric;
+use crate::optimizer::{Optimizer, Update};
+use crate::program::{NamedTensor, Outputs, Program};
+use crate::tensor::{collective_dtype, is_dense, is_same, of_host};
+use crate::{random, state, weights};
+
+/// A libtorch program that is trained.
+///
+/// Before the first backward of a step parameters have no gradients; after a backward each gradient lies in the
+/// reducer's memory, where later micro-steps accumulate.
+pub struct TorchModel {
+    program: Box<dyn Program>,
+    loss: Box<dyn Loss>,
+    optimizer: Optimizer,
+    metrics: Vec<Metric>,
+    /// Parameters, then buffers, tied ones once.
+    tensors: Vec<NamedTensor>,
+    /// The parameters that are trained.
+    parameters: Vec<NamedTensor>,
+    gradients: Option<Gradients>,
+}
+
+/// The tensors of a batch.
+struct Rows {
+    inputs: Vec<Tensor>,
+    labels: Vec<Tensor>,
+    weight: Option<Tensor>,
+    num_rows: usize,
+}
+
+impl Rows {
+    fn new(batch: Batch) -> Result<Rows, TorchError> {
+        let tensors = |tensors: Vec<HostTensor>| tensors.into_iter().map(of_host).collect::<Result<Vec<_>, _>>();
+        Ok(Rows {
+            inputs: tensors(batch.inputs)?,
+            labels: tensors(batch.labels)?,
+            weight: batch.weight.map(of_host).transpose()?,
+            num_rows: batch.num_rows,
+        })
+    }
+}
+
+impl TorchModel {
+    /// A model of checked parts; see [`crate::build`].
+    pub(crate) fn new(
+        program: Box<dyn Program>,
+        loss: Box<dyn Loss>,
+        optimizer: Optimizer,
+        metrics: Vec<Metric>,
+    ) -> TorchModel {
+        let tensors = unique_tensors(&*program);
+        TorchModel {
+            parameters: trainable(&tensors),
+            tensors,
+            program,
+            loss,
+            optimizer,
+            metrics,
+            gradients: None,
+        }
+    }
+
+    fn evaluate(&self, output: &Outputs, rows: &Rows) -> Result<LossValue, TorchError> {
+        self.loss.evaluate(output, &rows.labels, rows.weight.as_ref(), rows.num_rows)
+    }
+
+    /// The sums of a batch, after its forward and, in training, its backward.
+    fn sums(&self, output: &Outputs, rows: &Rows, loss: &LossValue) -> Result<LossSums, TorchError> {
+        let numerator = match loss.denominator {
+            0.0 => 0.0,
+            denominator => loss.value.f_double_value(&[])? * denominator,
+        };
+        let mut metrics = vec![];
+        tch::no_grad(|| {
+            self.metrics.iter().try_for_each(|metric| {
+                metric.update(output, &rows.labels, rows.weight.as_ref(), rows.num_rows, &mut metrics)
+            })
+        })?;
+        Ok(LossSums {
+            numerator,
+            denominator: loss.denominator,
+            metrics,
+        })
+    }
+
+    fn backward(&mut self, loss: &LossValue, reference: f64) -> Result<(), ModelError> {
+        if !loss.value.requires_grad() {
+            return Err(Box::new(detached(self.loss.name())));
+        }
+        let factor = loss.denominator / reference;
+        let backward = match factor == 1.0 {
+            true => loss.value.f_backward(),
+            false => loss.value.f_mul_scalar(factor).and_then(|scaled| scaled.f_backward()),
+        };
+        backward.map_err(|error| self.name_sparse(error.into()))?;
+        let gradients = self.gradients.as_mut().ok_or("a batch came before the reducer")?;
+        match gradients.gather() {
+            Ok(()) => Ok(()),
+            Err(GatherError::Reduce(error)) => Err(Box::new(error)),
+            Err(GatherError::Torch(error)) => Err(Box::new(self.name_sparse(error))),
+        }
+    }
+
+    /// A sparse gradient's error names the parameter.
+    fn name_sparse(&self, error: TorchError) -> TorchError {
+        match sparse_parameter(&error).and_then(|index| self.parameters.get(index)) {
+            None => error,
+            Some(parameter) => TorchError::Param(format!(
+                "model: {} got a sparse gradient, which is not supported; make it dense, with sparse=False",
+                parameter.name
+            )),
+        }
+    }
+}
+
+/// Why a loss that no parameter takes part in cannot be trained.
+pub(crate) fn detached(loss: &str) -> TorchError {
+    TorchError::Param(format!(
+        "{loss} does not depend on any trainable parameter: is the output detached, or made under no_grad or from \
+         .item()?"
+    ))
+}
+
+/// A program's parameters, then its buffers; a tied tensor once, under its first name.
+pub(crate) fn unique_tensors(program: &dyn Program) -> Vec<NamedTensor> {
+    let mut unique: Vec<NamedTensor> = vec![];
+    for entry in program.tensors() {
+        if !unique.iter().any(|known| is_same(&known.tensor, &entry.tensor)) {
+            unique.push(entry);
+        }
+    }
+    let (buffers, mut tensors): (Vec<_>, Vec<_>) = unique.into_iter().partition(|entry| entry.is_buffer);
+    tensors.extend(buffers);
+    tensors
+}
+
+/// Those of a program's tensors that are trained.
+pub(crate) fn trainable(tensors: &[NamedTensor]) -> Vec<NamedTensor> {
+    tensors
+        .iter()
+        .filter(|entry| entry.requires_grad && entry.tensor.numel() > 0)
+        .map(NamedTensor::shallow_clone)
+        .collect()
+}
+
+fn info(entry: &NamedTensor) -> Result<ParameterInfo, ModelError> {
+    let dtype = collective_dtype(entry.tensor.kind()).ok_or("a trained parameter has a dtype that cannot be reduced")?;
+    Ok(ParameterInfo {
+        name: entry.name.clone(),
+        numel: entry.tensor.numel(),
+        dtype,
+        device: Device::Cpu,
+    })
+}
+
+/// The memory of a tensor, as bytes where collectives don't know its dtype.
+fn shared(entry: &NamedTensor) -> Result<TensorRef, ModelError> {
+    let tensor = &entry.tensor;
+    if !is_dense(tensor) {
+        return Err(Box::new(TorchError::Param(format!(
+            "model: {} has elements that share memory; make it a tensor of its own with .clone()",
+            entry.name
+        ))));
+    }
+    let (dtype, numel) = match collective_dtype(tensor.kind()) {
+        Some(dtype) => (dtype, tensor.numel()),
+        None => (DType::UInt8, tensor.numel() * tensor.kind().elt_size_in_bytes()),
+    };
+    Ok(TensorRef {
+        name: entry.name.clone(),
+        ptr: tensor.data_ptr().cast::<c_void>(),
+        numel,
+        dtype,
+        device: Device::Cpu,
+        is_buffer: entry.is_buffer,
+    })
+}
+
+impl Model for TorchModel {
+    fn parameters(&mut self) -> Result<Vec<ParameterInfo>, ModelError> {
+        self.parameters.iter().map(info).collect()
+    }
+
+    fn num_metric_sums(&mut self) -> Result<usize, ModelError> {
+        Ok(self.metrics.iter().map(Metric::num_sums).sum())
+    }
+
+    fn attach(&mut self, reducer: Arc<GradientReducer>) -> Result<(), ModelError> {
+        // The old hooks go before the new ones come.
+        self.gradients = None;
+        self.gradients = Some(Gradients::attach(&self.parameters, reducer)?);
+        Ok(())
+    }
+
+    fn tensors(&mut self) -> Result<Vec<TensorRef>, ModelError> {
+        self.tensors
+            .iter()
+            .filter(|entry| entry.tensor.numel() > 0)
+            .map(shared)
+            .collect()
+    }
+
+    fn train_batch(&mut self, batch: Batch, micro: &MicroBatch) -> Result<LossSums, ModelError> {
+        let rows = Rows::new(batch)?;
+        let output = self.program.forward(&rows.inputs, true)?;
+        let loss = self.evaluate(&output, &rows)?;
+        if loss.denominator != 0.0 {
+            self.backward(&loss, micro.reference)?;
+        }
+        Ok(self.sums(&output, &rows, &loss)?)
+    }
+
+    fn optimizer_step(&mut self, context: &StepContext<'_>) -> Result<(), ModelError> {
+        let gradients = self.gradients.as_mut().ok_or("a step came before the reducer")?;
+        if let Some(learning_rate) = context.learning_rate {
+            self.optimizer.set_learning_rate(learning_rate);
+        }
+        let used = self.parameters.iter().zip(context.used).enumerate();
+        let updates: Vec<Update<'_>> = used
+            .filter(|(_, (_, is_used))| **is_used)
+            .map(|(index, (parameter, _))| Update {
+                index,
+                parameter: &parameter.tensor,
+                gradient: gradients.view(index),
+            })
+            .collect();
+        self.optimizer.step(&updates)?;
+        drop(updates);
+        gradients.clear();
+        Ok(())
+    }
+
+    fn evaluate_batch(&mut self, batch: Batch) -> Result<LossSums, ModelError> {
+        let rows = Rows::new(batch)?;
+        // Not inference mode: a module may keep a tensor that it makes here, and training could not use that one.
+        Ok(tch::no_grad(|| {
+            let output = self.program.forward(&rows.inputs, false)?;
+            let loss = self.evaluate(&output, &rows)?;
+            self.sums(&output, &rows, &loss)
+        })?)
+    }
+
+    fn finish_metrics(&mut self, sums: &[f64]) -> Result<Vec<(String, f64)>, ModelError> {
+        let mut rest = sums;
+        let finish = |metric: &Metric| {
+            let (own, others) = rest.split_at(metric.num_sums());
+            rest = others;
+            (metric.name.clone(), metric.finish(own))
+        };
+        Ok(self.metrics.iter().map(finish).collect())
+    }
+
+    fn save_state(&mut self) -> Result<Vec<u8>, ModelError> {
+        let names: Vec<&str> = self.parameters.iter().map(|entry| entry.name.as_str()).collect();
+        Ok(state::save(&self.tensors, &names, &mut self.optimizer)?)
+    }
+
+    fn load_state(&mut self, state: &[u8]) -> Result<(), ModelError> {
+        Ok(state::load(state, &self.tensors, &self.parameters, &mut self.optimizer)?)
+    }
+
+    fn save_rank_state(&mut self) -> Result<Vec<u8>, ModelError> {
+        Ok(random::state()?)
+    }
+
+    fn load_rank_state(&mut self, state: &[u8]) -> Result<(), ModelError> {
+        Ok(random::set_state(state)?)
+    }
+
+    fn seed(&mut self, seed: u64, step: u64, rank: usize) -> Result<(), ModelError> {
+        random::seed(seed, step, rank);
+        Ok(())
+    }
+
+    fn write_weights(&mut self, directory: &Path) -> Result<Vec<String>, ModelError> {
+        weights::write(&self.program.tensors(), &directory.join(weights::FILE_NAME))?;
+        let mut names = vec![weights::FILE_NAME.to_string()];
+        names.extend(self.program.write(directory)?);
+        Ok(names)
+    }
+}

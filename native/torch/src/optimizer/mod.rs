@@ -1,0 +1,163 @@
+//! Optimizers by torch's names, with torch's keywords and defaults, over torch's own kernels.
+//!
+//! A parameter that has no gradient in a step is passed over, and gets its state when it first has one, as in
+//! `torch.optim`.
+
+mod adam;
+mod rmsprop;
+mod sgd;
+
+use flambeau_train::NamedOptions;
+use tch::Tensor;
+use torch_sys::C_tensor;
+
+use crate::error::TorchError;
+use crate::options::Options;
+
+/// A trained parameter with the gradient of this step.
+pub(crate) struct Update<'a> {
+    /// Its number among the trained parameters.
+    pub(crate) index: usize,
+    pub(crate) parameter: &'a Tensor,
+    pub(crate) gradient: &'a Tensor,
+}
+
+impl Update<'_> {
+    /// The same update, for a list of some.
+    fn reborrow(&self) -> Update<'_> {
+        Update { ..*self }
+    }
+}
+
+/// An optimizer with its state.
+pub(crate) struct Optimizer {
+    name: String,
+    learning_rate: f64,
+    rule: Box<dyn Rule>,
+}
+
+/// What makes one optimizer differ from another.
+trait Rule: Send {
+    fn step(&mut self, updates: &[Update<'_>], learning_rate: f64) -> Result<(), TorchError>;
+
+    /// The kinds of state that it keeps for each parameter, by torch's names.
+    fn slots(&mut self) -> Vec<(&'static str, &mut Slot)>;
+}
+
+/// One kind of state, with one tensor for each parameter that has it.
+type Slot = Vec<Option<Tensor>>;
+
+impl Optimizer {
+    /// The optimizer of a job over `num_parameters` parameters.
+    ///
+    /// # Errors
+    ///
+    /// [`TorchError::Param`] for an unknown name or option, or a value that torch refuses.
+    pub(crate) fn new(spec: &NamedOptions, num_parameters: usize) -> Result<Optimizer, TorchError> {
+        let (learning_rate, rule): (f64, Box<dyn Rule>) = match spec.name.as_str() {
+            "sgd" => boxed(sgd::Sgd::new(spec, num_parameters)?),
+            "adam" | "adamw" => boxed(adam::Adam::new(spec, num_parameters)?),
+            "rmsprop" => boxed(rmsprop::RmsProp::new(spec, num_parameters)?),
+            unknown => {
+                return Err(TorchError::Param(format!(
+                    "optimizer: unknown name {unknown:?}; the names are adam, adamw, rmsprop, sgd"
+                )));
+            }
+        };
+        Ok(Optimizer {
+            name: spec.name.clone(),
+            learning_rate,
+            rule,
+        })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn learning_rate(&self) -> f64 {
+        self.learning_rate
+    }
+
+    pub(crate) fn set_learning_rate(&mut self, learning_rate: f64) {
+        self.learning_rate = learning_rate;
+    }
+
+    /// One step on the parameters that have a gradient.
+    pub(crate) fn step(&mut self, updates: &[Update<'_>]) -> Result<(), TorchError> {
+        match updates {
+            [] => Ok(()),
+            _ => self.rule.step(updates, self.learning_rate),
+        }
+    }
+
+    /// The state, as (kind, number of the parameter, tensor).
+    pub(crate) fn state(&mut self) -> Vec<(&'static str, usize, Tensor)> {
+        let of_slot = |(kind, slot): (&'static str, &mut Slot)| -> Vec<_> {
+            slot.iter()
+                .enumerate()
+                .filter_map(|(index, tensor)| Some((kind, index, tensor.as_ref()?.shallow_clone())))
+                .collect()
+        };
+        self.rule.slots().into_iter().flat_map(of_slot).collect()
+    }
+
+    /// Takes back what [`state`](Self::state) gave: `find` returns the tensor of a kind and a parameter, laid out like
+    /// the parameter, where it was saved.
+    pub(crate) fn load_state(
+        &mut self,
+        find: impl Fn(&str, usize) -> Result<Option<Tensor>, TorchError>,
+    ) -> Result<(), TorchError> {
+        for (kind, slot) in self.rule.slots() {
+            for (index, tensor) in slot.iter_mut().enumerate() {
+                *tensor = find(kind, index)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn boxed<R: Rule + 'static>((learning_rate, rule): (f64, R)) -> (f64, Box<dyn Rule>) {
+    (learning_rate, Box::new(rule))
+}
+
+/// State for no parameter yet.
+fn empty_slot(num_parameters: usize) -> Slot {
+    (0..num_parameters).map(|_| None).collect()
+}
+
+/// Makes the state of each updated parameter that has none.
+fn fill(
+    slot: &mut Slot,
+    updates: &[Update<'_>],
+    make: impl Fn(&Tensor) -> Result<Tensor, tch::TchError>,
+) -> Result<(), TorchError> {
+    for update in updates {
+        if slot[update.index].is_none() {
+            slot[update.index] = Some(tch::no_grad(|| make(update.parameter))?);
+        }
+    }
+    Ok(())
+}
+
+/// Handles for C++, in the order of `updates`.
+fn handles<'a>(
+    updates: &'a [Update<'a>],
+    tensor: impl Fn(&'a Update<'a>) -> &'a Tensor,
+) -> Vec<*const C_tensor> {
+    updates.iter().map(|update| tensor(update).as_ptr()).collect()
+}
+
+/// The state of the updated parameters, all of which have it.
+fn slot_handles(slot: &Slot, updates: &[Update<'_>]) -> Vec<*const C_tensor> {
+    updates
+        .iter()
+        .filter_map(|update| slot[update.index].as_ref())
+        .map(Tensor::as_ptr)
+        .collect()
+}
+
+/// The learning rate, which torch takes from 0 on.
+fn learning_rate(options: &Options<'_>, default: f64) -> Result<f64, TorchError> {
+    options.non_negative("lr", default)
+}

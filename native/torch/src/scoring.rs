@@ -1,0 +1,269 @@
+//! A program over rows in host memory: what `transform` runs.
+
+use std::cell::Cell;
+use std::fs;
+use std::path::PathBuf;
+
+use flambeau_data::DType;
+use flambeau_train::ProgramForm;
+use serde::Deserialize;
+use tch::{Kind, Tensor};
+
+use crate::classes::{ClassField, ClassOutput, class_columns};
+use crate::error::TorchError;
+use crate::load;
+use crate::output::OutputTensor;
+use crate::program::{Outputs, Program};
+use crate::tensor::{InferenceMode, bytes_of, is_floating, kind_of, of_bytes};
+use crate::weights;
+
+/// All that scoring needs to know.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ScorerSpec {
+    /// How the program is written down.
+    pub form: ProgramForm,
+    /// Path of the program's file.
+    pub program: PathBuf,
+    /// Path of its weights; `None` takes those in the program's own file.
+    #[serde(default)]
+    pub weights: Option<PathBuf>,
+    /// The arguments of `forward`, in order.
+    pub inputs: Vec<InputTensor>,
+    /// What the program returned when it was trained.
+    pub output: Vec<OutputTensor>,
+    /// Rows that the program is run on at once.
+    pub batch_size: usize,
+    /// How a classifier's output reads; `None` where this is no classifier.
+    #[serde(default)]
+    pub classes: Option<ClassOutput>,
+    /// The columns that are wanted of a classifier, in order.
+    #[serde(default)]
+    pub fields: Vec<ClassField>,
+    /// Threads that torch computes with.
+    pub num_threads: usize,
+}
+
+/// One argument of `forward`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InputTensor {
+    /// The element type.
+    pub dtype: DType,
+    /// The shape of a row.
+    pub shape: Vec<usize>,
+}
+
+impl InputTensor {
+    /// Bytes of one row.
+    pub fn row_bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.size()
+    }
+}
+
+/// One column of results, rows one after another.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Scores {
+    /// Elements of a vector output of a narrower floating type or float32.
+    F32(Vec<f32>),
+    /// A scalar output, a classifier's column, or elements of a float64 vector output.
+    F64(Vec<f64>),
+    /// Elements of an integer vector output.
+    I64(Vec<i64>),
+    /// Elements of a boolean vector output.
+    Bool(Vec<bool>),
+}
+
+/// A loaded program that scores rows. Several threads may call it at once.
+pub struct Scorer {
+    program: Box<dyn Program>,
+    spec: ScorerSpec,
+}
+
+impl Scorer {
+    /// Loads the program and its weights.
+    ///
+    /// # Errors
+    ///
+    /// [`TorchError::Io`] for a file that cannot be read, and otherwise what is wrong with what is in it, or with a
+    /// spec whose parts do not go together.
+    pub fn open(spec: &ScorerSpec) -> Result<Scorer, TorchError> {
+        if spec.batch_size == 0 {
+            return Err(TorchError::Param("batchSize is 0, but must be at least 1".into()));
+        }
+        if spec.classes.is_some() != !spec.fields.is_empty() {
+            return Err(TorchError::Param(
+                "classes and fields are given together for a classifier, and neither for another model".into(),
+            ));
+        }
+        let read = |path: &PathBuf| {
+            fs::read(path).map_err(|source| TorchError::Io {
+                what: format!("reading {}", path.display()),
+                source,
+            })
+        };
+        let program = load::open(spec.form, &read(&spec.program)?, None)?;
+        if let Some(path) = &spec.weights {
+            weights::load(&program.tensors(), &read(path)?)?;
+        }
+        load::check_held(&program.tensors())?;
+        Ok(Scorer {
+            program,
+            spec: spec.clone(),
+        })
+    }
+
+    /// Scores rows: for each input the rows' bytes one after another, in native order. Returns one column for each
+    /// output tensor, or for each wanted field of a classifier.
+    ///
+    /// # Errors
+    ///
+    /// [`TorchError::Data`] for inputs of another size, or where the program returns something else than when it was
+    /// trained; what torch says where it fails.
+    pub fn score(&self, num_rows: usize, inputs: &[&[u8]]) -> Result<Vec<Scores>, TorchError> {
+        self.check_inputs(num_rows, inputs)?;
+        set_threads_here(self.spec.num_threads);
+        let _inference = InferenceMode::enter();
+        let outputs = self.run(num_rows, inputs)?;
+        if let Some(kind) = self.spec.classes {
+            return class_columns(&outputs[0], kind, &self.spec.fields);
+        }
+        let columns = outputs.iter().zip(&self.spec.output);
+        columns.map(|(tensor, spec)| column(tensor, spec)).collect()
+    }
+
+    fn check_inputs(&self, num_rows: usize, inputs: &[&[u8]]) -> Result<(), TorchError> {
+        let wanted: Vec<usize> = self.spec.inputs.iter().map(|input| input.row_bytes() * num_rows).collect();
+        let given: Vec<usize> = inputs.iter().map(|bytes| bytes.len()).collect();
+        if given == wanted {
+            return Ok(());
+        }
+        Err(TorchError::Data(format!(
+            "inputs of {given:?} bytes were given to score {num_rows} rows, which take {wanted:?}"
+        )))
+    }
+
+    /// The program's tensors for all rows.
+    fn run(&self, num_rows: usize, inputs: &[&[u8]]) -> Result<Vec<Tensor>, TorchError> {
+        let mut parts: Vec<Vec<Tensor>> = self.spec.output.iter().map(|_| vec![]).collect();
+        for start in (0..num_rows).step_by(self.spec.batch_size) {
+            let stop = num_rows.min(start + self.spec.batch_size);
+            // Copied into torch's own memory, so that a row's outputs have the same bits in every process.
+            let tensors: Result<Vec<Tensor>, TorchError> = self
+                .spec
+                .inputs
+                .iter()
+                .zip(inputs)
+                .map(|(spec, bytes)| rows_of(spec, bytes, start, stop))
+                .collect();
+            let output = self.program.forward(&tensors?, false)?;
+            self.check_output(&output, stop - start)?;
+            for (part, (_, tensor)) in parts.iter_mut().zip(output.named()) {
+                part.push(tensor.shallow_clone());
+            }
+        }
+        let joined = parts.into_iter().zip(&self.spec.output).map(|(part, spec)| match part.len() {
+            0 => empty(spec),
+            1 => Ok(part[0].shallow_clone()),
+            _ => Ok(Tensor::f_cat(&part, 0)?),
+        });
+        joined.collect()
+    }
+
+    /// Whether a program's output is what it was when it was trained.
+    fn check_output(&self, output: &Outputs, num_rows: usize) -> Result<(), TorchError> {
+        let found: Vec<(Option<String>, Vec<i64>)> =
+            output.named().into_iter().map(|(name, tensor)| (name, tensor.size())).collect();
+        let wanted: Vec<(Option<String>, Vec<i64>)> = self
+            .spec
+            .output
+            .iter()
+            .map(|spec| {
+                let rows = [num_rows as i64].into_iter();
+                (spec.name.clone(), rows.chain(spec.shape.iter().copied()).collect())
+            })
+            .collect();
+        if found == wanted {
+            return Ok(());
+        }
+        Err(TorchError::Data(format!(
+            "model: forward returned {} for a batch of {num_rows} rows, where {} was expected",
+            shapes(&found),
+            shapes(&wanted)
+        )))
+    }
+}
+
+/// Sets the number of threads that torch computes with on the calling thread, and on those that begin later.
+pub fn set_num_threads(num_threads: usize) {
+    tch::set_num_threads(i32::try_from(num_threads).unwrap_or(i32::MAX));
+}
+
+/// The number of threads is a setting of each thread that calls torch.
+fn set_threads_here(num_threads: usize) {
+    thread_local!(static PRESENT: Cell<usize> = const { Cell::new(0) });
+    PRESENT.with(|present| {
+        if present.replace(num_threads) != num_threads {
+            set_num_threads(num_threads);
+        }
+    });
+}
+
+fn rows_of(spec: &InputTensor, bytes: &[u8], start: usize, stop: usize) -> Result<Tensor, TorchError> {
+    let width = spec.row_bytes();
+    let shape: Vec<i64> = [stop - start]
+        .iter()
+        .chain(&spec.shape)
+        .map(|&size| size as i64)
+        .collect();
+    of_bytes(&bytes[start * width..stop * width], kind_of(spec.dtype), &shape)
+}
+
+/// No rows of an output.
+fn empty(spec: &OutputTensor) -> Result<Tensor, TorchError> {
+    let kind = match spec.dtype.as_str() {
+        "float64" => Kind::Double,
+        "bool" => Kind::Bool,
+        name if name.contains("int") => Kind::Int64,
+        _ => Kind::Float,
+    };
+    let shape: Vec<i64> = [0].into_iter().chain(spec.shape.iter().copied()).collect();
+    Ok(Tensor::f_empty(shape.as_slice(), (kind, tch::Device::Cpu))?)
+}
+
+/// Doubles for single numbers; otherwise float, double, long or boolean elements.
+fn column(tensor: &Tensor, spec: &OutputTensor) -> Result<Scores, TorchError> {
+    let kind = match tensor.kind() {
+        _ if spec.is_scalar() => Kind::Double,
+        kind @ (Kind::Double | Kind::Bool) => kind,
+        kind if is_floating(kind) => Kind::Float,
+        _ => Kind::Int64,
+    };
+    let flat = tensor.f_totype(kind)?.f_contiguous()?;
+    Ok(match kind {
+        Kind::Float => Scores::F32(elements(&flat)),
+        Kind::Double => Scores::F64(elements(&flat)),
+        Kind::Int64 => Scores::I64(elements(&flat)),
+        _ => Scores::Bool(bytes_of(&flat).iter().map(|&byte| byte != 0).collect()),
+    })
+}
+
+/// The elements of a contiguous tensor, of as many bytes each as `T` has.
+pub(crate) fn elements<T: Copy>(tensor: &Tensor) -> Vec<T> {
+    assert_eq!(size_of::<T>(), tensor.kind().elt_size_in_bytes());
+    let bytes = bytes_of(tensor);
+    let mut values = Vec::with_capacity(tensor.numel());
+    // SAFETY: the bytes are as many elements of that width, any bits of which are a number, and the vector has room.
+    unsafe {
+        std::ptr::copy_nonoverlapping(bytes.as_ptr().cast::<T>(), values.as_mut_ptr(), tensor.numel());
+        values.set_len(tensor.numel());
+    }
+    values
+}
+
+fn shapes(named: &[(Option<String>, Vec<i64>)]) -> String {
+    let shape = |(name, size): &(Option<String>, Vec<i64>)| {
+        format!("{} of {size:?}", name.as_deref().unwrap_or("a tensor"))
+    };
+    named.iter().map(shape).collect::<Vec<_>>().join(", ")
+}

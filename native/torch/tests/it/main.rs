@@ -1,0 +1,9 @@
+//! TorchScript programs against PyTorch: optimizers, losses, metrics, trainings, scoring, refusals.
+
+mod losses;
+mod metrics;
+mod optimizers;
+mod refusals;
+mod scoring;
+mod support;
+mod training;

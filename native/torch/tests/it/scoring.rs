@@ -1,0 +1,84 @@
+//! Scoring against PyTorch's outputs.
+
+use flambeau_torch::{Scorer, ScorerSpec, Scores};
+use serde_json::{Value, json};
+
+use crate::support::{distance, expected, numbers, path};
+
+fn spec(fields: Value) -> ScorerSpec {
+    let mut spec = json!({"form": "scripted", "weights": null, "batchSize": 4, "classes": null, "fields": [],
+        "numThreads": 1});
+    spec.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    serde_json::from_value(spec).unwrap()
+}
+
+fn floats(values: &[f64]) -> Vec<u8> {
+    values.iter().flat_map(|&x| (x as f32).to_ne_bytes()).collect()
+}
+
+fn doubles(scores: &Scores) -> &[f64] {
+    match scores {
+        Scores::F64(values) => values,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_classifiers_columns_are_those_of_torch() {
+    let expected = expected("classifier");
+    let scorer = Scorer::open(&spec(json!({
+        "program": path("scale-3-float32.pt"),
+        "inputs": [{"dtype": "float32", "shape": [3]}],
+        "output": [{"name": null, "dtype": "float32", "shape": [3]}],
+        "classes": "logits",
+        "fields": ["prediction", "probability", "rawPrediction"],
+    })))
+    .unwrap();
+    let rows = floats(&numbers(&expected["x"]));
+    let score = || scorer.score(9, &[&rows]).unwrap();
+    let columns = score();
+    assert_eq!(doubles(&columns[0]), numbers(&expected["prediction"]));
+    assert!(distance(doubles(&columns[1]), &numbers(&expected["probability"])) < 1e-7);
+    assert!(distance(doubles(&columns[2]), &numbers(&expected["output"])) < 1e-7);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| assert_eq!(score(), columns));
+        }
+    });
+}
+
+#[test]
+fn several_outputs_keep_their_types() {
+    let scorer = Scorer::open(&spec(json!({
+        "program": path("several.pt"),
+        "inputs": [{"dtype": "float32", "shape": [2]}, {"dtype": "float32", "shape": [2]}],
+        "output": [
+            {"name": "sum", "dtype": "float32", "shape": [2]},
+            {"name": "is_larger", "dtype": "bool", "shape": [2]},
+            {"name": "first", "dtype": "float32", "shape": []},
+        ],
+    })))
+    .unwrap();
+    let x: Vec<f64> = (0..10).map(f64::from).collect();
+    let y: Vec<f64> = x.iter().map(|x| 9.0 - x).collect();
+    let columns = scorer.score(5, &[&floats(&x), &floats(&y)]).unwrap();
+    assert_eq!(columns[0], Scores::F32(vec![9.0; 10]));
+    assert_eq!(columns[1], Scores::Bool((0..10).map(|i| i > 4).collect()));
+    assert_eq!(columns[2], Scores::F64(vec![0.0, 2.0, 4.0, 6.0, 8.0]));
+    let none = scorer.score(0, &[&[], &[]]).unwrap();
+    assert_eq!(none, [Scores::F32(vec![]), Scores::Bool(vec![]), Scores::F64(vec![])]);
+    let error = scorer.score(5, &[&floats(&x), &floats(&y[..8])]).unwrap_err().to_string();
+    assert!(error.contains("[40, 32] bytes") && error.contains("[40, 40]"), "{error}");
+}
+
+#[test]
+fn another_output_than_the_trained_one_is_refused() {
+    let scorer = Scorer::open(&spec(json!({
+        "program": path("scale-3-float32.pt"),
+        "inputs": [{"dtype": "float32", "shape": [3]}],
+        "output": [{"name": "_1", "dtype": "float32", "shape": [3]}],
+    })))
+    .unwrap();
+    let error = scorer.score(2, &[&floats(&[0.0; 6])]).unwrap_err().to_string();
+    assert!(error.contains("a tensor of [2, 3] for a batch of 2 rows, where _1 of [2, 3]"), "{error}");
+}
