@@ -26,7 +26,7 @@ private[flambeau] final case class RankTask(jobJson: String, secret: String, set
     * TaskKilledException or InterruptedException.
     */
   def run(context: BarrierTaskContext): RankOutcome = {
-    val addresses = context.getTaskInfos().map(_.address)
+    val addresses = context.getTaskInfos().map(_.address).toSeq
     val rank = context.partitionId()
     val rendezvous = new StageRendezvous(context)
     val outcome =

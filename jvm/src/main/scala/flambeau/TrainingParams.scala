@@ -84,9 +84,6 @@ trait HasTrainingLoop extends CheckedParams with HasSeed with HasStepSize {
   /** Sets `stepSize`. */
   def setStepSize(value: Double): this.type = setChecked(stepSize, value)
 
-  /** The value of `stepSize`; NoSuchElementException where it is not set. */
-  def getStepSize: Double = $(stepSize)
-
   final val gradientAccumulationSteps: IntParam = new IntParam(
     this,
     "gradientAccumulationSteps",

@@ -1,0 +1,50 @@
+package flambeau
+
+import java.nio.file.{Files, Path}
+
+import flambeau.jni.{NativeLibrary, StoredFile}
+import org.apache.spark.sql.SparkSession
+
+/** Where a program's files are for the driver, and where the workers find them. */
+private[flambeau] object ProgramFiles {
+
+  /** The file as the native store of this process takes it. */
+  def onDriver(file: StoredFile): StoredFile = StoredFile.localPath(file.uri).fold(file)(at(file, _))
+
+  /** The file where all workers find it: itself, or on a cluster a copy in the work directory of what only this machine
+    * has.
+    *
+    * @param id
+    *   the directory of the copies, under `attempts`
+    * @param name
+    *   the copy's name
+    */
+  def place(spark: SparkSession, work: WorkDirectory, isVisible: Boolean, id: String)(
+      name: String,
+      file: StoredFile
+  ): StoredFile = here(spark, file) match {
+    case None => if (Cluster.isLocal(spark)) onDriver(file) else file
+    case Some(local) =>
+      val target = work.path("attempts", id, name)
+      if (isVisible) NativeLibrary.api(work.settings.get).storePutFile(work.settings.storeJson, target, local.toString)
+      else {
+        val bytes = spark.sparkContext.broadcast(Files.readAllBytes(local))
+        Cluster.onWorker(spark)(() => work.write(target, bytes.value))
+        bytes.destroy()
+      }
+      file.copy(uri = target)
+  }
+
+  /** Whether `place` copies any of the program's files. */
+  def isCopied(spark: SparkSession, program: Program): Boolean =
+    (Seq(program.eval) ++ program.train ++ program.weights ++ program.lossScript).exists(here(spark, _).isDefined)
+
+  /** The file's path, where workers may not see it and this machine does. */
+  private def here(spark: SparkSession, file: StoredFile): Option[Path] = {
+    val isShared = Seq("/Volumes/", "/dbfs/", "dbfs:").exists(file.uri.startsWith)
+    if (Cluster.isLocal(spark) || isShared) None
+    else StoredFile.localPath(file.uri).filter(Files.isRegularFile(_))
+  }
+
+  private def at(file: StoredFile, path: Path): StoredFile = file.copy(uri = path.toString)
+}

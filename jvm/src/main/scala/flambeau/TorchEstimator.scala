@@ -1,0 +1,96 @@
+package flambeau
+
+import org.apache.spark.ml.Estimator
+import org.apache.spark.ml.param.ParamMap
+import org.apache.spark.ml.util.{Identifiable, MLReadable, MLReader, MLWritable, MLWriter}
+import org.apache.spark.sql.types.StructType
+import org.apache.spark.sql.{Dataset, SparkSession}
+
+/** Trains a libtorch program on a DataFrame, data-parallel on `numWorkers` tasks of one barrier stage.
+  *
+  * `model` and `loss` are needed; `optimizer` is adam where none is given. `explainParams()` tells of all.
+  *
+  * {{{
+  * new TorchEstimator()
+  *   .setModel("net.pt")
+  *   .setLoss("mse")
+  *   .setInputCols(Array("x"))
+  *   .setLabelCol("y")
+  *   .setNumWorkers(2)
+  *   .setEpochs(5)
+  *   .fit(df)
+  * }}}
+  *
+  * Fits may run side by side in one driver; they share nothing.
+  */
+class TorchEstimator(override val uid: String)
+    extends Estimator[TorchModel]
+    with HasTrainingParams
+    with HasObjects
+    with MLWritable {
+
+  def this() = this(Identifiable.randomUID("TorchEstimator"))
+
+  /** The type that labels are read as; none follows their columns. */
+  private[flambeau] def labelDtype: Option[String] = None
+
+  private[flambeau] def modelKind: ModelKind[_ <: TorchModel] = TorchModel
+
+  /** Sets `initialModel` to the weights of a fitted model. `model` names the program that they are for. */
+  def setInitialModel(model: TorchModel): this.type = setInitialModel(model.trained.weights.uri)
+
+  /** Trains on the rows of a DataFrame. Waits for as long as that takes; an interrupt of the thread cancels it.
+    *
+    * Throws ParamException, DataException and ClusterException for what cannot be trained, WorkerException for what
+    * failed on a worker, and WorkerLostException where workers were lost more than `maxRestarts` times.
+    */
+  override def fit(dataset: Dataset[_]): TorchModel = {
+    val df = dataset.toDF()
+    val training = Training.of(this, df.sparkSession)
+    val columns = training.columns(df.schema)
+    val isVisible = training.prepare()
+    val trained = training.written(df, columns, isVisible)(training.run(_, columns.inputs, isVisible))
+    modelOf(trained)
+  }
+
+  /** Trains on the Parquet files under `path`, a directory or a file, where they lie: nothing is copied.
+    *
+    * Below `key=value` directories such a column may be the `validationIndicatorCol`. Delta, Iceberg and Hudi tables, Spark
+    * vectors, and partition columns as inputs are refused with DataException; `fit` reads those.
+    */
+  def fitOnParquet(path: String): TorchModel = {
+    val training = Training.of(this, TorchEstimator.session)
+    val isVisible = training.prepare()
+    val shards = training.inPlace(path)
+    modelOf(training.run(shards, shards.columns.inputs, isVisible))
+  }
+
+  /** The schema with the columns that the fitted model adds.
+    *
+    * The program is tried on columns of those types. Where an input's shape is known to the data alone, as that of an array
+    * column, a prediction counts as a double. Throws ParamException and DataException as `fit` does.
+    */
+  override def transformSchema(schema: StructType): StructType = {
+    val training = Training.of(this, TorchEstimator.session)
+    val columns = training.columns(schema)
+    modelOf(Trained.untrained(columns.inputs, training.output(columns))).transformSchema(schema)
+  }
+
+  override def copy(extra: ParamMap): TorchEstimator = defaultCopy(extra)
+
+  /** A writer of this estimator, with its program: `estimator.write.overwrite().save(path)`. */
+  override def write: MLWriter = new EstimatorWriter(this)
+
+  private def modelOf(trained: Trained): TorchModel = {
+    val model: TorchModel = modelKind.make(uid, trained)
+    copyValues(model.setParent(this))
+  }
+}
+
+/** Reads estimators that `write` saved, from Scala, or from PySpark where they hold programs and names only. */
+object TorchEstimator extends MLReadable[TorchEstimator] {
+  override def read: MLReader[TorchEstimator] = new EstimatorReader(classOf[TorchEstimator])
+
+  private def session: SparkSession =
+    SparkSession.getActiveSession.getOrElse(SparkSession.builder().getOrCreate())
+}

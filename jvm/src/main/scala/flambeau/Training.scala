@@ -1,0 +1,158 @@
+package flambeau
+
+import com.fasterxml.jackson.databind.JsonNode
+import com.fasterxml.jackson.databind.node.ObjectNode
+import flambeau.jni.{NativeApi, NativeLibrary}
+import org.apache.spark.sql.types.StructType
+import org.apache.spark.sql.{DataFrame, SparkSession}
+import org.slf4j.LoggerFactory
+
+/** One fit, from an estimator's params and a DataFrame to a fitted model. It has been checked as far as can be without
+  * running anything on Spark.
+  */
+private[flambeau] final class Training private (
+    estimator: TorchEstimator,
+    spark: SparkSession,
+    work: WorkDirectory,
+    program: Program
+) {
+  import Training._
+
+  private val native: NativeApi = NativeLibrary.api(work.settings.get)
+
+  /** Whether the program computes in float64. */
+  private val isWide = check(Draft).get("parameterDtype").asText == "float64"
+
+  /** What this fit reads from a DataFrame of that schema. Throws DataException and ParamException. */
+  def columns(schema: StructType): DataColumns = {
+    val columns = Shards.resolve(schema, estimator, estimator.labelDtype, isWide)
+    output(columns)
+    columns
+  }
+
+  /** What the program returns on those columns; empty where an input's shape is known to the data alone. Throws
+    * ParamException where the program, its loss or its metrics do not go with them.
+    */
+  def output(columns: DataColumns): OutputSpec = {
+    val output = OutputSpec.of(check(columns.specJson).get("output"))
+    if (output.tensors.nonEmpty) estimator.modelKind.checkOutput(output)
+    output
+  }
+
+  /** Makes sure that the workers share the work directory; returns whether this process sees it too. */
+  def prepare(): Boolean = {
+    Cluster.checkSlots(spark, estimator.getNumWorkers, estimator.getSlotTimeout)
+    if (!Cluster.isLocal(spark)) Cluster.probe(spark, work, estimator.getNumWorkers)
+    val isVisible = Cluster.isVisible(spark, work)
+    if (isVisible && estimator.isSet(estimator.workDir)) Cluster.sweep(work)
+    isVisible
+  }
+
+  /** The rows of `df` as shards in the work directory, for as long as `use` runs. */
+  def written[T](df: DataFrame, columns: DataColumns, isVisible: Boolean)(use: ShardSet => T): T = {
+    val name = WorkDirectory.newId()
+    try use(Cluster.interruptible(spark.sparkContext)(Shards.write(df, columns, work.path("shards", name))))
+    finally Launch.remove(spark, work, isVisible, "shards", name)
+  }
+
+  /** The Parquet files under `path` as this fit's shards. */
+  def inPlace(path: String): ShardSet = {
+    val shards = Shards.inPlace(spark, path, estimator, estimator.labelDtype, isWide)
+    output(shards.columns)
+    shards
+  }
+
+  /** Trains on the shards and tells what came of it; `inputs` are in terms of the DataFrame's columns.
+    *
+    * Removes what the training left in the work directory except the model's files.
+    */
+  def run(shards: ShardSet, inputs: Seq[TensorColumns], isVisible: Boolean): Trained = {
+    val numWorkers = estimator.getNumWorkers
+    if (shards.numRows < numWorkers)
+      throw new DataException(
+        s"there are ${shards.numRows} rows to train on, fewer than numWorkers ($numWorkers): lower numWorkers"
+      )
+    val returned = output(shards.columns)
+    val name = WorkDirectory.newId()
+    try {
+      val everywhere = program.placed(ProgramFiles.place(spark, work, isVisible, name))
+      val launch = new Launch(
+        spark,
+        work,
+        job(shards.jobData, everywhere),
+        numWorkers,
+        estimator.getMaxRestarts,
+        estimator.getSlotTimeout,
+        isVisible,
+        Progress.of(work, _, isVisible, estimator.getVerbose)
+      )
+      val result =
+        try launch.run()
+        finally launch.clean()
+      Json.texts(result.get("warnings")).foreach(log.warn)
+      val shapes = shards.columns.inputs.map(_.shape)
+      trained(result, inputs.zip(shapes).map { case (tensor, shape) => tensor.copy(shape = shape) }, returned)
+    } finally if (ProgramFiles.isCopied(spark, program)) Launch.remove(spark, work, isVisible, "attempts", name)
+  }
+
+  private def trained(result: JsonNode, inputs: Seq[TensorColumns], output: OutputSpec): Trained = {
+    val programs = Program.written(result.get("weights"))
+    val reasons = Seq(ProgramForms.Scripted, ProgramForms.Exported)
+      .filterNot(programs.contains)
+      .map(_ -> s"the model was trained as its ${program.form} program")
+    Trained(
+      programs,
+      reasons.toMap,
+      Program.stored(result.get("weights")),
+      inputs,
+      output,
+      Trained.outputKind(estimator.valueOf(estimator.loss)),
+      result.get("history"),
+      Counts(
+        result.get("numRows").asLong,
+        result.get("numSteps").asLong,
+        result.get("numValidationRows").asLong,
+        Some(result.get("seconds").asDouble)
+      )
+    )
+  }
+
+  /** What the native library says of the program on these tensors. Throws ParamException for what it refuses. */
+  private def check(spec: JsonNode): JsonNode = {
+    val data = Json.obj()
+    data.replace("train", Json.strings(Seq("draft")))
+    data.replace("spec", spec)
+    val draft = job(data, program.placed((_, file) => ProgramFiles.onDriver(file)))
+    draft.replace("attempt", Json.obj().put("id", "draft").put("workDir", "draft"))
+    Json.parse(native.checkJob(Json.text(draft)), "the check of the job")
+  }
+
+  /** The training job without its attempt. */
+  private def job(data: ObjectNode, program: Program): ObjectNode = {
+    val json = Json.obj().put("format", 1)
+    json.replace("params", estimator.jobParams)
+    json.replace("data", data)
+    json.replace("program", program.json)
+    json.replace("store", Json.of(work.settings.storeOptions, "store"))
+    json
+  }
+}
+
+private[flambeau] object Training {
+  private val log = LoggerFactory.getLogger("flambeau")
+
+  /** Tensors of which nothing is known: the program is loaded for them, and not run. */
+  private val Draft = Json.parse(
+    """{"inputs": [{"name": "draft", "columns": ["draft"], "dtype": "float32", "shape": null}], "labels": [],
+      | "weight": null}""".stripMargin
+  )
+
+  /** Checks the params and what they name. Throws ParamException, and FlambeauException where this machine has no
+    * libtorch.
+    */
+  def of(estimator: TorchEstimator, spark: SparkSession): Training = {
+    estimator.checkParams()
+    val work = Cluster.workDirectory(spark, estimator.valueOf(estimator.workDir))
+    new Training(estimator, spark, work, Program.of(estimator, spark))
+  }
+}
