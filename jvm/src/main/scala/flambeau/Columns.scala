@@ -26,9 +26,9 @@ private[flambeau] object Columns {
     val grouped = inputColumns(params)
     val shapes = params.valueOf(params.inputShapes).fold(grouped.map(_ => Seq.empty[Int]))(_.toSeq.map(_.toSeq))
     val types = params.valueOf(params.inputTypes).fold(grouped.map(_ => "auto"))(_.toSeq)
-    for ((name, given) <- Seq("inputShapes" -> shapes, "inputTypes" -> types) if given.length != grouped.length)
+    for ((name, entries) <- Seq("inputShapes" -> shapes, "inputTypes" -> types) if entries.length != grouped.length)
       throw new ParamException(
-        s"$name has ${given.length} entries, and there are ${grouped.length} inputs: ${Check.show(grouped.map(_._1))}"
+        s"$name has ${entries.length} entries, and there are ${grouped.length} inputs: ${Check.show(grouped.map(_._1))}"
       )
     for (((name, columns), (shape, dtype)) <- grouped.zip(shapes.zip(types))) yield {
       val tensor = resolveTensor(schema, name, columns, Some(dtype).filter(_ != "auto"), Role.Input)
@@ -64,7 +64,7 @@ private[flambeau] object Columns {
   /** The schema's field of that name. Throws DataException that lists what there is. */
   def findField(schema: StructType, column: String, role: String): StructField =
     schema.fields.find(_.name == column).getOrElse {
-      val hint = Similarity.closest(column, schema.fieldNames).fold("")(name => s"; did you mean '$name'?")
+      val hint = Similarity.closest(column, schema.fieldNames.toSeq).fold("")(name => s"; did you mean '$name'?")
       throw new DataException(
         s"no column '$column' for the $role: the DataFrame has ${schema.fieldNames.mkString(", ")}$hint"
       )

@@ -18,7 +18,7 @@ trait HasInputColumns extends CheckedParams with HasInputCols {
   def setFeaturesCol(value: String): this.type = setFeaturesCol(Features(value))
 
   /** Sets `featuresCol` to columns that are packed into one tensor. */
-  def setFeaturesCol(value: Array[String]): this.type = setFeaturesCol(Features.packed(value: _*))
+  def setFeaturesCol(value: Array[String]): this.type = setFeaturesCol(Features.packed(value.toSeq: _*))
 
   /** Sets `featuresCol`. */
   def setFeaturesCol(value: Features): this.type = setChecked(featuresCol, value)

@@ -14,21 +14,21 @@ import org.apache.spark.util.SerializableConfiguration
   *
   * Throws StoreException for what cannot be read or written.
   */
-private[flambeau] final class Directory(spark: SparkSession, given: String) {
+private[flambeau] final class Directory(spark: SparkSession, location: String) {
   import Directory._
 
   private val settings = Settings.of(spark)
   private val configuration = spark.sparkContext.hadoopConfiguration
-  private val root = fileSystem(configuration, given).makeQualified(new Path(given))
+  private val root = fileSystem(configuration, location).makeQualified(new Path(location))
 
   /** The directory as messages name it. */
-  val path: String = given.replaceAll("/+$", "")
+  val path: String = location.replaceAll("/+$", "")
 
   /** Whether there is a directory or file of that name; the directory itself where the name is empty. */
-  def exists(name: String = ""): Boolean = guarded(fileSystem(configuration, given).exists(at(name)))
+  def exists(name: String = ""): Boolean = guarded(fileSystem(configuration, location).exists(at(name)))
 
   /** Whether the path is that of a file. */
-  def isFile: Boolean = exists() && guarded(fileSystem(configuration, given).getFileStatus(root).isFile)
+  def isFile: Boolean = exists() && guarded(fileSystem(configuration, location).getFileStatus(root).isFile)
 
   /** Whether that file lies in the directory. */
   def holds(file: StoredFile): Boolean =
@@ -60,9 +60,9 @@ private[flambeau] final class Directory(spark: SparkSession, given: String) {
     SavedFile(file.size, file.sha256)
   }
 
-  /** A file's bytes, checked against their hash where one is given. */
+  /** A file's bytes, checked against their hash where one is location. */
   def read(name: String, saved: Option[SavedFile] = None): Array[Byte] = {
-    val bytes = guarded(withStream(fileSystem(configuration, given).open(at(name)))(allBytes))
+    val bytes = guarded(withStream(fileSystem(configuration, location).open(at(name)))(allBytes))
     for (expected <- saved if hash(bytes) != expected.sha256)
       throw new StoreException(
         s"${at(name)} is not the file that was saved: its SHA-256 differs from the metadata's"
@@ -103,7 +103,7 @@ private[flambeau] final class Directory(spark: SparkSession, given: String) {
     if (root.toUri.getScheme == "file") Some(Paths.get(root.toUri.getPath)) else None
 
   private def download(name: String, local: LocalPath): Unit =
-    withStream(fileSystem(configuration, given).open(at(name))) { stream =>
+    withStream(fileSystem(configuration, location).open(at(name))) { stream =>
       Files.copy(stream, local, StandardCopyOption.REPLACE_EXISTING)
     }
 
@@ -119,7 +119,7 @@ private[flambeau] final class Directory(spark: SparkSession, given: String) {
 
   private def guarded[T](action: => T): T =
     try action
-    catch { case error: IOException => throw new StoreException(s"$given: ${error.getMessage}", error) }
+    catch { case error: IOException => throw new StoreException(s"$location: ${error.getMessage}", error) }
 }
 
 /** What a file of a saved directory is: its size in bytes and its SHA-256. */
