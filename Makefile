@@ -21,6 +21,7 @@ PLATFORM := linux-$(shell uname -m)
 NATIVES := build/native/native/$(PLATFORM)
 GRADLE := $(RUN) +gradle gradle --no-daemon --quiet --console=plain
 SPARKS := spark35 spark40
+EXAMPLES := $(shell find examples -name '*.scala')
 LINTED := python tests examples benchmarks notebooks .ci
 
 .PHONY: help
@@ -130,6 +131,10 @@ build/native/.built: build/libtorch/build-version $(NATIVE)
 build/jvm/.built: build/native/.built $(JVM)
 	@echo "flambeau: building the jar"
 	@$(GRADLE) jar
+	@touch $@
+
+build/jvm/.examples: build/jvm/.built $(EXAMPLES)
+	@$(GRADLE) examples
 	@touch $@
 
 # A wheel, for the environments of the matrix.

@@ -1,25 +1,29 @@
 """Run every lint and every test, and add up what passed.
 
 Each step runs whatever the earlier ones did, so that one run shows all that is wrong. The closing line counts
-Rust's and Python's tests together. A lint that fails, or a step that ends badly without naming a failed test,
-counts as one failure.
+Rust's, Scala's and Python's tests together. A lint that fails, or a step that ends badly without naming a failed
+test, counts as one failure.
 """
 
 import argparse
 import re
+import shutil
 import subprocess
 import sys
 import threading
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "test"
 BIN = Path(sys.executable).parent
+GRADLE = ["gradle", "--no-daemon", "--quiet", "--console=plain"]
 LINTED = ["python", "tests", "examples", "benchmarks", "notebooks", ".ci"]
 # The longest that the tests of one language may take, in seconds, compiling them included.
 RUST_SECONDS = 1500
+SCALA_SECONDS = 1500
 PYTHON_SECONDS = 2700
 
 
@@ -41,6 +45,7 @@ def lints() -> list[tuple[str, list[str], Path]]:
     return [
         ("cargo fmt", ["cargo", "fmt", "--check"], ROOT),
         ("cargo clippy", clippy.split(), ROOT),
+        ("scalafmt", [*GRADLE, "checkFormat"], ROOT),
         ("ruff check", [str(BIN / "ruff"), "check", *linted], python),
         ("ruff format", [str(BIN / "ruff"), "format", "--check", *linted], python),
         ("mypy", [str(BIN / "mypy")], python),
@@ -107,19 +112,17 @@ def rust_tally(output: str) -> Tally:
     return tally
 
 
-def pytest_tally(report: Path) -> Tally:
-    """Count from pytest's JUnit report; nothing where it was never written."""
+def junit_tally(reports: Iterable[Path]) -> Tally:
+    """Count from JUnit reports, as pytest and ScalaTest write them."""
     tally = Tally()
-    if not report.exists():
-        return tally
-    for case in ElementTree.parse(report).iter("testcase"):
+    for case in (case for report in reports for case in ElementTree.parse(report).iter("testcase")):
         name = f"{case.get('classname')}::{case.get('name')}"
         skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
             tally.failed += 1
             tally.failures.append(name)
         elif skipped is not None:
-            tally.skips.append(f"{name}: {skipped.get('message', '')}")
+            tally.skips.append(f"{name}: {skipped.get('message', 'cancelled or ignored')}")
         else:
             tally.passed += 1
     return tally
@@ -149,11 +152,17 @@ def main() -> int:
         status, output = run("cargo test", [*timed(RUST_SECONDS), *cargo.split()], ROOT)
         tallies.append(settle(rust_tally(output), "cargo test", status))
 
-        report = REPORTS / "python.xml"
-        report.unlink(missing_ok=True)
-        pytest = [str(BIN / "python"), "-m", "pytest", "-ra", f"--junitxml={report}"]
+        scala = REPORTS / "jvm"
+        shutil.rmtree(scala, ignore_errors=True)
+        status, _ = run("ScalaTest", [*timed(SCALA_SECONDS), *GRADLE, "test"], ROOT)
+        tallies.append(settle(junit_tally(scala.rglob("*.xml")), "ScalaTest", status))
+
+        python = REPORTS / "python.xml"
+        python.unlink(missing_ok=True)
+        pytest = [str(BIN / "python"), "-m", "pytest", "-ra", f"--junitxml={python}"]
         status, _ = run("pytest", [*timed(PYTHON_SECONDS), *pytest], ROOT / "python")
-        tallies.append(settle(pytest_tally(report), "pytest", status))
+        # It writes its report at the end; there is none where it was stopped.
+        tallies.append(settle(junit_tally([python] if python.exists() else []), "pytest", status))
 
     passed, failed = sum(tally.passed for tally in tallies), sum(tally.failed for tally in tallies)
     skips = [skip for tally in tallies for skip in tally.skips]

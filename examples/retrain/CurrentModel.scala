@@ -1,0 +1,50 @@
+package flambeau.examples
+
+import java.nio.charset.StandardCharsets.UTF_8
+import java.util.UUID
+
+import org.apache.hadoop.conf.Configuration
+import org.apache.hadoop.fs.{FileContext, FileSystem, LocalFileSystem, Options, Path}
+import org.apache.hadoop.io.IOUtils
+
+/** The pointer to the model in use: a file `CURRENT` beside the models, which holds the name of one of them.
+  *
+  * A model's directory is never written twice, and the pointer is replaced by one rename. So a reader finds the old model or
+  * the new one, whole, whenever it looks, and a job that dies on the way changes nothing.
+  */
+class CurrentModel(models: Path, configuration: Configuration) {
+  private val files: FileSystem = models.getFileSystem(configuration) match {
+    // Without the checksum files that Hadoop writes beside local files: file and checksum would be two renames.
+    case local: LocalFileSystem => local.getRawFileSystem
+    case other                  => other
+  }
+  private val pointer = new Path(models, "CURRENT")
+
+  /** The current model's directory; none where no model was promoted yet. */
+  def read(): Option[Path] =
+    if (!files.exists(pointer)) None
+    else {
+      val stream = files.open(pointer)
+      try Some(new Path(models, new String(IOUtils.readFullyToByteArray(stream), UTF_8).trim))
+      finally stream.close()
+    }
+
+  /** Makes `model`, a directory beside the pointer that is written to its end, the current one.
+    *
+    * The rename replaces the pointer in one operation: rename(2) on a local file system, and one entry of the name
+    * node's log on HDFS. Hadoop's other file systems delete the old file first or copy, so they are refused.
+    */
+  def write(model: Path): Unit = {
+    val written = new Path(models, s".CURRENT-${UUID.randomUUID}")
+    val stream = files.create(written, false)
+    try stream.write(model.getName.getBytes(UTF_8))
+    finally stream.close()
+    files.getScheme match {
+      case "file" =>
+        if (!files.rename(written, pointer)) throw new java.io.IOException(s"$pointer was not replaced")
+      case "hdfs" =>
+        FileContext.getFileContext(files.getUri, configuration).rename(written, pointer, Options.Rename.OVERWRITE)
+      case other => throw new IllegalArgumentException(s"$models: no atomic rename on $other; use a path on HDFS")
+    }
+  }
+}

@@ -1,0 +1,62 @@
+package flambeau.examples
+
+import java.time.format.DateTimeFormatter
+import java.time.{LocalDateTime, ZoneOffset}
+
+import flambeau.{TorchRegressionModel, TorchRegressor}
+import org.apache.hadoop.fs.Path
+import org.apache.spark.ml.evaluation.RegressionEvaluator
+import org.apache.spark.sql.{DataFrame, SparkSession}
+
+/** Trains the current model further on a new partition, and promotes the result where it is the better of the two.
+  *
+  * Arguments: `--models DIR` (the models and the pointer to the current one), `--program FILE` (what the first model is
+  * trained from), `--partition DIR` (rows to train on), `--holdout DIR` (rows to judge by), `--epochs N`, 3 by
+  * default, and `--work-dir DIR`, which a cluster needs.
+  */
+object Retrain {
+  private val Features =
+    Array("dep_delay", "distance", "month", "scheduled_departure", "scheduled_minutes", "weekday")
+  private val Label = "arr_delay"
+
+  def main(arguments: Array[String]): Unit = {
+    val options = arguments.grouped(2).map(pair => pair.head.stripPrefix("--") -> pair.last).toMap
+    val spark = SparkSession.builder().appName("retrain").getOrCreate()
+    val models = new Path(options("models"))
+    val pointer = new CurrentModel(models, spark.sparkContext.hadoopConfiguration)
+    val holdout = spark.read.parquet(options("holdout"))
+
+    val current = pointer.read()
+    val regressor = new TorchRegressor()
+      .setModel(options("program"))
+      .setFeaturesCol(Features)
+      .setLabelCol(Label)
+      .setLoss("mse")
+      .setOptimizer("adamw", Map("lr" -> 3e-3))
+      .setNumWorkers(2)
+      .setBatchSize(256)
+      .setEpochs(options.getOrElse("epochs", "3").toInt)
+      .setSeed(1)
+    for (path <- options.get("work-dir")) regressor.setWorkDir(path)
+    for (path <- current) regressor.setInitialModel(path.toString)
+    val candidate = regressor.fit(spark.read.parquet(options("partition")))
+
+    val before = current.map(path => rmse(TorchRegressionModel.load(path.toString), holdout))
+    val after = rmse(candidate, holdout)
+    println(s"current ${before.fold("none")(shown)}, candidate ${shown(after)}")
+    if (before.forall(after < _)) {
+      val now = LocalDateTime.now(ZoneOffset.UTC)
+      val path = new Path(models, now.format(DateTimeFormatter.ofPattern("yyyyMMdd-HHmmss")))
+      candidate.save(path.toString)
+      pointer.write(path)
+      println(s"promoted ${path.getName}")
+    } else println(s"kept ${current.get.getName}")
+    spark.stop()
+  }
+
+  /** Root mean squared error on the hold-out, in minutes. */
+  private def rmse(model: TorchRegressionModel, holdout: DataFrame): Double =
+    new RegressionEvaluator().setLabelCol(Label).setMetricName("rmse").evaluate(model.transform(holdout))
+
+  private def shown(error: Double): String = f"$error%.4f"
+}

@@ -1,0 +1,81 @@
+"""The jar of the JVM side, in a Spark that gets it by `--jars` and nothing else."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pyspark
+import pytest
+
+import flambeau
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = """
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.getOrCreate()
+jvm = spark._jvm
+print("VERSION", jvm.flambeau.Build.version())
+print("WORKER", jvm.flambeau.TorchRegressor().setEpochs(3).explainParam("epochs"))
+spark.stop()
+"""
+
+
+@pytest.fixture(scope="module")
+def jar() -> Path:
+    """The jar that `make` built."""
+    if not pyspark.__version__.startswith("4."):
+        pytest.skip("SKIPPED: the jar that make builds is for Spark 4")
+    (path,) = (ROOT / "build" / "jvm" / "libs").glob("flambeau-spark4_2.13-*[0-9].jar")
+    return path
+
+
+def manifest(jar: Path) -> dict[str, str]:
+    """The manifest's entries."""
+    with zipfile.ZipFile(jar) as archive:
+        lines = archive.read("META-INF/MANIFEST.MF").decode().splitlines()
+    return dict(line.split(": ", 1) for line in lines if line)
+
+
+def test_jar_carries_the_native_parts_and_says_what_it_is(jar: Path) -> None:
+    """Both files for this platform, the classes, and what they need in the manifest."""
+    with zipfile.ZipFile(jar) as archive:
+        names = set(archive.namelist())
+        worker = archive.read(f"native/linux-{os.uname().machine}/flambeau-worker")
+    assert f"native/linux-{os.uname().machine}/libflambeau_jni.so" in names
+    assert worker == (Path(flambeau.__file__).parent / "_bin" / "flambeau-worker").read_bytes()
+    assert "flambeau/TorchEstimator.class" in names
+    # Spark is the cluster's, never the jar's.
+    assert not [name for name in names if name.startswith(("org/", "scala/", "com/"))]
+    told = manifest(jar)
+    assert jar.name == f"flambeau-spark4_2.13-{told['Implementation-Version']}.jar"
+    assert told["Flambeau-Torch"] == "2.13.0"
+    assert tuple(map(int, told["Flambeau-Glibc"].split("."))) <= tuple(
+        map(int, os.confstr("CS_GNU_LIBC_VERSION").split()[1].split("."))
+    )
+
+
+def test_spark_submit_needs_the_jar_alone(jar: Path, tmp_path: Path) -> None:
+    """Flambeau's classes are seen from PySpark's JVM with `--jars`."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    home = Path(pyspark.__file__).parent
+    done = subprocess.run(
+        [str(home / "bin" / "spark-submit"), "--master", "local[1]", "--jars", str(jar), str(program)],
+        env={
+            **os.environ,
+            "SPARK_HOME": str(home),
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"VERSION {manifest(jar)['Implementation-Version']}\n" in done.stdout
+    assert "epochs: " in done.stdout and "current: 3" in done.stdout
