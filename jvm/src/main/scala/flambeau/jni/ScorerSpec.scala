@@ -80,6 +80,6 @@ final case class ScorerSpec(
   }
 }
 
-private object ScorerSpec {
+object ScorerSpec {
   private val mapper = new ObjectMapper
 }
