@@ -19,6 +19,9 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = Path(os.environ.get("FLAMBEAU_WORKER") or ROOT / "python/flambeau/_bin/flambeau-worker")
 LIBTORCH = Path(torch.__file__).parent
+LARGE = 100.0
+"""No number of the rows is as large, but for one that asks for trouble."""
+
 SECRET = base64.b64encode(b"a secret of sixteen").decode()
 
 
@@ -92,7 +95,7 @@ class Rank:
 
 
 class Ranks:
-    """All ranks of a training. Leaving the context kills what still runs."""
+    """All ranks of a training. Leaving the context kills what still runs. One rank alone meets no one."""
 
     def __init__(self, job: Mapping[str, Any], world_size: int, **popen: Any) -> None:
         self.all = [Rank(job, rank, world_size, **popen) for rank in range(world_size)]
@@ -119,10 +122,15 @@ class Ranks:
         return [rank.outcome(seconds) for rank in self.all]
 
 
-def write_rows(path: Path, num_rows: int = 600, num_features: int = 4) -> Path:
-    """A Parquet file with `x` (arrays of normal numbers) and `y`, a noisy linear function of them."""
-    generator = np.random.default_rng(7)
+def write_rows(path: Path, num_rows: int = 600, large_row: int | None = None) -> Path:
+    """A Parquet file with `x` (arrays of four normal numbers) and `y`, a noisy linear function of them.
+
+    The numbers of `large_row` are larger than LARGE.
+    """
+    generator, num_features = np.random.default_rng(7), 4
     x = generator.standard_normal((num_rows, num_features)).astype(np.float32)
+    if large_row is not None:
+        x[large_row] = 2 * LARGE
     y = x @ np.arange(1, num_features + 1, dtype=np.float32) + generator.standard_normal(num_rows)
     flat = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), num_features)
     table = pa.table({"x": flat.cast(pa.list_(pa.float32())), "y": y.astype(np.float32)})

@@ -74,7 +74,7 @@ class NativeRequest:
         try:
             with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
                 start = {
-                    "job": self._job(Path(folder)),
+                    "job": self.job_with_files(Path(folder)),
                     "rank": rank,
                     "worldSize": world_size,
                     "bindAddress": bind_address,
@@ -88,7 +88,7 @@ class NativeRequest:
             kind = "cancelled" if isinstance(error, KeyboardInterrupt) else kind
             return failed_outcome(rank, host, kind, error, None, None, True)
 
-    def _job(self, folder: Path) -> dict[str, Any]:
+    def job_with_files(self, folder: Path) -> dict[str, Any]:
         """The job with the places of the program's files; those that came along are written into `folder`."""
         places = dict(self.placed)
         for part, data in self.carried.items():

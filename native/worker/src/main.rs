@@ -2,7 +2,6 @@
 //!
 //! The program itself links no libtorch, so that a missing one is a sentence and not an error of the dynamic linker.
 
-#[expect(dead_code, reason = "most commands are run by the library")]
 mod arguments;
 mod finder;
 mod library;
