@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flambeau._save_program import save_program
     from flambeau._saving import load_pipeline
     from flambeau.errors import (
         CancelledError,
@@ -47,6 +48,7 @@ __all__ = [
     "WorkerError",
     "WorkerLost",
     "load_pipeline",
+    "save_program",
 ]
 
 _MODULES = {
@@ -57,6 +59,7 @@ _MODULES = {
     "TorchRegressionModel": "flambeau.model",
     "TorchRegressor": "flambeau.estimator",
     "load_pipeline": "flambeau._saving",
+    "save_program": "flambeau._save_program",
 }
 
 

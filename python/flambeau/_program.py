@@ -1,11 +1,12 @@
 """The program of a model: what computes its outputs, without its weights.
 
-A program comes in up to three forms. `pickle` is the module itself, by cloudpickle, with its tensors left
+A program comes in up to four forms. `pickle` is the module itself, by cloudpickle, with its tensors left
 hollow; it is what a fresh fit holds, and what is saved where nothing else can be. `exported` (torch.export)
 and `scripted` (TorchScript) are graphs that need no pickle and none of the user's code; they are made when a
-model is saved, and kept only where they give the module's outputs to the last bit on two batch sizes. In
-every form the weights lie beside the program, in one safetensors file, and `flambeau._weights.load_into`
-brings them together.
+model is saved, and kept only where they give the module's outputs to the last bit on two batch sizes. The
+mode is fixed in an exported graph, so `exportedTrain` is its other half: the graph in training mode, which
+libtorch trains and nothing scores. In every form the weights lie beside the program, in one safetensors
+file, and `flambeau._weights.load_into` brings them together.
 """
 
 from __future__ import annotations
@@ -30,12 +31,21 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-FILE_NAMES = {"exported": "program.pt2", "scripted": "program.pt", "pickle": "program.pkl"}
+FILE_NAMES = {
+    "exported": "program.pt2",
+    "exportedTrain": "program-train.pt2",
+    "scripted": "program.pt",
+    "pickle": "program.pkl",
+}
+COMPILED = ("exported", "exportedTrain", "scripted")
+"""The forms that need no pickle."""
 # A scripted program is read in milliseconds, an exported one brings sympy and torch's compiler along, some
 # seconds in each process. On a GPU TorchScript fuses kernels after a few batches, which changes last bits.
 ORDER_CPU = ("scripted", "exported", "pickle")
 ORDER_GPU = ("exported", "scripted", "pickle")
 CHECKED_BATCHES = (1, 5)
+# A single row has no variance to normalize with.
+TRAINED_BATCHES = (2, 5)
 FIXED = "flambeau_fixed.json"
 _CHECKED_RUNS = 3
 
@@ -274,43 +284,54 @@ def compile_programs(
     module: nn.Module,
     inputs: Sequence[TensorColumns],
     weights: Any,
-    forms: Sequence[str] = ("exported", "scripted"),
+    forms: Sequence[str] = COMPILED,
 ) -> tuple[dict[str, bytes], dict[str, str]]:
     """Those of the forms that a module allows, none of which needs a pickle, and for the others the reason.
 
     `module` has its weights, `weights` is the path of their file. A form is kept where, read back and given
-    the weights, it returns exactly what the module does.
+    the weights, it returns exactly what the module does; `exportedTrain` where it does so in training mode,
+    with the same random numbers, and leaves the same buffers. The module's mode may be another afterwards.
     """
     programs, reasons = {}, {}
     for form in forms:
         try:
             with _quiet():
-                data = _MAKERS[form](module.eval(), inputs)
-                _check_same(module, _READERS[form](data, "cpu"), inputs, weights)
+                if form == "exportedTrain":
+                    data = _export(module.train(), inputs)
+                    _check_trains(module, data, inputs, weights)
+                else:
+                    data = _MAKERS[form](module.eval(), inputs)
+                    _check_same(module, _READERS[form](data, "cpu"), inputs, weights)
             programs[form] = data
         except Exception as error:
             lines = f"{type(error).__name__}: {error}".strip().splitlines()
             reasons[form] = " ".join(line.strip() for line in lines[:3])[:500]
+        finally:
+            module.eval()
+    if "exported" in reasons:
+        programs.pop("exportedTrain", None)
     return programs, reasons
 
 
 def _export(module: nn.Module, inputs: Sequence[TensorColumns]) -> bytes:
+    """The archive of a graph in the module's mode, without its weights."""
     import torch
 
     from flambeau._archive import without_pickles
 
     rows = torch.export.Dim("rows", min=1)
     shapes = tuple({0: rows} for _ in inputs)
-    with torch.no_grad():
+    with torch.set_grad_enabled(module.training):
         program = torch.export.export(module, tuple(_random(inputs, 3)), dynamic_shapes=shapes, strict=False)
     # The weights lie beside the program; those in the archive are hollow, and load_into replaces their data.
+    # Tied ones stay one tensor, under several names.
     hollow = {
-        name: _hollow(
+        id(value): _hollow(
             tuple(value.shape), value.dtype, isinstance(value, torch.nn.Parameter), value.requires_grad
         )
-        for name, value in program.state_dict.items()
+        for value in program.state_dict.values()
     }
-    program._state_dict = hollow
+    program._state_dict = {name: hollow[id(value)] for name, value in program.state_dict.items()}
     buffer = io.BytesIO()
     torch.export.save(program, buffer)
     return without_pickles(buffer.getvalue())
@@ -355,9 +376,52 @@ def _check_same(module: nn.Module, program: nn.Module, inputs: Sequence[TensorCo
         if [name for name, _ in expected] != [name for name, _ in actual]:
             raise FlambeauError("its outputs have other names than the module's")
         for (name, one), (_, other) in zip(expected, actual, strict=True):
-            same = one.shape == other.shape and one.dtype == other.dtype
-            if not (same and torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))):
+            if not _equal(one, other):
                 raise FlambeauError(f"{name or 'its output'} differs from the module's on a batch of {size}")
+
+
+def _check_trains(module: nn.Module, data: bytes, inputs: Sequence[TensorColumns], weights: Any) -> None:
+    """Raises where a graph in training mode does not return what the module does, to the bit and with the
+    same random numbers, or leaves other buffers, on each of the batch sizes.
+    """
+    import torch
+
+    from flambeau._weights import load_into
+
+    # Both get tensors of their own, whose buffers change.
+    copy = load_into(cloudpickle.loads(dump_skeleton(module)), weights).train()
+    program = load_into(_read_exported(data, "cpu"), weights)
+    for size in TRAINED_BATCHES:
+        tensors = _random(inputs, size)
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            expected = _seeded(copy, tensors)
+            actual = _seeded(program, tensors)
+        if [name for name, _ in expected] != [name for name, _ in actual]:
+            raise FlambeauError("its outputs in training have other names than the module's")
+        for (name, one), (_, other) in zip(expected, actual, strict=True):
+            if not _equal(one, other):
+                raise FlambeauError(
+                    f"{name or 'its output'} in training differs from the module's on a batch of {size}"
+                )
+        buffers = dict(program.named_buffers(remove_duplicate=False))
+        for name, buffer in copy.named_buffers(remove_duplicate=False):
+            if name in buffers and not _equal(buffer, buffers[name]):
+                raise FlambeauError(f"it leaves another {name} than the module after a batch of {size}")
+
+
+def _seeded(module: nn.Module, tensors: Sequence[Tensor]) -> list[tuple[str | None, Tensor]]:
+    import torch
+
+    torch.manual_seed(len(tensors))
+    return named_outputs(module(*[tensor.clone() for tensor in tensors]))
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same to the bit; a NaN is the same as another."""
+    import torch
+
+    same = one.shape == other.shape and one.dtype == other.dtype
+    return same and torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
 
 
 def _random(inputs: Sequence[TensorColumns], size: int) -> list[Tensor]:

@@ -106,12 +106,63 @@ def test_both_forms_give_the_modules_bits(tmp_path: Path) -> None:
     module = fitted.trained(fitted.Mlp()).eval()
     ref = save_module(module, tmp_path / "w.safetensors")
     programs, reasons = compile_programs(module, FOUR, ref.uri)
-    assert sorted(programs) == ["exported", "scripted"] and not reasons
+    assert sorted(programs) == ["exported", "exportedTrain", "scripted"] and not reasons
     x = torch.randn(17, 4)
-    for form, data in programs.items():
-        program = load_into(instantiate({form: data}), ref.uri)
+    for form in ("exported", "scripted"):
+        program = load_into(instantiate({form: programs[form]}), ref.uri)
         with torch.inference_mode():
             assert torch.equal(program(x), module(x)), form
+
+
+def test_the_training_graph_trains_as_the_module_does(tmp_path: Path) -> None:
+    module = fitted.trained(fitted.Mlp())
+    ref = save_module(module, tmp_path / "w.safetensors")
+    programs, _ = compile_programs(module, FOUR, ref.uri)
+    assert not module.training
+    check_exported(programs["exportedTrain"])
+    graph = torch.export.load(io.BytesIO(programs["exportedTrain"])).module()
+    module, graph = load_into(module, ref.uri).train(), load_into(graph, ref.uri)
+    x = torch.randn(6, 4)
+    losses = []
+    for program in (module, graph):
+        torch.manual_seed(3)
+        loss = program(x).square().sum()
+        loss.backward()
+        losses.append(loss)
+    assert torch.equal(*losses)
+    gradients = {name: parameter.grad for name, parameter in graph.named_parameters()}
+    assert all(torch.equal(p.grad, gradients[name]) for name, p in module.named_parameters())
+    buffers = dict(graph.named_buffers())
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in module.named_buffers())
+    assert module.norm.num_batches_tracked > 0
+
+
+def test_a_training_graph_that_trains_otherwise_is_not_kept(tmp_path: Path) -> None:
+    class Drifting(nn.Module):
+        """Its graph adds the first call's count for ever."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+            self.calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += self.training
+            return self.layer(x) + float(self.calls)
+
+    module = Drifting()
+    ref = save_module(module, tmp_path / "w.safetensors")
+    programs, reasons = compile_programs(module, FOUR, ref.uri, forms=("exported", "exportedTrain"))
+    assert sorted(programs) == ["exported"]
+    assert "in training differs from the module's on a batch of" in reasons["exportedTrain"]
+
+
+def test_ties_hold_in_an_exported_archive() -> None:
+    data = _program._export(fitted.Tied().eval(), [TensorColumns("i", ("i",), "int64", ())])
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("weights_config.json"))
+        config = json.loads(archive.read(name))["config"]
+    assert config["table.weight"]["path_name"] == config["output.weight"]["path_name"]
 
 
 def test_programs_run_in_plain_torch(tmp_path: Path) -> None:
@@ -165,7 +216,7 @@ def test_buffers_outside_the_state_and_constants_survive(tmp_path: Path) -> None
     ref = save_module(module, tmp_path / "w.safetensors")
     assert sorted(load_file(ref.uri)) == ["layer.bias", "layer.weight"]
     programs, reasons = compile_programs(module, FOUR, ref.uri)
-    assert sorted(programs) == ["exported", "scripted"], reasons
+    assert sorted(programs) == ["exported", "exportedTrain", "scripted"], reasons
 
 
 def test_the_second_form_is_read_where_the_first_is_damaged(tmp_path: Path) -> None:

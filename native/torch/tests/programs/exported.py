@@ -1,8 +1,9 @@
 """Writes exported programs with what PyTorch computes with them, as the oracle of `tests/exported.rs`.
 
-`exported.py DIRECTORY` writes a folder for each case: `eval.pt2` and `train.pt2`, and `expected.safetensors` with inputs
-(`input.0`, ...), outputs in evaluation and training mode (`eval.0`, `train.0`, ...), the gradients of the sum of the squares
-of all outputs in training mode (`gradient.<parameter>`) and the buffers after it (`buffer.<name>`).
+`exported.py DIRECTORY` writes a folder for each case: `eval.pt2`, `train.pt2` and `expected.safetensors`, with
+inputs (`input.0`, ...), outputs in evaluation and training mode (`eval.0`, `train.0`, ...), the gradients of the
+sum of the squares of all outputs in training mode (`gradient.<parameter>`) and the buffers after it
+(`buffer.<name>`).
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ torch.utils._pytree._register_namedtuple(Pair, serialized_type_name="programs.Pa
 
 
 class Several(nn.Module):
-    """Lists of tensors, optional tensors, constants, a buffer outside the state, several inputs and outputs."""
+    """Lists, optional tensors, constants, a buffer outside the state, several inputs and outputs."""
 
     def __init__(self) -> None:
         super().__init__()
