@@ -68,9 +68,7 @@ class Directory:
         """Whether there is anything at the path."""
         if self._hadoop:
             return bool(self._file_system().exists(self._hadoop_path(self.uri)))
-        if self._connect:
-            return self._on_worker(_exists, self.uri, self._options) == b"1"
-        return _exists(self.uri, self._options) == b"1"
+        return self._by_whom_sees(_exists, self.uri) == b"1"
 
     def remove(self) -> None:
         """Removes the directory and all in it, through Spark, as its own writers do."""
@@ -101,6 +99,11 @@ class Directory:
                 self._on_worker(_put, part, data[start : start + _PIECE], self._options)
             self._on_worker(_join, self.file(name), len(starts), self._options)
 
+    def put(self, name: str, data: bytes) -> dict[str, Any]:
+        """Writes a file and returns its entry in the metadata's `files`: size and SHA-256."""
+        self.write(name, data)
+        return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
     def copy(self, name: str, source: WeightsRef) -> None:
         """Copies a weights file into the directory, by whoever sees it: this process, or a worker."""
         if self._connect or not (self._hadoop or source.visible()):
@@ -114,29 +117,46 @@ class Directory:
 
     def read(self, name: str, size: int, sha256: str) -> bytes:
         """A file's bytes, checked against their hash."""
-        ref = WeightsRef(self.file(name), size, sha256, self._options)
-        if self._hadoop:
-            data = self._downloaded(name, sha256).read_bytes()
-        elif self._connect:
-            with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
-                read_through_spark(self._spark, ref, Path(folder) / "file")
-                data = (Path(folder) / "file").read_bytes()
-        else:
-            try:
-                data = read_range(ref, 0, size)
-            except OSError as error:
-                raise StoreError(f"{ref.uri} cannot be read: {error}") from error
+        data = self._downloaded(name, sha256).read_bytes() if self._hadoop else self._read(name, size)
         if hashlib.sha256(data).hexdigest() != sha256:
             raise StoreError(
-                f"{ref.uri} is not the file that was saved: its SHA-256 differs from the metadata's"
+                f"{self.file(name)} is not the file that was saved: its SHA-256 differs from the metadata's"
             )
         return data
 
-    def reference(self, name: str, size: int, sha256: str) -> WeightsRef:
-        """A reference to a file that workers can follow. A file that only Hadoop knows is handed out by
-        Spark.
+    def read_unknown(self, name: str) -> bytes:
+        """A file's bytes where nothing tells their size and hash. Raises StoreError where there is none."""
+        if self._hadoop:
+            with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
+                self._download(name, Path(folder) / "file")
+                return (Path(folder) / "file").read_bytes()
+        size = self._size(name)
+        if size < 0:
+            raise StoreError(f"there is no file {self.file(name)}")
+        return self._read(name, size)
+
+    def is_file(self, name: str) -> bool:
+        """Whether the directory has a file of that name."""
+        if self._hadoop:
+            path = self._hadoop_path(self.file(name))
+            return bool(self._file_system().exists(path)) and bool(
+                self._file_system().getFileStatus(path).isFile()
+            )
+        return self._size(name) >= 0
+
+    def holds(self, name: str) -> bool:
+        """Whether the directory has that file, or a directory of that name."""
+        if self._hadoop:
+            return bool(self._file_system().exists(self._hadoop_path(self.file(name))))
+        return self._by_whom_sees(_exists, self.file(name)) == b"1"
+
+    def reference(self, name: str, size: int, sha256: str, *, hand_out: bool = False) -> WeightsRef:
+        """A reference to a file that workers can follow.
+
+        A file that only Hadoop knows is handed out by Spark, and so is any with `hand_out`, for a directory
+        that will be gone.
         """
-        if not self._hadoop:
+        if not (self._hadoop or hand_out):
             return WeightsRef(self.file(name), size, sha256, self._options)
         local = self._downloaded(name, sha256)
         self._spark.sparkContext.addFile(str(local))
@@ -174,10 +194,36 @@ class Directory:
         local = cache_directory() / f"{sha256}{Path(name).suffix}"
         if not local.is_file():
             part = local.with_name(f"{local.name}.{os.getpid()}.part")
-            target = self._hadoop_path(f"file://{part}")
-            self._file_system().copyToLocalFile(False, self._hadoop_path(self.file(name)), target, True)
+            self._download(name, part)
             os.replace(part, local)
         return local
+
+    def _download(self, name: str, local: Path) -> None:
+        """Copies a file to a local one by Hadoop's file system."""
+        target = self._hadoop_path(f"file://{local}")
+        self._file_system().copyToLocalFile(False, self._hadoop_path(self.file(name)), target, True)
+
+    def _read(self, name: str, size: int) -> bytes:
+        """A file's bytes from the store, as this process or the workers see it."""
+        ref = WeightsRef(self.file(name), size, "", self._options)
+        if self._connect:
+            with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
+                read_through_spark(self._spark, ref, Path(folder) / "file")
+                return (Path(folder) / "file").read_bytes()
+        try:
+            return read_range(ref, 0, size)
+        except OSError as error:
+            raise StoreError(f"{ref.uri} cannot be read: {error}") from error
+
+    def _size(self, name: str) -> int:
+        """The size of a file in the store; -1 where there is none."""
+        return int(self._by_whom_sees(_size, self.file(name)))
+
+    def _by_whom_sees(self, action: Callable[[str, dict[str, str]], bytes], uri: str) -> bytes:
+        """What `action` returns here, or in a worker on Connect."""
+        if self._connect:
+            return self._on_worker(action, uri, self._options)
+        return action(uri, self._options)
 
     def _on_worker(self, action: Callable[..., bytes], *arguments: Any) -> bytes:
         """What `action` returns in a Python worker."""
@@ -198,6 +244,15 @@ def _exists(uri: str, options: dict[str, str]) -> bytes:
     path = local_path(uri)
     found = path.exists() if path is not None else bool(open_store(options).list(uri))
     return b"1" if found else b"0"
+
+
+def _size(uri: str, options: dict[str, str]) -> bytes:
+    """The size of a file in digits, -1 where there is none."""
+    path = local_path(uri)
+    if path is not None:
+        return str(path.stat().st_size if path.is_file() else -1).encode()
+    size = open_store(options).size(uri)
+    return str(-1 if size is None else size).encode()
 
 
 def _put(uri: str, data: bytes, options: dict[str, str]) -> bytes:

@@ -1,17 +1,21 @@
 """Estimators and models as plain directories that Spark ML's readers find their way in.
 
-metadata/               Spark ML's metadata (one line of JSON), with an object "flambeau" beside its own
-fields weights.safetensors     a model's weights history.json            what each epoch of its training came
-to program.pt2, .pt        a model's program, exported and scripted: no pickle program.pkl             its
-module by cloudpickle, where neither was possible objects.pkl             an estimator's module, loss,
-optimizer and metrics, those that are not names
+    metadata/             Spark ML's metadata, one line of JSON, with an object "flambeau" of our own
+    program.pt, .pt2      a program, scripted and exported: no pickle; program-train.pt2 is its graph to train
+    program.pkl           a model's module by cloudpickle, where neither was possible
+    weights.safetensors   a model's weights
+    history.json          what each epoch of a model's training came to
+    loss.pt               an estimator's loss, where it is a TorchScript archive
+    objects.pkl           an estimator's module, loss, optimizer and metrics, those that are no JSON
+
+docs/saved-models.md has the whole format.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
+import logging
 import os
 import platform
 from collections.abc import Mapping
@@ -22,8 +26,10 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, 
 
 from flambeau._columns import TensorColumns
 from flambeau._directory import Directory, is_connect
-from flambeau._objects import OBJECT_PARAMS
+from flambeau._named import is_named
+from flambeau._objects import PYTHON_PARAMS
 from flambeau._program import FILE_NAMES, OutputSpec, compile_programs, instantiate
+from flambeau._program_files import FORM_FILES, ProgramFiles, file_at, scripted_archive
 from flambeau._weights import FILE_NAME, WeightsRef, fetched, load_into
 from flambeau.errors import FlambeauError
 
@@ -34,10 +40,13 @@ if TYPE_CHECKING:
 
     from flambeau.model import TorchModel
 
+log = logging.getLogger("flambeau")
+
 FORMAT_VERSION = 1
 ALLOW_PICKLE = "spark.flambeau.allowPickle"
 HISTORY = "history.json"
 OBJECTS = "objects.pkl"
+LOSS_SCRIPT = "loss.pt"
 
 
 def pickle_allowed(spark: SparkSession) -> bool:
@@ -71,11 +80,17 @@ class PlainWriter(MLWriter):
     def write_metadata(
         self, directory: Directory, instance: Params, ours: Mapping[str, Any], skip: tuple[str, ...] = ()
     ) -> None:
-        """Writes Spark ML's metadata of `instance` with `ours` and the versions as the object `flambeau`."""
+        """Writes Spark ML's metadata of `instance` with `ours` and the versions as the object `flambeau`; the
+        params in `skip` are left out.
+        """
         spark = self.sparkSession
         params = {p.name: value for p, value in instance._paramMap.items() if p.name not in skip}
         extra = {"flambeau": {**versions(), **ours}}
         text = DefaultParamsWriter._get_metadata_to_save(instance, cast(Any, spark), extra, params)
+        metadata = json.loads(text)
+        for name in skip:
+            metadata["defaultParamMap"].pop(name, None)
+        text = json.dumps(metadata, separators=(",", ":"))
         frame = spark.createDataFrame([(text,)], "value string")
         frame.coalesce(1).write.text(f"{directory.path}/metadata")
 
@@ -105,8 +120,7 @@ class ModelWriter(PlainWriter):
         for name, data in [(FILE_NAMES[form], data) for form, data in programs.items()] + [
             (HISTORY, history)
         ]:
-            directory.write(name, data)
-            files[name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            files[name] = directory.put(name, data)
         directory.copy(FILE_NAME, model._weights)
         files[FILE_NAME] = {"size": model._weights.size, "sha256": model._weights.sha256}
         ours = {
@@ -146,8 +160,12 @@ class ModelReader(MLReader["TorchModel"]):
         self._cls = cls
         self._module = module
 
-    def load(self, path: str) -> TorchModel:
-        """Reads the model. Its weights stay where they are until they are used."""
+    def load(self, path: str, hand_out: bool = False) -> TorchModel:
+        """Reads the model.
+
+        Its weights stay where they are until they are used; with `hand_out` Spark copies them to its workers,
+        for a directory that will be gone.
+        """
         spark = self.sparkSession
         metadata = load_metadata(spark, path)
         model = cast("TorchModel", class_of(metadata, path, self._cls)())
@@ -166,7 +184,8 @@ class ModelReader(MLReader["TorchModel"]):
         model._counts = ours["summary"]
         model._reasons = ours["reasons"]
         model._history = json.loads(read(HISTORY))
-        model._weights = directory.reference(FILE_NAME, files[FILE_NAME]["size"], files[FILE_NAME]["sha256"])
+        entry = files[FILE_NAME]
+        model._weights = directory.reference(FILE_NAME, entry["size"], entry["sha256"], hand_out=hand_out)
         if self._module is not None:
             model._use_module(self._module)
             return model
@@ -205,22 +224,48 @@ class HoldsObjects(Protocol):
 
     def _set_objects(self, objects: dict[str, Any]) -> None: ...
 
+    def getRuntime(self) -> str: ...
+
     def getInitialModel(self) -> str | TorchModel | None: ...
 
 
 class EstimatorWriter(PlainWriter):
-    """Writes an estimator: params and names as JSON, other objects in one pickle, so that an optimizer keeps
-    its parameters.
+    """Writes an estimator: params, and what is JSON of its objects, as JSON; a program as its files; other
+    objects in one pickle, so that an optimizer keeps its parameters.
     """
 
     def __init__(self, estimator: HoldsObjects) -> None:
         super().__init__()
         self._estimator = estimator
-        self._names = {name: value for name, value in estimator._objects().items() if _is_name(value)}
-        self._blob = {name: value for name, value in estimator._objects().items() if name not in self._names}
+        objects = estimator._objects()
+        self._names = {name: value for name, value in objects.items() if _is_json(name, value)}
+        self._program = self._find_program(objects.get("model"))
+        self._script = _script_of(objects.get("loss"))
+        self._blob = {
+            name: value
+            for name, value in objects.items()
+            if name not in self._names and not (name == "model" and self._program is not None)
+        }
+
+    def _find_program(self, model: Any) -> str | bytes | None:
+        """The path of the program, or its archive; None where the module is to be pickled."""
+        import torch
+
+        if isinstance(model, str):
+            return model
+        if isinstance(model, torch.jit.ScriptModule):
+            return scripted_archive(model)
+        if isinstance(model, torch.nn.Module) and self._estimator.getRuntime() == "native":
+            try:
+                return scripted_archive(model)
+            except Exception as error:
+                log.debug("the module is saved as a pickle, since it cannot be scripted: %s", error)
+        return None
 
     def check(self, directory: Directory) -> None:
-        """Refuses objects where pickles are, and an initial model that has no directory to name."""
+        """Refuses objects where pickles are, an initial model that has no directory to name, and to remove
+        the directory that the program is read from.
+        """
         initial = self._estimator.getInitialModel()
         if initial is not None and not isinstance(initial, str):
             raise FlambeauError(
@@ -231,18 +276,43 @@ class EstimatorWriter(PlainWriter):
             raise FlambeauError(
                 f"{', '.join(self._blob)} can be saved as a pickle only, and {ALLOW_PICKLE} is false"
             )
+        for source in (self._program, self._script):
+            if isinstance(source, str) and self.shouldOverwrite:
+                place = _plain(Directory(self.sparkSession, source).uri)
+                if f"{place}/".startswith(_plain(directory.uri) + "/"):
+                    raise FlambeauError(
+                        f"the estimator's program is read from {directory.path}; save it to another path"
+                    )
 
     def write_to(self, directory: Directory) -> None:
-        """Writes the objects, then the metadata."""
-        ours: dict[str, Any] = {"names": self._names}
+        """Writes the program and the objects, then the metadata."""
+        ours: dict[str, Any] = {"names": self._names, "runtime": self._estimator.getRuntime()}
+        files: dict[str, dict[str, Any]] = {}
+        if isinstance(self._program, str):
+            program = ProgramFiles.of(self.sparkSession, self._program)
+            ours["programs"] = {form: FORM_FILES[form] for form in program.forms}
+            for name, file in program.named().items():
+                directory.copy(name, file)
+                files[name] = {"size": file.size, "sha256": file.sha256}
+        elif self._program is not None:
+            ours["programs"] = {"scripted": FORM_FILES["scripted"]}
+            files[FORM_FILES["scripted"]] = directory.put(FORM_FILES["scripted"], self._program)
+        if self._script is not None:
+            script = file_at(self.sparkSession, self._script)
+            if script is None:
+                raise FlambeauError(f"loss: there is no file {self._script}")
+            directory.copy(LOSS_SCRIPT, script)
+            files[LOSS_SCRIPT] = {"size": script.size, "sha256": script.sha256}
+            ours["names"] = {**self._names, "loss": {"script": LOSS_SCRIPT}}
         if self._blob:
             try:
                 data = cloudpickle.dumps(self._blob)
             except Exception as error:
                 raise FlambeauError(f"{', '.join(self._blob)} cannot be pickled: {error}") from error
-            directory.write(OBJECTS, data)
-            ours["files"] = {OBJECTS: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
-        self.write_metadata(directory, cast("Params", self._estimator), ours, skip=OBJECT_PARAMS)
+            files[OBJECTS] = directory.put(OBJECTS, data)
+        if files:
+            ours["files"] = files
+        self.write_metadata(directory, cast("Params", self._estimator), ours, PYTHON_PARAMS)
 
 
 class EstimatorReader(MLReader[Any]):
@@ -253,10 +323,11 @@ class EstimatorReader(MLReader[Any]):
         self._cls = cls
 
     def load(self, path: str) -> Any:
-        """Reads the estimator with its objects."""
+        """Reads the estimator with its objects. One with a program names its own directory as `model`."""
         spark = self.sparkSession
         metadata = load_metadata(spark, path)
         estimator = class_of(metadata, path, self._cls)()
+        directory = Directory(spark, path)
         ours = metadata["flambeau"]
         objects = dict(ours["names"])
         blob = ours.get("files", {}).get(OBJECTS)
@@ -265,9 +336,13 @@ class EstimatorReader(MLReader[Any]):
                 raise FlambeauError(
                     f"{path} holds its module, loss or optimizer as a pickle, and {ALLOW_PICKLE} is false"
                 )
-            objects.update(
-                cloudpickle.loads(Directory(spark, path).read(OBJECTS, blob["size"], blob["sha256"]))
-            )
+            objects.update(cloudpickle.loads(directory.read(OBJECTS, blob["size"], blob["sha256"])))
+        if _script_of(objects.get("loss")) == LOSS_SCRIPT:
+            objects["loss"] = {"script": directory.file(LOSS_SCRIPT)}
+        runtime = ours.get("runtime")
+        if ours.get("programs"):
+            objects["model"], runtime = directory.uri, "native"
+        estimator._set(runtime=runtime)
         estimator._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(estimator, metadata)
         estimator._set_objects(objects)
@@ -358,11 +433,21 @@ def versions() -> dict[str, Any]:
     }
 
 
-def _is_name(value: Any) -> bool:
-    """Whether an object param is a name, or names, that JSON holds."""
-    if isinstance(value, (list, tuple)):
-        return all(isinstance(item, str) for item in value)
-    return isinstance(value, str)
+def _is_json(name: str, value: Any) -> bool:
+    """Whether an object param is one that JSON holds: a loss or an optimizer by name, a list of metrics."""
+    if name == "metrics":
+        return isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
+    if name == "model" or not (is_named(value) or isinstance(value, Mapping)):
+        return False
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError):
+        return False
+
+
+def _script_of(loss: Any) -> str | None:
+    """The path of a loss that is a TorchScript archive."""
+    return str(loss["script"]) if isinstance(loss, Mapping) and set(loss) == {"script"} else None
 
 
 def _plain(uri: str) -> str:
