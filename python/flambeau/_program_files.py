@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flambeau._directory import Directory
-from flambeau._program import FIXED
+from flambeau._program import COMPILED, FILE_NAMES, FIXED
 from flambeau._weights import FILE_NAME, WeightsRef, fetched
 from flambeau.errors import ParamError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from torch import nn
 
-FORM_FILES = {"scripted": "program.pt", "exported": "program.pt2", "exportedTrain": "program-train.pt2"}
+FORM_FILES = {form: FILE_NAMES[form] for form in COMPILED}
 """The forms of a program that need no pickle, and the names of their files."""
 
 _CONTENTS = "program.json"

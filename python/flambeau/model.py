@@ -281,7 +281,8 @@ class TorchModel(
         from flambeau._udf import scalar_udf
 
         scorer = Scorer(
-            programs=dict(self._programs),
+            # The graph for training stays here.
+            programs={form: data for form, data in self._programs.items() if form != "exportedTrain"},
             weights=self._weights,
             inputs=tuple(tensors),
             output=self._output,
