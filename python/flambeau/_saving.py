@@ -141,7 +141,11 @@ class ModelWriter(PlainWriter):
             return dict(model._programs), dict(model._reasons)
         with fetched(model._weights, self.sparkSession) as path:
             module = load_into(instantiate(model._programs), path, share=True)
-            programs, reasons = compile_programs(module, model._inputs, path)
+            programs, reasons = compile_programs(module, model._inputs, path, ("exported", "scripted"))
+            # A scripted program trains as it is; an exported one needs a graph for that.
+            if "scripted" not in programs and "exported" in programs:
+                graph, why = compile_programs(module, model._inputs, path, ("exportedTrain",))
+                programs, reasons = programs | graph, reasons | why
         if programs:
             return programs, reasons
         if not pickle_allowed(self.sparkSession):

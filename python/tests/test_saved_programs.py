@@ -20,6 +20,7 @@ from flambeau import (
     ParamError,
     TorchClassificationModel,
     TorchEstimator,
+    TorchRegressionModel,
     TorchRegressor,
     load_pipeline,
 )
@@ -197,3 +198,28 @@ def test_from_java_leaves_what_the_stage_needs(spark: SparkSession, tmp_path: Pa
     shutil.rmtree(tmp_path / "fit")
     assert found.transform(frame).collect() == expected
     assert torch.is_tensor(found.module().output.weight)
+
+
+class OnlyExported(nn.Module):
+    """A module that TorchScript does not take, with a mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dropout(sum([self.layer(part) for part in (lambda y: (y, 2 * y))(x)]))
+
+
+def test_a_model_that_is_exported_only_is_saved_with_both_graphs(spark: SparkSession, tmp_path: Path) -> None:
+    model = fitted.regressor(tmp_path / "fit", OnlyExported())
+    model.save(str(tmp_path / "saved"))
+    programs = {"program.pt2", "program-train.pt2"}
+    assert names(tmp_path / "saved") == {"metadata", "weights.safetensors", "history.json"} | programs
+    assert set(metadata_of(tmp_path / "saved")["flambeau"]["reasons"]) == {"scripted"}
+    loaded = TorchRegressionModel.load(str(tmp_path / "saved"))
+    loaded.save(str(tmp_path / "again"))
+    assert names(tmp_path / "again") == names(tmp_path / "saved")
+    frame = spark.createDataFrame([([0.5, 1.0, -1.0, 2.0],)], "features array<float>")
+    assert loaded.transform(frame).collect() == model.transform(frame).collect()
