@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from worker_program import LARGE, LIBTORCH, PROGRAM, Rank, Ranks, job_of, run, save_script, write_rows
 
+import flambeau
+
 ENDLESS = {"epochs": 1_000_000, "batchSize": 8, "checkpointInterval": -1}
 
 
@@ -293,6 +295,36 @@ def test_rows_are_scored_as_the_module_does(tmp_path: Path, program: Path, rows:
     np.testing.assert_allclose(scores, expected, rtol=1e-6)
     missing = run("score", program, rows, tmp_path / "none.parquet", "--input", "z", "--libtorch", LIBTORCH)
     assert missing.returncode == 1 and "no column z" in missing.stderr
+
+
+class TwoOutputs(nn.Module):
+    """Two outputs of two inputs; a `lambda`, which TorchScript does not take, where it is to be exported."""
+
+    def __init__(self, exported: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.function = (lambda x: x.tanh()) if exported else nn.Tanh()
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return self.function(self.layer(x)), x.sum(1) > y
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_a_saved_program_is_scored_and_told_of(tmp_path: Path, rows: Path, exported: bool) -> None:
+    module = TwoOutputs(exported)
+    flambeau.save_program(module, str(tmp_path / "program"), [torch.zeros(2, 4), torch.zeros(2)])
+    scores = tmp_path / "scores.parquet"
+    inputs = ["--input", "x", "--input", "y", "--batch-size", 64, "--libtorch", LIBTORCH]
+    done = run("score", tmp_path / "program", rows, scores, *inputs)
+    assert done.returncode == 0, done.stderr
+    table, scored = pq.read_table(rows), pq.read_table(scores)
+    with torch.inference_mode():
+        first, second = module(torch.tensor(table["x"].to_pylist()), torch.tensor(table["y"].to_numpy()))
+    np.testing.assert_allclose(scored["_1"].to_pylist(), first, rtol=1e-6)
+    assert scored["_2"].to_pylist() == second.tolist()
+    told = run("inspect", tmp_path / "program", "--libtorch", LIBTORCH).stdout
+    assert ("a program, exported" if exported else "a program, scripted") in told
+    assert "layer.weight: float32 [3, 4], parameter" in told
 
 
 def test_it_tells_what_programs_and_shards_hold(tmp_path: Path, program: Path, rows: Path) -> None:

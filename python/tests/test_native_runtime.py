@@ -215,6 +215,33 @@ def test_what_libtorch_cannot_have_is_refused(spark: SparkSession, params: dict[
         regressor(**params).fit(regression(spark))
 
 
+class Exportable(nn.Module):
+    """A lambda, which TorchScript does not take, and dropout, for which the two modes differ."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
+        self.function = lambda x: x.tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(self.function(x))
+
+
+def test_a_module_that_is_exported_trains_as_in_python(spark: SparkSession) -> None:
+    df, histories = regression(spark), {}
+    for runtime in ("python", "native"):
+        histories[runtime] = (
+            regressor(model=exportable(), runtime=runtime, validationFraction=0.3).fit(df).history
+        )
+    for name in ("loss", "val_loss"):
+        np.testing.assert_allclose(histories["native"][name], histories["python"][name], rtol=1e-5)
+
+
+def exportable() -> nn.Module:
+    torch.manual_seed(2)
+    return Exportable()
+
+
 class Numpy(nn.Module):
     """A forward that leaves torch, which neither TorchScript nor torch.export can follow."""
 

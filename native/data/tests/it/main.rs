@@ -7,4 +7,5 @@ mod partitions;
 mod reader;
 mod s3;
 mod store;
+mod table;
 mod types;
