@@ -8,7 +8,8 @@ fn main() {
     println!("cargo:rerun-if-env-changed=LIBTORCH");
     println!("cargo:rerun-if-changed=cpp");
     let libtorch = PathBuf::from(
-        env::var_os("LIBTORCH").expect("LIBTORCH names the directory of torch 2.13 that this crate is built against"),
+        env::var_os("LIBTORCH")
+            .expect("LIBTORCH names the directory of torch 2.13 that this crate is built against"),
     );
     let sources: Vec<PathBuf> = fs::read_dir("cpp")
         .expect("cpp/ lies beside the build script")
@@ -27,7 +28,8 @@ fn main() {
         .compile("flambeau_torch");
     // $LIBTORCH/lib may be a directory of links, while libtorch finds its own libraries beside the real files.
     let library = libtorch.join("lib/libtorch_cpu.so");
-    let real = fs::canonicalize(&library).unwrap_or_else(|error| panic!("{}: {error}", library.display()));
+    let real =
+        fs::canonicalize(&library).unwrap_or_else(|error| panic!("{}: {error}", library.display()));
     let directory = real.parent().unwrap_or(Path::new("/"));
     println!("cargo:rustc-link-arg=-Wl,-rpath,{}", directory.display());
     // Libraries that libtorch_cpu.so itself needs are found by its own run path, not by ours.

@@ -54,7 +54,9 @@ pub(crate) fn class_columns(
         ClassField::RawPrediction => &columns.raw,
         ClassField::Probability => &columns.probability,
     });
-    wanted.map(|tensor| Ok(Scores::F64(elements(&tensor.f_contiguous()?)))).collect()
+    wanted
+        .map(|tensor| Ok(Scores::F64(elements(&tensor.f_contiguous()?))))
+        .collect()
 }
 
 fn of_one_score(score: &Tensor, kind: ClassOutput) -> Result<Columns, TorchError> {

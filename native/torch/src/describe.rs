@@ -38,18 +38,28 @@ pub struct TensorDescription {
 /// # Errors
 ///
 /// What is wrong with the file, or with the inputs for it.
-pub fn describe(form: ProgramForm, program: &[u8], inputs: &[TensorSpec]) -> Result<ProgramDescription, TorchError> {
+pub fn describe(
+    form: ProgramForm,
+    program: &[u8],
+    inputs: &[TensorSpec],
+) -> Result<ProgramDescription, TorchError> {
     let program = load::open(form, program, None)?;
-    let tensors = program.tensors().into_iter().map(|entry| TensorDescription {
-        dtype: kind_name(entry.tensor.kind()),
-        shape: entry.tensor.size(),
-        name: entry.name,
-        is_buffer: entry.is_buffer,
-        requires_grad: entry.requires_grad,
-    });
+    let tensors = program
+        .tensors()
+        .into_iter()
+        .map(|entry| TensorDescription {
+            dtype: kind_name(entry.tensor.kind()),
+            shape: entry.tensor.size(),
+            name: entry.name,
+            is_buffer: entry.is_buffer,
+            requires_grad: entry.requires_grad,
+        });
     let tensors = tensors.collect();
     if inputs.is_empty() {
-        return Ok(ProgramDescription { tensors, output: None });
+        return Ok(ProgramDescription {
+            tensors,
+            output: None,
+        });
     }
     let spec = DatasetSpec {
         inputs: inputs.to_vec(),

@@ -45,7 +45,8 @@ impl From<TchError> for TorchError {
 
 /// The message alone: torch appends the stack of C++ calls, one frame a line, after a line that announces it.
 fn without_backtrace(text: &str) -> String {
-    let is_frame = |line: &str| line.starts_with("Exception raised from ") || line.starts_with("frame #");
+    let is_frame =
+        |line: &str| line.starts_with("Exception raised from ") || line.starts_with("frame #");
     let lines: Vec<&str> = text.lines().take_while(|line| !is_frame(line)).collect();
     lines.join("\n").trim().to_string()
 }

@@ -71,12 +71,23 @@ impl Gradients {
                 )
             }
         };
-        let views: Vec<Tensor> = parameters.iter().enumerate().map(view).collect::<Result<_, _>>()?;
-        let parameter_handles: Vec<_> = parameters.iter().map(|parameter| parameter.tensor.as_ptr()).collect();
+        let views: Vec<Tensor> = parameters
+            .iter()
+            .enumerate()
+            .map(view)
+            .collect::<Result<_, _>>()?;
+        let parameter_handles: Vec<_> = parameters
+            .iter()
+            .map(|parameter| parameter.tensor.as_ptr())
+            .collect();
         let view_handles: Vec<_> = views.iter().map(Tensor::as_ptr).collect();
         // SAFETY: as many live tensors in each list, of which C++ keeps handles of its own.
         let raw = unsafe {
-            flambeau_gradients_new(parameter_handles.as_ptr(), view_handles.as_ptr(), views.len())
+            flambeau_gradients_new(
+                parameter_handles.as_ptr(),
+                view_handles.as_ptr(),
+                views.len(),
+            )
         };
         let mut gradients = Gradients {
             raw,
@@ -105,9 +116,17 @@ impl Gradients {
             return Ok(());
         }
         // SAFETY: as many flags as parameters; the bucket is not being reduced while a gradient is missing.
-        check(unsafe { flambeau_gradients_gather(self.raw, self.ready.as_mut_ptr()) }).map_err(GatherError::Torch)?;
-        for (index, _) in self.ready.iter().enumerate().filter(|(_, is_ready)| **is_ready) {
-            self.reducer.mark_ready(index).map_err(GatherError::Reduce)?;
+        check(unsafe { flambeau_gradients_gather(self.raw, self.ready.as_mut_ptr()) })
+            .map_err(GatherError::Torch)?;
+        for (index, _) in self
+            .ready
+            .iter()
+            .enumerate()
+            .filter(|(_, is_ready)| **is_ready)
+        {
+            self.reducer
+                .mark_ready(index)
+                .map_err(GatherError::Reduce)?;
         }
         Ok(())
     }

@@ -88,7 +88,9 @@ pub fn check_job(job: &TrainingJob, store: &Store) -> Result<JobCheck, TorchErro
 
 fn parts(job: &TrainingJob, store: &Store) -> Result<Parts, TorchError> {
     let spec: &NativeProgram = job.program.as_ref().ok_or_else(|| {
-        TorchError::Param("model: the job has no program; give a TorchScript file or an exported graph".into())
+        TorchError::Param(
+            "model: the job has no program; give a TorchScript file or an exported graph".into(),
+        )
     })?;
     // What costs nothing to check comes first.
     Optimizer::new(&spec.optimizer, 0)?;
@@ -110,7 +112,10 @@ fn parts(job: &TrainingJob, store: &Store) -> Result<Parts, TorchError> {
 }
 
 /// Two rows that the program takes, and what it returns for them.
-pub(crate) fn probe(program: &dyn Program, spec: &DatasetSpec) -> Result<(Vec<Tensor>, Vec<OutputTensor>), TorchError> {
+pub(crate) fn probe(
+    program: &dyn Program,
+    spec: &DatasetSpec,
+) -> Result<(Vec<Tensor>, Vec<OutputTensor>), TorchError> {
     let mut first_error = None;
     for value in [0, 1] {
         let inputs = constant(&spec.inputs, value)?;
@@ -133,7 +138,10 @@ fn check_training(parts: &Parts, spec: &DatasetSpec, inputs: &[Tensor]) -> Resul
         return Ok(());
     }
     let labels = constant(&spec.labels, 0)?;
-    let weight = spec.weight.as_ref().map(|weight| constant(std::slice::from_ref(weight), 1));
+    let weight = spec
+        .weight
+        .as_ref()
+        .map(|weight| constant(std::slice::from_ref(weight), 1));
     let weight = weight.transpose()?.map(|mut weights| weights.remove(0));
     let output = parts.program.forward(inputs, true).map_err(|error| {
         TorchError::Param(format!(
@@ -142,7 +150,9 @@ fn check_training(parts: &Parts, spec: &DatasetSpec, inputs: &[Tensor]) -> Resul
         ))
     })?;
     let num_rows = NUM_ROWS as usize;
-    let loss = parts.loss.evaluate(&output, &labels, weight.as_ref(), num_rows)?;
+    let loss = parts
+        .loss
+        .evaluate(&output, &labels, weight.as_ref(), num_rows)?;
     for metric in &parts.metrics {
         metric.update(&output, &labels, weight.as_ref(), num_rows, &mut vec![])?;
     }
@@ -175,14 +185,21 @@ fn constant(specs: &[TensorSpec], value: i64) -> Result<Vec<Tensor>, TorchError>
             .chain(row_shape(spec))
             .map(|size| size as i64)
             .collect();
-        Ok(Tensor::f_full(shape.as_slice(), value, (kind_of(spec.dtype), Device::Cpu))?)
+        Ok(Tensor::f_full(
+            shape.as_slice(),
+            value,
+            (kind_of(spec.dtype), Device::Cpu),
+        )?)
     };
     specs.iter().map(tensor).collect()
 }
 
 fn shapes(specs: &[TensorSpec]) -> String {
     let shape = |spec: &TensorSpec| {
-        let sizes: Vec<usize> = [NUM_ROWS as usize].into_iter().chain(row_shape(spec)).collect();
+        let sizes: Vec<usize> = [NUM_ROWS as usize]
+            .into_iter()
+            .chain(row_shape(spec))
+            .collect();
         format!("{}: {sizes:?} {}", spec.name, spec.dtype)
     };
     specs.iter().map(shape).collect::<Vec<_>>().join(", ")

@@ -16,9 +16,14 @@ use crate::{exported, weights};
 /// Reads a program and gives it its weights.
 pub(crate) fn of_job(spec: &NativeProgram, store: &Store) -> Result<Box<dyn Program>, TorchError> {
     let eval = store.get(&spec.eval)?;
-    let train = spec.train.as_deref().map(|uri| store.get(uri)).transpose()?;
-    let program = open(spec.form, &eval, train.as_deref())
-        .map_err(|error| TorchError::Param(format!("model: {} cannot be loaded: {error}", spec.eval)))?;
+    let train = spec
+        .train
+        .as_deref()
+        .map(|uri| store.get(uri))
+        .transpose()?;
+    let program = open(spec.form, &eval, train.as_deref()).map_err(|error| {
+        TorchError::Param(format!("model: {} cannot be loaded: {error}", spec.eval))
+    })?;
     if let Some(stored) = &spec.weights {
         let bytes = store.get(&stored.uri)?;
         check_hash(&bytes, stored)?;
@@ -28,7 +33,11 @@ pub(crate) fn of_job(spec: &NativeProgram, store: &Store) -> Result<Box<dyn Prog
 }
 
 /// A program from the bytes of its files.
-pub(crate) fn open(form: ProgramForm, eval: &[u8], train: Option<&[u8]>) -> Result<Box<dyn Program>, TorchError> {
+pub(crate) fn open(
+    form: ProgramForm,
+    eval: &[u8],
+    train: Option<&[u8]>,
+) -> Result<Box<dyn Program>, TorchError> {
     match (form, train) {
         (ProgramForm::Scripted, None) => Ok(Box::new(ScriptProgram::load(eval)?)),
         (ProgramForm::Scripted, Some(_)) => Err(TorchError::Param(
@@ -61,12 +70,16 @@ pub(crate) fn check_trainable(program: &dyn Program) -> Result<(), TorchError> {
     let tensors = unique_tensors(program);
     check_held(&tensors)?;
     program.check_trainable()?;
-    let refuse = |name: &str, reason: String| Err(TorchError::Param(format!("model: {name} {reason}")));
+    let refuse =
+        |name: &str, reason: String| Err(TorchError::Param(format!("model: {name} {reason}")));
     let parameters = trainable(&tensors);
     for entry in &parameters {
         let kind = entry.tensor.kind();
         if !crate::tensor::is_floating(kind) || collective_dtype(kind).is_none() {
-            let reason = format!("has dtype {}; trainable ones are float32, float64, float16 or bfloat16", kind_name(kind));
+            let reason = format!(
+                "has dtype {}; trainable ones are float32, float64, float16 or bfloat16",
+                kind_name(kind)
+            );
             return refuse(&entry.name, reason);
         }
     }

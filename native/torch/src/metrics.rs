@@ -26,7 +26,9 @@ enum MetricKind {
     Mae,
     R2,
     /// The part of the labels that are among so many most probable classes.
-    Accuracy { top: i64 },
+    Accuracy {
+        top: i64,
+    },
     Precision,
     Recall,
     F1,
@@ -45,7 +47,9 @@ pub(crate) fn build(
     let mut metrics: Vec<Metric> = vec![];
     for name in names {
         if metrics.iter().any(|metric| metric.name == *name) {
-            return Err(TorchError::Param(format!("metrics: {name:?} is given twice")));
+            return Err(TorchError::Param(format!(
+                "metrics: {name:?} is given twice"
+            )));
         }
         metrics.push(Metric {
             name: name.clone(),
@@ -61,7 +65,8 @@ impl MetricKind {
     fn of_name(name: &str) -> Result<MetricKind, TorchError> {
         let top = || {
             let digits = name.strip_prefix("top")?.strip_suffix("_accuracy")?;
-            let is_number = !digits.starts_with('0') && digits.bytes().all(|byte| byte.is_ascii_digit());
+            let is_number =
+                !digits.starts_with('0') && digits.bytes().all(|byte| byte.is_ascii_digit());
             digits.parse().ok().filter(|_| is_number)
         };
         Ok(match name {
@@ -107,7 +112,9 @@ impl Metric {
     ) -> Result<(), TorchError> {
         let name = format!("metric {}", self.name);
         let values = match self.kind {
-            MetricKind::Mse | MetricKind::Rmse | MetricKind::Mae => self.error(output, labels, weight, &name)?,
+            MetricKind::Mse | MetricKind::Rmse | MetricKind::Mae => {
+                self.error(output, labels, weight, &name)?
+            }
             MetricKind::R2 => squares(output, labels, weight, num_rows, &name)?,
             MetricKind::Accuracy { top } => self.hits(output, labels, weight, top, &name)?,
             MetricKind::Precision | MetricKind::Recall | MetricKind::F1 => {
@@ -123,12 +130,18 @@ impl Metric {
     /// The metric from its sums over all rows.
     pub(crate) fn finish(&self, sums: &[f64]) -> f64 {
         match self.kind {
-            MetricKind::Mse | MetricKind::Mae | MetricKind::Accuracy { .. } => ratio(sums[0], sums[1]),
+            MetricKind::Mse | MetricKind::Mae | MetricKind::Accuracy { .. } => {
+                ratio(sums[0], sums[1])
+            }
             MetricKind::Rmse => ratio(sums[0], sums[1]).sqrt(),
             MetricKind::R2 => {
                 let (count, total, squares, residual) = (sums[0], sums[1], sums[2], sums[3]);
                 let spread = squares - total * ratio(total, count);
-                if spread > 0.0 { 1.0 - residual / spread } else { f64::NAN }
+                if spread > 0.0 {
+                    1.0 - residual / spread
+                } else {
+                    f64::NAN
+                }
             }
             MetricKind::Precision => ratio(sums[0], sums[1]),
             MetricKind::Recall => ratio(sums[0], sums[2]),
@@ -145,7 +158,9 @@ impl Metric {
         name: &str,
     ) -> Result<Vec<Tensor>, TorchError> {
         let (output, label) = regression_target(output, labels, name)?;
-        let error = output.f_totype(Kind::Double)?.f_sub(&label.f_totype(Kind::Double)?)?;
+        let error = output
+            .f_totype(Kind::Double)?
+            .f_sub(&label.f_totype(Kind::Double)?)?;
         let error = match self.kind {
             MetricKind::Mae => error.f_abs()?,
             _ => error.f_mul(&error)?,
@@ -165,7 +180,9 @@ impl Metric {
     ) -> Result<Vec<Tensor>, TorchError> {
         let (predicted, label) = self.predicted_classes(output, labels, top, name)?;
         let weights = self.counted_weights(weight, &label)?;
-        let hit = predicted.f_eq_tensor(&label.f_unsqueeze(1)?)?.f_any_dim(1, false)?;
+        let hit = predicted
+            .f_eq_tensor(&label.f_unsqueeze(1)?)?
+            .f_any_dim(1, false)?;
         Ok(vec![hit.f_mul(&weights)?, weights])
     }
 
@@ -204,7 +221,10 @@ impl Metric {
         let size = output.size();
         if size.len() < 2 || size[1] == 1 {
             let (output, label) = regression_target(outputs, labels, name)?;
-            let predicted = output.f_gt(self.threshold)?.f_totype(Kind::Int64)?.f_unsqueeze(1)?;
+            let predicted = output
+                .f_gt(self.threshold)?
+                .f_totype(Kind::Int64)?
+                .f_unsqueeze(1)?;
             return Ok((predicted, label.f_totype(Kind::Int64)?));
         }
         let mut label = single_label(labels, output, name)?;
@@ -218,7 +238,11 @@ impl Metric {
     }
 
     /// One float64 weight per label; 0 where it is ignored.
-    fn counted_weights(&self, weight: Option<&Tensor>, label: &Tensor) -> Result<Tensor, TorchError> {
+    fn counted_weights(
+        &self,
+        weight: Option<&Tensor>,
+        label: &Tensor,
+    ) -> Result<Tensor, TorchError> {
         let weights = row_weights(weight, label)?;
         match self.ignore_index {
             None => Ok(weights),
@@ -266,5 +290,9 @@ fn row_weights(weight: Option<&Tensor>, like: &Tensor) -> Result<Tensor, TorchEr
 }
 
 fn ratio(numerator: f64, denominator: f64) -> f64 {
-    if denominator == 0.0 { f64::NAN } else { numerator / denominator }
+    if denominator == 0.0 {
+        f64::NAN
+    } else {
+        numerator / denominator
+    }
 }

@@ -46,7 +46,12 @@ struct Rows {
 
 impl Rows {
     fn new(batch: Batch) -> Result<Rows, TorchError> {
-        let tensors = |tensors: Vec<HostTensor>| tensors.into_iter().map(of_host).collect::<Result<Vec<_>, _>>();
+        let tensors = |tensors: Vec<HostTensor>| {
+            tensors
+                .into_iter()
+                .map(of_host)
+                .collect::<Result<Vec<_>, _>>()
+        };
         Ok(Rows {
             inputs: tensors(batch.inputs)?,
             labels: tensors(batch.labels)?,
@@ -77,11 +82,17 @@ impl TorchModel {
     }
 
     fn evaluate(&self, output: &Outputs, rows: &Rows) -> Result<LossValue, TorchError> {
-        self.loss.evaluate(output, &rows.labels, rows.weight.as_ref(), rows.num_rows)
+        self.loss
+            .evaluate(output, &rows.labels, rows.weight.as_ref(), rows.num_rows)
     }
 
     /// The sums of a batch, after its forward and, in training, its backward.
-    fn sums(&self, output: &Outputs, rows: &Rows, loss: &LossValue) -> Result<LossSums, TorchError> {
+    fn sums(
+        &self,
+        output: &Outputs,
+        rows: &Rows,
+        loss: &LossValue,
+    ) -> Result<LossSums, TorchError> {
         let numerator = match loss.denominator {
             0.0 => 0.0,
             denominator => loss.value.f_double_value(&[])? * denominator,
@@ -89,7 +100,13 @@ impl TorchModel {
         let mut metrics = vec![];
         tch::no_grad(|| {
             self.metrics.iter().try_for_each(|metric| {
-                metric.update(output, &rows.labels, rows.weight.as_ref(), rows.num_rows, &mut metrics)
+                metric.update(
+                    output,
+                    &rows.labels,
+                    rows.weight.as_ref(),
+                    rows.num_rows,
+                    &mut metrics,
+                )
             })
         })?;
         Ok(LossSums {
@@ -106,10 +123,16 @@ impl TorchModel {
         let factor = loss.denominator / reference;
         let backward = match factor == 1.0 {
             true => loss.value.f_backward(),
-            false => loss.value.f_mul_scalar(factor).and_then(|scaled| scaled.f_backward()),
+            false => loss
+                .value
+                .f_mul_scalar(factor)
+                .and_then(|scaled| scaled.f_backward()),
         };
         backward.map_err(|error| self.name_sparse(error.into()))?;
-        let gradients = self.gradients.as_mut().ok_or("a batch came before the reducer")?;
+        let gradients = self
+            .gradients
+            .as_mut()
+            .ok_or("a batch came before the reducer")?;
         match gradients.gather() {
             Ok(()) => Ok(()),
             Err(GatherError::Reduce(error)) => Err(Box::new(error)),
@@ -141,11 +164,15 @@ pub(crate) fn detached(loss: &str) -> TorchError {
 pub(crate) fn unique_tensors(program: &dyn Program) -> Vec<NamedTensor> {
     let mut unique: Vec<NamedTensor> = vec![];
     for entry in program.tensors() {
-        if !unique.iter().any(|known| is_same(&known.tensor, &entry.tensor)) {
+        if !unique
+            .iter()
+            .any(|known| is_same(&known.tensor, &entry.tensor))
+        {
             unique.push(entry);
         }
     }
-    let (buffers, mut tensors): (Vec<_>, Vec<_>) = unique.into_iter().partition(|entry| entry.is_buffer);
+    let (buffers, mut tensors): (Vec<_>, Vec<_>) =
+        unique.into_iter().partition(|entry| entry.is_buffer);
     tensors.extend(buffers);
     tensors
 }
@@ -160,7 +187,8 @@ pub(crate) fn trainable(tensors: &[NamedTensor]) -> Vec<NamedTensor> {
 }
 
 fn info(entry: &NamedTensor) -> Result<ParameterInfo, ModelError> {
-    let dtype = collective_dtype(entry.tensor.kind()).ok_or("a trained parameter has a dtype that cannot be reduced")?;
+    let dtype = collective_dtype(entry.tensor.kind())
+        .ok_or("a trained parameter has a dtype that cannot be reduced")?;
     Ok(ParameterInfo {
         name: entry.name.clone(),
         numel: entry.tensor.numel(),
@@ -180,7 +208,10 @@ fn shared(entry: &NamedTensor) -> Result<TensorRef, ModelError> {
     }
     let (dtype, numel) = match collective_dtype(tensor.kind()) {
         Some(dtype) => (dtype, tensor.numel()),
-        None => (DType::UInt8, tensor.numel() * tensor.kind().elt_size_in_bytes()),
+        None => (
+            DType::UInt8,
+            tensor.numel() * tensor.kind().elt_size_in_bytes(),
+        ),
     };
     Ok(TensorRef {
         name: entry.name.clone(),
@@ -227,7 +258,10 @@ impl Model for TorchModel {
     }
 
     fn optimizer_step(&mut self, context: &StepContext<'_>) -> Result<(), ModelError> {
-        let gradients = self.gradients.as_mut().ok_or("a step came before the reducer")?;
+        let gradients = self
+            .gradients
+            .as_mut()
+            .ok_or("a step came before the reducer")?;
         if let Some(learning_rate) = context.learning_rate {
             self.optimizer.set_learning_rate(learning_rate);
         }
@@ -267,12 +301,21 @@ impl Model for TorchModel {
     }
 
     fn save_state(&mut self) -> Result<Vec<u8>, ModelError> {
-        let names: Vec<&str> = self.parameters.iter().map(|entry| entry.name.as_str()).collect();
+        let names: Vec<&str> = self
+            .parameters
+            .iter()
+            .map(|entry| entry.name.as_str())
+            .collect();
         Ok(state::save(&self.tensors, &names, &mut self.optimizer)?)
     }
 
     fn load_state(&mut self, state: &[u8]) -> Result<(), ModelError> {
-        Ok(state::load(state, &self.tensors, &self.parameters, &mut self.optimizer)?)
+        Ok(state::load(
+            state,
+            &self.tensors,
+            &self.parameters,
+            &mut self.optimizer,
+        )?)
     }
 
     fn save_rank_state(&mut self) -> Result<Vec<u8>, ModelError> {

@@ -16,12 +16,23 @@ pub(crate) struct Options<'a> {
 
 impl<'a> Options<'a> {
     /// The keywords of `spec`, which is a `role` (`loss` or `optimizer`), all of which must be among `allowed`.
-    pub(crate) fn new(role: &str, spec: &'a NamedOptions, allowed: &[&str]) -> Result<Options<'a>, TorchError> {
+    pub(crate) fn new(
+        role: &str,
+        spec: &'a NamedOptions,
+        allowed: &[&str],
+    ) -> Result<Options<'a>, TorchError> {
         let what = format!("{role} {}", spec.name);
-        if let Some(unknown) = spec.options.keys().find(|name| !allowed.contains(&name.as_str())) {
+        if let Some(unknown) = spec
+            .options
+            .keys()
+            .find(|name| !allowed.contains(&name.as_str()))
+        {
             return Err(TorchError::Param(match allowed {
                 [] => format!("{what}: unknown option {unknown}; it has none"),
-                _ => format!("{what}: unknown option {unknown}; the options are {}", allowed.join(", ")),
+                _ => format!(
+                    "{what}: unknown option {unknown}; the options are {}",
+                    allowed.join(", ")
+                ),
             }));
         }
         Ok(Options { what, spec })
@@ -46,7 +57,12 @@ impl<'a> Options<'a> {
 
     /// A number that is at least 0.
     pub(crate) fn non_negative(&self, name: &str, default: f64) -> Result<f64, TorchError> {
-        self.number(name, default, |number| number >= 0.0, "a number, at least 0")
+        self.number(
+            name,
+            default,
+            |number| number >= 0.0,
+            "a number, at least 0",
+        )
     }
 
     pub(crate) fn flag(&self, name: &str, default: bool) -> Result<bool, TorchError> {
@@ -77,7 +93,9 @@ impl<'a> Options<'a> {
             other => other.as_f64().map(|number| vec![number]),
         };
         match numbers {
-            Some(numbers) if !numbers.is_empty() && numbers.iter().all(|&number| number >= 0.0) => Ok(Some(numbers)),
+            Some(numbers) if !numbers.is_empty() && numbers.iter().all(|&number| number >= 0.0) => {
+                Ok(Some(numbers))
+            }
             _ => Err(self.refuse(name, value, "a list of numbers, each at least 0")),
         }
     }
@@ -88,7 +106,10 @@ impl<'a> Options<'a> {
     }
 
     pub(crate) fn refuse(&self, name: &str, value: &Value, allowed: &str) -> TorchError {
-        TorchError::Param(format!("{}: {name} is {value}, but must be {allowed}", self.what))
+        TorchError::Param(format!(
+            "{}: {name} is {value}, but must be {allowed}",
+            self.what
+        ))
     }
 
     /// The value of a keyword; null, which is Python's None, counts as not given.

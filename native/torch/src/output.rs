@@ -26,7 +26,10 @@ impl OutputTensor {
 }
 
 /// The signature of what a program returned for `num_rows` rows.
-pub(crate) fn output_spec(output: &Outputs, num_rows: i64) -> Result<Vec<OutputTensor>, TorchError> {
+pub(crate) fn output_spec(
+    output: &Outputs,
+    num_rows: i64,
+) -> Result<Vec<OutputTensor>, TorchError> {
     let mut tensors = vec![];
     for (name, tensor) in output.named() {
         let size = tensor.size();

@@ -57,7 +57,8 @@ mod tests {
     fn a_state_that_is_taken_back_draws_the_same_numbers() {
         seed(7, 0, 1);
         let before = state().unwrap();
-        let draw = || Vec::<f32>::try_from(Tensor::rand([20], (Kind::Float, tch::Device::Cpu))).unwrap();
+        let draw =
+            || Vec::<f32>::try_from(Tensor::rand([20], (Kind::Float, tch::Device::Cpu))).unwrap();
         let first = draw();
         assert_ne!(draw(), first);
         set_state(&before).unwrap();

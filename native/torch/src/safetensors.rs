@@ -59,7 +59,8 @@ pub(crate) fn write(
         what: "writing tensors".into(),
         source,
     };
-    file.write_all(&(header.len() as u64).to_le_bytes()).map_err(text)?;
+    file.write_all(&(header.len() as u64).to_le_bytes())
+        .map_err(text)?;
     file.write_all(header.as_bytes()).map_err(text)?;
     for (_, tensor, _) in ordered {
         let flat = tch::no_grad(|| tensor.f_contiguous())?;
@@ -112,7 +113,9 @@ impl<'a> SafeTensors<'a> {
     ///
     /// [`TorchError::Data`] for bytes that are no such file, or not all of one.
     pub(crate) fn read(bytes: &'a [u8]) -> Result<SafeTensors<'a>, TorchError> {
-        parse(bytes).map_err(|reason| TorchError::Data(format!("this is not a whole safetensors file: {reason}")))
+        parse(bytes).map_err(|reason| {
+            TorchError::Data(format!("this is not a whole safetensors file: {reason}"))
+        })
     }
 
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
@@ -133,19 +136,26 @@ impl<'a> SafeTensors<'a> {
 }
 
 fn parse(bytes: &[u8]) -> Result<SafeTensors<'_>, String> {
-    let (length, rest) = bytes.split_first_chunk::<8>().ok_or("it is shorter than 8 bytes")?;
+    let (length, rest) = bytes
+        .split_first_chunk::<8>()
+        .ok_or("it is shorter than 8 bytes")?;
     let length = usize::try_from(u64::from_le_bytes(*length)).map_err(|error| error.to_string())?;
     if length > rest.len() {
-        return Err(format!("its header should be {length} bytes long, but {} are left", rest.len()));
+        return Err(format!(
+            "its header should be {length} bytes long, but {} are left",
+            rest.len()
+        ));
     }
     let (header, data) = rest.split_at(length);
-    let header: Map<String, Value> = serde_json::from_slice(header).map_err(|error| error.to_string())?;
+    let header: Map<String, Value> =
+        serde_json::from_slice(header).map_err(|error| error.to_string())?;
     let (mut entries, mut metadata) = (BTreeMap::new(), BTreeMap::new());
     for (name, value) in header {
         if name == "__metadata__" {
             metadata = serde_json::from_value(value).map_err(|error| error.to_string())?;
         } else {
-            let entry = entry(&value, data.len()).ok_or_else(|| format!("its entry {name} does not fit"))?;
+            let entry = entry(&value, data.len())
+                .ok_or_else(|| format!("its entry {name} does not fit"))?;
             entries.insert(name, entry);
         }
     }
@@ -161,9 +171,9 @@ fn entry(value: &Value, num_bytes: usize) -> Option<Entry> {
     let (kind, _) = CODES.iter().find(|(_, known)| *known == code)?;
     let size: Vec<i64> = serde_json::from_value(value["shape"].clone()).ok()?;
     let [start, end]: [usize; 2] = serde_json::from_value(value["data_offsets"].clone()).ok()?;
-    let numel = size
-        .iter()
-        .try_fold(1usize, |product, &size| product.checked_mul(usize::try_from(size).ok()?))?;
+    let numel = size.iter().try_fold(1usize, |product, &size| {
+        product.checked_mul(usize::try_from(size).ok()?)
+    })?;
     let wanted = numel.checked_mul(kind.elt_size_in_bytes())?;
     (start <= end && end <= num_bytes && end - start == wanted).then_some(Entry {
         kind: *kind,
@@ -174,7 +184,10 @@ fn entry(value: &Value, num_bytes: usize) -> Option<Entry> {
 }
 
 /// Tensors with metadata, in memory.
-pub(crate) fn to_bytes(tensors: &[(String, Tensor)], metadata: &[(String, String)]) -> Result<Vec<u8>, TorchError> {
+pub(crate) fn to_bytes(
+    tensors: &[(String, Tensor)],
+    metadata: &[(String, String)],
+) -> Result<Vec<u8>, TorchError> {
     let mut bytes = io::Cursor::new(vec![]);
     write(&mut bytes, tensors, metadata)?;
     Ok(bytes.into_inner())
@@ -187,7 +200,10 @@ mod tests {
     fn example() -> Vec<u8> {
         let tensors = [
             ("b".to_string(), Tensor::from_slice(&[1.5f32, -2.0, 3.0])),
-            ("a".to_string(), Tensor::from_slice(&[7i64; 8]).reshape([2, 4])),
+            (
+                "a".to_string(),
+                Tensor::from_slice(&[7i64; 8]).reshape([2, 4]),
+            ),
         ];
         to_bytes(&tensors, &[("format".into(), "pt".into())]).unwrap()
     }
@@ -219,15 +235,30 @@ mod tests {
         let broken = |edit: &dyn Fn(&mut Vec<u8>)| {
             let mut copy = bytes.clone();
             edit(&mut copy);
-            SafeTensors::read(&copy).err().map(|error| error.to_string())
+            SafeTensors::read(&copy)
+                .err()
+                .map(|error| error.to_string())
         };
         assert!(broken(&|_| ()).is_none());
-        assert!(broken(&|b| b.truncate(5)).unwrap().contains("shorter than 8 bytes"));
+        assert!(
+            broken(&|b| b.truncate(5))
+                .unwrap()
+                .contains("shorter than 8 bytes")
+        );
         assert!(broken(&|b| b[7] = 1).unwrap().contains("header should be"));
-        assert!(broken(&|b| { b.pop(); }).unwrap().contains("does not fit"));
+        assert!(
+            broken(&|b| {
+                b.pop();
+            })
+            .unwrap()
+            .contains("does not fit")
+        );
         assert!(broken(&|b| b[8] = b'[').is_some());
         let swap = |from: &str, to: &str| {
-            let at = bytes.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
+            let at = bytes
+                .windows(from.len())
+                .position(|window| window == from.as_bytes())
+                .unwrap();
             let mut copy = bytes.clone();
             copy[at..at + to.len()].copy_from_slice(to.as_bytes());
             SafeTensors::read(&copy).is_err()

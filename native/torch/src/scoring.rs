@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use flambeau_data::DType;
 use flambeau_train::ProgramForm;
@@ -89,7 +89,9 @@ impl Scorer {
     /// spec whose parts do not go together.
     pub fn open(spec: &ScorerSpec) -> Result<Scorer, TorchError> {
         if spec.batch_size == 0 {
-            return Err(TorchError::Param("batchSize is 0, but must be at least 1".into()));
+            return Err(TorchError::Param(
+                "batchSize is 0, but must be at least 1".into(),
+            ));
         }
         if spec.classes.is_some() != !spec.fields.is_empty() {
             return Err(TorchError::Param(
@@ -102,9 +104,10 @@ impl Scorer {
                 source,
             })
         };
-        let program = load::open(spec.form, &read(&spec.program)?, None)?;
+        let program = load::open(spec.form, &read(&spec.program)?, None)
+            .map_err(|error| named(&spec.program, error))?;
         if let Some(path) = &spec.weights {
-            weights::load(&program.tensors(), &read(path)?)?;
+            weights::load(&program.tensors(), &read(path)?).map_err(|error| named(path, error))?;
         }
         load::check_held(&program.tensors())?;
         Ok(Scorer {
@@ -133,7 +136,12 @@ impl Scorer {
     }
 
     fn check_inputs(&self, num_rows: usize, inputs: &[&[u8]]) -> Result<(), TorchError> {
-        let wanted: Vec<usize> = self.spec.inputs.iter().map(|input| input.row_bytes() * num_rows).collect();
+        let wanted: Vec<usize> = self
+            .spec
+            .inputs
+            .iter()
+            .map(|input| input.row_bytes() * num_rows)
+            .collect();
         let given: Vec<usize> = inputs.iter().map(|bytes| bytes.len()).collect();
         if given == wanted {
             return Ok(());
@@ -162,25 +170,34 @@ impl Scorer {
                 part.push(tensor.shallow_clone());
             }
         }
-        let joined = parts.into_iter().zip(&self.spec.output).map(|(part, spec)| match part.len() {
-            0 => empty(spec),
-            1 => Ok(part[0].shallow_clone()),
-            _ => Ok(Tensor::f_cat(&part, 0)?),
-        });
+        let joined = parts
+            .into_iter()
+            .zip(&self.spec.output)
+            .map(|(part, spec)| match part.len() {
+                0 => empty(spec),
+                1 => Ok(part[0].shallow_clone()),
+                _ => Ok(Tensor::f_cat(&part, 0)?),
+            });
         joined.collect()
     }
 
     /// Whether a program's output is what it was when it was trained.
     fn check_output(&self, output: &Outputs, num_rows: usize) -> Result<(), TorchError> {
-        let found: Vec<(Option<String>, Vec<i64>)> =
-            output.named().into_iter().map(|(name, tensor)| (name, tensor.size())).collect();
+        let found: Vec<(Option<String>, Vec<i64>)> = output
+            .named()
+            .into_iter()
+            .map(|(name, tensor)| (name, tensor.size()))
+            .collect();
         let wanted: Vec<(Option<String>, Vec<i64>)> = self
             .spec
             .output
             .iter()
             .map(|spec| {
                 let rows = [num_rows as i64].into_iter();
-                (spec.name.clone(), rows.chain(spec.shape.iter().copied()).collect())
+                (
+                    spec.name.clone(),
+                    rows.chain(spec.shape.iter().copied()).collect(),
+                )
             })
             .collect();
         if found == wanted {
@@ -191,6 +208,14 @@ impl Scorer {
             shapes(&found),
             shapes(&wanted)
         )))
+    }
+}
+
+/// What torch says of a file, with the file's name, which torch does not know.
+fn named(path: &Path, error: TorchError) -> TorchError {
+    match error {
+        TorchError::Torch(text) => TorchError::Torch(format!("{}: {text}", path.display())),
+        other => other,
     }
 }
 
@@ -209,14 +234,23 @@ fn set_threads_here(num_threads: usize) {
     });
 }
 
-fn rows_of(spec: &InputTensor, bytes: &[u8], start: usize, stop: usize) -> Result<Tensor, TorchError> {
+fn rows_of(
+    spec: &InputTensor,
+    bytes: &[u8],
+    start: usize,
+    stop: usize,
+) -> Result<Tensor, TorchError> {
     let width = spec.row_bytes();
     let shape: Vec<i64> = [stop - start]
         .iter()
         .chain(&spec.shape)
         .map(|&size| size as i64)
         .collect();
-    of_bytes(&bytes[start * width..stop * width], kind_of(spec.dtype), &shape)
+    of_bytes(
+        &bytes[start * width..stop * width],
+        kind_of(spec.dtype),
+        &shape,
+    )
 }
 
 /// No rows of an output.
@@ -255,7 +289,11 @@ pub(crate) fn elements<T: Copy>(tensor: &Tensor) -> Vec<T> {
     let mut values = Vec::with_capacity(tensor.numel());
     // SAFETY: the bytes are as many elements of that width, any bits of which are a number, and the vector has room.
     unsafe {
-        std::ptr::copy_nonoverlapping(bytes.as_ptr().cast::<T>(), values.as_mut_ptr(), tensor.numel());
+        std::ptr::copy_nonoverlapping(
+            bytes.as_ptr().cast::<T>(),
+            values.as_mut_ptr(),
+            tensor.numel(),
+        );
         values.set_len(tensor.numel());
     }
     values

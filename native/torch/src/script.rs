@@ -276,7 +276,8 @@ impl RawOutputs {
                 named.push((CStr::from_ptr(name).to_string_lossy().into_owned(), tensor));
             }
         }
-        let unnamed = |named: Vec<(String, Tensor)>| named.into_iter().map(|(_, tensor)| tensor).collect();
+        let unnamed =
+            |named: Vec<(String, Tensor)>| named.into_iter().map(|(_, tensor)| tensor).collect();
         match kind {
             0 => Ok(Outputs::Tensor(named.remove(0).1)),
             1 => Ok(Outputs::Tuple(unnamed(named))),

@@ -11,8 +11,14 @@ use crate::tensor::kind_name;
 const FORMAT: &str = "flambeau-state";
 
 /// What [`load`] takes back. `tensors` are the program's, `names` those of the trained parameters.
-pub(crate) fn save(tensors: &[NamedTensor], names: &[&str], optimizer: &mut Optimizer) -> Result<Vec<u8>, TorchError> {
-    let model = tensors.iter().map(|entry| (model_name(&entry.name), entry.tensor.shallow_clone()));
+pub(crate) fn save(
+    tensors: &[NamedTensor],
+    names: &[&str],
+    optimizer: &mut Optimizer,
+) -> Result<Vec<u8>, TorchError> {
+    let model = tensors
+        .iter()
+        .map(|entry| (model_name(&entry.name), entry.tensor.shallow_clone()));
     let state = optimizer.state().into_iter();
     let state = state.map(|(kind, index, tensor)| (state_name(kind, names[index]), tensor));
     let tensors: Vec<(String, Tensor)> = model.chain(state).collect();
@@ -21,7 +27,10 @@ pub(crate) fn save(tensors: &[NamedTensor], names: &[&str], optimizer: &mut Opti
         ("optimizer", optimizer.name().to_string()),
         ("lr", optimizer.learning_rate().to_string()),
     ];
-    to_bytes(&tensors, &metadata.map(|(name, value)| (name.to_string(), value)))
+    to_bytes(
+        &tensors,
+        &metadata.map(|(name, value)| (name.to_string(), value)),
+    )
 }
 
 /// Copies a state into the program's tensors and gives the optimizer its own. `parameters` are the trained ones.
@@ -36,7 +45,12 @@ pub(crate) fn load(
     optimizer: &mut Optimizer,
 ) -> Result<(), TorchError> {
     let file = SafeTensors::read(bytes)?;
-    let saved = |name: &str| file.metadata().get(name).map(String::as_str).unwrap_or_default();
+    let saved = |name: &str| {
+        file.metadata()
+            .get(name)
+            .map(String::as_str)
+            .unwrap_or_default()
+    };
     if saved("format") != FORMAT || saved("optimizer") != optimizer.name() {
         return Err(TorchError::Data(format!(
             "the checkpoint holds the state of {:?} with optimizer {:?}, but this training has {FORMAT:?} with {:?}",
@@ -46,11 +60,16 @@ pub(crate) fn load(
         )));
     }
     let learning_rate = saved("lr").parse().map_err(|_| {
-        TorchError::Data(format!("the checkpoint's learning rate is {:?}, which is no number", saved("lr")))
+        TorchError::Data(format!(
+            "the checkpoint's learning rate is {:?}, which is no number",
+            saved("lr")
+        ))
     })?;
     for entry in tensors {
         let name = model_name(&entry.name);
-        let value = file.tensor(&name)?.filter(|value| value.size() == entry.tensor.size());
+        let value = file
+            .tensor(&name)?
+            .filter(|value| value.size() == entry.tensor.size());
         let Some(value) = value.filter(|value| value.kind() == entry.tensor.kind()) else {
             return Err(TorchError::Data(format!(
                 "the checkpoint has no {} of {:?} {}: it is another program's",

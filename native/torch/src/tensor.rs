@@ -238,8 +238,12 @@ mod tests {
         let owner = std::sync::Arc::new([1.0f32, 2.0, 3.0, 4.0]);
         let data = owner.as_ptr().cast_mut().cast();
         // SAFETY: the array travels with the tensor, and is read only.
-        let tensor = unsafe { over(data, Kind::Float, &[2, 2], Some(&[1, 2]), owner.clone()) }.unwrap();
-        assert_eq!(Vec::<f32>::try_from(tensor.reshape([-1])).unwrap(), [1.0, 3.0, 2.0, 4.0]);
+        let tensor =
+            unsafe { over(data, Kind::Float, &[2, 2], Some(&[1, 2]), owner.clone()) }.unwrap();
+        assert_eq!(
+            Vec::<f32>::try_from(tensor.reshape([-1])).unwrap(),
+            [1.0, 3.0, 2.0, 4.0]
+        );
         assert!(is_dense(&tensor));
         assert!(!is_dense(&tensor.narrow(0, 0, 1).expand([2, 2], false)));
         drop(tensor);

@@ -23,7 +23,10 @@ pub(crate) fn write(tensors: &[NamedTensor], path: &Path) -> Result<(), TorchErr
     let mut written: Vec<(String, Tensor)> = vec![];
     let mut metadata = vec![("format".to_string(), "pt".to_string())];
     for entry in tensors.iter().filter(|entry| entry.persistent) {
-        match written.iter().find(|(_, known)| shares(known, &entry.tensor)) {
+        match written
+            .iter()
+            .find(|(_, known)| shares(known, &entry.tensor))
+        {
             Some((first, _)) => metadata.push((entry.name.clone(), first.clone())),
             None => written.push((entry.name.clone(), entry.tensor.shallow_clone())),
         }
@@ -69,8 +72,16 @@ pub(crate) fn load(tensors: &[NamedTensor], bytes: &[u8]) -> Result<(), TorchErr
         .map(|entry| (entry.name.as_str(), &entry.tensor))
         .collect();
     let given: BTreeSet<&str> = names.iter().chain(aliases.keys()).copied().collect();
-    let missing: Vec<&str> = wanted.keys().filter(|name| !given.contains(*name)).copied().collect();
-    let unexpected: Vec<&str> = given.iter().filter(|name| !wanted.contains_key(*name)).copied().collect();
+    let missing: Vec<&str> = wanted
+        .keys()
+        .filter(|name| !given.contains(*name))
+        .copied()
+        .collect();
+    let unexpected: Vec<&str> = given
+        .iter()
+        .filter(|name| !wanted.contains_key(*name))
+        .copied()
+        .collect();
     if !missing.is_empty() || !unexpected.is_empty() {
         return Err(TorchError::Param(format!(
             "the program is not the one that the weights are of: the weights lack {} and have {} that the program lacks",
@@ -108,7 +119,9 @@ fn some(names: &[&str]) -> String {
     const LIMIT: usize = 5;
     match names.len() {
         0 => "nothing".into(),
-        length if length > LIMIT => format!("{} and {} more", names[..LIMIT].join(", "), length - LIMIT),
+        length if length > LIMIT => {
+            format!("{} and {} more", names[..LIMIT].join(", "), length - LIMIT)
+        }
         _ => names.join(", "),
     }
 }

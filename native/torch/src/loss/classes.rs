@@ -30,7 +30,11 @@ impl ClassLoss {
             .map(|numbers| Tensor::f_from_slice(&numbers))
             .transpose()?;
         Ok(ClassLoss {
-            name: if takes_logits { "loss CrossEntropyLoss" } else { "loss NLLLoss" },
+            name: if takes_logits {
+                "loss CrossEntropyLoss"
+            } else {
+                "loss NLLLoss"
+            },
             takes_logits,
             class_weight,
             ignore_index: options.integer("ignore_index", -100)?,
@@ -43,10 +47,21 @@ impl ClassLoss {
         })
     }
 
-    fn reduced(&self, output: &Tensor, label: &Tensor, reduction: Reduction) -> Result<Tensor, TorchError> {
+    fn reduced(
+        &self,
+        output: &Tensor,
+        label: &Tensor,
+        reduction: Reduction,
+    ) -> Result<Tensor, TorchError> {
         let weight = self.class_weight_as(output.kind())?;
         Ok(match self.takes_logits {
-            true => output.f_cross_entropy_loss(label, weight, reduction, self.ignore_index, self.label_smoothing),
+            true => output.f_cross_entropy_loss(
+                label,
+                weight,
+                reduction,
+                self.ignore_index,
+                self.label_smoothing,
+            ),
             false => output.f_nll_loss_nd(label, weight, reduction, self.ignore_index),
         }?)
     }
@@ -73,26 +88,43 @@ impl ClassLoss {
                     value: self.reduced(output, label, Reduction::Mean)?,
                     denominator: num_rows as f64,
                 }),
-                Some(weight) => weighted(&per_row(self.reduced(output, label, Reduction::None)?)?, weight),
+                Some(weight) => weighted(
+                    &per_row(self.reduced(output, label, Reduction::None)?)?,
+                    weight,
+                ),
             };
         }
         let Some(weight) = weight else {
             let value = self.reduced(output, label, Reduction::Mean)?;
             let denominator = match &self.class_weight {
-                None => label.f_ne(self.ignore_index)?.f_sum(None)?.f_double_value(&[])?,
-                Some(_) => self.target_weights(output, label)?.f_sum(Kind::Double)?.f_double_value(&[])?,
+                None => label
+                    .f_ne(self.ignore_index)?
+                    .f_sum(None)?
+                    .f_double_value(&[])?,
+                Some(_) => self
+                    .target_weights(output, label)?
+                    .f_sum(Kind::Double)?
+                    .f_double_value(&[])?,
             };
             return Ok(LossValue { value, denominator });
         };
         let mut per_target = self.reduced(output, label, Reduction::None)?;
         let mut target_weights = self.target_weights(output, label)?;
         if label.dim() > 1 {
-            per_target = per_target.f_flatten(1, -1)?.f_sum_dim_intlist(Some([1i64].as_slice()), false, None)?;
-            target_weights = target_weights
-                .f_flatten(1, -1)?
-                .f_sum_dim_intlist(Some([1i64].as_slice()), false, None)?;
+            per_target = per_target.f_flatten(1, -1)?.f_sum_dim_intlist(
+                Some([1i64].as_slice()),
+                false,
+                None,
+            )?;
+            target_weights = target_weights.f_flatten(1, -1)?.f_sum_dim_intlist(
+                Some([1i64].as_slice()),
+                false,
+                None,
+            )?;
         }
-        let numerator = per_target.f_mul(&weight.f_totype(per_target.kind())?)?.f_sum(None)?;
+        let numerator = per_target
+            .f_mul(&weight.f_totype(per_target.kind())?)?
+            .f_sum(None)?;
         let denominator = target_weights
             .f_totype(Kind::Double)?
             .f_mul(weight)?
@@ -158,10 +190,11 @@ impl Loss for ClassLoss {
         num_rows: usize,
     ) -> Result<LossValue, TorchError> {
         let (output, label) = class_target(output, labels, self.name)?;
-        self.of_target(&output, &label, weight, num_rows).or_else(|error| {
-            self.refuse_label(&output, &label)?;
-            Err(error)
-        })
+        self.of_target(&output, &label, weight, num_rows)
+            .or_else(|error| {
+                self.refuse_label(&output, &label)?;
+                Err(error)
+            })
     }
 
     fn ignore_index(&self) -> Option<i64> {

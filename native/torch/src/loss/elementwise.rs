@@ -11,11 +11,21 @@ use crate::program::Outputs;
 enum Kind {
     Mse,
     L1,
-    Huber { delta: f64 },
-    SmoothL1 { beta: f64 },
+    Huber {
+        delta: f64,
+    },
+    SmoothL1 {
+        beta: f64,
+    },
     Bce,
-    BceWithLogits { pos_weight: Option<Tensor> },
-    PoissonNll { log_input: bool, full: bool, eps: f64 },
+    BceWithLogits {
+        pos_weight: Option<Tensor>,
+    },
+    PoissonNll {
+        log_input: bool,
+        full: bool,
+        eps: f64,
+    },
     SoftMargin,
 }
 
@@ -34,17 +44,24 @@ impl ElementwiseLoss {
             "soft_margin" => plain(spec, "SoftMarginLoss", Kind::SoftMargin)?,
             "huber" => {
                 let options = options(spec, &["delta"])?;
-                let delta = options.number("delta", 1.0, |delta| delta > 0.0, "a number above 0")?;
+                let delta =
+                    options.number("delta", 1.0, |delta| delta > 0.0, "a number above 0")?;
                 ("HuberLoss", Kind::Huber { delta })
             }
             "smooth_l1" => {
                 let beta = options(spec, &["beta"])?.non_negative("beta", 1.0)?;
-                let kind = if beta == 0.0 { Kind::L1 } else { Kind::SmoothL1 { beta } };
+                let kind = if beta == 0.0 {
+                    Kind::L1
+                } else {
+                    Kind::SmoothL1 { beta }
+                };
                 ("SmoothL1Loss", kind)
             }
             "bce_with_logits" => {
                 let numbers = options(spec, &["pos_weight"])?.numbers("pos_weight")?;
-                let pos_weight = numbers.map(|numbers| Tensor::f_from_slice(&numbers)).transpose()?;
+                let pos_weight = numbers
+                    .map(|numbers| Tensor::f_from_slice(&numbers))
+                    .transpose()?;
                 ("BCEWithLogitsLoss", Kind::BceWithLogits { pos_weight })
             }
             "poisson_nll" => {
@@ -64,7 +81,12 @@ impl ElementwiseLoss {
         }))
     }
 
-    fn reduced(&self, output: &Tensor, label: &Tensor, reduction: Reduction) -> Result<Tensor, TorchError> {
+    fn reduced(
+        &self,
+        output: &Tensor,
+        label: &Tensor,
+        reduction: Reduction,
+    ) -> Result<Tensor, TorchError> {
         Ok(match &self.kind {
             Kind::Mse => output.f_mse_loss(label, reduction),
             Kind::L1 => output.f_l1_loss(label, reduction),
@@ -78,15 +100,21 @@ impl ElementwiseLoss {
                     .transpose()?;
                 output.f_binary_cross_entropy_with_logits(label, None, pos_weight, reduction)
             }
-            Kind::PoissonNll { log_input, full, eps } => {
-                output.f_poisson_nll_loss(label, *log_input, *full, *eps, reduction)
-            }
+            Kind::PoissonNll {
+                log_input,
+                full,
+                eps,
+            } => output.f_poisson_nll_loss(label, *log_input, *full, *eps, reduction),
             Kind::SoftMargin => output.f_soft_margin_loss(label, reduction),
         }?)
     }
 }
 
-fn plain(spec: &NamedOptions, class: &'static str, kind: Kind) -> Result<(&'static str, Kind), TorchError> {
+fn plain(
+    spec: &NamedOptions,
+    class: &'static str,
+    kind: Kind,
+) -> Result<(&'static str, Kind), TorchError> {
     options(spec, &[])?;
     Ok((class, kind))
 }
@@ -109,7 +137,10 @@ impl Loss for ElementwiseLoss {
                 value: self.reduced(&output, &label, Reduction::Mean)?,
                 denominator: num_rows as f64,
             }),
-            Some(weight) => weighted(&per_row(self.reduced(&output, &label, Reduction::None)?)?, weight),
+            Some(weight) => weighted(
+                &per_row(self.reduced(&output, &label, Reduction::None)?)?,
+                weight,
+            ),
         }
     }
 

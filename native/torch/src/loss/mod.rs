@@ -99,14 +99,18 @@ fn options<'a>(spec: &'a NamedOptions, own: &[&str]) -> Result<Options<'a>, Torc
 fn per_row(values: Tensor) -> Result<Tensor, TorchError> {
     match values.dim() {
         1 => Ok(values),
-        _ => Ok(values.f_flatten(1, -1)?.f_mean_dim(Some([1i64].as_slice()), false, None)?),
+        _ => Ok(values
+            .f_flatten(1, -1)?
+            .f_mean_dim(Some([1i64].as_slice()), false, None)?),
     }
 }
 
 /// The mean of the rows' losses, each counted by its weight.
 fn weighted(per_row: &Tensor, weight: &Tensor) -> Result<LossValue, TorchError> {
     let denominator = weight.f_sum(Kind::Double)?.f_double_value(&[])?;
-    let numerator = per_row.f_mul(&weight.f_totype(per_row.kind())?)?.f_sum(None)?;
+    let numerator = per_row
+        .f_mul(&weight.f_totype(per_row.kind())?)?
+        .f_sum(None)?;
     Ok(LossValue {
         value: numerator.f_div_scalar(denominator)?,
         denominator,

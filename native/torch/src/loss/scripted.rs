@@ -21,8 +21,9 @@ impl ScriptedLoss {
     pub(crate) fn load(bytes: &[u8], uri: &str) -> Result<ScriptedLoss, TorchError> {
         let file = uri.rsplit('/').next().unwrap_or(uri);
         let name = format!("loss {file}");
-        let script = ScriptProgram::load(bytes)
-            .map_err(|error| TorchError::Param(format!("{name} is no TorchScript archive: {error}")))?;
+        let script = ScriptProgram::load(bytes).map_err(|error| {
+            TorchError::Param(format!("{name} is no TorchScript archive: {error}"))
+        })?;
         let trainable: Vec<String> = script
             .tensors()
             .into_iter()

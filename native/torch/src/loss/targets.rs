@@ -18,7 +18,11 @@ pub(crate) fn single_output<'a>(output: &'a Outputs, name: &str) -> Result<&'a T
 }
 
 /// The label where it must be one tensor. Several scalar labels are the columns of one, if the output has that many.
-pub(crate) fn single_label(labels: &[Tensor], output: &Tensor, name: &str) -> Result<Tensor, TorchError> {
+pub(crate) fn single_label(
+    labels: &[Tensor],
+    output: &Tensor,
+    name: &str,
+) -> Result<Tensor, TorchError> {
     if let [label] = labels {
         return Ok(label.shallow_clone());
     }
@@ -30,7 +34,10 @@ pub(crate) fn single_label(labels: &[Tensor], output: &Tensor, name: &str) -> Re
     let size = output.size();
     let is_column = size.len() == 2 && size[1] == labels.len() as i64;
     if is_column && labels.iter().all(|label| label.dim() == 1) {
-        let columns: Result<Vec<Tensor>, _> = labels.iter().map(|label| label.f_totype(output.kind())).collect();
+        let columns: Result<Vec<Tensor>, _> = labels
+            .iter()
+            .map(|label| label.f_totype(output.kind()))
+            .collect();
         return Ok(Tensor::f_stack(&columns?, 1)?);
     }
     Err(TorchError::Data(format!(
@@ -76,7 +83,11 @@ pub(crate) fn regression_target(
 }
 
 /// Output `[rows, classes, ...]` and class labels `[rows, ...]` as int64, or class probabilities in the output's shape.
-pub(crate) fn class_target(output: &Outputs, labels: &[Tensor], name: &str) -> Result<(Tensor, Tensor), TorchError> {
+pub(crate) fn class_target(
+    output: &Outputs,
+    labels: &[Tensor],
+    name: &str,
+) -> Result<(Tensor, Tensor), TorchError> {
     let output = single_output(output, name)?;
     let mut label = single_label(labels, output, name)?;
     let size = output.size();

@@ -48,7 +48,10 @@ pub(super) struct Adam {
 
 impl Adam {
     /// The learning rate, 1e-3 by default, and the rule of `adam` or `adamw`.
-    pub(super) fn new(spec: &NamedOptions, num_parameters: usize) -> Result<(f64, Adam), TorchError> {
+    pub(super) fn new(
+        spec: &NamedOptions,
+        num_parameters: usize,
+    ) -> Result<(f64, Adam), TorchError> {
         let allowed = ["lr", "betas", "eps", "weight_decay", "amsgrad", "maximize"];
         let options = Options::new("optimizer", spec, &allowed)?;
         let is_decoupled = spec.name == "adamw";
@@ -57,7 +60,8 @@ impl Adam {
             beta1,
             beta2,
             eps: options.non_negative("eps", 1e-8)?,
-            weight_decay: options.non_negative("weight_decay", if is_decoupled { 1e-2 } else { 0.0 })?,
+            weight_decay: options
+                .non_negative("weight_decay", if is_decoupled { 1e-2 } else { 0.0 })?,
             amsgrad: options.flag("amsgrad", false)?,
             maximize: options.flag("maximize", false)?,
             is_decoupled,
@@ -79,14 +83,22 @@ fn betas(options: &Options<'_>) -> Result<(f64, f64), TorchError> {
         .as_array()
         .map(|values| values.iter().filter_map(|value| value.as_f64()).collect());
     match numbers.as_deref() {
-        Some(&[beta1, beta2]) if [beta1, beta2].iter().all(|beta| (0.0..1.0).contains(beta)) => Ok((beta1, beta2)),
-        _ => Err(options.refuse("betas", value, "a list of two numbers, each at least 0 and below 1")),
+        Some(&[beta1, beta2]) if [beta1, beta2].iter().all(|beta| (0.0..1.0).contains(beta)) => {
+            Ok((beta1, beta2))
+        }
+        _ => Err(options.refuse(
+            "betas",
+            value,
+            "a list of two numbers, each at least 0 and below 1",
+        )),
     }
 }
 
 impl Rule for Adam {
     fn step(&mut self, updates: &[Update<'_>], lr: f64) -> Result<(), TorchError> {
-        fill(&mut self.steps, updates, |_| Tensor::f_zeros([0i64; 0], (Kind::Float, Device::Cpu)))?;
+        fill(&mut self.steps, updates, |_| {
+            Tensor::f_zeros([0i64; 0], (Kind::Float, Device::Cpu))
+        })?;
         fill(&mut self.averages, updates, Tensor::f_zeros_like)?;
         fill(&mut self.squares, updates, Tensor::f_zeros_like)?;
         if self.amsgrad {
@@ -106,7 +118,11 @@ impl Rule for Adam {
                 gradients.as_ptr(),
                 averages.as_ptr(),
                 squares.as_ptr(),
-                if self.amsgrad { max_squares.as_ptr() } else { ptr::null() },
+                if self.amsgrad {
+                    max_squares.as_ptr()
+                } else {
+                    ptr::null()
+                },
                 steps.as_ptr(),
                 updates.len(),
                 lr,

@@ -145,7 +145,10 @@ fn handles<'a>(
     updates: &'a [Update<'a>],
     tensor: impl Fn(&'a Update<'a>) -> &'a Tensor,
 ) -> Vec<*const C_tensor> {
-    updates.iter().map(|update| tensor(update).as_ptr()).collect()
+    updates
+        .iter()
+        .map(|update| tensor(update).as_ptr())
+        .collect()
 }
 
 /// The state of the updated parameters, all of which have it.

@@ -42,8 +42,19 @@ pub(super) struct RmsProp {
 
 impl RmsProp {
     /// The learning rate, 1e-2 by default, and the rule.
-    pub(super) fn new(spec: &NamedOptions, num_parameters: usize) -> Result<(f64, RmsProp), TorchError> {
-        let allowed = ["lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize"];
+    pub(super) fn new(
+        spec: &NamedOptions,
+        num_parameters: usize,
+    ) -> Result<(f64, RmsProp), TorchError> {
+        let allowed = [
+            "lr",
+            "alpha",
+            "eps",
+            "weight_decay",
+            "momentum",
+            "centered",
+            "maximize",
+        ];
         let options = Options::new("optimizer", spec, &allowed)?;
         let rmsprop = RmsProp {
             alpha: options.non_negative("alpha", 0.99)?,
@@ -69,7 +80,8 @@ impl Rule for RmsProp {
         if self.momentum > 0.0 {
             fill(&mut self.momenta, updates, Tensor::f_zeros_like)?;
         }
-        let handle = |slot: &Slot, index: usize| slot[index].as_ref().map_or(ptr::null(), Tensor::as_ptr);
+        let handle =
+            |slot: &Slot, index: usize| slot[index].as_ref().map_or(ptr::null(), Tensor::as_ptr);
         for update in updates {
             // SAFETY: live tensors, or null where there is no such state; the operators write to the parameter and its
             // state, which nobody else uses now.

@@ -39,8 +39,18 @@ pub(super) struct Sgd {
 
 impl Sgd {
     /// The learning rate, 1e-3 by default, and the rule.
-    pub(super) fn new(spec: &NamedOptions, num_parameters: usize) -> Result<(f64, Sgd), TorchError> {
-        let allowed = ["lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"];
+    pub(super) fn new(
+        spec: &NamedOptions,
+        num_parameters: usize,
+    ) -> Result<(f64, Sgd), TorchError> {
+        let allowed = [
+            "lr",
+            "momentum",
+            "dampening",
+            "weight_decay",
+            "nesterov",
+            "maximize",
+        ];
         let options = Options::new("optimizer", spec, &allowed)?;
         let sgd = Sgd {
             momentum: options.non_negative("momentum", 0.0)?,
@@ -56,7 +66,12 @@ impl Sgd {
         Ok((learning_rate(&options, 1e-3)?, sgd))
     }
 
-    fn apply(&self, updates: &[Update<'_>], lr: f64, is_first_step: bool) -> Result<(), TorchError> {
+    fn apply(
+        &self,
+        updates: &[Update<'_>],
+        lr: f64,
+        is_first_step: bool,
+    ) -> Result<(), TorchError> {
         if updates.is_empty() {
             return Ok(());
         }
@@ -69,7 +84,11 @@ impl Sgd {
             flambeau_sgd(
                 parameters.as_ptr(),
                 gradients.as_ptr(),
-                if momenta.is_empty() { ptr::null() } else { momenta.as_ptr() },
+                if momenta.is_empty() {
+                    ptr::null()
+                } else {
+                    momenta.as_ptr()
+                },
                 updates.len(),
                 lr,
                 self.momentum,

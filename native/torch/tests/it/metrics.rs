@@ -16,7 +16,8 @@ fn metrics_add_up_over_batches() {
             1 => json!({"name": "mse"}),
             _ => json!({"name": "cross_entropy"}),
         };
-        let fields = json!({"loss": loss, "optimizer": {"name": "sgd"}, "metrics": [case["metric"]]});
+        let fields =
+            json!({"loss": loss, "optimizer": {"name": "sgd"}, "metrics": [case["metric"]]});
         // Outputs of the program of width 1 are half the inputs, so those are doubled.
         let program = path(&format!("scale-{width}-float64.pt"));
         let mut trainer = Trainer::new(&job(&program, DType::Float64, width, 0, fields));
@@ -26,10 +27,17 @@ fn metrics_add_up_over_batches() {
             let stop = rows.min(start + 15);
             let count = stop - start;
             let factor = if width == 1 { 2.0 } else { 1.0 };
-            let values: Vec<f64> = x[start * width..stop * width].iter().map(|x| x * factor).collect();
+            let values: Vec<f64> = x[start * width..stop * width]
+                .iter()
+                .map(|x| x * factor)
+                .collect();
             let weight = match &case["weight"] {
                 Value::Null => None,
-                weight => Some(tensor(DType::Float64, &[count], &numbers(weight)[start..stop])),
+                weight => Some(tensor(
+                    DType::Float64,
+                    &[count],
+                    &numbers(weight)[start..stop],
+                )),
             };
             let rows = batch(
                 count,
@@ -38,11 +46,17 @@ fn metrics_add_up_over_batches() {
                 weight,
             );
             let found = trainer.model.evaluate_batch(rows).unwrap();
-            sums.iter_mut().zip(&found.metrics).for_each(|(sum, part)| *sum += part);
+            sums.iter_mut()
+                .zip(&found.metrics)
+                .for_each(|(sum, part)| *sum += part);
         }
         let finished = trainer.model.finish_metrics(&sums).unwrap();
         let wanted = case["value"].as_f64().unwrap();
         assert_eq!(finished[0].0, case["metric"].as_str().unwrap());
-        assert!((finished[0].1 - wanted).abs() < 1e-12, "{}: {finished:?}, wanted {wanted}", case["metric"]);
+        assert!(
+            (finished[0].1 - wanted).abs() < 1e-12,
+            "{}: {finished:?}, wanted {wanted}",
+            case["metric"]
+        );
     }
 }

@@ -17,7 +17,7 @@ fn updates_are_those_of_torch() {
             "optimizer": {"name": case["name"], "options": case["options"]},
         });
         let mut trainer = Trainer::new(&job(&program, dtype, WIDTH, 0, fields));
-        let gradients = numbers(&expected[case["dtype"].as_str().unwrap()]);
+        let gradients = numbers(&expected["gradients"][dtype.name()]);
         for gradient in gradients.chunks_exact(WIDTH) {
             let input = tensor(dtype, &[1, WIDTH], gradient);
             trainer.step(batch(1, input, tensor(dtype, &[1], &[0.0]), None));
@@ -26,7 +26,12 @@ fn updates_are_those_of_torch() {
         let found = [&tensors["a"][..], &tensors["b"], &tensors["c"]].concat();
         let wanted = numbers(&case["final"]);
         let apart = distance(&found, &wanted);
-        assert!(apart == 0.0, "{} {} {dtype}: {apart}", case["name"], case["options"]);
+        assert!(
+            apart == 0.0,
+            "{} {} {dtype}: {apart}",
+            case["name"],
+            case["options"]
+        );
     }
 }
 
@@ -36,7 +41,14 @@ fn a_learning_rate_of_the_schedule_is_the_optimizers() {
     let fields = json!({"loss": {"script": path("output-loss.pt")}, "optimizer": {"name": "sgd", "options": {"lr": 5.0}}});
     let mut trainer = Trainer::new(&job(&path("linear-float64.pt"), dtype, WIDTH, 0, fields));
     let before = trainer.tensors();
-    let ones = || batch(1, tensor(dtype, &[1, WIDTH], &[1.0; WIDTH]), tensor(dtype, &[1], &[0.0]), None);
+    let ones = || {
+        batch(
+            1,
+            tensor(dtype, &[1, WIDTH], &[1.0; WIDTH]),
+            tensor(dtype, &[1], &[0.0]),
+            None,
+        )
+    };
     trainer.micro(ones(), 0, true, 1);
     trainer.finish(Some(0.5));
     let after = trainer.tensors();

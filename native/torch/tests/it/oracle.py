@@ -1,7 +1,8 @@
-"""What PyTorch itself makes of the programs that the tests run: `oracle.py make DIR`, `oracle.py read DIR INPUTS`.
+"""What PyTorch itself makes of the programs that the tests run.
 
-`make` writes TorchScript programs and, in `expected.json`, reference numbers. `read` loads what a training wrote
-(`program.pt`, `weights.safetensors`) as any user of PyTorch would and prints the outputs for the inputs.
+`oracle.py make DIR` writes TorchScript programs and, in `expected.json`, reference numbers.
+`oracle.py read DIR INPUTS` loads what a training wrote (`program.pt`, `weights.safetensors`) as any user of
+PyTorch would and prints the outputs for the inputs.
 """
 
 import hashlib
@@ -57,7 +58,7 @@ class Scale(nn.Module):
 
 
 class Net(nn.Module):
-    """Batch normalization, dropout, tied weights, a buffer outside of state_dict, and a parameter that is not used."""
+    """Batch normalization, dropout, tied weights, a buffer outside of state_dict, an unused parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +100,8 @@ def flat(tensor):
 
 
 def save(module, path, fixed=()):
-    torch.jit.save(torch.jit.script(module), path, _extra_files={"flambeau_fixed.json": json.dumps(list(fixed))})
+    extra = {"flambeau_fixed.json": json.dumps(list(fixed))}
+    torch.jit.save(torch.jit.script(module), path, _extra_files=extra)
 
 
 OPTIMIZERS = [
@@ -118,31 +120,32 @@ OPTIMIZERS = [
     ("rmsprop", {"lr": 0.01, "centered": True, "momentum": 0.5}),
     ("rmsprop", {"lr": 0.01, "momentum": 0.7, "weight_decay": 0.1, "maximize": True}),
 ]
-CLASSES = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "rmsprop": torch.optim.RMSprop}
+CLASSES = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
+}
 
 
 def optimizers(directory):
     """Updates by a sequence of gradients, which the inputs of `linear-*.pt` are."""
-    cases = []
+    gradients, cases = {}, []
     for dtype_name, dtype in DTYPES.items():
         save(Linear().to(dtype), directory / f"linear-{dtype_name}.pt")
-        generator = torch.Generator().manual_seed(1)
-        gradients = torch.randn(NUM_UPDATES, 34, generator=generator, dtype=dtype)
+        sequence = torch.randn(NUM_UPDATES, 34, generator=torch.Generator().manual_seed(1), dtype=dtype)
+        gradients[dtype_name] = flat(sequence)
         for name, options in OPTIMIZERS:
             module = Linear().to(dtype)
             fused = {} if name == "rmsprop" else {"fused": True}
             optimizer = CLASSES[name](module.parameters(), **options, **fused)
-            for row in gradients:
-                module.a.grad, module.b.grad, module.c.grad = row[:5].clone(), row[5:17].reshape(3, 4).clone(), row[17:].clone()
+            for row in sequence:
+                a, b, c = row.split([5, 12, 17])
+                module.a.grad, module.b.grad, module.c.grad = a.clone(), b.reshape(3, 4).clone(), c.clone()
                 optimizer.step()
             final = torch.cat([parameter.reshape(-1) for parameter in module.parameters()])
             cases.append({"name": name, "options": options, "dtype": dtype_name, "final": flat(final)})
-        cases_gradients = flat(gradients)
-        for case in cases:
-            if case["dtype"] == dtype_name:
-                case["gradients"] = dtype_name
-        yield dtype_name, cases_gradients
-    yield "cases", cases
+    return {"gradients": gradients, "cases": cases}
 
 
 def losses():
@@ -174,7 +177,9 @@ def losses():
             if name == "poisson_nll":
                 label = (label * 6).round()
             for options in variants:
-                given = {k: torch.tensor(v, dtype=dtype) if k == "pos_weight" else v for k, v in options.items()}
+                given = {
+                    k: torch.tensor(v, dtype=dtype) if k == "pos_weight" else v for k, v in options.items()
+                }
                 for weights in (None, weight):
                     scale = Scale(width).to(dtype)
                     output = scale(x)
@@ -184,7 +189,9 @@ def losses():
                         per_row = function(output, label, reduction="none", **given).flatten(1).mean(1)
                         value, denominator = (per_row * weights).sum() / weights.sum(), weights.sum().item()
                     value.backward()
-                    cases.append(case(name, options, dtype_name, x, label, weights, value, denominator, scale))
+                    cases.append(
+                        case(name, options, dtype_name, x, label, weights, value, denominator, scale)
+                    )
         classes = torch.tensor([0, 2, 1, -100, 2, 0, 1])
         ones = torch.ones(rows, dtype=dtype)
         for name, options in [
@@ -202,7 +209,7 @@ def losses():
             class_weight = given.get("weight", torch.ones(width, dtype=dtype))
             x = torch.rand(rows, width, generator=generator, dtype=dtype)
             counted = label != ignored
-            per_class = torch.where(counted, class_weight[torch.where(counted, label, 0)], torch.zeros((), dtype=dtype))
+            per_class = class_weight[torch.where(counted, label, 0)] * counted
             for weights in (None, weight):
                 scale = Scale(width).to(dtype)
                 row_weights = ones if weights is None else weights
@@ -210,7 +217,8 @@ def losses():
                 if weights is None:
                     value = function(scale(x), label, **given)
                 else:
-                    value = (function(scale(x), label, reduction="none", **given) * weights).sum() / denominator
+                    per_row = function(scale(x), label, reduction="none", **given)
+                    value = (per_row * weights).sum() / denominator
                 value.backward()
                 cases.append(case(name, options, dtype_name, x, label, weights, value, denominator, scale))
     return cases
@@ -245,38 +253,60 @@ def metrics():
         w = weights or [1.0] * rows
         total = sum(w)
         hit = {k: 0.0 for k in (1, 2)}
-        for row, label, one in zip(scores, classes, w):
+        for row, label, one in zip(scores, classes, w, strict=True):
             ranked = sorted(range(3), key=lambda c: -row[c])
             for k in hit:
                 hit[k] += one * (label in ranked[:k])
         cases += [
-            {"metric": "accuracy", "weight": weights, "x": flat(x), "label": classes, "value": hit[1] / total},
-            {"metric": "top2_accuracy", "weight": weights, "x": flat(x), "label": classes, "value": hit[2] / total},
+            {
+                "metric": "accuracy",
+                "weight": weights,
+                "x": flat(x),
+                "label": classes,
+                "value": hit[1] / total,
+            },
+            {
+                "metric": "top2_accuracy",
+                "weight": weights,
+                "x": flat(x),
+                "label": classes,
+                "value": hit[2] / total,
+            },
         ]
         one = torch.randn(rows, generator=generator, dtype=torch.float64)
         truth = [int(v > 0.3) for v in torch.randn(rows, generator=generator).tolist()]
         guess = [int(v > 0) for v in one.tolist()]
-        both = sum(a for a, t, g in zip(w, truth, guess) if t and g)
-        said, real = sum(a for a, g in zip(w, guess) if g), sum(a for a, t in zip(w, truth) if t)
+        both = sum(a for a, t, g in zip(w, truth, guess, strict=True) if t and g)
+        said, real = (
+            sum(a for a, g in zip(w, guess, strict=True) if g),
+            sum(a for a, t in zip(w, truth, strict=True) if t),
+        )
         for metric, value in (
             ("precision", both / said),
             ("recall", both / real),
             ("f1", 2 * both / (said + real)),
-            ("accuracy", sum(a for a, t, g in zip(w, truth, guess) if t == g) / total),
+            ("accuracy", sum(a for a, t, g in zip(w, truth, guess, strict=True) if t == g) / total),
         ):
-            cases.append({"metric": metric, "weight": weights, "x": flat(one), "label": truth, "value": value})
-        target = [v + 0.5 * e for v, e in zip(one.tolist(), torch.randn(rows, generator=generator).tolist())]
-        squares = sum(a * (y - p) ** 2 for a, y, p in zip(w, target, one.tolist()))
-        mean = sum(a * y for a, y in zip(w, target)) / total
-        spread = sum(a * (y - mean) ** 2 for a, y in zip(w, target))
-        absolute = sum(a * abs(y - p) for a, y, p in zip(w, target, one.tolist()))
+            cases.append(
+                {"metric": metric, "weight": weights, "x": flat(one), "label": truth, "value": value}
+            )
+        target = [
+            v + 0.5 * e
+            for v, e in zip(one.tolist(), torch.randn(rows, generator=generator).tolist(), strict=True)
+        ]
+        squares = sum(a * (y - p) ** 2 for a, y, p in zip(w, target, one.tolist(), strict=True))
+        mean = sum(a * y for a, y in zip(w, target, strict=True)) / total
+        spread = sum(a * (y - mean) ** 2 for a, y in zip(w, target, strict=True))
+        absolute = sum(a * abs(y - p) for a, y, p in zip(w, target, one.tolist(), strict=True))
         for metric, value in (
             ("mse", squares / total),
             ("rmse", (squares / total) ** 0.5),
             ("mae", absolute / total),
             ("r2", 1 - squares / spread),
         ):
-            cases.append({"metric": metric, "weight": weights, "x": flat(one), "label": target, "value": value})
+            cases.append(
+                {"metric": metric, "weight": weights, "x": flat(one), "label": target, "value": value}
+            )
     return cases
 
 
@@ -296,7 +326,7 @@ def training(directory):
             torch.manual_seed(int.from_bytes(digest[:8], "little"))
             module.train()
             values = []
-            for inputs, labels in zip(x, y):
+            for inputs, labels in zip(x, y, strict=True):
                 optimizer.zero_grad(set_to_none=True)
                 value = functional.mse_loss(module(inputs), labels)
                 value.backward()
@@ -341,7 +371,7 @@ def make(directory):
     save(Several(), directory / "several.pt")
     save(Sparse(), directory / "sparse.pt")
     expected = {
-        "optimizers": dict(optimizers(directory)),
+        "optimizers": optimizers(directory),
         "losses": losses(),
         "metrics": metrics(),
         "training": training(directory),
@@ -355,7 +385,9 @@ def read(directory, inputs):
 
     torch.set_num_threads(1)
     module = torch.jit.load(str(directory / "program.pt"))
-    hollow = [name for name, value in module.state_dict().items() if value.numel() > 1 and value.stride()[-1] != 0]
+    hollow = [
+        name for name, value in module.state_dict().items() if value.numel() > 1 and value.stride()[-1] != 0
+    ]
     path = str(directory / "weights.safetensors")
     weights = load_file(path)
     with safe_open(path, framework="pt") as file:

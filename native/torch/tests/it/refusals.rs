@@ -9,8 +9,16 @@ use crate::support::{batch, expected, job, path, store, tensor};
 
 fn refusal(width: usize, label_width: usize, fields: Value) -> TorchError {
     let mut all = json!({"loss": {"name": "mse"}, "optimizer": {"name": "sgd"}});
-    all.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    let job = job(&path("scale-3-float64.pt"), DType::Float64, width, label_width, all);
+    all.as_object_mut()
+        .unwrap()
+        .extend(fields.as_object().unwrap().clone());
+    let job = job(
+        &path("scale-3-float64.pt"),
+        DType::Float64,
+        width,
+        label_width,
+        all,
+    );
     check_job(&job, &store()).unwrap_err()
 }
 
@@ -18,20 +26,54 @@ fn refusal(width: usize, label_width: usize, fields: Value) -> TorchError {
 fn unknown_names_and_options_name_what_is_allowed() {
     expected("metrics");
     let loss = |loss: Value| json!({"loss": loss});
-    let optimizer = |name: &str, options: Value| json!({"optimizer": {"name": name, "options": options}});
+    let optimizer =
+        |name: &str, options: Value| json!({"optimizer": {"name": name, "options": options}});
     let cases = [
-        (loss(json!({"name": "hinge"})), "loss: unknown name \"hinge\"; the names are bce,"),
-        (loss(json!({"name": "huber", "options": {"delat": 1}})), "loss huber: unknown option delat; the options are delta"),
-        (loss(json!({"name": "huber", "options": {"delta": 0}})), "delta is 0, but must be a number above 0"),
-        (loss(json!({"name": "mse", "options": {"reduction": "sum"}})), "use reduction='mean'"),
-        (loss(json!({"script": path("scale-3-float64.pt")})), "has trainable parameters of its own (scale)"),
-        (optimizer("lbfgs", json!({})), "the names are adam, adamw, rmsprop, sgd"),
-        (optimizer("adam", json!({"momentum": 0.9})), "the options are lr, betas, eps, weight_decay, amsgrad, maximize"),
-        (optimizer("adam", json!({"betas": [0.9, 1.0]})), "betas is [0.9,1.0], but must be a list of two numbers"),
-        (optimizer("sgd", json!({"lr": "fast"})), "lr is \"fast\", but must be a number, at least 0"),
-        (optimizer("sgd", json!({"nesterov": true})), "nesterov needs a momentum above 0"),
+        (
+            loss(json!({"name": "hinge"})),
+            "loss: unknown name \"hinge\"; the names are bce,",
+        ),
+        (
+            loss(json!({"name": "huber", "options": {"delat": 1}})),
+            "loss huber: unknown option delat; the options are delta",
+        ),
+        (
+            loss(json!({"name": "huber", "options": {"delta": 0}})),
+            "delta is 0, but must be a number above 0",
+        ),
+        (
+            loss(json!({"name": "mse", "options": {"reduction": "sum"}})),
+            "use reduction='mean'",
+        ),
+        (
+            loss(json!({"script": path("scale-3-float64.pt")})),
+            "has trainable parameters of its own (scale)",
+        ),
+        (
+            optimizer("lbfgs", json!({})),
+            "the names are adam, adamw, rmsprop, sgd",
+        ),
+        (
+            optimizer("adam", json!({"momentum": 0.9})),
+            "the options are lr, betas, eps, weight_decay, amsgrad, maximize",
+        ),
+        (
+            optimizer("adam", json!({"betas": [0.9, 1.0]})),
+            "betas is [0.9,1.0], but must be a list of two numbers",
+        ),
+        (
+            optimizer("sgd", json!({"lr": "fast"})),
+            "lr is \"fast\", but must be a number, at least 0",
+        ),
+        (
+            optimizer("sgd", json!({"nesterov": true})),
+            "nesterov needs a momentum above 0",
+        ),
         (json!({"metrics": ["auc"]}), "metrics: unknown name \"auc\""),
-        (json!({"metrics": ["mse", "mse"]}), "metrics: \"mse\" is given twice"),
+        (
+            json!({"metrics": ["mse", "mse"]}),
+            "metrics: \"mse\" is given twice",
+        ),
         (json!({"eval": path("expected.json")}), "cannot be loaded"),
     ];
     for (fields, reason) in cases {
@@ -44,16 +86,27 @@ fn unknown_names_and_options_name_what_is_allowed() {
 #[test]
 fn shapes_that_do_not_fit_are_refused_before_the_training() {
     let error = refusal(4, 3, json!({})).to_string();
-    assert!(error.contains("forward fails on inputs of the columns' shapes (x: [2, 4] float64)"), "{error}");
+    assert!(
+        error.contains("forward fails on inputs of the columns' shapes (x: [2, 4] float64)"),
+        "{error}"
+    );
     assert!(!error.contains("frame #"), "{error}");
     let error = refusal(3, 2, json!({})).to_string();
-    assert!(error.contains("output has shape [2, 3] and the label [2, 2]; they must be equal"), "{error}");
+    assert!(
+        error.contains("output has shape [2, 3] and the label [2, 2]; they must be equal"),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_job_is_described() {
-    let fields = json!({"loss": {"name": "mse"}, "optimizer": {"name": "adam"}, "metrics": ["rmse"]});
-    let found = check_job(&job(&path("net-float32.pt"), DType::Float32, 6, 2, fields), &store()).unwrap();
+    let fields =
+        json!({"loss": {"name": "mse"}, "optimizer": {"name": "adam"}, "metrics": ["rmse"]});
+    let found = check_job(
+        &job(&path("net-float32.pt"), DType::Float32, 6, 2, fields),
+        &store(),
+    )
+    .unwrap();
     let wanted = json!({
         "output": [{"name": null, "dtype": "float32", "shape": [2]}],
         "numParameters": 7 * 8 + 16 + 72 + 8 + 72 + 3 + 18,
@@ -66,24 +119,72 @@ fn a_job_is_described() {
 #[test]
 fn sparse_gradients_are_refused_by_name() {
     let fields = json!({"loss": {"script": path("output-loss.pt")}, "optimizer": {"name": "sgd"}});
-    let mut trainer = crate::support::Trainer::new(&job(&path("sparse.pt"), DType::Int64, 2, 0, fields));
-    let rows = batch(1, tensor(DType::Int64, &[1, 2], &[0.0, 3.0]), tensor(DType::Int64, &[1], &[0.0]), None);
-    let context = MicroBatch { epoch: 0, step: 0, micro: 0, is_first: true, is_last: true, reference: 1.0 };
-    let error = trainer.model.train_batch(rows, &context).unwrap_err().to_string();
-    assert!(error.contains("model: table.weight got a sparse gradient"), "{error}");
+    let mut trainer =
+        crate::support::Trainer::new(&job(&path("sparse.pt"), DType::Int64, 2, 0, fields));
+    let rows = batch(
+        1,
+        tensor(DType::Int64, &[1, 2], &[0.0, 3.0]),
+        tensor(DType::Int64, &[1], &[0.0]),
+        None,
+    );
+    let context = MicroBatch {
+        epoch: 0,
+        step: 0,
+        micro: 0,
+        is_first: true,
+        is_last: true,
+        reference: 1.0,
+    };
+    let error = trainer
+        .model
+        .train_batch(rows, &context)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("model: table.weight got a sparse gradient"),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_class_label_outside_of_the_classes_is_named() {
     let fields = json!({"loss": {"name": "cross_entropy"}, "optimizer": {"name": "sgd"}});
-    let mut trainer = crate::support::Trainer::new(&job(&path("scale-3-float64.pt"), DType::Float64, 3, 0, fields));
+    let mut trainer = crate::support::Trainer::new(&job(
+        &path("scale-3-float64.pt"),
+        DType::Float64,
+        3,
+        0,
+        fields,
+    ));
     let mut train = |dtype, label: f64| {
-        let rows = batch(1, tensor(DType::Float64, &[1, 3], &[0.0; 3]), tensor(dtype, &[1], &[label]), None);
-        let context = MicroBatch { epoch: 0, step: 0, micro: 0, is_first: true, is_last: true, reference: 1.0 };
-        trainer.model.train_batch(rows, &context).unwrap_err().to_string()
+        let rows = batch(
+            1,
+            tensor(DType::Float64, &[1, 3], &[0.0; 3]),
+            tensor(dtype, &[1], &[label]),
+            None,
+        );
+        let context = MicroBatch {
+            epoch: 0,
+            step: 0,
+            micro: 0,
+            is_first: true,
+            is_last: true,
+            reference: 1.0,
+        };
+        trainer
+            .model
+            .train_batch(rows, &context)
+            .unwrap_err()
+            .to_string()
     };
     let error = train(DType::Int64, 7.0);
-    assert!(error.contains("the class label 7 lies outside the 3 classes of the model's output [1, 3]"), "{error}");
+    assert!(
+        error.contains("the class label 7 lies outside the 3 classes of the model's output [1, 3]"),
+        "{error}"
+    );
     let error = train(DType::Float64, 1.5);
-    assert!(error.contains("class labels must be whole numbers, but one is 1.5"), "{error}");
+    assert!(
+        error.contains("class labels must be whole numbers, but one is 1.5"),
+        "{error}"
+    );
 }

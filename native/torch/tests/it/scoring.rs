@@ -8,12 +8,17 @@ use crate::support::{distance, expected, numbers, path};
 fn spec(fields: Value) -> ScorerSpec {
     let mut spec = json!({"form": "scripted", "weights": null, "batchSize": 4, "classes": null, "fields": [],
         "numThreads": 1});
-    spec.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    spec.as_object_mut()
+        .unwrap()
+        .extend(fields.as_object().unwrap().clone());
     serde_json::from_value(spec).unwrap()
 }
 
 fn floats(values: &[f64]) -> Vec<u8> {
-    values.iter().flat_map(|&x| (x as f32).to_ne_bytes()).collect()
+    values
+        .iter()
+        .flat_map(|&x| (x as f32).to_ne_bytes())
+        .collect()
 }
 
 fn doubles(scores: &Scores) -> &[f64] {
@@ -66,9 +71,22 @@ fn several_outputs_keep_their_types() {
     assert_eq!(columns[1], Scores::Bool((0..10).map(|i| i > 4).collect()));
     assert_eq!(columns[2], Scores::F64(vec![0.0, 2.0, 4.0, 6.0, 8.0]));
     let none = scorer.score(0, &[&[], &[]]).unwrap();
-    assert_eq!(none, [Scores::F32(vec![]), Scores::Bool(vec![]), Scores::F64(vec![])]);
-    let error = scorer.score(5, &[&floats(&x), &floats(&y[..8])]).unwrap_err().to_string();
-    assert!(error.contains("[40, 32] bytes") && error.contains("[40, 40]"), "{error}");
+    assert_eq!(
+        none,
+        [
+            Scores::F32(vec![]),
+            Scores::Bool(vec![]),
+            Scores::F64(vec![])
+        ]
+    );
+    let error = scorer
+        .score(5, &[&floats(&x), &floats(&y[..8])])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("[40, 32] bytes") && error.contains("[40, 40]"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -79,6 +97,12 @@ fn another_output_than_the_trained_one_is_refused() {
         "output": [{"name": "_1", "dtype": "float32", "shape": [3]}],
     })))
     .unwrap();
-    let error = scorer.score(2, &[&floats(&[0.0; 6])]).unwrap_err().to_string();
-    assert!(error.contains("a tensor of [2, 3] for a batch of 2 rows, where _1 of [2, 3]"), "{error}");
+    let error = scorer
+        .score(2, &[&floats(&[0.0; 6])])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("a tensor of [2, 3] for a batch of 2 rows, where _1 of [2, 3]"),
+        "{error}"
+    );
 }

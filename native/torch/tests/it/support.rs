@@ -10,7 +10,8 @@ use flambeau_collective::{GroupOptions, ProcessGroup, TcpRendezvous};
 use flambeau_data::{AlignedBuffer, Batch, DType, HostTensor, Store};
 use flambeau_torch::TorchModel;
 use flambeau_train::{
-    BucketSizes, GradientReducer, LossSums, MicroBatch, Model, ReducerOptions, StepContext, TrainingJob,
+    BucketSizes, GradientReducer, LossSums, MicroBatch, Model, ReducerOptions, StepContext,
+    TrainingJob,
 };
 use serde_json::{Value, json};
 
@@ -21,7 +22,11 @@ pub fn folder() -> &'static Path {
         .get_or_init(|| {
             tch::set_num_threads(1);
             let folder = tempfile::tempdir().unwrap();
-            let status = oracle().arg("make").arg(folder.path()).status().expect("Python starts");
+            let status = oracle()
+                .arg("make")
+                .arg(folder.path())
+                .status()
+                .expect("Python starts");
             assert!(status.success());
             folder
         })
@@ -30,7 +35,8 @@ pub fn folder() -> &'static Path {
 
 /// `oracle.py`, run by the Python of the environment that libtorch is of.
 pub fn oracle() -> Command {
-    let environment = std::env::var("VIRTUAL_ENV").expect("run under .ci/with-tools, which names the environment");
+    let environment = std::env::var("VIRTUAL_ENV")
+        .expect("run under .ci/with-tools, which names the environment");
     let mut command = Command::new(Path::new(&environment).join("bin/python"));
     command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/oracle.py"));
     command
@@ -54,7 +60,12 @@ pub fn alone() -> MutexGuard<'static, ()> {
 }
 
 pub fn numbers(value: &Value) -> Vec<f64> {
-    value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|number| number.as_f64().unwrap())
+        .collect()
 }
 
 pub fn dtype(name: &Value) -> DType {
@@ -71,9 +82,15 @@ pub fn distance(a: &[f64], b: &[f64]) -> f64 {
 
 pub fn tensor(dtype: DType, shape: &[usize], values: &[f64]) -> HostTensor {
     let bytes: Vec<u8> = match dtype {
-        DType::Float32 => values.iter().flat_map(|&x| (x as f32).to_ne_bytes()).collect(),
+        DType::Float32 => values
+            .iter()
+            .flat_map(|&x| (x as f32).to_ne_bytes())
+            .collect(),
         DType::Float64 => values.iter().flat_map(|&x| x.to_ne_bytes()).collect(),
-        DType::Int64 => values.iter().flat_map(|&x| (x as i64).to_ne_bytes()).collect(),
+        DType::Int64 => values
+            .iter()
+            .flat_map(|&x| (x as i64).to_ne_bytes())
+            .collect(),
         DType::Bool | DType::UInt8 => values.iter().map(|&x| x as u8).collect(),
     };
     let mut buffer = AlignedBuffer::zeroed(bytes.len());
@@ -81,7 +98,12 @@ pub fn tensor(dtype: DType, shape: &[usize], values: &[f64]) -> HostTensor {
     HostTensor::new(dtype, shape.to_vec(), buffer)
 }
 
-pub fn batch(num_rows: usize, input: HostTensor, label: HostTensor, weight: Option<HostTensor>) -> Batch {
+pub fn batch(
+    num_rows: usize,
+    input: HostTensor,
+    label: HostTensor,
+    weight: Option<HostTensor>,
+) -> Batch {
     Batch {
         step: 0,
         num_rows,
@@ -93,10 +115,23 @@ pub fn batch(num_rows: usize, input: HostTensor, label: HostTensor, weight: Opti
 }
 
 /// A job over a program of the oracle's, with one input of `width` numbers and one label of `label_width`.
-pub fn job(program: &Path, dtype: DType, width: usize, label_width: usize, program_fields: Value) -> TrainingJob {
+pub fn job(
+    program: &Path,
+    dtype: DType,
+    width: usize,
+    label_width: usize,
+    program_fields: Value,
+) -> TrainingJob {
     let mut fields = json!({"form": "scripted", "eval": program});
-    fields.as_object_mut().unwrap().extend(program_fields.as_object().unwrap().clone());
-    let label_shape = if label_width == 0 { json!([]) } else { json!([label_width]) };
+    fields
+        .as_object_mut()
+        .unwrap()
+        .extend(program_fields.as_object().unwrap().clone());
+    let label_shape = if label_width == 0 {
+        json!([])
+    } else {
+        json!([label_width])
+    };
     let job = json!({
         "format": 1,
         "params": {},
@@ -201,7 +236,13 @@ impl Trainer {
         self.reducer.finish(&mut []).unwrap();
         let info = self.model.parameters().unwrap().remove(0);
         // SAFETY: the view has that many elements, which nobody writes now.
-        let gradient = unsafe { read(self.reducer.view_ptr(0).cast(), info.numel, info.dtype.size()) };
+        let gradient = unsafe {
+            read(
+                self.reducer.view_ptr(0).cast(),
+                info.numel,
+                info.dtype.size(),
+            )
+        };
         (sums, gradient)
     }
 
@@ -213,7 +254,9 @@ impl Trainer {
             // SAFETY: the model keeps the memory until it next runs.
             let values = unsafe {
                 match tensor.dtype {
-                    D::Float32 | D::Float64 => read(tensor.ptr.cast(), tensor.numel, tensor.dtype.size()),
+                    D::Float32 | D::Float64 => {
+                        read(tensor.ptr.cast(), tensor.numel, tensor.dtype.size())
+                    }
                     D::Int64 => std::slice::from_raw_parts(tensor.ptr.cast::<i64>(), tensor.numel)
                         .iter()
                         .map(|&x| x as f64)
@@ -234,7 +277,10 @@ unsafe fn read(ptr: *const u8, numel: usize, width: usize) -> Vec<f64> {
     // SAFETY: the caller's.
     unsafe {
         match width {
-            4 => std::slice::from_raw_parts(ptr.cast::<f32>(), numel).iter().map(|&x| f64::from(x)).collect(),
+            4 => std::slice::from_raw_parts(ptr.cast::<f32>(), numel)
+                .iter()
+                .map(|&x| f64::from(x))
+                .collect(),
             _ => std::slice::from_raw_parts(ptr.cast::<f64>(), numel).to_vec(),
         }
     }

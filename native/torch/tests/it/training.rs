@@ -24,7 +24,15 @@ fn batches(case: &Value) -> Vec<Batch> {
     let dtype = dtype(&case["dtype"]);
     let (x, y) = (numbers(&case["x"]), numbers(&case["y"]));
     let rows = x.chunks_exact(ROWS * 6).zip(y.chunks_exact(ROWS * 2));
-    rows.map(|(x, y)| batch(ROWS, tensor(dtype, &[ROWS, 6], x), tensor(dtype, &[ROWS, 2], y), None)).collect()
+    rows.map(|(x, y)| {
+        batch(
+            ROWS,
+            tensor(dtype, &[ROWS, 6], x),
+            tensor(dtype, &[ROWS, 2], y),
+            None,
+        )
+    })
+    .collect()
 }
 
 /// Every tensor bit for bit.
@@ -35,7 +43,13 @@ fn check_state(trainer: &mut Trainer, case: &Value) {
             assert!(!found.contains_key(name), "a tied tensor is listed once");
             continue;
         }
-        assert_eq!(found[name], numbers(wanted), "{name} after {} in {}", case["name"], case["dtype"]);
+        assert_eq!(
+            found[name],
+            numbers(wanted),
+            "{name} after {} in {}",
+            case["name"],
+            case["dtype"]
+        );
     }
     assert_eq!(found["shift"], [0.25; 8]);
 }
@@ -53,7 +67,10 @@ fn train_whole(case: &Value, sizes: BucketSizes) -> Trainer {
 #[test]
 fn an_eager_loop_gives_the_same_bits() {
     let _alone = alone();
-    let small = BucketSizes { first: 64, others: 256 };
+    let small = BucketSizes {
+        first: 64,
+        others: 256,
+    };
     for case in expected("training").as_array().unwrap() {
         let mut one = train_whole(case, BucketSizes::default());
         assert_eq!(one.num_buckets(), 1);
@@ -75,7 +92,10 @@ fn a_checkpoint_goes_on_to_the_same_bits() {
         for batch in all {
             first.step(batch);
         }
-        let (state, rank_state) = (first.model.save_state().unwrap(), first.model.save_rank_state().unwrap());
+        let (state, rank_state) = (
+            first.model.save_state().unwrap(),
+            first.model.save_rank_state().unwrap(),
+        );
         drop(first);
         let mut second = Trainer::new(&job_of(case));
         second.model.seed(99, 0, 0).unwrap();
@@ -93,9 +113,20 @@ fn a_state_of_another_training_is_refused() {
     let cases = expected("training");
     let (adam, sgd) = (&cases[0], &cases[1]);
     let state = Trainer::new(&job_of(adam)).model.save_state().unwrap();
-    let error = Trainer::new(&job_of(sgd)).model.load_state(&state).unwrap_err().to_string();
-    assert!(error.contains("optimizer \"adam\"") && error.contains("\"sgd\""), "{error}");
-    let error = Trainer::new(&job_of(adam)).model.load_state(&state[..50]).unwrap_err().to_string();
+    let error = Trainer::new(&job_of(sgd))
+        .model
+        .load_state(&state)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("optimizer \"adam\"") && error.contains("\"sgd\""),
+        "{error}"
+    );
+    let error = Trainer::new(&job_of(adam))
+        .model
+        .load_state(&state[..50])
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("not a whole safetensors file"), "{error}");
 }
 
@@ -104,7 +135,8 @@ fn micro_batches_accumulate_to_the_gradient_of_all_rows() {
     let case = &expected("losses")[0];
     let (rows, width) = (7, 3);
     let dtype = flambeau_data::DType::Float64;
-    let fields = json!({"loss": {"name": "mse"}, "optimizer": {"name": "sgd", "options": {"lr": 0.1}}});
+    let fields =
+        json!({"loss": {"name": "mse"}, "optimizer": {"name": "sgd", "options": {"lr": 0.1}}});
     let job = job(&path("scale-3-float64.pt"), dtype, width, width, fields);
     let (x, y) = (numbers(&case["x"]), numbers(&case["label"]));
     let part = |from: usize, to: usize| {
@@ -116,7 +148,13 @@ fn micro_batches_accumulate_to_the_gradient_of_all_rows() {
             None,
         )
     };
-    for sizes in [BucketSizes::default(), BucketSizes { first: 1, others: 1 }] {
+    for sizes in [
+        BucketSizes::default(),
+        BucketSizes {
+            first: 1,
+            others: 1,
+        },
+    ] {
         let mut whole = Trainer::with_sizes(&job, sizes);
         whole.step(part(0, rows));
         let mut parts = Trainer::with_sizes(&job, sizes);
@@ -154,8 +192,17 @@ fn read_by_python(folder: &Path, case: &Value) -> Value {
     let x = &numbers(&case["x"])[..ROWS * 6];
     let given = json!({"x": x, "shape": [ROWS, 6], "dtype": case["dtype"]});
     std::fs::write(&inputs, given.to_string()).unwrap();
-    let output = oracle().arg("read").arg(folder).arg(&inputs).output().expect("Python starts");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = oracle()
+        .arg("read")
+        .arg(folder)
+        .arg(&inputs)
+        .output()
+        .expect("Python starts");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
@@ -166,7 +213,10 @@ fn goes_on_from(folder: &Path, case: &Value) {
     let mut job = job_of(case);
     let program = job.program.as_mut().unwrap();
     program.eval = folder.join("program.pt").to_str().unwrap().into();
-    let error = flambeau_torch::build(&job, &crate::support::store()).err().unwrap().to_string();
+    let error = flambeau_torch::build(&job, &crate::support::store())
+        .err()
+        .unwrap()
+        .to_string();
     assert!(error.contains("no weights in it"), "{error}");
     let program = job.program.as_mut().unwrap();
     let mut stored = flambeau_train::StoredWeights {
@@ -178,11 +228,20 @@ fn goes_on_from(folder: &Path, case: &Value) {
     check_state(&mut Trainer::new(&job), case);
     stored.sha256 = "0".repeat(64);
     job.program.as_mut().unwrap().weights = Some(stored);
-    let error = flambeau_torch::build(&job, &crate::support::store()).err().unwrap().to_string();
-    assert!(error.contains("is not the weights file of this job"), "{error}");
+    let error = flambeau_torch::build(&job, &crate::support::store())
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(
+        error.contains("is not the weights file of this job"),
+        "{error}"
+    );
 }
 
 fn sha256(bytes: &[u8]) -> String {
     use sha2::{Digest, Sha256};
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    Sha256::digest(bytes)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
