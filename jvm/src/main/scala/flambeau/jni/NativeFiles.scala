@@ -63,8 +63,7 @@ object NativeFiles {
       if (!Files.isExecutable(made.resolve(WorkerName)))
         throw new FlambeauException(
           s"$parent is mounted noexec, so that the native files cannot run from there: set $NativeDirKey to a " +
-            "directory of each machine that allows it",
-          null
+            "directory of each machine that allows it"
         )
       made
     } catch {
@@ -83,8 +82,7 @@ object NativeFiles {
     if (stream == null)
       throw new FlambeauException(
         s"this jar has no native files for $platform ($resource is missing): run on Linux x86_64, or build the jar " +
-          "on the platform that it is to run on",
-        null
+          "on the platform that it is to run on"
       )
     try Files.copy(stream, target)
     finally stream.close()

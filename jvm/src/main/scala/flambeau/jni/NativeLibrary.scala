@@ -5,8 +5,7 @@ import java.nio.charset.StandardCharsets
 import java.nio.file.{Files, Path, Paths}
 import java.util.concurrent.TimeUnit
 
-import com.fasterxml.jackson.databind.ObjectMapper
-import flambeau.FlambeauException
+import flambeau.{FlambeauException, Json}
 
 /** Loads libtorch and `libflambeau_jni.so` into this JVM, once for each class loader. */
 object NativeLibrary {
@@ -52,11 +51,10 @@ object NativeLibrary {
       process.getOutputStream.close()
       if (!process.waitFor(FinderSeconds, TimeUnit.SECONDS)) {
         process.destroyForcibly()
-        throw new FlambeauException(s"${command.mkString(" ")} did not end within $FinderSeconds s", null)
+        throw new FlambeauException(s"$worker libtorch did not end within $FinderSeconds s")
       }
-      if (process.exitValue() != 0) throw new FlambeauException(text(errors).trim, null)
-      val found = new ObjectMapper().readTree(text(output)).get("libraries")
-      (0 until found.size()).map(index => found.get(index).asText())
+      if (process.exitValue() != 0) throw new FlambeauException(text(errors).trim.stripPrefix("flambeau-worker: "))
+      Json.texts(Json.parse(text(output)).get("libraries"))
     } catch {
       case error: IOException => throw new FlambeauException(s"$worker cannot be run: ${error.getMessage}", error)
     } finally {
@@ -75,8 +73,7 @@ object NativeLibrary {
     for ((name, path) <- names; other <- mapped if other.endsWith(name) && other != path)
       throw new FlambeauException(
         s"another libtorch is loaded in this JVM already, $other, so that $path cannot be: remove the library that " +
-          s"brought it from the class path, or set $LibtorchKey to its directory if it is torch 2.13",
-        null
+          s"brought it from the class path, or set $LibtorchKey to its directory if it is torch 2.13"
       )
   }
 
@@ -92,10 +89,12 @@ object NativeLibrary {
     try System.load(path)
     catch { case error: UnsatisfiedLinkError => throw refusal(path, error) }
 
-  private def refusal(path: String, error: UnsatisfiedLinkError): FlambeauException =
+  private def refusal(path: String, error: UnsatisfiedLinkError): FlambeauException = {
+    val reason = String.valueOf(error.getMessage).stripPrefix(s"$path: ")
     new FlambeauException(
-      s"$path cannot be loaded (${error.getMessage}): a complete libtorch 2.13 is needed on this machine; set " +
-        s"$LibtorchKey to its directory",
+      s"$path cannot be loaded ($reason): a complete libtorch 2.13 is needed on this machine; set $LibtorchKey to its " +
+        "directory",
       error
     )
+  }
 }

@@ -2,8 +2,7 @@ package flambeau.jni
 
 import java.nio.file.Path
 
-import com.fasterxml.jackson.databind.ObjectMapper
-import com.fasterxml.jackson.databind.node.ObjectNode
+import flambeau.Json
 
 /** A tensor's rows: its name where it has one, its dtype (`float32`, `float64`, `int64`, `bool`, `uint8`; outputs may have
   * others of torch's) and the shape of one row.
@@ -46,40 +45,21 @@ final case class ScorerSpec(
     s"${program.sha256}|${weights.map(_.sha256)}|$form|$inputs|$output|$batchSize|$classes|$fields"
 
   /** The options of the object stores, as [[NativeApi]] takes them. */
-  private[jni] def storeJson: String = {
-    val node = ScorerSpec.mapper.createObjectNode()
-    store.foreach { case (name, value) => node.put(name, value) }
-    node.toString
-  }
+  private[jni] def storeJson: String = Json.text(Json.of(store, "store"))
 
   /** The message to [[NativeApi.openScorer]]. */
   private[jni] def json(programFile: Path, weightsFile: Option[Path], numThreads: Int): String = {
-    val node = ScorerSpec.mapper.createObjectNode()
-    node.put("form", form)
-    node.put("program", programFile.toString)
-    node.put("weights", weightsFile.map(_.toString).orNull)
-    tensors(node, "inputs", inputs, named = false)
-    tensors(node, "output", output, named = true)
-    node.put("batchSize", batchSize)
-    node.put("classes", classes.orNull)
-    val names = node.putArray("fields")
-    fields.foreach(name => names.add(name))
-    node.put("numThreads", numThreads)
-    node.toString
+    val message = Map(
+      "form" -> form,
+      "program" -> programFile.toString,
+      "weights" -> weightsFile.map(_.toString),
+      "inputs" -> inputs.map(tensor => Map("dtype" -> tensor.dtype, "shape" -> tensor.shape)),
+      "output" -> output.map(tensor => Map("name" -> tensor.name, "dtype" -> tensor.dtype, "shape" -> tensor.shape)),
+      "batchSize" -> batchSize,
+      "classes" -> classes,
+      "fields" -> fields,
+      "numThreads" -> numThreads
+    )
+    Json.text(Json.of(message, "the scorer"))
   }
-
-  private def tensors(node: ObjectNode, field: String, rows: Seq[TensorRows], named: Boolean): Unit = {
-    val list = node.putArray(field)
-    for (tensor <- rows) {
-      val entry = list.addObject()
-      if (named) entry.put("name", tensor.name.orNull)
-      entry.put("dtype", tensor.dtype)
-      val shape = entry.putArray("shape")
-      tensor.shape.foreach(size => shape.add(size))
-    }
-  }
-}
-
-object ScorerSpec {
-  private val mapper = new ObjectMapper
 }

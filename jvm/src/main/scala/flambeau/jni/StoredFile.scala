@@ -31,7 +31,7 @@ final case class StoredFile(uri: String, size: Long, sha256: String) {
     val path = StoredFile.localPath(uri) match {
       case Some(path) if Files.isRegularFile(path) => path
       case Some(_) =>
-        throw new StoreException(s"the model's file $uri was removed, or this machine does not see it", null)
+        throw new StoreException(s"the model's file $uri was removed, or this machine does not see it")
       case None => fetched(api, storeJson)
     }
     verify(path)
@@ -57,8 +57,7 @@ final case class StoredFile(uri: String, size: Long, sha256: String) {
       val found = StoredFile.hash(real)
       if (found != sha256)
         throw new FlambeauException(
-          s"$uri is not the file that the model was saved with: its SHA-256 is $found, and should be $sha256",
-          null
+          s"$uri is not the file that the model was saved with: its SHA-256 is $found, and should be $sha256"
         )
       StoredFile.verified.put(real, sha256)
     }
@@ -110,7 +109,7 @@ object StoredFile {
         throw new FlambeauException(s"$folder cannot be made ($error): set java.io.tmpdir to a writable directory", error)
     }
     if (Files.getOwner(folder).getName != user)
-      throw new FlambeauException(s"$folder belongs to another user: set java.io.tmpdir to a directory of your own", null)
+      throw new FlambeauException(s"$folder belongs to another user: set java.io.tmpdir to a directory of your own")
     folder
   }
 }

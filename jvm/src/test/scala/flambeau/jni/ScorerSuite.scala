@@ -3,11 +3,9 @@ package flambeau.jni
 import java.nio.charset.StandardCharsets.UTF_8
 import java.nio.file.{Files, Paths}
 
-import flambeau.{FlambeauException, StoreException}
-import org.apache.spark.sql.SparkSession
-import org.scalatest.funsuite.AnyFunSuite
+import flambeau.{FlambeauException, SparkSuite, StoreException}
 
-class ScorerSuite extends AnyFunSuite {
+class ScorerSuite extends SparkSuite {
   private val none: String => Option[String] = _ => None
   private lazy val api = NativeLibrary.api(none)
 
@@ -113,7 +111,6 @@ class ScorerSuite extends AnyFunSuite {
   }
 
   test("the tasks of an executor share a program, and give it back") {
-    val spark = SparkSession.builder().master("local[2]").getOrCreate()
     import spark.implicits._
     val shared = spec(7)
     val scored = spark
@@ -131,7 +128,6 @@ class ScorerSuite extends AnyFunSuite {
         }
       }
       .collect()
-    spark.stop()
     assert(scored.toSeq == (0 until 100).map(2.0 * _ + 1))
     val program = LoadedPrograms.borrow(api, shared, 1)
     assert(program.borrowers == 1)
