@@ -4,6 +4,8 @@ import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
 import org.apache.spark.sql.SparkSession
 
+import scala.collection.immutable.ListMap
+
 /** Spark ML's metadata of a saved stage, with an object `flambeau` beside its own fields. */
 private[flambeau] final case class Metadata(path: String, json: ObjectNode) {
 
@@ -30,7 +32,7 @@ private[flambeau] final case class Metadata(path: String, json: ObjectNode) {
     }.toMap
 
   /** Why the forms that are missing are. */
-  def reasons: Map[String, String] = Json.fields(ours.get("reasons")).map { case (form, why) => form -> why.asText }.toMap
+  def reasons: Map[String, String] = Metadata.reasonsOf(ours)
 
   /** Sets an instance's params and defaults to those that were saved. */
   def setParams(instance: CheckedParams): Unit = {
@@ -51,6 +53,14 @@ private[flambeau] final case class Metadata(path: String, json: ObjectNode) {
 
 private[flambeau] object Metadata {
   val FormatVersion = 1
+
+  /** Why forms of a program are missing, in brackets for a message; empty where there are no reasons. */
+  def bracketed(reasons: Map[String, String]): String =
+    if (reasons.isEmpty) "" else reasons.map { case (form, why) => s"$form: $why" }.mkString(" (", "; ", ")")
+
+  /** The reasons that a saved directory's index gives, by form. */
+  def reasonsOf(index: JsonNode): Map[String, String] =
+    ListMap(Json.fields(index.get("reasons")).map { case (form, why) => form -> why.asText }: _*)
 
   /** Reads the metadata of the stage that was saved to a path. */
   def read(spark: SparkSession, path: String): Metadata = {

@@ -71,11 +71,8 @@ private[flambeau] final class ModelReader[M <: TorchModel](wanted: Class[M]) ext
     val programs = metadata.programs
     if (ProgramForms.chosen(programs.keys).isEmpty)
       throw new FlambeauException(
-        s"$path holds its program as a pickle, which only Python reads" +
-          metadata.reasons.map { case (form, why) => s"; $form: $why" }.mkString(" (", "", ")").replace("(; ", "(")
-            .replace(" ()", "") +
-          ": score it in PySpark, or change the module so that torch.jit.script or torch.export takes it and save the " +
-          "model again"
+        s"$path holds its program as a pickle, which only Python reads${Metadata.bracketed(metadata.reasons)}: " +
+          "score it in PySpark, or change the module so that torch.jit.script or torch.export takes it and save the model again"
       )
     val trained = Trained(
       programs = programs.map { case (form, name) => form -> directory.reference(name, metadata.file(name)) },

@@ -59,11 +59,10 @@ private[flambeau] object ProgramSource {
     val forms = Json.fields(index.get("programs")).map { case (form, name) => form -> name.asText }
     val known = forms.filter { case (form, name) => ProgramForms.fileNames.contains(form) && files.contains(name) }.toMap
     val form = ProgramForms.chosen(known.keys).getOrElse {
-      val reasons = Json.fields(index.get("reasons")).map { case (form, why) => s"$form: ${why.asText}" }
       throw new ParamException(
         s"model: ${directory.path} holds no program that libtorch reads" +
-          (if (reasons.isEmpty) "" else reasons.mkString(" (", "; ", ")")) +
-          ": change the module so that torch.jit.script or torch.export takes it"
+          s"${Metadata.bracketed(Metadata.reasonsOf(index))}: " +
+          "change the module so that torch.jit.script or torch.export takes it"
       )
     }
     ProgramSource(

@@ -74,12 +74,12 @@ private[flambeau] object Scoring {
   }
 
   private def encoder(df: DataFrame, dtype: String): Encoder[_] = {
-    val implicits = df.sparkSession.implicits
+    val spark = df.sparkSession
     dtype match {
-      case "float32" => implicits.newFloatArrayEncoder
-      case "float64" => implicits.newDoubleArrayEncoder
-      case "int64"   => implicits.newLongArrayEncoder
-      case "bool"    => implicits.newBooleanArrayEncoder
+      case "float32" => spark.implicits.newFloatArrayEncoder
+      case "float64" => spark.implicits.newDoubleArrayEncoder
+      case "int64"   => spark.implicits.newLongArrayEncoder
+      case "bool"    => spark.implicits.newBooleanArrayEncoder
       case "uint8"   => Encoders.BINARY
     }
   }
