@@ -280,33 +280,37 @@ class EstimatorWriter(PlainWriter):
             raise FlambeauError(
                 f"{', '.join(self._blob)} can be saved as a pickle only, and {ALLOW_PICKLE} is false"
             )
-        for source in (self._program, self._script):
-            if isinstance(source, str) and self.shouldOverwrite:
-                place = _plain(Directory(self.sparkSession, source).uri)
-                if f"{place}/".startswith(_plain(directory.uri) + "/"):
-                    raise FlambeauError(
-                        f"the estimator's program is read from {directory.path}; save it to another path"
-                    )
+        self._copied = self._files_to_copy()
+        own = _plain(directory.uri)
+        if self.shouldOverwrite and any(_plain(f.uri).startswith(f"{own}/") for f in self._copied.values()):
+            raise FlambeauError(
+                f"the estimator's program is read from {directory.path}; save it to another path"
+            )
+
+    def _files_to_copy(self) -> dict[str, WeightsRef]:
+        """The files of a program and of a loss that are given by their paths, by the names that they get."""
+        files: dict[str, WeightsRef] = {}
+        if isinstance(self._program, str):
+            files.update(ProgramFiles.of(self.sparkSession, self._program).named())
+        if self._script is not None:
+            script = file_at(self.sparkSession, self._script)
+            if script is None:
+                raise FlambeauError(f"loss: there is no file {self._script}")
+            files[LOSS_SCRIPT] = script
+        return files
 
     def write_to(self, directory: Directory) -> None:
         """Writes the program and the objects, then the metadata."""
         ours: dict[str, Any] = {"names": self._names, "runtime": self._estimator.getRuntime()}
         files: dict[str, dict[str, Any]] = {}
-        if isinstance(self._program, str):
-            program = ProgramFiles.of(self.sparkSession, self._program)
-            ours["programs"] = {form: FORM_FILES[form] for form in program.forms}
-            for name, file in program.named().items():
-                directory.copy(name, file)
-                files[name] = {"size": file.size, "sha256": file.sha256}
-        elif self._program is not None:
-            ours["programs"] = {"scripted": FORM_FILES["scripted"]}
+        for name, file in self._copied.items():
+            directory.copy(name, file)
+            files[name] = {"size": file.size, "sha256": file.sha256}
+        if isinstance(self._program, bytes):
             files[FORM_FILES["scripted"]] = directory.put(FORM_FILES["scripted"], self._program)
+        if self._program is not None:
+            ours["programs"] = {form: name for form, name in FORM_FILES.items() if name in files}
         if self._script is not None:
-            script = file_at(self.sparkSession, self._script)
-            if script is None:
-                raise FlambeauError(f"loss: there is no file {self._script}")
-            directory.copy(LOSS_SCRIPT, script)
-            files[LOSS_SCRIPT] = {"size": script.size, "sha256": script.sha256}
             ours["names"] = {**self._names, "loss": {"script": LOSS_SCRIPT}}
         if self._blob:
             try:
