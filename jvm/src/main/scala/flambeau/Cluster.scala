@@ -38,7 +38,7 @@ private[flambeau] object Cluster {
     val deadline = System.nanoTime + math.max((seconds * 1e9).toLong, startingMillis(spark) * 1000000)
     while (countSlots(spark) < numWorkers) {
       if (System.nanoTime >= deadline) {
-        val waited = if (seconds > 0) f" after $seconds%.4s s (slotTimeout)" else ""
+        val waited = if (seconds > 0) s" after ${Check.show(seconds)} s (slotTimeout)" else ""
         throw new ClusterException(
           s"numWorkers is $numWorkers and the cluster has ${countSlots(spark)} task slots$waited: " +
             "lower numWorkers, add executors, or lower spark.task.cpus; " +

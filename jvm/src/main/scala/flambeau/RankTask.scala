@@ -177,8 +177,8 @@ private[flambeau] final class StageRendezvous(context: BarrierTaskContext) {
     if (left >= 0) Left(left) else Right(replies.map(_.stripPrefix(Met)).toSeq)
   }
 
-  /** Frees the ranks that wait in `allGather`, where this one never called it. */
-  def leave(): Unit = if (!isDone) {
+  /** Frees the ranks that wait in `allGather`, where this one never called it. A single rank has no one to meet. */
+  def leave(): Unit = if (!isDone && context.getTaskInfos().length > 1) {
     isDone = true
     context.allGather(Gone)
   }

@@ -1,0 +1,116 @@
+package flambeau
+
+import java.nio.file.{Files, Path, Paths}
+import java.util.concurrent.atomic.AtomicReference
+
+import scala.collection.JavaConverters._
+import scala.util.{Failure, Try}
+
+import org.apache.spark.SparkException
+
+/** What happens to a fit whose workers are disturbed. The oracle is a fit that nothing disturbed. */
+class FaultSuite extends SparkSuite {
+  private lazy val undisturbed = slow("undisturbed").fit(rows)
+  private lazy val rows = spark.read.parquet(TrainingCases.rows("slow"))
+
+  private def slow(name: String): TorchRegressor = new TorchRegressor()
+    .setModel(TrainingCases.program("slow"))
+    .setOptimizer("adam")
+    .setInputCols(Array("x"))
+    .setLabelCol("y")
+    .setStepSize(0.001)
+    .setNumWorkers(2)
+    .setNumThreads(1)
+    .setBatchSize(50)
+    .setEpochs(6)
+    .setCheckpointSteps(10)
+    .setWorkDir(path(name))
+    .setVerbose(0)
+
+  /** A fit on a thread of its own. */
+  private final class Running(estimator: TorchRegressor, before: => Unit = ()) {
+    private val outcome = new AtomicReference[Try[TorchRegressionModel]]
+    val thread = new Thread(() => outcome.set(Try { before; estimator.fit(rows) }))
+    thread.start()
+    Workers.await("a checkpoint")(hasCheckpoint(Paths.get(estimator.getWorkDir)))
+
+    def result(): Try[TorchRegressionModel] = {
+      thread.join(180000)
+      Option(outcome.get).getOrElse(fail("the fit does not end"))
+    }
+
+    def error(): Throwable = result() match {
+      case Failure(error) => error
+      case _              => fail("the fit went well")
+    }
+  }
+
+  private def hasCheckpoint(work: Path): Boolean = Files.isDirectory(work.resolve("attempts")) && {
+    // Files come and go while this looks.
+    val files = Try {
+      val paths = Files.walk(work.resolve("attempts"))
+      try paths.iterator.asScala.exists(_.getFileName.toString == "COMMITTED")
+      finally paths.close()
+    }
+    files.getOrElse(false)
+  }
+
+  private def assertNoWorker(): Unit = Workers.await("the end of all workers", 5)(Workers.pids().isEmpty)
+
+  for (signal <- Seq("KILL", "SEGV"))
+    test(s"a worker that SIG$signal ends costs nothing but time") {
+      val expected = undisturbed.trained.weights.sha256
+      val running = new Running(slow(s"restart-$signal"))
+      Workers.signal(signal, Workers.pids().head)
+      assert(running.result().get.trained.weights.sha256 == expected)
+      assertNoWorker()
+      assert(spark.range(10).count() == 10)
+    }
+
+  test("without restarts the error says which worker was killed, how, and its last words") {
+    val running = new Running(slow("no-restart").setMaxRestarts(0))
+    val worker = Workers.pids().head
+    Workers.signal("SEGV", worker)
+    val error = running.error()
+    assert(error.isInstanceOf[WorkerLostException], error)
+    val lost = error.asInstanceOf[WorkerLostException]
+    assert(lost.rank.exists(rank => rank == 0 || rank == 1) && lost.host.isDefined)
+    assert(lost.getMessage.contains("signal 11 (SIGSEGV)"), lost.getMessage)
+    assert(lost.getMessage.contains("standard error") || lost.getMessage.contains("last lines"), lost.getMessage)
+    assertNoWorker()
+  }
+
+  test("a worker that runs out of memory ends the fit or a restart mends it, and the executor lives") {
+    val expected = undisturbed.trained.weights.sha256
+    val running = new Running(slow("memory"))
+    // No further page for this process: its next allocation fails.
+    Workers.run("prlimit", "--pid", Workers.pids().head.toString, "--as=1048576")
+    running.result() match {
+      case Failure(error: WorkerException) => assert(error.rank.isDefined && error.getMessage.contains("memory"), error)
+      case model                           => assert(model.get.trained.weights.sha256 == expected)
+    }
+    assertNoWorker()
+    assert(spark.range(10).count() == 10)
+  }
+
+  for (isInterrupting <- Seq(false, true))
+    test(s"a cancelled job group ends every worker in seconds (interruptOnCancel = $isInterrupting)") {
+      val group = s"fit-$isInterrupting"
+      val sc = spark.sparkContext
+      val running = new Running(
+        slow(group).setEpochs(100000),
+        sc.setJobGroup(group, "a fit", isInterrupting)
+      )
+      assert(Workers.pids().size == 2)
+      sc.cancelJobGroup(group)
+      assertNoWorker()
+      assert(running.error().isInstanceOf[SparkException])
+    }
+
+  test("an interrupt of the fit's thread ends every worker in seconds") {
+    val running = new Running(slow("interrupt").setEpochs(100000))
+    running.thread.interrupt()
+    assertNoWorker()
+    assert(running.error().isInstanceOf[InterruptedException])
+  }
+}

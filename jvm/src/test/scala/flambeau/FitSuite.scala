@@ -1,0 +1,200 @@
+package flambeau
+
+import java.nio.file.{Files, Paths}
+import java.util.concurrent.Executors
+
+import scala.concurrent.duration.DurationInt
+import scala.concurrent.{Await, ExecutionContext, Future}
+
+import org.apache.spark.ml.evaluation.{MulticlassClassificationEvaluator, RegressionEvaluator}
+import org.apache.spark.ml.feature.VectorAssembler
+import org.apache.spark.ml.param.ParamMap
+import org.apache.spark.ml.tuning.{CrossValidator, ParamGridBuilder, TrainValidationSplit}
+import org.apache.spark.ml.{Pipeline, PipelineModel}
+import org.apache.spark.sql.DataFrame
+import org.apache.spark.sql.types.DoubleType
+
+class FitSuite extends SparkSuite {
+  private def rows(name: String): DataFrame = spark.read.parquet(TrainingCases.rows(name))
+
+  private def doubles: TorchRegressor = new TorchRegressor()
+    .setModel(TrainingCases.program("doubles"))
+    .setOptimizer("sgd", Map("momentum" -> 0.9))
+    .setStepSize(0.1)
+    .setInputCols(Array("x"))
+    .setInputTypes(Array("float64"))
+    .setLabelCol("y")
+    .setShuffle(false)
+    .setEpochs(5)
+    .setVerbose(0)
+
+  private def flights: TorchRegressor = new TorchRegressor()
+    .setModel(TrainingCases.program("flights"))
+    .setLoss("huber")
+    .setOptimizer("adam")
+    .setInputCols(Array("numbers", "carrier", "dest", "origin"))
+    .setLabelCol("delay")
+    .setStepSize(0.002)
+    .setNumWorkers(2)
+    .setDataLanes(4)
+    .setSeed(11)
+    .setVerbose(0)
+
+  private def classes: TorchClassifier = new TorchClassifier()
+    .setModel(TrainingCases.program("classes"))
+    .setFeaturesCol(Array("a", "b"))
+    .setStepSize(0.05)
+    .setEpochs(10)
+    .setVerbose(0)
+
+  private def assertClose(found: Array[Double], expected: Array[Double], relative: Double): Unit = {
+    assert(found.length == expected.length)
+    for ((a, b) <- found.zip(expected)) assert(math.abs(a - b) <= relative * math.abs(b), s"$a is not $b")
+  }
+
+  test("a fit in float64 is that of a plain loop in torch") {
+    val df = rows("doubles").coalesce(1)
+    val model = doubles.fit(df)
+    assertClose(model.history("loss"), TrainingCases.numbers("doubles", "oracle.json", "losses"), 1e-12)
+    val predictions = model.transform(df).select("prediction").collect().map(_.getDouble(0))
+    assertClose(predictions, TrainingCases.numbers("doubles", "oracle.json", "predictions"), 1e-10)
+    assert(model.summary.numRows == 200 && model.summary.totalIterations == 5)
+    assert(model.hasParent && model.getLabelCol == "y")
+  }
+
+  test("the losses of 100 steps are those of PySpark on the same files") {
+    val steps = flights.setBatchSize(1280).setEpochs(100).fitOnParquet(TrainingCases.rows("flights"))
+    assertClose(steps.history("loss"), TrainingCases.numbers("flights", "python.json", "steps"), 1e-4)
+    val epochs = flights.setBatchSize(64).setEpochs(5).fitOnParquet(TrainingCases.rows("flights"))
+    assertClose(epochs.history("loss"), TrainingCases.numbers("flights", "python.json", "epochs"), 1e-4)
+  }
+
+  test("a classifier in a pipeline learns, and is itself after save and load") {
+    val assembler = new VectorAssembler().setInputCols(Array("a", "b")).setOutputCol("features")
+    val pipeline = new Pipeline().setStages(Array(assembler, classes.setFeaturesCol("features")))
+    val fitted = pipeline.fit(rows("classes"))
+    val scored = fitted.transform(rows("classes"))
+    val accuracy = new MulticlassClassificationEvaluator().setMetricName("accuracy").evaluate(scored)
+    assert(accuracy > 0.9)
+    fitted.write.overwrite().save(path("pipeline"))
+    val loaded = PipelineModel.load(path("pipeline")).transform(rows("classes"))
+    assert(loaded.select("probability").collect() sameElements scored.select("probability").collect())
+  }
+
+  test("a cross validation over stepSize with two fits at a time") {
+    val estimator = classes
+    val grid = new ParamGridBuilder().addGrid(estimator.stepSize, Array(1e-6, 0.05)).build()
+    val evaluator = new MulticlassClassificationEvaluator().setMetricName("accuracy")
+    val validator = new CrossValidator()
+      .setEstimator(estimator)
+      .setEstimatorParamMaps(grid)
+      .setEvaluator(evaluator)
+      .setNumFolds(2)
+      .setParallelism(2)
+    val best = validator.fit(rows("classes"))
+    assert(best.bestModel.asInstanceOf[TorchClassificationModel].parent.getOrDefault(estimator.stepSize) == 0.05)
+    assert(best.avgMetrics(1) > 0.85 && best.avgMetrics(1) > best.avgMetrics(0) + 0.1)
+  }
+
+  test("a split for validation over params, and a fit with a param map") {
+    val estimator = doubles
+    val split = new TrainValidationSplit()
+      .setEstimator(estimator)
+      .setEstimatorParamMaps(new ParamGridBuilder().addGrid(estimator.epochs, Array(1, 20)).build())
+      .setEvaluator(new RegressionEvaluator().setLabelCol("y"))
+      .setParallelism(2)
+    val best = split.fit(rows("doubles")).bestModel.asInstanceOf[TorchRegressionModel]
+    assert(best.summary.totalIterations == 20)
+    val model = estimator.fit(rows("doubles"), ParamMap(estimator.epochs -> 2, estimator.predictionCol -> "guess"))
+    assert(model.summary.totalIterations == 2)
+    assert(model.transform(rows("doubles")).columns.contains("guess"))
+  }
+
+  test("two fits at once share nothing") {
+    val pool = Executors.newFixedThreadPool(2)
+    implicit val context: ExecutionContext = ExecutionContext.fromExecutor(pool)
+    val alone = Seq(1L, 2L).map(seed => classes.setSeed(seed).fit(rows("classes")))
+    val both = Seq(1L, 2L).map(seed => Future(classes.setSeed(seed).fit(rows("classes"))))
+    val together = Await.result(Future.sequence(both), 3.minutes)
+    pool.shutdown()
+    assert(together.map(_.trained.weights.sha256) == alone.map(_.trained.weights.sha256))
+    assert(alone.map(_.trained.weights.sha256).distinct.size == 2)
+  }
+
+  test("training goes on from a model's weights") {
+    val first = doubles.fit(rows("doubles").coalesce(1))
+    first.write.overwrite().save(path("first"))
+    val more = doubles.setInitialModel(path("first")).setStepSize(0.0).setEpochs(1).fit(rows("doubles").coalesce(1))
+    val again = doubles.setInitialModel(first).setStepSize(0.0).setEpochs(1).fit(rows("doubles").coalesce(1))
+    val whole = new TorchRegressor()
+    doubles.copyValues(whole).clear(whole.model).setInitialModel(path("first")).setStepSize(0.0).setEpochs(1)
+    val expected = first.transform(rows("doubles")).select("prediction").collect()
+    for (model <- Seq(more, again, whole.fit(rows("doubles").coalesce(1))))
+      assert(model.transform(rows("doubles")).select("prediction").collect() sameElements expected)
+  }
+
+  test("validation, metrics and the work directory") {
+    val model = doubles
+      .setValidationFraction(0.25)
+      .setMetrics(Array("rmse"))
+      .setWorkDir(path("work"))
+      .fit(rows("doubles"))
+    val history = model.history
+    assert(history.keySet.intersect(Set("rmse", "val_loss", "val_rmse")).size == 3)
+    assertClose(history("val_rmse").map(value => value * value), history("val_loss"), 1e-9)
+    assert(model.summary.numValidationRows > 20)
+    for (kind <- Seq("shards", "attempts")) {
+      val left = Option(Paths.get(path("work"), kind).toFile.list).toSeq.flatten
+      assert(left.isEmpty || left.forall(name => Paths.get(path("work"), kind, name).toFile.list.isEmpty))
+    }
+    assert(Files.isRegularFile(Paths.get(model.trained.weights.uri)))
+  }
+
+  test("the schema of the fitted model is known before the fit") {
+    val schema = doubles.transformSchema(rows("doubles").schema)
+    assert(schema("prediction").dataType == DoubleType)
+    val scored = classes.transformSchema(rows("classes").schema)
+    val model = classes.setEpochs(1).fit(rows("classes"))
+    assert(scored == model.transformSchema(rows("classes").schema))
+  }
+
+  test("what cannot be trained is refused before any Spark job") {
+    def refused[T <: Throwable](kind: Class[T])(estimator: => TorchEstimator, words: String*): Unit = {
+      val error = causeOf(kind)(estimator.fit(rows("doubles")))
+      words.foreach(word => assert(error.getMessage.contains(word), error.getMessage))
+    }
+    val param = classOf[ParamException]
+    refused(param)(new TorchRegressor().setLabelCol("y"), "model must be set")
+    refused(param)(new TorchEstimator().setModel(TrainingCases.program("doubles")), "loss must be set")
+    refused(param)(doubles.setModel(path("nothing.pt")), "nothing.pt")
+    refused(param)(doubles.setLoss("msee"), "msee")
+    refused(param)(doubles.setMetrics(Array("precisely")), "precisely")
+    refused(param)(doubles.setDataLanes(7), "dataLanes", "7")
+    refused(classOf[DataException])(doubles.setInputCols(Array("z")), "'z'")
+    refused(classOf[ClusterException])(doubles.setNumWorkers(3), "numWorkers is 3", "2 task slots")
+  }
+
+  test("an error of the model on a worker is told with its place, and not tried again") {
+    val df = spark.read.parquet(Paths.get(TrainingCases.rows("classes")).resolveSibling("broken.parquet").toString)
+    val error = intercept[WorkerException](classes.setFeaturesCol(Array("a", "b")).setWorkDir(path("broken")).fit(df))
+    assert(!error.isInstanceOf[WorkerLostException])
+    assert(error.getMessage.contains("7") && error.getMessage.contains("on worker 0"), error.getMessage)
+    assert(error.rank.contains(0) && error.epoch.contains(0L) && error.step.isDefined)
+  }
+
+  test("a save of an estimator holds its program") {
+    val estimator = doubles
+    estimator.write.overwrite().save(path("estimator"))
+    val loaded = TorchRegressor.load(path("estimator"))
+    val df = rows("doubles").coalesce(1)
+    assert(loaded.fit(df).trained.weights.sha256 == estimator.fit(df).trained.weights.sha256)
+  }
+
+  test("a fit, a transform, a save and a load", Matrix) {
+    val model = classes.fit(rows("classes"))
+    model.write.overwrite().save(path("model"))
+    val scored = model.transform(rows("classes")).select("prediction").collect()
+    val loaded = TorchClassificationModel.load(path("model")).transform(rows("classes")).select("prediction").collect()
+    assert(loaded sameElements scored)
+  }
+}

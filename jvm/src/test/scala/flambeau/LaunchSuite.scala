@@ -1,0 +1,136 @@
+package flambeau
+
+import java.nio.file.{Files, Paths}
+
+import org.apache.spark.BarrierTaskContext
+
+/** The parts of a launch by themselves. */
+class LaunchSuite extends SparkSuite {
+  private def failed(rank: Int, kind: String, isCause: Boolean = true): RankOutcome =
+    RankOutcome(rank, "host-a", kind = kind, message = "it broke", epoch = Some(1), step = Some(7), isCause = isCause)
+
+  /** A process that runs a line of shell. */
+  private def shell(line: String)(use: WorkerProcess => Unit): Unit = {
+    val process = WorkerProcess.start(Seq("/bin/bash", "-c", line), "test")
+    try use(process)
+    finally process.close()
+  }
+
+  private def next(process: WorkerProcess): WorkerProcess.Event = process.poll(10000).getOrElse(fail("no event"))
+
+  test("a process hears what it is told, and says what it has to say") {
+    shell("read line; echo \"heard $line\"; echo $OMP_NUM_THREADS.$LD_PRELOAD.") { process =>
+      process.send(Json.obj().put("a", 1))
+      assert(next(process) == WorkerProcess.Message("""heard {"a":1}"""))
+      assert(next(process) == WorkerProcess.Message(".."))
+      assert(next(process) == WorkerProcess.EndOfOutput)
+      assert(process.exit().status == 0)
+    }
+  }
+
+  test("the end of a process is told with its status or signal and its last twenty lines") {
+    shell("for n in $(seq 30); do echo line $n >&2; done; exit 3") { process =>
+      assert(next(process) == WorkerProcess.EndOfOutput)
+      assert(process.exit() == WorkerProcess.Exit(3, None, (11 to 30).map(n => s"line $n")))
+    }
+    shell("kill -SEGV $$") { process =>
+      assert(next(process) == WorkerProcess.EndOfOutput)
+      assert(process.exit().signal.contains(11))
+    }
+  }
+
+  test("a process that does not listen is ended all the same") {
+    val process = WorkerProcess.start(Seq("/bin/bash", "-c", "trap '' TERM; echo $$; sleep 1000"), "test")
+    val pid = next(process) match {
+      case WorkerProcess.Message(line) => line
+      case other                       => fail(other.toString)
+    }
+    // More than a pipe holds.
+    process.send(Json.obj().put("a", "x" * 1000000))
+    process.close()
+    assert(!Files.exists(Paths.get("/proc", pid)))
+  }
+
+  test("the first cause comes before those who only noticed, and an own error before a lost peer") {
+    val outcomes = Seq(failed(0, "collective", isCause = false), failed(1, "collective"), failed(2, "lost"))
+    assert(RankOutcome.firstCause(outcomes).exists(_.rank == 2))
+    assert(RankOutcome.firstCause(outcomes :+ failed(3, "data")).exists(_.rank == 3))
+    assert(RankOutcome.firstCause(Seq(RankOutcome(0, "a", result = Some("{}")))).isEmpty)
+  }
+
+  test("outcomes become exceptions that say where it was") {
+    val kinds = Seq("job", "data", "environment", "lost", "collective", "model").map(failed(2, _).exception)
+    val expected = Seq(
+      classOf[ParamException],
+      classOf[DataException],
+      classOf[ClusterException],
+      classOf[WorkerLostException],
+      classOf[WorkerLostException],
+      classOf[WorkerException]
+    )
+    assert(kinds.map(_.getClass) == expected)
+    assert(kinds.forall(_.getMessage == "it broke (on worker 2 (host-a), epoch 1, step 7)"))
+  }
+
+  test("a rank that leaves before the meeting frees the others") {
+    val answers = spark.sparkContext
+      .parallelize(0 until 2, 2)
+      .barrier()
+      .mapPartitions { _ =>
+        val context = BarrierTaskContext.get()
+        val rendezvous = new StageRendezvous(context)
+        val met = if (context.partitionId() == 1) Right(Nil) else rendezvous.allGather("0")
+        rendezvous.leave()
+        Iterator.single(met)
+      }
+      .collect()
+    assert(answers.toSeq == Seq(Left(1), Right(Nil)))
+  }
+
+  test("ranks on one host meet on loopback, others at their own address") {
+    assert(RankTask.bindAddress(Seq("10.0.0.1:5", "10.0.0.1:6"), 1) == "127.0.0.1")
+    assert(RankTask.bindAddress(Seq("10.0.0.1:5", "10.0.0.2:6"), 1) == "10.0.0.2")
+    assert(RankTask.bindAddress(Seq("[::1]:5", "10.0.0.2:6"), 0) == "0:0:0:0:0:0:0:1")
+  }
+
+  test("slots are counted, and waited for") {
+    assert(Cluster.countSlots(spark) == 2)
+    Cluster.checkSlots(spark, 2, 0)
+    val start = System.nanoTime
+    val error = intercept[ClusterException](Cluster.checkSlots(spark, 3, 1.5))
+    assert(System.nanoTime - start > 1400000000L)
+    assert(error.getMessage.contains("after 1.5 s") && error.getMessage.contains("2 task slots"), error.getMessage)
+  }
+
+  test("paths as Spark takes them") {
+    val paths = Seq("/tmp/a", "/dbfs/a", "/Volumes/c/s/v", "s3://b/a").map(WorkDirectory.sparkPath)
+    assert(paths == Seq("file:///tmp/a", "dbfs:/a", "/Volumes/c/s/v", "s3://b/a"))
+    assert(WorkDirectory.absolute("s3://b/a/") == "s3://b/a" && WorkDirectory.absolute("/tmp/a/") == "/tmp/a")
+  }
+
+  test("the sweep goes by age, and leaves models") {
+    val work = WorkDirectory(path("swept"), Settings.of(spark))
+    val names = Seq("20200101T000000Z-0123456789ab" -> false, WorkDirectory.newId() -> true, "mine" -> true)
+    val kinds = Seq("shards", "attempts", "models")
+    for (kind <- kinds; (name, _) <- names) work.write(work.path(kind, name, "deep", "file"), Array(1))
+    Cluster.sweep(work)
+    for (kind <- kinds; (name, stays) <- names)
+      assert(work.sees(work.path(kind, name, "deep", "file")) == (stays || kind == "models"), s"$kind/$name")
+    assert(WorkDirectory.ageOf("mine").isEmpty)
+  }
+
+  test("the probe passes on a shared directory, and names one that cannot be written to") {
+    Cluster.probe(spark, WorkDirectory(path("probed"), Settings.of(spark)), 2)
+    assert(WorkDirectory(path("probed"), Settings.of(spark)).size("probes").isEmpty)
+    Files.write(directory.resolve("file"), Array[Byte](1))
+    val inTheWay = WorkDirectory(path("file"), Settings.of(spark))
+    val error = intercept[StoreException](Cluster.probe(spark, inTheWay, 2))
+    assert(error.getMessage.contains("not a directory that all workers reach"), error.getMessage)
+  }
+
+  test("an epoch in one line") {
+    val record = """{"epoch": 1, "loss": 0.25, "rowsPerSecond": 1234.5, "metrics": [["rmse", 0.5]],
+      | "validationLoss": null, "validationMetrics": []}""".stripMargin
+    assert(Progress.line(Json.parse(record), 3) == "epoch 2 of 3: loss 0.2500, rmse 0.5000, 1,235 rows/s")
+  }
+}

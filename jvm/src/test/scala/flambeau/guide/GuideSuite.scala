@@ -1,0 +1,80 @@
+package flambeau.guide
+
+import java.nio.charset.StandardCharsets.UTF_8
+import java.nio.file.{Files, Paths}
+
+import flambeau.{PipelineModels, SparkSuite, TorchRegressionModel, TorchRegressor, TrainingCases}
+import org.apache.spark.ml.Pipeline
+import org.apache.spark.ml.evaluation.RegressionEvaluator
+import org.apache.spark.ml.feature.VectorAssembler
+import org.apache.spark.ml.tuning.{ParamGridBuilder, TrainValidationSplit}
+
+/** The blocks of Scala in docs/scala.md, which are those of this file. */
+class GuideSuite extends SparkSuite {
+  private lazy val program = TrainingCases.program("guide")
+  private lazy val flights = spark.read.parquet(TrainingCases.rows("guide"))
+
+  test("the guide's code runs") {
+    val df = new VectorAssembler()
+      .setInputCols(Array("dep_delay", "distance"))
+      .setOutputCol("features")
+      .transform(flights)
+
+    val regressor = new TorchRegressor()
+      .setModel(program)
+      .setLoss("huber", Map("delta" -> 1.5))
+      .setOptimizer("sgd", Map("momentum" -> 0.9, "nesterov" -> true))
+      .setStepSize(0.01)
+      .setLabelCol("arr_delay")
+      .setMetrics(Array("rmse"))
+      .setValidationFraction(0.2)
+      .setNumWorkers(2)
+      .setBatchSize(128)
+      .setEpochs(2)
+
+    val model: TorchRegressionModel = regressor.fit(df)
+    model.transform(df).select("arr_delay", "prediction").show(3)
+    println(model.history("val_rmse").mkString(", "))
+
+    val search = new TrainValidationSplit()
+      .setEstimator(regressor)
+      .setEstimatorParamMaps(new ParamGridBuilder().addGrid(regressor.stepSize, Array(0.001, 0.01)).build())
+      .setEvaluator(new RegressionEvaluator().setLabelCol("arr_delay"))
+      .setParallelism(2)
+    val best = search.fit(df).bestModel
+
+    val assembler = new VectorAssembler().setInputCols(Array("dep_delay", "distance")).setOutputCol("features")
+    val pipeline = new Pipeline().setStages(Array(assembler, regressor)).fit(flights)
+
+    pipeline.write.overwrite().save(path("pipeline"))
+    val loaded = PipelineModels.load(path("pipeline"))
+    loaded.transform(flights).select("prediction").show(3)
+
+    model.write.overwrite().save(path("model"))
+    val again = TorchRegressionModel.load(path("model"))
+
+    val tuned = new TorchRegressor()
+      .setInitialModel(path("model"))
+      .setLoss("huber", Map("delta" -> 1.5))
+      .setOptimizer("adam")
+      .setStepSize(0.0001)
+      .setLabelCol("arr_delay")
+      .fit(df)
+
+    assert(best.uid == regressor.uid)
+    assert(again.history("rmse") sameElements model.history("rmse"))
+    assert(tuned.summary.objectiveHistory.forall(_ < 1e6))
+  }
+
+  test("the guide's blocks are this file's") {
+    val source = compact("jvm/src/test/scala/flambeau/guide/GuideSuite.scala")
+    val guide = new String(Files.readAllBytes(Paths.get("docs/scala.md")), UTF_8)
+    val blocks = "(?s)```scala\n(.*?)```".r.findAllMatchIn(guide).map(_.group(1)).toList
+    assert(blocks.size == 7)
+    for (block <- blocks if !block.startsWith("import")) assert(source.contains(squeezed(block)), block)
+  }
+
+  private def compact(path: String): String = squeezed(new String(Files.readAllBytes(Paths.get(path)), UTF_8))
+
+  private def squeezed(text: String): String = text.replaceAll("\\s+", "")
+}
