@@ -2,6 +2,7 @@
 
 #include "border.h"
 
+#include <ATen/ops/_foreach_copy.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 

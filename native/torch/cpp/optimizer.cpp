@@ -2,6 +2,10 @@
 
 #include "border.h"
 
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/_fused_sgd.h>
+
 using namespace flambeau;
 
 extern "C" {
@@ -95,7 +99,7 @@ char* flambeau_rmsprop(
   return guarded([&] {
     at::NoGradGuard no_grad;
     at::Tensor parameter = *parameter_, gradient = *gradient_;
-    if (maximize) gradient = -gradient;
+    if (maximize) gradient = gradient.neg();
     if (weight_decay != 0) gradient = gradient.add(parameter, weight_decay);
     square->mul_(alpha).addcmul_(gradient, gradient, 1 - alpha);
     at::Tensor deviation;

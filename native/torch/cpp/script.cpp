@@ -3,12 +3,14 @@
 #include "border.h"
 
 #include <algorithm>
-#include <fstream>
 #include <set>
+#include <sstream>
 
+#include <ATen/ops/zeros.h>
 #include <caffe2/serialize/read_adapter_interface.h>
+#include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
-#include <torch/script.h>
+#include <torch/csrc/jit/serialization/import.h>
 
 using namespace flambeau;
 using torch::jit::IValue;

@@ -3,6 +3,7 @@
 #include "border.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
 
 using namespace flambeau;

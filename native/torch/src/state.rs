@@ -85,7 +85,7 @@ pub(crate) fn load(
         let Some(value) = file.tensor(&state_name(kind, &parameter.name))? else {
             return Ok(None);
         };
-        if value.size() != parameter.tensor.size() {
+        if value.size() != parameter.tensor.size() || value.kind() != parameter.tensor.kind() {
             return Ok(Some(value));
         }
         // Laid out as the parameter is, so that kernels stay flat.
