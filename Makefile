@@ -91,7 +91,8 @@ clean:
 	rm -rf $(VENV) build target .gradle python/flambeau/_native*.so python/flambeau/_bin
 
 # The environment: uv, in the version that pyproject.toml names, then all that uv.lock names. Compiled once here, or each
-# worker process compiles torch for itself where Python may not write its bytecode.
+# worker process compiles torch for itself where Python may not write its bytecode. Inexact, or the package itself, which
+# is no part of the lock, is removed.
 $(VENV)/.uv: python/pyproject.toml
 	@[ -x $(BIN)/python ] || "$$($(RUN) --python)" -m venv $(VENV)
 	@[ "$$($(BIN)/uv --version 2>/dev/null | cut -d' ' -f1,2)" = "$(subst ==, ,$(UV_VERSION))" ] \
@@ -100,7 +101,7 @@ $(VENV)/.uv: python/pyproject.toml
 
 $(VENV)/.synced: $(VENV)/.uv python/uv.lock
 	@echo "flambeau: installing the Python packages of python/uv.lock"
-	@UV_PROJECT_ENVIRONMENT=$(CURDIR)/$(VENV) $(UV) sync --frozen --compile-bytecode --project python --no-install-project
+	@UV_PROJECT_ENVIRONMENT=$(CURDIR)/$(VENV) $(UV) sync --frozen --inexact --compile-bytecode --project python --no-install-project
 	@touch $@
 
 $(VENV)/.extension: $(VENV)/.synced $(EXTENSION) python/pyproject.toml

@@ -80,7 +80,7 @@ private[flambeau] object DataColumns {
         if (dtype != BooleanType)
           throw new DataException(
             s"column '$name' is ${Columns.typeName(dtype)}; validationIndicatorCol names a boolean column: " +
-              s"cast it, for example with col(\"$name\") === 1"
+              s"""cast it, for example with col("$name") === 1"""
           )
         Some(Split.Indicator(name))
       case None if params.getValidationFraction > 0 =>
