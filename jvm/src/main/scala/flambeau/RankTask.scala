@@ -4,7 +4,6 @@ import java.io.IOException
 import java.net.{InetAddress, UnknownHostException}
 
 
-import com.fasterxml.jackson.core.JsonProcessingException
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
 import flambeau.jni.NativeFiles
@@ -82,7 +81,7 @@ private[flambeau] final case class RankTask(jobJson: String, secret: String, set
 
     /** Answers a message; gives the outcome where it is the last one. */
     private def take(worker: WorkerProcess, line: String): Option[RankOutcome] = {
-      val message = parse(line)
+      val message = Json.parse(line, s"what the worker said ($line)")
       if (message.has("gather")) {
         worker.send(meet(message.get("gather").asText))
         None
@@ -97,12 +96,6 @@ private[flambeau] final case class RankTask(jobJson: String, secret: String, set
       case Right(payloads) => Json.obj().set[ObjectNode]("gathered", Json.strings(payloads))
       case Left(rank)      => Json.obj().set[ObjectNode]("left", Json.obj().put("rank", rank))
     }
-
-    private def parse(line: String): JsonNode =
-      try Json.parse(line)
-      catch {
-        case _: JsonProcessingException => throw new FlambeauException(s"the worker said what is no message: $line")
-      }
 
     private def failed(error: JsonNode): RankOutcome = RankOutcome(
       rank,

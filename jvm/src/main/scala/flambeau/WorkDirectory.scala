@@ -32,9 +32,6 @@ private[flambeau] final case class WorkDirectory(uri: String, settings: Settings
   /** Writes a file whole. */
   def write(file: String, bytes: Array[Byte]): Unit = native.storePut(settings.storeJson, file, bytes)
 
-  /** The size of a file in bytes; none where it is not seen. */
-  def size(file: String): Option[Long] = Some(native.storeSize(settings.storeJson, file)).filter(_ >= 0)
-
   /** Deletes what lies under a path of the directory, as seen from this process. */
   def delete(parts: String*): Unit = native.storeDeletePrefix(settings.storeJson, path(parts: _*))
 
