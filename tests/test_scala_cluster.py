@@ -1,0 +1,88 @@
+"""Fits in Scala over two executor JVMs, and what happens when one dies; the oracle is a fit in one JVM that
+nothing disturbed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from scala import jar
+from spark_program import outcome_of
+from torch import nn
+
+
+class Slow(nn.Module):
+    """A number from four; a batch takes milliseconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 256)
+        self.second = nn.Linear(256, 256)
+        self.last = nn.Linear(256, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.first(x))
+        for _ in range(10):
+            x = torch.tanh(self.second(x))
+        return self.last(x).squeeze(1)
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a program and its rows."""
+    directory = tmp_path_factory.mktemp("case")
+    torch.manual_seed(4)
+    torch.jit.script(Slow()).save(str(directory / "net.pt"))
+    x = np.random.default_rng(4).normal(size=(4000, 4)).astype("float32")
+    features = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), 4).cast(pa.list_(pa.float32()))
+    pq.write_table(
+        pa.table({"x": features, "y": x.sum(axis=1)}), directory / "rows.parquet", row_group_size=500
+    )
+    return directory
+
+
+@pytest.fixture(scope="module")
+def undisturbed(case: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The weights of the same fit on threads of one JVM."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    assert fit("local[2]", case, directory, "train")["killed"] == 0
+    return weights(directory)
+
+
+def fit(master: str, case: Path, directory: Path, behaviour: str) -> dict[str, Any]:
+    """Runs the program and returns its outcome."""
+    outcome = outcome_of(
+        "scala_cluster_fit.py",
+        directory,
+        master=master,
+        jar=jar(),
+        data=case / "rows.parquet",
+        program=case / "net.pt",
+        work_dir=directory / "work",
+        behaviour=behaviour,
+    )
+    assert "message" not in outcome, outcome["message"]
+    assert outcome["left"] == []
+    return outcome
+
+
+def weights(directory: Path) -> bytes:
+    """The weights of the model that was saved."""
+    return (directory / "model" / "weights.safetensors").read_bytes()
+
+
+def test_two_executor_jvms_train_what_one_does(case: Path, undisturbed: bytes, tmp_path: Path) -> None:
+    fit("local-cluster[2,1,1024]", case, tmp_path, "train")
+    assert weights(tmp_path) == undisturbed
+    assert list((tmp_path / "work").glob("attempts/*/*")) == []
+
+
+def test_a_lost_executor_ends_in_the_same_model(case: Path, undisturbed: bytes, tmp_path: Path) -> None:
+    assert fit("local-cluster[2,1,1024]", case, tmp_path, "kill")["killed"] == 1
+    assert weights(tmp_path) == undisturbed
