@@ -240,7 +240,7 @@ fn tensor_of(name: &str, bytes: &[u8], kind: Kind, place: &Place) -> Result<Tens
         return Tensor::f_zeros(&place.sizes[..], options).map_err(of);
     }
     let width = kind.elt_size_in_bytes();
-    if bytes.len() % width != 0 {
+    if !bytes.len().is_multiple_of(width) {
         return Err(refused(&format!(
             "{name} has {} bytes, no multiple of {width}",
             bytes.len()

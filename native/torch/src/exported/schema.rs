@@ -87,6 +87,10 @@ pub(super) struct NamedArgument {
 /// The value of an argument: a JSON object with one key, the tag.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[allow(
+    clippy::enum_variant_names,
+    reason = "the variants are the tags of the JSON"
+)]
 pub(super) enum Argument {
     AsNone(IgnoredAny),
     AsTensor(TensorName),
@@ -136,6 +140,10 @@ pub(super) struct Complex {
 /// A number that is known, or the name of one that the graph computes.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[allow(
+    clippy::enum_variant_names,
+    reason = "the variants are the tags of the JSON"
+)]
 pub(super) enum Symbolic {
     AsName(String),
     AsInt(i64),
