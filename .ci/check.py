@@ -1,8 +1,8 @@
 """Run every lint and every test, and add up what passed.
 
 Each step runs whatever the earlier ones did, so that one run shows all that is wrong. The closing line counts
-Rust's, Scala's and Python's tests together. A lint that fails, or a step that ends badly without naming a failed
-test, counts as one failure.
+Rust's, Scala's and Python's tests together. A lint that fails, or a step that ends badly without naming a
+failed test, counts as one failure.
 """
 
 import argparse
