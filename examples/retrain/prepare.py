@@ -2,8 +2,8 @@
 
     python examples/retrain/prepare.py DIRECTORY
 
-makes DIRECTORY/program.pt, and Parquet files of each month in DIRECTORY/train/month=1 and so on, with one flight
-in five held out, in DIRECTORY/holdout/month=1 and so on.
+makes DIRECTORY/program.pt, and Parquet files of each month in DIRECTORY/train/month=1 and so on, with one
+flight in five held out, in DIRECTORY/holdout/month=1 and so on.
 """
 
 import sys
