@@ -1,0 +1,61 @@
+"""Reads saved stages by one of the ways there are and prints what they predict, as one JSON line.
+
+    predict.py --by load_pipeline|PipelineModels|PipelineModel|JvmPipelineModel --paths JSON [--jar JAR]
+
+`--paths` maps names to directories. The outcome maps each name to `{"predictions"}`, or `{"error"}` where the
+stage was refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyspark.ml import PipelineModel
+from pyspark.sql import DataFrame
+
+TESTS = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(TESTS), str(TESTS / "golden")]
+
+
+def main() -> None:
+    from golden import predictions, rows, with_numbers
+    from local_session import session
+    from scala import Scala
+
+    import flambeau
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--by", required=True)
+    parser.add_argument("--paths", type=json.loads, required=True)
+    parser.add_argument("--jar")
+    options = parser.parse_args()
+    spark = session(options.jar)
+    scala = Scala(spark)
+
+    def in_the_jvm(load: Callable[[str], Any]) -> Callable[[str, DataFrame], DataFrame]:
+        return lambda path, frame: scala.scored(load(path), frame)
+
+    ways: dict[str, Callable[[str, DataFrame], DataFrame]] = {
+        "load_pipeline": lambda path, frame: flambeau.load_pipeline(path).transform(frame),
+        "PipelineModel": lambda path, frame: PipelineModel.load(path).transform(frame),
+        "PipelineModels": in_the_jvm(lambda path: scala.flambeau.PipelineModels.loadStage(path)),
+        "JvmPipelineModel": in_the_jvm(lambda path: scala.jvm.org.apache.spark.ml.PipelineModel.load(path)),
+    }
+    frame, outcome = rows(spark), {}
+    for name, path in options.paths.items():
+        try:
+            scored = ways[options.by](path, with_numbers(frame, Path(path).name))
+            outcome[name] = {"predictions": predictions(scored)}
+        except Exception as error:
+            outcome[name] = {"error": str(error)}
+    spark.stop()
+    print("OUTCOME " + json.dumps(outcome), flush=True)
+
+
+if __name__ == "__main__":
+    main()

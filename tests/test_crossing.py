@@ -1,0 +1,117 @@
+"""What PySpark or Scala saved, read by the other, by Spark's own readers, and by plain PyTorch.
+
+Both sides save anew what `golden/make.py` makes: models, pipelines of indexer, assembler and model, and
+estimators. The predictions of the side that saved are the oracle for the side that reads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scala import jar
+from spark_program import outcome_of
+from test_docs import python_blocks
+from test_golden import check, paths
+
+HERE = Path(__file__).resolve().parent
+SAVED = HERE.parent / "docs" / "saved-models.md"
+PICKLED = {"python/pickled": "holds its program as a pickle, which only Python reads"}
+_SECONDS = 300
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that both sides saved to, in a session that has the jar."""
+    directory = tmp_path_factory.mktemp("crossing") / "saved"
+    command = [sys.executable, str(HERE / "golden" / "make.py"), str(directory), "--jar", str(jar())]
+    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return directory
+
+
+def pipelines(directory: Path) -> str:
+    return json.dumps({side: str(directory / side / "pipeline") for side in ("python", "scala")})
+
+
+def predicted(directory: Path, side: str) -> Any:
+    return json.loads((directory / "expected.json").read_text())[side]["pipeline"]
+
+
+def test_python_reads_both_without_the_jar(saved: Path, tmp_path: Path) -> None:
+    check(saved, outcome_of("predict.py", tmp_path, by="load_pipeline", paths=paths(saved)))
+
+
+def test_scala_reads_both(saved: Path, tmp_path: Path) -> None:
+    check(
+        saved, outcome_of("predict.py", tmp_path, by="PipelineModels", paths=paths(saved), jar=jar()), PICKLED
+    )
+
+
+def test_pysparks_own_reader_reads_both_where_the_jar_is(saved: Path, tmp_path: Path) -> None:
+    outcome = outcome_of("predict.py", tmp_path, by="PipelineModel", paths=pipelines(saved), jar=jar())
+    for side in ("python", "scala"):
+        close(outcome[side], predicted(saved, side))
+
+
+def test_scalas_own_reader_reads_what_scala_saved(saved: Path, tmp_path: Path) -> None:
+    """Spark itself refuses a pipeline that PySpark wrote as one of Python's, as docs/saved-models.md says."""
+    outcome = outcome_of("predict.py", tmp_path, by="JvmPipelineModel", paths=pipelines(saved), jar=jar())
+    close(outcome["scala"], predicted(saved, "scala"))
+    assert "pyspark.ml.pipeline.PipelineModel" in outcome["python"]["error"]
+
+
+def close(outcome: dict[str, Any], expected: list[list[float]]) -> None:
+    assert "error" not in outcome, outcome
+    torch.testing.assert_close(
+        torch.tensor(outcome["predictions"]), torch.tensor(expected), rtol=1e-6, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("side", ["python", "scala"])
+@pytest.mark.parametrize("form", ["program.pt", "program.pt2"])
+def test_plain_pytorch_reads_models_by_the_documents_lines(
+    saved: Path, tmp_path: Path, side: str, form: str
+) -> None:
+    """The blocks of docs/saved-models.md, in a process that imports neither Spark nor Flambeau."""
+    model = saved / side / "regressor"
+    if not (model / form).exists():
+        pytest.skip(f"SKIPPED: {side} saved no {form} of this module")
+    shutil.copytree(model, tmp_path / "model")
+    program = python_blocks(SAVED)
+    if form == "program.pt2":
+        first = 'torch.jit.load("model/program.pt").eval()'
+        assert first in program
+        program = program.replace(first, 'torch.export.load("model/program.pt2").module()')
+    program += """
+import json, math, sys
+numbers = [[math.sin(i), math.cos(2.0 * i)] for i in range(12)]
+with torch.inference_mode():
+    print(json.dumps(module(torch.tensor(numbers)).reshape(-1).tolist()))
+assert not {"flambeau", "pyspark"} & set(sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=_SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    found = torch.tensor(json.loads(done.stdout.splitlines()[-1]))
+    expected = json.loads((saved / "expected.json").read_text())[side]["regressor"]
+    torch.testing.assert_close(found, torch.tensor([row[0] for row in expected]), rtol=1e-6, atol=1e-6)
+
+
+def test_estimators_cross_and_train_the_same(saved: Path, tmp_path: Path) -> None:
+    """What Scala saved trains in PySpark on the native runtime; what PySpark saved of a program, in Scala."""
+    outcome = outcome_of("refit.py", tmp_path, saved=saved, jar=jar())
+    close({"predictions": outcome["scala estimator in python"]}, predicted(saved, "scala"))
+    close({"predictions": outcome["scala pipeline by PySpark's reader"]}, predicted(saved, "scala"))
+    close({"predictions": outcome["python estimator in scala"]}, predicted(saved, "scala"))
+    assert "as a pickle, which only Python reads" in outcome["refused"]

@@ -1,0 +1,67 @@
+"""This version reads what each earlier one saved, from either language, and predicts what that one did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scala import jar
+from spark_program import outcome_of
+
+FORMATS = sorted((Path(__file__).parent / "golden").glob("format-*"))
+
+
+def stages(directory: Path) -> dict[str, Path]:
+    """The saved models and pipelines of a format, by side and name; estimators are not among them."""
+    found = [path for side in ("python", "scala") for path in sorted((directory / side).iterdir())]
+    return {f"{path.parent.name}/{path.name}": path for path in found if path.name != "estimator"}
+
+
+def check(directory: Path, outcome: dict[str, Any], refused: dict[str, str] | None = None) -> None:
+    """Every stage predicts what it did, or is refused with the words that are expected."""
+    expected = json.loads((directory / "expected.json").read_text())
+    assert set(outcome) == set(stages(directory))
+    for name, found in outcome.items():
+        side, stage = name.split("/")
+        if refused and name in refused:
+            assert refused[name] in found["error"]
+            continue
+        assert "error" not in found, (name, found)
+        for row, wanted in zip(found["predictions"], expected[side][stage], strict=True):
+            for value, number in zip(row, wanted, strict=True):
+                np.testing.assert_allclose(flat(value), flat(number), rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def flat(value: Any) -> list[float]:
+    """A number, or lists of numbers within lists, as one list."""
+    return [number for item in value for number in flat(item)] if isinstance(value, list) else [float(value)]
+
+
+def paths(directory: Path) -> str:
+    return json.dumps({name: str(path) for name, path in stages(directory).items()})
+
+
+def test_there_are_formats_of_both_sides() -> None:
+    for directory in FORMATS:
+        kinds = {"regressor", "classifier", "pipeline"}
+        assert {f"{side}/{kind}" for side in ("python", "scala") for kind in kinds} <= set(stages(directory))
+    assert FORMATS
+
+
+@pytest.mark.parametrize("directory", FORMATS, ids=lambda path: path.name)
+def test_python_reads_each_format(directory: Path, tmp_path: Path) -> None:
+    check(directory, outcome_of("predict.py", tmp_path, by="load_pipeline", paths=paths(directory)))
+
+
+@pytest.mark.parametrize("directory", FORMATS, ids=lambda path: path.name)
+def test_scala_reads_each_format(directory: Path, tmp_path: Path) -> None:
+    """All but what only Python can read, which it refuses in words."""
+    outcome = outcome_of("predict.py", tmp_path, by="PipelineModels", paths=paths(directory), jar=jar())
+    check(
+        directory,
+        outcome,
+        refused={"python/pickled": "holds its program as a pickle, which only Python reads"},
+    )

@@ -1,0 +1,21 @@
+"""The flights example in Scala on two native workers, against the same fit in PySpark on two of Python's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from scala import jar
+from spark_program import outcome_of
+
+
+def test_scala_learns_what_python_learns_and_the_pipelines_cross(tmp_path: Path) -> None:
+    outcome = outcome_of("flights_both.py", tmp_path, output=tmp_path, jar=jar())
+    losses = outcome["losses"]
+    assert len(losses["python"]) == 100 and losses["python"][-1] < 0.9 * losses["python"][0]
+    np.testing.assert_allclose(losses["scala"], losses["python"], rtol=1e-4)
+    np.testing.assert_allclose(outcome["rmse"]["scala"], outcome["rmse"]["python"], rtol=1e-3)
+    for pipeline in ("python pipeline", "scala pipeline"):
+        sides = outcome[pipeline]
+        assert len(sides["python"]) == 2000 and np.std(sides["python"]) > 1
+        np.testing.assert_allclose(sides["scala"], sides["python"], rtol=1e-6, atol=1e-5, err_msg=pipeline)
