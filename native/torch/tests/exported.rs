@@ -533,17 +533,50 @@ fn archives_without_weights_have_zeros() {
 }
 
 #[test]
+fn older_layouts_are_read() {
+    for case in ["mlp", "tied", "several"] {
+        let (now, expected) = (both(case), Expected::of(case));
+        for version in ["2.7", "2.8"] {
+            let program = exported::load(&archive(case, version), None)
+                .unwrap_or_else(|error| panic!("{case} as of torch {version}: {error}"));
+            for (entry, other) in now.tensors().iter().zip(program.tensors()) {
+                assert_eq!(
+                    (&entry.name, entry.is_buffer, entry.requires_grad),
+                    (&other.name, other.is_buffer, other.requires_grad)
+                );
+                assert_same(&entry.name, &entry.tensor, &other.tensor);
+            }
+            let outputs = tch::no_grad(|| program.forward(&expected.list("input"), false)).unwrap();
+            for (actual, expected) in tensors(&outputs).iter().zip(expected.list("eval")) {
+                assert_same(&format!("{case} as of torch {version}"), actual, &expected);
+            }
+        }
+    }
+    let pickled = edited(&archive("mlp", "2.8"), |name, data| {
+        Some(if name.ends_with("weights/model.pt") {
+            data[..data.len() / 2].to_vec()
+        } else {
+            data
+        })
+    });
+    let error = exported::load(&pickled, None).err().unwrap().to_string();
+    assert!(error.contains("data/weights/model.pt: "), "{error}");
+}
+
+#[test]
 fn damaged_archives_are_errors() {
-    let whole = archive("several", "train");
     let mut loaded = 0;
     let mut attempt = |bytes: &[u8]| loaded += usize::from(exported::load(bytes, None).is_ok());
-    (0..whole.len())
-        .step_by(97)
-        .for_each(|cut| attempt(&whole[..cut]));
-    for place in (0..whole.len()).step_by(53) {
-        let mut damaged = whole.clone();
-        damaged[place] ^= 0xff;
-        attempt(&damaged);
+    for layout in ["train", "2.7"] {
+        let whole = archive("several", layout);
+        (0..whole.len())
+            .step_by(97)
+            .for_each(|cut| attempt(&whole[..cut]));
+        for place in (0..whole.len()).step_by(53) {
+            let mut damaged = whole.clone();
+            damaged[place] ^= 0xff;
+            attempt(&damaged);
+        }
     }
     // What was not changed where it matters, such as the sample inputs, still loads.
     assert!(loaded > 0);

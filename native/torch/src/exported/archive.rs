@@ -1,7 +1,8 @@
 //! What lies in a `.pt2` file: a zip with the graph as JSON and the data of its tensors.
 //!
 //! The layout is that of `torch/export/pt2_archive`: `models/<name>.json`, and for weights and constants a configuration
-//! that names the entry of each tensor. Sample inputs, which are a pickle, are never read.
+//! that names the entry of each tensor. Torch 2.8 wrote them by `torch.save` instead, and versions before it the graph
+//! too under another name. Sample inputs, which are a pickle, are never read.
 
 use std::collections::HashMap;
 use std::io::{Cursor, Read};
@@ -10,6 +11,7 @@ use serde::de::DeserializeOwned;
 use tch::{Kind, Tensor};
 use zip::ZipArchive;
 
+use super::saved::saved_tensors;
 use super::schema::{self, ExportedModel, Payload, PayloadConfig, SCHEMA_MAJOR, TensorMeta};
 use crate::error::TorchError;
 
@@ -19,13 +21,29 @@ const STRIDED: i64 = 0;
 
 /// An archive that is open.
 pub(super) struct Archive<'a> {
-    zip: ZipArchive<Cursor<&'a [u8]>>,
-    len: u64,
-    /// The folder that everything lies in, with its slash.
-    root: String,
+    files: Files<'a>,
     pub(super) model: ExportedModel,
-    weights: HashMap<String, Payload>,
-    constants: HashMap<String, Payload>,
+    weights: Stored,
+    constants: Stored,
+}
+
+/// Where the tensors of one kind lie.
+enum Stored {
+    /// In entries of their own, in this folder.
+    Entries {
+        folder: String,
+        payloads: HashMap<String, Payload>,
+    },
+    /// In one entry, by `torch.save`, which has been read.
+    Saved(HashMap<String, Tensor>),
+}
+
+/// The entries of an archive: its graph, and for weights and constants the folder, the configuration in it, and the entry
+/// that older versions wrote instead.
+struct Layout {
+    graph: String,
+    weights: (String, String, String),
+    constants: (String, String, String),
 }
 
 /// Where a tensor's bytes lie: tensors with the same place are one.
@@ -35,150 +53,197 @@ pub(super) struct Place {
     sizes: Vec<i64>,
     strides: Vec<i64>,
     offset: i64,
-    dtype: i64,
+    kind: Kind,
 }
 
 impl<'a> Archive<'a> {
     /// Opens an archive and reads its graph.
     pub(super) fn open(bytes: &'a [u8]) -> Result<Archive<'a>, TorchError> {
-        let zip = ZipArchive::new(Cursor::new(bytes)).map_err(|error| damaged(&error))?;
-        let names: Vec<&str> = zip.file_names().collect();
-        if names.contains(&"serialized_exported_program.json") {
-            return Err(refused(
-                "it has the layout that torch wrote before 2.8; export the module again with a later torch",
-            ));
-        }
-        let root = names
-            .iter()
-            .find_map(|name| name.strip_suffix("archive_format"))
-            .ok_or_else(|| refused("it is no archive of torch.export.save"))?
-            .to_string();
-        let models: Vec<String> = names
-            .iter()
-            .filter_map(|name| {
-                Some(
-                    name.strip_prefix(&root)?
-                        .strip_prefix("models/")?
-                        .strip_suffix(".json")?
-                        .to_string(),
-                )
-            })
-            .collect();
-        let model = match &models[..] {
-            [model] => model.clone(),
-            [] => {
-                return Err(refused(
-                    "it holds no graph; write it with torch.export.save",
-                ));
-            }
-            _ => {
-                return Err(refused(&format!(
-                    "it holds several graphs ({}); save one",
-                    models.join(", ")
-                )));
-            }
-        };
-        if names.contains(&format!("{root}data/weights/{model}.pt").as_str()) {
-            return Err(refused(
-                "its weights are a pickle, as torch 2.8 wrote them; export the module again with a later torch",
-            ));
-        }
         let mut files = Files {
-            zip,
+            zip: ZipArchive::new(Cursor::new(bytes)).map_err(|error| damaged(&error))?,
             len: bytes.len() as u64,
         };
-        let format = files.read(&format!("{root}archive_format"))?;
-        if format != b"pt2" {
-            return Err(refused(&format!(
-                "its format is {:?}, not pt2",
-                String::from_utf8_lossy(&format)
-            )));
-        }
-        if files.has(&format!("{root}byteorder"))
-            && files.read(&format!("{root}byteorder"))? != b"little"
-        {
-            return Err(refused("its tensors are big-endian"));
-        }
-        let parsed: ExportedModel = files.json(&format!("{root}models/{model}.json"))?;
-        let version = &parsed.schema_version;
+        let layout = Layout::of(&mut files)?;
+        let model: ExportedModel = files.json(&layout.graph)?;
+        let version = &model.schema_version;
         if version.major != SCHEMA_MAJOR {
             return Err(refused(&format!(
                 "its schema has version {}.{}, written by torch {}; versions {SCHEMA_MAJOR}.* are read: export the module \
                  again with torch 2.13",
                 version.major,
                 version.minor,
-                parsed
+                model
                     .torch_version
                     .as_deref()
                     .unwrap_or("of an unknown version"),
             )));
         }
-        let weights: PayloadConfig =
-            files.json(&format!("{root}data/weights/{model}_weights_config.json"))?;
-        let constants: PayloadConfig = files.json(&format!(
-            "{root}data/constants/{model}_constants_config.json"
-        ))?;
+        let weights = Stored::open(&mut files, layout.weights)?;
+        let constants = Stored::open(&mut files, layout.constants)?;
         Ok(Archive {
-            zip: files.zip,
-            len: files.len,
-            root,
-            model: parsed,
-            weights: weights.config,
-            constants: constants.config,
+            files,
+            model,
+            weights,
+            constants,
         })
     }
 
-    /// A parameter, or a buffer of the `state_dict`, and where it lies. It is contiguous, on the CPU, and zero where
-    /// the archive was saved without its weights.
+    /// A parameter, or a buffer of the `state_dict`, where it lies, and whether it is trained. It is contiguous, on the
+    /// CPU, and zero where the archive was saved without its weights.
     pub(super) fn weight(&mut self, name: &str) -> Result<(Place, Tensor, bool), TorchError> {
-        let payload = self.weights.get(name).cloned();
-        self.tensor(name, "weights", payload)
-    }
-
-    /// Type and shape of a parameter or a buffer.
-    pub(super) fn meta(&self, name: &str) -> Option<&TensorMeta> {
-        self.weights
-            .get(name)
-            .or_else(|| self.constants.get(name))?
-            .tensor_meta
-            .as_ref()
+        self.weights.tensor(name, &mut self.files)
     }
 
     /// A tensor that the graph holds itself, or a buffer outside the `state_dict`.
     pub(super) fn constant(&mut self, name: &str) -> Result<Tensor, TorchError> {
-        let payload = self.constants.get(name).cloned();
-        Ok(self.tensor(name, "constants", payload)?.1)
+        Ok(self.constants.tensor(name, &mut self.files)?.1)
+    }
+
+    /// Type and shape of a parameter or a buffer.
+    pub(super) fn shape(&self, name: &str) -> Option<(Kind, Vec<i64>)> {
+        self.weights
+            .shape(name)
+            .or_else(|| self.constants.shape(name))
+    }
+}
+
+impl Layout {
+    fn of(files: &mut Files<'_>) -> Result<Layout, TorchError> {
+        if files.has("serialized_exported_program.json") {
+            let saved = |name: &str| {
+                (
+                    String::new(),
+                    String::new(),
+                    format!("serialized_{name}.pt"),
+                )
+            };
+            return Ok(Layout {
+                graph: "serialized_exported_program.json".to_string(),
+                weights: saved("state_dict"),
+                constants: saved("constants"),
+            });
+        }
+        let names: Vec<String> = files.zip.file_names().map(str::to_string).collect();
+        let root = names
+            .iter()
+            .find_map(|name| name.strip_suffix("archive_format"))
+            .ok_or_else(|| refused("it is no archive of torch.export.save"))?;
+        let models: Vec<&str> = names
+            .iter()
+            .filter_map(|name| {
+                name.strip_prefix(root)?
+                    .strip_prefix("models/")?
+                    .strip_suffix(".json")
+            })
+            .collect();
+        let [model] = models[..] else {
+            return Err(match models.is_empty() {
+                true => refused("it holds no graph; write it with torch.export.save"),
+                false => refused(&format!(
+                    "it holds several graphs ({}); save one",
+                    models.join(", ")
+                )),
+            });
+        };
+        let format = files.read(&format!("{root}archive_format"))?;
+        if format != b"pt2" {
+            let format = String::from_utf8_lossy(&format);
+            return Err(refused(&format!("its format is {format:?}, not pt2")));
+        }
+        let order = format!("{root}byteorder");
+        if files.has(&order) && files.read(&order)? != b"little" {
+            return Err(refused("its tensors are big-endian"));
+        }
+        let stored = |kind: &str| {
+            let folder = format!("{root}data/{kind}/");
+            let (config, saved) = (
+                format!("{folder}{model}_{kind}_config.json"),
+                format!("{folder}{model}.pt"),
+            );
+            (folder, config, saved)
+        };
+        Ok(Layout {
+            graph: format!("{root}models/{model}.json"),
+            weights: stored("weights"),
+            constants: stored("constants"),
+        })
+    }
+}
+
+impl Stored {
+    fn open(
+        files: &mut Files<'_>,
+        (folder, config, saved): (String, String, String),
+    ) -> Result<Stored, TorchError> {
+        if !files.has(&saved) {
+            let PayloadConfig { config: payloads } = files.json(&config)?;
+            return Ok(Stored::Entries { folder, payloads });
+        }
+        let tensors = saved_tensors(&files.read(&saved)?);
+        tensors
+            .map(Stored::Saved)
+            .map_err(|message| refused(&format!("{saved}: {message}")))
     }
 
     fn tensor(
-        &mut self,
+        &self,
         name: &str,
-        folder: &str,
-        payload: Option<Payload>,
+        files: &mut Files<'_>,
     ) -> Result<(Place, Tensor, bool), TorchError> {
-        let Some(payload) = payload else {
-            return Err(refused(&format!("it lacks the tensor {name}")));
+        let missing = || refused(&format!("it lacks the tensor {name}"));
+        let (folder, payloads) = match self {
+            Stored::Saved(tensors) => return copied(name, tensors.get(name).ok_or_else(missing)?),
+            Stored::Entries { folder, payloads } => (folder, payloads),
         };
-        let (false, Some(meta)) = (payload.use_pickle, payload.tensor_meta) else {
+        let payload = payloads.get(name).ok_or_else(missing)?;
+        let (false, Some(meta)) = (payload.use_pickle, &payload.tensor_meta) else {
             return Err(refused(&format!(
                 "{name} is a pickled tensor (of a subclass of torch.Tensor)"
             )));
         };
-        let (kind, sizes, strides, offset) = layout_of(name, &meta)?;
+        let (kind, sizes, strides, offset) = layout_of(name, meta)?;
         let place = Place {
-            entry: format!("{}data/{folder}/{}", self.root, payload.path_name),
+            entry: format!("{folder}{}", payload.path_name),
             sizes,
             strides,
             offset,
-            dtype: meta.dtype,
+            kind,
         };
-        let bytes = read(&mut self.zip, self.len, &place.entry)?;
-        Ok((
-            place.clone(),
-            tensor_of(name, &bytes, kind, &place)?,
-            meta.requires_grad,
-        ))
+        let bytes = files.read(&place.entry)?;
+        let tensor = tensor_of(name, &bytes, &place)?;
+        Ok((place, tensor, meta.requires_grad))
     }
+
+    fn shape(&self, name: &str) -> Option<(Kind, Vec<i64>)> {
+        match self {
+            Stored::Saved(tensors) => tensors
+                .get(name)
+                .map(|tensor| (tensor.kind(), tensor.size())),
+            Stored::Entries { payloads, .. } => {
+                let meta = payloads.get(name)?.tensor_meta.as_ref()?;
+                Some((kind_of(meta.dtype)?, schema::fixed(&meta.sizes)?))
+            }
+        }
+    }
+}
+
+/// A tensor of its own with the values of one that was saved. The address of the data is its place.
+fn copied(name: &str, saved: &Tensor) -> Result<(Place, Tensor, bool), TorchError> {
+    let place = Place {
+        entry: format!("{:p}", saved.data_ptr()),
+        sizes: saved.size(),
+        strides: saved.stride(),
+        offset: 0,
+        kind: saved.kind(),
+    };
+    let copy = || -> Result<Tensor, tch::TchError> {
+        let mut tensor = Tensor::f_empty(&place.sizes[..], (place.kind, tch::Device::Cpu))?;
+        tensor.f_copy_(&saved.f_detach()?)?;
+        Ok(tensor)
+    };
+    let tensor =
+        copy().map_err(|error| refused(&format!("{name}: {}", TorchError::from(error))))?;
+    Ok((place, tensor, saved.requires_grad()))
 }
 
 /// Kind, sizes, strides and offset of a tensor.
@@ -231,7 +296,8 @@ pub(super) fn kind_of(dtype: i64) -> Option<Kind> {
 }
 
 /// A contiguous tensor with the values of `bytes`, the whole storage.
-fn tensor_of(name: &str, bytes: &[u8], kind: Kind, place: &Place) -> Result<Tensor, TorchError> {
+fn tensor_of(name: &str, bytes: &[u8], place: &Place) -> Result<Tensor, TorchError> {
+    let kind = place.kind;
     let of = |error: tch::TchError| {
         TorchError::Param(format!("{PREFIX}{name}: {}", TorchError::from(error)))
     };
@@ -268,36 +334,33 @@ impl Files<'_> {
     }
 
     fn read(&mut self, name: &str) -> Result<Vec<u8>, TorchError> {
-        read(&mut self.zip, self.len, name)
+        let mut entry = self
+            .zip
+            .by_name(name)
+            .map_err(|error| refused(&format!("{name}: {error}")))?;
+        let size = entry.size();
+        if size > self.len.saturating_mul(MAX_RATIO) {
+            return Err(refused(&format!("{name} says that it has {size} bytes")));
+        }
+        let mut bytes = Vec::with_capacity(size.min(self.len) as usize);
+        entry
+            .by_ref()
+            .take(size + 1)
+            .read_to_end(&mut bytes)
+            .map_err(|error| damaged(&error))?;
+        if bytes.len() as u64 != size {
+            return Err(refused(&format!(
+                "{name} has {} bytes, not {size}",
+                bytes.len()
+            )));
+        }
+        Ok(bytes)
     }
 
     fn json<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, TorchError> {
         serde_json::from_slice(&self.read(name)?)
             .map_err(|error| refused(&format!("{name} is not what this version reads: {error}")))
     }
-}
-
-fn read(zip: &mut ZipArchive<Cursor<&[u8]>>, len: u64, name: &str) -> Result<Vec<u8>, TorchError> {
-    let mut entry = zip
-        .by_name(name)
-        .map_err(|error| refused(&format!("{name}: {error}")))?;
-    let size = entry.size();
-    if size > len.saturating_mul(MAX_RATIO) {
-        return Err(refused(&format!("{name} says that it has {size} bytes")));
-    }
-    let mut bytes = Vec::with_capacity(size.min(len) as usize);
-    entry
-        .by_ref()
-        .take(size + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|error| damaged(&error))?;
-    if bytes.len() as u64 != size {
-        return Err(refused(&format!(
-            "{name} has {} bytes, not {size}",
-            bytes.len()
-        )));
-    }
-    Ok(bytes)
 }
 
 const PREFIX: &str = "the exported program cannot be read: ";

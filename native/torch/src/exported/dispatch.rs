@@ -277,7 +277,7 @@ impl Drop for Entered {
 }
 
 /// The error of a call into C++, whose message is freed.
-fn check(message: *mut c_char) -> Result<(), String> {
+pub(super) fn check(message: *mut c_char) -> Result<(), String> {
     if message.is_null() {
         return Ok(());
     }

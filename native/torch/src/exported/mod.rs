@@ -13,6 +13,7 @@ mod compile;
 mod dispatch;
 mod graph;
 mod numbers;
+mod saved;
 mod schema;
 mod structure;
 mod training;

@@ -211,7 +211,7 @@ pub(super) enum OutputSpec {
     ParameterMutation { parameter_name: String },
 }
 
-#[derive(Clone, Deserialize)]
+#[derive(Deserialize)]
 pub(super) struct TensorMeta {
     pub dtype: i64,
     pub sizes: Vec<Size>,
@@ -221,7 +221,7 @@ pub(super) struct TensorMeta {
     pub layout: i64,
 }
 
-#[derive(Clone, Deserialize)]
+#[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Size {
     AsInt(i64),
@@ -243,7 +243,7 @@ pub(super) fn fixed(sizes: &[Size]) -> Option<Vec<i64>> {
     sizes.iter().map(Size::fixed).collect()
 }
 
-#[derive(Clone, Deserialize)]
+#[derive(Deserialize)]
 pub(super) struct Expression {
     pub expr_str: String,
 }
@@ -254,7 +254,7 @@ pub(super) struct PayloadConfig {
     pub config: HashMap<String, Payload>,
 }
 
-#[derive(Clone, Deserialize)]
+#[derive(Deserialize)]
 pub(super) struct Payload {
     pub path_name: String,
     pub use_pickle: bool,

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use tch::Tensor;
 
-use super::archive::{Archive, Place, kind_of, refused};
-use super::schema::{InputSpec, fixed};
+use super::archive::{Archive, Place, refused};
+use super::schema::InputSpec;
 use crate::error::TorchError;
 use crate::program::NamedTensor;
 
@@ -111,7 +111,5 @@ fn named(archive: &Archive<'_>) -> Vec<(String, bool, bool)> {
 }
 
 fn matches(archive: &Archive<'_>, name: &str, tensor: &Tensor) -> bool {
-    archive.meta(name).is_some_and(|meta| {
-        kind_of(meta.dtype) == Some(tensor.kind()) && fixed(&meta.sizes) == Some(tensor.size())
-    })
+    archive.shape(name) == Some((tensor.kind(), tensor.size()))
 }

@@ -1,9 +1,9 @@
 """Writes exported programs with what PyTorch computes with them, as the oracle of `tests/exported.rs`.
 
-`exported.py DIRECTORY` writes a folder for each case: `eval.pt2`, `train.pt2` and `expected.safetensors`, with
-inputs (`input.0`, ...), outputs in evaluation and training mode (`eval.0`, `train.0`, ...), the gradients of the
-sum of the squares of all outputs in training mode (`gradient.<parameter>`) and the buffers after it
-(`buffer.<name>`).
+`exported.py DIRECTORY` writes a folder for each case: `eval.pt2`, `train.pt2` and `expected.safetensors`,
+with inputs (`input.0`, ...), outputs in evaluation and training mode (`eval.0`, `train.0`, ...), the
+gradients of the sum of the squares of all outputs in training mode (`gradient.<parameter>`) and the buffers
+after it (`buffer.<name>`). `2.7.pt2` and `2.8.pt2` are `eval.pt2` in the layouts of those versions.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from typing import NamedTuple
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch._export.serde.serialize import serialize
 
 SEED = 7
 
@@ -194,6 +196,28 @@ def export(module: nn.Module, inputs: list[Tensor], path: Path) -> None:
     torch.export.save(torch.export.export(module, tuple(inputs), dynamic_shapes=shapes, strict=False), path)
 
 
+def write_older(program: torch.export.ExportedProgram, source: Path, folder: Path) -> None:
+    """The archive of a program as torch 2.8, and versions before it, laid it out."""
+    artifact = serialize(program)
+    entries = {
+        "version": b"8.20",
+        "serialized_exported_program.json": artifact.exported_program,
+        "serialized_state_dict.pt": artifact.state_dict,
+        "serialized_constants.pt": artifact.constants,
+        "serialized_example_inputs.pt": artifact.example_inputs,
+    }
+    with zipfile.ZipFile(folder / "2.7.pt2", "w") as target:
+        for name, data in entries.items():
+            target.writestr(name, data)
+    with zipfile.ZipFile(source) as archive, zipfile.ZipFile(folder / "2.8.pt2", "w") as target:
+        for name in archive.namelist():
+            if "/data/weights/" not in name and "/data/constants/" not in name:
+                target.writestr(name, archive.read(name))
+        root = archive.namelist()[0].split("/")[0]
+        target.writestr(f"{root}/data/weights/model.pt", artifact.state_dict)
+        target.writestr(f"{root}/data/constants/model.pt", artifact.constants)
+
+
 def tensors(output: object) -> list[Tensor]:
     return (
         [output]
@@ -212,8 +236,9 @@ def write(folder: Path, module: nn.Module, make: list[Callable[[int], Tensor]]) 
     with torch.no_grad():
         export(copy.deepcopy(module).eval(), examples, folder / "eval.pt2")
         # In evaluation mode an eager transformer takes a kernel of its own, which torch.export leaves alone.
-        program = torch.export.load(folder / "eval.pt2").module()
-        for index, tensor in enumerate(tensors(program(*inputs))):
+        program = torch.export.load(folder / "eval.pt2")
+        write_older(program, folder / "eval.pt2", folder)
+        for index, tensor in enumerate(tensors(program.module()(*inputs))):
             expected[f"eval.{index}"] = tensor.clone()
     export(copy.deepcopy(module).train(), examples, folder / "train.pt2")
     torch.manual_seed(SEED)
