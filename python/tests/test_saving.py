@@ -57,10 +57,7 @@ def metadata_of(path: Path) -> dict[str, Any]:
 def test_a_saved_model_predicts_the_same_bits(any_spark: SparkSession, tmp_path: Path) -> None:
     model, path = fitted.classifier(tmp_path / "fit", featuresCol="features"), tmp_path / "saved"
     model.write().save(str(path))
-    assert names(path) == {"metadata", "weights.safetensors", "history.json", "program.pt"} | {
-        "program.pt2",
-        "program-train.pt2",
-    }
+    assert names(path) == {"metadata", "weights.safetensors", "history.json", "program.pt", "program.pt2"}
     loaded = TorchModel.load(str(path))
     assert type(loaded) is TorchClassificationModel and loaded.uid == model.uid
     assert loaded.history == model.history and loaded.summary == model.summary
