@@ -6,6 +6,7 @@ training_cases.py DIRECTORY
 `flights`  embeddings, numbers and dropout; `python.json` has the losses of PySpark with runtime="python"
 `classes`  logits of three classes; `broken.parquet` has a label outside of them
 `slow`     a network that takes its time, to be disturbed
+`hungry`   a network that asks for more memory than any machine has, where it gets more than two rows
 `guide`    what docs/scala.md trains
 """
 
@@ -68,6 +69,19 @@ class Slow(nn.Module):
         for _ in range(20):
             x = torch.tanh(self.second(x))
         return self.last(x).squeeze(1)
+
+
+class Hungry(nn.Module):
+    """A number from four, for two rows at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.size(0) > 2:
+            x = x + torch.ones(1 << 50).sum()
+        return self.linear(x).squeeze(1)
 
 
 def arrays(values: np.ndarray) -> pa.Array:
@@ -137,6 +151,7 @@ def write_flights(directory: Path) -> None:
             numWorkers=2,
             dataLanes=4,
             seed=11,
+            checkpointInterval=-1,
             verbose=0,
         )
         losses[name] = estimator.fitOnParquet(str(directory / "rows.parquet")).history["loss"]
@@ -159,6 +174,9 @@ def write_slow(directory: Path) -> None:
     x = generator.normal(size=(4000, 4)).astype("float32")
     torch.manual_seed(4)
     save(directory, Slow(), x=arrays(x), y=x.sum(axis=1))
+    hungry = directory.parent / "hungry"
+    hungry.mkdir()
+    torch.jit.script(Hungry()).save(str(hungry / "net.pt"))
 
 
 def write_guide(directory: Path) -> None:

@@ -38,6 +38,7 @@ class FitSuite extends SparkSuite {
     .setNumWorkers(2)
     .setDataLanes(4)
     .setSeed(11)
+    .setCheckpointInterval(-1)
     .setVerbose(0)
 
   private def classes: TorchClassifier = new TorchClassifier()
