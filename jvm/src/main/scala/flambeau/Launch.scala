@@ -99,14 +99,7 @@ private[flambeau] object Launch {
   private val RecoverySeconds = 120.0
 
   // How Spark tells that an executor went away, in its own error texts.
-  private val LostTexts = Seq(
-    "ExecutorLostFailure",
-    "Executor heartbeat timed out",
-    "Lost executor",
-    "worker lost",
-    "java.net.SocketException: Connection reset",
-    "java.io.EOFException"
-  )
+  private val LostTexts = Seq("ExecutorLostFailure", "Executor heartbeat timed out", "Lost executor", "worker lost")
 
   /** A worker was lost, or did not answer in time: worth another attempt. `error` is what the user gets without one. */
   private final class Lost(val error: FlambeauException) extends Exception(error) {
