@@ -129,6 +129,7 @@ private[flambeau] object Check {
     case number: Double if number == number.toLong      => number.toLong.toString
     case items: Array[_]                                => items.map(show).mkString("[", ", ", "]")
     case items: Seq[_]                                  => items.map(show).mkString("[", ", ", "]")
+    case Features(names, packed)                        => if (packed) show(names) else show(names.head)
     case other                                          => String.valueOf(other)
   }
 }

@@ -106,7 +106,9 @@ class SavingSuite extends SparkSuite {
       val bytes = Files.readAllBytes(damaged.resolve(file))
       bytes(bytes.length - 100) = (bytes(bytes.length - 100) ^ 1).toByte
       Files.write(damaged.resolve(file), bytes)
-      val scored = TorchModel.load(damaged.toString).transform(spark.read.parquet(SavedModels.rows("mlp")))
+      // Another batch size, since a program that is loaded already is not read again.
+      val model = TorchModel.load(damaged.toString).setInferenceBatchSize(17)
+      val scored = model.transform(spark.read.parquet(SavedModels.rows("mlp")))
       assert(causeOf(classOf[FlambeauException])(scored.count_()).getMessage.contains("SHA-256"), file)
     }
   }
