@@ -43,8 +43,13 @@ class CurrentModel(models: Path, configuration: Configuration) {
       case "file" =>
         if (!files.rename(written, pointer)) throw new java.io.IOException(s"$pointer was not replaced")
       case "hdfs" =>
-        FileContext.getFileContext(files.getUri, configuration).rename(written, pointer, Options.Rename.OVERWRITE)
-      case other => throw new IllegalArgumentException(s"$models: no atomic rename on $other; use a path on HDFS")
+        FileContext.getFileContext(files.getUri, configuration).rename(
+          written,
+          pointer,
+          Options.Rename.OVERWRITE
+        )
+      case other =>
+        throw new IllegalArgumentException(s"$models: no atomic rename on $other; use a path on HDFS")
     }
   }
 }

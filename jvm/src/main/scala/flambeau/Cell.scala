@@ -21,10 +21,10 @@ private[flambeau] object Cell {
 
   /** The cell of a column of this type. */
   def apply(dtype: DataType, output: OutputSpec): Cell = dtype match {
-    case DoubleType                                => Number
+    case DoubleType                                  => Number
     case vector if vector == SQLDataTypes.VectorType => VectorCell(output.numClasses)
-    case _: StructType                             => StructCell(output.tensors.map(of))
-    case _                                         => of(output.tensors.head)
+    case _: StructType                               => StructCell(output.tensors.map(of))
+    case _                                           => of(output.tensors.head)
   }
 
   private def of(tensor: OutputTensor): Cell = if (tensor.isScalar) Number else ArrayCell(tensor.shape.toList)

@@ -17,7 +17,8 @@ private[flambeau] sealed trait Check extends Serializable {
 private[flambeau] object Check {
 
   /** Whole numbers from `minimum` to `maximum`, except `without`. */
-  final case class Integer(minimum: Long, maximum: Long = Long.MaxValue, without: Option[Long] = None) extends Check {
+  final case class Integer(minimum: Long, maximum: Long = Long.MaxValue, without: Option[Long] = None)
+      extends Check {
     override def allows(value: Any): Boolean = value match {
       case number @ (_: Int | _: Long) =>
         val whole = number.asInstanceOf[Number].longValue
@@ -48,7 +49,8 @@ private[flambeau] object Check {
 
     override def toString: String = {
       val start = s"a number ${if (openBelow) "above" else "of at least"} ${show(minimum)}"
-      if (maximum.isInfinite) start else s"$start and ${if (openAbove) "below" else "at most"} ${show(maximum)}"
+      if (maximum.isInfinite) start
+      else s"$start and ${if (openAbove) "below" else "at most"} ${show(maximum)}"
     }
   }
 
@@ -89,8 +91,9 @@ private[flambeau] object Check {
   /** Shapes, each a list of sizes of at least 1. */
   case object Shapes extends Check {
     override def allows(value: Any): Boolean = value match {
-      case shapes: Array[Array[Int]] => shapes.nonEmpty && shapes.forall(shape => shape != null && shape.forall(_ >= 1))
-      case _                         => false
+      case shapes: Array[Array[Int]] =>
+        shapes.nonEmpty && shapes.forall(shape => shape != null && shape.forall(_ >= 1))
+      case _ => false
     }
     override def toString: String =
       "a list with a shape for each input, such as [[3, 32, 32]], of sizes of at least 1"
@@ -125,11 +128,11 @@ private[flambeau] object Check {
 
   /** A value as messages show it. */
   def show(value: Any): String = value match {
-    case text: String                                   => s"'$text'"
-    case number: Double if number == number.toLong      => number.toLong.toString
-    case items: Array[_]                                => items.map(show).mkString("[", ", ", "]")
-    case items: Seq[_]                                  => items.map(show).mkString("[", ", ", "]")
-    case Features(names, packed)                        => if (packed) show(names) else show(names.head)
-    case other                                          => String.valueOf(other)
+    case text: String                              => s"'$text'"
+    case number: Double if number == number.toLong => number.toLong.toString
+    case items: Array[_]                           => items.map(show).mkString("[", ", ", "]")
+    case items: Seq[_]                             => items.map(show).mkString("[", ", ", "]")
+    case Features(names, packed)                   => if (packed) show(names) else show(names.head)
+    case other                                     => String.valueOf(other)
   }
 }

@@ -51,7 +51,8 @@ private[flambeau] object Cluster {
 
   /** For how long executors of a session that has just started may still be on their way. */
   private def startingMillis(spark: SparkSession): Long =
-    if (isLocal(spark)) 0 else math.max(0, spark.sparkContext.startTime + RegistrationMillis - System.currentTimeMillis)
+    if (isLocal(spark)) 0
+    else math.max(0, spark.sparkContext.startTime + RegistrationMillis - System.currentTimeMillis)
 
   /** Tasks that can run at once. */
   def countSlots(spark: SparkSession): Int = {
@@ -84,7 +85,9 @@ private[flambeau] object Cluster {
   }
 
   private def isInterrupt(error: Throwable): Boolean =
-    Iterator.iterate(error)(_.getCause).takeWhile(_ != null).take(20).exists(_.isInstanceOf[InterruptedException])
+    Iterator.iterate(error)(_.getCause).takeWhile(_ != null).take(20).exists(
+      _.isInstanceOf[InterruptedException]
+    )
 
   /** Runs `function` in one Spark task and returns its result: for what only workers can reach. */
   def onWorker[T: ClassTag](spark: SparkSession)(function: () => T): T =
@@ -103,7 +106,9 @@ private[flambeau] object Cluster {
         .mapPartitions(_ => Iterator.single(probeFrom(work, directory)))
         .collect()
     }
-    for (Answer(host, Some(Problem(isEnvironment, text))) <- answers.sortBy(!_.problem.exists(_.isEnvironment)))
+    for (
+      Answer(host, Some(Problem(isEnvironment, text))) <- answers.sortBy(!_.problem.exists(_.isEnvironment))
+    )
       throw (
         if (isEnvironment) new ClusterException(s"the worker on $host cannot train: $text")
         else
@@ -131,12 +136,16 @@ private[flambeau] object Cluster {
     val own = attempt(isEnvironment = true)(NativeLibrary.api(work.settings.get))
       .orElse(attempt(isEnvironment = false)(work.write(s"$directory/$rank", RankTask.hostName.getBytes)))
     val isWritten = context.allGather(if (own.isEmpty) "+" else "-").forall(_ == "+")
-    val seen = if (!isWritten) own else {
+    val seen = if (!isWritten) own
+    else {
       val missing = context.getTaskInfos().indices.filterNot(other => work.sees(s"$directory/$other"))
       context.barrier()
       if (rank == 0) work.delete("probes", directory.split('/').last)
       if (missing.isEmpty) None
-      else Some(Problem(isEnvironment = false, s"files that workers ${missing.mkString(", ")} wrote are not seen"))
+      else Some(Problem(
+        isEnvironment = false,
+        s"files that workers ${missing.mkString(", ")} wrote are not seen"
+      ))
     }
     Answer(RankTask.hostName, seen)
   }
@@ -160,7 +169,7 @@ private[flambeau] object Cluster {
 
   /** The work directory of a fit: the given one, or a temporary one in local mode. */
   def workDirectory(spark: SparkSession, path: Option[String]): WorkDirectory = path match {
-    case Some(location)           => WorkDirectory(WorkDirectory.absolute(location), Settings.of(spark))
+    case Some(location)         => WorkDirectory(WorkDirectory.absolute(location), Settings.of(spark))
     case None if isLocal(spark) => WorkDirectory(WorkDirectory.temporary, Settings.of(spark))
     case None =>
       throw new ParamException(

@@ -24,9 +24,13 @@ private[flambeau] object Columns {
     */
   def resolveInputs(schema: StructType, params: HasInputColumns): Seq[TensorColumns] = {
     val grouped = inputColumns(params)
-    val shapes = params.valueOf(params.inputShapes).fold(grouped.map(_ => Seq.empty[Int]))(_.toSeq.map(_.toSeq))
+    val shapes =
+      params.valueOf(params.inputShapes).fold(grouped.map(_ => Seq.empty[Int]))(_.toSeq.map(_.toSeq))
     val types = params.valueOf(params.inputTypes).fold(grouped.map(_ => "auto"))(_.toSeq)
-    for ((name, entries) <- Seq("inputShapes" -> shapes, "inputTypes" -> types) if entries.length != grouped.length)
+    for (
+      (name, entries) <- Seq("inputShapes" -> shapes, "inputTypes" -> types)
+      if entries.length != grouped.length
+    )
       throw new ParamException(
         s"$name has ${entries.length} entries, and there are ${grouped.length} inputs: ${Check.show(grouped.map(_._1))}"
       )
@@ -64,7 +68,8 @@ private[flambeau] object Columns {
   /** The schema's field of that name. Throws DataException that lists what there is. */
   def findField(schema: StructType, column: String, role: String): StructField =
     schema.fields.find(_.name == column).getOrElse {
-      val hint = Similarity.closest(column, schema.fieldNames.toSeq).fold("")(name => s"; did you mean '$name'?")
+      val hint =
+        Similarity.closest(column, schema.fieldNames.toSeq).fold("")(name => s"; did you mean '$name'?")
       throw new DataException(
         s"no column '$column' for the $role: the DataFrame has ${schema.fieldNames.mkString(", ")}$hint"
       )

@@ -49,11 +49,21 @@ private[flambeau] object DataColumns {
     * the weight float64 where they would be float32. Throws DataException and ParamException as
     * [[Columns.resolveInputs]] does.
     */
-  def resolve(schema: StructType, params: HasTrainingParams, labelDtype: Option[String], wide: Boolean): DataColumns =
+  def resolve(
+      schema: StructType,
+      params: HasTrainingParams,
+      labelDtype: Option[String],
+      wide: Boolean
+  ): DataColumns =
     tensors(schema, params, labelDtype, wide).copy(split = split(schema, params))
 
   /** What `resolve` gives, without the split. */
-  def tensors(schema: StructType, params: HasTrainingParams, labelDtype: Option[String], wide: Boolean): DataColumns = {
+  def tensors(
+      schema: StructType,
+      params: HasTrainingParams,
+      labelDtype: Option[String],
+      wide: Boolean
+  ): DataColumns = {
     val labelCols = params.valueOf(params.labelCols).fold(Seq(params.getLabelCol))(_.toSeq)
     val labels = labelCols.map(name => Columns.resolveTensor(schema, name, Seq(name), labelDtype, Role.Label))
     val weight = params.valueOf(params.weightCol).map { name =>

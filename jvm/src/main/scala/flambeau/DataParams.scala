@@ -1,7 +1,10 @@
 package flambeau
 
 import org.apache.spark.ml.param.{DoubleParam, IntParam, StringArrayParam}
-import org.apache.spark.ml.param.shared.{HasInputCols, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol, HasValidationIndicatorCol, HasWeightCol}
+import org.apache.spark.ml.param.shared.{
+  HasInputCols, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol,
+  HasValidationIndicatorCol, HasWeightCol
+}
 
 /** What the module reads: `featuresCol`, or `inputCols` with a tensor for each argument of `forward`. */
 trait HasInputColumns extends CheckedParams with HasInputCols {

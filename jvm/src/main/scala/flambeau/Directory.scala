@@ -74,7 +74,7 @@ private[flambeau] final class Directory(spark: SparkSession, location: String) {
   def reference(name: String, saved: SavedFile): StoredFile = {
     val scheme = root.toUri.getScheme
     localRoot match {
-      case Some(directory)                     => StoredFile(directory.resolve(name).toString, saved.size, saved.sha256)
+      case Some(directory) => StoredFile(directory.resolve(name).toString, saved.size, saved.sha256)
       case None if StoreSchemes.contains(scheme) => StoredFile(at(name).toString, saved.size, saved.sha256)
       case None =>
         val local = Files.createTempDirectory("flambeau-").resolve(s"${saved.sha256}-$name")
@@ -112,7 +112,9 @@ private[flambeau] final class Directory(spark: SparkSession, location: String) {
     spark.sparkContext.parallelize(Seq(local), 1).foreach { name =>
       val file = Paths.get(name)
       if (!Files.isRegularFile(file))
-        throw new StoreException(s"$name is not there: the file was removed, or neither driver nor executors see it")
+        throw new StoreException(
+          s"$name is not there: the file was removed, or neither driver nor executors see it"
+        )
       upload(shared.value, file, target)
     }
   }

@@ -42,7 +42,9 @@ private[flambeau] final class EstimatorWriter(estimator: HasTrainingParams with 
     estimator.get(estimator.model).map(ProgramSource.open(sparkSession, _))
 
   /** The path of a loss that is a script of the user's. */
-  private def script: Option[String] = estimator.get(estimator.loss).collect { case Loss.Scripted(path) => path }
+  private def script: Option[String] = estimator.get(estimator.loss).collect { case Loss.Scripted(path) =>
+    path
+  }
 
   /** Loss, optimizer and metrics, those that are set; a script by the name of its file in the directory. */
   private def names: ObjectNode = {
@@ -58,7 +60,8 @@ private[flambeau] final class EstimatorWriter(estimator: HasTrainingParams with 
 }
 
 /** Reads an estimator that Scala saved, or PySpark where it holds nothing but a program and names. */
-private[flambeau] final class EstimatorReader[E <: HasTrainingParams with HasObjects](wanted: Class[E]) extends MLReader[E] {
+private[flambeau] final class EstimatorReader[E <: HasTrainingParams with HasObjects](wanted: Class[E])
+    extends MLReader[E] {
 
   override def load(path: String): E = {
     val metadata = Metadata.read(sparkSession, path)
@@ -73,10 +76,13 @@ private[flambeau] final class EstimatorReader[E <: HasTrainingParams with HasObj
     metadata.setParams(estimator)
     val names = metadata.ours.path("names")
     Option(names.get("loss")).foreach { json =>
-      estimator.set(estimator.loss, Loss.of(json) match {
-        case Loss.Scripted(FileNames.LossScript) => Loss.script(s"${metadata.path}/${FileNames.LossScript}")
-        case other                               => other
-      })
+      estimator.set(
+        estimator.loss,
+        Loss.of(json) match {
+          case Loss.Scripted(FileNames.LossScript) => Loss.script(s"${metadata.path}/${FileNames.LossScript}")
+          case other                               => other
+        }
+      )
     }
     Option(names.get("optimizer")).foreach(json => estimator.set(estimator.optimizer, Optimizer.of(json)))
     Option(names.get("metrics")).foreach(json => estimator.set(estimator.metrics, Json.texts(json).toArray))
@@ -91,7 +97,9 @@ private[flambeau] final class EstimatorReader[E <: HasTrainingParams with HasObj
   }
 
   private def refuse(metadata: Metadata): Nothing =
-    throw new FlambeauException(s"${metadata.path} holds a ${metadata.className}, not a ${wanted.getSimpleName}")
+    throw new FlambeauException(
+      s"${metadata.path} holds a ${metadata.className}, not a ${wanted.getSimpleName}"
+    )
 }
 
 private object EstimatorReader {

@@ -9,7 +9,13 @@ import org.apache.spark.sql.types._
 private[flambeau] object Expressions {
 
   private val SqlTypes =
-    Map("float32" -> "float", "float64" -> "double", "int64" -> "bigint", "bool" -> "boolean", "uint8" -> "binary")
+    Map(
+      "float32" -> "float",
+      "float64" -> "double",
+      "int64" -> "bigint",
+      "bool" -> "boolean",
+      "uint8" -> "binary"
+    )
 
   /** How to mend a column that holds nulls. */
   val Mend = "fill it (Imputer, DataFrame.fillna) or drop those rows (DataFrame.dropna)"
@@ -80,7 +86,13 @@ private[flambeau] object Expressions {
     (dtype == "int64" || dtype == "bool") && Columns.isFloating(kind)
 
   /** `value`, failing the query on rows that no tensor can be made of. */
-  private def refuseMissing(column: Column, value: Column, field: StructField, dtype: String, role: Role): Column = {
+  private def refuseMissing(
+      column: Column,
+      value: Column,
+      field: StructField,
+      dtype: String,
+      role: Role
+  ): Column = {
     def refuse(what: String): Column = Refusal.raise(s"column '${field.name}' $what")
 
     val nulls = when(column.isNull, refuse(s"holds a null: $Mend"))
@@ -91,7 +103,10 @@ private[flambeau] object Expressions {
         nulls.when(nan, refuse(s"is the label and holds a NaN: $Mend"))
       case Role.Weight =>
         val wrong = isnan(value) || value < 0 || value === Double.PositiveInfinity
-        nulls.when(wrong, refuse("is the weight and holds a value that is not a finite number >= 0: drop those rows"))
+        nulls.when(
+          wrong,
+          refuse("is the weight and holds a value that is not a finite number >= 0: drop those rows")
+        )
       case _ => nulls
     }
     guarded.otherwise(value)

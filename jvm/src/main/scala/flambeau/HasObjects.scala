@@ -50,7 +50,8 @@ trait HasObjects extends CheckedParams {
   def setLoss(name: String, options: Map[String, Any]): this.type = setLoss(Loss(name, options))
 
   /** Sets `loss` to one that torch has, with options. */
-  def setLoss(name: String, options: java.util.Map[String, Any]): this.type = setLoss(name, options.asScala.toMap)
+  def setLoss(name: String, options: java.util.Map[String, Any]): this.type =
+    setLoss(name, options.asScala.toMap)
 
   /** Sets `loss`. */
   def setLoss(value: Loss): this.type = setChecked(loss, value)
@@ -65,7 +66,8 @@ trait HasObjects extends CheckedParams {
   def setOptimizer(name: String): this.type = setOptimizer(Optimizer(name))
 
   /** Sets `optimizer` with options: `setOptimizer("sgd", Map("momentum" -> 0.9, "nesterov" -> true))`. */
-  def setOptimizer(name: String, options: Map[String, Any]): this.type = setOptimizer(Optimizer(name, options))
+  def setOptimizer(name: String, options: Map[String, Any]): this.type =
+    setOptimizer(Optimizer(name, options))
 
   /** Sets `optimizer` with options. */
   def setOptimizer(name: String, options: java.util.Map[String, Any]): this.type =

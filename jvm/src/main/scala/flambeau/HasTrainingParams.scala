@@ -14,5 +14,6 @@ trait HasTrainingParams
 
   /** The training job's `params`: every one with a value or a default. */
   private[flambeau] def jobParams: ObjectNode =
-    jsonOf(for (param <- params.toSeq if !HasObjects.names.contains(param.name); value <- valueOf(param)) yield param -> value)
+    jsonOf(for (param <- params.toSeq if !HasObjects.names.contains(param.name); value <- valueOf(param))
+      yield param -> value)
 }

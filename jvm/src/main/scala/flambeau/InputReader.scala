@@ -21,7 +21,8 @@ private[flambeau] sealed abstract class InputReader(tensor: TensorColumns) exten
 }
 
 /** Reads an array of primitives, which Spark made of the input's columns. */
-private[flambeau] final class ArrayReader(tensor: TensorColumns, val holdsNulls: Boolean) extends InputReader(tensor) {
+private[flambeau] final class ArrayReader(tensor: TensorColumns, val holdsNulls: Boolean)
+    extends InputReader(tensor) {
 
   def read(values: Any, batch: InputBatch, input: Int): Unit = values match {
     case floats: Array[Float] =>

@@ -40,27 +40,27 @@ private[flambeau] object Json {
     * Throws ParamException, with `what` as the value's name, for any other.
     */
   def of(value: Any, what: String): JsonNode = value match {
-    case null | None         => nodes.nullNode()
-    case Some(inner)         => of(inner, what)
-    case node: JsonNode      => node
-    case flag: Boolean       => nodes.booleanNode(flag)
-    case text: String        => nodes.textNode(text)
-    case number: Byte        => nodes.numberNode(number.toLong)
-    case number: Short       => nodes.numberNode(number.toLong)
-    case number: Int         => nodes.numberNode(number)
-    case number: Long        => nodes.numberNode(number)
-    case number: Float       => nodes.numberNode(number.toString.toDouble)
-    case number: Double      => nodes.numberNode(number)
-    case number: BigDecimal  => nodes.numberNode(number.bigDecimal)
+    case null | None                  => nodes.nullNode()
+    case Some(inner)                  => of(inner, what)
+    case node: JsonNode               => node
+    case flag: Boolean                => nodes.booleanNode(flag)
+    case text: String                 => nodes.textNode(text)
+    case number: Byte                 => nodes.numberNode(number.toLong)
+    case number: Short                => nodes.numberNode(number.toLong)
+    case number: Int                  => nodes.numberNode(number)
+    case number: Long                 => nodes.numberNode(number)
+    case number: Float                => nodes.numberNode(number.toString.toDouble)
+    case number: Double               => nodes.numberNode(number)
+    case number: BigDecimal           => nodes.numberNode(number.bigDecimal)
     case number: java.math.BigDecimal => nodes.numberNode(number)
-    case items: Array[_]     => array(items.toSeq.map(of(_, what)))
+    case items: Array[_]              => array(items.toSeq.map(of(_, what)))
     case map: scala.collection.Map[_, _] =>
       val made = obj()
       map.foreach { case (key, item) => made.set[JsonNode](key.toString, of(item, what)) }
       made
-    case items: Iterable[_]            => array(items.map(of(_, what)))
-    case map: java.util.Map[_, _]      => of(map.asScala, what)
-    case items: java.lang.Iterable[_]  => array(items.asScala.map(of(_, what)))
+    case items: Iterable[_]           => array(items.map(of(_, what)))
+    case map: java.util.Map[_, _]     => of(map.asScala, what)
+    case items: java.lang.Iterable[_] => array(items.asScala.map(of(_, what)))
     case other =>
       throw new ParamException(
         s"$what holds a ${other.getClass.getName}; give a number, a boolean, a string, or a list of those"

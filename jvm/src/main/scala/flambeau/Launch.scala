@@ -50,7 +50,9 @@ private[flambeau] final class Launch(
       try result = Some(attempt(attempts.last, resume))
       catch {
         case lost: Lost if attempts.size <= maxRestarts =>
-          log.warn(s"training is started again (${attempts.size} of at most $maxRestarts restarts): ${lost.reason}")
+          log.warn(
+            s"training is started again (${attempts.size} of at most $maxRestarts restarts): ${lost.reason}"
+          )
           awaitSlots(lost.error)
         case lost: Lost => throw lost.error
       }
@@ -79,7 +81,8 @@ private[flambeau] final class Launch(
     val ids = attempts.toList
     // A copy without this object, which does not travel with tasks.
     val directory = work
-    if (isVisible) work.newestCheckpoint(ids) else Cluster.onWorker(spark)(() => directory.newestCheckpoint(ids))
+    if (isVisible) work.newestCheckpoint(ids)
+    else Cluster.onWorker(spark)(() => directory.newestCheckpoint(ids))
   }
 
   private def awaitSlots(lost: Throwable): Unit =
@@ -99,7 +102,8 @@ private[flambeau] object Launch {
   private val RecoverySeconds = 120.0
 
   // How Spark tells that an executor went away, in its own error texts.
-  private val LostTexts = Seq("ExecutorLostFailure", "Executor heartbeat timed out", "Lost executor", "worker lost")
+  private val LostTexts =
+    Seq("ExecutorLostFailure", "Executor heartbeat timed out", "Lost executor", "worker lost")
 
   /** A worker was lost, or did not answer in time: worth another attempt. `error` is what the user gets without one. */
   private final class Lost(val error: FlambeauException) extends Exception(error) {
@@ -142,7 +146,9 @@ private[flambeau] object Launch {
   }
 
   private def firstLine(error: Throwable): String =
-    Option(error.getMessage).flatMap(_.linesIterator.take(1).toSeq.headOption).getOrElse(error.getClass.getSimpleName)
+    Option(error.getMessage).flatMap(_.linesIterator.take(1).toSeq.headOption).getOrElse(
+      error.getClass.getSimpleName
+    )
 
   /** The part of a Spark error that says how an executor was lost. */
   private def reason(error: Throwable): String =

@@ -21,7 +21,8 @@ private[flambeau] final case class Metadata(path: String, json: ObjectNode) {
   /** A file of the directory, as it was when it was saved. Throws FlambeauException for one that the metadata lacks. */
   def file(name: String): SavedFile = {
     val entry = ours.path("files").path(name)
-    if (entry.isMissingNode) throw new FlambeauException(s"$path is damaged: its metadata does not tell of $name")
+    if (entry.isMissingNode)
+      throw new FlambeauException(s"$path is damaged: its metadata does not tell of $name")
     SavedFile(entry.path("size").asLong, entry.path("sha256").asText)
   }
 
@@ -72,7 +73,9 @@ private[flambeau] object Metadata {
       )
     val lines = spark.read.text(s"$plain/metadata").head(1)
     if (lines.isEmpty)
-      throw new FlambeauException(s"$plain has no metadata; it is not a saved stage, or was not written to its end")
+      throw new FlambeauException(
+        s"$plain has no metadata; it is not a saved stage, or was not written to its end"
+      )
     Json.parse(lines.head.getString(0), s"the metadata of $plain") match {
       case json: ObjectNode => Metadata(plain, json)
       case _                => throw new FlambeauException(s"the metadata of $plain is no JSON object")
@@ -82,7 +85,13 @@ private[flambeau] object Metadata {
   /** Writes the metadata of an instance, with `ours` and the versions as the object `flambeau`. Without the params in
     * `skip`.
     */
-  def write(spark: SparkSession, path: String, instance: CheckedParams, ours: ObjectNode, skip: Seq[String] = Nil): Unit = {
+  def write(
+      spark: SparkSession,
+      path: String,
+      instance: CheckedParams,
+      ours: ObjectNode,
+      skip: Seq[String] = Nil
+  ): Unit = {
     val params = instance.params.toSeq
     val json = Json
       .obj()
@@ -92,8 +101,9 @@ private[flambeau] object Metadata {
       .put("uid", instance.uid)
     json.replace(
       "paramMap",
-      instance.jsonOf(params.filter(param => instance.isSet(param) && !skip.contains(param.name)).map { param =>
-        param -> instance.getOrDefault(param)
+      instance.jsonOf(params.filter(param => instance.isSet(param) && !skip.contains(param.name)).map {
+        param =>
+          param -> instance.getOrDefault(param)
       })
     )
     json.replace(

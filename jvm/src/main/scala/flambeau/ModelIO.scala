@@ -94,7 +94,9 @@ private[flambeau] final class ModelReader[M <: TorchModel](wanted: Class[M]) ext
   }
 
   private def refuse(metadata: Metadata): Nothing =
-    throw new FlambeauException(s"${metadata.path} holds a ${metadata.className}, not a ${wanted.getSimpleName}")
+    throw new FlambeauException(
+      s"${metadata.path} holds a ${metadata.className}, not a ${wanted.getSimpleName}"
+    )
 }
 
 private object ModelReader {

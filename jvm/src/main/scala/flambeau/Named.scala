@@ -39,7 +39,8 @@ object Loss {
   def apply(name: String): Loss = Loss(name, Map.empty[String, Any])
 
   /** A loss that torch has. */
-  def apply(name: String, options: Map[String, Any]): Loss = Named(NamedJson.name("loss", name), NamedJson.plain("loss", options))
+  def apply(name: String, options: Map[String, Any]): Loss =
+    Named(NamedJson.name("loss", name), NamedJson.plain("loss", options))
 
   /** The scripted module at that path. */
   def script(path: String): Loss = {
@@ -98,7 +99,10 @@ private[flambeau] object NamedJson {
 
   def of(json: JsonNode): (String, Map[String, Any]) =
     if (json.isTextual) (json.asText, Map.empty)
-    else (json.get("name").asText, Json.fields(json.get("options")).map { case (key, value) => key -> plain(value) }.toMap)
+    else (
+      json.get("name").asText,
+      Json.fields(json.get("options")).map { case (key, value) => key -> plain(value) }.toMap
+    )
 
   def show(name: String, options: Map[String, Any]): String =
     if (options.isEmpty) name else s"$name ${Json.text(Json.of(options, name))}"

@@ -25,10 +25,10 @@ private[flambeau] final case class OutputTensor(name: Option[String], dtype: Str
 
   /** The type of the innermost elements of such a column. */
   def elementType: DataType = dtype match {
-    case "float64"                   => DoubleType
-    case "bool"                      => BooleanType
+    case "float64"                      => DoubleType
+    case "bool"                         => BooleanType
     case name if name.contains("float") => FloatType
-    case _                           => LongType
+    case _                              => LongType
   }
 }
 
@@ -36,7 +36,8 @@ private[flambeau] final case class OutputTensor(name: Option[String], dtype: Str
 private[flambeau] final case class OutputSpec(tensors: Seq[OutputTensor]) {
 
   /** The only tensor, none where there are several. */
-  def single: Option[OutputTensor] = tensors.headOption.filter(tensor => tensors.length == 1 && tensor.name.isEmpty)
+  def single: Option[OutputTensor] =
+    tensors.headOption.filter(tensor => tensors.length == 1 && tensor.name.isEmpty)
 
   /** How many classes a classifier with this output tells of: two where it has one number a row. */
   def numClasses: Int = if (tensors.head.isScalar) 2 else tensors.head.shape.head

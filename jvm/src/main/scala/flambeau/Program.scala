@@ -34,7 +34,10 @@ private[flambeau] final case class Program(
     val json = Json.obj().put("form", form).put("eval", eval.uri).put("train", train.map(_.uri).orNull)
     json.replace(
       "weights",
-      Json.of(weights.map(file => Map("uri" -> file.uri, "size" -> file.size, "sha256" -> file.sha256)), "weights")
+      Json.of(
+        weights.map(file => Map("uri" -> file.uri, "size" -> file.size, "sha256" -> file.sha256)),
+        "weights"
+      )
     )
     json.replace("loss", lossScript.fold(loss.json)(file => Json.obj().put("script", file.uri)))
     json.replace("optimizer", optimizer.json)

@@ -26,7 +26,8 @@ private[flambeau] object ProgramFiles {
     case None => if (Cluster.isLocal(spark)) onDriver(file) else file
     case Some(local) =>
       val target = work.path("attempts", id, name)
-      if (isVisible) NativeLibrary.api(work.settings.get).storePutFile(work.settings.storeJson, target, local.toString)
+      if (isVisible)
+        NativeLibrary.api(work.settings.get).storePutFile(work.settings.storeJson, target, local.toString)
       else {
         val bytes = spark.sparkContext.broadcast(Files.readAllBytes(local))
         Cluster.onWorker(spark)(() => work.write(target, bytes.value))
@@ -37,7 +38,10 @@ private[flambeau] object ProgramFiles {
 
   /** Whether `place` copies any of the program's files. */
   def isCopied(spark: SparkSession, program: Program): Boolean =
-    (Seq(program.eval) ++ program.train ++ program.weights ++ program.lossScript).exists(here(spark, _).isDefined)
+    (Seq(program.eval) ++ program.train ++ program.weights ++ program.lossScript).exists(here(
+      spark,
+      _
+    ).isDefined)
 
   /** The file's path, where workers may not see it and this machine does. */
   private def here(spark: SparkSession, file: StoredFile): Option[Path] = {

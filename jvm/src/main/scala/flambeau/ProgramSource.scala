@@ -36,7 +36,9 @@ private[flambeau] object ProgramSource {
   def open(spark: SparkSession, path: String): ProgramSource = {
     val directory = new Directory(spark, path)
     if (!directory.exists())
-      throw new ParamException(s"model: there is nothing at $path; give the path of a program or of a saved model")
+      throw new ParamException(
+        s"model: there is nothing at $path; give the path of a program or of a saved model"
+      )
     if (directory.isFile) {
       val form = if (path.endsWith(".pt2")) ProgramForms.Exported else ProgramForms.Scripted
       ProgramSource(form, Map(form -> directory.asFile), None)
@@ -57,7 +59,9 @@ private[flambeau] object ProgramSource {
       name -> SavedFile(entry.path("size").asLong, entry.path("sha256").asText)
     }.toMap
     val forms = Json.fields(index.get("programs")).map { case (form, name) => form -> name.asText }
-    val known = forms.filter { case (form, name) => ProgramForms.fileNames.contains(form) && files.contains(name) }.toMap
+    val known = forms.filter { case (form, name) =>
+      ProgramForms.fileNames.contains(form) && files.contains(name)
+    }.toMap
     val form = ProgramForms.chosen(known.keys).getOrElse {
       throw new ParamException(
         s"model: ${directory.path} holds no program that libtorch reads" +

@@ -73,7 +73,8 @@ private[flambeau] object Progress {
       s"epoch ${event.path("epoch").asLong + 1} of $numEpochs: loss ${value(event.path("loss"))}"
     )
     event.path("metrics").forEach(pair => parts += s"${pair.get(0).asText} ${value(pair.get(1))}")
-    if (event.path("validationLoss").isNumber) parts += s"validation loss ${value(event.path("validationLoss"))}"
+    if (event.path("validationLoss").isNumber)
+      parts += s"validation loss ${value(event.path("validationLoss"))}"
     event.path("validationMetrics").forEach { pair =>
       parts += s"validation ${pair.get(0).asText} ${value(pair.get(1))}"
     }

@@ -3,7 +3,6 @@ package flambeau
 import java.io.IOException
 import java.net.{InetAddress, UnknownHostException}
 
-
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
 import flambeau.jni.NativeFiles
@@ -47,7 +46,11 @@ private[flambeau] final case class RankTask(jobJson: String, secret: String, set
   }
 
   /** What is said between the worker, this task and the other tasks. */
-  private final class Dialogue(context: BarrierTaskContext, rendezvous: StageRendezvous, addresses: Seq[String]) {
+  private final class Dialogue(
+      context: BarrierTaskContext,
+      rendezvous: StageRendezvous,
+      addresses: Seq[String]
+  ) {
     private val rank = context.partitionId()
 
     def train(worker: WorkerProcess): RankOutcome = {
@@ -109,12 +112,14 @@ private[flambeau] final case class RankTask(jobJson: String, secret: String, set
 
     private def ended(exit: WorkerProcess.Exit): RankOutcome = {
       val said = exit.stderr.map("\n  " + _).mkString
-      val last = if (said.isEmpty) "it wrote nothing to its standard error" else s"its last lines were:$said\n"
+      val last =
+        if (said.isEmpty) "it wrote nothing to its standard error" else s"its last lines were:$said\n"
       RankOutcome(
         rank,
         hostName,
         kind = if (exit.signal.isDefined) "lost" else "environment",
-        message = s"the worker's process ${exit.signal.fold(s"ended with status ${exit.status}")(killed)}; $last"
+        message =
+          s"the worker's process ${exit.signal.fold(s"ended with status ${exit.status}")(killed)}; $last"
       )
     }
   }

@@ -42,7 +42,9 @@ private[flambeau] object Scoring {
     val back = fields.zip(carried).zip(places).map { case ((field, how), place) =>
       how.unpack(col(place)).as(field.name, field.metadata)
     }
-    scored.select(back ++ outputs.zip(made).map { case ((_, field), from) => col(from.name).as(field.name) }: _*)
+    scored.select(back ++ outputs.zip(made).map { case ((_, field), from) =>
+      col(from.name).as(field.name)
+    }: _*)
   }
 
   private def run(rows: Dataset[(Row, Any)], task: ScoringTask, schema: StructType): DataFrame =
@@ -61,7 +63,7 @@ private[flambeau] object Scoring {
       val expressions = Expressions(schema, tensor, Role.Input, name => col(at(name)))
       // Nulls are refused by the expression; Spark is to know that there are none, and copies whole arrays then.
       val values = dtype match {
-        case _: ArrayType | BinaryType              => expressions.head
+        case _: ArrayType | BinaryType          => expressions.head
         case vector if Columns.isVector(vector) => expressions.head
         case _ => array(expressions.map(coalesce(_, lit(0).cast(Expressions.sqlType(tensor.dtype)))): _*)
       }
@@ -86,7 +88,7 @@ private[flambeau] object Scoring {
 
   /** Columns as pairs of pairs, since tuples of encoders end at five. */
   private def nested(columns: List[(Column, Encoder[_])]): (Column, Encoder[Any]) = columns match {
-    case Nil                    => (lit(true), any(Encoders.scalaBoolean))
+    case Nil                      => (lit(true), any(Encoders.scalaBoolean))
     case (column, encoder) :: Nil => (column, any(encoder))
     case (column, encoder) :: rest =>
       val (others, theirs) = nested(rest)
@@ -95,15 +97,24 @@ private[flambeau] object Scoring {
 
   private def any(encoder: Encoder[_]): Encoder[Any] = encoder.asInstanceOf[Encoder[Any]]
 
-  private def spec(model: TorchModel, tensors: Seq[TensorColumns], wanted: Seq[String], df: DataFrame): ScorerSpec = {
+  private def spec(
+      model: TorchModel,
+      tensors: Seq[TensorColumns],
+      wanted: Seq[String],
+      df: DataFrame
+  ): ScorerSpec = {
     val trained = model.trained
     val form = ProgramForms.chosen(trained.programs.keys).get
     new ScorerSpec(
       form = form,
       program = trained.programs(form),
       weights = Some(trained.weights),
-      inputs = tensors.map(tensor => TensorRows(Some(tensor.name), tensor.dtype, tensor.shape.getOrElse(Nil).map(_.toLong))),
-      output = trained.output.tensors.map(tensor => TensorRows(tensor.name, tensor.dtype, tensor.shape.map(_.toLong))),
+      inputs = tensors.map(tensor =>
+        TensorRows(Some(tensor.name), tensor.dtype, tensor.shape.getOrElse(Nil).map(_.toLong))
+      ),
+      output = trained.output.tensors.map(tensor =>
+        TensorRows(tensor.name, tensor.dtype, tensor.shape.map(_.toLong))
+      ),
       batchSize = model.getInferenceBatchSize,
       classes = model.classes,
       fields = if (model.classes.isDefined) wanted.map(_.stripSuffix("Col")) else Nil,

@@ -104,7 +104,9 @@ private object ScoringTask {
   /** Spark 3.5 throws a NullPointerException, Spark 4 an error of this class. */
   def isNullElement(error: Throwable): Boolean = {
     val message = String.valueOf(error.getMessage)
-    message.contains("NOT_NULL_ASSERT_VIOLATION") || message.contains("Null value appeared in non-nullable field") ||
+    message.contains("NOT_NULL_ASSERT_VIOLATION") || message.contains(
+      "Null value appeared in non-nullable field"
+    ) ||
     message.contains("NULL value appeared in non-nullable field")
   }
 }

@@ -38,7 +38,12 @@ private[flambeau] object Shards {
   private val RowGroupBytes = 16 << 20
 
   /** The columns that a fit reads; see [[DataColumns.resolve]]. */
-  def resolve(schema: StructType, params: HasTrainingParams, labelDtype: Option[String], wide: Boolean): DataColumns =
+  def resolve(
+      schema: StructType,
+      params: HasTrainingParams,
+      labelDtype: Option[String],
+      wide: Boolean
+  ): DataColumns =
     DataColumns.resolve(schema, params, labelDtype, wide)
 
   /** Writes the columns' rows under `directory`, computing `df` once, and returns what was written.
@@ -119,7 +124,9 @@ private[flambeau] object Shards {
     // Floats hardly repeat: a dictionary would be built, found too large and thrown away.
     val floats = inFiles.tensors.map(_._1).filter(_.dtype.startsWith("float")).flatMap(_.columns)
     val plain = floats.flatMap { name =>
-      Seq(s"parquet.enable.dictionary#$name", s"parquet.enable.dictionary#$name.list.element").map(_ -> "false")
+      Seq(s"parquet.enable.dictionary#$name", s"parquet.enable.dictionary#$name.list.element").map(
+        _ -> "false"
+      )
     }
     Map(
       "compression" -> "zstd",

@@ -13,7 +13,8 @@ import org.apache.spark.sql.types.{ArrayType, DataType}
   * directories, Spark vectors, and columns that are in the files' paths only.
   */
 private[flambeau] object ShardsInPlace {
-  private val TableFormats = Seq("Delta" -> "_delta_log", "Iceberg" -> "metadata/*.metadata.json", "Hudi" -> ".hoodie")
+  private val TableFormats =
+    Seq("Delta" -> "_delta_log", "Iceberg" -> "metadata/*.metadata.json", "Hudi" -> ".hoodie")
 
   def apply(
       spark: SparkSession,
@@ -63,8 +64,8 @@ private[flambeau] object ShardsInPlace {
   private def notInPlace(name: String, dtype: DataType, inPaths: Set[String]): Option[String] = dtype match {
     case vector if Columns.isVector(vector) => Some("holds Spark vectors, which are not read in place")
     case _ if inPaths.contains(name)        => Some("is a partition column, and not in the files")
-    case ArrayType(_: ArrayType, _)         => Some(s"is ${Columns.typeName(dtype)}, which is not read in place")
-    case _                                  => None
+    case ArrayType(_: ArrayType, _) => Some(s"is ${Columns.typeName(dtype)}, which is not read in place")
+    case _                          => None
   }
 }
 

@@ -37,7 +37,8 @@ class TorchClassificationModel private[flambeau] (uid: String, trained: Trained)
 }
 
 /** Reads models that `write` saved, from Scala or from PySpark. */
-object TorchClassificationModel extends ModelKind[TorchClassificationModel] with MLReadable[TorchClassificationModel] {
+object TorchClassificationModel extends ModelKind[TorchClassificationModel]
+    with MLReadable[TorchClassificationModel] {
   override def read: MLReader[TorchClassificationModel] = new ModelReader(classOf[TorchClassificationModel])
 
   private[flambeau] override def make(uid: String, trained: Trained): TorchClassificationModel =
@@ -45,7 +46,8 @@ object TorchClassificationModel extends ModelKind[TorchClassificationModel] with
 
   private[flambeau] override def checkOutput(output: OutputSpec): Unit =
     if (!output.single.exists(_.shape.length <= 1)) {
-      val shapes = output.tensors.map(tensor => ("rows" +: tensor.shape.map(_.toString)).mkString("[", ", ", "]"))
+      val shapes =
+        output.tensors.map(tensor => ("rows" +: tensor.shape.map(_.toString)).mkString("[", ", ", "]"))
       throw new ParamException(
         "model: a classifier's forward returns one tensor: [rows, classes], or [rows] or [rows, 1] for two classes; " +
           s"it returns ${shapes.mkString("[", ", ", "]")}: use TorchEstimator"

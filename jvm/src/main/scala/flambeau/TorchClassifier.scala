@@ -14,7 +14,8 @@ class TorchClassifier(uid: String) extends TorchEstimator(uid) {
 
   setDefault(loss -> Loss("cross_entropy"))
 
-  override def fit(dataset: Dataset[_]): TorchClassificationModel = super.fit(dataset).asInstanceOf[TorchClassificationModel]
+  override def fit(dataset: Dataset[_]): TorchClassificationModel =
+    super.fit(dataset).asInstanceOf[TorchClassificationModel]
 
   override def fitOnParquet(path: String): TorchClassificationModel =
     super.fitOnParquet(path).asInstanceOf[TorchClassificationModel]

@@ -68,7 +68,8 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     StructType(schema.fields ++ outputFields.map(_._2))
   }
 
-  override def copy(extra: ParamMap): TorchModel = copyValues(new TorchModel(uid, trained), extra).setParent(parent)
+  override def copy(extra: ParamMap): TorchModel =
+    copyValues(new TorchModel(uid, trained), extra).setParent(parent)
 
   /** A writer of this model: `model.write.overwrite().save(path)`. */
   override def write: MLWriter = new ModelWriter(this)
@@ -77,7 +78,8 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
   private[flambeau] def outputFields: Seq[(String, StructField)] = {
     val dtype = trained.output.single match {
       case Some(tensor) => tensor.columnType
-      case None => StructType(trained.output.tensors.map(tensor => StructField(tensor.name.get, tensor.columnType)))
+      case None =>
+        StructType(trained.output.tensors.map(tensor => StructField(tensor.name.get, tensor.columnType)))
     }
     Seq("predictionCol" -> StructField(getPredictionCol, dtype)).filter(_._2.name.nonEmpty)
   }
@@ -109,7 +111,8 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
 object TorchModel extends ModelKind[TorchModel] with MLReadable[TorchModel] {
   override def read: MLReader[TorchModel] = new ModelReader(classOf[TorchModel])
 
-  private[flambeau] override def make(uid: String, trained: Trained): TorchModel = new TorchModel(uid, trained)
+  private[flambeau] override def make(uid: String, trained: Trained): TorchModel =
+    new TorchModel(uid, trained)
 }
 
 /** A kind of model: how one is made, and which outputs it takes. */

@@ -4,10 +4,13 @@ import org.apache.spark.ml.param.ParamMap
 import org.apache.spark.ml.util.{MLReadable, MLReader}
 
 /** A trained regression module: `predictionCol` is a double, or an array where the module returns several numbers. */
-class TorchRegressionModel private[flambeau] (uid: String, trained: Trained) extends TorchModel(uid, trained) {
+class TorchRegressionModel private[flambeau] (uid: String, trained: Trained)
+    extends TorchModel(uid, trained) {
 
   override def copy(extra: ParamMap): TorchRegressionModel =
-    copyValues(new TorchRegressionModel(uid, trained), extra).setParent(parent).asInstanceOf[TorchRegressionModel]
+    copyValues(new TorchRegressionModel(uid, trained), extra).setParent(parent).asInstanceOf[
+      TorchRegressionModel
+    ]
 }
 
 /** Reads models that `write` saved, from Scala or from PySpark. */
@@ -19,5 +22,7 @@ object TorchRegressionModel extends ModelKind[TorchRegressionModel] with MLReada
 
   private[flambeau] override def checkOutput(output: OutputSpec): Unit =
     if (output.single.isEmpty)
-      throw new ParamException("model: a regressor's forward returns one tensor; use TorchEstimator for several")
+      throw new ParamException(
+        "model: a regressor's forward returns one tensor; use TorchEstimator for several"
+      )
 }

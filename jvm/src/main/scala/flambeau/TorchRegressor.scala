@@ -11,7 +11,8 @@ class TorchRegressor(uid: String) extends TorchEstimator(uid) {
 
   setDefault(loss -> Loss("mse"))
 
-  override def fit(dataset: Dataset[_]): TorchRegressionModel = super.fit(dataset).asInstanceOf[TorchRegressionModel]
+  override def fit(dataset: Dataset[_]): TorchRegressionModel =
+    super.fit(dataset).asInstanceOf[TorchRegressionModel]
 
   override def fitOnParquet(path: String): TorchRegressionModel =
     super.fitOnParquet(path).asInstanceOf[TorchRegressionModel]

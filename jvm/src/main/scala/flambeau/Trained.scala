@@ -39,7 +39,16 @@ private[flambeau] object Trained {
     */
   def untrained(inputs: Seq[TensorColumns], output: OutputSpec): Trained = {
     val known = if (output.tensors.isEmpty) OutputSpec(Seq(OutputTensor(None, "float32", Nil))) else output
-    Trained(Map.empty, Map.empty, StoredFile("", 0, ""), inputs, known, "logits", Json.obj(), Counts(0, 0, 0, None))
+    Trained(
+      Map.empty,
+      Map.empty,
+      StoredFile("", 0, ""),
+      inputs,
+      known,
+      "logits",
+      Json.obj(),
+      Counts(0, 0, 0, None)
+    )
   }
 
   /** How a classifier's outputs read under its loss. */
@@ -58,7 +67,8 @@ private[flambeau] final case class Counts(
     trainingSeconds: Option[Double]
 ) {
   def json: ObjectNode = {
-    val json = Json.obj().put("numRows", numRows).put("numSteps", numSteps).put("numValidationRows", numValidationRows)
+    val json =
+      Json.obj().put("numRows", numRows).put("numSteps", numSteps).put("numValidationRows", numValidationRows)
     json.replace("trainingSeconds", Json.of(trainingSeconds, "trainingSeconds"))
     json
   }
@@ -121,11 +131,17 @@ private[flambeau] object History {
     ListMap((plain ++ metrics ++ validation).map { case (name, values) => name -> values.toArray }: _*)
   }
 
-  private def metricColumns(records: Seq[JsonNode], key: String, prefix: String): Seq[(String, Seq[Double])] = {
-    val pairs = records.map(record => Json.items(record.get(key)).map(pair => pair.get(0).asText -> pair.get(1)).toMap)
+  private def metricColumns(
+      records: Seq[JsonNode],
+      key: String,
+      prefix: String
+  ): Seq[(String, Seq[Double])] = {
+    val pairs =
+      records.map(record => Json.items(record.get(key)).map(pair => pair.get(0).asText -> pair.get(1)).toMap)
     val names = records.flatMap(record => Json.items(record.get(key)).map(_.get(0).asText)).distinct
     names.map(name => s"$prefix$name" -> pairs.map(found => number(found.getOrElse(name, null))))
   }
 
-  private def number(node: JsonNode): Double = if (node == null || !node.isNumber) Double.NaN else node.asDouble
+  private def number(node: JsonNode): Double =
+    if (node == null || !node.isNumber) Double.NaN else node.asDouble
 }

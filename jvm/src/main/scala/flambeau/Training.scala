@@ -92,7 +92,8 @@ private[flambeau] final class Training private (
       Json.texts(result.get("warnings")).foreach(log.warn)
       val shapes = shards.columns.inputs.map(_.shape)
       trained(result, inputs.zip(shapes).map { case (tensor, shape) => tensor.copy(shape = shape) }, returned)
-    } finally if (ProgramFiles.isCopied(spark, program)) Launch.remove(spark, work, isVisible, "attempts", name)
+    } finally
+      if (ProgramFiles.isCopied(spark, program)) Launch.remove(spark, work, isVisible, "attempts", name)
   }
 
   private def trained(result: JsonNode, inputs: Seq[TensorColumns], output: OutputSpec): Trained = {

@@ -126,7 +126,14 @@ trait HasTrainingLoop extends CheckedParams with HasSeed with HasStepSize {
   /** The value of `initialModel`; NoSuchElementException where it is not set. */
   def getInitialModel: String = $(initialModel)
 
-  setDefault(batchSize -> 32, dropLast -> false, epochs -> 1, seed -> 0L, shuffle -> true, gradientAccumulationSteps -> 1)
+  setDefault(
+    batchSize -> 32,
+    dropLast -> false,
+    epochs -> 1,
+    seed -> 0L,
+    shuffle -> true,
+    gradientAccumulationSteps -> 1
+  )
 }
 
 /** How many workers train, what they may use, and what happens when one is lost. */
@@ -289,5 +296,14 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
   /** The value of `verifyReplicas`, or its default. */
   def getVerifyReplicas: Boolean = $(verifyReplicas)
 
-  setDefault(numWorkers -> 1, memoryBudget -> 1073741824L, checkpointInterval -> 1, maxRestarts -> 3, timeout -> 600.0, slotTimeout -> 0.0, verbose -> 1, verifyReplicas -> false)
+  setDefault(
+    numWorkers -> 1,
+    memoryBudget -> 1073741824L,
+    checkpointInterval -> 1,
+    maxRestarts -> 3,
+    timeout -> 600.0,
+    slotTimeout -> 0.0,
+    verbose -> 1,
+    verifyReplicas -> false
+  )
 }

@@ -47,7 +47,8 @@ final class LossParam(parent: Params, name: String, doc: String) extends Param[L
 }
 
 /** A param that holds an [[Optimizer]]; as JSON its name, or `{"name", "options"}`. */
-final class OptimizerParam(parent: Params, name: String, doc: String) extends Param[Optimizer](parent, name, doc) {
+final class OptimizerParam(parent: Params, name: String, doc: String)
+    extends Param[Optimizer](parent, name, doc) {
   override def jsonEncode(value: Optimizer): String = Json.text(value.short)
   override def jsonDecode(json: String): Optimizer = Optimizer.of(Json.parse(json, name))
 }

@@ -45,7 +45,9 @@ private[flambeau] final case class WorkDirectory(uri: String, settings: Settings
   def sweep(): Unit = for (kind <- Swept) {
     val root = path(kind)
     val files = native.storeList(settings.storeJson, root)
-    for (name <- files.flatMap(firstBelow(kind, _)).distinct; age <- ageOf(name) if age.compareTo(SweepAge) > 0) {
+    for (
+      name <- files.flatMap(firstBelow(kind, _)).distinct; age <- ageOf(name) if age.compareTo(SweepAge) > 0
+    ) {
       log.info("removing {}/{}, left behind {} days ago", root, name, age.toDays.toString)
       delete(kind, name)
     }
@@ -81,7 +83,9 @@ private[flambeau] object WorkDirectory {
   /** How long ago an id was made; none for a name that is not one. */
   def ageOf(name: String): Option[Duration] = name match {
     case Id(stamp) =>
-      Try(Duration.between(LocalDateTime.parse(stamp, Stamp).toInstant(ZoneOffset.UTC), Instant.now())).toOption
+      Try(
+        Duration.between(LocalDateTime.parse(stamp, Stamp).toInstant(ZoneOffset.UTC), Instant.now())
+      ).toOption
     case _ => None
   }
 

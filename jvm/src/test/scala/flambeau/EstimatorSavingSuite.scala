@@ -27,12 +27,17 @@ class EstimatorSavingSuite extends SparkSuite {
     assert(Json.fields(metadata.json.get("paramMap")).map(_._1).toSet == Set("featuresCol", "epochs"))
 
     val read = TorchRegressor.load(saved)
-    assert(read.uid == estimator.uid && read.getEpochs == 3 && read.getFeaturesCol == Features.packed("a", "b"))
+    assert(read.uid == estimator.uid && read.getEpochs == 3 && read.getFeaturesCol == Features.packed(
+      "a",
+      "b"
+    ))
     assert(read.getLoss == estimator.getLoss && read.getOptimizer == estimator.getOptimizer)
     assert(read.getMetrics.toSeq == Seq("rmse") && read.getModel == saved)
     val file = ProgramSource.open(spark, read.getModel).files("scripted")
     assert(file.uri == s"$saved/program.pt")
-    assert(Files.readAllBytes(Paths.get(file.uri)).sameElements(Files.readAllBytes(Paths.get(s"$program/program.pt"))))
+    assert(Files.readAllBytes(Paths.get(file.uri)).sameElements(
+      Files.readAllBytes(Paths.get(s"$program/program.pt"))
+    ))
 
     read.write.save(path("estimator again"))
     assert(intercept[FlambeauException](read.write.overwrite().save(saved)).getMessage ==
@@ -40,10 +45,13 @@ class EstimatorSavingSuite extends SparkSuite {
   }
 
   test("a scripted loss and a saved model's weights travel along") {
-    val estimator = new TorchEstimator().setModel(SavedModels.model("mlp")).setLossScript(SavedModels.model("mlp") + "/program.pt")
+    val estimator = new TorchEstimator().setModel(SavedModels.model("mlp")).setLossScript(
+      SavedModels.model("mlp") + "/program.pt"
+    )
     val saved = path("script")
     new Pipeline().setStages(Array(estimator)).write.save(saved)
-    val read = PipelineModels.loadStage(saved).asInstanceOf[Pipeline].getStages.head.asInstanceOf[TorchEstimator]
+    val read =
+      PipelineModels.loadStage(saved).asInstanceOf[Pipeline].getStages.head.asInstanceOf[TorchEstimator]
     val stage = s"$saved/stages/0_${estimator.uid}"
     assert(read.getLoss == Loss.script(s"$stage/loss.pt") && Files.exists(Paths.get(s"$stage/loss.pt")))
     assert(ProgramSource.open(spark, read.getModel).weights.get.uri == s"$stage/weights.safetensors")
@@ -53,7 +61,9 @@ class EstimatorSavingSuite extends SparkSuite {
     val saved = path("bare")
     new TorchClassifier().write.save(saved)
     val read = TorchEstimator.load(saved)
-    assert(read.isInstanceOf[TorchClassifier] && !read.isSet(read.model) && read.getOptimizer == Optimizer("adam"))
+    assert(
+      read.isInstanceOf[TorchClassifier] && !read.isSet(read.model) && read.getOptimizer == Optimizer("adam")
+    )
     assert(read.getLoss == Loss("cross_entropy"))
     assert(intercept[FlambeauException](TorchRegressor.load(saved)).getMessage ==
       s"$saved holds a flambeau.TorchClassifier, not a TorchRegressor")
@@ -70,9 +80,12 @@ class EstimatorSavingSuite extends SparkSuite {
       directory.resolve(name).toString
     }
     val read = TorchEstimator.load(save("names", ""))
-    assert(read.getEpochs == 2 && read.getStepSize == 0.5 && read.getLoss == Loss("mse") && read.getMetrics.toSeq == Seq("mae"))
+    assert(read.getEpochs == 2 && read.getStepSize == 0.5 && read.getLoss == Loss(
+      "mse"
+    ) && read.getMetrics.toSeq == Seq("mae"))
     val pickled = save("pickled", """, "files": {"objects.pkl": {"size": 1, "sha256": "0"}}""")
     assert(intercept[FlambeauException](TorchEstimator.load(pickled)).getMessage.startsWith(
-      s"$pickled holds its module, loss or optimizer as a pickle, which only Python reads: "))
+      s"$pickled holds its module, loss or optimizer as a pickle, which only Python reads: "
+    ))
   }
 }

@@ -90,7 +90,10 @@ class FaultSuite extends SparkSuite {
     val lost = error.asInstanceOf[WorkerLostException]
     assert(lost.rank.exists(rank => rank == 0 || rank == 1) && lost.host.isDefined)
     assert(lost.getMessage.contains("signal 11 (SIGSEGV)"), lost.getMessage)
-    assert(lost.getMessage.contains("standard error") || lost.getMessage.contains("last lines"), lost.getMessage)
+    assert(
+      lost.getMessage.contains("standard error") || lost.getMessage.contains("last lines"),
+      lost.getMessage
+    )
     assertNoWorker()
   }
 

@@ -93,7 +93,9 @@ class FitSuite extends SparkSuite {
       .setNumFolds(2)
       .setParallelism(2)
     val best = validator.fit(rows("classes"))
-    assert(best.bestModel.asInstanceOf[TorchClassificationModel].parent.getOrDefault(estimator.stepSize) == 0.05)
+    assert(
+      best.bestModel.asInstanceOf[TorchClassificationModel].parent.getOrDefault(estimator.stepSize) == 0.05
+    )
     assert(best.avgMetrics(1) > 0.85 && best.avgMetrics(1) > best.avgMetrics(0) + 0.1)
   }
 
@@ -106,7 +108,8 @@ class FitSuite extends SparkSuite {
       .setParallelism(2)
     val best = split.fit(rows("doubles")).bestModel.asInstanceOf[TorchRegressionModel]
     assert(best.summary.totalIterations == 20)
-    val model = estimator.fit(rows("doubles"), ParamMap(estimator.epochs -> 2, estimator.predictionCol -> "guess"))
+    val model =
+      estimator.fit(rows("doubles"), ParamMap(estimator.epochs -> 2, estimator.predictionCol -> "guess"))
     assert(model.summary.totalIterations == 2)
     assert(model.transform(rows("doubles")).columns.contains("guess"))
   }
@@ -125,7 +128,8 @@ class FitSuite extends SparkSuite {
   test("training goes on from a model's weights") {
     val first = doubles.fit(rows("doubles").coalesce(1))
     first.write.overwrite().save(path("first"))
-    val more = doubles.setInitialModel(path("first")).setStepSize(0.0).setEpochs(1).fit(rows("doubles").coalesce(1))
+    val more =
+      doubles.setInitialModel(path("first")).setStepSize(0.0).setEpochs(1).fit(rows("doubles").coalesce(1))
     val again = doubles.setInitialModel(first).setStepSize(0.0).setEpochs(1).fit(rows("doubles").coalesce(1))
     val whole = doubles.setInitialModel(path("first")).setStepSize(0.0).setEpochs(1)
     whole.clear(whole.model)
@@ -176,8 +180,10 @@ class FitSuite extends SparkSuite {
   }
 
   test("an error of the model on a worker is told with its place, and not tried again") {
-    val df = spark.read.parquet(Paths.get(TrainingCases.rows("classes")).resolveSibling("broken.parquet").toString)
-    val error = intercept[WorkerException](classes.setFeaturesCol(Array("a", "b")).setWorkDir(path("broken")).fit(df))
+    val df =
+      spark.read.parquet(Paths.get(TrainingCases.rows("classes")).resolveSibling("broken.parquet").toString)
+    val error =
+      intercept[WorkerException](classes.setFeaturesCol(Array("a", "b")).setWorkDir(path("broken")).fit(df))
     assert(!error.isInstanceOf[WorkerLostException])
     assert(error.getMessage.contains("7") && error.getMessage.contains("on worker 0"), error.getMessage)
     assert(error.rank.contains(0) && error.epoch.contains(0L) && error.step.isDefined)
@@ -195,7 +201,8 @@ class FitSuite extends SparkSuite {
     val model = classes.fit(rows("classes"))
     model.write.overwrite().save(path("model"))
     val scored = model.transform(rows("classes")).select("prediction").collect()
-    val loaded = TorchClassificationModel.load(path("model")).transform(rows("classes")).select("prediction").collect()
+    val loaded =
+      TorchClassificationModel.load(path("model")).transform(rows("classes")).select("prediction").collect()
     assert(loaded sameElements scored)
   }
 }

@@ -7,7 +7,15 @@ import org.apache.spark.BarrierTaskContext
 /** The parts of a launch by themselves. */
 class LaunchSuite extends SparkSuite {
   private def failed(rank: Int, kind: String, isCause: Boolean = true): RankOutcome =
-    RankOutcome(rank, "host-a", kind = kind, message = "it broke", epoch = Some(1), step = Some(7), isCause = isCause)
+    RankOutcome(
+      rank,
+      "host-a",
+      kind = kind,
+      message = "it broke",
+      epoch = Some(1),
+      step = Some(7),
+      isCause = isCause
+    )
 
   /** A process that runs a line of shell. */
   private def shell(line: String)(use: WorkerProcess => Unit): Unit = {
@@ -16,7 +24,8 @@ class LaunchSuite extends SparkSuite {
     finally process.close()
   }
 
-  private def next(process: WorkerProcess): WorkerProcess.Event = process.poll(10000).getOrElse(fail("no event"))
+  private def next(process: WorkerProcess): WorkerProcess.Event =
+    process.poll(10000).getOrElse(fail("no event"))
 
   test("a process hears what it is told, and says what it has to say") {
     shell("read line; echo \"heard $line\"; echo $OMP_NUM_THREADS.$LD_PRELOAD.") { process =>
@@ -40,7 +49,8 @@ class LaunchSuite extends SparkSuite {
   }
 
   test("a process that does not listen is ended all the same") {
-    val process = WorkerProcess.start(Seq("/bin/bash", "-c", "trap '' TERM; echo $$; exec sleep 1000"), "test")
+    val process =
+      WorkerProcess.start(Seq("/bin/bash", "-c", "trap '' TERM; echo $$; exec sleep 1000"), "test")
     val pid = next(process) match {
       case WorkerProcess.Message(line) => line
       case other                       => fail(other.toString)
@@ -99,7 +109,10 @@ class LaunchSuite extends SparkSuite {
     val start = System.nanoTime
     val error = intercept[ClusterException](Cluster.checkSlots(spark, 3, 1.5))
     assert(System.nanoTime - start > 1400000000L)
-    assert(error.getMessage.contains("after 1.5 s") && error.getMessage.contains("2 task slots"), error.getMessage)
+    assert(
+      error.getMessage.contains("after 1.5 s") && error.getMessage.contains("2 task slots"),
+      error.getMessage
+    )
   }
 
   test("paths as Spark takes them") {
@@ -130,7 +143,7 @@ class LaunchSuite extends SparkSuite {
 
   test("an epoch in one line") {
     val record = """{"epoch": 1, "loss": 0.25, "rowsPerSecond": 1234.5, "metrics": [["rmse", 0.5]],
-      | "validationLoss": null, "validationMetrics": []}""".stripMargin
+                   | "validationLoss": null, "validationMetrics": []}""".stripMargin
     assert(Progress.line(Json.parse(record), 3) == "epoch 2 of 3: loss 0.2500, rmse 0.5000, 1,235 rows/s")
   }
 }

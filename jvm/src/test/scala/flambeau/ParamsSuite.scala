@@ -6,7 +6,9 @@ import java.nio.file.{Files, Paths}
 import scala.collection.JavaConverters._
 
 import com.fasterxml.jackson.databind.JsonNode
-import org.apache.spark.ml.param.{BooleanParam, DoubleParam, IntParam, LongParam, Param, ParamMap, StringArrayParam}
+import org.apache.spark.ml.param.{
+  BooleanParam, DoubleParam, IntParam, LongParam, Param, ParamMap, StringArrayParam
+}
 import org.apache.spark.ml.param.shared._
 import org.scalatest.funsuite.AnyFunSuite
 
@@ -45,13 +47,15 @@ class ParamsSuite extends AnyFunSuite {
   }
 
   for ((name, property) <- schema.toSeq.sortBy(_._1)) {
-    val types = if (property.get("type").isArray) Json.texts(property.get("type")) else Seq(property.get("type").asText)
+    val types =
+      if (property.get("type").isArray) Json.texts(property.get("type")) else Seq(property.get("type").asText)
 
     test(s"$name: doc, default and type") {
       val params = fresh()
       val param = params.getParam(name)
       assert(params.explainParam(param).startsWith(s"$name: ${property.get("description").asText} ("))
-      val default = params.getDefault(param).map(value => Json.parse(param.asInstanceOf[Param[Any]].jsonEncode(value)))
+      val default =
+        params.getDefault(param).map(value => Json.parse(param.asInstanceOf[Param[Any]].jsonEncode(value)))
       val expected = Option(property.get("default")).filterNot(_.isNull)
       assert(default.map(_.asText) == expected.map(_.asText))
       val fits = types.head match {
@@ -70,8 +74,10 @@ class ParamsSuite extends AnyFunSuite {
           .flatMap(key => Option(property.get(key)).map(key -> _.asDouble))
         for ((key, bound) <- bounds) {
           val outwards = if (key.toLowerCase.contains("min")) -1 else 1
-          val beyond = if (key.startsWith("exclusive")) bound else Math.nextAfter(bound, outwards * Double.MaxValue)
-          val within = if (key.startsWith("exclusive")) Math.nextAfter(bound, -outwards * Double.MaxValue) else bound
+          val beyond =
+            if (key.startsWith("exclusive")) bound else Math.nextAfter(bound, outwards * Double.MaxValue)
+          val within =
+            if (key.startsWith("exclusive")) Math.nextAfter(bound, -outwards * Double.MaxValue) else bound
           def value(number: Double, whole: Double): Any = (fresh().getParam(name): Any) match {
             case _: IntParam  => whole.toInt
             case _: LongParam => whole.toLong
@@ -88,8 +94,10 @@ class ParamsSuite extends AnyFunSuite {
     if (types.head == "string" && property.path("minLength").asInt == 1)
       test(s"$name: no empty text") {
         val error = intercept[ParamException](set(fresh(), name, ""))
-        assert(error.getMessage == s"$name must be a string that is not empty, got ''" ||
-          error.getMessage == s"$name must be a column's name, or a list of different column names, at least one, got ''")
+        assert(
+          error.getMessage == s"$name must be a string that is not empty, got ''" ||
+            error.getMessage == s"$name must be a column's name, or a list of different column names, at least one, got ''"
+        )
       }
 
     if (types.head == "array")
@@ -106,26 +114,39 @@ class ParamsSuite extends AnyFunSuite {
     intercept[ParamException](fresh().setGradientClipNorm(Double.PositiveInfinity))
   }
 
-  test("a value that a ParamMap brings is refused, where Spark's own param lets it in, when the params are used") {
+  test(
+    "a value that a ParamMap brings is refused, where Spark's own param lets it in, when the params are used"
+  ) {
     val params = fresh()
     intercept[ParamException](params.set(params.batchSize, 0))
     val copy = params.copy(new ParamMap().put(params.labelCol, "").put(params.epochs, 3))
     assert(copy.getEpochs == 3)
-    assert(intercept[ParamException](copy.checkParams()).getMessage == "labelCol must be a string that is not empty, got ''")
+    assert(intercept[ParamException](
+      copy.checkParams()
+    ).getMessage == "labelCol must be a string that is not empty, got ''")
   }
 
   test("input types and shapes") {
-    assert(intercept[ParamException](fresh().setInputTypes(Array("float16"))).getMessage ==
-      "inputTypes must be a list with one of auto, float32, float64, int64, bool, uint8 for each input, got ['float16']")
+    assert(
+      intercept[ParamException](fresh().setInputTypes(Array("float16"))).getMessage ==
+        "inputTypes must be a list with one of auto, float32, float64, int64, bool, uint8 for each input, got ['float16']"
+    )
     intercept[ParamException](fresh().setInputShapes(Array(Array(3, 0))))
     intercept[ParamException](fresh().setInputCols(Array("a", "a")))
-    assert(fresh().setInputShapes(Array(Array(3, 32, 32), Array())).getInputShapes.map(_.toSeq).toSeq == Seq(Seq(3, 32, 32), Nil))
+    assert(fresh().setInputShapes(Array(Array(3, 32, 32), Array())).getInputShapes.map(_.toSeq).toSeq == Seq(
+      Seq(3, 32, 32),
+      Nil
+    ))
   }
 
   test("Spark ML's own traits are there, with our docs") {
     val params = fresh()
-    assert(params.isInstanceOf[HasInputCols] && params.isInstanceOf[HasLabelCol] && params.isInstanceOf[HasWeightCol])
-    assert(params.isInstanceOf[HasSeed] && params.isInstanceOf[HasStepSize] && params.isInstanceOf[HasCheckpointInterval])
+    assert(params.isInstanceOf[HasInputCols] && params.isInstanceOf[HasLabelCol] && params.isInstanceOf[
+      HasWeightCol
+    ])
+    assert(params.isInstanceOf[HasSeed] && params.isInstanceOf[HasStepSize] && params.isInstanceOf[
+      HasCheckpointInterval
+    ])
     assert(params.isInstanceOf[HasPredictionCol] && params.isInstanceOf[HasValidationIndicatorCol])
     assert(params.setSeed(7).explainParam(params.seed).endsWith("of the workers. (default: 0, current: 7)"))
   }
@@ -141,7 +162,10 @@ class ParamsSuite extends AnyFunSuite {
     assert(Json.text(json.get("featuresCol")) == """["a","b"]""")
     assert(Json.text(json.get("inputShapes")) == "[[2,1]]")
     assert(json.get("stepSize").asDouble == 0.25)
-    assert(json.fieldNames().asScala.toSet == schema.filterNot(_._2.path("default").isNull).keySet ++ Seq("inputShapes", "stepSize"))
+    assert(json.fieldNames().asScala.toSet == schema.filterNot(_._2.path("default").isNull).keySet ++ Seq(
+      "inputShapes",
+      "stepSize"
+    ))
   }
 
   test("loss, optimizer and metrics: names with options, scripts, and what is no option") {
@@ -157,7 +181,9 @@ class ParamsSuite extends AnyFunSuite {
     assert(Json.text(fresh().setLossScript("/loss.pt").getLoss.json) == """{"script":"/loss.pt"}""")
     assert(params.loss.jsonDecode(params.loss.jsonEncode(params.getLoss)) == params.getLoss)
     assert(params.optimizer.jsonDecode("\"adam\"") == Optimizer("adam"))
-    assert(params.optimizer.jsonDecode(params.optimizer.jsonEncode(params.getOptimizer)) == params.getOptimizer)
+    assert(
+      params.optimizer.jsonDecode(params.optimizer.jsonEncode(params.getOptimizer)) == params.getOptimizer
+    )
     val java = fresh().setLoss("huber", Map[String, Any]("delta" -> 1.5).asJava)
     assert(java.getLoss == params.getLoss)
     assert(intercept[ParamException](fresh().setLoss("huber", Map("delta" -> new Object))).getMessage
@@ -166,13 +192,19 @@ class ParamsSuite extends AnyFunSuite {
   }
 
   test("params come back from their JSON") {
-    val params = fresh().setFeaturesCol("x").setInputShapes(Array(Array(2), Array())).setSeed(Long.MaxValue).setTimeout(0.5)
-    val json = params.jsonOf(params.params.toSeq.filter(params.isSet).map(param => param -> params.getOrDefault(param)))
+    val params = fresh().setFeaturesCol("x").setInputShapes(Array(Array(2), Array())).setSeed(
+      Long.MaxValue
+    ).setTimeout(0.5)
+    val json = params.jsonOf(params.params.toSeq.filter(params.isSet).map(param =>
+      param -> params.getOrDefault(param)
+    ))
     val other = fresh()
     other.setFromJson(json, asDefault = false)
     assert(other.getFeaturesCol == Features("x") && other.getSeed == Long.MaxValue && other.getTimeout == 0.5)
     assert(other.getInputShapes.map(_.toSeq).toSeq == Seq(Seq(2), Nil))
-    assert(intercept[ParamException](other.setFromJson(Json.parse("""{"bogus": 1}"""), asDefault = false)).getMessage ==
+    assert(intercept[ParamException](
+      other.setFromJson(Json.parse("""{"bogus": 1}"""), asDefault = false)
+    ).getMessage ==
       "Everything has no param 'bogus'")
   }
 }

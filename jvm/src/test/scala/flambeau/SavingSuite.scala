@@ -32,10 +32,22 @@ class SavingSuite extends SparkSuite {
     assert(model.isSet(model.inferenceBatchSize) && !model.isSet(model.predictionCol))
     assert(model.history("loss")(0) == 0.75 && model.history("loss")(1).isNaN)
     assert(model.history("val_mae")(0).isNaN && model.history("val_mae")(1) == 0.125)
-    assert(model.history.keys.toSeq == Seq("epoch", "steps", "num_rows", "seconds", "rows_per_second", "loss", "mae", "val_loss", "val_mae"))
+    assert(model.history.keys.toSeq == Seq(
+      "epoch",
+      "steps",
+      "num_rows",
+      "seconds",
+      "rows_per_second",
+      "loss",
+      "mae",
+      "val_loss",
+      "val_mae"
+    ))
     val summary = model.summary
     assert(model.hasSummary && summary.totalIterations == 2 && summary.numSteps == 8 && summary.numRows == 20)
-    assert(summary.numValidationRows == 5 && summary.trainingSeconds.contains(1.5) && summary.objectiveHistory(0) == 0.75)
+    assert(summary.numValidationRows == 5 && summary.trainingSeconds.contains(
+      1.5
+    ) && summary.objectiveHistory(0) == 0.75)
   }
 
   for (name <- Seq("mlp", "exported", "several", "classes"))
@@ -43,8 +55,16 @@ class SavingSuite extends SparkSuite {
       val saved = path(s"again/$name")
       load(name).write.save(saved)
       val original = SavedModels.directory.resolve(name).resolve("model")
-      for (file <- Seq("weights.safetensors", ProgramForms.fileNames(if (name == "exported") "exported" else "scripted")))
-        assert(Files.readAllBytes(Paths.get(saved, file)).sameElements(Files.readAllBytes(original.resolve(file))), file)
+      for (
+        file <- Seq(
+          "weights.safetensors",
+          ProgramForms.fileNames(if (name == "exported") "exported" else "scripted")
+        )
+      )
+        assert(
+          Files.readAllBytes(Paths.get(saved, file)).sameElements(Files.readAllBytes(original.resolve(file))),
+          file
+        )
       val (before, after) = (Metadata.read(spark, original.toString), Metadata.read(spark, saved))
       for (field <- Seq("programs", "reasons", "inputs", "output", "classes", "summary"))
         assert(after.ours.get(field) == before.ours.get(field), field)
@@ -70,7 +90,9 @@ class SavingSuite extends SparkSuite {
   test("a copy has other params and the same weights") {
     val model = load("mlp")
     val copy = model.copy(new org.apache.spark.ml.param.ParamMap().put(model.predictionCol, "p"))
-    assert(copy.getPredictionCol == "p" && model.getPredictionCol == "prediction" && (copy.trained eq model.trained))
+    assert(
+      copy.getPredictionCol == "p" && model.getPredictionCol == "prediction" && (copy.trained eq model.trained)
+    )
     assert(copy.uid == model.uid)
   }
 
@@ -100,7 +122,8 @@ class SavingSuite extends SparkSuite {
     val history = copied("mlp", "damaged/history")
     edit(history.resolve("history.json"))(_.replace("0.75", "0.25"))
     assert(intercept[StoreException](TorchModel.load(history.toString)).getMessage.endsWith(
-      "history.json is not the file that was saved: its SHA-256 differs from the metadata's"))
+      "history.json is not the file that was saved: its SHA-256 differs from the metadata's"
+    ))
     for (file <- Seq("weights.safetensors", "program.pt")) {
       val damaged = copied("mlp", s"damaged/$file")
       val bytes = Files.readAllBytes(damaged.resolve(file))
@@ -139,16 +162,25 @@ class SavingSuite extends SparkSuite {
       if (file.getFileName.toString.endsWith(".crc")) Files.delete(file)
       else edit(file)(_.replace("org.apache.spark.ml.PipelineModel", "pyspark.ml.pipeline.PipelineModel"))
     intercept[Exception](PipelineModel.load(saved))
-    assert(PipelineModels.load(saved).transform(vectors).select("id", "index", "prediction").collect().toSet == expected)
+    assert(PipelineModels.load(saved).transform(vectors).select(
+      "id",
+      "index",
+      "prediction"
+    ).collect().toSet == expected)
   }
 
   test("a single stage, an unfitted pipeline, and a class that is not there") {
     assert(PipelineModels.loadStage(SavedModels.model("column")).isInstanceOf[TorchModel])
     assert(intercept[FlambeauException](PipelineModels.load(SavedModels.model("column"))).getMessage.contains(
-      "holds a flambeau.TorchModel, not a PipelineModel"))
+      "holds a flambeau.TorchModel, not a PipelineModel"
+    ))
     val unfitted = path("unfitted")
-    new Pipeline().setStages(Array(new StringIndexer().setInputCol("kind").setOutputCol("index"))).write.save(unfitted)
-    assert(PipelineModels.loadStage(unfitted).asInstanceOf[Pipeline].getStages.head.isInstanceOf[StringIndexer])
+    new Pipeline().setStages(Array(new StringIndexer().setInputCol("kind").setOutputCol("index"))).write.save(
+      unfitted
+    )
+    assert(
+      PipelineModels.loadStage(unfitted).asInstanceOf[Pipeline].getStages.head.isInstanceOf[StringIndexer]
+    )
     val unknown = copied("column", "damaged/unknown")
     edit(unknown.resolve("metadata/part-00000"))(_.replace("flambeau.TorchModel", "nowhere.Model"))
     assert(intercept[FlambeauException](PipelineModels.loadStage(unknown.toString)).getMessage ==
@@ -157,7 +189,9 @@ class SavingSuite extends SparkSuite {
 
   test("programs to train: files, saved models, and what is none") {
     val scripted = ProgramSource.open(spark, SavedModels.model("mlp") + "/program.pt")
-    assert(scripted.form == "scripted" && scripted.weights.isEmpty && scripted.files("scripted").uri.endsWith("/program.pt"))
+    assert(scripted.form == "scripted" && scripted.weights.isEmpty && scripted.files("scripted").uri.endsWith(
+      "/program.pt"
+    ))
     assert(ProgramSource.open(spark, SavedModels.model("exported") + "/program.pt2").form == "exported")
     val saved = ProgramSource.open(spark, SavedModels.model("mlp"))
     assert(saved.form == "scripted" && saved.weights.get.uri.endsWith("/weights.safetensors"))
@@ -170,11 +204,20 @@ class SavingSuite extends SparkSuite {
     json.replace("programs", metadata.ours.get("programs"))
     json.replace("files", metadata.ours.get("files"))
     Files.write(index.resolve("program.json"), Json.text(json).getBytes(UTF_8))
-    assert(ProgramSource.open(spark, index.toString).files("scripted") == scripted.files("scripted").copy(uri = s"$index/program.pt"))
+    assert(
+      ProgramSource.open(spark, index.toString).files("scripted") == scripted.files("scripted").copy(uri =
+        s"$index/program.pt"
+      )
+    )
     assert(intercept[ParamException](ProgramSource.open(spark, path("nothing"))).getMessage ==
       s"model: there is nothing at ${path("nothing")}; give the path of a program or of a saved model")
-    assert(intercept[ParamException](ProgramSource.open(spark, SavedModels.model("pickle"))).getMessage.startsWith(
-      s"model: ${SavedModels.model("pickle")} holds no program that libtorch reads (scripted: it is not for it; "))
-    assert(intercept[ParamException](ProgramSource.open(spark, directory.toString)).getMessage.contains("is neither a program nor"))
+    assert(
+      intercept[ParamException](ProgramSource.open(spark, SavedModels.model("pickle"))).getMessage.startsWith(
+        s"model: ${SavedModels.model("pickle")} holds no program that libtorch reads (scripted: it is not for it; "
+      )
+    )
+    assert(intercept[ParamException](ProgramSource.open(spark, directory.toString)).getMessage.contains(
+      "is neither a program nor"
+    ))
   }
 }

@@ -24,7 +24,12 @@ class ShardsSuite extends SparkSuite {
       (col("id") / 10).as("label")
     )
 
-  private def written(name: String, df: DataFrame, params: HasTrainingParams, labels: Option[String] = None): ShardSet =
+  private def written(
+      name: String,
+      df: DataFrame,
+      params: HasTrainingParams,
+      labels: Option[String] = None
+  ): ShardSet =
     Shards.write(df, Shards.resolve(df.schema, params, labels, wide = false), path(name))
 
   test("inputs, labels and weight become columns of the tensors' types, in the rows' order") {
@@ -33,10 +38,24 @@ class ShardsSuite extends SparkSuite {
     assert(shards.numRows == 100 && shards.numValidationRows == 0 && shards.validation.isEmpty)
     val read = spark.read.parquet(shards.train: _*)
     val kinds = read.schema.fields.map(field => field.name -> field.dataType.simpleString).toMap
-    assert(kinds == Map("x" -> "float", "n" -> "bigint", "even" -> "boolean", "d" -> "float", "a" -> "array<float>",
-      "label" -> "float", "id" -> "float"))
-    val expected = table.select($"x".cast("float"), $"n".cast("long"), $"even", $"d".cast("float"), $"a",
-      $"label".cast("float"), $"id".cast("float")).collect().toSeq
+    assert(kinds == Map(
+      "x" -> "float",
+      "n" -> "bigint",
+      "even" -> "boolean",
+      "d" -> "float",
+      "a" -> "array<float>",
+      "label" -> "float",
+      "id" -> "float"
+    ))
+    val expected = table.select(
+      $"x".cast("float"),
+      $"n".cast("long"),
+      $"even",
+      $"d".cast("float"),
+      $"a",
+      $"label".cast("float"),
+      $"id".cast("float")
+    ).collect().toSeq
     assert(shards.train.flatMap(file => spark.read.parquet(file).collect().toSeq) == expected)
     assert(shards.columns.inputs.map(_.shape.get) == Seq(Nil, Nil, Nil, Nil, Seq(2)))
     assert(shards.columns.inputs.map(_.dtype) == Seq("float32", "int64", "bool", "float32", "float32"))
@@ -65,15 +84,21 @@ class ShardsSuite extends SparkSuite {
     val shards = written("vectors", df.coalesce(1), params().setInputCols(Array("v", "c")))
     assert(shards.columns.inputs.map(_.dtype) == Seq("float32", "int64"))
     assert(shards.columns.inputs.head.shape.contains(Seq(3)))
-    assert(spark.read.parquet(shards.train: _*).select("v").as[Seq[Float]].collect().toSeq == Seq(Seq(1f, 2f, 3f), Seq(0f, 5f, 0f)))
+    assert(spark.read.parquet(shards.train: _*).select("v").as[Seq[Float]].collect().toSeq == Seq(
+      Seq(1f, 2f, 3f),
+      Seq(0f, 5f, 0f)
+    ))
   }
 
   test("a seeded fraction is that of Spark's rand, and an indicator column splits as it says") {
-    val shards = written("fraction", table, params().setFeaturesCol("id").setValidationFraction(0.3).setSeed(5))
+    val shards =
+      written("fraction", table, params().setFeaturesCol("id").setValidationFraction(0.3).setSeed(5))
     val expected = table.select($"id".cast("float").as("id"), (rand(5) < 0.3).as("flag"))
       .where("flag").orderBy("id").select("id").as[Float].collect().toSeq
     assert(shards.numValidationRows == expected.length && shards.numRows == 100 - expected.length)
-    assert(spark.read.parquet(shards.validation: _*).select($"id".cast("float")).as[Float].collect().sorted.toSeq == expected)
+    assert(spark.read.parquet(shards.validation: _*).select($"id".cast("float")).as[
+      Float
+    ].collect().sorted.toSeq == expected)
     assert(shards.train.intersect(shards.validation).isEmpty && shards.train.nonEmpty)
 
     val flagged = written("indicator", table, params().setFeaturesCol("x").setValidationIndicatorCol("even"))
@@ -82,58 +107,119 @@ class ShardsSuite extends SparkSuite {
 
   test("what no tensor can be made of is refused with the column's name and the way out") {
     val cases = Seq[(DataFrame, ParamsSuite.Everything, String)](
-      (table, params().setFeaturesCol("xx"),
-        "no column 'xx' for the input: the DataFrame has id, x, n, even, d, a, label; did you mean 'x'?"),
-      (table.withColumn("s", lit("p")), params().setFeaturesCol("s"),
-        "column 's' is string, which cannot be an input: index it (StringIndexer) or cast it to a number"),
-      (table.withColumn("t", current_timestamp()), params().setFeaturesCol("t"),
-        "column 't' is timestamp, which cannot be an input: cast it to a number, for example with unix_timestamp"),
-      (table, params().setFeaturesCol(Array("x", "a")),
+      (
+        table,
+        params().setFeaturesCol("xx"),
+        "no column 'xx' for the input: the DataFrame has id, x, n, even, d, a, label; did you mean 'x'?"
+      ),
+      (
+        table.withColumn("s", lit("p")),
+        params().setFeaturesCol("s"),
+        "column 's' is string, which cannot be an input: index it (StringIndexer) or cast it to a number"
+      ),
+      (
+        table.withColumn("t", current_timestamp()),
+        params().setFeaturesCol("t"),
+        "column 't' is timestamp, which cannot be an input: cast it to a number, for example with unix_timestamp"
+      ),
+      (
+        table,
+        params().setFeaturesCol(Array("x", "a")),
         "column 'a' is array<float>; columns that are packed into one tensor are single numbers: give arrays and vectors " +
-          "as inputs of their own, in inputCols"),
-      (table, params().setFeaturesCol("x").setWeightCol("a"),
-        "column 'a' is array<float>; the weight of a row is a single number"),
-      (table.withColumn("b", lit(Array[Byte](1))), params().setInputCols(Array("b")).setInputTypes(Array("int64")),
-        "column 'b' is binary, which gives uint8 and cannot be read as int64"),
-      (table.where("id < 0"), params().setFeaturesCol("x"), "there is nothing to train on: there are no rows"),
-      (table.withColumn("all", lit(true)), params().setFeaturesCol("x").setValidationIndicatorCol("all"),
-        "there is nothing to train on: all rows are for validation"),
-      (table.withColumn("x", when($"id" =!= 50, $"x")), params().setFeaturesCol("x"),
-        "column 'x' holds a null: fill it (Imputer, DataFrame.fillna) or drop those rows (DataFrame.dropna)"),
-      (table.withColumn("label", lit(Double.NaN)), params().setFeaturesCol("x"),
+          "as inputs of their own, in inputCols"
+      ),
+      (
+        table,
+        params().setFeaturesCol("x").setWeightCol("a"),
+        "column 'a' is array<float>; the weight of a row is a single number"
+      ),
+      (
+        table.withColumn("b", lit(Array[Byte](1))),
+        params().setInputCols(Array("b")).setInputTypes(Array("int64")),
+        "column 'b' is binary, which gives uint8 and cannot be read as int64"
+      ),
+      (
+        table.where("id < 0"),
+        params().setFeaturesCol("x"),
+        "there is nothing to train on: there are no rows"
+      ),
+      (
+        table.withColumn("all", lit(true)),
+        params().setFeaturesCol("x").setValidationIndicatorCol("all"),
+        "there is nothing to train on: all rows are for validation"
+      ),
+      (
+        table.withColumn("x", when($"id" =!= 50, $"x")),
+        params().setFeaturesCol("x"),
+        "column 'x' holds a null: fill it (Imputer, DataFrame.fillna) or drop those rows (DataFrame.dropna)"
+      ),
+      (
+        table.withColumn("label", lit(Double.NaN)),
+        params().setFeaturesCol("x"),
         "column 'label' is the label and holds a NaN: fill it (Imputer, DataFrame.fillna) or drop those rows " +
-          "(DataFrame.dropna)"),
-      (table.withColumn("w", lit(-1.0)), params().setFeaturesCol("x").setWeightCol("w"),
-        "column 'w' is the weight and holds a value that is not a finite number >= 0: drop those rows")
+          "(DataFrame.dropna)"
+      ),
+      (
+        table.withColumn("w", lit(-1.0)),
+        params().setFeaturesCol("x").setWeightCol("w"),
+        "column 'w' is the weight and holds a value that is not a finite number >= 0: drop those rows"
+      )
     )
     for (((df, asked, message), index) <- cases.zipWithIndex)
       assert(intercept[DataException](written(s"refused$index", df, asked)).getMessage == message)
-    assert(intercept[DataException](written("fraction-label", table.where("id < 2"), params().setFeaturesCol("x"), Some("int64"))).getMessage ==
-      "column 'label' holds 0.1, which is not a whole number, where int64 is asked for: round it, or ask for float32")
+    assert(
+      intercept[DataException](written(
+        "fraction-label",
+        table.where("id < 2"),
+        params().setFeaturesCol("x"),
+        Some("int64")
+      )).getMessage ==
+        "column 'label' holds 0.1, which is not a whole number, where int64 is asked for: round it, or ask for float32"
+    )
   }
 
   test("inputShapes and inputTypes that do not fit are refused") {
     assert(intercept[ParamException](
-      Shards.resolve(table.schema, params().setFeaturesCol(Array("x", "n")).setInputShapes(Array(Array(3))), None, false)
+      Shards.resolve(
+        table.schema,
+        params().setFeaturesCol(Array("x", "n")).setInputShapes(Array(Array(3))),
+        None,
+        false
+      )
     ).getMessage == "inputShapes gives [3] (3 numbers) to input 'features', and its columns hold 2 in a row")
     assert(intercept[ParamException](
-      Shards.resolve(table.schema, params().setInputCols(Array("x", "n")).setInputTypes(Array("auto")), None, false)
+      Shards.resolve(
+        table.schema,
+        params().setInputCols(Array("x", "n")).setInputTypes(Array("auto")),
+        None,
+        false
+      )
     ).getMessage == "inputTypes has 1 entries, and there are 2 inputs: ['x', 'n']")
     val nested = table.withColumn("m", array(col("a"), col("a")))
-    assert(intercept[ParamException](Shards.resolve(nested.schema, params().setFeaturesCol("m"), None, false)).getMessage ==
+    assert(intercept[ParamException](
+      Shards.resolve(nested.schema, params().setFeaturesCol("m"), None, false)
+    ).getMessage ==
       "column 'm' is array<array<float>>: give the shape of one row in inputShapes")
   }
 
   test("Parquet files in place: no copy, partition columns as validation, and the refusals") {
     val place = path("in place")
     table.select("id", "x", "label", "even", "n").write.partitionBy("even", "n").parquet(place)
-    val shards = Shards.inPlace(spark, place, params().setFeaturesCol("x").setValidationIndicatorCol("even"), None, false)
+    val shards = Shards.inPlace(
+      spark,
+      place,
+      params().setFeaturesCol("x").setValidationIndicatorCol("even"),
+      None,
+      false
+    )
     assert(shards.numRows == 50 && shards.numValidationRows == 50)
     assert((shards.train ++ shards.validation).sorted == spark.read.parquet(place).inputFiles.sorted.toSeq)
     assert(shards.train.forall(_.contains("even=false")))
 
     val instead = s"""use fit(spark.read.parquet("$place")) instead"""
-    assert(intercept[DataException](Shards.inPlace(spark, place, params().setFeaturesCol("n"), None, false)).getMessage ==
+    assert(intercept[DataException](
+      Shards.inPlace(spark, place, params().setFeaturesCol("n"), None, false)
+    ).getMessage ==
       s"column 'n' is a partition column, and not in the files: $instead")
     val fraction = params().setFeaturesCol("x").setValidationFraction(0.5)
     assert(intercept[ParamException](Shards.inPlace(spark, place, fraction, None, false)).getMessage ==
@@ -141,19 +227,34 @@ class ShardsSuite extends SparkSuite {
 
     val vectors = path("vectors in place")
     Seq((Vectors.dense(1), 1.0)).toDF("features", "label").write.parquet(vectors)
-    assert(intercept[DataException](Shards.inPlace(spark, vectors, params(), None, false)).getMessage.startsWith(
-      "column 'features' holds Spark vectors, which are not read in place"))
+    assert(
+      intercept[DataException](Shards.inPlace(spark, vectors, params(), None, false)).getMessage.startsWith(
+        "column 'features' holds Spark vectors, which are not read in place"
+      )
+    )
 
-    for ((table_, marker) <- Seq("Delta" -> "_delta_log/0.json", "Iceberg" -> "metadata/v1.metadata.json", "Hudi" -> ".hoodie/hoodie.properties")) {
+    for (
+      (table_, marker) <- Seq(
+        "Delta" -> "_delta_log/0.json",
+        "Iceberg" -> "metadata/v1.metadata.json",
+        "Hudi" -> ".hoodie/hoodie.properties"
+      )
+    ) {
       val root = directory.resolve(s"a $table_")
       val file = root.resolve(marker)
       java.nio.file.Files.createDirectories(file.getParent)
       java.nio.file.Files.write(file, "{}".getBytes)
-      assert(intercept[DataException](Shards.inPlace(spark, root.toString, params(), None, false)).getMessage.startsWith(
-        s"$root is a $table_ table: its directory holds removed rows too."))
+      assert(intercept[DataException](
+        Shards.inPlace(spark, root.toString, params(), None, false)
+      ).getMessage.startsWith(
+        s"$root is a $table_ table: its directory holds removed rows too."
+      ))
     }
-    assert(intercept[DataException](Shards.inPlace(spark, path("nothing"), params(), None, false)).getMessage.startsWith(
-      s"${path("nothing")} cannot be read as Parquet: "))
+    assert(intercept[DataException](
+      Shards.inPlace(spark, path("nothing"), params(), None, false)
+    ).getMessage.startsWith(
+      s"${path("nothing")} cannot be read as Parquet: "
+    ))
   }
 
   test("columns whose names have dots and backticks") {
@@ -164,7 +265,9 @@ class ShardsSuite extends SparkSuite {
 
   test("a type that is unknown to the tensors is told by Spark's name of it") {
     val df = table.withColumn("m", map(lit("k"), col("x")))
-    assert(intercept[DataException](Columns.resolveInputs(df.schema, params().setFeaturesCol("m"))).getMessage ==
+    assert(intercept[DataException](
+      Columns.resolveInputs(df.schema, params().setFeaturesCol("m"))
+    ).getMessage ==
       "column 'm' is map<string,double>, which cannot be an input: select its values as columns of their own")
     assert(Columns.typeName(ArrayType(FloatType)) == "array<float>")
   }

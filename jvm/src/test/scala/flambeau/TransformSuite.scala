@@ -39,7 +39,7 @@ class TransformSuite extends SparkSuite {
       val scored = load(name).transform(rows(name))
       assert(scored.schema("prediction").dataType == DoubleType)
       assert(scored.count() == 1000)
-      val flat = if (name == "column") scored.withColumn("expected", $"expected"(0)) else scored
+      val flat = if (name == "column") scored.withColumn("expected", $"expected" (0)) else scored
       assert(difference(flat, "prediction", "expected") < 1e-6)
     }
 
@@ -51,10 +51,14 @@ class TransformSuite extends SparkSuite {
 
   test("several tensors are a struct, of every type") {
     val scored = load("several").transform(rows("several"))
-    val kinds = scored.schema("prediction").dataType.asInstanceOf[StructType].fields.map(_.dataType.simpleString).toSeq
+    val kinds =
+      scored.schema("prediction").dataType.asInstanceOf[StructType].fields.map(_.dataType.simpleString).toSeq
     assert(kinds == Seq("double", "array<float>", "double", "array<boolean>", "array<array<float>>"))
     for (name <- Seq("_1", "_2", "_3", "_4", "_5"))
-      assert(difference(scored.withColumn("made", $"prediction"(name)), "made", s"expected$name") < 1e-5, name)
+      assert(
+        difference(scored.withColumn("made", $"prediction" (name)), "made", s"expected$name") < 1e-5,
+        name
+      )
   }
 
   test("a classifier writes raw predictions, probabilities and the class") {
@@ -62,22 +66,31 @@ class TransformSuite extends SparkSuite {
     assert(model.numClasses == 3 && model.numFeatures == 3)
     val scored = model.transform(rows("classes"))
     assert(scored.schema("rawPrediction").dataType == SQLDataTypes.VectorType)
-    val found = scored.select(vector_to_array($"rawPrediction"), vector_to_array($"probability"), $"prediction", $"expected")
+    val found = scored.select(
+      vector_to_array($"rawPrediction"),
+      vector_to_array($"probability"),
+      $"prediction",
+      $"expected"
+    )
     for (row <- found.collect()) {
       val logits = row.getSeq[Float](3).map(_.toDouble)
       val exponents = logits.map(math.exp)
       assert(row.getSeq[Double](0).zip(logits).forall { case (a, b) => math.abs(a - b) < 1e-6 })
-      assert(row.getSeq[Double](1).zip(exponents.map(_ / exponents.sum)).forall { case (a, b) => math.abs(a - b) < 1e-6 })
+      assert(row.getSeq[Double](1).zip(exponents.map(_ / exponents.sum)).forall { case (a, b) =>
+        math.abs(a - b) < 1e-6
+      })
       assert(row.getDouble(2) == logits.indexOf(logits.max).toDouble)
     }
   }
 
   test("a classifier with one logit tells of two classes; an empty name leaves a column out") {
-    val model = TorchClassificationModel.load(SavedModels.model("binary")).setRawPredictionCol("").setProbabilityCol("p")
+    val model = TorchClassificationModel.load(SavedModels.model("binary")).setRawPredictionCol(
+      ""
+    ).setProbabilityCol("p")
     assert(model.numClasses == 2)
     val scored = model.transform(rows("binary"))
     assert(scored.columns.toSeq == rows("binary").columns.toSeq ++ Seq("p", "prediction"))
-    for (row <- scored.select($"p", $"prediction", $"expected"(0)).as[(Vector, Double, Float)].collect()) {
+    for (row <- scored.select($"p", $"prediction", $"expected" (0)).as[(Vector, Double, Float)].collect()) {
       val positive = 1 / (1 + math.exp(-row._3.toDouble))
       assert(math.abs(row._1(1) - positive) < 1e-6 && math.abs(row._1(0) + row._1(1) - 1) < 1e-12)
       assert(row._2 == (if (positive > 0.5) 1.0 else 0.0))
@@ -88,13 +101,17 @@ class TransformSuite extends SparkSuite {
 
   test("vectors, dense and sparse, score as arrays do") {
     val df = rows("column").withColumn("x", array_to_vector($"x"))
-    assert(difference(load("column").transform(df).withColumn("expected", $"expected"(0)), "prediction", "expected") < 1e-6)
+    assert(difference(
+      load("column").transform(df).withColumn("expected", $"expected" (0)),
+      "prediction",
+      "expected"
+    ) < 1e-6)
     val sparse = Seq((1, Vectors.sparse(3, Seq(1 -> 2.0))), (2, Vectors.dense(0, 2, 0))).toDF("id", "x")
     assert(load("column").transform(sparse).select("prediction").distinct().count() == 1)
   }
 
   test("all other columns stay as they are, nulls, types and metadata too") {
-    val base = rows("column").where("id < 20").withColumn("expected", $"expected"(0))
+    val base = rows("column").where("id < 20").withColumn("expected", $"expected" (0))
     val some = $"id" % 3 =!= 0
     val metadata = new MetadataBuilder().putString("a", "b").build()
     val df = base
@@ -104,7 +121,24 @@ class TransformSuite extends SparkSuite {
       .withColumn("time", when(some, timestamp_micros($"id" * 123456789L - 62000000000000000L)))
       .withColumn("local", when(some, lit("2020-02-28 01:02:03.000004").cast("timestamp_ntz")))
       .withColumn("decimal", when(some, ($"id".cast("decimal(38,10)") / 7).cast("decimal(38,18)")))
-      .withColumn("map", when(some, map(lit("z"), $"id", lit("y"), lit(1L), lit("b"), lit(2L), lit("c"), lit(3L), lit("a"), lit(null).cast("long"))))
+      .withColumn(
+        "map",
+        when(
+          some,
+          map(
+            lit("z"),
+            $"id",
+            lit("y"),
+            lit(1L),
+            lit("b"),
+            lit(2L),
+            lit("c"),
+            lit(3L),
+            lit("a"),
+            lit(null).cast("long")
+          )
+        )
+      )
       .withColumn("struct", when(some, struct($"id".as("p"), struct($"text".as("q")).as("r"))))
       .withColumn("list", when(some, array($"text", lit(null).cast("string"))))
       .withColumn("vector", when(some, array_to_vector($"x")))
@@ -119,15 +153,21 @@ class TransformSuite extends SparkSuite {
     val kept = scored.drop("prediction")
     assert(kept.schema == df.schema)
     def text(frame: DataFrame): Seq[String] = {
-      val hashed = frame.columns.toSeq.filterNot(name => name == "map" || name == "void").map(name => Expressions.quoted(name))
-      frame.select(hashed.map(col) ++ Seq(map_entries($"map").as("entries"), $"time".cast("string").as("when"), $"day".cast("string").as("date")): _*)
+      val hashed = frame.columns.toSeq.filterNot(name => name == "map" || name == "void").map(name =>
+        Expressions.quoted(name)
+      )
+      frame.select(hashed.map(col) ++ Seq(
+        map_entries($"map").as("entries"),
+        $"time".cast("string").as("when"),
+        $"day".cast("string").as("date")
+      ): _*)
         .orderBy("id").collect().map(show).toSeq
     }
     def show(value: Any): String = value match {
-      case row: Row           => row.toSeq.map(show).mkString("(", ",", ")")
-      case bytes: Array[Byte] => bytes.mkString("b")
+      case row: Row                       => row.toSeq.map(show).mkString("(", ",", ")")
+      case bytes: Array[Byte]             => bytes.mkString("b")
       case items: scala.collection.Seq[_] => items.map(show).mkString("[", ",", "]")
-      case other              => String.valueOf(other)
+      case other                          => String.valueOf(other)
     }
     assert(text(kept) == text(df))
   }
@@ -146,7 +186,9 @@ class TransformSuite extends SparkSuite {
     val df = rows("column").select("id", "x")
     assert(intercept[ParamException](model.transform(df.withColumn("prediction", lit(1)))).getMessage ==
       "predictionCol: the DataFrame has a column 'prediction' already; drop it or set another predictionCol")
-    assert(intercept[DataException](model.transform(df.drop("x"))).getMessage.startsWith("no column 'x' for the input"))
+    assert(intercept[DataException](model.transform(df.drop("x"))).getMessage.startsWith(
+      "no column 'x' for the input"
+    ))
     assert(intercept[DataException](model.transform(df.withColumn("x", lit(1.0)))).getMessage ==
       "input 'x' (x) has 1 numbers in a row, where 3 were trained on")
     val short = df.withColumn("x", when($"id" === 77, array(lit(1f))).otherwise($"x"))
@@ -154,25 +196,38 @@ class TransformSuite extends SparkSuite {
       "column 'x' holds an array of 1, where 3 were trained on: every row's array must have that length")
     val mend = "fill it (Imputer, DataFrame.fillna) or drop those rows (DataFrame.dropna)"
     val nulls = df.withColumn("x", when($"id" =!= 77, $"x"))
-    assert(intercept[Exception](model.transform(nulls).collect()).toString.contains(s"column 'x' holds a null: $mend"))
+    assert(intercept[Exception](model.transform(nulls).collect()).toString.contains(
+      s"column 'x' holds a null: $mend"
+    ))
     val vectors = nulls.withColumn("x", when($"id" =!= 77, array_to_vector($"x")))
-    assert(causeOf(classOf[DataException])(model.transform(vectors).collect()).getMessage == s"column 'x' holds a null: $mend")
-    val inside = df.withColumn("x", when($"id" === 77, array(lit(1f), lit(null), lit(2f)).cast("array<float>")).otherwise($"x"))
+    assert(causeOf(classOf[DataException])(
+      model.transform(vectors).collect()
+    ).getMessage == s"column 'x' holds a null: $mend")
+    val inside = df.withColumn(
+      "x",
+      when($"id" === 77, array(lit(1f), lit(null), lit(2f)).cast("array<float>")).otherwise($"x")
+    )
     assert(causeOf(classOf[DataException])(model.transform(inside).collect()).getMessage ==
       s"column 'x' holds an array with a null in it: $mend before transform")
     val mlp = load("mlp")
     val missing = rows("mlp").withColumn("a", when($"id" =!= 77, $"a"))
-    assert(intercept[Exception](mlp.transform(missing).collect()).toString.contains(s"column 'a' holds a null: $mend"))
+    assert(intercept[Exception](mlp.transform(missing).collect()).toString.contains(
+      s"column 'a' holds a null: $mend"
+    ))
   }
 
   test("other columns than those of the training, and another number of inputs") {
     val renamed = rows("mlp").withColumnRenamed("a", "c")
     val scored = load("mlp").setFeaturesCol(Array("c", "b")).transform(renamed)
     assert(difference(scored, "prediction", "expected") < 1e-6)
-    assert(intercept[ParamException](load("mlp").setInputCols(Array("a", "b")).transform(rows("mlp"))).getMessage ==
+    assert(intercept[ParamException](
+      load("mlp").setInputCols(Array("a", "b")).transform(rows("mlp"))
+    ).getMessage ==
       "the params name 2 inputs, and the model was trained on 1: features")
-    assert(intercept[DataException](load("mlp").setFeaturesCol(Array("a")).transform(rows("mlp"))).getMessage ==
-      "input 'features' (a) has 1 numbers in a row, where 2 were trained on")
+    assert(
+      intercept[DataException](load("mlp").setFeaturesCol(Array("a")).transform(rows("mlp"))).getMessage ==
+        "input 'features' (a) has 1 numbers in a row, where 2 were trained on"
+    )
   }
 
   test("empty frames and partitions, limit, take, and a batch larger than the rows") {

@@ -65,8 +65,8 @@ final class InputBatch private[jni] (inputs: Seq[TensorRows], val capacity: Int)
 private object InputBatch {
 
   private def elementSize(dtype: String): Int = dtype match {
-    case "float32" => 4
+    case "float32"           => 4
     case "float64" | "int64" => 8
-    case "bool" | "uint8" => 1
+    case "bool" | "uint8"    => 1
   }
 }

@@ -37,7 +37,7 @@ object NativeFiles {
     val os = System.getProperty("os.name").toLowerCase(Locale.ROOT)
     val architecture = System.getProperty("os.arch") match {
       case "amd64" => "x86_64"
-      case other => other
+      case other   => other
     }
     s"$os-$architecture"
   }

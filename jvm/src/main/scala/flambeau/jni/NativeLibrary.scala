@@ -53,10 +53,12 @@ object NativeLibrary {
         process.destroyForcibly()
         throw new FlambeauException(s"$worker libtorch did not end within $FinderSeconds s")
       }
-      if (process.exitValue() != 0) throw new FlambeauException(text(errors).trim.stripPrefix("flambeau-worker: "))
+      if (process.exitValue() != 0)
+        throw new FlambeauException(text(errors).trim.stripPrefix("flambeau-worker: "))
       Json.texts(Json.parse(text(output)).get("libraries"))
     } catch {
-      case error: IOException => throw new FlambeauException(s"$worker cannot be run: ${error.getMessage}", error)
+      case error: IOException =>
+        throw new FlambeauException(s"$worker cannot be run: ${error.getMessage}", error)
     } finally {
       Files.deleteIfExists(output)
       Files.deleteIfExists(errors)
@@ -81,7 +83,8 @@ object NativeLibrary {
   private def loadShared(path: String): Unit =
     try System.load(path)
     catch {
-      case error: UnsatisfiedLinkError if String.valueOf(error.getMessage).contains("another classloader") => ()
+      case error: UnsatisfiedLinkError if String.valueOf(error.getMessage).contains("another classloader") =>
+        ()
       case error: UnsatisfiedLinkError => throw refusal(path, error)
     }
 

@@ -54,7 +54,9 @@ final case class ScorerSpec(
       "program" -> programFile.toString,
       "weights" -> weightsFile.map(_.toString),
       "inputs" -> inputs.map(tensor => Map("dtype" -> tensor.dtype, "shape" -> tensor.shape)),
-      "output" -> output.map(tensor => Map("name" -> tensor.name, "dtype" -> tensor.dtype, "shape" -> tensor.shape)),
+      "output" -> output.map(tensor =>
+        Map("name" -> tensor.name, "dtype" -> tensor.dtype, "shape" -> tensor.shape)
+      ),
       "batchSize" -> batchSize,
       "classes" -> classes,
       "fields" -> fields,

@@ -77,11 +77,11 @@ object StoredFile {
     val scheme = "^([A-Za-z][A-Za-z0-9+.-]*):".r.findFirstMatchIn(uri).map(_.group(1).toLowerCase)
     lazy val path = new java.net.URI(uri).getPath
     scheme match {
-      case None => Some(Paths.get(uri))
-      case Some("file") => Some(Paths.get(path))
+      case None               => Some(Paths.get(uri))
+      case Some("file")       => Some(Paths.get(path))
       case Some("spark-file") => Some(Paths.get(SparkFiles.get(uri.substring("spark-file:".length))))
-      case Some("dbfs") => Some(Paths.get(if (path.startsWith("/Volumes/")) path else "/dbfs" + path))
-      case Some(_) => None
+      case Some("dbfs")       => Some(Paths.get(if (path.startsWith("/Volumes/")) path else "/dbfs" + path))
+      case Some(_)            => None
     }
   }
 
@@ -102,14 +102,20 @@ object StoredFile {
     val folder = Paths.get(System.getProperty("java.io.tmpdir"), s"flambeau-cache-$user")
     try {
       val owner = PosixFilePermissions.fromString("rwx------")
-      if (!Files.isDirectory(folder)) Files.createDirectory(folder, PosixFilePermissions.asFileAttribute(owner))
+      if (!Files.isDirectory(folder))
+        Files.createDirectory(folder, PosixFilePermissions.asFileAttribute(owner))
     } catch {
       case _: java.nio.file.FileAlreadyExistsException => ()
       case error: IOException =>
-        throw new FlambeauException(s"$folder cannot be made ($error): set java.io.tmpdir to a writable directory", error)
+        throw new FlambeauException(
+          s"$folder cannot be made ($error): set java.io.tmpdir to a writable directory",
+          error
+        )
     }
     if (Files.getOwner(folder).getName != user)
-      throw new FlambeauException(s"$folder belongs to another user: set java.io.tmpdir to a directory of your own")
+      throw new FlambeauException(
+        s"$folder belongs to another user: set java.io.tmpdir to a directory of your own"
+      )
     folder
   }
 }

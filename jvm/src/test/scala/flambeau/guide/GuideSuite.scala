@@ -43,7 +43,8 @@ class GuideSuite extends SparkSuite {
       .setParallelism(2)
     val best = search.fit(df).bestModel
 
-    val assembler = new VectorAssembler().setInputCols(Array("dep_delay", "distance")).setOutputCol("features")
+    val assembler =
+      new VectorAssembler().setInputCols(Array("dep_delay", "distance")).setOutputCol("features")
     val pipeline = new Pipeline().setStages(Array(assembler, regressor)).fit(flights)
 
     pipeline.write.overwrite().save(path("pipeline"))

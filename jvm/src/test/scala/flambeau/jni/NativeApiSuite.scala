@@ -111,9 +111,10 @@ class NativeApiSuite extends AnyFunSuite {
     val inputs = Seq("float32" -> "[2]", "int64" -> "[2]", "bool" -> "[2]", "uint8" -> "[2]").map {
       case (dtype, shape) => s"""{"dtype":"$dtype","shape":$shape}"""
     }
-    val outputs = Seq("float32", "int64", "bool", "int64", "float64").zipWithIndex.map { case (dtype, index) =>
-      s"""{"name":"_${index + 1}","dtype":"$dtype","shape":[2]}"""
-    }
+    val outputs =
+      Seq("float32", "int64", "bool", "int64", "float64").zipWithIndex.map { case (dtype, index) =>
+        s"""{"name":"_${index + 1}","dtype":"$dtype","shape":[2]}"""
+      }
     val handle = api.openScorer(spec(Programs.everyType, inputs.mkString(","), outputs.mkString(",")))
     val longs = ByteBuffer.allocateDirect(16).order(ByteOrder.nativeOrder()).putLong(1L << 40).putLong(-3)
     val flags = ByteBuffer.allocateDirect(2).put(1.toByte).put(0.toByte)

@@ -16,9 +16,11 @@ class NativeLibrarySuite extends AnyFunSuite {
   test("many threads that ask at once get one instance") {
     val threads = Executors.newFixedThreadPool(8)
     try {
-      val asked = (0 until 8).map(_ => threads.submit(new Callable[NativeApi] {
-        override def call(): NativeApi = NativeLibrary.api(none)
-      }))
+      val asked = (0 until 8).map(_ =>
+        threads.submit(new Callable[NativeApi] {
+          override def call(): NativeApi = NativeLibrary.api(none)
+        })
+      )
       assert(asked.map(_.get(120, TimeUnit.SECONDS)).toSet.size == 1)
     } finally threads.shutdownNow()
   }
@@ -32,7 +34,8 @@ class NativeLibrarySuite extends AnyFunSuite {
       val api = library.getMethod("api", classOf[Function1[_, _]]).invoke(module, none)
       assert(api.getClass != classOf[NativeApi])
       val get = api.getClass.getMethod("storeGet", classOf[String], classOf[String])
-      val error = intercept[java.lang.reflect.InvocationTargetException](get.invoke(api, "{}", "/nowhere/file"))
+      val error =
+        intercept[java.lang.reflect.InvocationTargetException](get.invoke(api, "{}", "/nowhere/file"))
       assert(error.getCause.getClass.getName == "flambeau.StoreException")
       assert(error.getCause.getClass.getClassLoader == loader)
     }
@@ -42,7 +45,8 @@ class NativeLibrarySuite extends AnyFunSuite {
   }
 
   test("a directory without libtorch is one sentence that says what to set") {
-    val error = intercept[FlambeauException](NativeLibrary.libtorch(NativeFiles.worker(none), Some("/nowhere")))
+    val error =
+      intercept[FlambeauException](NativeLibrary.libtorch(NativeFiles.worker(none), Some("/nowhere")))
     assert(error.getMessage.contains("/nowhere"))
     assert(error.getMessage.contains("spark.flambeau.libtorch"))
     assert(error.getMessage.linesIterator.size == 1)
@@ -76,8 +80,10 @@ class NativeLibrarySuite extends AnyFunSuite {
     val parent = Files.createTempDirectory("flambeau-test-")
     val java = Paths.get(System.getProperty("java.home"), "bin", "java").toString
     val output = Files.createTempFile("flambeau-test-", "")
-    val command = Seq(java, "-cp", System.getProperty("java.class.path"), "flambeau.jni.ExtractAndEnd", parent.toString)
-    val process = new ProcessBuilder(command: _*).redirectErrorStream(true).redirectOutput(output.toFile).start()
+    val command =
+      Seq(java, "-cp", System.getProperty("java.class.path"), "flambeau.jni.ExtractAndEnd", parent.toString)
+    val process =
+      new ProcessBuilder(command: _*).redirectErrorStream(true).redirectOutput(output.toFile).start()
     assert(process.waitFor(60, TimeUnit.SECONDS))
     val text = new String(Files.readAllBytes(output), UTF_8)
     assert(process.exitValue() == 0, text)
@@ -108,7 +114,8 @@ private object OwnFlambeau {
 /** Extracts the native files and says where. */
 object ExtractAndEnd {
   def main(arguments: Array[String]): Unit = {
-    val worker: Path = NativeFiles.worker(key => if (key == NativeFiles.NativeDirKey) Some(arguments(0)) else None)
+    val worker: Path =
+      NativeFiles.worker(key => if (key == NativeFiles.NativeDirKey) Some(arguments(0)) else None)
     println(worker)
   }
 }
