@@ -18,7 +18,8 @@ from pyspark.sql import SparkSession
 spark = SparkSession.builder.getOrCreate()
 jvm = spark._jvm
 print("VERSION", jvm.flambeau.Build.version())
-print("WORKER", jvm.flambeau.TorchRegressor().setEpochs(3).explainParam("epochs"))
+regressor = jvm.flambeau.TorchRegressor().setEpochs(3)
+print("PARAM", regressor.explainParam(regressor.epochs()))
 spark.stop()
 """
 
@@ -78,4 +79,4 @@ def test_spark_submit_needs_the_jar_alone(jar: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"VERSION {manifest(jar)['Implementation-Version']}\n" in done.stdout
-    assert "epochs: " in done.stdout and "current: 3" in done.stdout
+    assert "PARAM epochs: " in done.stdout and "current: 3)" in done.stdout

@@ -2,8 +2,8 @@
 
 import os
 import re
-import runpy
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not pyspark.__version__.startswith("4."):
         pytest.skip("SKIPPED: the jar that make builds is for Spark 4")
     made = tmp_path_factory.mktemp("retrain")
-    runpy.run_path(str(EXAMPLE / "prepare.py"))["main"](made)
+    subprocess.run([sys.executable, str(EXAMPLE / "prepare.py"), str(made)], check=True, timeout=120)
     flights = pq.read_table(made / "train" / "month=3" / "flights.parquet")
     label = flights.column_names.index("arr_delay")
     spoiled = made / "train" / "spoiled"
