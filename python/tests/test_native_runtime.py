@@ -284,10 +284,12 @@ def test_a_segfault_fails_the_fit_with_rank_and_signal(spark: SparkSession) -> N
 
 
 def test_an_error_of_the_rows_is_a_data_error(spark: SparkSession) -> None:
-    df = classes(spark).withColumn("label", classes(spark).label + 7)
+    df = classes(spark)
+    df = df.withColumn("label", df.label + 7)
     with pytest.raises(DataError, match="class label") as told:
         classifier(runtime="native").fit(df)
-    assert (told.value.rank, told.value.epoch, told.value.step) == (0, 0, 0)  # type: ignore[attr-defined]
+    assert (told.value.epoch, told.value.step) == (0, 0)  # type: ignore[attr-defined]
+    assert told.value.rank in (0, 1)  # type: ignore[attr-defined]
 
 
 def children_of(pid: int) -> list[int]:
