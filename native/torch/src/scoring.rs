@@ -93,7 +93,7 @@ impl Scorer {
                 "batchSize is 0, but must be at least 1".into(),
             ));
         }
-        if spec.classes.is_some() != !spec.fields.is_empty() {
+        if spec.classes.is_some() == spec.fields.is_empty() {
             return Err(TorchError::Param(
                 "classes and fields are given together for a classifier, and neither for another model".into(),
             ));
