@@ -21,7 +21,13 @@ pub(crate) fn of_job(spec: &NativeProgram, store: &Store) -> Result<Box<dyn Prog
         .as_deref()
         .map(|uri| store.get(uri))
         .transpose()?;
-    let program = open(spec.form, &eval, train.as_deref()).map_err(|error| {
+    let program = match spec.form {
+        ProgramForm::Scripted => open(spec.form, &eval, train.as_deref()),
+        ProgramForm::Exported => exported::load(&eval, train.as_deref())
+            .and_then(|program| program.with_archives(&eval, train.as_deref()))
+            .map(|program| Box::new(program) as Box<dyn Program>),
+    };
+    let program = program.map_err(|error| {
         TorchError::Param(format!("model: {} cannot be loaded: {error}", spec.eval))
     })?;
     if let Some(stored) = &spec.weights {

@@ -533,6 +533,40 @@ fn archives_without_weights_have_zeros() {
 }
 
 #[test]
+fn a_trained_program_is_written_without_its_sample_inputs() {
+    let (eval, train) = (archive("mlp", "eval"), archive("mlp", "train"));
+    let folder = tempfile::tempdir().unwrap();
+    let program = both("mlp").with_archives(&eval, Some(&train)).unwrap();
+    let names = program.write(folder.path()).unwrap();
+    assert_eq!(names, ["program.pt2", "program-train.pt2"]);
+    let [written, graph] =
+        [0, 1].map(|index| std::fs::read(folder.path().join(&names[index])).unwrap());
+    exported::load(&written, Some(&graph)).unwrap();
+    for (before, after) in [(&eval, &written), (&train, &graph)] {
+        let mut before = ZipArchive::new(Cursor::new(before)).unwrap();
+        let mut after = ZipArchive::new(Cursor::new(after)).unwrap();
+        assert_eq!(before.len(), after.len());
+        for index in 0..before.len() {
+            let (mut old, mut new) = (vec![], vec![]);
+            before
+                .by_index(index)
+                .unwrap()
+                .read_to_end(&mut old)
+                .unwrap();
+            let mut entry = after.by_index(index).unwrap();
+            entry.read_to_end(&mut new).unwrap();
+            let dropped = entry.name().contains("/sample_inputs/");
+            assert!(
+                if dropped { new.is_empty() } else { new == old },
+                "{}",
+                entry.name()
+            );
+        }
+    }
+    assert!(both("mlp").write(folder.path()).unwrap().is_empty());
+}
+
+#[test]
 fn older_layouts_are_read() {
     for case in ["mlp", "tied", "several"] {
         let (now, expected) = (both(case), Expected::of(case));

@@ -19,6 +19,9 @@ mod structure;
 mod training;
 mod weights;
 
+use std::fs;
+use std::path::Path;
+
 use tch::Tensor;
 
 use crate::error::TorchError;
@@ -38,6 +41,8 @@ pub struct ExportedProgram {
     weights: Weights,
     eval: ReadyGraph,
     train: Option<ReadyGraph>,
+    /// What `write` writes: names of files and their bytes.
+    archives: Vec<(&'static str, Vec<u8>)>,
 }
 
 /// Loads a program from the bytes of its archives: the graph in evaluation mode and, where there is one, that in
@@ -70,7 +75,29 @@ pub fn load(eval: &[u8], train: Option<&[u8]>) -> Result<ExportedProgram, TorchE
         weights,
         eval: graph,
         train,
+        archives: vec![],
     })
+}
+
+impl ExportedProgram {
+    /// The program with the archives that it was loaded from, for [`Program::write`]. They are kept without their sample
+    /// inputs, which are a pickle.
+    ///
+    /// # Errors
+    ///
+    /// [`TorchError::Param`] where an archive is damaged.
+    pub fn with_archives(
+        mut self,
+        eval: &[u8],
+        train: Option<&[u8]>,
+    ) -> Result<ExportedProgram, TorchError> {
+        self.archives = vec![("program.pt2", archive::without_pickles(eval)?)];
+        if let Some(train) = train {
+            self.archives
+                .push(("program-train.pt2", archive::without_pickles(train)?));
+        }
+        Ok(self)
+    }
 }
 
 // SAFETY: a run only reads the program: its tensors are handles with atomic counts, and a graph that writes to its buffers
@@ -91,6 +118,21 @@ impl Program for ExportedProgram {
             }
             _ => self.eval.run(inputs),
         }
+    }
+
+    fn write(&self, directory: &Path) -> Result<Vec<String>, TorchError> {
+        for (name, bytes) in &self.archives {
+            let path = directory.join(name);
+            fs::write(&path, bytes).map_err(|source| TorchError::Io {
+                what: format!("writing {}", path.display()),
+                source,
+            })?;
+        }
+        Ok(self
+            .archives
+            .iter()
+            .map(|(name, _)| (*name).to_string())
+            .collect())
     }
 
     fn check_trainable(&self) -> Result<(), TorchError> {
