@@ -232,10 +232,10 @@ impl Program for ScriptProgram {
     }
 
     fn write(&self, directory: &Path) -> Result<Vec<String>, TorchError> {
-        let path = c_string(&directory.join(FILE_NAME).to_string_lossy());
+        let path = c_string(directory.join(FILE_NAME).to_string_lossy());
         let names: Vec<CString> = self.fixed.iter().map(c_string).collect();
         let pointers: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
-        let text = c_string(&serde_json::to_string(&self.fixed).expect("strings are JSON"));
+        let text = c_string(serde_json::to_string(&self.fixed).expect("strings are JSON"));
         // SAFETY: all pointers are to live texts, which are read during the call only.
         let failure = unsafe {
             flambeau_script_save_hollow(
