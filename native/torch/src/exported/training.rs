@@ -112,7 +112,10 @@ mod tests {
             Option::None
         );
         assert_eq!(
-            training("aten::_native_batch_norm_legit", &[eval.clone()]),
+            training(
+                "aten::_native_batch_norm_legit",
+                std::slice::from_ref(&eval)
+            ),
             Option::None
         );
         assert_eq!(
