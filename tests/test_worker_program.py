@@ -202,6 +202,17 @@ def test_a_loss_or_optimizer_that_is_not_known_is_refused(tmp_path: Path, progra
     assert error["kind"] == "job" and "lbfgs" in error["message"]
 
 
+def test_a_program_without_its_weights_is_refused(tmp_path: Path, rows: Path) -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    flambeau.save_program(module, str(tmp_path / "program"), [torch.zeros(2, 4)])
+    for form, name in (("scripted", "program.pt"), ("exported", "program.pt2")):
+        job = job_of(tmp_path, tmp_path / "program" / name, [rows])
+        job["program"]["form"] = form
+        with Ranks(job, 1) as ranks:
+            error = ranks[0].outcome(20)["error"]
+        assert error["kind"] == "job" and "has no weights in it (0.weight is empty)" in error["message"]
+
+
 class Talkative(nn.Module):
     """Prints in its forward, as TorchScript does: to standard output, from C++."""
 

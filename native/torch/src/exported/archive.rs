@@ -296,7 +296,8 @@ pub(super) fn kind_of(dtype: i64) -> Option<Kind> {
     })
 }
 
-/// A contiguous tensor with the values of `bytes`, the whole storage.
+/// A tensor with the values of `bytes`, the whole storage: contiguous, but for one that an archive without weights keeps
+/// hollow, all its elements in one place.
 fn tensor_of(name: &str, bytes: &[u8], place: &Place) -> Result<Tensor, TorchError> {
     let kind = place.kind;
     let of = |error: tch::TchError| {
@@ -304,7 +305,9 @@ fn tensor_of(name: &str, bytes: &[u8], place: &Place) -> Result<Tensor, TorchErr
     };
     let options = (kind, tch::Device::Cpu);
     if bytes.is_empty() {
-        return Tensor::f_zeros(&place.sizes[..], options).map_err(of);
+        let hollow =
+            Tensor::f_zeros([], options).and_then(|zero| zero.f_expand(&place.sizes[..], false));
+        return hollow.map_err(of);
     }
     let width = kind.elt_size_in_bytes();
     if !bytes.len().is_multiple_of(width) {
@@ -318,6 +321,9 @@ fn tensor_of(name: &str, bytes: &[u8], place: &Place) -> Result<Tensor, TorchErr
     let view = storage
         .f_as_strided(&place.sizes[..], &place.strides[..], place.offset)
         .map_err(of)?;
+    if view.numel() > 1 && place.strides.iter().all(|&stride| stride == 0) {
+        return Ok(view);
+    }
     let mut tensor = Tensor::f_empty(&place.sizes[..], options).map_err(of)?;
     tensor.f_copy_(&view).map_err(of)?;
     Ok(tensor)
