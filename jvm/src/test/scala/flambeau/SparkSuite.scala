@@ -21,6 +21,12 @@ trait SparkSuite extends AnyFunSuite with BeforeAndAfterAll {
   /** A directory of this suite's own. */
   lazy val directory: Path = Files.createTempDirectory("flambeau-test-")
 
+  /** What a suite calls may ask for the session that there is before it has asked for this one. */
+  override def beforeAll(): Unit = {
+    super.beforeAll()
+    SparkSession.setActiveSession(spark)
+  }
+
   override def afterAll(): Unit = {
     SavedModels.remove(directory)
     super.afterAll()
