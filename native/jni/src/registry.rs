@@ -46,30 +46,3 @@ impl<T> Registry<T> {
         entries.by_handle.as_mut()?.remove(&handle)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_closed_handle_is_never_given_again() {
-        let registry = Registry::new();
-        let first = registry.insert("a");
-        assert_eq!(registry.get(first).as_deref(), Some(&"a"));
-        assert!(registry.remove(first).is_some());
-        assert!(registry.remove(first).is_none());
-        assert!(registry.get(first).is_none());
-        let second = registry.insert("b");
-        assert_ne!(first, second);
-        assert!(first != 0 && second != 0);
-    }
-
-    #[test]
-    fn an_object_outlives_its_handle_while_it_is_used() {
-        let registry = Registry::new();
-        let handle = registry.insert(String::from("model"));
-        let used = registry.get(handle).expect("an open handle");
-        drop(registry.remove(handle));
-        assert_eq!(used.as_str(), "model");
-    }
-}
