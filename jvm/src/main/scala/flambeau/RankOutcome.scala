@@ -28,15 +28,16 @@ private[flambeau] final case class RankOutcome(
   /** Whether another attempt may go better. */
   def isRetried: Boolean = Retried.contains(kind)
 
-  /** The exception that tells of this failure. */
+  /** The exception that tells of this failure. Where its class does not say what worker it was, its cause does. */
   def exception: FlambeauException = {
     val text = s"$message ($where)"
+    def place = new WorkerException(text, Some(rank), Some(host), epoch, step)
     kind match {
-      case "job"                 => new ParamException(text)
-      case "data"                => new DataException(text)
-      case "environment"         => new ClusterException(text)
+      case "job"                 => new ParamException(text, place)
+      case "data"                => new DataException(text, place)
+      case "environment"         => new ClusterException(text, place)
       case "lost" | "collective" => new WorkerLostException(text, Some(rank), Some(host), epoch, step)
-      case _                     => new WorkerException(text, Some(rank), Some(host), epoch, step)
+      case _                     => place
     }
   }
 
