@@ -1,4 +1,4 @@
-"""What `flambeau-worker` and `libflambeau_jni.so` need of their machine is what is said of them."""
+"""What the native files need of their machine is what is said of them."""
 
 import platform
 import re
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from elf import Needs, needs
+
+from flambeau import _native
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = ROOT / "build" / "native" / "native" / f"linux-{platform.machine()}"
@@ -77,3 +79,9 @@ def test_the_worker_needs_no_libtorch(needed: dict[str, Needs]) -> None:
 def test_the_library_needs_libtorch_and_no_python_or_java(needed: dict[str, Needs]) -> None:
     others = {library for library in needed[LIBRARY].libraries if not is_loader(library)} - SYSTEM
     assert others == LIBTORCH
+
+
+def test_the_extension_of_python_needs_no_torch() -> None:
+    """So it serves any torch that the notebook has."""
+    others = {library for library in needs(Path(_native.__file__)).libraries if not is_loader(library)}
+    assert others <= SYSTEM

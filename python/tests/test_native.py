@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -296,8 +295,3 @@ def test_metrics_inputs_and_outputs_of_all_kinds(tmp_path: Path, columns) -> Non
         error(output, label).mean().item(), rel=1e-5
     )
     assert dict(last["metrics"])["error"] > 0
-
-
-def test_the_module_links_no_torch() -> None:
-    path = sys.modules["flambeau._native"].__file__
-    assert b"libtorch" not in Path(path or "").read_bytes()
