@@ -39,7 +39,7 @@ class CurrentModel(models: Path, configuration: Configuration) {
     val stream = files.create(written, false)
     try stream.write(model.getName.getBytes(UTF_8))
     finally stream.close()
-    files.getScheme match {
+    files.getUri.getScheme match {
       case "file" =>
         if (!files.rename(written, pointer)) throw new java.io.IOException(s"$pointer was not replaced")
       case "hdfs" =>

@@ -32,7 +32,7 @@ object Retrain {
       .setFeaturesCol(Features)
       .setLabelCol(Label)
       .setLoss("mse")
-      .setOptimizer("adamw", Map("lr" -> 3e-3))
+      .setOptimizer("adamw", Map("lr" -> 1e-2))
       .setNumWorkers(2)
       .setBatchSize(256)
       .setEpochs(options.getOrElse("epochs", "3").toInt)
