@@ -63,7 +63,7 @@ def fit(master: str, case: Path, directory: Path, behaviour: str) -> dict[str, A
         master=master,
         jar=jar(),
         data=case / "rows.parquet",
-        program=case / "net.pt",
+        net=case / "net.pt",
         work_dir=directory / "work",
         behaviour=behaviour,
     )

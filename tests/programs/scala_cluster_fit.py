@@ -1,7 +1,7 @@
 """Fits in Scala on a Spark master given on the command line, disturbs the fit if asked to, and prints what a
 test needs as one JSON line.
 
-    scala_cluster_fit.py --master MASTER --jar JAR --data FILE --program FILE --work-dir DIR --behaviour train
+    scala_cluster_fit.py --master MASTER --jar JAR --data FILE --net FILE --work-dir DIR --behaviour train
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def main() -> None:
     from scala import Scala
 
     parser = argparse.ArgumentParser()
-    for name in ("master", "jar", "data", "program", "work-dir", "behaviour"):
+    for name in ("master", "jar", "data", "net", "work-dir", "behaviour"):
         parser.add_argument(f"--{name}", required=True)
     options = parser.parse_args()
     spark = session(options.jar, options.master)
     estimator = Scala(spark).estimator(
         "TorchRegressor",
-        model=options.program,
+        model=options.net,
         optimizer="adam",
         stepSize=0.001,
         inputCols=["x"],
