@@ -243,7 +243,7 @@ def test_a_class_whose_file_workers_lack(
 
 
 def test_another_torch_version(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flambeau._training.versions", lambda: {"torch": "2.4.0"})
+    monkeypatch.setattr("flambeau._python_runtime.versions", lambda: {"torch": "2.4.0"})
     with pytest.raises(EnvironmentMismatchError, match=r"torch 2\.4\.0"):
         regressor().fit(rows(spark))
 
