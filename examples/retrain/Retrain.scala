@@ -16,7 +16,7 @@ import org.apache.spark.sql.{DataFrame, SparkSession}
   */
 object Retrain {
   private val Features =
-    Array("dep_delay", "distance", "month", "scheduled_departure", "scheduled_minutes", "weekday")
+    Array("dep_delay", "distance", "scheduled_departure", "scheduled_minutes", "weekday")
   private val Label = "arr_delay"
 
   def main(arguments: Array[String]): Unit = {

@@ -15,11 +15,11 @@ import pandas as pd
 import torch
 from torch import nn
 
-COLUMNS = ["dep_delay", "distance", "month", "scheduled_departure", "scheduled_minutes", "weekday"]
+COLUMNS = ["dep_delay", "distance", "scheduled_departure", "scheduled_minutes", "weekday"]
 
 
 class DelayNet(nn.Module):
-    """Minutes of arrival delay from six numbers, which its first layer scales."""
+    """Minutes of arrival delay from five numbers, which its first layer scales."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def read_flights() -> pd.DataFrame:
         "scheduled_minutes": (minutes(flights["sched_arr_time"]) - departure + 1440) % 1440,
         "weekday": pd.to_datetime(flights[["year", "month", "day"]]).dt.dayofweek,
     }
-    return flights.assign(**made)[[*COLUMNS, "arr_delay"]]
+    return flights.assign(**made)[["month", *COLUMNS, "arr_delay"]]
 
 
 def minutes(times: pd.Series) -> pd.Series:
@@ -60,7 +60,7 @@ def main(directory: Path) -> None:
         for part, rows in (("train", flights.drop(held_out.index)), ("holdout", held_out)):
             path = directory / part / f"month={month}"
             path.mkdir(parents=True, exist_ok=True)
-            rows.to_parquet(path / "flights.parquet", index=False)
+            rows.drop(columns="month").to_parquet(path / "flights.parquet", index=False)
 
 
 if __name__ == "__main__":
