@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 from torch import nn
 
+# Without the month: it is constant within a partition, and batch norm would scale the next one out of bounds.
 COLUMNS = ["dep_delay", "distance", "scheduled_departure", "scheduled_minutes", "weekday"]
 
 
