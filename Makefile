@@ -69,6 +69,24 @@ $(SPARKS:%=test-%): test-%: build/%/.installed
 	@FLAMBEAU_VENV=$(CURDIR)/build/$* $(RUN) $(CURDIR)/build/$*/bin/python -m pytest \
 		-c python/pyproject.toml -q -m matrix tests python/tests
 
+# Peers whose pins clash with ours have environments of their own.
+PEERS := $(patsubst benchmarks/peers/%.txt,build/peers/%/.installed,$(wildcard benchmarks/peers/*.txt))
+
+#: make bench         measure Flambeau beside what people use instead; benchmarks/RESULTS.md
+.PHONY: bench bench-full
+bench: build $(PEERS)
+	@$(RUN) $(BIN)/python benchmarks/run.py
+
+#: make bench-full    the same at every size
+bench-full: build $(PEERS)
+	@$(RUN) $(BIN)/python benchmarks/run.py --full
+
+build/peers/%/.installed: benchmarks/peers/%.txt $(VENV)/.synced
+	@echo "flambeau: installing the packages of $<"
+	@$(UV) venv --clear --python $(BIN)/python build/peers/$*
+	@$(UV) pip sync --python build/peers/$*/bin/python --require-hashes --compile-bytecode $<
+	@touch $@
+
 #: make lint          formatting, lints and types
 .PHONY: lint
 lint: $(VENV)/.extension build/libtorch/build-version
