@@ -124,7 +124,8 @@ def _draw(suite: str, curve: str, results: Sequence[Result]) -> str:
 
     matplotlib.rcParams["svg.hashsalt"] = "flambeau"
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for name in dict.fromkeys(name for result in results for name in result.figures):
+    names = [name for result in results for name in result.figures]
+    for name in [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         points = sorted(
             (result.x or 0.0, result.median(name), min(result.figures[name]), max(result.figures[name]))
             for result in results

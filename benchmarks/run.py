@@ -84,8 +84,9 @@ def main() -> None:
     failed = []
     for name in [] if options.page else options.only:
         print(f"\n{name}", flush=True)
-        same = [argument for argument in sys.argv[1:] if not argument.startswith("--only")]
-        command = [sys.executable, __file__, *same, "--inside", name]
+        command = [sys.executable, __file__, "--inside", name]
+        command += ["--full"] if options.full else []
+        command += ["--rounds", str(options.rounds)] if options.rounds else []
         if subprocess.run(command).returncode:
             failed.append(name)
     page.write(SUITES)

@@ -1,0 +1,65 @@
+"""One rank of a training without Spark, for `harness.Child`: what it costs this process.
+
+A request holds the job's path, the program, the place among the ranks and where they meet; the answer has the
+seconds of processor that the training took here and the memory that it added at its peak.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import torch._dynamo  # noqa: F401  optimizers import it at first use
+from harness import serve
+
+from flambeau import _native
+from flambeau._adapter import ModuleModel
+
+SECRET = b"ranks of a benchmark, on loopback"
+
+
+def train(job: dict[str, Any], program: str, rank: int, world_size: int, address: str) -> dict[str, float]:
+    """Trains a rank to its end; MiB for memory, which counts from before the training's first allocation."""
+
+    def all_gather(payload: bytes) -> list[bytes]:
+        return _native.TcpRendezvous(address, rank, world_size, SECRET, 60.0).all_gather(payload)
+
+    inputs = [(tensor["name"], tensor["columns"]) for tensor in job["data"]["spec"]["inputs"]]
+    adapter = ModuleModel(cloudpickle.loads(base64.b64decode(program)), inputs)
+    before = forget_peak()
+    started, used = time.perf_counter(), processor_seconds()
+    _native.train(json.dumps(job), rank, world_size, all_gather, SECRET, "127.0.0.1", adapter)
+    return {
+        "seconds": time.perf_counter() - started,
+        "processor_seconds": processor_seconds() - used,
+        "memory": status_mib("VmHWM") - before,
+    }
+
+
+def processor_seconds() -> float:
+    """What this process has used of all processors so far, in itself and in the kernel."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def forget_peak() -> float:
+    """Sets the peak of the resident memory back to what it is now, and returns that in MiB."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return status_mib("VmRSS")
+
+
+def status_mib(name: str) -> float:
+    """A size in /proc/self/status."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"/proc/self/status has no {name}")
+
+
+if __name__ == "__main__":
+    serve(train)

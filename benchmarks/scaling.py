@@ -1,0 +1,212 @@
+"""Cost as work grows, one axis at a time: rows, columns, ranks, parameters.
+
+Each size is held against the next smaller one of its axis, in proportion, in the same round: a ratio of 1 is
+linear, and more than 1 is better than that.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from harness import ROOT, Case, Child, Goal
+from torch import nn
+
+LINEAR = 1 / 1.1
+"""Linear within 10 %."""
+BATCH = 512
+ROW_GROUP_ROWS = 1 << 18
+SMALL = {"memoryBudget": 8 << 20, "shuffleWindow": 1 << 16, "batchSize": 1 << 13}
+"""The cases about memory: a budget in bytes and a window in rows that are less than what the rows take."""
+
+Measured = dict[str, float]
+
+
+class Ranks:
+    """Processes that train together, started once and kept, so that imports are no part of a figure."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        self._children: list[Child] = []
+
+    def train(
+        self, shards: list[str], columns: list[str], program: dict[str, Any], num_workers: int, **params: Any
+    ) -> Measured:
+        """Trains once on `num_workers` ranks with one thread each: their seconds of processor in all, and the
+        most MiB that one of them added.
+        """
+        while len(self._children) < num_workers:
+            self._children.append(Child([sys.executable, ROOT / "benchmarks" / "rank.py"]))
+        work = self._scratch / f"work-{secrets.token_hex(4)}"
+        request = {
+            "job": job(work, shards, columns, numWorkers=num_workers, numThreads=1, **params),
+            "program": base64.b64encode(cloudpickle.dumps(program)).decode(),
+            "world_size": num_workers,
+            "address": f"127.0.0.1:{free_port()}",
+        }
+        ranks = range(num_workers)
+        try:
+            with ThreadPoolExecutor(num_workers) as pool:
+                answers = list(pool.map(lambda rank: self._children[rank].call(rank=rank, **request), ranks))
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        return {
+            "processor_seconds": sum(answer["processor_seconds"] for answer in answers),
+            "memory": max(answer["memory"] for answer in answers),
+        }
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for child in self._children:
+            child.close()
+
+
+def job(work: Path, shards: list[str], columns: list[str], **params: Any) -> dict[str, Any]:
+    """A training job over those columns of the shards, in batches of `BATCH` rows unless `params` say
+    otherwise.
+    """
+    inputs = [{"name": "features", "columns": columns, "dtype": "float32", "shape": None}]
+    labels = [{"name": "label", "columns": ["label"], "dtype": "float32", "shape": None}]
+    return {
+        "format": 1,
+        "params": {"batchSize": BATCH, "checkpointInterval": -1, **params},
+        "data": {"train": shards, "validation": [], "spec": {"inputs": inputs, "labels": labels}},
+        "attempt": {"id": "a", "workDir": str(work)},
+    }
+
+
+def free_port() -> int:
+    """A port of loopback that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def write(scratch: Path, num_rows: int, num_columns: int) -> tuple[list[str], list[str]]:
+    """Random rows in one shard, made once; returns its path and the columns of its features."""
+    path = scratch / f"rows-{num_rows}-columns-{num_columns}.parquet"
+    names = [f"x{index}" for index in range(num_columns)]
+    if not path.exists():
+        generator = np.random.default_rng(0)
+        part = path.with_suffix(".part")
+        rows_at_once = min(ROW_GROUP_ROWS, (64 << 20) // (4 * num_columns))
+        schema = pa.schema([(name, pa.float32()) for name in [*names, "label"]])
+        with pq.ParquetWriter(part, schema, compression="zstd", use_dictionary=False) as writer:
+            for start in range(0, num_rows, rows_at_once):
+                count = min(rows_at_once, num_rows - start)
+                arrays = [generator.random(count, dtype=np.float32) for _ in schema]
+                writer.write_table(pa.table(arrays, schema=schema))
+        part.rename(path)
+    return [str(path)], names
+
+
+def program(*widths: int) -> dict[str, Any]:
+    """A network of these widths with ReLU between, under plain SGD."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return {"model": nn.Sequential(*layers[:-1]), "loss": "mse", "optimizer": "sgd", "metrics": None}
+
+
+def cases(full: bool, scratch: Path) -> Iterator[Case]:
+    """All axes; `full` takes them further."""
+    yield from _memory(scratch, [10**6, 4 * 10**6, 10**7] if full else [10**6, 4 * 10**6])
+    with closing(Ranks(scratch)) as ranks:
+        yield from _rows(ranks, scratch, [10**5, 10**6, 10**7] if full else [10**5, 10**6])
+        yield from _columns(ranks, scratch, [10, 100, 1000])
+        yield from _ranks(ranks, scratch, [1, 2, 4, 8] if full else [1, 2, 4])
+        yield from _parameters(
+            ranks, scratch, [10**4, 10**6, 10**7, 10**8] if full else [10**4, 10**6, 10**7]
+        )
+
+
+def _rows(ranks: Ranks, scratch: Path, sizes: list[int]) -> Iterator[Case]:
+    def run(size: int) -> float:
+        shards, columns = write(scratch, size, 10)
+        return ranks.train(shards, columns, program(10, 64, 1), 1)["processor_seconds"]
+
+    yield from _axis("rows", "rows of 10 columns, one rank", "s of processor", sizes, run)
+
+
+def _memory(scratch: Path, sizes: list[int]) -> Iterator[Case]:
+    def run(size: int) -> float:
+        shards, columns = write(scratch, size, 10)
+        # A process of its own: one that has trained before keeps memory that it would not ask for again.
+        with closing(Ranks(scratch)) as ranks:
+            return ranks.train(shards, columns, program(10, 16, 1), 1, **SMALL)["memory"]
+
+    yield from _axis("rows, memory", "rows within a memoryBudget of 8 MiB", "MiB", sizes, run, constant=True)
+
+
+def _columns(ranks: Ranks, scratch: Path, sizes: list[int]) -> Iterator[Case]:
+    def run(size: int) -> float:
+        shards, columns = write(scratch, 10**5, size)
+        return ranks.train(shards, columns, program(size, 1), 1, epochs=2)["processor_seconds"]
+
+    yield from _axis("columns", "columns, 100,000 rows twice, a linear model", "s of processor", sizes, run)
+
+
+def _ranks(ranks: Ranks, scratch: Path, sizes: list[int]) -> Iterator[Case]:
+    shards, columns = write(scratch, 10**6, 10)
+
+    def run(size: int) -> float:
+        return ranks.train(shards, columns, program(10, 256, 256, 1), size)["processor_seconds"]
+
+    yield from _axis("ranks", "ranks share 1,000,000 rows", "s of processor", sizes, run, constant=True)
+
+
+def _parameters(ranks: Ranks, scratch: Path, sizes: list[int]) -> Iterator[Case]:
+    shards, columns = write(scratch, 20 * 2 * 32, 10)
+
+    def run(size: int) -> float:
+        # 10 w + w^2 + w weights and w + w + 1 biases.
+        width = round((-13 + (13**2 + 4 * size) ** 0.5) / 2)
+        figures = ranks.train(shards, columns, program(10, width, width, 1), 2, batchSize=32)
+        return figures["processor_seconds"]
+
+    yield from _axis("parameters", "parameters, 20 steps of 2 ranks", "s of processor", sizes, run)
+
+
+def _axis(
+    curve: str,
+    work: str,
+    unit: str,
+    sizes: list[int],
+    run: Callable[[int], float],
+    constant: bool = False,
+) -> Iterator[Case]:
+    """A case for each size; `constant` is for a cost that is not to grow at all."""
+    for before, size in zip([None, *sizes], sizes, strict=False):
+        contenders = {"Flambeau": lambda size=size: run(size)}
+        goals = []
+        if before is not None:
+            factor = 1.0 if constant else size / before
+            smaller = f"limit: {before:,} {'alike' if constant else 'in proportion'}"
+            contenders[smaller] = lambda before=before, factor=factor: factor * run(before)
+            goals = [Goal(smaller, LINEAR)]
+        yield Case(
+            suite="scaling",
+            work=f"{size:,} {work}",
+            unit=unit,
+            contenders=contenders,
+            goals=goals,
+            higher_is_better=False,
+            curve=f"cost over {curve}",
+            x=size,
+            x_label=curve,
+        )
