@@ -24,6 +24,7 @@ from torch.utils.dlpack import from_dlpack
 from torch.utils.hooks import RemovableHandle
 
 from flambeau import _losses, _metrics, _optimizers
+from flambeau._uncompiled import uncompiled
 from flambeau.errors import DataError, ParamError
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class ModuleModel:
         self.module: nn.Module = module
         self.loss = _losses.build(program["loss"])
         self.optimizer = _optimizers.build(program["optimizer"], module, step_size)
+        self._step = _optimizers.step(program["optimizer"], self.optimizer)
         self.metrics = _metrics.build(
             program.get("metrics"),
             getattr(self.loss, "threshold", 0.0),
@@ -253,7 +255,7 @@ class ModuleModel:
         if learning_rate is not None and learning_rate != self._learning_rate:
             _optimizers.set_learning_rate(self.optimizer, learning_rate)
             self._learning_rate = learning_rate
-        self.optimizer.step()
+        self._step()
         for parameter in parameters:
             parameter.grad = None
 
@@ -294,10 +296,12 @@ class ModuleModel:
 
     def save_state(self, file: Any) -> None:
         """Writes the module's and the optimizer's state to a binary file object."""
+        with uncompiled():
+            optimizer = self.optimizer.state_dict()
         state = {
             "model": self.module.state_dict(),
             "unlisted": _unlisted_buffers(self.module),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": optimizer,
         }
         torch.save(state, file)
 
@@ -309,7 +313,8 @@ class ModuleModel:
         with torch.no_grad():
             for name, value in state["unlisted"].items():
                 buffers[name].copy_(value)
-        self.optimizer.load_state_dict(state["optimizer"])
+        with uncompiled():
+            self.optimizer.load_state_dict(state["optimizer"])
         self._learning_rate = None
 
     def save_rank_state(self) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from flambeau._named import is_named, make
+from flambeau._uncompiled import step_of, uncompiled
 from flambeau.errors import ParamError
 
 _NAMED: dict[str, type[torch.optim.Optimizer]] = {
@@ -37,11 +39,18 @@ def build(optimizer: Any, module: nn.Module, step_size: float | None) -> torch.o
     `module`'s own parameters, and is used as it is. `step_size` overrides the learning rate of every
     parameter group. Raises `ParamError`, saying what to do instead, for what can't be trained data-parallel.
     """
-    built = _make(optimizer, module)
+    with uncompiled():
+        built = _make(optimizer, module)
     _check(built, module)
     if step_size is not None:
         set_learning_rate(built, step_size)
     return built
+
+
+def step(optimizer: Any, built: torch.optim.Optimizer) -> Callable[[], Any]:
+    """What steps the optimizer that `build` made of what the user gave."""
+    # Only one made of a name is ours alone: a user may have put hooks round another's steps.
+    return step_of(built) if is_named(optimizer) else built.step
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
