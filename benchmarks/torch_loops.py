@@ -1,0 +1,139 @@
+"""The training loops that people write by hand, on the ranks of a TorchDistributor that serve a benchmark.
+
+`TorchDistributor(...).run("torch_loops.py", ADDRESS, KEY)` starts it on every rank. A rank connects to the
+`multiprocessing.connection` at ADDRESS and answers requests, which are `run`'s arguments as a dict, until it gets None.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from multiprocessing.connection import Client
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+Batch = tuple[Tensor, Tensor]
+
+
+def mlp(hidden: int) -> nn.Module:
+    """A regression of one number on 10."""
+    return nn.Sequential(
+        nn.Linear(10, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1)
+    )
+
+
+def cnn() -> nn.Module:
+    """A classifier of 28 x 28 images into 10 classes."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 28, 28)),
+        *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(32 * 7 * 7, 10)),
+    )
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": lambda: mlp(256),
+    "wide": lambda: mlp(2816),
+    "cnn": cnn,
+}
+"""70 thousand, 8 million and 20 thousand parameters."""
+
+
+@cache
+def read(path: str) -> Batch:
+    """All rows of a shard: the features as one float32 matrix, and the label, which is the last column."""
+    *features, label = (column.combine_chunks() for column in pq.read_table(path).itercolumns())
+    if pa.types.is_list(features[0].type):
+        x = torch.from_numpy(features[0].flatten().to_numpy()).reshape(len(label), -1)
+    else:
+        x = torch.stack([torch.tensor(column.to_numpy()) for column in features], dim=1)
+    return x, torch.from_numpy(label.to_numpy())
+
+
+def mean_loss(output: Tensor, label: Tensor) -> Tensor:
+    """Cross entropy for classes, squared error for numbers."""
+    if label.dtype == torch.int64:
+        return functional.cross_entropy(output, label)
+    return functional.mse_loss(output, label.unsqueeze(1))
+
+
+def from_loader(x: Tensor, y: Tensor, batch_size: int, epochs: int) -> Iterator[Iterator[Batch]]:
+    """What a tutorial has: a DataLoader over a DistributedSampler."""
+    rows = TensorDataset(x, y)
+    sampler: DistributedSampler[Any] = DistributedSampler(rows)
+    loader = DataLoader(rows, batch_size, sampler=sampler)
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        yield iter(loader)
+
+
+def own_rows(x: Tensor, y: Tensor) -> Batch:
+    """This rank's share of the rows, in a random order."""
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    own = order[dist.get_rank() :: dist.get_world_size()]
+    return x[own], y[own]
+
+
+def from_slices(x: Tensor, y: Tensor, batch_size: int, epochs: int) -> Iterator[Iterator[Batch]]:
+    """What an expert has: slices of one tensor that is shuffled in each epoch."""
+    x, y = own_rows(x, y)
+    for _ in range(epochs):
+        order = torch.randperm(len(x))
+        yield zip(x[order].split(batch_size), y[order].split(batch_size), strict=True)
+
+
+def from_memory(x: Tensor, y: Tensor, batch_size: int, epochs: int) -> Iterator[Iterator[Batch]]:
+    """What costs nothing: the same slices in every epoch."""
+    x, y = own_rows(x, y)
+    slices = list(zip(x.split(batch_size), y.split(batch_size), strict=True))
+    for _ in range(epochs):
+        yield iter(slices)
+
+
+BATCHES = {"loader": from_loader, "slices": from_slices, "memory": from_memory}
+
+
+def run(shard: str, model: str, batches: str, averages: bool, batch_size: int, epochs: int) -> dict[str, Any]:
+    """Trains, and returns this rank's rows and seconds in the epochs after the first.
+
+    `averages` wraps the module in DistributedDataParallel; without it ranks do nothing together but begin.
+    """
+    module = MODELS[model]()
+    wrapped = DistributedDataParallel(module) if averages else module
+    optimizer = torch.optim.Adam(module.parameters())
+    num_rows, began = 0, 0.0
+    dist.barrier()
+    for epoch, epoch_batches in enumerate(BATCHES[batches](*read(shard), batch_size, epochs)):
+        for x, y in epoch_batches:
+            optimizer.zero_grad()
+            mean_loss(wrapped(x), y).backward()
+            optimizer.step()
+            num_rows += len(y)
+        if epoch == 0:
+            num_rows, began = 0, time.perf_counter()
+    return {"rows": num_rows, "seconds": time.perf_counter() - began}
+
+
+def main(address: str, key: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    host, port = address.split(":")
+    with Client((host, int(port)), authkey=bytes.fromhex(key)) as connection:
+        while request := connection.recv():
+            connection.send(run(**request))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

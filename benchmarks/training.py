@@ -1,0 +1,181 @@
+"""Training, inside the loop.
+
+Rows a second over both ranks, in the epochs after the first; each rank has one thread. Reading the data, starting workers
+and the first epoch count in no figure.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import torch_loops
+from harness import Case, Contender, Goal, spark_session
+
+from flambeau import TorchEstimator
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NUM_RANKS = 2
+LOADER = "TorchDistributor, DDP, DataLoader"
+EXPERT = "TorchDistributor, DDP, slices of a tensor"
+LIMIT = "limit: two processes, no communication"
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model on a shard, whose last column is the label."""
+
+    name: str
+    """As `torch_loops.MODELS` has it."""
+    text: str
+    shard: Path
+    batch_size: int
+    epochs: int
+
+    def flambeau(self, spark: SparkSession, **params: Any) -> Contender:
+        """A fit, with plain Adam where `params` names no other optimizer."""
+        rows = spark.read.parquet(str(self.shard))
+        *features, label = rows.columns
+        estimator = TorchEstimator(
+            model=torch_loops.MODELS[self.name](),
+            loss="cross_entropy" if self.name == "cnn" else "mse",
+            featuresCol=features if len(features) > 1 else features[0],
+            labelCol=label,
+            numWorkers=NUM_RANKS,
+            numThreads=1,
+            batchSize=self.batch_size,
+            epochs=self.epochs,
+            checkpointInterval=-1,
+            verbose=0,
+            **{"optimizer": torch.optim.Adam, **params},
+        )
+
+        def rows_per_second() -> float:
+            history = estimator.fit(rows).history
+            return float(sum(history["num_rows"][1:]) / sum(history["seconds"][1:]))
+
+        return rows_per_second
+
+    def by_hand(self, ranks: Ranks, batches: str, averages: bool = True) -> Contender:
+        """A loop of `torch_loops`."""
+        request = {
+            "shard": str(self.shard),
+            "model": self.name,
+            "batches": batches,
+            "averages": averages,
+            "batch_size": self.batch_size,
+            "epochs": self.epochs,
+        }
+        return lambda: ranks.rows_per_second(request)
+
+    def peers(self, ranks: Ranks) -> dict[str, Contender]:
+        """What trains the same without Flambeau."""
+        return {
+            LOADER: self.by_hand(ranks, "loader"),
+            EXPERT: self.by_hand(ranks, "slices"),
+            LIMIT: self.by_hand(ranks, "memory", averages=False),
+        }
+
+
+class Ranks:
+    """The ranks of a TorchDistributor, which run one loop after another."""
+
+    def __init__(self, connections: list[Connection]) -> None:
+        self._connections = connections
+        self._threads = ThreadPoolExecutor(len(connections))
+
+    def rows_per_second(self, request: dict[str, Any]) -> float:
+        """The sum of the ranks' speeds."""
+
+        def ask(connection: Connection) -> float:
+            connection.send(request)
+            answer = connection.recv()
+            return float(answer["rows"] / answer["seconds"])
+
+        return sum(self._threads.map(ask, self._connections))
+
+    @classmethod
+    @contextmanager
+    def started(cls) -> Iterator[Ranks]:
+        """Ranks that wait for requests; they need an active session."""
+        from pyspark.ml.torch.distributor import TorchDistributor
+
+        key = secrets.token_bytes(16)
+        with Listener(("127.0.0.1", 0), authkey=key) as listener:
+            host, port = listener.address
+            distributor = TorchDistributor(num_processes=NUM_RANKS, local_mode=True, use_gpu=False)
+            arguments = (torch_loops.__file__, f"{host}:{port}", key.hex())
+            # A rank that fails ends the thread, and then no answer comes.
+            thread = threading.Thread(target=distributor.run, args=arguments, daemon=True)
+            thread.start()
+            connections = [listener.accept() for _ in range(NUM_RANKS)]
+            yield cls(connections)
+            for connection in connections:
+                connection.send(None)
+            thread.join()
+
+
+def write_flights(path: Path, num_rows: int) -> Path:
+    """Rows like those of the flights: ten numbers, and a delay that depends on them."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal((num_rows, 10), dtype=np.float32)
+    noise = random.standard_normal(num_rows, dtype=np.float32)
+    columns = {f"x{column}": x[:, column] for column in range(10)}
+    pq.write_table(pa.table({**columns, "delay": np.sin(x[:, 0]) + x[:, 1] * x[:, 2] + 0.1 * noise}), path)
+    return path
+
+
+def write_digits(path: Path, num_rows: int) -> Path:
+    """Rows like those of the handwritten digits: 28 x 28 numbers and a class."""
+    random = np.random.default_rng(0)
+    classes = random.integers(0, 10, num_rows)
+    prototypes = random.standard_normal((10, 784), dtype=np.float32)
+    images = prototypes[classes] + random.standard_normal((num_rows, 784), dtype=np.float32)
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(images.reshape(-1)), 784)
+    pq.write_table(pa.table({"image": rows.cast(pa.list_(pa.float32())), "digit": classes}), path)
+    return path
+
+
+def cases(full: bool, scratch: Path) -> Iterator[Case]:
+    spark = spark_session("training")
+    scale = 4 if full else 1
+    flights = write_flights(scratch / "flights.parquet", 120_000)
+    few = write_flights(scratch / "few.parquet", 1_600)
+    mlp = Work("mlp", "MLP 10-256-256-1, Adam, batch 512", flights, 512, 4 * scale)
+    wide = Work("wide", "8 M parameters, Adam, batch 32", few, 32, 3 * scale)
+    with Ranks.started() as ranks:
+        fit = mlp.flambeau(spark)
+        yield case(mlp.text, fit, mlp.peers(ranks), {LOADER: 2.5, LIMIT: 0.98})
+        limit = {LIMIT: mlp.by_hand(ranks, "memory", averages=False)}
+        fused = mlp.flambeau(spark, optimizer="adam")
+        yield case(f'{mlp.text}, `optimizer="adam"`', fused, limit, {LIMIT: 1.0})
+        yield case(wide.text, wide.flambeau(spark), wide.peers(ranks), {LOADER: 2.5, EXPERT: 1.9})
+        if full:
+            digits = write_digits(scratch / "digits.parquet", 20_000)
+            cnn = Work("cnn", "CNN on 28 x 28 images, Adam, batch 64", digits, 64, 4)
+            yield case(cnn.text, cnn.flambeau(spark), cnn.peers(ranks), {LIMIT: 0.98})
+    spark.stop()
+
+
+def case(work: str, ours: Callable[[], float], peers: dict[str, Contender], goals: dict[str, float]) -> Case:
+    """Flambeau beside its peers, by their names."""
+    return Case(
+        suite="training",
+        work=work,
+        unit="rows/s",
+        contenders={"Flambeau": ours, **peers},
+        goals=[Goal(against, at_least) for against, at_least in goals.items()],
+    )
