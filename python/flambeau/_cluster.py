@@ -13,7 +13,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
@@ -128,9 +128,6 @@ def interruptible(spark: SparkSession, action: Callable[[], T]) -> T:
     would leave that thread's connection unusable. An interrupt waits up to `_CANCEL_SECONDS` for the action's
     own clean-up.
     """
-    from pyspark import __version__ as pyspark_version
-    from pyspark import inheritable_thread_target
-
     tag = f"flambeau-{uuid4()}"
     context = classic_context(spark)
     add, remove, cancel = (
@@ -154,10 +151,7 @@ def interruptible(spark: SparkSession, action: Callable[[], T]) -> T:
         finally:
             done.set()
 
-    # Before 4.0 a classic session's thread takes on local properties without being told the session.
-    takes_session = context is None or not pyspark_version.startswith("3.")
-    inherit = inheritable_thread_target(spark) if takes_session else inheritable_thread_target
-    thread = threading.Thread(target=inherit(run), name="flambeau-fit", daemon=True)
+    thread = threading.Thread(target=inheriting(spark, run), name="flambeau-fit", daemon=True)
     thread.start()
     try:
         # Training takes as long as it takes; what it waits for has deadlines. An event and not a join: an
@@ -171,6 +165,20 @@ def interruptible(spark: SparkSession, action: Callable[[], T]) -> T:
     if failure:
         raise failure[0]
     return outcome[0]
+
+
+def inheriting(spark: SparkSession, target: Callable[[], None]) -> Callable[[], None]:
+    """A thread's target that has this thread's local properties and tags, so that its jobs are cancelled with
+    this thread's.
+    """
+    from pyspark import __version__ as pyspark_version
+    from pyspark import inheritable_thread_target
+
+    # Before 4.0 a classic session's thread takes on local properties without being told the session.
+    takes_session = classic_context(spark) is None or not pyspark_version.startswith("3.")
+    inherit = inheritable_thread_target(spark) if takes_session else inheritable_thread_target
+    inherited: Callable[[], None] = inherit(target)
+    return inherited
 
 
 def on_worker(spark: SparkSession, function: Callable[[], Any]) -> Any:
@@ -188,14 +196,20 @@ def on_worker(spark: SparkSession, function: Callable[[], Any]) -> Any:
     return json.loads(rows[0][0])
 
 
-def probe(spark: SparkSession, work: WorkDirectory, num_workers: int, versions: Mapping[str, str]) -> None:
+def probe(
+    spark: SparkSession,
+    work: WorkDirectory,
+    num_workers: int,
+    versions: Mapping[str, str],
+    modules: Sequence[str] = (),
+) -> None:
     """Has every worker write into the work directory and read what the others wrote, and compares versions.
 
-    One barrier stage. Raises StoreError where the directory is not shared, and EnvironmentMismatchError where
-    versions differ.
+    One barrier stage, whose workers go on to import `modules` when it has ended. Raises StoreError where the
+    directory is not shared, and EnvironmentMismatchError where versions differ.
     """
     directory = work.path("probes", new_id())
-    task = _probe_task(directory, dict(work.store_options))
+    task = _probe_task(directory, dict(work.store_options), tuple(modules))
     rows = spark.range(0, num_workers, 1, num_workers).mapInArrow(
         task, "host string, error string, versions string", barrier=True
     )
@@ -215,7 +229,7 @@ def probe(spark: SparkSession, work: WorkDirectory, num_workers: int, versions: 
                 )
 
 
-def _probe_task(directory: str, store_options: dict[str, str]) -> Any:
+def _probe_task(directory: str, store_options: dict[str, str], modules: tuple[str, ...]) -> Any:
     """What each task of `probe` runs."""
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
@@ -227,9 +241,11 @@ def _probe_task(directory: str, store_options: dict[str, str]) -> Any:
         from pyspark import BarrierTaskContext
 
         from flambeau import _native
+        from flambeau._imports import start_importing
 
         for _ in batches:
             pass
+        start_importing(modules)
         context = BarrierTaskContext.get()
         rank, world_size = context.partitionId(), len(context.getTaskInfos())
         error = None

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pyspark import BarrierTaskContext
     from pyspark.sql import SparkSession
 
+    from flambeau._meeting import MeetingPlace
+
 log = logging.getLogger("flambeau")
 
 # Larger files go through the work directory: Spark ships a task's closure with every task.
@@ -54,6 +56,10 @@ _OK, _FAILED = "+", "-"
 
 class RankRequest(Protocol):
     """What every rank of an attempt gets. It is pickled for Spark's tasks."""
+
+    @property
+    def meeting_place(self) -> str | None:
+        """The directory where the ranks meet; None where they meet through Spark."""
 
     def run(
         self, rank: int, world_size: int, all_gather: Callable[[bytes], list[bytes]], bind_address: str
@@ -224,13 +230,14 @@ def rank_task(request: RankRequest) -> Callable[[Iterable[pa.RecordBatch]], Iter
         from pyspark import BarrierTaskContext
 
         from flambeau._launch import StageRendezvous, bind_address
+        from flambeau._meeting import MeetingPlace
 
         for _ in batches:
             pass
         context = BarrierTaskContext.get()
         addresses = [info.address for info in context.getTaskInfos()]
-        rank = context.partitionId()
-        rendezvous = StageRendezvous(context)
+        rank, place = context.partitionId(), request.meeting_place
+        rendezvous = StageRendezvous(MeetingPlace(place, rank, len(addresses)) if place else context)
         address = bind_address(addresses, rank)
         outcome = request.run(rank, len(addresses), rendezvous.all_gather, address)
         rendezvous.leave()
@@ -248,7 +255,7 @@ class StageRendezvous:
     Without the mark they would wait for `spark.barrier.sync.timeout`, a year by default.
     """
 
-    def __init__(self, context: BarrierTaskContext) -> None:
+    def __init__(self, context: BarrierTaskContext | MeetingPlace) -> None:
         self._context = context
         self._done = False
 

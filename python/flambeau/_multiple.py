@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from flambeau import _cluster, _shards
+from flambeau import _cluster
 from flambeau._shards import DataColumns, ShardSet
 from flambeau._training import Training
 from flambeau._workdir import WorkDirectory, new_id
@@ -78,8 +78,7 @@ class _SharedShards:
             if self._written is None:
                 # What an earlier try left would make Spark refuse the directory.
                 self._name = new_id()
-                path = self._training.work.path("shards", self._name)
-                self._written = _shards.write(df, columns, path)
+                self._written = self._training.write(df, columns, self._name)
             return self._written
 
     def remove(self) -> None:

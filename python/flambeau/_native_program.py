@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
+from flambeau._meeting import meeting_place
 from flambeau._named import is_named
 from flambeau._native_runtime import TORCH, WAY_OUT, NativeRequest
 from flambeau._objects import describe
@@ -85,6 +86,11 @@ class NativeProgram:
             weights = initial.load(module)
         return cls(module, archives, weights, *judged, setting(spark, LIBTORCH) or None)
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """What a rank imports: no torch, which its child has as libtorch."""
+        return ("flambeau._native_runtime",)
+
     def check(self, inputs: Sequence[TensorColumns]) -> None:
         """Refuses what no worker takes of the module on these inputs. Raises ParamError."""
         from flambeau._adapter import check_program
@@ -141,7 +147,8 @@ class NativePayload:
         """What every rank gets; `placed` are the URIs of the files that lie in the work directory."""
         text = json.dumps({**job, "program": self.program})
         carried = {part: data for part, data in self.files.items() if part not in placed}
-        return NativeRequest(text, secret, carried, placed, self.libtorch)
+        place = meeting_place(job, shares_machine)
+        return NativeRequest(text, secret, carried, placed, self.libtorch, meeting_place=place)
 
 
 def _compiled(module: nn.Module, inputs: Sequence[TensorColumns], weights: str) -> dict[str, bytes]:

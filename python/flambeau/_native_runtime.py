@@ -60,6 +60,8 @@ class NativeRequest:
     """Where libtorch is on the workers, if a setting says so."""
     transport: str = "auto"
     """`auto`, `sharedMemory` or `tcp`."""
+    meeting_place: str | None = None
+    """The directory where the ranks meet; None where they meet through Spark."""
 
     def run(
         self, rank: int, world_size: int, all_gather: Callable[[bytes], list[bytes]], bind_address: str

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
+from flambeau._meeting import meeting_place
+from flambeau._named import is_named
 from flambeau._objects import describe
+from flambeau._uncompiled import COMPILER
 from flambeau._worker import WorkerRequest, versions
 from flambeau.errors import ParamError
 
@@ -51,6 +54,12 @@ class PythonProgram:
         module: Module = self.objects["model"]
         return module
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """What a rank imports: torch, and its compiler too for an optimizer that is not made of a name."""
+        needed = ("flambeau._native", "flambeau._adapter")
+        return needed if is_named(self.objects["optimizer"]) else (*needed, COMPILER)
+
     def check(self, inputs: Sequence[TensorColumns]) -> None:
         """Refuses what a worker would refuse of the objects on these inputs. Raises ParamError."""
         from flambeau._adapter import check_program
@@ -83,6 +92,7 @@ class PythonProgram:
             program_uri=placed.get(_FILE),
             sys_path=tuple(sys.path) if shares_machine else (),
             versions=versions(),
+            meeting_place=meeting_place(job, shares_machine),
         )
 
 

@@ -24,6 +24,7 @@ from flambeau._columns import (
     resolve_tensor,
     type_name,
 )
+from flambeau._weights import local_path
 from flambeau._workdir import spark_path
 from flambeau.errors import DataError, ParamError
 
@@ -295,12 +296,15 @@ def _describe(df: DataFrame, columns: DataColumns, flag: str | None) -> ShardSet
     # Sorted by directory, then by name: Spark names files by the number of the partition that wrote them.
     files = sorted(df.inputFiles(), key=lambda uri: uri.rsplit("/", 1))
     train, validation = files, []
-    if flag is None:
-        num_rows, num_validation_rows = df.count(), 0
-    else:
+    if flag is not None:
         flags = [_is_true(_partition_value(uri, flag), flag) for uri in files]
         train = [uri for uri, flagged in zip(files, flags, strict=True) if not flagged]
         validation = [uri for uri, flagged in zip(files, flags, strict=True) if flagged]
+    if all(map(_is_seen, files)):
+        num_rows, num_validation_rows = _rows_in(train), _rows_in(validation)
+    elif flag is None:
+        num_rows, num_validation_rows = df.count(), 0
+    else:
         counts = df.groupBy(F.col(quoted(flag)).cast("string").alias("flag")).count().collect()
         num_validation_rows = sum(int(row[1]) for row in counts if _is_true(row[0], flag))
         num_rows = sum(int(row[1]) for row in counts) - num_validation_rows
@@ -308,6 +312,19 @@ def _describe(df: DataFrame, columns: DataColumns, flag: str | None) -> ShardSet
         why = "all rows are for validation" if num_validation_rows else "there are no rows"
         raise DataError(f"there is nothing to train on: {why}")
     return ShardSet(_with_shapes(df, columns), train, validation, num_rows, num_validation_rows)
+
+
+def _is_seen(uri: str) -> bool:
+    """Whether a file is one that this process reads without a store."""
+    path = local_path(uri)
+    return path is not None and path.is_file()
+
+
+def _rows_in(files: Sequence[str]) -> int:
+    """The rows of Parquet files that this process sees, as their footers tell; Spark would run a job."""
+    import pyarrow.parquet as pq
+
+    return sum(pq.read_metadata(str(local_path(uri))).num_rows for uri in files)
 
 
 def _is_true(value: str | None, column: str) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flambeau import _cluster, _launch, _shards
+from flambeau import _cluster, _launch, _shards, _warm_up
 from flambeau._columns import TensorColumns
 from flambeau._objects import OBJECT_PARAMS, describe
 from flambeau._progress import Progress
@@ -36,6 +36,10 @@ class Program(Protocol):
     @property
     def module(self) -> Module:
         """This fit's own copy of the module."""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """What a rank imports to train it."""
 
     def check(self, inputs: Sequence[TensorColumns]) -> None:
         """Refuses what a worker would refuse of the objects on these inputs. Raises ParamError."""
@@ -132,7 +136,9 @@ class Training:
     def prepare(self) -> bool:
         """Makes sure that the workers share the work directory; returns whether this process sees it too."""
         if not _cluster.is_local(self.spark):
-            _cluster.probe(self.spark, self.work, self.estimator.getNumWorkers(), versions())
+            num_workers, modules = self.estimator.getNumWorkers(), self.program.modules
+            _cluster.probe(self.spark, self.work, num_workers, versions(), modules)
+            _warm_up.used(self.spark)
         visible = _cluster.is_visible(self.spark, self.work)
         if visible and self.estimator.getWorkDir() is not None:
             _cluster.sweep(self.work)
@@ -185,6 +191,7 @@ class Training:
             result = launch.run()
         finally:
             launch.clean()
+            _warm_up.used(self.spark)
         for warning in result["warnings"]:
             log.warning("%s", warning)
         weights = result["weights"]
@@ -208,9 +215,15 @@ class Training:
         """The rows of `df` as shards in the work directory, which are removed at the end."""
         name = new_id()
         try:
-            yield _shards.write(df, columns, self.work.path("shards", name))
+            yield self.write(df, columns, name)
         finally:
             self.remove_shards(name, visible)
+
+    def write(self, df: DataFrame, columns: DataColumns, name: str) -> ShardSet:
+        """Writes the rows of `df` as shards of that name, and has the workers warm up meanwhile."""
+        modules = self.program.modules
+        with _warm_up.warming_up(self.spark, self.estimator.getNumWorkers(), modules):
+            return _shards.write(df, columns, self.work.path("shards", name))
 
     def remove_shards(self, name: str, visible: bool) -> None:
         """Deletes the shards of that name; a failure is told and no more."""

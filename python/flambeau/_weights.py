@@ -106,8 +106,16 @@ def open_store(options: Mapping[str, str]) -> Any:
 def store_options(spark: SparkSession) -> dict[str, str]:
     """The options of the object stores: the session's confs `spark.flambeau.store.<name>`."""
     prefix = "spark.flambeau.store."
-    names = [str(row[0]) for row in spark.sql("SET").collect() if str(row[0]).startswith(prefix)]
-    return {name.removeprefix(prefix): str(spark.conf.get(name)) for name in names}
+    settings = _settings(spark)
+    return {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
+
+
+def _settings(spark: SparkSession) -> dict[str, str]:
+    """All of a session's settings; without a query where Spark tells them so, from 4.0 on."""
+    if hasattr(spark.conf, "getAll"):
+        return dict(spark.conf.getAll)
+    # A query redacts values, a single setting's is told as it is.
+    return {name: str(spark.conf.get(name)) for name, *_ in spark.sql("SET").collect()}
 
 
 def local_path(uri: str) -> Path | None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from flambeau._imports import finish_importing
 from flambeau.errors import DataError, FlambeauError, ParamError, RankFailure
 
 _MAX_TEXT = 64 << 10
@@ -41,6 +42,8 @@ class WorkerRequest:
     """The driver's versions, as `versions` gives them; workers must have the same."""
     transport: str = "auto"
     """`auto`, `sharedMemory` or `tcp`."""
+    meeting_place: str | None = None
+    """The directory where the ranks meet; None where they meet through Spark."""
 
     def run(
         self, rank: int, world_size: int, all_gather: Callable[[bytes], list[bytes]], bind_address: str
@@ -122,6 +125,7 @@ def _train(
     for directory in request.sys_path:
         if directory not in sys.path:
             sys.path.append(directory)
+    finish_importing()
     # PySpark sets this to spark.task.cpus; threads come from the job, as soon as the ranks of this host are
     # known.
     os.environ.pop("OMP_NUM_THREADS", None)
@@ -139,7 +143,10 @@ def _train(
     if program is None:
         program = _native.Store(job.get("store") or {}).get(request.program_uri or "")
     inputs = [(tensor["name"], tensor["columns"]) for tensor in job["data"]["spec"]["inputs"]]
-    adapter = ModuleModel(_load_program(program), inputs, job["params"].get("stepSize"))
+    params = job["params"]
+    adapter = ModuleModel(
+        _load_program(program), inputs, params.get("stepSize"), params.get("precision", "float32")
+    )
     return _native.train(
         request.job_json,
         rank,

@@ -1,0 +1,46 @@
+"""A worker's imports ahead of time, on a thread of their own, while its process has nothing to do."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Sequence
+from importlib import import_module
+
+log = logging.getLogger("flambeau")
+
+# The task that asks for the imports ends first: beside them, which hold the interpreter for long, it would
+# take as long as they do, and keep its slot.
+_DELAY_SECONDS = 0.1
+
+_importing: threading.Thread | None = None
+
+
+def start_importing(modules: Sequence[str]) -> None:
+    """Imports modules on a thread of their own, soon; `finish_importing` waits for it.
+
+    What cannot be imported is left to whoever needs it.
+    """
+    global _importing
+    is_busy = _importing is not None and _importing.is_alive()
+    if not is_busy and not all(name in sys.modules for name in modules):
+        _importing = threading.Timer(_DELAY_SECONDS, _import, [tuple(modules)])
+        _importing.daemon = True
+        _importing.start()
+
+
+def finish_importing() -> None:
+    """Waits until what `start_importing` began has come in: of modules that import each other on two threads,
+    one may see the other half made.
+    """
+    if _importing is not None:
+        _importing.join()
+
+
+def _import(modules: tuple[str, ...]) -> None:
+    for name in modules:
+        try:
+            import_module(name)
+        except Exception as error:
+            log.debug("%s could not be imported ahead of time: %s", name, error)

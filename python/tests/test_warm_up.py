@@ -1,0 +1,119 @@
+"""Workers that import while Spark writes, and ranks of one machine that meet in a directory."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from flambeau import _imports, _meeting, _warm_up
+from flambeau._launch import StageRendezvous
+from flambeau._meeting import MeetingPlace, meeting_place
+from flambeau.errors import WorkerLost
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def pids_with(spark: SparkSession, module: str) -> set[tuple[int, bool]]:
+    """The Python workers of a stage of two tasks, and whether each has a module once its imports are over."""
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        from flambeau._imports import finish_importing
+
+        for _ in batches:
+            pass
+        finish_importing()
+        yield pa.RecordBatch.from_pydict({"pid": [os.getpid()], "has": [module in sys.modules]})
+
+    rows = spark.range(0, 2, 1, 2).mapInArrow(task, "pid long, has boolean", barrier=True).collect()
+    return {(row.pid, row.has) for row in rows}
+
+
+def test_the_stage_after_meets_workers_that_have_imported(
+    any_spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_warm_up, "is_warm", lambda _: False)
+    assert not any(has for _, has in pids_with(any_spark, "this"))
+    with _warm_up.warming_up(any_spark, 2, ["no.such.module", "this"]):
+        pass
+    assert any(has for _, has in pids_with(any_spark, "this"))
+
+
+def test_a_session_is_warm_after_a_fit(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_warm_up, "_last_used", type(_warm_up._last_used)())
+    assert not _warm_up.is_warm(spark)
+    _warm_up.used(spark)
+    assert _warm_up.is_warm(spark)
+    monkeypatch.setattr(_warm_up, "_IDLE_SECONDS", 0.0)
+    assert not _warm_up.is_warm(spark)
+
+
+def test_a_job_that_fails_is_no_ones_matter(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_warm_up, "is_warm", lambda _: False)
+    monkeypatch.setattr(_warm_up, "_task", lambda _: 1 / 0)
+    ran = []
+    with _warm_up.warming_up(spark, 2, ["this"]):
+        ran.append(True)
+    assert ran
+
+
+def test_imports_are_finished_before_anything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(0.5)\ndone = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    _imports.start_importing(["slow_to_import"])
+    _imports.start_importing(["this"])  # while one is under way, others are left
+    _imports.finish_importing()
+    assert sys.modules["slow_to_import"].done and "this" not in sys.modules
+    del sys.modules["slow_to_import"]
+
+
+def test_where_ranks_meet() -> None:
+    job: dict[str, Any] = {"attempt": {"id": "a1", "workDir": "/work"}}
+    assert meeting_place(job, True) == "/work/attempts/a1/meeting"
+    assert meeting_place(job, False) is None
+    assert meeting_place({"attempt": {"id": "a1", "workDir": "s3://bucket"}}, True) is None
+
+
+def gathered(directory: Path, payloads: list[bytes | None]) -> list[Any]:
+    """What each rank hears; one whose payload is None leaves before."""
+    heard: list[Any] = [None] * len(payloads)
+
+    def run(rank: int, payload: bytes | None) -> None:
+        rendezvous = StageRendezvous(MeetingPlace(str(directory), rank, len(payloads)))
+        try:
+            heard[rank] = "left" if payload is None else rendezvous.all_gather(payload)
+        except WorkerLost as error:
+            heard[rank] = error
+        rendezvous.leave()
+
+    threads = [threading.Thread(target=run, args=one) for one in enumerate(payloads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return heard
+
+
+def test_ranks_meet_in_a_directory(tmp_path: Path) -> None:
+    payloads = [bytes([rank]) * rank * 10_000 for rank in range(8)]
+    assert gathered(tmp_path / "meeting", payloads) == [payloads] * 8  # type: ignore[arg-type]
+
+
+def test_a_rank_that_leaves_frees_the_others(tmp_path: Path) -> None:
+    first, second, third = gathered(tmp_path / "meeting", [b"a", None, b"c"])
+    assert second == "left" and (first.rank, third.rank) == (1, 1)
+    assert "worker 1 failed before the workers met" in str(first)
+
+
+def test_a_rank_that_never_comes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_meeting, "_LONGEST_SECONDS", 0.05)
+    with pytest.raises(WorkerLost, match="worker 1 did not come") as raised:
+        MeetingPlace(str(tmp_path), 0, 2).allGather("here")
+    assert raised.value.rank == 1
