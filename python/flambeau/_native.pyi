@@ -2,17 +2,19 @@
 
 from collections.abc import Callable, Iterator
 from os import PathLike
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict, overload
 
-class Batch(TypedDict):
+class Batch:
     """One rank's rows of one step; tensors are DLPack capsules, each to be consumed once."""
 
-    step: int
-    num_rows: int
-    inputs: list[Any]
-    labels: list[Any]
-    weight: Any | None
-    row_ids: list[int]
+    @overload
+    def __getitem__(self, name: Literal["step", "num_rows"]) -> int: ...
+    @overload
+    def __getitem__(self, name: Literal["inputs", "labels"]) -> list[Any]: ...
+    @overload
+    def __getitem__(self, name: Literal["weight"]) -> Any | None: ...
+    @overload
+    def __getitem__(self, name: Literal["row_ids"]) -> list[int]: ...
 
 class BatchReader:
     """The batches of training rows that one rank of a job sees.

@@ -4,17 +4,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use flambeau_data::{
-    Batch, BatchReader, DataError, Manifest, OrderConfig, ReaderOptions, SampleOrder, Store,
+    Batch, BatchReader, DataError, HostTensor, Manifest, OrderConfig, ReaderOptions, SampleOrder,
+    Store,
 };
 use flambeau_train::TrainingJob;
+use pyo3::IntoPyObjectExt;
+use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::PyList;
 
 use crate::dlpack;
 use crate::error;
 use crate::signals::Signals;
 
-/// The batches of training rows that one rank of a job sees. Iterating gives dicts: `step`, `num_rows`, `inputs` and `labels` (lists of
+/// The batches of training rows that one rank of a job sees. Iterating gives batches with the items `step`, `num_rows`, `inputs` and `labels` (lists of
 /// DLPack capsules), `weight` (a capsule or None) and `row_ids` (a list of ints), to the end of the epoch that `start` chose.
 #[pyclass(frozen, name = "BatchReader", module = "flambeau._native")]
 pub(crate) struct PyBatchReader {
@@ -62,7 +65,7 @@ impl PyBatchReader {
         this
     }
 
-    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<PyBatch>> {
         // Locked only while detached: whoever holds it needs the interpreter for signals alone.
         let read = py.detach(|| {
             self.reader
@@ -71,7 +74,7 @@ impl PyBatchReader {
                 .next()
         });
         match read {
-            Ok(batch) => batch.map(|batch| as_dict(py, batch)).transpose(),
+            Ok(batch) => batch.map(|batch| PyBatch::new(py, batch)).transpose(),
             Err(failure) => Err(self
                 .signals
                 .take()
@@ -110,25 +113,52 @@ fn open(
     ))
 }
 
-fn as_dict(py: Python<'_>, batch: Batch) -> PyResult<Bound<'_, PyDict>> {
-    let capsules = |tensors: Vec<_>| -> PyResult<Vec<_>> {
-        tensors
-            .into_iter()
-            .map(|tensor| dlpack::of_host_tensor(py, tensor))
-            .collect()
-    };
-    let dict = PyDict::new(py);
-    dict.set_item("step", batch.step)?;
-    dict.set_item("num_rows", batch.num_rows)?;
-    dict.set_item("inputs", capsules(batch.inputs)?)?;
-    dict.set_item("labels", capsules(batch.labels)?)?;
-    dict.set_item(
-        "weight",
-        batch
+/// A batch as Python sees it. Asked by name, as a dict would be; the list of row ids is only made where somebody asks for it, since
+/// hundreds of Python's integers cost more than all else about a batch.
+#[pyclass(frozen, mapping, name = "Batch", module = "flambeau._native")]
+pub(crate) struct PyBatch {
+    step: u64,
+    num_rows: usize,
+    inputs: Py<PyList>,
+    labels: Py<PyList>,
+    weight: Option<Py<PyAny>>,
+    row_ids: Vec<u64>,
+}
+
+impl PyBatch {
+    fn new(py: Python<'_>, batch: Batch) -> PyResult<Self> {
+        let capsules = |tensors: Vec<HostTensor>| -> PyResult<Py<PyList>> {
+            let list = PyList::empty(py);
+            for tensor in tensors {
+                list.append(dlpack::of_host_tensor(py, tensor)?)?;
+            }
+            Ok(list.unbind())
+        };
+        let weight = batch
             .weight
-            .map(|weight| dlpack::of_host_tensor(py, weight))
-            .transpose()?,
-    )?;
-    dict.set_item("row_ids", batch.row_ids)?;
-    Ok(dict)
+            .map(|weight| dlpack::of_host_tensor(py, weight).map(Bound::unbind));
+        Ok(PyBatch {
+            step: batch.step,
+            num_rows: batch.num_rows,
+            inputs: capsules(batch.inputs)?,
+            labels: capsules(batch.labels)?,
+            weight: weight.transpose()?,
+            row_ids: batch.row_ids,
+        })
+    }
+}
+
+#[pymethods]
+impl PyBatch {
+    fn __getitem__<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+        match name {
+            "step" => self.step.into_bound_py_any(py),
+            "num_rows" => self.num_rows.into_bound_py_any(py),
+            "inputs" => self.inputs.into_bound_py_any(py),
+            "labels" => self.labels.into_bound_py_any(py),
+            "weight" => self.weight.as_ref().into_bound_py_any(py),
+            "row_ids" => self.row_ids.as_slice().into_bound_py_any(py),
+            _ => Err(PyKeyError::new_err(name.to_owned())),
+        }
+    }
 }

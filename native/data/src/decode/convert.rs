@@ -6,9 +6,11 @@ use crate::spec::DType;
 
 use super::extract::{Fault, Flaw, Values};
 
-/// Rows copied at once from all columns: small enough that a tile of the tensor stays in the first-level cache while one
-/// column after another is laid into it.
-const TILE_ROWS: usize = 128;
+/// Rows copied at once from all columns: few enough that the columns of a tile stay in the first-level cache.
+const TILE_ROWS: usize = 64;
+
+/// Columns of one element a row that are transposed together: as many as fill a cache line with float32.
+const TILE_COLUMNS: usize = 16;
 
 /// What a tensor is for, which decides what its values may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,27 +143,53 @@ pub(crate) fn interleave(
 }
 
 fn tiles<D: Target>(tensor: &mut [D], num_rows: usize, elements: usize, parts: &[Part]) {
+    let mut block = [[D::default(); TILE_ROWS]; TILE_COLUMNS];
     for first in (0..num_rows).step_by(TILE_ROWS) {
         let rows = first..num_rows.min(first + TILE_ROWS);
         let tile = &mut tensor[rows.start * elements..rows.end * elements];
-        for part in parts {
-            match &part.values {
-                Values::I8(values) => lay(tile, elements, part, &rows, values),
-                Values::I16(values) => lay(tile, elements, part, &rows, values),
-                Values::I32(values) => lay(tile, elements, part, &rows, values),
-                Values::I64(values) => lay(tile, elements, part, &rows, values),
-                Values::U8(values) => lay(tile, elements, part, &rows, values),
-                Values::U16(values) => lay(tile, elements, part, &rows, values),
-                Values::U32(values) => lay(tile, elements, part, &rows, values),
-                Values::U64(values) => lay(tile, elements, part, &rows, values),
-                Values::F32(values) => lay(tile, elements, part, &rows, values),
-                Values::F64(values) => lay(tile, elements, part, &rows, values),
+        for group in parts.chunk_by(|part, next| part.width == 1 && next.width == 1) {
+            if let [part] = group {
+                lay(tile, elements, part, &rows);
+                continue;
+            }
+            for columns in group.chunks(TILE_COLUMNS) {
+                for (part, column) in columns.iter().zip(&mut block) {
+                    // To the column itself it is a tensor of one element a row.
+                    lay(&mut column[..rows.len()], 1, part, &rows);
+                }
+                transpose(&block[..columns.len()], tile, elements, columns[0].offset);
             }
         }
     }
 }
 
-fn lay<S: Copy, D: Target + CastFrom<S>>(
+/// Lays columns next to each other into the rows of a tile, from the element `offset` of each row on. Written row by row,
+/// whole cache lines at a time, where column by column each line would be visited once a column.
+fn transpose<D: Copy>(columns: &[[D; TILE_ROWS]], tile: &mut [D], elements: usize, offset: usize) {
+    for (row, out) in tile.chunks_exact_mut(elements).take(TILE_ROWS).enumerate() {
+        for (out, column) in out[offset..offset + columns.len()].iter_mut().zip(columns) {
+            *out = column[row];
+        }
+    }
+}
+
+/// Lays one part's values into the rows of a tile.
+fn lay<D: Target>(tile: &mut [D], elements: usize, part: &Part, rows: &Range<usize>) {
+    match &part.values {
+        Values::I8(values) => lay_values(tile, elements, part, rows, values),
+        Values::I16(values) => lay_values(tile, elements, part, rows, values),
+        Values::I32(values) => lay_values(tile, elements, part, rows, values),
+        Values::I64(values) => lay_values(tile, elements, part, rows, values),
+        Values::U8(values) => lay_values(tile, elements, part, rows, values),
+        Values::U16(values) => lay_values(tile, elements, part, rows, values),
+        Values::U32(values) => lay_values(tile, elements, part, rows, values),
+        Values::U64(values) => lay_values(tile, elements, part, rows, values),
+        Values::F32(values) => lay_values(tile, elements, part, rows, values),
+        Values::F64(values) => lay_values(tile, elements, part, rows, values),
+    }
+}
+
+fn lay_values<S: Copy, D: Target + CastFrom<S>>(
     tile: &mut [D],
     elements: usize,
     part: &Part,
@@ -174,19 +202,14 @@ fn lay<S: Copy, D: Target + CastFrom<S>>(
         for (out, &value) in tile.iter_mut().zip(values) {
             *out = D::cast(value);
         }
-    } else if width == 1 {
-        let offset = part.offset;
-        for (row, &value) in tile.chunks_exact_mut(elements).zip(values) {
-            row[offset] = D::cast(value);
-        }
-    } else {
-        for (row, values) in tile
-            .chunks_exact_mut(elements)
-            .zip(values.chunks_exact(width))
-        {
-            for (out, &value) in row[part.offset..part.offset + width].iter_mut().zip(values) {
-                *out = D::cast(value);
-            }
+        return;
+    }
+    for (row, values) in tile
+        .chunks_exact_mut(elements)
+        .zip(values.chunks_exact(width))
+    {
+        for (out, &value) in row[part.offset..part.offset + width].iter_mut().zip(values) {
+            *out = D::cast(value);
         }
     }
 }
@@ -199,6 +222,7 @@ trait CastFrom<S> {
 /// A tensor's element.
 trait Target:
     Copy
+    + Default
     + CastFrom<i8>
     + CastFrom<i16>
     + CastFrom<i32>

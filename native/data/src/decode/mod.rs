@@ -28,8 +28,11 @@ use extract::{Fault, Values};
 pub(crate) use extract::{Flaw, first_null, shape_of_first};
 pub(crate) use shard_bytes::ShardBytes;
 
-/// Rows decoded at once, before they are laid into the tensors: few enough that a dozen columns stay in the second-level cache.
-const BATCH_ROWS: usize = 8192;
+/// Bytes of tensors that are decoded at once: few enough that they and the columns that they are made of stay in the second-level cache.
+const BATCH_BYTES: usize = 512 << 10;
+
+/// Rows decoded at once: enough that a batch's own cost does not count, and no more than the bytes allow.
+const BATCH_ROWS: Range<usize> = 256..8192;
 
 /// Decodes rows of a manifest's shards. Any thread may use it.
 pub(crate) struct Decoder {
@@ -41,6 +44,8 @@ pub(crate) struct Decoder {
     /// Footers, read when first needed.
     footers: Vec<OnceLock<ArrowReaderMetadata>>,
     meter: Meter,
+    /// Rows decoded at once.
+    batch_rows: usize,
 }
 
 struct Tensor {
@@ -117,7 +122,9 @@ impl Decoder {
             }
         }
         let footers = manifest.shards().iter().map(|_| OnceLock::new()).collect();
+        let row_bytes = (manifest.bytes_per_row() as usize).max(1);
         Decoder {
+            batch_rows: (BATCH_BYTES / row_bytes).clamp(BATCH_ROWS.start, BATCH_ROWS.end),
             store,
             manifest,
             tensors,
@@ -142,7 +149,7 @@ impl Decoder {
 
     /// Decodes `rows` (the manifest's numbering, all within one row group) into `out`: for each tensor exactly the rows' bytes.
     ///
-    /// Holds the row group's columns as they lie in the file while it works. Looks at `cancelled` every few thousand rows and
+    /// Holds the row group's columns as they lie in the file while it works. Looks at `cancelled` after every batch of rows and
     /// returns `false` where that ends it.
     pub(crate) fn decode(
         &self,
@@ -185,7 +192,7 @@ impl Decoder {
             let num_rows = match (&batch, &reader) {
                 (Some(batch), _) => batch.num_rows(),
                 // Nothing but `key=value` columns: there is no file to count rows by.
-                (None, None) => BATCH_ROWS.min(wanted - done),
+                (None, None) => self.batch_rows.min(wanted - done),
                 (None, Some(_)) => break,
             };
             let first_row = rows.start - place.shard_first_row + done as u64;
@@ -330,7 +337,7 @@ impl Decoder {
         let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(bytes, footer.clone())
             .with_row_groups(vec![place.row_group])
             .with_projection(mask)
-            .with_batch_size(BATCH_ROWS);
+            .with_batch_size(self.batch_rows);
         if let Some(selection) = selection {
             builder = builder.with_row_selection(selection);
         }

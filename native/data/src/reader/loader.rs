@@ -67,6 +67,8 @@ struct State {
     num_busy: usize,
     /// Tasks of an older generation that have not yet noticed; their arenas still hold memory.
     num_stale: usize,
+    /// Whether the caller waits, and so leaves its processor to the spare thread.
+    is_awaited: bool,
     error: Option<DataError>,
 }
 
@@ -106,11 +108,12 @@ impl Loader {
             shared,
             threads: Vec::new(),
         };
-        for _ in 0..num_threads {
+        for thread in 0..num_threads {
             let shared = loader.shared.clone();
+            let is_spare = thread > 0 && thread + 1 == num_threads;
             let spawned = std::thread::Builder::new()
                 .name("flambeau-decode".into())
-                .spawn(move || shared.work());
+                .spawn(move || shared.work(is_spare));
             let thread = spawned.map_err(|source| DataError::Io {
                 operation: "start a decoding thread for",
                 uri: "the training data".into(),
@@ -165,8 +168,11 @@ impl Loader {
                     None => unreachable!("a lane without an arena is always let in"),
                 }
             } else {
+                state.is_awaited = true;
+                self.shared.work.notify_all();
                 let waited = self.shared.done.wait_timeout(state, INTERRUPT_POLL);
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                state.is_awaited = false;
             }
             if let Some(interrupt) = &options.interrupt {
                 // The caller's code must not run under our lock.
@@ -220,11 +226,14 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a decoding thread does until the end.
-    fn work(&self) {
+    /// What a decoding thread does until the end. The spare one decodes in the caller's stead, only while that waits: it must not
+    /// decode itself, since what it reads may hang where no interrupt reaches it.
+    fn work(&self, is_spare: bool) {
         let mut state = self.lock();
         while self.generation.load(Ordering::Relaxed) != STOPPED {
-            state = match self.next_task(&mut state) {
+            let may_decode = state.is_awaited || !is_spare;
+            let task = may_decode.then(|| self.next_task(&mut state)).flatten();
+            state = match task {
                 Some(task) => self.run(state, task),
                 None => self
                     .work

@@ -9,7 +9,8 @@ pub struct ReaderOptions {
     /// Bytes of decoded rows to hold; default 1 GiB. A share that fits is decoded once and kept. Otherwise one window a lane is held even
     /// where that is more: see [`BatchReader::memory_bound`](super::BatchReader::memory_bound).
     pub memory_budget: u64,
-    /// Decoding threads; 0 decodes on the caller's thread, within `next`. Default 1.
+    /// Decoding threads; 0 decodes on the caller's thread, within `next`. Where there are several, one of them works only while `next`
+    /// waits, so that 2 of them and the caller keep two processors busy. Default 2.
     pub num_threads: usize,
     /// Windows decoded ahead of each lane's current one, as far as the budget lets them, where the share does not fit. Default 1.
     pub prefetch: usize,
@@ -24,7 +25,7 @@ impl Default for ReaderOptions {
     fn default() -> Self {
         ReaderOptions {
             memory_budget: 1 << 30,
-            num_threads: 1,
+            num_threads: 2,
             prefetch: 1,
             timeout: Duration::from_secs(600),
             interrupt: None,
