@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import pickle
+import resource
 import signal
 import time
 from pathlib import Path
@@ -295,3 +296,28 @@ def test_metrics_inputs_and_outputs_of_all_kinds(tmp_path: Path, columns) -> Non
         error(output, label).mean().item(), rel=1e-5
     )
     assert dict(last["metrics"])["error"] > 0
+
+
+class CountsFaults(nn.Module):
+    """A layer of 48 MB that writes down, at each call, how many pages the process has been given so far."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.layer = nn.Linear(3, 4_000_000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with self.path.open("a") as file:
+            file.write(f"{resource.getrusage(resource.RUSAGE_SELF).ru_minflt}\n")
+        return self.layer(x).mean(1)
+
+
+def test_gradients_reuse_the_memory_of_those_before(tmp_path: Path, columns) -> None:
+    job = job_over(tmp_path, columns, batchSize=5)
+    faults = tmp_path / "faults"
+    train(job, program(model=CountsFaults(faults)), 1, tmp_path / "run")
+    counts = [int(line) for line in faults.read_text().splitlines()]
+    gradient_pages = 3 * 4_000_000 * 4 // resource.getpagesize()
+    assert len(counts) == 20
+    # Left to itself, glibc maps the gradient, the output and the output's gradient anew in each of these ten steps.
+    assert counts[-1] - counts[-11] < gradient_pages

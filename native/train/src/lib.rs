@@ -4,6 +4,7 @@
 //! Every rank makes a [`Worker`] with the same job and calls [`Worker::run`]. Epochs and steps count from 0 in
 //! everything that programs read: contexts, reports, errors, events, checkpoints and the history.
 
+mod allocator;
 mod bounds;
 pub mod checkpoint;
 mod dataset;

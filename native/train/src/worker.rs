@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use flambeau_collective::{CollectiveError, ProcessGroup};
 use flambeau_data::{SampleOrder, Store};
 
+use crate::allocator::KeepFreed;
 use crate::checkpoint::{Checkpoint, CheckpointWriter, Fixed, Position, State};
 use crate::dataset::{Dataset, Datasets};
 use crate::error::{Cause, JobError, TrainError};
@@ -92,6 +93,7 @@ impl<'a> Worker<'a> {
             hooks,
         } = self;
         let began = Instant::now();
+        let _keep_freed = KeepFreed::new();
         let (rank, world_size) = (group.rank(), group.world_size());
         let lanes = job.params.lanes();
         if world_size > lanes {
