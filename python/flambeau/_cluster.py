@@ -245,7 +245,6 @@ def _probe_task(directory: str, store_options: dict[str, str], modules: tuple[st
 
         for _ in batches:
             pass
-        start_importing(modules)
         context = BarrierTaskContext.get()
         rank, world_size = context.partitionId(), len(context.getTaskInfos())
         error = None
@@ -269,6 +268,7 @@ def _probe_task(directory: str, store_options: dict[str, str], modules: tuple[st
         yield pyarrow.RecordBatch.from_pydict(
             {"host": [socket.gethostname()], "error": [error], "versions": [json.dumps(found)]}
         )
+        start_importing(modules)
 
     return task
 

@@ -78,7 +78,7 @@ def _task(modules: tuple[str, ...]) -> Callable[[Iterable[pa.RecordBatch]], Iter
 
         for _ in batches:
             pass
-        start_importing(modules)
         yield pyarrow.RecordBatch.from_pydict({"started": [True]})
+        start_importing(modules)
 
     return task

@@ -7,7 +7,6 @@ driver needs only the two messages.
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import platform
 import socket
@@ -17,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flambeau._imports import finish_importing
+from flambeau._imports import finish_importing, forget_threads
 from flambeau.errors import DataError, FlambeauError, ParamError, RankFailure
 
 _MAX_TEXT = 64 << 10
@@ -126,9 +125,7 @@ def _train(
         if directory not in sys.path:
             sys.path.append(directory)
     finish_importing()
-    # PySpark sets this to spark.task.cpus; threads come from the job, as soon as the ranks of this host are
-    # known.
-    os.environ.pop("OMP_NUM_THREADS", None)
+    forget_threads()
     try:
         from flambeau import _native
         from flambeau._adapter import ModuleModel

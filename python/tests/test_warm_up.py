@@ -41,7 +41,7 @@ def test_the_stage_after_meets_workers_that_have_imported(
 ) -> None:
     monkeypatch.setattr(_warm_up, "is_warm", lambda _: False)
     assert not any(has for _, has in pids_with(any_spark, "this"))
-    with _warm_up.warming_up(any_spark, 2, ["no.such.module", "this"]):
+    with _warm_up.warming_up(any_spark, 2, ["this", "no.such.module"]):
         pass
     assert any(has for _, has in pids_with(any_spark, "this"))
 
