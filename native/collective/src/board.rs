@@ -12,10 +12,10 @@
 //! read by none, or read by any and written by none. Two boards suffice: a member writes a board again two calls later,
 //! for which every other member must have arrived at the call between, and so be done reading.
 //!
-//! **Sleeping.** A waiter spins for a bounded time if every member can have a core. Then it counts itself in the slot it
-//! waits for, looks again, and sleeps on the count; the arriving member stores its count, then looks for sleepers. Both
-//! use sequentially consistent accesses, so one of the two sees the other. A sleep lasts `SLICE` at most, and the monitor
-//! wakes sleepers when the group fails.
+//! **Sleeping.** A waiter spins for a bounded time if every member can have a core, then offers its core to others for a
+//! bounded time. Then it counts itself in the slot it waits for, looks again, and sleeps on the count; the arriving member
+//! stores its count, then looks for sleepers. Both use sequentially consistent accesses, so one of the two sees the other.
+//! A sleep lasts `SLICE` at most, and the monitor wakes sleepers when the group fails.
 //!
 //! **Trust.** What others wrote is read with atomic loads and checked before it becomes a length or an address.
 
@@ -203,26 +203,16 @@ impl Board {
     }
 
     fn spin_for(&self, member: usize, target: u32) -> bool {
-        if self.has_arrived(member, target, Ordering::Acquire) {
-            return true;
-        }
-        if !self.spins {
-            return false;
-        }
-        let started = Instant::now();
-        loop {
-            for _ in 0..32 {
-                hint::spin_loop();
-                if self.has_arrived(member, target, Ordering::Acquire) {
-                    return true;
-                }
-            }
-            match started.elapsed() {
-                waited if waited < SPIN => {}
+        let spin = if self.spins { SPIN } else { Duration::ZERO };
+        let mut started = None;
+        while !self.has_arrived(member, target, Ordering::Acquire) {
+            match started.get_or_insert_with(Instant::now).elapsed() {
+                waited if waited < spin => hint::spin_loop(),
                 waited if waited < YIELD => thread::yield_now(),
                 _ => return false,
             }
         }
+        true
     }
 
     fn sleep_for(&self, member: usize, target: u32, wait: &Wait<'_>) -> Result<()> {

@@ -215,6 +215,19 @@ pub(crate) struct Piece {
     pub(crate) to: Ranks,
 }
 
+impl Piece {
+    /// Cuts the piece into runs of at most `len` elements, in order.
+    pub(crate) fn runs(&self, len: usize) -> impl Iterator<Item = Piece> {
+        let Range { start, end } = self.range;
+        let (from, to) = (self.from, self.to);
+        (start..end).step_by(len).map(move |start| Piece {
+            range: start..end.min(start + len),
+            from,
+            to,
+        })
+    }
+}
+
 /// Cuts `range` of a buffer of `len` elements into the operation's pieces, in order.
 pub(crate) fn pieces(
     operation: Operation,

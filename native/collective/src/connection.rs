@@ -22,7 +22,17 @@ pub(crate) enum Kind {
     Finished = 3,
     /// A segment has come to the end of its route.
     Done = 4,
+    /// The sender's elements of a segment, for its owner to add.
+    Share = 5,
 }
+
+const KINDS: [Kind; 5] = [
+    Kind::Hello,
+    Kind::Partial,
+    Kind::Finished,
+    Kind::Done,
+    Kind::Share,
+];
 
 /// A frame's head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,9 +60,7 @@ impl Head {
 
     fn decode(bytes: &[u8; HEAD]) -> Option<Self> {
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| bytes[at + index]));
-        let kind = [Kind::Hello, Kind::Partial, Kind::Finished, Kind::Done]
-            .into_iter()
-            .find(|kind| *kind as u8 == bytes[8])?;
+        let kind = KINDS.into_iter().find(|kind| *kind as u8 == bytes[8])?;
         Some(Head {
             exchange: word(0),
             kind,
@@ -283,14 +291,14 @@ mod tests {
     proptest! {
         #[test]
         fn heads_arrive_as_they_were_sent(exchange: u64, stage: u16, segment: u32, len: usize) {
-            for kind in [Kind::Hello, Kind::Partial, Kind::Finished, Kind::Done] {
+            for kind in KINDS {
                 let head = Head { exchange, kind, stage, segment, len };
                 prop_assert_eq!(Head::decode(&head.encode()), Some(head));
             }
         }
 
         #[test]
-        fn other_kinds_are_refused(mut bytes: [u8; HEAD], kind in 5u8..) {
+        fn other_kinds_are_refused(mut bytes: [u8; HEAD], kind in 6u8..) {
             bytes[8] = kind;
             prop_assert_eq!(Head::decode(&bytes), None);
         }

@@ -15,7 +15,7 @@ use crate::task::{Places, StagedMask, Task};
 use crate::topology::{Run, Topology};
 
 /// Bytes of a segment: enough that a system call costs little beside it, and several fit in a cache.
-const SEGMENT: usize = 256 << 10;
+pub(crate) const SEGMENT: usize = 256 << 10;
 /// Segments that a host has under way at a time.
 const WINDOW: usize = 16;
 /// The most bytes, over all ranks, that travel with the first frame.
@@ -26,13 +26,29 @@ const MAX_HELLO: usize = 1 << 20;
 const FRAMES_PER_TURN: usize = 4;
 
 /// A run of a piece that travels as one.
-struct Segment {
-    task: usize,
-    piece: Piece,
+pub(crate) struct Segment {
+    pub(crate) task: usize,
+    pub(crate) piece: Piece,
+    /// Empty where the exchange is direct.
     route: Vec<usize>,
     /// How many of this host's stages are done.
-    stages_done: usize,
-    is_finished: bool,
+    pub(crate) stages_done: usize,
+    pub(crate) is_finished: bool,
+    /// What each other host has sent for it to this one, its owner, where the exchange is direct.
+    pub(crate) shares: Vec<Option<Bytes>>,
+}
+
+impl Segment {
+    pub(crate) fn new(task: usize, piece: Piece, route: Vec<usize>) -> Self {
+        Segment {
+            task,
+            piece,
+            route,
+            stages_done: 0,
+            is_finished: false,
+            shares: Vec::new(),
+        }
+    }
 }
 
 /// One exchange in progress.
@@ -43,15 +59,17 @@ pub(crate) struct Exchange<'a> {
     pub(crate) staged: StagedMask,
     pub(crate) tasks: &'a [Task],
     pub(crate) wait: &'a Wait<'a>,
-    segments: Vec<Segment>,
+    pub(crate) segments: Vec<Segment>,
     /// Segments that start here and have not been started, last first.
-    unstarted: Vec<usize>,
+    pub(crate) unstarted: Vec<usize>,
     under_way: usize,
     /// Steps that are still to be done here.
-    todo: usize,
+    pub(crate) todo: usize,
     /// The first frames of the other hosts.
     pub(crate) hellos: Vec<Option<Bytes>>,
     pub(crate) is_eager: bool,
+    /// Whether segments go by way of their owners; see `direct`.
+    is_direct: bool,
     /// The most segments of this host's under way at a time.
     window: usize,
     checked: Instant,
@@ -93,10 +111,13 @@ impl<'a> Exchange<'a> {
             todo: topology.hosts.len() - 1,
             hellos,
             is_eager,
+            is_direct: call.operation == Operation::AllReduce && !topology.is_hierarchical(),
             window,
             checked: Instant::now(),
         };
-        if !is_eager {
+        if exchange.is_direct && !is_eager {
+            exchange.cut_direct(bytes);
+        } else if !is_eager {
             exchange.cut();
         }
         exchange
@@ -115,26 +136,12 @@ impl<'a> Exchange<'a> {
                 let starts_here = self.topology.stage(&piece, 0).host == here;
                 let steps =
                     stages_here + usize::from(route.contains(&here)) + usize::from(starts_here);
-                let mut start = piece.range.start;
-                while start < piece.range.end {
-                    let end = piece.range.end.min(start + SEGMENT / size);
-                    let piece = Piece {
-                        range: start..end,
-                        ..piece.clone()
-                    };
+                for piece in piece.runs(SEGMENT / size) {
                     if starts_here {
                         self.unstarted.push(self.segments.len());
                     }
                     self.todo += steps;
-                    let route = route.clone();
-                    self.segments.push(Segment {
-                        task,
-                        piece,
-                        route,
-                        stages_done: 0,
-                        is_finished: false,
-                    });
-                    start = end;
+                    self.segments.push(Segment::new(task, piece, route.clone()));
                 }
             }
         }
@@ -228,7 +235,10 @@ impl<'a> Exchange<'a> {
                 return;
             };
             self.under_way += 1;
-            self.add(segment, 0, None);
+            match self.is_direct {
+                true => self.share(segment),
+                false => self.add(segment, 0, None),
+            }
         }
     }
 
@@ -343,13 +353,20 @@ impl<'a> Exchange<'a> {
     }
 
     /// One of this host's segments has come to the end of its way.
-    fn done(&mut self) {
+    pub(crate) fn done(&mut self) {
         self.todo -= 1;
         self.under_way -= 1;
         self.start();
     }
 
-    fn send(&mut self, host: usize, kind: Kind, stage: usize, segment: usize, body: Body) {
+    pub(crate) fn send(
+        &mut self,
+        host: usize,
+        kind: Kind,
+        stage: usize,
+        segment: usize,
+        body: Body,
+    ) {
         if host == self.topology.here {
             // Two stages in a row are on different hosts, and a route names a host once.
             unreachable!("a frame from a host to itself");
@@ -435,6 +452,11 @@ impl<'a> Exchange<'a> {
         let Some(segment) = self.segments.get(head.segment as usize) else {
             return fail("a segment that is not there");
         };
+        if self.is_direct {
+            return self
+                .place_direct(host, head)
+                .ok_or_else(|| self.corrupt(host, "a frame that is not expected"));
+        }
         let (here, stage) = (self.topology.here, usize::from(head.stage));
         let (len, dtype) = (segment.piece.range.len(), self.entry(segment.task).dtype);
         let stage_host = |stage: usize| self.topology.stage(&segment.piece, stage).host;
@@ -493,6 +515,11 @@ impl<'a> Exchange<'a> {
             }
             (Kind::Partial, Body::Owned(partial)) => {
                 self.add(index, usize::from(head.stage), Some(partial))
+            }
+            (Kind::Share, Body::Owned(share)) => self.take(index, host, share),
+            (Kind::Finished, Body::Borrowed(..)) if self.is_direct => {
+                self.segments[index].is_finished = true;
+                self.done();
             }
             (Kind::Finished, Body::Borrowed(start, len)) => {
                 let Segment {

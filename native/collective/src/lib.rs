@@ -29,6 +29,7 @@ mod buffer;
 mod call;
 mod connection;
 mod descriptor;
+mod direct;
 mod error;
 mod exchange;
 mod futex;
@@ -62,6 +63,9 @@ pub use error::{CollectiveError, LossCause, Peer, Result};
 pub use group::ProcessGroup;
 pub use identity::host_name;
 pub use options::{GroupOptions, Interrupt, Transport};
+// For the benches of this crate.
+#[doc(hidden)]
+pub use reduce::reduce_in_place;
 pub use region::GroupBuffer;
 pub use rendezvous::Rendezvous;
 pub use tcp_rendezvous::TcpRendezvous;

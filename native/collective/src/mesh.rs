@@ -7,6 +7,9 @@
 //! first stage's host, which keeps a bounded number of its segments under way. A broadcast and an all-gather are the same
 //! with one stage. So each link carries a reduced buffer once in each direction, whatever the number of hosts.
 //!
+//! **Where each host has one rank**, an all-reduce goes another way, with less to carry for the hosts between the first
+//! and the last: see `direct`.
+//!
 //! **No deadlock.** A leader always reads, and what it reads it works on at once; nothing waits for room in a queue. The
 //! windows bound what can be queued.
 //!

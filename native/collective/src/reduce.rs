@@ -4,7 +4,6 @@
 //! the bit. A block is small enough for the first-level cache; within it all inputs are read before any output is
 //! written, so outputs may be the inputs' own memory.
 
-use std::ptr;
 use std::slice;
 
 use half::slice::HalfFloatSliceExt;
@@ -14,6 +13,8 @@ use crate::buffer::{DType, ReduceOp};
 
 /// Elements per block: 4 KiB of float32.
 const BLOCK: usize = 1024;
+/// Elements that are reduced in registers at a time: 256 bytes of float32.
+const TILE: usize = 64;
 
 /// Where a reduction goes.
 pub(crate) enum Output<'a> {
@@ -65,6 +66,27 @@ pub(crate) unsafe fn reduce(reduction: &Reduction<'_>, len: usize) {
             DType::UInt8 => unreachable!("uint8 is refused before any reduction"),
         }
     }
+}
+
+/// Reduces buffers into each of them, as a member of a host does with its part of all members' buffers.
+///
+/// # Safety
+/// Each buffer holds `len` elements of the type, aligned for it, that nobody else uses, and no two overlap. There is one.
+pub unsafe fn reduce_in_place(dtype: DType, op: ReduceOp, buffers: &[*mut u8], len: usize) {
+    let sources: Vec<_> = buffers.iter().map(|buffer| buffer.cast_const()).collect();
+    let output = Output::Finished {
+        places: buffers,
+        world_size: buffers.len(),
+    };
+    let reduction = Reduction {
+        dtype,
+        op,
+        initial: None,
+        sources: &sources,
+        output,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { reduce(&reduction, len) };
 }
 
 unsafe fn by_op<T: Element>(reduction: &Reduction<'_>, len: usize)
@@ -123,27 +145,15 @@ unsafe fn blocks<T: Element, O: Operator<T::Wide>>(reduction: &Reduction<'_>, le
         }
         _ => None,
     };
-    if let (
-        None,
-        [first, second],
-        Output::Finished {
-            places: [left, right],
-            ..
-        },
-    ) = (reduction.initial, reduction.sources, &reduction.output)
-        && ptr::eq(*first, *left)
-        && ptr::eq(*second, *right)
-        && T::IS_WIDE
+    if let (true, None, Output::Finished { places, .. }) =
+        (T::IS_WIDE, reduction.initial, &reduction.output)
     {
-        // SAFETY: two runs of `len` elements that do not overlap, ours alone by the caller's promise; T is its own
-        // intermediate type.
-        let (left, right) = unsafe {
-            (
-                slice::from_raw_parts_mut(left.cast::<T::Wide>(), len),
-                slice::from_raw_parts_mut(right.cast::<T::Wide>(), len),
-            )
-        };
-        return pair::<T::Wide, O>(left, right, divisor);
+        // SAFETY: the caller's promise; T is its own intermediate type.
+        let is_done =
+            unsafe { in_registers::<T::Wide, O>(reduction.sources, places, len, divisor) };
+        if is_done {
+            return;
+        }
     }
 
     let mut wide = [T::Wide::default(); BLOCK];
@@ -193,21 +203,88 @@ unsafe fn blocks<T: Element, O: Operator<T::Wide>>(reduction: &Reduction<'_>, le
     }
 }
 
-/// Two ranks in place: one pass, without the block in between.
+/// Reduces a usual number of sources without the block in between; `false` for other numbers.
+///
+/// # Safety
+/// As for `reduce`.
 #[inline(always)]
-fn pair<W: Wide, O: Operator<W>>(left: &mut [W], right: &mut [W], divisor: Option<usize>) {
-    match divisor {
-        Some(divisor) => {
-            let half = W::reciprocal(divisor);
-            for (left, right) in left.iter_mut().zip(right) {
-                let value = O::apply(*left, *right).divided(divisor, half);
-                (*left, *right) = (value, value);
+unsafe fn in_registers<W: Wide, O: Operator<W>>(
+    sources: &[*const u8],
+    places: &[*mut u8],
+    len: usize,
+    divisor: Option<usize>,
+) -> bool {
+    // SAFETY: the caller's promise, for each.
+    unsafe {
+        match *sources {
+            [a, b] => divided::<W, O, 2>([a, b], places, len, divisor),
+            [a, b, c] => divided::<W, O, 3>([a, b, c], places, len, divisor),
+            [a, b, c, d] => divided::<W, O, 4>([a, b, c, d], places, len, divisor),
+            [a, b, c, d, e, f, g, h] => {
+                divided::<W, O, 8>([a, b, c, d, e, f, g, h], places, len, divisor)
+            }
+            _ => return false,
+        }
+    }
+    true
+}
+
+/// # Safety
+/// As for `reduce`.
+#[inline(always)]
+unsafe fn divided<W: Wide, O: Operator<W>, const N: usize>(
+    sources: [*const u8; N],
+    places: &[*mut u8],
+    len: usize,
+    divisor: Option<usize>,
+) {
+    let sources = sources.map(<*const u8>::cast);
+    // SAFETY: the caller's promise, for each.
+    unsafe {
+        match divisor.map(|divisor| (divisor, W::reciprocal(divisor))) {
+            None => tiles::<W, O, N>(sources, places, len, |value| value),
+            Some((divisor, Some(factor))) => tiles::<W, O, N>(sources, places, len, |value| {
+                value.divided(divisor, Some(factor))
+            }),
+            Some((divisor, None)) => {
+                tiles::<W, O, N>(sources, places, len, |value| value.divided(divisor, None))
             }
         }
-        None => {
-            for (left, right) in left.iter_mut().zip(right) {
-                let value = O::apply(*left, *right);
-                (*left, *right) = (value, value);
+    }
+}
+
+/// # Safety
+/// As for `reduce`.
+#[inline(always)]
+unsafe fn tiles<W: Wide, O: Operator<W>, const N: usize>(
+    sources: [*const W; N],
+    places: &[*mut u8],
+    len: usize,
+    finish: impl Fn(W) -> W + Copy,
+) {
+    let whole = len / TILE;
+    // SAFETY: the caller's promise: the tiles and the elements behind them lie in the sources and places.
+    unsafe {
+        for tile in 0..whole {
+            let at = |source: *const W| source.cast::<[W; TILE]>().add(tile).read();
+            let mut total = at(sources[0]);
+            for source in &sources[1..] {
+                for (total, value) in total.iter_mut().zip(at(*source)) {
+                    *total = O::apply(*total, value);
+                }
+            }
+            total.iter_mut().for_each(|value| *value = finish(*value));
+            for place in places {
+                place.cast::<[W; TILE]>().add(tile).write(total);
+            }
+        }
+        for element in whole * TILE..len {
+            let values = sources.map(|source| source.add(element).read());
+            let total = values[1..]
+                .iter()
+                .fold(values[0], |total, value| O::apply(total, *value));
+            for place in places {
+                place.cast::<W>().add(element).write(finish(total));
             }
         }
     }

@@ -1,0 +1,216 @@
+"""All-reduce of float32, on one host and over TCP
+
+Each figure is the median time of the blocking call, on rank 0, after a barrier. On one host the buffers lie
+in the group's memory, as gradients do, and the limit is a bare loop: processes over one segment that sum
+their parts between two barriers, with nothing checked. Over TCP each rank has a network namespace of its own,
+all joined by a bridge, and the limit is the time in which as many bytes go one way from one rank to another.
+That limit is a network's; here two cores copy every byte of every link. So the same is measured with both
+ways busy at once, and where each rank's link is held to less than the cores can copy.
+
+The program that is timed is native/collective/examples/all_reduce_speed, the peer peers/gloo.py.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from harness import ROOT, Case, Child, Contender, Goal, Skipped
+
+KIB, MIB = 1 << 10, 1 << 20
+EVERY_SIZE = [4 * KIB << 2 * step for step in range(8)]
+"""From 4 KiB to 64 MiB."""
+SIZES = {2: [4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB], 4: [64 * KIB, 16 * MIB]}
+TCP_SIZES = {2: [64 * KIB, MIB, 64 * MIB], 4: [64 * KIB, 16 * MIB]}
+GLOO_GOALS = {64 * KIB: 100.0, MIB: 30.0, 16 * MIB: 30.0, 64 * MIB: 8.0}
+"""With two ranks on one host."""
+BARE_LOOP, ONE_WAY, BOTH_WAYS = "limit: bare loop", "limit: TCP one way", "limit: TCP both ways"
+HELD_TO = 2
+"""Gbit/s of each rank's link, where it is held to less than the cores can copy."""
+
+SPEED = ROOT / "target" / "release" / "examples" / "all_reduce_speed"
+GLOO = [sys.executable, ROOT / "benchmarks" / "peers" / "gloo.py"]
+SECONDS = 0.15
+"""How long a contender works in a round, where its calls are short."""
+
+Argv = Sequence[str | Path]
+
+
+def cases(full: bool, scratch: Path) -> Iterator[Case | Skipped]:
+    build = ["cargo", "build", "--release", "--locked", "--quiet", "-p", "flambeau-collective"]
+    subprocess.run([ROOT / ".ci/with-tools", *build, "--example", SPEED.name], cwd=ROOT, check=True)
+    for world_size in (2, 4):
+        yield from on_one_host(world_size, EVERY_SIZE if full else SIZES[world_size])
+    for world_size in (2, 4):
+        yield from over_tcp(world_size, EVERY_SIZE if full else TCP_SIZES[world_size])
+    yield from over_tcp(2, [64 * MIB], HELD_TO)
+
+
+def on_one_host(world_size: int, sizes: Sequence[int]) -> Iterator[Case]:
+    with ExitStack() as stack:
+
+        def started(*commands: Argv) -> Team:
+            return stack.enter_context(Team(commands))
+
+        ours, gloo = free_address(), free_address()
+        ranks = [[SPEED, "rank", rank, world_size, ours, "127.0.0.1", "auto"] for rank in range(world_size)]
+        peers = [[*GLOO, rank, world_size, gloo, "lo"] for rank in range(world_size)]
+        contenders = {
+            "Flambeau": partial(started(*ranks).median, memory="group"),
+            "gloo": started(*peers).median,
+            BARE_LOOP: started([SPEED, "bare", world_size]).median,
+        }
+        for size in sizes:
+            goals = [Goal(BARE_LOOP, 1 / 1.3)] if size >= 64 * KIB else []
+            if world_size == 2 and size in GLOO_GOALS:
+                goals.append(Goal("gloo", GLOO_GOALS[size]))
+            yield case(f"{world_size} ranks, shared memory", size, contenders, goals)
+
+
+def over_tcp(world_size: int, sizes: Sequence[int], gbit: int | None = None) -> Iterator[Case | Skipped]:
+    where = f"{world_size} ranks, TCP" + (f" at {gbit} Gbit/s" if gbit else "")
+    with ExitStack() as stack:
+        try:
+            network = stack.enter_context(Network(world_size, gbit))
+        except (OSError, subprocess.CalledProcessError) as error:
+            yield Skipped("all_reduce", where, f"network namespaces, which take root and iproute2 ({error})")
+            return
+
+        def started(*commands: Argv) -> Team:
+            return stack.enter_context(
+                Team([[*network.inside(rank), *command] for rank, command in enumerate(commands)])
+            )
+
+        def at(port: int) -> str:
+            return f"{network.address(0)}:{port}"
+
+        ranks = [
+            [SPEED, "rank", rank, world_size, at(29400), network.address(rank), "tcp"]
+            for rank in range(world_size)
+        ]
+        peers = [[*GLOO, rank, world_size, at(29500), Network.DEVICE] for rank in range(world_size)]
+        listener = f"{network.address(1)}:29600"
+        link = started([SPEED, "link", "connect", listener], [SPEED, "link", "listen", listener])
+        contenders = {
+            "Flambeau": partial(started(*ranks).median, memory="group"),
+            "gloo": started(*peers).median,
+            ONE_WAY: partial(link.median, ways=1),
+            BOTH_WAYS: partial(link.median, ways=2),
+        }
+        for size in sizes:
+            goals = [Goal("gloo", 1.5)]
+            if size == 64 * MIB:
+                goals.append(Goal(ONE_WAY, 0.85))
+            yield case(where, size, contenders, goals)
+
+
+def case(where: str, size: int, contenders: dict[str, Callable[[int], float]], goals: Sequence[Goal]) -> Case:
+    runs: dict[str, Contender] = {name: partial(run, size) for name, run in contenders.items()}
+    text = f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB"
+    return Case(
+        suite="all_reduce",
+        work=f"{text}, {where}",
+        unit="µs",
+        contenders=runs,
+        goals=goals,
+        higher_is_better=False,
+        curve=f"all-reduce, {where}",
+        x=size,
+        x_label="bytes",
+    )
+
+
+class Team:
+    """Processes that time something together. The first answers requests; at its end the others end too."""
+
+    def __init__(self, commands: Sequence[Argv]) -> None:
+        first, *others = ([str(part) for part in command] for command in commands)
+        self._others = [subprocess.Popen(command, stdin=subprocess.DEVNULL) for command in others]
+        self._first = Child(first)
+        self._last: dict[tuple[object, ...], float] = {}
+
+    def median(self, size: int, **request: object) -> float:
+        """The median time of a call on `size` bytes, in µs, over as many calls as take `SECONDS`."""
+        kind = (size, *request.values())
+        count = max(5, min(2000, round(SECONDS * 1e6 / self._last.get(kind, 1e5))))
+        figure = float(self._first.call(bytes=size, count=count, **request)["us"])
+        self._last[kind] = figure
+        return figure
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._first.close()
+        for process in self._others:
+            process.wait(timeout=60)
+
+
+class Network:
+    """A network namespace for each rank, joined by a bridge in one more; `gbit` holds each rank's link to as
+    many Gbit/s each way. Gone at the end, with all that runs in it.
+
+    Raises OSError or CalledProcessError where the system has no namespaces or this process may not make them.
+    """
+
+    DEVICE = "eth0"
+
+    def __init__(self, world_size: int, gbit: int | None) -> None:
+        self._hosts = [f"flambeau-{os.getpid()}-{rank}" for rank in range(world_size)]
+        self._bridge = f"flambeau-{os.getpid()}-bridge"
+        self._gbit = gbit
+
+    def address(self, rank: int) -> str:
+        return f"10.84.0.{rank + 1}"
+
+    def inside(self, rank: int) -> Argv:
+        """What runs a command as `rank`'s host."""
+        return ["ip", "netns", "exec", self._hosts[rank]]
+
+    def __enter__(self) -> Network:
+        try:
+            self._make()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _make(self) -> None:
+        bridge = self._bridge
+        run(f"ip netns add {bridge}")
+        run(f"ip -n {bridge} link add bridge type bridge")
+        run(f"ip -n {bridge} link set bridge up")
+        for rank, host in enumerate(self._hosts):
+            port = f"port{rank}"
+            run(f"ip netns add {host}")
+            run(f"ip link add {self.DEVICE} netns {host} type veth peer name {port} netns {bridge}")
+            run(f"ip -n {bridge} link set {port} master bridge up")
+            run(f"ip -n {host} addr add {self.address(rank)}/24 dev {self.DEVICE}")
+            run(f"ip -n {host} link set {self.DEVICE} up")
+            run(f"ip -n {host} link set lo up")
+            if self._gbit:
+                shape = f"rate {self._gbit}gbit burst 1mb latency 50ms"
+                run(f"ip netns exec {host} tc qdisc add dev {self.DEVICE} root tbf {shape}")
+
+    def __exit__(self, *_: object) -> None:
+        for name in [self._bridge, *self._hosts]:
+            subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, check=False)
+
+
+def run(command: str) -> None:
+    subprocess.run(command.split(), check=True, stderr=subprocess.PIPE)
+
+
+def free_address() -> str:
+    """An address of this host that was free a moment ago."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
