@@ -1,0 +1,104 @@
+"""The worker's side of transform, without Spark: what the module is given, and what its memory does.
+
+Oracles: numpy's stack of the columns, the module on one tensor of all rows, and the kernel's count of pages.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flambeau._columns import TensorColumns
+from flambeau._program import dump_skeleton, probe_output
+from flambeau._scoring import InputRows, Scorer
+from flambeau._weights import save_module
+
+RANDOM = np.random.default_rng(0)
+
+
+def scorer(module: nn.Module, inputs: Sequence[TensorColumns], folder: Path, batch_size: int) -> Scorer:
+    return Scorer(
+        programs={"pickle": dump_skeleton(module)},
+        weights=save_module(module, folder / "weights.safetensors"),
+        inputs=inputs,
+        output=probe_output(module, list(inputs)),
+        batch_size=batch_size,
+    )
+
+
+def packed(num_columns: int) -> TensorColumns:
+    return TensorColumns("x", tuple(f"c{i}" for i in range(num_columns)), "float32", (num_columns,))
+
+
+def lists(values: np.ndarray[Any, Any]) -> pa.Array:
+    flat = pa.array(values.reshape(-1))
+    return pa.ListArray.from_arrays(np.arange(0, len(flat) + 1, values.shape[1], dtype=np.int32), flat)
+
+
+FLOATS = RANDOM.normal(size=(20, 6)).astype(np.float32)
+BYTES = RANDOM.integers(0, 256, size=(20, 6), dtype=np.uint8)
+FLAGS = RANDOM.integers(0, 2, size=20).astype(bool)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "columns", "expected"),
+    [
+        (packed(6), [pa.array(column) for column in FLOATS.T], FLOATS),
+        (TensorColumns("x", ("x",), "float32", (2, 3)), [lists(FLOATS)], FLOATS.reshape(20, 2, 3)),
+        (
+            TensorColumns("x", ("x",), "uint8", (6,)),
+            [pa.array([row.tobytes() for row in BYTES], pa.binary())],
+            BYTES,
+        ),
+        (TensorColumns("x", ("x",), "bool", ()), [pa.array(FLAGS)], FLAGS),
+        (TensorColumns("x", ("x",), "float64", (1,)), [pa.array(FLOATS[:, 0].astype(float))], FLOATS[:, :1]),
+    ],
+    ids=["columns", "lists", "binary", "flags", "one column of shape [1]"],
+)
+def test_rows_are_those_of_the_columns(
+    tensor: TensorColumns, columns: list[pa.Array], expected: np.ndarray[Any, Any]
+) -> None:
+    for first, length in ((0, 20), (3, 11)):
+        [rows] = InputRows.of([tensor], [column.slice(first, length) for column in columns])
+        for start, stop in ((0, length), (2, 7), (length - 1, length)):
+            found = rows.tensor(start, stop)
+            np.testing.assert_array_equal(found.numpy(), expected[first + start : first + stop])
+            assert found.data_ptr() % 64 == 0
+
+
+def test_a_module_may_write_to_its_input(tmp_path: Path) -> None:
+    class Doubling(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mul_(2)
+
+    columns = tuple(pa.array(column) for column in FLOATS.T)
+    twice = list(scorer(Doubling(), [packed(6)], tmp_path, 7).score(iter([columns, columns])))
+    for result in twice:
+        np.testing.assert_array_equal(np.stack(result.to_numpy(zero_copy_only=False)), 2 * FLOATS)
+
+
+def test_batches_lie_in_the_memory_of_those_before(tmp_path: Path) -> None:
+    num_rows, width = 8192, 256
+    hidden = [nn.Linear(4, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
+    module = nn.Sequential(*hidden, nn.Linear(width, 1))
+    values = RANDOM.normal(size=(num_rows, 4)).astype(np.float32)
+    batch = tuple(pa.array(column) for column in values.T)
+    scored = scorer(module, [packed(4)], tmp_path, 4096).score(batch for _ in range(12))
+    for _ in range(4):
+        next(scored)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    results = list(scored)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    # A layer's outputs for half a batch are 1,024 pages, and a batch makes eight of those.
+    assert faults < len(results) * 1024
+    with torch.inference_mode():
+        expected = module.eval()(torch.from_numpy(values)).squeeze(1)
+    np.testing.assert_allclose(results[-1].to_numpy(), expected.double(), rtol=1e-5, atol=1e-6)
