@@ -154,8 +154,8 @@ impl PyBatch {
         match name {
             "step" => self.step.into_bound_py_any(py),
             "num_rows" => self.num_rows.into_bound_py_any(py),
-            "inputs" => self.inputs.into_bound_py_any(py),
-            "labels" => self.labels.into_bound_py_any(py),
+            "inputs" => Ok(self.inputs.bind(py).clone().into_any()),
+            "labels" => Ok(self.labels.bind(py).clone().into_any()),
             "weight" => self.weight.as_ref().into_bound_py_any(py),
             "row_ids" => self.row_ids.as_slice().into_bound_py_any(py),
             _ => Err(PyKeyError::new_err(name.to_owned())),
