@@ -18,6 +18,8 @@ class Objects(BaseHTTPRequestHandler):
     """Answers for one connection."""
 
     protocol_version = "HTTP/1.1"
+    # The end of a body would wait for the head to be acknowledged.
+    disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
         self._answer(with_body=True)
