@@ -16,7 +16,9 @@ Every param of the estimators that has a JSON value; `model`, `loss`, `optimizer
 
 
 def bounds(schema: dict[str, Any]) -> str:
-    """The range of a number in words; empty for other types."""
+    """The range of a number in words, or the words there are; empty for other types."""
+    if "enum" in schema:
+        return ", ".join(f"`{word}`" for word in schema["enum"])
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     words = [f"{sign} {schema[key]:,.0f}" for key, sign in signs.items() if key in schema]
     return ", ".join(words)

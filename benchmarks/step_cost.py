@@ -1,7 +1,7 @@
 """What a step costs beyond forward, backward and optimizer.
 
-Microseconds a step of a model with 100 parameters on batches of one row, and of a bare Python loop over the same module,
-loss and optimizer with its batches ready in a list.
+Microseconds a step of a model with 100 parameters on batches of one row, and of a bare Python loop over the
+same module, loss and optimizer with its batches ready in a list.
 """
 
 from __future__ import annotations

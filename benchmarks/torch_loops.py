@@ -1,7 +1,8 @@
 """The training loops that people write by hand, on the ranks of a TorchDistributor that serve a benchmark.
 
 `TorchDistributor(...).run("torch_loops.py", ADDRESS, KEY)` starts it on every rank. A rank connects to the
-`multiprocessing.connection` at ADDRESS and answers requests, which are `run`'s arguments as a dict, until it gets None.
+`multiprocessing.connection` at ADDRESS and answers requests, which are `run`'s arguments as a dict, until it
+gets None.
 """
 
 from __future__ import annotations

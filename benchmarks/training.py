@@ -1,7 +1,7 @@
 """Training, inside the loop.
 
-Rows a second over both ranks, in the epochs after the first; each rank has one thread. Reading the data, starting workers
-and the first epoch count in no figure.
+Rows a second over both ranks, in the epochs after the first; each rank has one thread. Reading the data,
+starting workers and the first epoch count in no figure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import torch_loops
-from harness import Case, Contender, Goal, spark_session
+from harness import Case, Contender, Goal, Skipped, spark_session
 
 from flambeau import TorchEstimator
 
@@ -149,7 +149,13 @@ def write_digits(path: Path, num_rows: int) -> Path:
     return path
 
 
-def cases(full: bool, scratch: Path) -> Iterator[Case]:
+def has_bf16() -> bool:
+    """Whether the processor multiplies in bfloat16 faster than in float32."""
+    flags = Path("/proc/cpuinfo").read_text().split()
+    return "amx_bf16" in flags or "avx512_bf16" in flags
+
+
+def cases(full: bool, scratch: Path) -> Iterator[Case | Skipped]:
     spark = spark_session("training")
     scale = 4 if full else 1
     flights = write_flights(scratch / "flights.parquet", 120_000)
@@ -162,6 +168,12 @@ def cases(full: bool, scratch: Path) -> Iterator[Case]:
         limit = {LIMIT: mlp.by_hand(ranks, "memory", averages=False)}
         fused = mlp.flambeau(spark, optimizer="adam")
         yield case(f'{mlp.text}, `optimizer="adam"`', fused, limit, {LIMIT: 1.0})
+        if has_bf16():
+            half = mlp.flambeau(spark, precision="bf16")
+            yield case(f'{mlp.text}, `precision="bf16"`', half, limit, {LIMIT: 1.5})
+        else:
+            why = "the processor has no instructions for bfloat16"
+            yield Skipped("training", f'{mlp.text}, `precision="bf16"`', why)
         yield case(wide.text, wide.flambeau(spark), wide.peers(ranks), {LOADER: 2.5, EXPERT: 1.9})
         if full:
             digits = write_digits(scratch / "digits.parquet", 20_000)

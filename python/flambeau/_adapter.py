@@ -14,6 +14,7 @@ import inspect
 import io
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,12 @@ _DTYPES = {
 }
 """The dtypes that collectives know; other tensors travel as raw bytes."""
 
+_AUTOCASTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "float32": nullcontext,
+    "bf16": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+}
+"""What forward and loss run in, by precision. Left after each batch, which drops the cast weights."""
+
 _GRADIENT_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -47,7 +54,8 @@ class ModuleModel:
 
     `program` holds `model`, `loss`, `optimizer` and `metrics` as they came out of one pickle, so that an
     optimizer instance holds the module's own parameters. `inputs` are the data set's input tensors, as (name,
-    columns). Raises `ParamError` for what can't be trained, before anything is read.
+    columns). `precision` is that of forward and loss: "float32" leaves the module as it is, "bf16" autocasts.
+    Raises `ParamError` for what can't be trained, before anything is read.
     """
 
     def __init__(
@@ -55,6 +63,7 @@ class ModuleModel:
         program: Mapping[str, Any],
         inputs: Sequence[tuple[str, Sequence[str]]],
         step_size: float | None = None,
+        precision: str = "float32",
     ) -> None:
         module = program["model"]
         _check_module(module)
@@ -74,6 +83,9 @@ class ModuleModel:
         self._hooks: list[RemovableHandle] = []
         self._reducer: GradientReducer | None = None
         self._learning_rate: float | None = None
+        self._is_whole = False
+        """Whether every `.grad` is its parameter's view."""
+        self._precision = _AUTOCASTS[precision]()
         module.train()
 
     # What the worker asks at the start.
@@ -185,6 +197,7 @@ class ModuleModel:
             ready.append(index)
         if views:
             torch._foreach_copy_(views, gradients)
+        self._is_whole = len(ready) == len(self._parameters)
         reducer.mark_all_ready(ready)
 
     def _sparse(self, index: int) -> ParamError:
@@ -206,10 +219,11 @@ class ModuleModel:
         Backward runs on the local mean times denominator / `reference`, so that ranks and micro-steps weigh
         by what they hold.
         """
-        output = self.module(*map(from_dlpack, inputs))
         label_tensors = list(map(from_dlpack, labels))
         weight_tensor = None if weight is None else from_dlpack(weight)
-        value, denominator = self.loss(output, label_tensors, weight_tensor, num_rows)
+        with self._precision:
+            output = self.module(*map(from_dlpack, inputs))
+            value, denominator = self.loss(output, label_tensors, weight_tensor, num_rows)
         if denominator:
             if not value.requires_grad:
                 raise self._detached()
@@ -233,7 +247,7 @@ class ModuleModel:
     def _metric_sums(
         self, output: Any, labels: list[Tensor], weight: Tensor | None, num_rows: int
     ) -> list[float]:
-        with torch.no_grad():
+        with torch.no_grad(), self._precision:
             parts = [metric.update(output, labels, weight, num_rows) for metric in self.metrics]
             return torch.cat(parts).tolist()
 
@@ -245,11 +259,11 @@ class ModuleModel:
         passes it over.
         """
         parameters = self._parameters
-        if used is None:
+        if used is None and not self._is_whole:
             for parameter, view in zip(parameters, self._views, strict=True):
                 if parameter.grad is None:
                     parameter.grad = view
-        else:
+        elif used is not None:
             for parameter, view, is_used in zip(parameters, self._views, used, strict=True):
                 parameter.grad = view if is_used else None
         if learning_rate is not None and learning_rate != self._learning_rate:
@@ -258,6 +272,7 @@ class ModuleModel:
         self._step()
         for parameter in parameters:
             parameter.grad = None
+        self._is_whole = False
 
     # Evaluation.
 
@@ -269,19 +284,17 @@ class ModuleModel:
         try:
             # Not inference_mode: a module may cache a tensor that it makes here, and training could not use
             # that one.
-            with torch.no_grad():
+            label_tensors = list(map(from_dlpack, labels))
+            weight_tensor = None if weight is None else from_dlpack(weight)
+            with torch.no_grad(), self._precision:
                 output = self.module(*map(from_dlpack, inputs))
-                label_tensors = list(map(from_dlpack, labels))
-                weight_tensor = None if weight is None else from_dlpack(weight)
                 value, denominator = self.loss(output, label_tensors, weight_tensor, num_rows)
-                sums = [value.item() * denominator if denominator else 0.0, denominator]
-                return (
-                    sums + self._metric_sums(output, label_tensors, weight_tensor, num_rows)
-                    if self.metrics
-                    else sums
-                )
         finally:
             self.module.train()
+        sums = [value.item() * denominator if denominator else 0.0, denominator]
+        if self.metrics:
+            sums += self._metric_sums(output, label_tensors, weight_tensor, num_rows)
+        return sums
 
     def finish_metrics(self, sums: Sequence[float]) -> list[tuple[str, float]]:
         """The metrics by name, from their sums over all rows."""

@@ -48,6 +48,7 @@ class EstimatorArguments(TypedDict, total=False):
     stepSize: float | None
     gradientAccumulationSteps: int | None
     gradientClipNorm: float | None
+    precision: str | None
     checkpointInterval: int | None
     checkpointSteps: int | None
     maxRestarts: int | None

@@ -148,6 +148,12 @@ def _kind(output: Any) -> str:
     return f"a {type(output).__name__}"
 
 
+def target_dtype(output: Tensor) -> torch.dtype:
+    """The dtype that targets of an output take: its own, but float32 where autocast made it a half."""
+    half = output.dtype in (torch.bfloat16, torch.float16)
+    return torch.float32 if half and torch.is_autocast_enabled("cpu") else output.dtype
+
+
 def single_label(labels: list[Tensor], output: Tensor, name: str) -> Tensor:
     """The label where it must be one tensor. Several scalar labels are the columns of one, if the output has
     that many.
@@ -159,7 +165,7 @@ def single_label(labels: list[Tensor], output: Tensor, name: str) -> Tensor:
             f"{name} needs a label: set labelCol, or give a callable, which is called with the output alone"
         )
     if output.dim() == 2 and output.shape[1] == len(labels) and all(label.dim() == 1 for label in labels):
-        return torch.stack([label.to(output.dtype) for label in labels], dim=1)
+        return torch.stack([label.to(target_dtype(output)) for label in labels], dim=1)
     raise DataError(
         f"{name} takes one label, but there are {len(labels)} and the output has shape {brief(output)}; "
         "give a callable, which gets the tuple of labels"
@@ -179,7 +185,9 @@ def same_shape(output: Tensor, label: Tensor) -> Tensor | None:
 
 
 def regression_target(output: Any, labels: list[Tensor], name: str) -> tuple[Tensor, Tensor]:
-    """Output and label with equal shapes and dtypes, or a `DataError` that says how they differ."""
+    """Output and label with equal shapes, the label of `target_dtype`, or a `DataError` that says how they
+    differ.
+    """
     output = single_output(output, name)
     label = single_label(labels, output, name)
     if label.shape != output.shape:
@@ -191,7 +199,7 @@ def regression_target(output: Any, labels: list[Tensor], name: str) -> tuple[Ten
                 "they must be equal, but for a trailing 1"
             )
         label = fitted
-    return output, label if label.dtype == output.dtype else label.to(output.dtype)
+    return output, label if label.dtype == output.dtype else label.to(target_dtype(output))
 
 
 def class_target(output: Any, labels: list[Tensor], name: str) -> tuple[Tensor, Tensor]:
@@ -206,7 +214,7 @@ def class_target(output: Any, labels: list[Tensor], name: str) -> tuple[Tensor, 
             "for one logit per row use bce_with_logits"
         )
     if label.is_floating_point() and label.shape == output.shape:
-        return output, label if label.dtype == output.dtype else label.to(output.dtype)
+        return output, label if label.dtype == output.dtype else label.to(target_dtype(output))
     expected = output.shape[:1] + output.shape[2:]
     if label.shape != expected:
         if label.shape != (*expected, 1):
@@ -381,5 +389,5 @@ def call_with_labels(function: Callable[..., Any], output: Any, labels: list[Ten
         if fitted is not None:
             label = fitted
         if label.dtype != output.dtype and label.is_floating_point() and output.is_floating_point():
-            label = label.to(output.dtype)
+            label = label.to(target_dtype(output))
     return function(output, label)

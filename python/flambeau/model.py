@@ -38,6 +38,10 @@ _RECORD_KEYS = {
     "numRows": "num_rows",
     "seconds": "seconds",
     "rowsPerSecond": "rows_per_second",
+    "dataSeconds": "data_seconds",
+    "modelSeconds": "model_seconds",
+    "reduceSeconds": "reduce_seconds",
+    "optimizerSeconds": "optimizer_seconds",
     "loss": "loss",
 }
 
@@ -133,11 +137,15 @@ class TorchModel(
 
         `epoch` (from 0), `steps`, `num_rows`, `seconds`, `rows_per_second`, `loss`, each metric by its name,
         and with validation rows `val_loss` and `val_<metric>`. None stands where a value was not a finite
-        number. `pandas.DataFrame(model.history)` is the table of epochs.
+        number. `data_seconds`, `model_seconds` (forward, loss and backward), `reduce_seconds` (waiting for
+        slower workers included) and `optimizer_seconds` tell where the first worker's `seconds` went; models
+        of older versions have none. `pandas.DataFrame(model.history)` is the table of epochs.
         """
         records = self._history.get("epochs", [])
         columns: dict[str, list[Any]] = {
-            name: [r.get(key) for r in records] for key, name in _RECORD_KEYS.items()
+            name: [r.get(key) for r in records]
+            for key, name in _RECORD_KEYS.items()
+            if any(key in r for r in records) or not records
         }
         validated = any(r.get("validationLoss") is not None or r.get("validationMetrics") for r in records)
         for name in _names(records, "metrics"):

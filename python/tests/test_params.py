@@ -22,6 +22,7 @@ EXAMPLES = {
     "inputTypes": ["int64"],
     "labelCols": ["a", "b"],
     "memoryBudget": 1 << 20,
+    "precision": "bf16",
     "verbose": 0,
     "boolean": True,
     "integer": 5,
@@ -75,7 +76,10 @@ def test_bounds_are_those_of_the_schema(name: str) -> None:
     refused = [schema["minimum"] - step] if "minimum" in schema else []
     refused += [schema["maximum"] + step] if "maximum" in schema else []
     refused += [schema[key] for key in ("exclusiveMinimum", "exclusiveMaximum") if key in schema]
-    if "string" in types_of(schema):
+    if "enum" in schema:
+        allowed += schema["enum"]
+        refused += ["tf32", "fp16", ""]
+    elif "string" in types_of(schema):
         (refused if schema.get("minLength") else allowed).append("")
     refused += [[]] if schema.get("minItems") else []
     for value in allowed:

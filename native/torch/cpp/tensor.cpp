@@ -3,10 +3,21 @@
 #include "border.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
 
 using namespace flambeau;
+
+namespace {
+
+// How autocast was before, on this thread.
+struct Autocast {
+  bool is_enabled = at::autocast::is_autocast_enabled(at::kCPU);
+  at::ScalarType dtype = at::autocast::get_autocast_dtype(at::kCPU);
+};
+
+}  // namespace
 
 extern "C" {
 
@@ -33,9 +44,9 @@ char* flambeau_tensor_over(
   });
 }
 
-// Whether two tensors are one object, so that data set on one is the other's.
-bool flambeau_is_same(ConstTensorPtr a, ConstTensorPtr b) {
-  return a->is_same(*b);
+// The same number for handles of one object, so that data set on one is the other's.
+size_t flambeau_identity(ConstTensorPtr tensor) {
+  return reinterpret_cast<size_t>(tensor->unsafeGetTensorImpl());
 }
 
 // Gives a tensor the data of another; it stays the object that it is.
@@ -63,6 +74,27 @@ char* flambeau_set_generator_state(ConstTensorPtr state) {
 // Inference mode on this thread until it is given back, on the same thread and in reverse order.
 void* flambeau_enter_inference_mode() {
   return new c10::InferenceMode(true);
+}
+
+// Autocast to bfloat16 on this thread until it is given back, on the same thread and in reverse order.
+Autocast* flambeau_enter_autocast() {
+  auto* before = new Autocast;
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  at::autocast::increment_nesting();
+  return before;
+}
+
+// The outermost one drops the weights that were cast.
+void flambeau_leave_autocast(Autocast* before) {
+  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+  at::autocast::set_autocast_dtype(at::kCPU, before->dtype);
+  at::autocast::set_autocast_enabled(at::kCPU, before->is_enabled);
+  delete before;
+}
+
+bool flambeau_is_autocasting() {
+  return at::autocast::is_autocast_enabled(at::kCPU);
 }
 
 void flambeau_leave_inference_mode(void* guard) {

@@ -8,7 +8,7 @@ use tch::{Device, Tensor};
 use crate::error::TorchError;
 use crate::loss::{self, Loss};
 use crate::metrics::{self, Metric};
-use crate::model::{TorchModel, detached, trainable, unique_tensors};
+use crate::model::{ModelTensors, TorchModel, detached};
 use crate::optimizer::Optimizer;
 use crate::output::{OutputTensor, output_spec};
 use crate::program::Program;
@@ -38,6 +38,7 @@ struct Parts {
     loss: Box<dyn Loss>,
     optimizer: Optimizer,
     metrics: Vec<Metric>,
+    tensors: ModelTensors,
 }
 
 /// The model of a job, with its weights as training starts.
@@ -52,8 +53,16 @@ pub fn build(job: &TrainingJob, store: &Store) -> Result<TorchModel, TorchError>
         loss,
         optimizer,
         metrics,
+        tensors,
     } = parts(job, store)?;
-    Ok(TorchModel::new(program, loss, optimizer, metrics))
+    Ok(TorchModel::new(
+        program,
+        loss,
+        optimizer,
+        metrics,
+        tensors,
+        job.params.precision,
+    ))
 }
 
 /// Loads a job's program, runs it on two rows of zeros (of ones where zeros fail) in evaluation mode, and takes its
@@ -74,12 +83,12 @@ pub fn check_job(job: &TrainingJob, store: &Store) -> Result<JobCheck, TorchErro
         check_training(&parts, spec, &inputs)?;
         Ok(output)
     })?;
-    let tensors = unique_tensors(&*parts.program);
-    let parameters = tensors.iter().filter(|entry| !entry.is_buffer);
+    let ModelTensors { all, trained } = &parts.tensors;
+    let parameters = all.iter().filter(|entry| !entry.is_buffer);
     Ok(JobCheck {
         output,
         num_parameters: parameters.map(|entry| entry.tensor.numel()).sum(),
-        parameter_dtype: trainable(&tensors)
+        parameter_dtype: trained
             .first()
             .map_or_else(String::new, |entry| kind_name(entry.tensor.kind())),
         torch: "2.13.0",
@@ -93,13 +102,12 @@ fn parts(job: &TrainingJob, store: &Store) -> Result<Parts, TorchError> {
         )
     })?;
     // What costs nothing to check comes first.
-    Optimizer::new(&spec.optimizer, 0)?;
+    let mut optimizer = Optimizer::new(&spec.optimizer)?;
     let loss = loss::build(&spec.loss, store)?;
     let metrics = metrics::build(&spec.metrics, loss.threshold(), loss.ignore_index())?;
     let program = load::of_job(spec, store)?;
-    load::check_trainable(&*program)?;
-    let num_parameters = trainable(&unique_tensors(&*program)).len();
-    let mut optimizer = Optimizer::new(&spec.optimizer, num_parameters)?;
+    let tensors = ModelTensors::of(&*program);
+    load::check_trainable(&*program, &tensors)?;
     if let Some(step_size) = job.params.step_size {
         optimizer.set_learning_rate(step_size);
     }
@@ -108,6 +116,7 @@ fn parts(job: &TrainingJob, store: &Store) -> Result<Parts, TorchError> {
         loss,
         optimizer,
         metrics,
+        tensors,
     })
 }
 

@@ -9,6 +9,7 @@
 //! Semantics are those of the Python package: the same losses, denominators, metrics and seeds, so that both runtimes
 //! give the same numbers.
 
+mod autocast;
 mod border;
 mod classes;
 mod describe;

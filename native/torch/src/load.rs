@@ -7,7 +7,7 @@ use flambeau_train::{NativeProgram, ProgramForm, StoredWeights};
 use sha2::{Digest, Sha256};
 
 use crate::error::TorchError;
-use crate::model::{trainable, unique_tensors};
+use crate::model::ModelTensors;
 use crate::program::{NamedTensor, Program};
 use crate::script::ScriptProgram;
 use crate::tensor::{collective_dtype, is_dense, kind_name};
@@ -72,14 +72,16 @@ fn check_hash(bytes: &[u8], stored: &StoredWeights) -> Result<(), TorchError> {
 }
 
 /// Refuses, by name and with what to do, what cannot be trained data-parallel.
-pub(crate) fn check_trainable(program: &dyn Program) -> Result<(), TorchError> {
-    let tensors = unique_tensors(program);
-    check_held(&tensors)?;
+pub(crate) fn check_trainable(
+    program: &dyn Program,
+    tensors: &ModelTensors,
+) -> Result<(), TorchError> {
+    let ModelTensors { all, trained } = tensors;
+    check_held(all)?;
     program.check_trainable()?;
     let refuse =
         |name: &str, reason: String| Err(TorchError::Param(format!("model: {name} {reason}")));
-    let parameters = trainable(&tensors);
-    for entry in &parameters {
+    for entry in trained {
         let kind = entry.tensor.kind();
         if !crate::tensor::is_floating(kind) || collective_dtype(kind).is_none() {
             let reason = format!(
@@ -89,11 +91,11 @@ pub(crate) fn check_trainable(program: &dyn Program) -> Result<(), TorchError> {
             return refuse(&entry.name, reason);
         }
     }
-    if let Some(entry) = tensors.iter().find(|entry| !is_dense(&entry.tensor)) {
+    if let Some(entry) = all.iter().find(|entry| !is_dense(&entry.tensor)) {
         let reason = "has elements that share memory; make it a tensor of its own with .clone()";
         return refuse(&entry.name, reason.into());
     }
-    if parameters.is_empty() {
+    if trained.is_empty() {
         return Err(TorchError::Param(
             "model: no parameter is trainable; at least one must have requires_grad=True".into(),
         ));

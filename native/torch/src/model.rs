@@ -1,5 +1,6 @@
 //! A program with its loss, optimizer and metrics, as the training loop's model.
 
+use std::collections::HashSet;
 use std::ffi::c_void;
 use std::path::Path;
 use std::sync::Arc;
@@ -7,17 +8,19 @@ use std::sync::Arc;
 use flambeau_collective::{DType, Device};
 use flambeau_data::{Batch, HostTensor};
 use flambeau_train::{
-    GradientReducer, LossSums, MicroBatch, Model, ModelError, ParameterInfo, StepContext, TensorRef,
+    GradientReducer, LossSums, MicroBatch, Model, ModelError, ParameterInfo, Precision,
+    StepContext, TensorRef,
 };
 use tch::Tensor;
 
+use crate::autocast::Autocast;
 use crate::error::TorchError;
 use crate::gradients::{GatherError, Gradients, sparse_parameter};
 use crate::loss::{Loss, LossValue};
 use crate::metrics::Metric;
 use crate::optimizer::{Optimizer, Update};
 use crate::program::{NamedTensor, Outputs, Program};
-use crate::tensor::{collective_dtype, is_dense, is_same, of_host};
+use crate::tensor::{collective_dtype, identity, is_dense, of_host};
 use crate::{random, state, weights};
 
 /// A libtorch program that is trained.
@@ -29,10 +32,8 @@ pub struct TorchModel {
     loss: Box<dyn Loss>,
     optimizer: Optimizer,
     metrics: Vec<Metric>,
-    /// Parameters, then buffers, tied ones once.
-    tensors: Vec<NamedTensor>,
-    /// The parameters that are trained.
-    parameters: Vec<NamedTensor>,
+    precision: Precision,
+    tensors: ModelTensors,
     gradients: Option<Gradients>,
 }
 
@@ -68,11 +69,12 @@ impl TorchModel {
         loss: Box<dyn Loss>,
         optimizer: Optimizer,
         metrics: Vec<Metric>,
+        tensors: ModelTensors,
+        precision: Precision,
     ) -> TorchModel {
-        let tensors = unique_tensors(&*program);
         TorchModel {
-            parameters: trainable(&tensors),
             tensors,
+            precision,
             program,
             loss,
             optimizer,
@@ -81,9 +83,15 @@ impl TorchModel {
         }
     }
 
-    fn evaluate(&self, output: &Outputs, rows: &Rows) -> Result<LossValue, TorchError> {
-        self.loss
-            .evaluate(output, &rows.labels, rows.weight.as_ref(), rows.num_rows)
+    /// What the program returns for a batch, and its loss.
+    fn evaluate(&self, rows: &Rows, training: bool) -> Result<(Outputs, LossValue), TorchError> {
+        let _autocast = Autocast::of(self.precision);
+        let output = self.program.forward(&rows.inputs, training)?;
+        let weight = rows.weight.as_ref();
+        let loss = self
+            .loss
+            .evaluate(&output, &rows.labels, weight, rows.num_rows)?;
+        Ok((output, loss))
     }
 
     /// The sums of a batch, after its forward and, in training, its backward.
@@ -98,6 +106,7 @@ impl TorchModel {
             denominator => loss.value.f_double_value(&[])? * denominator,
         };
         let mut metrics = vec![];
+        let _autocast = Autocast::of(self.precision);
         tch::no_grad(|| {
             self.metrics.iter().try_for_each(|metric| {
                 metric.update(
@@ -142,7 +151,7 @@ impl TorchModel {
 
     /// A sparse gradient's error names the parameter.
     fn name_sparse(&self, error: TorchError) -> TorchError {
-        match sparse_parameter(&error).and_then(|index| self.parameters.get(index)) {
+        match sparse_parameter(&error).and_then(|index| self.tensors.trained.get(index)) {
             None => error,
             Some(parameter) => TorchError::Param(format!(
                 "model: {} got a sparse gradient, which is not supported; make it dense, with sparse=False",
@@ -160,30 +169,30 @@ pub(crate) fn detached(loss: &str) -> TorchError {
     ))
 }
 
-/// A program's parameters, then its buffers; a tied tensor once, under its first name.
-pub(crate) fn unique_tensors(program: &dyn Program) -> Vec<NamedTensor> {
-    let mut unique: Vec<NamedTensor> = vec![];
-    for entry in program.tensors() {
-        if !unique
-            .iter()
-            .any(|known| is_same(&known.tensor, &entry.tensor))
-        {
-            unique.push(entry);
-        }
-    }
-    let (buffers, mut tensors): (Vec<_>, Vec<_>) =
-        unique.into_iter().partition(|entry| entry.is_buffer);
-    tensors.extend(buffers);
-    tensors
+/// A program's tensors, each once.
+pub(crate) struct ModelTensors {
+    /// Parameters, then buffers, a tied one under its first name.
+    pub(crate) all: Vec<NamedTensor>,
+    /// The parameters that are trained.
+    pub(crate) trained: Vec<NamedTensor>,
 }
 
-/// Those of a program's tensors that are trained.
-pub(crate) fn trainable(tensors: &[NamedTensor]) -> Vec<NamedTensor> {
-    tensors
-        .iter()
-        .filter(|entry| entry.requires_grad && entry.tensor.numel() > 0)
-        .map(NamedTensor::shallow_clone)
-        .collect()
+impl ModelTensors {
+    pub(crate) fn of(program: &dyn Program) -> ModelTensors {
+        let mut known = HashSet::new();
+        let (buffers, mut all): (Vec<_>, Vec<_>) = program
+            .tensors()
+            .into_iter()
+            .filter(|entry| known.insert(identity(&entry.tensor)))
+            .partition(|entry| entry.is_buffer);
+        all.extend(buffers);
+        let trained = all
+            .iter()
+            .filter(|entry| entry.requires_grad && entry.tensor.numel() > 0)
+            .map(NamedTensor::shallow_clone)
+            .collect();
+        ModelTensors { all, trained }
+    }
 }
 
 fn info(entry: &NamedTensor) -> Result<ParameterInfo, ModelError> {
@@ -225,7 +234,7 @@ fn shared(entry: &NamedTensor) -> Result<TensorRef, ModelError> {
 
 impl Model for TorchModel {
     fn parameters(&mut self) -> Result<Vec<ParameterInfo>, ModelError> {
-        self.parameters.iter().map(info).collect()
+        self.tensors.trained.iter().map(info).collect()
     }
 
     fn num_metric_sums(&mut self) -> Result<usize, ModelError> {
@@ -235,12 +244,13 @@ impl Model for TorchModel {
     fn attach(&mut self, reducer: Arc<GradientReducer>) -> Result<(), ModelError> {
         // The old hooks go before the new ones come.
         self.gradients = None;
-        self.gradients = Some(Gradients::attach(&self.parameters, reducer)?);
+        self.gradients = Some(Gradients::attach(&self.tensors.trained, reducer)?);
         Ok(())
     }
 
     fn tensors(&mut self) -> Result<Vec<TensorRef>, ModelError> {
         self.tensors
+            .all
             .iter()
             .filter(|entry| entry.tensor.numel() > 0)
             .map(shared)
@@ -249,8 +259,7 @@ impl Model for TorchModel {
 
     fn train_batch(&mut self, batch: Batch, micro: &MicroBatch) -> Result<LossSums, ModelError> {
         let rows = Rows::new(batch)?;
-        let output = self.program.forward(&rows.inputs, true)?;
-        let loss = self.evaluate(&output, &rows)?;
+        let (output, loss) = self.evaluate(&rows, true)?;
         if loss.denominator != 0.0 {
             self.backward(&loss, micro.reference)?;
         }
@@ -265,7 +274,7 @@ impl Model for TorchModel {
         if let Some(learning_rate) = context.learning_rate {
             self.optimizer.set_learning_rate(learning_rate);
         }
-        let used = self.parameters.iter().zip(context.used).enumerate();
+        let used = self.tensors.trained.iter().zip(context.used).enumerate();
         let updates: Vec<Update<'_>> = used
             .filter(|(_, (_, is_used))| **is_used)
             .map(|(index, (parameter, _))| Update {
@@ -284,8 +293,7 @@ impl Model for TorchModel {
         let rows = Rows::new(batch)?;
         // Not inference mode: a module may keep a tensor that it makes here, and training could not use that one.
         Ok(tch::no_grad(|| {
-            let output = self.program.forward(&rows.inputs, false)?;
-            let loss = self.evaluate(&output, &rows)?;
+            let (output, loss) = self.evaluate(&rows, false)?;
             self.sums(&output, &rows, &loss)
         })?)
     }
@@ -302,18 +310,19 @@ impl Model for TorchModel {
 
     fn save_state(&mut self) -> Result<Vec<u8>, ModelError> {
         let names: Vec<&str> = self
-            .parameters
+            .tensors
+            .trained
             .iter()
             .map(|entry| entry.name.as_str())
             .collect();
-        Ok(state::save(&self.tensors, &names, &mut self.optimizer)?)
+        Ok(state::save(&self.tensors.all, &names, &mut self.optimizer)?)
     }
 
     fn load_state(&mut self, state: &[u8]) -> Result<(), ModelError> {
         Ok(state::load(
             state,
-            &self.tensors,
-            &self.parameters,
+            &self.tensors.all,
+            &self.tensors.trained,
             &mut self.optimizer,
         )?)
     }

@@ -80,7 +80,7 @@ pub(crate) fn load(
         };
         tch::no_grad(|| entry.tensor.shallow_clone().f_copy_(&value))?;
     }
-    optimizer.load_state(|kind, index| {
+    optimizer.load_state(parameters.len(), |kind, index| {
         let parameter = &parameters[index];
         let Some(value) = file.tensor(&state_name(kind, &parameter.name))? else {
             return Ok(None);

@@ -23,7 +23,7 @@ unsafe extern "C" {
         context: *mut c_void,
         result: *mut *mut C_tensor,
     ) -> *mut c_char;
-    fn flambeau_is_same(a: *const C_tensor, b: *const C_tensor) -> bool;
+    fn flambeau_identity(tensor: *const C_tensor) -> usize;
     fn flambeau_set_data(tensor: *const C_tensor, data: *const C_tensor) -> *mut c_char;
     fn flambeau_enter_inference_mode() -> *mut c_void;
     fn flambeau_leave_inference_mode(guard: *mut c_void);
@@ -164,10 +164,10 @@ pub(crate) fn is_dense(tensor: &Tensor) -> bool {
     })
 }
 
-/// Whether two tensors are one object, so that the data set on one is the other's.
-pub(crate) fn is_same(a: &Tensor, b: &Tensor) -> bool {
-    // SAFETY: both are live tensors, which are only looked at.
-    unsafe { flambeau_is_same(a.as_ptr(), b.as_ptr()) }
+/// The same number for handles of one object, so that the data set on one is the other's.
+pub(crate) fn identity(tensor: &Tensor) -> usize {
+    // SAFETY: a live tensor, which is only looked at.
+    unsafe { flambeau_identity(tensor.as_ptr()) }
 }
 
 /// Gives a tensor the data of another, of the same shape and type; it stays the object that it is.

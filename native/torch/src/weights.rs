@@ -13,7 +13,7 @@ use tch::Tensor;
 use crate::error::TorchError;
 use crate::program::NamedTensor;
 use crate::safetensors::{self, SafeTensors};
-use crate::tensor::{is_same, kind_name, set_data};
+use crate::tensor::{identity, kind_name, set_data};
 
 /// The name of the weights file in a model's directory.
 pub(crate) const FILE_NAME: &str = "weights.safetensors";
@@ -42,7 +42,7 @@ pub(crate) fn write(tensors: &[NamedTensor], path: &Path) -> Result<(), TorchErr
 
 /// Whether two tensors are the same numbers in the same memory.
 fn shares(a: &Tensor, b: &Tensor) -> bool {
-    is_same(a, b)
+    identity(a) == identity(b)
         || (a.numel() > 0
             && a.data_ptr() == b.data_ptr()
             && a.kind() == b.kind()

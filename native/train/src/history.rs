@@ -13,6 +13,21 @@ pub struct History {
     pub epochs: Vec<EpochRecord>,
 }
 
+/// Where the seconds of steps went on one rank. What is left of an epoch's seconds is the loop itself, callbacks and
+/// reports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct StepTimes {
+    /// Waiting for batches, and making them.
+    pub data_seconds: f64,
+    /// Forward, loss, backward and metrics.
+    pub model_seconds: f64,
+    /// Averaging gradients over the ranks, waiting for slower ones included.
+    pub reduce_seconds: f64,
+    /// Clipping and the optimizer.
+    pub optimizer_seconds: f64,
+}
+
 /// What one epoch came to. Losses and metrics are those of all rows of all ranks: sums divided once, never averages
 /// of batches.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -29,6 +44,9 @@ pub struct EpochRecord {
     pub seconds: f64,
     /// Training rows per second over all ranks.
     pub rows_per_second: f64,
+    /// Where rank 0's seconds went.
+    #[serde(flatten, default)]
+    pub times: StepTimes,
     /// The mean training loss, each batch's at the parameters it met. `None` where every denominator was 0.
     pub loss: Option<f64>,
     /// Training metrics, gathered like the loss.

@@ -32,7 +32,7 @@ mod worker;
 
 pub use error::{Cause, ErrorKind, JobError, TrainError, error_chain};
 pub use events::{Event, Progress, Start};
-pub use history::{EpochRecord, History, NamedValue};
+pub use history::{EpochRecord, History, NamedValue, StepTimes};
 pub use hooks::{Hooks, Interrupt, Listener};
 pub use host::num_threads;
 pub use job::{Attempt, FORMAT, JobData, TrainingJob};
@@ -41,7 +41,7 @@ pub use model::{
     EpochReport, LossSums, MicroBatch, Model, ModelError, ParameterInfo, StepContext, StepReport,
     TensorRef,
 };
-pub use params::{FeaturesColumn, InputType, TrainingParams};
+pub use params::{FeaturesColumn, InputType, Precision, TrainingParams};
 pub use program::{
     LossSpec, NamedOptions, NativeProgram, ProgramForm, ScriptedLoss, StoredWeights,
 };

@@ -1,8 +1,9 @@
 //! The averaging of gradients over ranks: flat buckets that are reduced while backward still runs.
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use flambeau_collective::{
     CollectiveError, DType, Device, GroupBuffer, ProcessGroup, RawBuffer, ReduceOp, Work,
@@ -47,6 +48,8 @@ pub struct GradientReducer {
     reducing: AtomicBool,
     /// Number of parameters seen ready in this step, which numbers them in order.
     observed: AtomicUsize,
+    /// Nanoseconds that reductions within backward took since they were last taken.
+    nanos_in_backward: AtomicU64,
     /// The first failure of a reduction. Every later call gives it again.
     failure: OnceLock<Arc<CollectiveError>>,
     sums: Mutex<Sums>,
@@ -159,6 +162,7 @@ impl GradientReducer {
             in_flight: Mutex::new(vec![]),
             reducing: AtomicBool::new(false),
             observed: AtomicUsize::new(0),
+            nanos_in_backward: AtomicU64::new(0),
             failure: OnceLock::new(),
             sums: Mutex::new(Sums {
                 usage: UsageCode::new(num, group.world_size()),
@@ -367,6 +371,11 @@ impl GradientReducer {
         order
     }
 
+    /// How long `mark_ready` reduced and waited since this was last asked.
+    pub(crate) fn take_time_in_backward(&self) -> Duration {
+        Duration::from_nanos(self.nanos_in_backward.swap(0, Ordering::Relaxed))
+    }
+
     /// Reduces the full buckets that are next in line. The last one waits for `finish`.
     fn launch_full(&self) -> Result<(), ReduceError> {
         let last = self.buffers.len() - 1;
@@ -381,7 +390,10 @@ impl GradientReducer {
             }
             let mut result = self.failure().map_or(Ok(()), Err);
             while result.is_ok() && next_is_full() {
+                let began = Instant::now();
                 result = self.keep(self.reduce(self.launched.load(Ordering::Acquire)));
+                let nanos = began.elapsed().as_nanos() as u64;
+                self.nanos_in_backward.fetch_add(nanos, Ordering::Relaxed);
                 self.launched.fetch_add(1, Ordering::AcqRel);
             }
             self.launching.store(false, Ordering::Release);

@@ -1,11 +1,13 @@
 //! One optimizer step: its batches, the reduction, and what follows it.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use flambeau_collective::ProcessGroup;
 use flambeau_data::BatchReader;
 
 use crate::error::Cause;
+use crate::history::StepTimes;
 use crate::hooks::Hooks;
 use crate::layout::BucketLayout;
 use crate::model::{MicroBatch, Model, ModelError, StepContext};
@@ -43,6 +45,25 @@ pub(crate) struct StepSettings {
     pub(crate) reducer: ReducerOptions,
 }
 
+/// Where the time of steps went.
+#[derive(Clone, Copy, Debug, Default)]
+struct Laps {
+    data: Duration,
+    model: Duration,
+    reduce: Duration,
+    optimizer: Duration,
+}
+
+/// Tells the time since it was last asked.
+struct Stopwatch(Instant);
+
+impl Stopwatch {
+    fn lap(&mut self) -> Duration {
+        let now = Instant::now();
+        now - std::mem::replace(&mut self.0, now)
+    }
+}
+
 /// Takes optimizer steps.
 pub(crate) struct Stepper<'a> {
     pub(crate) model: &'a mut dyn Model,
@@ -53,6 +74,7 @@ pub(crate) struct Stepper<'a> {
     totals: LossTotals,
     /// The totals, then the cancel flag: what is reduced in each step.
     vector: Vec<f64>,
+    laps: Laps,
     /// Whether the layout may still change to the order in which gradients become ready.
     is_first: bool,
 }
@@ -83,6 +105,7 @@ impl<'a> Stepper<'a> {
             hooks,
             totals,
             vector,
+            laps: Laps::default(),
             is_first: true,
         })
     }
@@ -90,6 +113,17 @@ impl<'a> Stepper<'a> {
     /// The sums of the last step over all ranks, laid out as [`LossTotals`] has them.
     pub(crate) fn sums(&self) -> &[f64] {
         &self.vector[..self.totals.len()]
+    }
+
+    /// Where the time of the steps went since this was last asked.
+    pub(crate) fn take_times(&mut self) -> StepTimes {
+        let laps = std::mem::take(&mut self.laps);
+        StepTimes {
+            data_seconds: laps.data.as_secs_f64(),
+            model_seconds: laps.model.as_secs_f64(),
+            reduce_seconds: laps.reduce.as_secs_f64(),
+            optimizer_seconds: laps.optimizer.as_secs_f64(),
+        }
     }
 
     /// Takes one step on the next batches of `reader`.
@@ -104,12 +138,14 @@ impl<'a> Stepper<'a> {
     ) -> Result<StepOutcome, Cause> {
         self.totals.clear();
         let reference = plan.num_rows as f64 / self.group.world_size() as f64;
+        let mut watch = Stopwatch(Instant::now());
         for micro in 0..plan.num_batches {
             let expected = plan.first_batch + u64::from(micro);
             let batch = reader
                 .next()?
                 .filter(|batch| batch.step == expected)
                 .ok_or(Cause::BatchLost(expected))?;
+            self.laps.data += watch.lap();
             let micro = MicroBatch {
                 epoch: plan.epoch,
                 step: plan.step,
@@ -127,8 +163,12 @@ impl<'a> Stepper<'a> {
                     .map_err(|error| self.blame(error))?;
                 self.totals.add(&sums)?;
             }
+            self.laps.model += watch.lap();
         }
+        let in_backward = self.reducer.take_time_in_backward();
+        self.laps.model = self.laps.model.saturating_sub(in_backward);
         self.reduce()?;
+        self.laps.reduce += in_backward + watch.lap();
         let sums = self.sums();
         let (numerator, denominator) = (sums[0], sums[1]);
         let loss = (denominator != 0.0).then(|| numerator / denominator);
@@ -147,6 +187,7 @@ impl<'a> Stepper<'a> {
                 .clip_norm
                 .map(|max_norm| self.reducer.clip(max_norm));
             self.optimize(plan)?;
+            self.laps.optimizer += watch.lap();
         }
         if std::mem::take(&mut self.is_first) {
             self.lay_out_anew()?;

@@ -11,7 +11,7 @@ use crate::dataset::{Dataset, Datasets};
 use crate::error::{Cause, JobError, TrainError};
 use crate::evaluate::{self, Evaluation};
 use crate::events::{Event, EventWriter, Progress, Start};
-use crate::history::{EpochRecord, History};
+use crate::history::{EpochRecord, History, StepTimes};
 use crate::hooks::{Hooks, Listener};
 use crate::host;
 use crate::job::TrainingJob;
@@ -205,6 +205,7 @@ struct Place {
 struct Pace {
     seconds: f64,
     rows_per_second: f64,
+    times: StepTimes,
 }
 
 /// A training under way.
@@ -306,6 +307,7 @@ impl Run<'_> {
         Ok(Pace {
             seconds,
             rows_per_second: num_rows as f64 / seconds.max(1e-9),
+            times: self.stepper.take_times(),
         })
     }
 
@@ -364,6 +366,7 @@ impl Run<'_> {
             num_rows: self.position.num_rows,
             seconds: pace.seconds,
             rows_per_second: pace.rows_per_second,
+            times: pace.times,
             loss: totals.mean(),
             metrics,
             validation_loss: validation.loss,

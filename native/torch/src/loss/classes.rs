@@ -3,7 +3,7 @@
 use flambeau_train::NamedOptions;
 use tch::{Kind, Reduction, Tensor};
 
-use super::{Loss, LossValue, class_target, options, per_row, weighted};
+use super::{Loss, LossValue, class_target, mean_or_weighted, options};
 use crate::error::TorchError;
 use crate::program::Outputs;
 use crate::tensor::is_floating;
@@ -83,16 +83,9 @@ impl ClassLoss {
     ) -> Result<LossValue, TorchError> {
         // Class probabilities: torch divides by the rows, whatever the class weights.
         if is_floating(label.kind()) {
-            return match weight {
-                None => Ok(LossValue {
-                    value: self.reduced(output, label, Reduction::Mean)?,
-                    denominator: num_rows as f64,
-                }),
-                Some(weight) => weighted(
-                    &per_row(self.reduced(output, label, Reduction::None)?)?,
-                    weight,
-                ),
-            };
+            return mean_or_weighted(weight, num_rows, |reduction| {
+                self.reduced(output, label, reduction)
+            });
         }
         let Some(weight) = weight else {
             let value = self.reduced(output, label, Reduction::Mean)?;

@@ -3,7 +3,7 @@
 use flambeau_train::NamedOptions;
 use tch::{Reduction, Tensor};
 
-use super::{Loss, LossValue, options, per_row, regression_target, weighted};
+use super::{Loss, LossValue, mean_or_weighted, options, regression_target};
 use crate::error::TorchError;
 use crate::program::Outputs;
 
@@ -132,16 +132,9 @@ impl Loss for ElementwiseLoss {
         num_rows: usize,
     ) -> Result<LossValue, TorchError> {
         let (output, label) = regression_target(output, labels, &self.name)?;
-        match weight {
-            None => Ok(LossValue {
-                value: self.reduced(&output, &label, Reduction::Mean)?,
-                denominator: num_rows as f64,
-            }),
-            Some(weight) => weighted(
-                &per_row(self.reduced(&output, &label, Reduction::None)?)?,
-                weight,
-            ),
-        }
+        mean_or_weighted(weight, num_rows, |reduction| {
+            self.reduced(&output, &label, reduction)
+        })
     }
 
     fn threshold(&self) -> f64 {

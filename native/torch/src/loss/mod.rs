@@ -11,7 +11,7 @@ mod targets;
 
 use flambeau_data::Store;
 use flambeau_train::{LossSpec, NamedOptions};
-use tch::{Kind, Tensor};
+use tch::{Kind, Reduction, Tensor};
 
 use crate::error::TorchError;
 use crate::options::Options;
@@ -102,6 +102,22 @@ fn per_row(values: Tensor) -> Result<Tensor, TorchError> {
         _ => Ok(values
             .f_flatten(1, -1)?
             .f_mean_dim(Some([1i64].as_slice()), false, None)?),
+    }
+}
+
+/// The mean over `num_rows` rows, or with row weights the weighted mean of the rows' own means. `reduced` computes the loss
+/// with a reduction of torch's.
+fn mean_or_weighted(
+    weight: Option<&Tensor>,
+    num_rows: usize,
+    reduced: impl Fn(Reduction) -> Result<Tensor, TorchError>,
+) -> Result<LossValue, TorchError> {
+    match weight {
+        None => Ok(LossValue {
+            value: reduced(Reduction::Mean)?,
+            denominator: num_rows as f64,
+        }),
+        Some(weight) => weighted(&per_row(reduced(Reduction::None)?)?, weight),
     }
 }
 

@@ -1,9 +1,10 @@
 //! A loss that is a TorchScript module of the user's.
 
-use tch::Tensor;
+use tch::{Reduction, Tensor};
 
 use super::targets::same_shape;
-use super::{Loss, LossValue, per_row, weighted};
+use super::{Loss, LossValue, mean_or_weighted, per_row};
+use crate::autocast::target_kind;
 use crate::error::TorchError;
 use crate::program::{Outputs, Program};
 use crate::script::ScriptProgram;
@@ -44,7 +45,7 @@ impl ScriptedLoss {
         if let ([label], Some(tensor)) = (labels, output.single()) {
             let mut label = same_shape(tensor, label)?.unwrap_or_else(|| label.shallow_clone());
             if is_floating(label.kind()) && is_floating(tensor.kind()) {
-                label = label.f_totype(tensor.kind())?;
+                label = label.f_totype(target_kind(tensor))?;
             }
             return self.script.call_loss(output, &[label]);
         }
@@ -91,13 +92,10 @@ impl Loss for ScriptedLoss {
                 self.name
             )));
         }
-        let per_row = per_row(value)?;
-        match weight {
-            None => Ok(LossValue {
-                value: per_row.f_mean(None)?,
-                denominator: num_rows as f64,
-            }),
-            Some(weight) => weighted(&per_row, weight),
-        }
+        let values = per_row(value)?;
+        mean_or_weighted(weight, num_rows, |reduction| match reduction {
+            Reduction::None => Ok(values.shallow_clone()),
+            _ => Ok(values.f_mean(None)?),
+        })
     }
 }

@@ -2,6 +2,7 @@
 
 use tch::Tensor;
 
+use crate::autocast::target_kind;
 use crate::error::TorchError;
 use crate::program::Outputs;
 use crate::tensor::{brief, is_floating};
@@ -36,7 +37,7 @@ pub(crate) fn single_label(
     if is_column && labels.iter().all(|label| label.dim() == 1) {
         let columns: Result<Vec<Tensor>, _> = labels
             .iter()
-            .map(|label| label.f_totype(output.kind()))
+            .map(|label| label.f_totype(target_kind(output)))
             .collect();
         return Ok(Tensor::f_stack(&columns?, 1)?);
     }
@@ -64,7 +65,7 @@ pub(crate) fn same_shape(output: &Tensor, label: &Tensor) -> Result<Option<Tenso
     }
 }
 
-/// Output and label with equal shapes and types.
+/// Output and label with equal shapes, the label of the type that [`target_kind`] says.
 pub(crate) fn regression_target(
     output: &Outputs,
     labels: &[Tensor],
@@ -79,7 +80,10 @@ pub(crate) fn regression_target(
             label.size()
         )));
     };
-    Ok((output.shallow_clone(), fitted.f_totype(output.kind())?))
+    Ok((
+        output.shallow_clone(),
+        fitted.f_totype(target_kind(output))?,
+    ))
 }
 
 /// Output `[rows, classes, ...]` and class labels `[rows, ...]` as int64, or class probabilities in the output's shape.
@@ -98,7 +102,7 @@ pub(crate) fn class_target(
         )));
     }
     if is_floating(label.kind()) && label.size() == size {
-        return Ok((output.shallow_clone(), label.f_totype(output.kind())?));
+        return Ok((output.shallow_clone(), label.f_totype(target_kind(output))?));
     }
     let expected: Vec<i64> = size[..1].iter().chain(&size[2..]).copied().collect();
     if label.size() != expected {

@@ -7,7 +7,7 @@ use flambeau_train::NamedOptions;
 use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
-use super::{Rule, Slot, Update, empty_slot, fill, handles, learning_rate, slot_handles};
+use super::{Rule, Slot, Update, fill, handles, learning_rate, slot_handles};
 use crate::border::check;
 use crate::error::TorchError;
 use crate::options::Options;
@@ -48,10 +48,7 @@ pub(super) struct Adam {
 
 impl Adam {
     /// The learning rate, 1e-3 by default, and the rule of `adam` or `adamw`.
-    pub(super) fn new(
-        spec: &NamedOptions,
-        num_parameters: usize,
-    ) -> Result<(f64, Adam), TorchError> {
+    pub(super) fn new(spec: &NamedOptions) -> Result<(f64, Adam), TorchError> {
         let allowed = ["lr", "betas", "eps", "weight_decay", "amsgrad", "maximize"];
         let options = Options::new("optimizer", spec, &allowed)?;
         let is_decoupled = spec.name == "adamw";
@@ -65,10 +62,10 @@ impl Adam {
             amsgrad: options.flag("amsgrad", false)?,
             maximize: options.flag("maximize", false)?,
             is_decoupled,
-            steps: empty_slot(num_parameters),
-            averages: empty_slot(num_parameters),
-            squares: empty_slot(num_parameters),
-            max_squares: empty_slot(num_parameters),
+            steps: Slot::new(),
+            averages: Slot::new(),
+            squares: Slot::new(),
+            max_squares: Slot::new(),
         };
         Ok((learning_rate(&options, 1e-3)?, adam))
     }

@@ -7,6 +7,9 @@ mod adam;
 mod rmsprop;
 mod sgd;
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
 use flambeau_train::NamedOptions;
 use tch::Tensor;
 use torch_sys::C_tensor;
@@ -44,20 +47,20 @@ trait Rule: Send {
     fn slots(&mut self) -> Vec<(&'static str, &mut Slot)>;
 }
 
-/// One kind of state, with one tensor for each parameter that has it.
-type Slot = Vec<Option<Tensor>>;
+/// One kind of state: a tensor for each parameter that has it, by the parameter's number.
+type Slot = BTreeMap<usize, Tensor>;
 
 impl Optimizer {
-    /// The optimizer of a job over `num_parameters` parameters.
+    /// The optimizer of a job. It meets its parameters in its steps.
     ///
     /// # Errors
     ///
     /// [`TorchError::Param`] for an unknown name or option, or a value that torch refuses.
-    pub(crate) fn new(spec: &NamedOptions, num_parameters: usize) -> Result<Optimizer, TorchError> {
+    pub(crate) fn new(spec: &NamedOptions) -> Result<Optimizer, TorchError> {
         let (learning_rate, rule): (f64, Box<dyn Rule>) = match spec.name.as_str() {
-            "sgd" => boxed(sgd::Sgd::new(spec, num_parameters)?),
-            "adam" | "adamw" => boxed(adam::Adam::new(spec, num_parameters)?),
-            "rmsprop" => boxed(rmsprop::RmsProp::new(spec, num_parameters)?),
+            "sgd" => boxed(sgd::Sgd::new(spec)?),
+            "adam" | "adamw" => boxed(adam::Adam::new(spec)?),
+            "rmsprop" => boxed(rmsprop::RmsProp::new(spec)?),
             unknown => {
                 return Err(TorchError::Param(format!(
                     "optimizer: unknown name {unknown:?}; the names are adam, adamw, rmsprop, sgd"
@@ -95,22 +98,23 @@ impl Optimizer {
     pub(crate) fn state(&mut self) -> Vec<(&'static str, usize, Tensor)> {
         let of_slot = |(kind, slot): (&'static str, &mut Slot)| -> Vec<_> {
             slot.iter()
-                .enumerate()
-                .filter_map(|(index, tensor)| Some((kind, index, tensor.as_ref()?.shallow_clone())))
+                .map(|(&index, tensor)| (kind, index, tensor.shallow_clone()))
                 .collect()
         };
         self.rule.slots().into_iter().flat_map(of_slot).collect()
     }
 
-    /// Takes back what [`state`](Self::state) gave: `find` returns the tensor of a kind and a parameter, laid out like
-    /// the parameter, where it was saved.
+    /// Takes back what [`state`](Self::state) gave of `num_parameters` parameters: `find` returns the tensor of a kind and
+    /// a parameter, laid out like the parameter, where it was saved.
     pub(crate) fn load_state(
         &mut self,
+        num_parameters: usize,
         find: impl Fn(&str, usize) -> Result<Option<Tensor>, TorchError>,
     ) -> Result<(), TorchError> {
         for (kind, slot) in self.rule.slots() {
-            for (index, tensor) in slot.iter_mut().enumerate() {
-                *tensor = find(kind, index)?;
+            slot.clear();
+            for index in 0..num_parameters {
+                slot.extend(find(kind, index)?.map(|tensor| (index, tensor)));
             }
         }
         Ok(())
@@ -121,11 +125,6 @@ fn boxed<R: Rule + 'static>((learning_rate, rule): (f64, R)) -> (f64, Box<dyn Ru
     (learning_rate, Box::new(rule))
 }
 
-/// State for no parameter yet.
-fn empty_slot(num_parameters: usize) -> Slot {
-    (0..num_parameters).map(|_| None).collect()
-}
-
 /// Makes the state of each updated parameter that has none.
 fn fill(
     slot: &mut Slot,
@@ -133,8 +132,8 @@ fn fill(
     make: impl Fn(&Tensor) -> Result<Tensor, tch::TchError>,
 ) -> Result<(), TorchError> {
     for update in updates {
-        if slot[update.index].is_none() {
-            slot[update.index] = Some(tch::no_grad(|| make(update.parameter))?);
+        if let Entry::Vacant(vacant) = slot.entry(update.index) {
+            vacant.insert(tch::no_grad(|| make(update.parameter))?);
         }
     }
     Ok(())
@@ -155,7 +154,7 @@ fn handles<'a>(
 fn slot_handles(slot: &Slot, updates: &[Update<'_>]) -> Vec<*const C_tensor> {
     updates
         .iter()
-        .filter_map(|update| slot[update.index].as_ref())
+        .filter_map(|update| slot.get(&update.index))
         .map(Tensor::as_ptr)
         .collect()
 }

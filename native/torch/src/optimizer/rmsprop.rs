@@ -7,7 +7,7 @@ use flambeau_train::NamedOptions;
 use tch::Tensor;
 use torch_sys::C_tensor;
 
-use super::{Rule, Slot, Update, empty_slot, fill, learning_rate};
+use super::{Rule, Slot, Update, fill, learning_rate};
 use crate::border::check;
 use crate::error::TorchError;
 use crate::options::Options;
@@ -42,10 +42,7 @@ pub(super) struct RmsProp {
 
 impl RmsProp {
     /// The learning rate, 1e-2 by default, and the rule.
-    pub(super) fn new(
-        spec: &NamedOptions,
-        num_parameters: usize,
-    ) -> Result<(f64, RmsProp), TorchError> {
+    pub(super) fn new(spec: &NamedOptions) -> Result<(f64, RmsProp), TorchError> {
         let allowed = [
             "lr",
             "alpha",
@@ -63,9 +60,9 @@ impl RmsProp {
             momentum: options.non_negative("momentum", 0.0)?,
             is_centered: options.flag("centered", false)?,
             maximize: options.flag("maximize", false)?,
-            squares: empty_slot(num_parameters),
-            averages: empty_slot(num_parameters),
-            momenta: empty_slot(num_parameters),
+            squares: Slot::new(),
+            averages: Slot::new(),
+            momenta: Slot::new(),
         };
         Ok((learning_rate(&options, 1e-2)?, rmsprop))
     }
@@ -81,7 +78,7 @@ impl Rule for RmsProp {
             fill(&mut self.momenta, updates, Tensor::f_zeros_like)?;
         }
         let handle =
-            |slot: &Slot, index: usize| slot[index].as_ref().map_or(ptr::null(), Tensor::as_ptr);
+            |slot: &Slot, index: usize| slot.get(&index).map_or(ptr::null(), Tensor::as_ptr);
         for update in updates {
             // SAFETY: live tensors, or null where there is no such state; the operators write to the parameter and its
             // state, which nobody else uses now.

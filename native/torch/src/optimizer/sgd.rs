@@ -7,7 +7,7 @@ use flambeau_train::NamedOptions;
 use tch::Tensor;
 use torch_sys::C_tensor;
 
-use super::{Rule, Slot, Update, empty_slot, fill, handles, learning_rate, slot_handles};
+use super::{Rule, Slot, Update, fill, handles, learning_rate, slot_handles};
 use crate::border::check;
 use crate::error::TorchError;
 use crate::options::Options;
@@ -39,10 +39,7 @@ pub(super) struct Sgd {
 
 impl Sgd {
     /// The learning rate, 1e-3 by default, and the rule.
-    pub(super) fn new(
-        spec: &NamedOptions,
-        num_parameters: usize,
-    ) -> Result<(f64, Sgd), TorchError> {
+    pub(super) fn new(spec: &NamedOptions) -> Result<(f64, Sgd), TorchError> {
         let allowed = [
             "lr",
             "momentum",
@@ -58,7 +55,7 @@ impl Sgd {
             weight_decay: options.non_negative("weight_decay", 0.0)?,
             nesterov: options.flag("nesterov", false)?,
             maximize: options.flag("maximize", false)?,
-            momenta: empty_slot(num_parameters),
+            momenta: Slot::new(),
         };
         if sgd.nesterov && (sgd.momentum <= 0.0 || sgd.dampening != 0.0) {
             return Err(options.conflict("nesterov needs a momentum above 0 and a dampening of 0"));
@@ -111,7 +108,7 @@ impl Rule for Sgd {
         let (known, fresh): (Vec<Update<'_>>, Vec<Update<'_>>) = updates
             .iter()
             .map(Update::reborrow)
-            .partition(|update| self.momenta[update.index].is_some());
+            .partition(|update| self.momenta.contains_key(&update.index));
         fill(&mut self.momenta, &fresh, Tensor::f_empty_like)?;
         self.apply(&fresh, lr, true)?;
         self.apply(&known, lr, false)

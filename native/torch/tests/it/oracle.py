@@ -313,7 +313,9 @@ def metrics():
 def training(directory):
     """An eager loop over `net-*.pt`: its losses, its tensors and what it returns in evaluation mode."""
     cases = []
-    for dtype_name, dtype in DTYPES.items():
+    precisions = [("float32", "float32"), ("float64", "float32"), ("float32", "bf16")]
+    for dtype_name, precision in precisions:
+        dtype = DTYPES[dtype_name]
         for name, options in (("adam", {"lr": 0.01}), ("sgd", {"lr": 0.05, "momentum": 0.9})):
             torch.manual_seed(5)
             module = Net().to(dtype)
@@ -328,7 +330,8 @@ def training(directory):
             values = []
             for inputs, labels in zip(x, y, strict=True):
                 optimizer.zero_grad(set_to_none=True)
-                value = functional.mse_loss(module(inputs), labels)
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+                    value = functional.mse_loss(module(inputs), labels)
                 value.backward()
                 optimizer.step()
                 values.append(value.item())
@@ -341,6 +344,7 @@ def training(directory):
                     "name": name,
                     "options": options,
                     "dtype": dtype_name,
+                    "precision": precision,
                     "x": flat(x),
                     "y": flat(y),
                     "losses": values,

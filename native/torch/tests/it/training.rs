@@ -17,7 +17,9 @@ fn job_of(case: &Value) -> TrainingJob {
         "optimizer": {"name": case["name"], "options": case["options"]},
         "metrics": ["mae"],
     });
-    job(&path(&format!("net-{dtype}.pt")), dtype, 6, 2, fields)
+    let mut job = job(&path(&format!("net-{dtype}.pt")), dtype, 6, 2, fields);
+    job.params.precision = serde_json::from_value(case["precision"].clone()).unwrap();
+    job
 }
 
 fn batches(case: &Value) -> Vec<Batch> {

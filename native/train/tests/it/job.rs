@@ -101,6 +101,11 @@ fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowe
             json!(2),
             "verbose is 2, but must be an integer, at least 0 and at most 1",
         ),
+        (
+            "precision",
+            json!("tf32"),
+            "precision is \"tf32\", but must be one of float32, bf16",
+        ),
         ("verifyReplicas", json!("no"), "verifyReplicas is \"no\""),
         ("numThreads", json!(0), "numThreads is 0"),
         ("memoryBudget", json!(1), "memoryBudget is 1"),

@@ -30,6 +30,18 @@ fn history_holds_sums_over_all_rows_and_ranks() {
         assert_eq!(result.history.epochs.len(), 2);
         let record = &result.history.epochs[1];
         assert_eq!((record.epoch, record.steps, record.num_rows), (1, 18, 97));
+        let times = record.times;
+        let parts = [
+            times.data_seconds,
+            times.model_seconds,
+            times.reduce_seconds,
+            times.optimizer_seconds,
+        ];
+        assert!(parts.iter().all(|&seconds| seconds > 0.0), "{parts:?}");
+        assert!(
+            parts.iter().sum::<f64>() <= record.seconds + 1e-6,
+            "{parts:?}"
+        );
 
         let reports = &outcomes[0].model.reports[9..];
         let sum: f64 = reports

@@ -69,6 +69,12 @@ private[flambeau] object Check {
     override def toString: String = "a string"
   }
 
+  /** One of several words. */
+  final case class OneOf(words: String*) extends Check {
+    override def allows(value: Any): Boolean = words.contains(value)
+    override def toString: String = words.map(Check.show).mkString(" or ")
+  }
+
   /** Different names of columns, at least one. */
   case object Columns extends Check {
     override def allows(value: Any): Boolean = value match {

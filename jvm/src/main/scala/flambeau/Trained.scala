@@ -111,13 +111,18 @@ private[flambeau] object History {
     "numRows" -> "num_rows",
     "seconds" -> "seconds",
     "rowsPerSecond" -> "rows_per_second",
+    "dataSeconds" -> "data_seconds",
+    "modelSeconds" -> "model_seconds",
+    "reduceSeconds" -> "reduce_seconds",
+    "optimizerSeconds" -> "optimizer_seconds",
     "loss" -> "loss"
   )
 
   /** One value an epoch, by name; NaN where a value was not a finite number. */
   def columns(history: JsonNode): Map[String, Array[Double]] = {
     val records = Json.items(history.get("epochs"))
-    val plain = Columns.map { case (key, name) => name -> records.map(record => number(record.get(key))) }
+    val known = Columns.filter { case (key, _) => records.isEmpty || records.exists(_.has(key)) }
+    val plain = known.map { case (key, name) => name -> records.map(record => number(record.get(key))) }
     val metrics = metricColumns(records, "metrics", "")
     val validated = records.exists { record =>
       !record.path("validationLoss").isMissingNode && !record.get("validationLoss").isNull ||

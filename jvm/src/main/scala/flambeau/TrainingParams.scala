@@ -112,6 +112,22 @@ trait HasTrainingLoop extends CheckedParams with HasSeed with HasStepSize {
   /** The value of `gradientClipNorm`; NoSuchElementException where it is not set. */
   def getGradientClipNorm: Double = $(gradientClipNorm)
 
+  final val precision: Param[String] = new Param[String](
+    this,
+    "precision",
+    "Type that forward and loss are computed in: float32, which leaves the module as it is, or bf16, " +
+      "which runs both under torch's autocast to bfloat16 while weights, gradients and optimizer keep " +
+      "their type. bf16 is faster on processors with AMX or AVX-512 BF16 instructions, and slower, not " +
+      "wrong, on others. The fitted model predicts in the module's own type.",
+    Check.OneOf("float32", "bf16").of("precision")
+  )
+
+  /** Sets `precision`. */
+  def setPrecision(value: String): this.type = setChecked(precision, value)
+
+  /** The value of `precision`, or its default. */
+  def getPrecision: String = $(precision)
+
   final val initialModel: Param[String] = new Param[String](
     this,
     "initialModel",
@@ -132,7 +148,8 @@ trait HasTrainingLoop extends CheckedParams with HasSeed with HasStepSize {
     epochs -> 1,
     seed -> 0L,
     shuffle -> true,
-    gradientAccumulationSteps -> 1
+    gradientAccumulationSteps -> 1,
+    precision -> "float32"
   )
 }
 

@@ -91,6 +91,14 @@ class ParamsSuite extends AnyFunSuite {
         }
       }
 
+    if (property.has("enum"))
+      test(s"$name: one of the words") {
+        val words = Json.texts(property.get("enum"))
+        for (word <- words) set(fresh(), name, word)
+        val error = intercept[ParamException](set(fresh(), name, "tf32"))
+        assert(error.getMessage == s"$name must be ${words.map(Check.show).mkString(" or ")}, got 'tf32'")
+      }
+
     if (types.head == "string" && property.path("minLength").asInt == 1)
       test(s"$name: no empty text") {
         val error = intercept[ParamException](set(fresh(), name, ""))

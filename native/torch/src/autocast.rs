@@ -1,0 +1,51 @@
+//! The type that forward and loss are computed in.
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+
+use flambeau_train::Precision;
+use tch::{Kind, Tensor};
+
+unsafe extern "C" {
+    fn flambeau_enter_autocast() -> *mut c_void;
+    fn flambeau_leave_autocast(before: *mut c_void);
+    fn flambeau_is_autocasting() -> bool;
+}
+
+/// Autocast to bfloat16 on this thread as long as it lives. The weights that it casts are kept as long.
+pub(crate) struct Autocast {
+    before: *mut c_void,
+    /// It ends on the thread that it began on.
+    not_send: PhantomData<*const ()>,
+}
+
+impl Autocast {
+    /// What a precision asks for; `None` where it leaves the program as it is.
+    pub(crate) fn of(precision: Precision) -> Option<Autocast> {
+        match precision {
+            Precision::Float32 => None,
+            Precision::Bf16 => Some(Autocast {
+                // SAFETY: it sets flags of this thread.
+                before: unsafe { flambeau_enter_autocast() },
+                not_send: PhantomData,
+            }),
+        }
+    }
+}
+
+impl Drop for Autocast {
+    fn drop(&mut self) {
+        // SAFETY: made by `of` on this thread, and given back once.
+        unsafe { flambeau_leave_autocast(self.before) }
+    }
+}
+
+/// The type that targets of an output take: its own, but float32 where autocast made it a half.
+pub(crate) fn target_kind(output: &Tensor) -> Kind {
+    let kind = output.kind();
+    // SAFETY: it reads a flag of this thread.
+    if matches!(kind, Kind::BFloat16 | Kind::Half) && unsafe { flambeau_is_autocasting() } {
+        return Kind::Float;
+    }
+    kind
+}

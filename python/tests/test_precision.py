@@ -1,0 +1,142 @@
+"""`precision="bf16"` is torch's autocast: to the bit in one process and on two ranks against DDP."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from harness import free_port, make_job, tensor, train, write_shards
+from torch import Tensor, nn
+
+from flambeau._losses import build as build_loss
+from flambeau._metrics import build as build_metrics
+
+NUM_STEPS, BATCH_SIZE = 40, 24
+
+DDP = """
+import os, pickle, sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+program = pickle.load(open(sys.argv[1], "rb"))
+rank = int(sys.argv[2])
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[3])
+torch.set_num_threads(1)
+dist.init_process_group("gloo", rank=rank, world_size=2)
+module = DistributedDataParallel(program["model"])
+optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
+for x, y in program["batches"][rank]:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = torch.nn.functional.mse_loss(module(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+torch.save(module.module.state_dict(), sys.argv[4])
+dist.destroy_process_group()
+"""
+
+
+def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=3e-3)
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1))
+
+
+def rows(num_ranks: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    x = random.standard_normal((NUM_STEPS * BATCH_SIZE * num_ranks, 12)).astype(np.float32)
+    # Labels that bfloat16 would round.
+    y = 100 + np.sin(x[:, 0]) + x[:, 1] * x[:, 2]
+    return {"x": x, "y": y.astype(np.float32)}
+
+
+def batches(columns: dict[str, np.ndarray], num_ranks: int) -> list[list[tuple[Tensor, Tensor]]]:
+    """Each rank's batches, where rows are not shuffled."""
+    x, y = torch.from_numpy(columns["x"]), torch.from_numpy(columns["y"])[:, None]
+    half = len(x) // num_ranks
+    lanes = [slice(rank * half, (rank + 1) * half) for rank in range(num_ranks)]
+    pairs = [zip(x[lane].split(BATCH_SIZE), y[lane].split(BATCH_SIZE), strict=True) for lane in lanes]
+    return [list(pair) for pair in pairs]
+
+
+def ours(directory: Path, columns: dict[str, np.ndarray], num_ranks: int, **params: object) -> tuple:
+    shards = write_shards(directory / "data", columns, num_shards=2, rows_per_group=500)
+    given = {"precision": "bf16", "numWorkers": num_ranks, "batchSize": BATCH_SIZE, "shuffle": False}
+    given |= {"numThreads": 1, "verifyReplicas": True, "checkpointInterval": -1, **params}
+    job = make_job(directory, shards, [tensor("x")], [tensor("y")], validation=shards, **given)
+    program = {"model": mlp(), "loss": "mse", "optimizer": optimizer, "metrics": ["mse"]}
+    return train(job, program, num_ranks, directory / "ranks")
+
+
+def test_one_rank_is_plain_autocast_to_the_bit(tmp_path: Path) -> None:
+    columns = rows(1)
+    torch.set_num_threads(1)
+    module = mlp()
+    stepper = optimizer(list(module.parameters()))
+    losses = []
+    for x, y in batches(columns, 1)[0]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = nn.functional.mse_loss(module(x), y)
+        stepper.zero_grad()
+        loss.backward()
+        stepper.step()
+        losses.append(loss.item())
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        evaluated = [nn.functional.mse_loss(module(x), y).item() for x, y in batches(columns, 1)[0]]
+
+    result, weights = ours(tmp_path, columns, 1)
+    for name, weight in module.state_dict().items():
+        assert weight.dtype == torch.float32 and weights[name].equal(weight), name
+    (record,) = result["history"]["epochs"]
+    assert record["loss"] == pytest.approx(np.mean(losses), rel=1e-12)
+    assert record["validationLoss"] == pytest.approx(np.mean(evaluated), rel=1e-12)
+    # The loss sums in float32, the metric in float64.
+    assert dict(record["validationMetrics"])["mse"] == pytest.approx(record["validationLoss"], rel=1e-6)
+
+
+def test_two_ranks_are_ddp_with_autocast_to_the_bit(tmp_path: Path) -> None:
+    columns = rows(2)
+    program = {"model": mlp(), "batches": batches(columns, 2)}
+    (tmp_path / "program.pkl").write_bytes(cloudpickle.dumps(program))
+    port = str(free_port())
+    arguments = [sys.executable, "-c", DDP, str(tmp_path / "program.pkl")]
+    ranks = [
+        subprocess.Popen([*arguments, str(rank), port, str(tmp_path / f"ddp-{rank}.pt")]) for rank in range(2)
+    ]
+    assert [rank.wait(120) for rank in ranks] == [0, 0]
+    _, weights = ours(tmp_path, columns, 2)
+    for name, weight in torch.load(tmp_path / "ddp-0.pt").items():
+        assert weights[name].equal(weight), f"{name} differs from DDP's"
+
+
+def test_it_learns_what_float32_learns(tmp_path: Path) -> None:
+    losses = {}
+    for precision in ("float32", "bf16"):
+        columns = rows(1)
+        columns["y"] -= 100
+        result, _ = ours(tmp_path / precision, columns, 1, epochs=20, precision=precision, shuffle=True)
+        losses[precision] = result["history"]["epochs"][-1]["validationLoss"]
+    assert losses["float32"] != losses["bf16"]
+    assert losses["bf16"] == pytest.approx(losses["float32"], rel=0.25, abs=0.02)
+    assert losses["bf16"] < 0.2
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+def test_labels_are_not_rounded_to_bfloat16(labels: int) -> None:
+    output = torch.full((3, labels), 1000.0, dtype=torch.bfloat16)
+    columns = [torch.full((3,), 1001.0) for _ in range(labels)]
+    loss, (metric,) = build_loss("mse"), build_metrics(["mae"])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value, _ = loss(output, columns, None, 3)
+        sums = metric.update(output, columns, None, 3)
+    assert value.dtype == torch.float32 and value.item() == 1.0
+    assert metric.finish(sums.tolist()) == 1.0
