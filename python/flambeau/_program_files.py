@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 FORM_FILES = {form: FILE_NAMES[form] for form in COMPILED}
 """The forms of a program that need no pickle, and the names of their files."""
 
-_CONTENTS = "program.json"
+CONTENTS = "program.json"
+"""The file of a program's directory that says what the others are."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,8 @@ def _contents(spark: SparkSession, directory: Directory) -> dict[str, Any]:
     """What a directory says of its files: `programs`, `files`, `reasons`."""
     from flambeau._saving import load_metadata
 
-    if directory.holds(_CONTENTS):
-        contents: dict[str, Any] = json.loads(directory.read_unknown(_CONTENTS))
+    if directory.holds(CONTENTS):
+        contents: dict[str, Any] = json.loads(directory.read_unknown(CONTENTS))
         return contents
     if not directory.holds("metadata"):
         raise ParamError(

@@ -15,7 +15,6 @@ from flambeau.errors import FlambeauError, ParamError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-CONTENTS = "program.json"
 _DTYPES = ("float32", "float64", "int64", "bool", "uint8")
 
 
@@ -37,6 +36,7 @@ def save_program(module: nn.Module, path: str, inputs: Sequence[Tensor]) -> None
     or where the inputs do not fit; FlambeauError where there is something at the path.
     """
     from flambeau._program import FILE_NAMES, compile_programs, dump_skeleton, instantiate, probe_output
+    from flambeau._program_files import CONTENTS
     from flambeau._weights import FILE_NAME, load_into, local_path, open_store, save_module
 
     columns = _columns_of(inputs)

@@ -12,24 +12,28 @@ use jni::{Env, EnvUnowned};
 use crate::error::{NativeError, Throw};
 
 /// The store of the last options given, which those of the next call mostly are: it keeps its connections.
-static LAST: Mutex<Option<(String, Store)>> = Mutex::new(None);
+static LAST: Mutex<Option<(HashMap<String, String>, Store)>> = Mutex::new(None);
 
-/// The store with some options, a JSON object of strings.
-pub(crate) fn store(options: &str) -> Result<Store, NativeError> {
+/// The store with some options.
+pub(crate) fn store_with(options: &HashMap<String, String>) -> Result<Store, NativeError> {
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((known, store)) = &*last
         && known == options
     {
         return Ok(store.clone());
     }
-    let read: HashMap<String, String> =
-        serde_json::from_str(options).map_err(|source| NativeError::Message {
-            what: "the store's options",
-            source,
-        })?;
-    let store = Store::new(&read)?;
-    *last = Some((options.to_owned(), store.clone()));
+    let store = Store::new(options)?;
+    *last = Some((options.clone(), store.clone()));
     Ok(store)
+}
+
+/// The store with some options, a JSON object of strings.
+pub(crate) fn store(options: &str) -> Result<Store, NativeError> {
+    let options = serde_json::from_str(options).map_err(|source| NativeError::Message {
+        what: "the store's options",
+        source,
+    })?;
+    store_with(&options)
 }
 
 /// The Rust strings of some Java ones.
@@ -49,16 +53,28 @@ pub(crate) fn texts<const N: usize>(
     Ok(texts)
 }
 
+/// Runs `call` for the JVM with the arguments that are strings and with the store whose options the first of them is.
+fn on_store<'frame, const N: usize, T: Default>(
+    mut env: EnvUnowned<'frame>,
+    strings: [&JString<'frame>; N],
+    call: impl FnOnce(&mut Env<'frame>, &Store, [String; N]) -> Result<T, NativeError>,
+) -> T {
+    env.with_env(|env| {
+        let texts = texts(env, strings)?;
+        call(env, &store(&texts[0])?, texts)
+    })
+    .resolve::<Throw>()
+}
+
 #[unsafe(no_mangle)]
 extern "system" fn Java_flambeau_jni_NativeApi_storeGet<'frame>(
-    mut env: EnvUnowned<'frame>,
+    env: EnvUnowned<'frame>,
     _this: JObject<'frame>,
     options: JString<'frame>,
     uri: JString<'frame>,
 ) -> JByteArray<'frame> {
-    env.with_env(|env| {
-        let [options, uri] = texts(env, [&options, &uri])?;
-        let bytes = store(&options)?.get(&uri)?;
+    on_store(env, [&options, &uri], |env, store, [_, uri]| {
+        let bytes = store.get(&uri)?;
         if i32::try_from(bytes.len()).is_err() {
             return Err(NativeError::Argument(format!(
                 "{uri} has {} bytes, which no Java array holds: copy it with storeGetToFile",
@@ -67,80 +83,73 @@ extern "system" fn Java_flambeau_jni_NativeApi_storeGet<'frame>(
         }
         Ok(env.byte_array_from_slice(&bytes)?)
     })
-    .resolve::<Throw>()
 }
 
 #[unsafe(no_mangle)]
 extern "system" fn Java_flambeau_jni_NativeApi_storePut<'frame>(
-    mut env: EnvUnowned<'frame>,
+    env: EnvUnowned<'frame>,
     _this: JObject<'frame>,
     options: JString<'frame>,
     uri: JString<'frame>,
     bytes: JByteArray<'frame>,
 ) {
-    env.with_env(|env| {
-        let [options, uri] = texts(env, [&options, &uri])?;
+    on_store(env, [&options, &uri], |env, store, [_, uri]| {
         let bytes = env.convert_byte_array(&bytes)?;
-        Ok(store(&options)?.put(&uri, bytes.into())?)
+        Ok(store.put(&uri, bytes.into())?)
     })
-    .resolve::<Throw>()
 }
 
 #[unsafe(no_mangle)]
 extern "system" fn Java_flambeau_jni_NativeApi_storeGetToFile<'frame>(
-    mut env: EnvUnowned<'frame>,
+    env: EnvUnowned<'frame>,
     _this: JObject<'frame>,
     options: JString<'frame>,
     uri: JString<'frame>,
     local: JString<'frame>,
 ) {
-    env.with_env(|env| {
-        let [options, uri, local] = texts(env, [&options, &uri, &local])?;
-        Ok(store(&options)?.get_to_file(&uri, Path::new(&local))?)
-    })
-    .resolve::<Throw>()
+    on_store(
+        env,
+        [&options, &uri, &local],
+        |_, store, [_, uri, local]| Ok(store.get_to_file(&uri, Path::new(&local))?),
+    )
 }
 
 #[unsafe(no_mangle)]
 extern "system" fn Java_flambeau_jni_NativeApi_storePutFile<'frame>(
-    mut env: EnvUnowned<'frame>,
+    env: EnvUnowned<'frame>,
     _this: JObject<'frame>,
     options: JString<'frame>,
     uri: JString<'frame>,
     local: JString<'frame>,
 ) {
-    env.with_env(|env| {
-        let [options, uri, local] = texts(env, [&options, &uri, &local])?;
-        Ok(store(&options)?.put_file(&uri, Path::new(&local))?)
-    })
-    .resolve::<Throw>()
+    on_store(
+        env,
+        [&options, &uri, &local],
+        |_, store, [_, uri, local]| Ok(store.put_file(&uri, Path::new(&local))?),
+    )
 }
 
 #[unsafe(no_mangle)]
 extern "system" fn Java_flambeau_jni_NativeApi_storeSize<'frame>(
-    mut env: EnvUnowned<'frame>,
+    env: EnvUnowned<'frame>,
     _this: JObject<'frame>,
     options: JString<'frame>,
     uri: JString<'frame>,
 ) -> jlong {
-    env.with_env(|env| {
-        let [options, uri] = texts(env, [&options, &uri])?;
-        let size = store(&options)?.size(&uri)?;
-        Ok(size.map_or(-1, u64::cast_signed))
+    on_store(env, [&options, &uri], |_, store, [_, uri]| {
+        Ok(store.size(&uri)?.map_or(-1, u64::cast_signed))
     })
-    .resolve::<Throw>()
 }
 
 #[unsafe(no_mangle)]
 extern "system" fn Java_flambeau_jni_NativeApi_storeList<'frame>(
-    mut env: EnvUnowned<'frame>,
+    env: EnvUnowned<'frame>,
     _this: JObject<'frame>,
     options: JString<'frame>,
     directory: JString<'frame>,
 ) -> JObjectArray<'frame, JString<'frame>> {
-    env.with_env(|env| {
-        let [options, directory] = texts(env, [&options, &directory])?;
-        let files = store(&options)?.list(&directory)?;
+    on_store(env, [&options, &directory], |env, store, [_, directory]| {
+        let files = store.list(&directory)?;
         let list = JObjectArray::<JString>::new(env, files.len(), JString::null())?;
         for (index, file) in files.iter().enumerate() {
             let file = JString::from_str(env, file)?;
@@ -149,33 +158,28 @@ extern "system" fn Java_flambeau_jni_NativeApi_storeList<'frame>(
         }
         Ok(list)
     })
-    .resolve::<Throw>()
 }
 
 #[unsafe(no_mangle)]
 extern "system" fn Java_flambeau_jni_NativeApi_storeDelete<'frame>(
-    mut env: EnvUnowned<'frame>,
+    env: EnvUnowned<'frame>,
     _this: JObject<'frame>,
     options: JString<'frame>,
     uri: JString<'frame>,
 ) {
-    env.with_env(|env| {
-        let [options, uri] = texts(env, [&options, &uri])?;
-        Ok(store(&options)?.delete(&uri)?)
+    on_store(env, [&options, &uri], |_, store, [_, uri]| {
+        Ok(store.delete(&uri)?)
     })
-    .resolve::<Throw>()
 }
 
 #[unsafe(no_mangle)]
 extern "system" fn Java_flambeau_jni_NativeApi_storeDeletePrefix<'frame>(
-    mut env: EnvUnowned<'frame>,
+    env: EnvUnowned<'frame>,
     _this: JObject<'frame>,
     options: JString<'frame>,
     directory: JString<'frame>,
 ) {
-    env.with_env(|env| {
-        let [options, directory] = texts(env, [&options, &directory])?;
-        Ok(store(&options)?.delete_prefix(&directory)?)
+    on_store(env, [&options, &directory], |_, store, [_, directory]| {
+        Ok(store.delete_prefix(&directory)?)
     })
-    .resolve::<Throw>()
 }

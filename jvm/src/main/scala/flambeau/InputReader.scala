@@ -24,22 +24,15 @@ private[flambeau] sealed abstract class InputReader(tensor: TensorColumns) exten
 private[flambeau] final class ArrayReader(tensor: TensorColumns, val holdsNulls: Boolean)
     extends InputReader(tensor) {
 
-  def read(values: Any, batch: InputBatch, input: Int): Unit = values match {
-    case floats: Array[Float] =>
-      checkLength(floats.length)
-      batch.putFloats(input, floats)
-    case longs: Array[Long] =>
-      checkLength(longs.length)
-      batch.putLongs(input, longs)
-    case doubles: Array[Double] =>
-      checkLength(doubles.length)
-      batch.putDoubles(input, doubles)
-    case bytes: Array[Byte] =>
-      checkLength(bytes.length)
-      batch.putBytes(input, bytes)
-    case flags: Array[Boolean] =>
-      checkLength(flags.length)
-      batch.putBytes(input, flags.map(flag => if (flag) 1.toByte else 0.toByte))
+  def read(values: Any, batch: InputBatch, input: Int): Unit = {
+    checkLength(java.lang.reflect.Array.getLength(values))
+    values match {
+      case floats: Array[Float]   => batch.putFloats(input, floats)
+      case longs: Array[Long]     => batch.putLongs(input, longs)
+      case doubles: Array[Double] => batch.putDoubles(input, doubles)
+      case bytes: Array[Byte]     => batch.putBytes(input, bytes)
+      case flags: Array[Boolean]  => batch.putBytes(input, flags.map(flag => if (flag) 1.toByte else 0.toByte))
+    }
   }
 }
 

@@ -31,9 +31,10 @@ private[flambeau] object Scoring {
       .as(Encoders.tuple(Encoders.row(rowSchema), arrayEncoder))
 
     val made = outputs.zipWithIndex.map { case ((_, field), index) => field.copy(name = s"o$index") }
+    val settings = Settings.of(df.sparkSession)
     val task = new ScoringTask(
-      spec(model, tensors, outputs.map(_._1), df),
-      Settings.of(df.sparkSession),
+      spec(model, tensors, outputs.map(_._1), settings),
+      settings,
       inputs.map(_.reader),
       made.map(field => Cell(field.dataType, model.trained.output))
     )
@@ -101,7 +102,7 @@ private[flambeau] object Scoring {
       model: TorchModel,
       tensors: Seq[TensorColumns],
       wanted: Seq[String],
-      df: DataFrame
+      settings: Settings
   ): ScorerSpec = {
     val trained = model.trained
     val form = ProgramForms.chosen(trained.programs.keys).get
@@ -118,7 +119,7 @@ private[flambeau] object Scoring {
       batchSize = model.getInferenceBatchSize,
       classes = model.classes,
       fields = if (model.classes.isDefined) wanted.map(_.stripSuffix("Col")) else Nil,
-      store = Settings.of(df.sparkSession).storeOptions
+      store = settings.storeOptions
     )
   }
 }
