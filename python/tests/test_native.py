@@ -81,6 +81,17 @@ def test_batches_are_the_columns(tmp_path: Path, columns: dict[str, np.ndarray])
     assert seen[:50] != seen[50:]
 
 
+def test_a_batch_is_asked_by_name(tmp_path: Path, columns) -> None:
+    reader = _native.BatchReader(json.dumps(job_over(tmp_path, columns, batchSize=30, shuffle=False)), 0, 1)
+    reader.start(0)
+    batches = list(reader)
+    assert [(batch["step"], batch["num_rows"]) for batch in batches] == [(0, 30), (1, 30), (2, 30), (3, 10)]
+    assert batches[3]["row_ids"] == batches[3]["row_ids"] == list(range(90, 100))
+    assert len(batches[0]["inputs"]) == len(batches[0]["labels"]) == 1 and batches[0]["weight"] is None
+    with pytest.raises(KeyError, match="nothing"):
+        batches[0]["nothing"]
+
+
 def test_an_unconsumed_capsule_gives_its_memory_back(tmp_path: Path, columns) -> None:
     job = job_over(tmp_path, columns, batchSize=5)
     reader = _native.BatchReader(json.dumps(job), 0, 1)

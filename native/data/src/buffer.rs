@@ -11,8 +11,8 @@ pub(crate) const ALIGNMENT: usize = 64;
 /// processor's table of pages less often.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Buffers from this size on are mapped from the system, which zeroes them when they are first touched.
-const MAPPED: usize = 2 * HUGE_PAGE;
+/// Buffers from this size on are mapped from the system in whole huge pages, which it zeroes when they are first touched.
+const MAPPED: usize = HUGE_PAGE / 2;
 
 /// An owned block of bytes, aligned to 64. Dropping it frees the memory, or hands it back to the pool it came from.
 #[derive(Debug)]

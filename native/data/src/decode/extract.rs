@@ -89,7 +89,8 @@ impl Flaw {
     }
 }
 
-/// Numbers of one type, rows one after another.
+/// Numbers of one type, rows one after another. Clones share them.
+#[derive(Clone)]
 pub(crate) enum Values {
     I8(ScalarBuffer<i8>),
     I16(ScalarBuffer<i16>),

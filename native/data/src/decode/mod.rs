@@ -2,8 +2,10 @@
 
 mod convert;
 mod extract;
+mod plain;
 mod shard_bytes;
 
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
@@ -19,13 +21,14 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData};
 
 use crate::error::DataError;
-use crate::manifest::{ColumnKind, Element, Manifest};
-use crate::memory::Meter;
+use crate::manifest::{ColumnInfo, ColumnKind, Element, Manifest};
+use crate::memory::{Charge, Meter};
 use crate::spec::DType;
 use crate::store::Store;
 use convert::{Part, Role};
 use extract::{Fault, Values};
 pub(crate) use extract::{Flaw, first_null, shape_of_first};
+use plain::PlainColumn;
 pub(crate) use shard_bytes::ShardBytes;
 
 /// Bytes of tensors that are decoded at once: few enough that they and the columns that they are made of stay in the second-level cache.
@@ -73,6 +76,36 @@ struct Place {
     /// The shard's first row, in the manifest's numbering.
     shard_first_row: u64,
     num_rows: u64,
+}
+
+/// A row group's columns while they are read.
+struct OpenGroup {
+    /// By their places in the manifest's columns.
+    plain: Vec<Option<PlainColumn>>,
+    /// Reads the columns of the file that are not plain, where there are any.
+    others: Option<ParquetRecordBatchReader>,
+    _charge: Charge,
+}
+
+/// Some rows of a row group.
+struct Rows {
+    num_rows: usize,
+    /// By their places in the manifest's columns.
+    plain: Vec<Option<Values>>,
+    others: Option<RecordBatch>,
+}
+
+/// Why rows were not read.
+enum Unread {
+    /// A column is not plain after all.
+    NotPlain,
+    Error(DataError),
+}
+
+impl From<DataError> for Unread {
+    fn from(error: DataError) -> Self {
+        Unread::Error(error)
+    }
 }
 
 impl Decoder {
@@ -159,7 +192,18 @@ impl Decoder {
         cancelled: &dyn Fn() -> bool,
     ) -> Result<bool, DataError> {
         let uri = self.uri(row_group);
-        catching_panics(uri, || self.decode_rows(row_group, rows, out, cancelled))
+        let mut decode = |plainly| {
+            let read = || Ok(self.decode_rows(row_group, rows.clone(), out, cancelled, plainly));
+            catching_panics(uri, read).unwrap_or_else(|error| Err(Unread::Error(error)))
+        };
+        match decode(true) {
+            Ok(whole) => Ok(whole),
+            Err(Unread::Error(error)) => Err(error),
+            Err(Unread::NotPlain) => decode(false).map_err(|unread| match unread {
+                Unread::Error(error) => error,
+                Unread::NotPlain => unreachable!("no column was to be plain"),
+            }),
+        }
     }
 
     fn decode_rows(
@@ -168,67 +212,47 @@ impl Decoder {
         rows: Range<u64>,
         out: &mut [&mut [u8]],
         cancelled: &dyn Fn() -> bool,
-    ) -> Result<bool, DataError> {
+        plainly: bool,
+    ) -> Result<bool, Unread> {
         let place = self.places[row_group];
         let uri = &self.manifest.shards()[place.shard].uri;
-        let footer = self.footer(place.shard)?;
         let selected =
             (rows.start - place.first_row) as usize..(rows.end - place.first_row) as usize;
-        let names: Vec<&str> = self.file_columns().collect();
-        let (mut reader, _held) = self.open(&footer, place, selected.clone(), &names)?;
-        let mut done = 0;
         let wanted = selected.len();
+        let mut group = self.open(place, selected, plainly)?;
+        let mut done = 0;
         while done < wanted {
             if cancelled() {
                 return Ok(false);
             }
-            let batch = match &mut reader {
-                Some(reader) => reader
-                    .next()
-                    .transpose()
-                    .map_err(|error| arrow_error(uri, error))?,
-                None => None,
-            };
-            let num_rows = match (&batch, &reader) {
-                (Some(batch), _) => batch.num_rows(),
-                // Nothing but `key=value` columns: there is no file to count rows by.
-                (None, None) => self.batch_rows.min(wanted - done),
-                (None, Some(_)) => break,
+            let Some(rows_here) = group.next(self.batch_rows.min(wanted - done), uri)? else {
+                break;
             };
             let first_row = rows.start - place.shard_first_row + done as u64;
+            let next = done + rows_here.num_rows;
             for (tensor, out) in self.tensors.iter().zip(out.iter_mut()) {
                 let row_bytes = tensor.elements * tensor.dtype.size();
-                let out = &mut out[done * row_bytes..(done + num_rows) * row_bytes];
-                self.lay_batch(
-                    place.shard,
-                    tensor,
-                    batch.as_ref(),
-                    num_rows,
-                    first_row,
-                    out,
-                )?;
+                let out = &mut out[done * row_bytes..next * row_bytes];
+                self.lay_rows(place.shard, tensor, &rows_here, first_row, out)?;
             }
-            done += num_rows;
+            done = next;
         }
         if done != wanted {
             let reason = format!(
                 "row group {} holds fewer rows than its footer said",
                 place.row_group
             );
-            return Err(DataError::ShardChanged {
-                uri: uri.clone(),
-                reason,
-            });
+            let uri = uri.clone();
+            return Err(DataError::ShardChanged { uri, reason }.into());
         }
         Ok(true)
     }
 
-    fn lay_batch(
+    fn lay_rows(
         &self,
         shard: usize,
         tensor: &Tensor,
-        batch: Option<&RecordBatch>,
-        num_rows: usize,
+        rows: &Rows,
         first_row: u64,
         out: &mut [u8],
     ) -> Result<(), DataError> {
@@ -236,13 +260,14 @@ impl Decoder {
         let mut parts = Vec::with_capacity(tensor.columns.len());
         for column in &tensor.columns {
             let info = &self.manifest.columns()[column.index];
-            let values = match info.kind {
-                ColumnKind::Partition(element) => constant(
-                    element,
-                    shard.partitions.get(&info.name).map_or("", |text| text),
-                    num_rows,
-                ),
-                _ => match batch.and_then(|batch| batch.column_by_name(&info.name)) {
+            let other = || rows.others.as_ref()?.column_by_name(&info.name);
+            let values = match (&rows.plain[column.index], info.kind) {
+                (Some(values), _) => Ok(values.clone()),
+                (None, ColumnKind::Partition(element)) => {
+                    let text = shard.partitions.get(&info.name).map_or("", |text| text);
+                    constant(element, text, rows.num_rows)
+                }
+                (None, _) => match other() {
                     Some(array) => extract::extract(array, &info.shape, tensor.dtype),
                     None => Err(Fault {
                         row: 0,
@@ -262,18 +287,8 @@ impl Decoder {
                 width: column.width,
             });
         }
-        convert::interleave(out, num_rows, tensor.elements, &parts, tensor.dtype);
+        convert::interleave(out, rows.num_rows, tensor.elements, &parts, tensor.dtype);
         Ok(())
-    }
-
-    /// Columns that lie in the files.
-    fn file_columns(&self) -> impl Iterator<Item = &str> {
-        let in_file = |kind: &ColumnKind| !matches!(kind, ColumnKind::Partition(_));
-        self.manifest
-            .columns()
-            .iter()
-            .filter(move |column| in_file(&column.kind))
-            .map(|column| column.name.as_str())
     }
 
     fn footer(&self, shard: usize) -> Result<ArrowReaderMetadata, DataError> {
@@ -308,33 +323,51 @@ impl Decoder {
         Ok(self.footers[shard].get_or_init(|| footer).clone())
     }
 
-    /// A reader of some rows of a row group, whose bytes are all in memory; none where no column lies in the files.
+    /// Some rows of a row group, whose bytes are all in memory then. Where all rows are asked for, and `plainly`, what is plain is read
+    /// without parquet's reader.
     fn open(
         &self,
-        footer: &ArrowReaderMetadata,
         place: Place,
         rows: Range<usize>,
-        names: &[&str],
-    ) -> Result<(Option<ParquetRecordBatchReader>, crate::memory::Charge), DataError> {
+        plainly: bool,
+    ) -> Result<OpenGroup, DataError> {
+        let footer = self.footer(place.shard)?;
         let shard = &self.manifest.shards()[place.shard];
-        let mask = project(footer, names);
+        let in_file = |info: &&ColumnInfo| !matches!(info.kind, ColumnKind::Partition(_));
+        let columns = self.manifest.columns();
+        let names: Vec<&str> = columns
+            .iter()
+            .filter(in_file)
+            .map(|info| info.name.as_str())
+            .collect();
         let num_rows = place.num_rows as usize;
         let selection = (rows != (0..num_rows))
             .then(|| RowSelection::from_consecutive_ranges(std::iter::once(rows), num_rows));
-        let ranges = stored_ranges(
-            footer.metadata(),
-            place.row_group,
-            &mask,
-            selection.as_ref(),
-        );
-        let charge = self
-            .meter
-            .charge(ranges.iter().map(|range| range.end - range.start).sum());
+        let mask = project(&footer, &names);
+        let metadata = footer.metadata();
+        let ranges = stored_ranges(metadata, place.row_group, &mask, selection.as_ref());
+        let stored = ranges.iter().map(|range| range.end - range.start).sum();
+        let mut group = OpenGroup {
+            plain: columns.iter().map(|_| None).collect(),
+            others: None,
+            _charge: self.meter.charge(stored),
+        };
         if ranges.is_empty() {
-            return Ok((None, charge));
+            return Ok(group);
         }
         let bytes = ShardBytes::with_ranges(&self.store, &shard.uri, shard.size, ranges)?;
-        let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(bytes, footer.clone())
+        if plainly && selection.is_none() {
+            group.plain = self.plain_columns(&bytes, &footer, place.row_group);
+        }
+        let others: Vec<&str> = (columns.iter().zip(&group.plain))
+            .filter(|(info, plain)| plain.is_none() && in_file(info))
+            .map(|(info, _)| info.name.as_str())
+            .collect();
+        if others.is_empty() {
+            return Ok(group);
+        }
+        let mask = project(&footer, &others);
+        let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(bytes, footer)
             .with_row_groups(vec![place.row_group])
             .with_projection(mask)
             .with_batch_size(self.batch_rows);
@@ -344,7 +377,53 @@ impl Decoder {
         let reader = builder
             .build()
             .map_err(|source| parquet_error(&shard.uri, source))?;
-        Ok((Some(reader), charge))
+        group.others = Some(reader);
+        Ok(group)
+    }
+
+    /// The columns of a row group that are plain, by their places in the manifest's columns.
+    fn plain_columns(
+        &self,
+        bytes: &ShardBytes,
+        footer: &ArrowReaderMetadata,
+        row_group: usize,
+    ) -> Vec<Option<PlainColumn>> {
+        let bytes = Arc::new(bytes.clone());
+        let fields = footer.schema().fields().iter().enumerate();
+        // The first of a name counts, as it does to Arrow.
+        let roots: HashMap<&str, usize> = fields
+            .rev()
+            .map(|(root, field)| (field.name().as_str(), root))
+            .collect();
+        let plain = |info: &ColumnInfo| {
+            let root = *roots.get(info.name.as_str())?;
+            let width = info.shape.iter().product();
+            PlainColumn::open(&bytes, footer, row_group, root, width)
+        };
+        self.manifest.columns().iter().map(plain).collect()
+    }
+}
+
+impl OpenGroup {
+    /// The next `num_rows` rows, of which there are as many; `None` where parquet's reader finds no more of them.
+    fn next(&mut self, num_rows: usize, uri: &str) -> Result<Option<Rows>, Unread> {
+        let others = match &mut self.others {
+            Some(reader) => match reader.next() {
+                Some(batch) => Some(batch.map_err(|error| arrow_error(uri, error))?),
+                None => return Ok(None),
+            },
+            None => None,
+        };
+        let num_rows = others.as_ref().map_or(num_rows, RecordBatch::num_rows);
+        let take = |column: &mut Option<PlainColumn>| match column {
+            Some(column) => column.take(num_rows).map(Some).ok_or(Unread::NotPlain),
+            None => Ok(None),
+        };
+        Ok(Some(Rows {
+            num_rows,
+            plain: self.plain.iter_mut().map(take).collect::<Result<_, _>>()?,
+            others,
+        }))
     }
 }
 
@@ -365,12 +444,11 @@ pub(crate) fn read_footer(
 
 /// The columns of these names with all that is nested in them.
 pub(crate) fn project(footer: &ArrowReaderMetadata, names: &[&str]) -> ProjectionMask {
-    let fields = footer.schema().fields();
-    let roots = fields
-        .iter()
-        .enumerate()
-        .filter(|(_, field)| names.contains(&field.name().as_str()));
-    ProjectionMask::roots(footer.parquet_schema(), roots.map(|(index, _)| index))
+    let names: HashSet<&str> = names.iter().copied().collect();
+    let fields = footer.schema().fields().iter().enumerate();
+    let roots = fields.filter(|(_, field)| names.contains(field.name().as_str()));
+    let roots = roots.map(|(index, _)| index);
+    ProjectionMask::roots(footer.parquet_schema(), roots)
 }
 
 /// Some column of a row group's first rows, reading no more of the file than that takes.

@@ -2,6 +2,7 @@
 
 use std::io::{self, Read};
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::{Buf, Bytes};
 use parquet::errors::{ParquetError, Result};
@@ -13,14 +14,14 @@ use crate::store::Store;
 /// Bytes read at once where parquet asks for a stream, and bytes of a file's end that hold its footer in all but odd cases.
 const STRIDE: u64 = 64 * 1024;
 
-/// Ranges of one file held in memory; whatever else is asked for is read from the store.
+/// Ranges of one file held in memory; whatever else is asked for is read from the store. Parquet clones it for every page.
 #[derive(Clone, Debug)]
 pub(crate) struct ShardBytes {
     store: Store,
-    uri: String,
+    uri: Arc<str>,
     size: u64,
     /// Ascending, with their offsets.
-    held: Vec<(u64, Bytes)>,
+    held: Arc<[(u64, Bytes)]>,
 }
 
 impl ShardBytes {
@@ -34,9 +35,9 @@ impl ShardBytes {
         let tail = store.get_range(uri, start..size)?;
         Ok(ShardBytes {
             store: store.clone(),
-            uri: uri.to_owned(),
+            uri: uri.into(),
             size,
-            held: vec![(start, tail)],
+            held: [(start, tail)].into(),
         })
     }
 
@@ -52,7 +53,7 @@ impl ShardBytes {
         let held = ranges.iter().map(|range| range.start).zip(pieces).collect();
         Ok(ShardBytes {
             store: store.clone(),
-            uri: uri.to_owned(),
+            uri: uri.into(),
             size,
             held,
         })

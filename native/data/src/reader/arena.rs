@@ -110,33 +110,39 @@ impl Arena {
             })
     }
 
-    /// Copies rows of one tensor to `out`, one after another.
+    /// Copies rows of one tensor to `out`, one after another, and asks for the rows `next` ahead of the call that copies them: shuffled
+    /// rows are in no cache, and their latencies overlap this way.
     ///
     /// # Safety
-    /// Each of `rows` is of a unit for which [`are_ready`](Self::are_ready) held, and `out` is as long as the rows.
-    pub(super) unsafe fn gather(&self, tensor: usize, rows: &[u32], out: &mut [u8]) {
+    /// Each of `rows` is of a unit for which [`are_ready`](Self::are_ready) held, `out` is as long as the rows, and `next` are rows of the
+    /// arena.
+    pub(super) unsafe fn gather(&self, tensor: usize, rows: &[u32], next: &[u32], out: &mut [u8]) {
         let base = self.bases[tensor].cast_const();
         let bytes = self.row_bytes[tensor];
         debug_assert_eq!(out.len(), rows.len() * bytes);
+        // SAFETY: `next` are rows of the arena, so of this buffer.
+        let ahead = |index: usize| unsafe {
+            if let Some(&row) = next.get(index) {
+                let row = base.add(row as usize * bytes);
+                prefetch(row);
+                prefetch(row.add(bytes - 1));
+            }
+        };
         match bytes {
             // SAFETY: the caller's promise is that of `gather_as`, and rows of this size hold whole elements of it.
-            1 => unsafe { gather_as::<u8>(base, rows, out) },
+            1 => unsafe { gather_as::<u8>(base, rows, ahead, out) },
             // SAFETY: as above.
-            4 => unsafe { gather_as::<u32>(base, rows, out) },
+            4 => unsafe { gather_as::<u32>(base, rows, ahead, out) },
             // SAFETY: as above.
-            8 => unsafe { gather_as::<u64>(base, rows, out) },
+            8 => unsafe { gather_as::<u64>(base, rows, ahead, out) },
             _ => {
-                for (index, out) in out.chunks_exact_mut(bytes).enumerate() {
-                    let ahead = rows[(index + ROWS_AHEAD).min(rows.len() - 1)] as usize * bytes;
-                    // SAFETY: the rows lie in the buffer and are ready; `out` is elsewhere and as long as one.
+                for (index, (&row, out)) in rows.iter().zip(out.chunks_exact_mut(bytes)).enumerate()
+                {
+                    ahead(index);
+                    let row = row as usize * bytes;
+                    // SAFETY: the row lies in the buffer and is ready; `out` is elsewhere and as long as it.
                     unsafe {
-                        prefetch(base.add(ahead));
-                        prefetch(base.add(ahead + bytes - 1));
-                        std::ptr::copy_nonoverlapping(
-                            base.add(rows[index] as usize * bytes),
-                            out.as_mut_ptr(),
-                            bytes,
-                        );
+                        std::ptr::copy_nonoverlapping(base.add(row), out.as_mut_ptr(), bytes);
                     }
                 }
             }
@@ -144,10 +150,8 @@ impl Arena {
     }
 }
 
-/// How many rows before a copy its bytes are asked for: shuffled rows are in no cache, and their latencies overlap this way.
-const ROWS_AHEAD: usize = 16;
-
-/// Asks for a cache line, on processors where we know how.
+/// Asks for a cache line, on processors where we know how, into the second-level cache: a batch of rows may be more than the first
+/// level holds.
 ///
 /// # Safety
 /// `address` lies within an allocation.
@@ -156,20 +160,27 @@ unsafe fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch reads nothing that the program could see.
     unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(address.cast());
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(address.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = address;
 }
 
-/// Copies rows that are one `T` each.
+/// Copies rows that are one `T` each, calling `ahead` before each copy.
 ///
 /// # Safety
 /// As for [`Arena::gather`]; `base` is aligned for `T`.
-unsafe fn gather_as<T: bytemuck::Pod>(base: *const u8, rows: &[u32], out: &mut [u8]) {
+unsafe fn gather_as<T: bytemuck::Pod>(
+    base: *const u8,
+    rows: &[u32],
+    ahead: impl Fn(usize),
+    out: &mut [u8],
+) {
     let base = base.cast::<T>();
-    for (&row, out) in rows.iter().zip(bytemuck::cast_slice_mut::<u8, T>(out)) {
+    let out = bytemuck::cast_slice_mut::<u8, T>(out);
+    for (index, (&row, out)) in rows.iter().zip(out).enumerate() {
+        ahead(index);
         // SAFETY: the row lies in the buffer and is ready, by the caller's promise.
         *out = unsafe { *base.add(row as usize) };
     }

@@ -45,6 +45,8 @@ pub(super) struct Stretch<'a> {
     pub(super) arena: &'a Arena,
     /// Their rows in the arena, all ready.
     pub(super) rows: &'a [u32],
+    /// The rows that follow within the window, at most as many.
+    pub(super) next: &'a [u32],
     runs: &'a [(u32, u64)],
 }
 
@@ -175,8 +177,10 @@ impl Cursor {
         let places = open
             .places(position, end)
             .expect("the window holds the position");
+        let following = &open.rows[places.end..];
         Ok(Stretch {
             arena: &open.arena,
+            next: &following[..following.len().min(places.len())],
             rows: &open.rows[places],
             runs: &open.runs,
         })

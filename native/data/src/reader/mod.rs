@@ -249,8 +249,8 @@ impl BatchReader {
                 for (tensor, (buffer, bytes)) in buffers.iter_mut().zip(&self.row_bytes).enumerate()
                 {
                     let out = &mut buffer.as_bytes_mut()[first * bytes..last * bytes];
-                    // SAFETY: a stretch's rows are ready, and `out` is as long as they are.
-                    unsafe { stretch.arena.gather(tensor, stretch.rows, out) };
+                    // SAFETY: a stretch's rows are ready, those that follow are of its arena, and `out` is as long as the rows.
+                    unsafe { (stretch.arena).gather(tensor, stretch.rows, stretch.next, out) };
                 }
                 stretch.extend_ids(&mut row_ids);
                 next += (last - first) as u64;

@@ -34,7 +34,7 @@ pub fn write(
 }
 
 /// Row groups of several pages, so that reading some rows skips others.
-fn small_pages(rows_per_group: usize) -> WriterPropertiesBuilder {
+pub fn small_pages(rows_per_group: usize) -> WriterPropertiesBuilder {
     WriterProperties::builder()
         .set_max_row_group_row_count(Some(rows_per_group))
         .set_data_page_row_count_limit(100)

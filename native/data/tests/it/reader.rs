@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flambeau_data::{BatchReader, DataError, Manifest, OrderConfig, ReaderOptions, SampleOrder};
 use proptest::prelude::*;
@@ -368,6 +368,43 @@ fn waiting_ends_when_asked() {
         .unwrap();
     drop(writer);
     drop((reader, late));
+}
+
+/// Of two threads the second one decodes what comes next while the caller waits for what the first one reads, and only then.
+#[test]
+fn a_spare_thread_decodes_while_the_caller_waits() {
+    for (num_threads, decodes_more) in [(1, false), (2, true)] {
+        let data = numbered(&[500, 500], 500);
+        let order = data.order(OrderConfig {
+            shuffle: false,
+            ..order_config(1, 100)
+        });
+        // A pipe in the first shard's place: the first thread waits for it until somebody writes.
+        std::fs::remove_file(&data.uris[0]).unwrap();
+        let path = std::ffi::CString::new(data.uris[0].as_str()).unwrap();
+        // SAFETY: the path is a C string.
+        assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+        let begun = Instant::now();
+        let options = ReaderOptions {
+            num_threads,
+            interrupt: Some(Arc::new(move || begun.elapsed() > Duration::from_secs(2))),
+            ..resident()
+        };
+        let mut reader = data.reader(&order, 0, 1, options);
+        reader.start(0, 0).unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        // What is read from a file is counted on top of the rows' own memory.
+        let rows = 1000 * data.manifest.bytes_per_row();
+        assert!(reader.peak_memory() <= rows);
+        assert!(matches!(reader.next(), Err(DataError::Interrupted)));
+        assert_eq!(reader.peak_memory() > rows, decodes_more);
+        // Frees the first thread, so that the reader can be dropped.
+        let writer = std::fs::OpenOptions::new()
+            .write(true)
+            .open(&data.uris[0])
+            .unwrap();
+        drop((writer, reader));
+    }
 }
 
 #[test]

@@ -14,10 +14,12 @@ use arrow_array::{
     UInt32Array, UInt64Array,
 };
 use arrow_schema::Field;
-use flambeau_data::{Batch, DType, DatasetSpec, Manifest, TensorSpec};
+use flambeau_data::{Batch, DType, DataError, DatasetSpec, Manifest, TensorSpec};
 use half::f16;
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::properties::{EnabledStatistics, WriterVersion};
 
-use crate::fixtures::{read_all, single, store, tensor, write};
+use crate::fixtures::{read_all, single, small_pages, store, tensor, write, write_with};
 
 fn read(array: ArrayRef, dtype: DType) -> Batch {
     read_shaped(array, dtype, None)
@@ -382,4 +384,189 @@ fn a_manifest_survives_json_with_its_shapes() {
         )
         .is_err()
     );
+}
+
+/// More columns and rows than are transposed together, of two types, with an array among them.
+#[test]
+fn many_columns_are_packed_row_by_row() {
+    const ROWS: usize = 333;
+    let value = |row: usize, column: usize| (row * 100 + column) as f64;
+    let mut columns: Vec<(String, ArrayRef)> = Vec::new();
+    let mut expected = vec![Vec::new(); ROWS];
+    for column in 0..45 {
+        let values = || (0..ROWS).map(move |row| value(row, column));
+        let array: ArrayRef = match column {
+            20 => {
+                let mut builder = ListBuilder::new(Float64Builder::new());
+                for value in values() {
+                    builder.append_value([Some(value), Some(-value), Some(0.5)]);
+                }
+                Arc::new(builder.finish())
+            }
+            odd if odd % 2 == 1 => Arc::new(Int16Array::from_iter_values(
+                values().map(|value| value as i16),
+            )),
+            _ => Arc::new(Float64Array::from_iter_values(values())),
+        };
+        for (row, value) in values().enumerate() {
+            match column {
+                20 => expected[row].extend([value, -value, 0.5]),
+                odd if odd % 2 == 1 => expected[row].push(f64::from(value as i16)),
+                _ => expected[row].push(value),
+            }
+        }
+        columns.push((format!("c{column}"), array));
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let named: Vec<(&str, ArrayRef)> = columns
+        .iter()
+        .map(|(name, array)| (name.as_str(), array.clone()))
+        .collect();
+    let uri = write(directory.path(), "a.parquet", &named, 200);
+    let names: Vec<&str> = named.iter().map(|(name, _)| *name).collect();
+    for dtype in [DType::Float32, DType::Float64] {
+        let spec = DatasetSpec {
+            inputs: vec![tensor("x", &names, dtype)],
+            labels: vec![],
+            weight: None,
+        };
+        let batch = read_all(std::slice::from_ref(&uri), &spec).unwrap();
+        assert_eq!(batch.inputs[0].shape(), [ROWS, 47]);
+        let flat = expected.iter().flatten();
+        match dtype {
+            DType::Float32 => assert_eq!(
+                batch.inputs[0].as_slice::<f32>(),
+                flat.map(|&value| value as f32).collect::<Vec<_>>()
+            ),
+            _ => assert_eq!(
+                batch.inputs[0].as_slice::<f64>(),
+                flat.copied().collect::<Vec<_>>()
+            ),
+        }
+    }
+}
+
+/// Lists of `lengths` numbers that count on.
+fn float_lists(lengths: impl IntoIterator<Item = usize>) -> ArrayRef {
+    let mut builder = ListBuilder::new(Float32Builder::new());
+    let mut next = 0;
+    for length in lengths {
+        builder.append_value((next..next + length).map(|value| Some(value as f32)));
+        next += length;
+    }
+    Arc::new(builder.finish())
+}
+
+/// Pages without dictionaries, whose numbers are taken as they lie, in both versions of Parquet's pages and under every codec.
+#[test]
+fn numbers_without_dictionaries_are_read_back() {
+    const ROWS: usize = 1234;
+    let directory = tempfile::tempdir().unwrap();
+    let numbers = || (0..ROWS).map(|row| row as f64);
+    let columns: Vec<(&str, ArrayRef)> = vec![
+        (
+            "int",
+            Arc::new(Int32Array::from_iter_values(
+                numbers().map(|value| value as i32),
+            )),
+        ),
+        (
+            "long",
+            Arc::new(Int64Array::from_iter_values(
+                numbers().map(|value| value as i64),
+            )),
+        ),
+        (
+            "float",
+            Arc::new(Float32Array::from_iter_values(
+                numbers().map(|value| value as f32),
+            )),
+        ),
+        (
+            "double",
+            Arc::new(Float64Array::from_iter_values(numbers())),
+        ),
+        ("one", float_lists([1; ROWS])),
+        ("seven", float_lists([7; ROWS])),
+        ("thousand", float_lists([1000; ROWS])),
+    ];
+    let spec = DatasetSpec {
+        inputs: vec![
+            tensor(
+                "numbers",
+                &["int", "long", "float", "double", "one"],
+                DType::Float64,
+            ),
+            tensor("seven", &["seven"], DType::Float32),
+            tensor("thousand", &["thousand"], DType::Float32),
+        ],
+        labels: vec![],
+        weight: None,
+    };
+    let codecs = [
+        Compression::UNCOMPRESSED,
+        Compression::SNAPPY,
+        Compression::ZSTD(ZstdLevel::default()),
+    ];
+    for version in [WriterVersion::PARQUET_1_0, WriterVersion::PARQUET_2_0] {
+        for codec in codecs {
+            let properties = small_pages(500)
+                .set_dictionary_enabled(false)
+                .set_writer_version(version)
+                .set_compression(codec)
+                .build();
+            let uri = write_with(directory.path(), "a.parquet", &columns, properties);
+            let batch = read_all(&[uri], &spec).unwrap();
+            let expected: Vec<f64> = numbers().flat_map(|value| [value; 5]).collect();
+            assert_eq!(batch.inputs[0].as_slice::<f64>(), expected);
+            for (input, width) in [(1, 7), (2, 1000)] {
+                let expected: Vec<f32> = (0..ROWS * width).map(|value| value as f32).collect();
+                assert_eq!(batch.inputs[input].as_slice::<f32>(), expected);
+            }
+        }
+    }
+}
+
+/// What is wrong in a page without a dictionary is found all the same, in its row.
+#[test]
+fn flaws_are_found_without_dictionaries() {
+    let mut holed = ListBuilder::new(Float32Builder::new());
+    for row in 0..300 {
+        holed.append_value([Some(1.0), (row != 222).then_some(2.0)]);
+    }
+    let mut absent = ListBuilder::new(Float32Builder::new());
+    for row in 0..300 {
+        absent.append_option((row != 222).then_some([Some(1.0), Some(2.0)]));
+    }
+    let uneven =
+        |length: usize| float_lists((0..300).map(|row| if row == 222 { length } else { 2 }));
+    let scalars = (0..300).map(|row| (row != 222).then_some(1.0));
+    let flaws: [(ArrayRef, &str); 6] = [
+        (Arc::new(holed.finish()), "null"),
+        (Arc::new(absent.finish()), "null"),
+        (Arc::new(Float32Array::from_iter(scalars)), "null"),
+        (uneven(1), "ragged"),
+        (uneven(3), "ragged"),
+        (uneven(0), "ragged"),
+    ];
+    let directory = tempfile::tempdir().unwrap();
+    for (array, flaw) in flaws {
+        // Statistics would tell of nulls before anything is decoded.
+        let properties = small_pages(300)
+            .set_dictionary_enabled(false)
+            .set_statistics_enabled(EnabledStatistics::None)
+            .build();
+        let uri = write_with(directory.path(), "a.parquet", &[("c", array)], properties);
+        let error = read_all(&[uri], &single("c", DType::Float32)).unwrap_err();
+        match flaw {
+            "null" => assert!(
+                matches!(error, DataError::NullValue { row: 222, .. }),
+                "{error}"
+            ),
+            _ => assert!(
+                matches!(error, DataError::RaggedArray { row: 222, .. }),
+                "{error}"
+            ),
+        }
+    }
 }
