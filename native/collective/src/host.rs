@@ -79,7 +79,7 @@ impl Host {
         let mut chunks = task::chunks(call, foreseen);
         if let Some(chunk) = chunks.first() {
             // SAFETY: the caller's promise; nobody reads this member's staging area before the next barrier.
-            unsafe { self.copy_in(call, buffers, chunk) };
+            unsafe { self.copy_in(call, buffers, chunk, false) };
         }
         self.meet(call, &found, wait)?;
         if matches!(call.operation, Operation::Barrier | Operation::Allocate) {
@@ -91,7 +91,7 @@ impl Host {
             chunks = task::chunks(call, staged);
             if let Some(chunk) = chunks.first() {
                 // SAFETY: as above: every read of this area lies behind the next barrier.
-                unsafe { self.copy_in(call, buffers, chunk) };
+                unsafe { self.copy_in(call, buffers, chunk, false) };
             }
             self.board.barrier(wait)?;
         }
@@ -101,10 +101,15 @@ impl Host {
             let chunk = chunks.get(turn).map_or(&[][..], Vec::as_slice);
             if turn > 0 {
                 // SAFETY: the barrier that ended the last turn lies behind every member's reads of this area.
-                unsafe { self.copy_in(call, buffers, chunk) };
+                unsafe { self.copy_in(call, buffers, chunk, false) };
                 self.board.barrier(wait)?;
             }
-            tasks.extend(chunk.iter().map(|part| self.staged(part)));
+            // SAFETY: the caller's promise.
+            tasks.extend(
+                chunk
+                    .iter()
+                    .map(|part| unsafe { self.staged_here(call, part, buffers) }),
+            );
             // SAFETY: all members are behind the barrier, and each writes its own slices and its own buffers.
             unsafe {
                 tasks
@@ -166,7 +171,7 @@ impl Host {
             let chunk = chunks.get(turn).map_or(&[][..], Vec::as_slice);
             if !chunk.is_empty() {
                 // SAFETY: the caller's promise; the barrier that ended the last turn lies behind every read of this area.
-                unsafe { self.copy_in(call, buffers, chunk) };
+                unsafe { self.copy_in(call, buffers, chunk, true) };
                 self.board.barrier(wait)?;
             }
             tasks.extend(chunk.iter().map(|part| self.staged(part)));
@@ -280,6 +285,23 @@ impl Host {
         }
     }
 
+    /// A part's work when all ranks are on this host: this member takes its own elements of what it reduces from its
+    /// buffer, and puts the result there too.
+    ///
+    /// # Safety
+    /// The buffer holds the part.
+    unsafe fn staged_here(&self, call: &Call<'_>, part: &Part, buffers: &[RawBuffer]) -> Task {
+        let mut task = self.staged(part);
+        if let (Operation::AllReduce, &Places::Shared(result)) = (call.operation, &task.places) {
+            let offset = part.range.start * call.entries[part.entry].dtype.size();
+            // SAFETY: the caller's promise.
+            let own = unsafe { buffers[part.entry].ptr.cast::<u8>().add(offset) };
+            task.sources[self.board.me] = own;
+            task.places = Places::Each(vec![result, own]);
+        }
+        task
+    }
+
     /// What of an entry's elements goes from whom to whom, for those in `range`.
     fn pieces(
         &self,
@@ -298,30 +320,33 @@ impl Host {
     }
 
     /// Copies the elements that others need from this member into its staging area.
-    unsafe fn copy_in(&self, call: &Call<'_>, buffers: &[RawBuffer], chunk: &[Part]) {
-        let rank = self.board.ranks[self.board.me];
-        for part in chunk {
-            let entry = &call.entries[part.entry];
-            let size = entry.dtype.size();
-            for piece in self.pieces(call, part.entry, &part.range) {
-                if piece.from == Ranks::All || piece.from == Ranks::One(rank) {
-                    let into = part.offset + (piece.range.start - part.range.start) * size;
-                    let from = buffers[part.entry].ptr.cast::<u8>();
-                    // SAFETY: the buffer holds the piece, the area holds the part, and the two are different memory.
-                    unsafe {
-                        ptr::copy_nonoverlapping(
-                            from.add(piece.range.start * size),
-                            self.board.stage(self.board.me).add(into),
-                            piece.range.len() * size,
-                        );
-                    }
-                }
-            }
+    ///
+    /// # Safety
+    /// The buffers hold their entries' elements; nobody else uses them or the area meanwhile.
+    unsafe fn copy_in(
+        &self,
+        call: &Call<'_>,
+        buffers: &[RawBuffer],
+        chunk: &[Part],
+        spans_hosts: bool,
+    ) {
+        let rank = Ranks::One(self.board.ranks[self.board.me]);
+        let is_needed = |piece: &Piece| piece.from == Ranks::All || piece.from == rank;
+        let stage = self.board.stage(self.board.me);
+        for run in self.runs(call, chunk, spans_hosts, is_needed) {
+            let buffer = buffers[run.entry].ptr.cast::<u8>();
+            // SAFETY: the buffer and the area hold the run, and are different memory.
+            unsafe {
+                ptr::copy_nonoverlapping(buffer.add(run.in_buffer), stage.add(run.in_area), run.len)
+            };
         }
     }
 
     /// Copies what is in the result area for this member into its buffers. Within one host that is what goes to all from
     /// all; the rest each has fetched for itself.
+    ///
+    /// # Safety
+    /// As for `copy_in`, but that others may read the area.
     unsafe fn copy_out(
         &self,
         call: &Call<'_>,
@@ -329,32 +354,59 @@ impl Host {
         chunk: &[Part],
         spans_hosts: bool,
     ) {
-        let rank = self.board.ranks[self.board.me];
-        for part in chunk {
-            let entry = &call.entries[part.entry];
-            let size = entry.dtype.size();
-            for piece in self.pieces(call, part.entry, &part.range) {
-                let is_mine = piece.to == Ranks::All || piece.to == Ranks::One(rank);
-                let is_there = match spans_hosts {
-                    true => piece.from != Ranks::One(rank),
-                    false => piece.from == Ranks::All && piece.to == Ranks::All,
-                };
-                if is_mine && is_there {
-                    let from = part.offset + (piece.range.start - part.range.start) * size;
-                    // SAFETY: the area holds the part, the buffer holds the piece, and the two are different memory.
-                    unsafe {
-                        ptr::copy_nonoverlapping(
-                            self.board.result().add(from),
-                            buffers[part.entry]
-                                .ptr
-                                .cast::<u8>()
-                                .add(piece.range.start * size),
-                            piece.range.len() * size,
-                        );
-                    }
-                }
-            }
+        let rank = Ranks::One(self.board.ranks[self.board.me]);
+        let is_mine = |piece: &Piece| piece.to == Ranks::All || piece.to == rank;
+        let is_there = |piece: &Piece| match spans_hosts {
+            true => piece.from != rank,
+            false => piece.from == Ranks::All && piece.to == Ranks::All,
+        };
+        let result = self.board.result();
+        for run in self.runs(call, chunk, spans_hosts, |piece| {
+            is_mine(piece) && is_there(piece)
+        }) {
+            let buffer = buffers[run.entry].ptr.cast::<u8>();
+            // SAFETY: the buffer and the area hold the run, and are different memory.
+            unsafe {
+                ptr::copy_nonoverlapping(
+                    result.add(run.in_area),
+                    buffer.add(run.in_buffer),
+                    run.len,
+                )
+            };
         }
+    }
+
+    /// What of a chunk passes through an area: the pieces that are `wanted`, without what this member itself reduces from
+    /// its own buffer (see `staged_here`).
+    fn runs(
+        &self,
+        call: &Call<'_>,
+        chunk: &[Part],
+        spans_hosts: bool,
+        wanted: impl Fn(&Piece) -> bool,
+    ) -> impl Iterator<Item = Run> {
+        chunk.iter().flat_map(move |part| {
+            let size = call.entries[part.entry].dtype.size();
+            let pieces: Vec<_> = self
+                .pieces(call, part.entry, &part.range)
+                .filter(&wanted)
+                .collect();
+            pieces.into_iter().flat_map(move |piece| {
+                let (start, len) = (piece.range.start, piece.range.len());
+                let own = match (piece.from, piece.to) {
+                    (Ranks::All, Ranks::All) if !spans_hosts => {
+                        slice(len, size, self.board.me, self.num_members())
+                    }
+                    _ => len..len,
+                };
+                [0..own.start, own.end..len].map(|run| Run {
+                    entry: part.entry,
+                    in_buffer: (start + run.start) * size,
+                    in_area: part.offset + (start + run.start - part.range.start) * size,
+                    len: run.len() * size,
+                })
+            })
+        })
     }
 
     /// This member's share of a task when all ranks are on this host, so that member and rank are the same.
@@ -492,6 +544,14 @@ impl Host {
             }
         }
     }
+}
+
+/// Bytes of an entry that are copied between a buffer and an area, and where they begin in each, in bytes.
+struct Run {
+    entry: usize,
+    in_buffer: usize,
+    in_area: usize,
+    len: usize,
 }
 
 /// One member's share of `len` elements: whole cache lines, so that no two members write one.

@@ -9,7 +9,7 @@ use crate::call::Call;
 /// Where results go on this host.
 #[derive(Debug, Clone)]
 pub(crate) enum Places {
-    /// To each local member's own memory.
+    /// To each local member's own memory; or, of a staged buffer on one host, to the result area and the member's own.
     Each(Vec<*mut u8>),
     /// To one place that all local members read.
     Shared(*mut u8),

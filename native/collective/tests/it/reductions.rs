@@ -262,6 +262,26 @@ fn the_longest_buffer_is_reduced_on_every_transport() {
     }
 }
 
+/// The arithmetic has loops of their own for usual numbers of ranks, of which eight is more than the random cases have.
+#[test]
+fn eight_ranks_match_the_reference() {
+    for placement in [Placement::OneHost, Placement::Tcp] {
+        for op in OPS {
+            check(&Case {
+                placement: placement.clone(),
+                world_size: 8,
+                operation: Operation::AllReduce,
+                dtype: DType::Float32,
+                op,
+                len: 30_001,
+                seed: 11,
+                specials: true,
+                in_group: vec![Some(0); 8],
+            });
+        }
+    }
+}
+
 /// The same sums in the same order, wherever the ranks are: equal to the bit.
 #[test]
 fn transports_agree_to_the_bit() {
