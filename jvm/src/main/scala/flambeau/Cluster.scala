@@ -23,6 +23,9 @@ private[flambeau] object Cluster {
   /** Whether driver and workers are one JVM: `local`, `local[n]`. */
   def isLocal(spark: SparkSession): Boolean = Local.pattern.matcher(spark.sparkContext.master).matches
 
+  /** Whether workers run on this machine, in one JVM or several. */
+  def sharesMachine(spark: SparkSession): Boolean = spark.sparkContext.master.startsWith("local")
+
   /** Waits up to `seconds` for as many task slots as there are workers. Executors of a session that has just started are
     * waited for too.
     *

@@ -67,8 +67,9 @@ private[flambeau] final class Launch(
     val where = Json.obj().put("id", id).put("workDir", work.uri).put("resume", resume.orNull)
     val whole = job.deepCopy().set[ObjectNode]("attempt", where)
     val progress = watch(id)
+    val place = MeetingPlace.of(work, id, Cluster.sharesMachine(spark))
     val outcomes =
-      try runStage(spark, RankTask(whole.toString, newSecret(), work.settings), numWorkers)
+      try runStage(spark, RankTask(whole.toString, newSecret(), work.settings, place), numWorkers)
       finally progress.close()
     RankOutcome.firstCause(outcomes) match {
       case None                             => Json.parse(outcomes.find(_.rank == 0).flatMap(_.result).get)

@@ -16,8 +16,15 @@ import org.apache.spark.{BarrierTaskContext, TaskKilledException}
   *   base64 of what proves that ranks belong to the same attempt
   * @param settings
   *   the session's confs
+  * @param meetingPlace
+  *   the directory where the ranks meet; none where they meet through Spark
   */
-private[flambeau] final case class RankTask(jobJson: String, secret: String, settings: Settings) {
+private[flambeau] final case class RankTask(
+    jobJson: String,
+    secret: String,
+    settings: Settings,
+    meetingPlace: Option[String]
+) {
   import RankTask._
 
   /** Trains one rank. Waits for as long as the training takes; a task that Spark kills ends its worker and throws
@@ -26,7 +33,9 @@ private[flambeau] final case class RankTask(jobJson: String, secret: String, set
   def run(context: BarrierTaskContext): RankOutcome = {
     val addresses = context.getTaskInfos().map(_.address).toSeq
     val rank = context.partitionId()
-    val rendezvous = new StageRendezvous(context)
+    val rendezvous = meetingPlace.fold(new StageRendezvous(context)) { directory =>
+      new StageRendezvous(context, new MeetingPlace(directory, context).allGather)
+    }
     val outcome =
       try withWorker(rank)(new Dialogue(context, rendezvous, addresses).train)
       catch {
@@ -162,23 +171,26 @@ private[flambeau] object RankTask {
   *
   * Without the mark they would wait for `spark.barrier.sync.timeout`, a year by default.
   */
-private[flambeau] final class StageRendezvous(context: BarrierTaskContext) {
+private[flambeau] final class StageRendezvous(context: BarrierTaskContext, gather: String => Seq[String]) {
   import StageRendezvous._
 
   private var isDone = false
 
+  /** The ranks meet through Spark. */
+  def this(context: BarrierTaskContext) = this(context, context.allGather(_).toSeq)
+
   /** Every rank's payload, by rank, or the first rank that left instead. Waits for all ranks. */
   def allGather(payload: String): Either[Int, Seq[String]] = {
     isDone = true
-    val replies = context.allGather(Met + payload)
+    val replies = gather(Met + payload)
     val left = replies.indexWhere(!_.startsWith(Met))
-    if (left >= 0) Left(left) else Right(replies.map(_.stripPrefix(Met)).toSeq)
+    if (left >= 0) Left(left) else Right(replies.map(_.stripPrefix(Met)))
   }
 
   /** Frees the ranks that wait in `allGather`, where this one never called it. A single rank has no one to meet. */
   def leave(): Unit = if (!isDone && context.getTaskInfos().length > 1) {
     isDone = true
-    context.allGather(Gone)
+    gather(Gone)
   }
 }
 

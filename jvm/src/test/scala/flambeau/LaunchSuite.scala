@@ -82,19 +82,42 @@ class LaunchSuite extends SparkSuite {
     assert(kinds.forall(_.getMessage == "it broke (on worker 2 (host-a), epoch 1, step 7)"))
   }
 
-  test("a rank that leaves before the meeting frees the others") {
-    val answers = spark.sparkContext
-      .parallelize(0 until 2, 2)
-      .barrier()
-      .mapPartitions { _ =>
-        val context = BarrierTaskContext.get()
-        val rendezvous = new StageRendezvous(context)
-        val met = if (context.partitionId() == 1) Right(Nil) else rendezvous.allGather("0")
-        rendezvous.leave()
-        Iterator.single(met)
+  private def meet(place: Option[String])(
+      say: (Int, StageRendezvous) => Either[Int, Seq[String]]
+  ): Seq[Either[Int, Seq[String]]] = spark.sparkContext
+    .parallelize(0 until 2, 2)
+    .barrier()
+    .mapPartitions { _ =>
+      val context = BarrierTaskContext.get()
+      val rendezvous = place.fold(new StageRendezvous(context)) { directory =>
+        new StageRendezvous(context, new MeetingPlace(directory, context).allGather)
       }
-      .collect()
-    assert(answers.toSeq == Seq(Left(1), Right(Nil)))
+      val said = say(context.partitionId(), rendezvous)
+      rendezvous.leave()
+      Iterator.single(said)
+    }
+    .collect()
+    .toSeq
+
+  for ((where, name) <- Seq("through Spark" -> None, "in a directory" -> Some("meeting"))) {
+    test(s"ranks meet $where") {
+      val said = meet(name.map(path))((rank, rendezvous) => rendezvous.allGather(s"of $rank"))
+      assert(said == Seq.fill(2)(Right(Seq("of 0", "of 1"))))
+    }
+
+    test(s"a rank that leaves before the meeting $where frees the others") {
+      val said = meet(name.map(name => path(s"$name left"))) { (rank, rendezvous) =>
+        if (rank == 1) Right(Nil) else rendezvous.allGather("0")
+      }
+      assert(said == Seq(Left(1), Right(Nil)))
+    }
+  }
+
+  test("ranks meet in a directory where they share this machine's files") {
+    val work = WorkDirectory("/work", Settings.of(spark))
+    assert(MeetingPlace.of(work, "a1", sharesMachine = true).contains("/work/attempts/a1/meeting"))
+    assert(MeetingPlace.of(work, "a1", sharesMachine = false).isEmpty)
+    assert(MeetingPlace.of(work.copy(uri = "s3://bucket"), "a1", sharesMachine = true).isEmpty)
   }
 
   test("ranks on one host meet on loopback, others at their own address") {
