@@ -333,7 +333,7 @@ def later_epoch(stored: Stored) -> Case:
 
 
 def petastorm_epoch(petastorm: Child, stored: Stored) -> float:
-    """Rows a second of Petastorm. An epoch that it ends before the last row, which was seen, is read again."""
+    """Rows a second of Petastorm. An epoch that it ends before the last row, as was seen, is read again."""
     tensors = [{"columns": tensor.columns} for tensor in stored.rows.tensors]
     for _ in range(5):
         read = petastorm.call(files=stored.files, tensors=tensors, batch_size=BATCH)
