@@ -1,9 +1,9 @@
 """torch's optimizers without torch's compiler.
 
-To tell the compiler to leave it alone, an optimizer imports `torch._dynamo` where it is made, in each step and
-where its state is read. In a process that compiles nothing that import costs as long again as torch's own. What is
-here leaves it out; where the compiler is loaded already, and where torch is laid out otherwise, torch's own way is
-taken.
+To tell the compiler to leave it alone, an optimizer imports `torch._dynamo` where it is made, in each step
+and where its state is read. In a process that compiles nothing, that import takes nearly as long as torch's
+own. What is here leaves it out. Where the compiler is loaded already, and where torch is laid out otherwise,
+torch's own way is taken.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KNOWN_AS = "__dynamo_disable"
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """For the time of the block, optimizers are made, and their state is read and taken, without the compiler."""
+    """In the block, optimizers are made, and their state is read and taken, without the compiler."""
     if COMPILER in sys.modules:
         yield
         return
@@ -62,7 +62,10 @@ def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
 
 def _is_plain_step(step: Any) -> bool:
     """Whether a function is the step itself: it takes the optimizer and perhaps a closure."""
-    return inspect.isfunction(step) and list(inspect.signature(step).parameters) in (["self"], ["self", "closure"])
+    return inspect.isfunction(step) and list(inspect.signature(step).parameters) in (
+        ["self"],
+        ["self", "closure"],
+    )
 
 
 def _has_global_hooks() -> bool:
