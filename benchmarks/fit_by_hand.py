@@ -40,9 +40,7 @@ def main(rows: str, weights: str, epochs: int, batch_size: int) -> None:
     began = time.perf_counter()
     for _ in range(epochs):
         order = torch.randperm(len(x))
-        for batch_x, batch_y in zip(
-            x[order].split(batch_size), y[order].split(batch_size), strict=True
-        ):
+        for batch_x, batch_y in zip(x[order].split(batch_size), y[order].split(batch_size), strict=True):
             optimizer.zero_grad()
             functional.mse_loss(ddp(batch_x), batch_y).backward()
             optimizer.step()

@@ -54,21 +54,15 @@ def scala(df: DataFrame, scratch: Path, epochs: int) -> float:
     """The same from the JVM, of a program that lies there already."""
     program = scratch / "program"
     if not program.exists():
-        save_program(
-            MODELS["mlp"](), str(program), [torch.zeros(2, len(df.columns) - 1)]
-        )
+        save_program(MODELS["mlp"](), str(program), [torch.zeros(2, len(df.columns) - 1)])
     spark: Any = df.sparkSession
     *features, label = df.columns
     names = spark.sparkContext._gateway.new_array(spark._jvm.String, len(features))
     for index, name in enumerate(features):
         names[index] = name
     estimator = spark._jvm.flambeau.TorchRegressor()
-    estimator.setModel(str(program)).setLoss("mse").setFeaturesCol(names).setLabelCol(
-        label
-    )
-    estimator.setNumWorkers(NUM_RANKS).setBatchSize(BATCH_SIZE).setEpochs(
-        epochs
-    ).setVerbose(0)
+    estimator.setModel(str(program)).setLoss("mse").setFeaturesCol(names).setLabelCol(label)
+    estimator.setNumWorkers(NUM_RANKS).setBatchSize(BATCH_SIZE).setEpochs(epochs).setVerbose(0)
     return float(estimator.fit(df._jdf).summary().trainingSeconds().get())
 
 
@@ -78,9 +72,7 @@ def by_hand(df: DataFrame, scratch: Path, epochs: int) -> float:
 
     rows, weights = scratch / "rows", scratch / "weights.pt"
     df.write.mode("overwrite").parquet(str(rows))
-    distributor = TorchDistributor(
-        num_processes=NUM_RANKS, local_mode=True, use_gpu=False
-    )
+    distributor = TorchDistributor(num_processes=NUM_RANKS, local_mode=True, use_gpu=False)
     distributor.run(fit_by_hand.__file__, str(rows), str(weights), epochs, BATCH_SIZE)
     MODELS["mlp"]().load_state_dict(torch.load(weights))
     shutil.rmtree(rows)
