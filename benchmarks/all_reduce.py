@@ -36,7 +36,8 @@ HELD_TO = 2
 """Gbit/s of each rank's link, where it is held to less than the cores can copy."""
 
 SPEED = ROOT / "target" / "release" / "examples" / "all_reduce_speed"
-GLOO = [sys.executable, ROOT / "benchmarks" / "peers" / "gloo.py"]
+# Without its warnings that a network namespace has no name service.
+GLOO = ["env", "TORCH_CPP_LOG_LEVEL=ERROR", sys.executable, ROOT / "benchmarks" / "peers" / "gloo.py"]
 SECONDS = 0.15
 """How long a contender works in a round, where its calls are short."""
 
