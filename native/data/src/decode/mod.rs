@@ -57,6 +57,9 @@ struct Tensor {
     /// Elements a row.
     elements: usize,
     columns: Vec<TensorColumn>,
+    /// Its column's place in the manifest's columns, where it is an input of one that no other tensor has: such numbers are not looked
+    /// at and may lie in the tensor as they lie in the file.
+    sole: Option<usize>,
 }
 
 struct TensorColumn {
@@ -130,11 +133,20 @@ impl Decoder {
                         width,
                     }
                 });
-                let columns = columns.collect();
+                let columns: Vec<TensorColumn> = columns.collect();
+                let uses = |name| {
+                    spec.tensors()
+                        .flat_map(|tensor| &tensor.columns)
+                        .filter(move |other| *other == name)
+                        .count()
+                };
+                let is_sole =
+                    role == Role::Input && columns.len() == 1 && uses(&tensor.columns[0]) == 1;
                 Tensor {
                     dtype: tensor.dtype,
                     role,
                     elements: offset,
+                    sole: is_sole.then(|| columns[0].index),
                     columns,
                 }
             })
@@ -220,6 +232,9 @@ impl Decoder {
             (rows.start - place.first_row) as usize..(rows.end - place.first_row) as usize;
         let wanted = selected.len();
         let mut group = self.open(place, selected, plainly)?;
+        let mut direct: Vec<Option<PlainColumn>> = (self.tensors.iter())
+            .map(|tensor| group.plain[tensor.sole?].take_if(|column| column.is(tensor.dtype)))
+            .collect();
         let mut done = 0;
         while done < wanted {
             if cancelled() {
@@ -230,10 +245,14 @@ impl Decoder {
             };
             let first_row = rows.start - place.shard_first_row + done as u64;
             let next = done + rows_here.num_rows;
-            for (tensor, out) in self.tensors.iter().zip(out.iter_mut()) {
+            let tensors = self.tensors.iter().zip(&mut direct);
+            for ((tensor, direct), out) in tensors.zip(out.iter_mut()) {
                 let row_bytes = tensor.elements * tensor.dtype.size();
                 let out = &mut out[done * row_bytes..next * row_bytes];
-                self.lay_rows(place.shard, tensor, &rows_here, first_row, out)?;
+                match direct {
+                    Some(column) => column.fill(out).ok_or(Unread::NotPlain)?,
+                    None => self.lay_rows(place.shard, tensor, &rows_here, first_row, out)?,
+                }
             }
             done = next;
         }

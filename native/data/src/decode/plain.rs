@@ -18,6 +18,7 @@ use parquet::file::serialized_reader::SerializedPageReader;
 
 use super::extract::Values;
 use super::shard_bytes::ShardBytes;
+use crate::spec::DType;
 
 /// A column of one row group, read from its first row on.
 pub(super) struct PlainColumn {
@@ -85,16 +86,31 @@ impl PlainColumn {
 
     fn numbers<T: Pod + ArrowNativeTypeOp>(&mut self, num_rows: usize) -> Option<ScalarBuffer<T>> {
         let mut numbers = vec![T::zeroed(); num_rows * self.width];
-        let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut numbers);
-        while !rest.is_empty() {
+        self.fill(bytemuck::cast_slice_mut(&mut numbers))?;
+        Some(numbers.into())
+    }
+
+    /// Whether its numbers are a tensor's as they are.
+    pub(super) fn is(&self, dtype: DType) -> bool {
+        matches!(
+            (&self.number, dtype),
+            (DataType::Float32, DType::Float32)
+                | (DataType::Float64, DType::Float64)
+                | (DataType::Int64, DType::Int64)
+        )
+    }
+
+    /// Copies the next rows to `out`, which holds whole ones; `None` as [`take`](Self::take).
+    pub(super) fn fill(&mut self, mut out: &mut [u8]) -> Option<()> {
+        while !out.is_empty() {
             if self.page.is_empty() {
                 self.page = self.next_page()?;
             }
-            let length = rest.len().min(self.page.len());
-            self.page.copy_to_slice(&mut rest[..length]);
-            rest = &mut rest[length..];
+            let length = out.len().min(self.page.len());
+            self.page.copy_to_slice(&mut out[..length]);
+            out = &mut out[length..];
         }
-        Some(numbers.into())
+        Some(())
     }
 
     /// The next page's numbers.
