@@ -52,6 +52,8 @@ const STAGE_STRIDE: usize = STAGE + 17 * 64;
 /// on their way by then; and a member that shares this waiter's core can arrive only if it is let in.
 const SPIN: Duration = Duration::from_micros(5);
 const YIELD: Duration = Duration::from_micros(50);
+/// How often a spinning waiter looks before it reads the clock, which takes as long as a few looks.
+const LOOKS: usize = 16;
 
 /// Where an entry's elements lie, if in memory of the group: which allocation, and how many bytes into the member's part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -203,16 +205,30 @@ impl Board {
     }
 
     fn spin_for(&self, member: usize, target: u32) -> bool {
-        let spin = if self.spins { SPIN } else { Duration::ZERO };
-        let mut started = None;
-        while !self.has_arrived(member, target, Ordering::Acquire) {
-            match started.get_or_insert_with(Instant::now).elapsed() {
-                waited if waited < spin => hint::spin_loop(),
-                waited if waited < YIELD => thread::yield_now(),
+        let has_arrived = || self.has_arrived(member, target, Ordering::Acquire);
+        let looks = || {
+            (0..LOOKS).any(|_| {
+                hint::spin_loop();
+                has_arrived()
+            })
+        };
+        if has_arrived() || self.spins && looks() {
+            return true;
+        }
+        let started = Instant::now();
+        loop {
+            let came = match started.elapsed() {
+                waited if self.spins && waited < SPIN => looks(),
+                waited if waited < YIELD => {
+                    thread::yield_now();
+                    has_arrived()
+                }
                 _ => return false,
+            };
+            if came {
+                return true;
             }
         }
-        true
     }
 
     fn sleep_for(&self, member: usize, target: u32, wait: &Wait<'_>) -> Result<()> {
@@ -249,13 +265,17 @@ impl Board {
     }
 
     /// Writes this member's call, and where its buffers lie, for the others to read after the next barrier.
-    pub(crate) fn publish(&self, call: &Call<'_>, locations: &[Option<Location>]) {
+    pub(crate) fn publish(
+        &self,
+        call: &Call<'_>,
+        locations: impl IntoIterator<Item = Option<Location>>,
+    ) {
         let board = self.board(self.me, call.sequence);
         self.word(board).store(call.sequence, Ordering::Relaxed);
         self.word(board + 8).store(head(call), Ordering::Relaxed);
-        for (index, entry) in call.entries.iter().enumerate() {
+        for ((index, entry), location) in call.entries.iter().enumerate().zip(locations) {
             let at = board + 16 + index * WORDS_PER_ENTRY * 8;
-            let (offset, place) = match locations.get(index).copied().flatten() {
+            let (offset, place) = match location {
                 Some(location) => (location.offset, 1 << 31 | u64::from(location.region) << 32),
                 None => (0, 0),
             };

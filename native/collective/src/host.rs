@@ -193,11 +193,12 @@ impl Host {
         found: &[Option<(Arc<Region>, Location)>],
         wait: &Wait<'_>,
     ) -> Result<()> {
-        let locations: Vec<_> = found
-            .iter()
-            .map(|found| found.as_ref().map(|(_, location)| *location))
-            .collect();
-        self.board.publish(call, &locations);
+        // An allocation has an entry and no buffer.
+        let locations = (0..call.entries.len()).map(|entry| {
+            let found = found.get(entry).and_then(Option::as_ref);
+            found.map(|(_, location)| *location)
+        });
+        self.board.publish(call, locations);
         self.board.barrier(wait)?;
         self.compare(call, wait)
     }

@@ -427,30 +427,91 @@ own!(f32);
 own!(f64);
 own!(i64);
 
-macro_rules! half_type {
-    ($type:ty) => {
-        impl Element for $type {
-            type Wide = f32;
-            const IS_WIDE: bool = false;
-            #[inline(always)]
-            fn widen(source: &[Self], wide: &mut [f32]) {
-                source.convert_to_f32_slice(wide);
-            }
-            #[inline(always)]
-            fn combine<O: Operator<f32>>(wide: &mut [f32], source: &[Self]) {
-                let mut converted = [0.0; BLOCK];
-                let converted = &mut converted[..source.len()];
-                source.convert_to_f32_slice(converted);
-                for (wide, source) in wide.iter_mut().zip(converted) {
-                    *wide = O::apply(*wide, *source);
-                }
-            }
-            #[inline(always)]
-            fn narrow(wide: &[f32], output: &mut [Self]) {
-                output.convert_from_f32_slice(wide);
+impl Element for f16 {
+    type Wide = f32;
+    const IS_WIDE: bool = false;
+    #[inline(always)]
+    fn widen(source: &[Self], wide: &mut [f32]) {
+        source.convert_to_f32_slice(wide);
+    }
+    #[inline(always)]
+    fn combine<O: Operator<f32>>(wide: &mut [f32], source: &[Self]) {
+        let mut converted = [0.0; BLOCK];
+        let converted = &mut converted[..source.len()];
+        source.convert_to_f32_slice(converted);
+        for (wide, source) in wide.iter_mut().zip(converted) {
+            *wide = O::apply(*wide, *source);
+        }
+    }
+    #[inline(always)]
+    fn narrow(wide: &[f32], output: &mut [Self]) {
+        output.convert_from_f32_slice(wide);
+    }
+}
+
+impl Element for bf16 {
+    type Wide = f32;
+    const IS_WIDE: bool = false;
+    #[inline(always)]
+    fn widen(source: &[Self], wide: &mut [f32]) {
+        for (wide, source) in wide.iter_mut().zip(source) {
+            *wide = widened(*source);
+        }
+    }
+    #[inline(always)]
+    fn combine<O: Operator<f32>>(wide: &mut [f32], source: &[Self]) {
+        for (wide, source) in wide.iter_mut().zip(source) {
+            *wide = O::apply(*wide, widened(*source));
+        }
+    }
+    #[inline(always)]
+    fn narrow(wide: &[f32], output: &mut [Self]) {
+        for (wide, output) in wide.iter().zip(output) {
+            *output = narrowed(*wide);
+        }
+    }
+}
+
+/// `bf16::to_f32` without its branch for NaN, which keeps the compiler from vectors: a signalling NaN stays one.
+#[inline(always)]
+fn widened(value: bf16) -> f32 {
+    f32::from_bits(u32::from(value.to_bits()) << 16)
+}
+
+/// `bf16::from_f32` without its branches: to the nearest, ties to even; NaN stays NaN, and becomes quiet.
+#[inline(always)]
+fn narrowed(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    let quiet = bits >> 16 | 0x40;
+    bf16::from_bits(if value.is_nan() { quiet } else { nearest } as u16)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn every_bfloat16_is_widened_as_half_does_it() {
+        for bits in 0..=u16::MAX {
+            let value = bf16::from_bits(bits);
+            let (own, theirs) = (widened(value), value.to_f32());
+            assert!(own.to_bits() == theirs.to_bits() || own.is_nan() && theirs.is_nan());
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 20_000, ..Default::default() })]
+
+        /// Any bits, and bits near a tie between two values.
+        #[test]
+        fn floats_are_narrowed_as_half_does_it(bits: u32, tie in 0u32..3) {
+            for bits in [bits, (bits & 0xffff_0000 | 0x7fff) + tie] {
+                let value = f32::from_bits(bits);
+                prop_assert_eq!(narrowed(value).to_bits(), bf16::from_f32(value).to_bits());
             }
         }
-    };
+    }
 }
-half_type!(f16);
-half_type!(bf16);
