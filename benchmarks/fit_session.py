@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import fit_by_hand
 import torch
-from flambeau import TorchRegressor, save_program
 from harness import serve, spark_session
 from torch_loops import MODELS
+
+from flambeau import TorchRegressor, save_program
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

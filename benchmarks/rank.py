@@ -1,7 +1,8 @@
-"""One rank of a training without Spark, for `harness.Child`: what it costs this process.
+"""One rank of a training without Spark.
 
-A request holds the job's path, the program, the place among the ranks and where they meet; the answer has the
-seconds of processor that the training took here and the memory that it added at its peak.
+As a program, for `harness.Child`, it tells what the training costs its process: a request holds the job, the
+program, the place among the ranks and where they meet; the answer has the seconds of processor that the
+training took here and the memory that it added at its peak.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import base64
 import json
 import resource
-import time
+import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +25,35 @@ from flambeau._adapter import ModuleModel
 SECRET = b"ranks of a benchmark, on loopback"
 
 
-def train(job: dict[str, Any], program: str, rank: int, world_size: int, address: str) -> dict[str, float]:
-    """Trains a rank to its end; MiB for memory, which counts from before the training's first allocation."""
+def train(
+    job: Mapping[str, Any], program: Mapping[str, Any], rank: int, world_size: int, address: str
+) -> dict[str, Any]:
+    """Trains a rank to its end and returns the training's result. The ranks meet at `address`."""
 
     def all_gather(payload: bytes) -> list[bytes]:
         return _native.TcpRendezvous(address, rank, world_size, SECRET, 60.0).all_gather(payload)
 
     inputs = [(tensor["name"], tensor["columns"]) for tensor in job["data"]["spec"]["inputs"]]
-    adapter = ModuleModel(cloudpickle.loads(base64.b64decode(program)), inputs)
+    adapter = ModuleModel(program, inputs)
+    text = _native.train(json.dumps(job), rank, world_size, all_gather, SECRET, "127.0.0.1", adapter)
+    result: dict[str, Any] = json.loads(text)
+    return result
+
+
+def free_address() -> str:
+    """A port of loopback that was free a moment ago, for ranks to meet at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def cost(job: dict[str, Any], program: str, rank: int, world_size: int, address: str) -> dict[str, float]:
+    """Trains a rank; `program` is a cloudpickle in base64. Memory is in MiB, beyond what was there before."""
+    objects = cloudpickle.loads(base64.b64decode(program))
     before = forget_peak()
-    started, used = time.perf_counter(), processor_seconds()
-    _native.train(json.dumps(job), rank, world_size, all_gather, SECRET, "127.0.0.1", adapter)
+    used = processor_seconds()
+    train(job, objects, rank, world_size, address)
     return {
-        "seconds": time.perf_counter() - started,
         "processor_seconds": processor_seconds() - used,
         "memory": status_mib("VmHWM") - before,
     }
@@ -62,4 +80,4 @@ def status_mib(name: str) -> float:
 
 
 if __name__ == "__main__":
-    serve(train)
+    serve(cost)

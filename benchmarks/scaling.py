@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import secrets
 import shutil
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from harness import ROOT, Case, Child, Goal
+from rank import free_address
 from torch import nn
 
 LINEAR = 1 / 1.1
@@ -56,7 +56,7 @@ class Ranks:
             "job": job(work, shards, columns, numWorkers=num_workers, numThreads=1, **params),
             "program": base64.b64encode(cloudpickle.dumps(program)).decode(),
             "world_size": num_workers,
-            "address": f"127.0.0.1:{free_port()}",
+            "address": free_address(),
         }
         ranks = range(num_workers)
         try:
@@ -87,13 +87,6 @@ def job(work: Path, shards: list[str], columns: list[str], **params: Any) -> dic
         "data": {"train": shards, "validation": [], "spec": {"inputs": inputs, "labels": labels}},
         "attempt": {"id": "a", "workDir": str(work)},
     }
-
-
-def free_port() -> int:
-    """A port of loopback that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def write(scratch: Path, num_rows: int, num_columns: int) -> tuple[list[str], list[str]]:

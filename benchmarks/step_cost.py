@@ -6,8 +6,6 @@ same module, loss and optimizer with its batches ready in a list.
 
 from __future__ import annotations
 
-import json
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,11 +17,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import rank
 import torch
 from harness import Case, Child, Goal, serve
 from torch import nn
 
-SECRET = b"ranks of a benchmark, on loopback"
 NUM_STEPS = 4_000
 """Steps of an epoch, of which the first is left out."""
 FEATURES = [f"x{column}" for column in range(9)]
@@ -62,18 +60,10 @@ def bare(shard: str) -> float:
     return seconds / len(batches) * 1e6
 
 
-def ours(job: dict[str, Any], rank: int, world_size: int, address: str) -> float:
+def ours(job: dict[str, Any], place: int, world_size: int, address: str) -> float:
     """Microseconds a step of a training without Spark, in the epochs after the first."""
-    from flambeau import _native
-    from flambeau._adapter import ModuleModel
-
-    def all_gather(payload: bytes) -> list[bytes]:
-        return _native.TcpRendezvous(address, rank, world_size, SECRET, 60.0).all_gather(payload)
-
     program = {"model": module(), "loss": nn.MSELoss(), "optimizer": optimizer, "metrics": None}
-    adapter = ModuleModel(program, [("x", FEATURES)])
-    text = _native.train(json.dumps(job), rank, world_size, all_gather, SECRET, "127.0.0.1", adapter)
-    epochs = json.loads(text)["history"]["epochs"]
+    epochs = rank.train(job, program, place, world_size, address)["history"]["epochs"]
     return float(sum(epoch["seconds"] for epoch in epochs[1:]) / (len(epochs) - 1) / NUM_STEPS * 1e6)
 
 
@@ -96,9 +86,9 @@ class Ranks:
 
     def ours(self) -> float:
         """The mean over the ranks."""
-        world_size, address = len(self._children), f"127.0.0.1:{free_port()}"
+        world_size, address = len(self._children), rank.free_address()
         shared = {"loop": "ours", "job": self._job(), "world_size": world_size, "address": address}
-        return self._call([{**shared, "rank": rank} for rank in range(world_size)])
+        return self._call([{**shared, "place": place} for place in range(world_size)])
 
     def beyond(self) -> float:
         """What Flambeau's step took more than the bare loop's right after it."""
@@ -122,13 +112,6 @@ class Ranks:
             "data": {"train": [str(self._shard)], "spec": spec},
             "attempt": {"id": "steps", "workDir": str(self._shard.parent)},
         }
-
-
-def free_port() -> int:
-    """A port of loopback that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def write_rows(path: Path, num_rows: int) -> Path:
