@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from os import PathLike
-from typing import Any, Literal, TypedDict, overload
+from typing import Any, Literal, overload
 
 class Batch:
     """One rank's rows of one step; tensors are DLPack capsules, each to be consumed once."""

@@ -330,5 +330,5 @@ def test_gradients_reuse_the_memory_of_those_before(tmp_path: Path, columns) -> 
     counts = [int(line) for line in faults.read_text().splitlines()]
     gradient_pages = 3 * 4_000_000 * 4 // resource.getpagesize()
     assert len(counts) == 20
-    # Left to itself, glibc maps the gradient, the output and the output's gradient anew in each of these ten steps.
+    # Left to itself, glibc maps the gradient, the output and its gradient anew in each of these ten steps.
     assert counts[-1] - counts[-11] < gradient_pages
