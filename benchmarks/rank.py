@@ -2,7 +2,7 @@
 
 As a program, for `harness.Child`, it tells what the training costs its process: a request holds the job, the
 program, the place among the ranks and where they meet; the answer has the seconds of processor that the
-training took here and the memory that it added at its peak.
+training took here, the memory that it added at its peak, and the epochs of its history.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def train(
         return _native.TcpRendezvous(address, rank, world_size, SECRET, 60.0).all_gather(payload)
 
     inputs = [(tensor["name"], tensor["columns"]) for tensor in job["data"]["spec"]["inputs"]]
-    adapter = ModuleModel(program, inputs)
+    adapter = ModuleModel(program, inputs, precision=job["params"].get("precision", "float32"))
     text = _native.train(json.dumps(job), rank, world_size, all_gather, SECRET, "127.0.0.1", adapter)
     result: dict[str, Any] = json.loads(text)
     return result
@@ -47,15 +47,16 @@ def free_address() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-def cost(job: dict[str, Any], program: str, rank: int, world_size: int, address: str) -> dict[str, float]:
+def cost(job: dict[str, Any], program: str, rank: int, world_size: int, address: str) -> dict[str, Any]:
     """Trains a rank; `program` is a cloudpickle in base64. Memory is in MiB, beyond what was there before."""
     objects = cloudpickle.loads(base64.b64decode(program))
     before = forget_peak()
     used = processor_seconds()
-    train(job, objects, rank, world_size, address)
+    result = train(job, objects, rank, world_size, address)
     return {
         "processor_seconds": processor_seconds() - used,
         "memory": status_mib("VmHWM") - before,
+        "epochs": result["history"]["epochs"],
     }
 
 

@@ -33,7 +33,7 @@ ROW_GROUP_ROWS = 1 << 18
 SMALL = {"memoryBudget": 8 << 20, "shuffleWindow": 1 << 16, "batchSize": 1 << 13}
 """The cases about memory: a budget in bytes and a window in rows that are less than what the rows take."""
 
-Measured = dict[str, float]
+Measured = dict[str, Any]
 
 
 class Ranks:
@@ -46,8 +46,8 @@ class Ranks:
     def train(
         self, shards: list[str], columns: list[str], program: dict[str, Any], num_workers: int, **params: Any
     ) -> Measured:
-        """Trains once on `num_workers` ranks with one thread each: their seconds of processor in all, and the
-        most MiB that one of them added.
+        """Trains once on `num_workers` ranks with one thread each: their seconds of processor in all, the
+        most MiB that one of them added, and the epochs of rank 0's history.
         """
         while len(self._children) < num_workers:
             self._children.append(Child([sys.executable, ROOT / "benchmarks" / "rank.py"]))
@@ -67,6 +67,7 @@ class Ranks:
         return {
             "processor_seconds": sum(answer["processor_seconds"] for answer in answers),
             "memory": max(answer["memory"] for answer in answers),
+            "epochs": answers[0]["epochs"],
         }
 
     def close(self) -> None:
