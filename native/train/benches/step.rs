@@ -1,7 +1,5 @@
 //! What a step costs beyond forward, backward and optimizer: a model that does nothing but mark its parameters ready,
 //! trained on 1 and 2 ranks.
-//!
-//! `cargo run --release -p flambeau-train --example step_overhead`
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -13,6 +11,7 @@ use std::time::Duration;
 
 use arrow_array::{Float32Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema};
+use criterion::{Criterion, criterion_group, criterion_main};
 use flambeau_collective::{DType, Device, GroupOptions, ProcessGroup, TcpRendezvous};
 use flambeau_data::{Batch, Store};
 use flambeau_train::{
@@ -27,6 +26,8 @@ const ROWS_PER_STEP: usize = 32;
 const EPOCHS: u64 = 5;
 const NUM_PARAMETERS: usize = 8;
 const NUMEL: usize = 1000;
+
+type Failure = Box<dyn Error + Send + Sync>;
 
 /// A model without work.
 #[derive(Default)]
@@ -109,51 +110,68 @@ impl Model for Idle {
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let directory = tempfile::tempdir()?;
+fn steps(criterion: &mut Criterion) {
+    let directory = tempfile::tempdir().expect("a temporary directory");
     let shard = directory.path().join("rows.parquet");
-    write_rows(&shard)?;
+    write_rows(&shard).expect("the rows are written");
+    let mut group = criterion.benchmark_group(format!(
+        "a step with {NUM_PARAMETERS} parameters of {NUMEL} float32"
+    ));
+    group.sample_size(10);
     for world_size in [1, 2] {
-        let job = json!({
-            "format": 1,
-            "params": {
-                "numWorkers": world_size, "batchSize": ROWS_PER_STEP, "epochs": EPOCHS, "checkpointInterval": -1,
-            },
-            "data": {
-                "train": [shard],
-                "spec": {"inputs": [{"name": "x", "columns": ["x"], "dtype": "float32"}]},
-            },
-            "attempt": {"id": format!("ranks-{world_size}"), "workDir": directory.path()},
+        let job = job(world_size, &shard, directory.path()).expect("a job");
+        group.bench_function(format!("{world_size} ranks"), |bencher| {
+            // Each sample is a whole training, of which only the steps count.
+            bencher.iter_custom(|iterations| {
+                seconds_per_step(&job, world_size).expect("a training") * iterations as u32
+            });
         });
-        let job = TrainingJob::from_json(&job.to_string())?;
-        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
-        let times: Vec<f64> = thread::scope(|scope| {
-            let ranks: Vec<_> = (0..world_size)
-                .map(|rank| {
-                    let (job, address) = (job.clone(), &address);
-                    scope.spawn(move || microseconds_per_step(job, address, rank, world_size))
-                })
-                .collect();
-            ranks
-                .into_iter()
-                .map(|rank| rank.join().expect("a rank panicked"))
-                .collect::<Result<_, _>>()
-        })
-        .map_err(|error: Box<dyn Error + Send + Sync>| error.to_string())?;
-        println!(
-            "{world_size} ranks, {NUM_PARAMETERS} parameters of {NUMEL} float32: {:.1} us a step",
-            times[0]
-        );
     }
-    Ok(())
 }
 
-fn microseconds_per_step(
+criterion_group!(benches, steps);
+criterion_main!(benches);
+
+fn job(world_size: usize, shard: &Path, directory: &Path) -> Result<TrainingJob, Box<dyn Error>> {
+    let job = json!({
+        "format": 1,
+        "params": {
+            "numWorkers": world_size, "batchSize": ROWS_PER_STEP, "epochs": EPOCHS, "checkpointInterval": -1,
+        },
+        "data": {
+            "train": [shard],
+            "spec": {"inputs": [{"name": "x", "columns": ["x"], "dtype": "float32"}]},
+        },
+        "attempt": {"id": format!("ranks-{world_size}"), "workDir": directory},
+    });
+    Ok(TrainingJob::from_json(&job.to_string())?)
+}
+
+/// Rank 0's time of a step.
+fn seconds_per_step(job: &TrainingJob, world_size: usize) -> Result<Duration, Failure> {
+    let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+    thread::scope(|scope| {
+        let ranks: Vec<_> = (0..world_size)
+            .map(|rank| {
+                let address = &address;
+                scope.spawn(move || train(job.clone(), address, rank, world_size))
+            })
+            .collect();
+        let times: Result<Vec<_>, _> = ranks
+            .into_iter()
+            .map(|rank| rank.join().expect("a rank panicked"))
+            .collect();
+        Ok(times?[0])
+    })
+}
+
+/// Trains a rank and returns what a step took.
+fn train(
     job: TrainingJob,
     address: &str,
     rank: usize,
     world_size: usize,
-) -> Result<f64, Box<dyn Error + Send + Sync>> {
+) -> Result<Duration, Failure> {
     let secret = b"step overhead".to_vec();
     let mut rendezvous =
         TcpRendezvous::new(address, rank, world_size, &secret, Duration::from_secs(10))?;
@@ -179,7 +197,7 @@ fn microseconds_per_step(
         .map(|record| record.seconds)
         .sum();
     let steps = result.num_steps as f64 * (EPOCHS - 1) as f64 / EPOCHS as f64;
-    Ok(seconds / steps * 1e6)
+    Ok(Duration::from_secs_f64(seconds / steps))
 }
 
 fn write_rows(path: &Path) -> Result<(), Box<dyn Error>> {
