@@ -31,7 +31,7 @@ private[flambeau] final class ArrayReader(tensor: TensorColumns, val holdsNulls:
       case longs: Array[Long]     => batch.putLongs(input, longs)
       case doubles: Array[Double] => batch.putDoubles(input, doubles)
       case bytes: Array[Byte]     => batch.putBytes(input, bytes)
-      case flags: Array[Boolean]  => batch.putBytes(input, flags.map(flag => if (flag) 1.toByte else 0.toByte))
+      case flags: Array[Boolean] => batch.putBytes(input, flags.map(flag => if (flag) 1.toByte else 0.toByte))
     }
   }
 }
