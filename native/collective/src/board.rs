@@ -52,6 +52,9 @@ const STAGE_STRIDE: usize = STAGE + 17 * 64;
 /// on their way by then; and a member that shares this waiter's core can arrive only if it is let in.
 const SPIN: Duration = Duration::from_micros(5);
 const YIELD: Duration = Duration::from_micros(50);
+/// The latter where every member can have a core. Nothing else wants it then, and a training's ranks come a few hundred
+/// microseconds apart, while to be woken takes a good part of that on a virtual machine.
+const YIELD_OWN_CORE: Duration = Duration::from_millis(1);
 /// How often a spinning waiter looks before it reads the clock, which takes as long as a few looks.
 const LOOKS: usize = 16;
 
@@ -71,6 +74,8 @@ pub(crate) struct Board {
     pub(crate) me: usize,
     /// Whether every member can have a core.
     spins: bool,
+    /// How long a waiter offers its core before it sleeps.
+    yields: Duration,
     arrivals: AtomicU32,
 }
 
@@ -130,6 +135,7 @@ impl Board {
             ranks,
             me,
             spins,
+            yields: if spins { YIELD_OWN_CORE } else { YIELD },
             arrivals: AtomicU32::new(0),
         }
     }
@@ -219,7 +225,7 @@ impl Board {
         loop {
             let came = match started.elapsed() {
                 waited if self.spins && waited < SPIN => looks(),
-                waited if waited < YIELD => {
+                waited if waited < self.yields => {
                     thread::yield_now();
                     has_arrived()
                 }
