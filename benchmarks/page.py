@@ -125,6 +125,7 @@ def _draw(suite: str, curve: str, results: Sequence[Result]) -> str:
     matplotlib.rcParams["svg.hashsalt"] = "flambeau"
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     names = [name for result in results for name in result.figures]
+    # A line needs two points.
     for name in [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         points = sorted(
             (result.x or 0.0, result.median(name), min(result.figures[name]), max(result.figures[name]))
@@ -137,7 +138,8 @@ def _draw(suite: str, curve: str, results: Sequence[Result]) -> str:
         axes.fill_between(x, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     axes.set(xscale="log", yscale="log", title=curve, xlabel=results[0].x_label, ylabel=results[0].unit)
     axes.grid(alpha=0.3)
-    axes.legend()
+    if axes.get_lines():
+        axes.legend()
     file = f"{suite}-{''.join(c if c.isalnum() else '-' for c in curve.lower())}.svg"
     figure.savefig(FIGURES / file, metadata={"Date": None})
     plt.close(figure)

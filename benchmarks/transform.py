@@ -153,11 +153,13 @@ class Scoring:
     def peers(self) -> dict[str, Contender]:
         """What users write by hand, with the trained module broadcast."""
         module = self.rows.sparkSession.sparkContext.broadcast(self.model.module())
-        by_series = self.rows.withColumn("prediction", by_pandas_udf(module)(*COLUMNS))
-        by_frame = by_map_in_pandas(module, self.rows)
+
+        def by_series() -> DataFrame:
+            return self.rows.withColumn("prediction", by_pandas_udf(module)(*COLUMNS))
+
         return {
-            PANDAS_UDF: self.timed(lambda: drain(by_series)),
-            MAP_IN_PANDAS: self.timed(lambda: drain(by_frame)),
+            PANDAS_UDF: self.timed(lambda: drain(by_series())),
+            MAP_IN_PANDAS: self.timed(lambda: drain(by_map_in_pandas(module, self.rows))),
         }
 
     def mlflow(self, child: Child) -> Contender:
@@ -184,8 +186,7 @@ class Scoring:
 
     def idle_udf(self) -> Contender:
         """What Spark's way to Python and back costs at least."""
-        with_udf = self.rows.withColumn("prediction", idle()(*COLUMNS))
-        return self.timed(lambda: drain(with_udf))
+        return self.timed(lambda: drain(self.rows.withColumn("prediction", idle()(*COLUMNS))))
 
     def timed(self, run: Callable[[], None]) -> Contender:
         """The rows a second of something that goes through all of them."""
