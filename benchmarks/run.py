@@ -60,7 +60,7 @@ def machine() -> dict[str, Any]:
         "processor": models[0] if models else platform.machine(),
         "cores": cpuinfo.count("processor\t"),
         "memory": f"{memory_kib / (1 << 20):.0f} GiB",
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "versions": {"Python": platform.python_version(), **{name: version(name) for name in VERSIONS}},
     }
 
