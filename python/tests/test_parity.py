@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import ddp
 import numpy as np
 import pytest
 import torch
-from harness import free_port, make_job, tensor, train, write_shards
+from harness import make_job, tensor, train, write_shards
 from torch import nn
-
-DDP = """
-import os, pickle, sys
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-program = pickle.load(open(sys.argv[1], "rb"))
-rank = int(sys.argv[2])
-os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[3])
-torch.set_num_threads(1)
-dist.init_process_group("gloo", rank=rank, world_size=2)
-module = DistributedDataParallel(program["model"])
-optimizer = program["optimizer"](module.parameters())
-losses = []
-for x, y in program["batches"][rank]:
-    loss = program["loss"](module(x), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    losses.append(loss.item())
-torch.save({"losses": losses, "weights": module.module.state_dict()}, sys.argv[4])
-# Taking the group down ends a process now and then with "terminate called without an active exception".
-os._exit(0)
-"""
 
 
 def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
@@ -87,24 +62,7 @@ def test_two_hundred_steps_are_ddps_to_the_bit(
         for lane in lanes(len(x), 2)
     ]
     program = {"model": seeded(make), "loss": nn.MSELoss(), "optimizer": optimizer, "batches": batches}
-    (tmp_path / "program.pkl").write_bytes(cloudpickle.dumps(program))
-    port = str(free_port())
-    ranks = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                DDP,
-                str(tmp_path / "program.pkl"),
-                str(rank),
-                port,
-                str(tmp_path / f"ddp-{rank}.pt"),
-            ]
-        )
-        for rank in range(2)
-    ]
-    assert [rank.wait(120) for rank in ranks] == [0, 0]
-    theirs = [torch.load(tmp_path / f"ddp-{rank}.pt") for rank in range(2)]
+    theirs = ddp.train(program, tmp_path)
 
     shards = write_shards(tmp_path / "data", columns, num_shards=3, rows_per_group=1000)
     job = make_job(

@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
-import cloudpickle
+import ddp
 import numpy as np
 import pytest
 import torch
-from harness import free_port, make_job, tensor, train, write_shards
+from harness import make_job, tensor, train, write_shards
 from torch import Tensor, nn
 
 from flambeau._losses import build as build_loss
 from flambeau._metrics import build as build_metrics
 
 NUM_STEPS, BATCH_SIZE = 40, 24
-
-DDP = """
-import os, pickle, sys
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-program = pickle.load(open(sys.argv[1], "rb"))
-rank = int(sys.argv[2])
-os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[3])
-torch.set_num_threads(1)
-dist.init_process_group("gloo", rank=rank, world_size=2)
-module = DistributedDataParallel(program["model"])
-optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
-for x, y in program["batches"][rank]:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = torch.nn.functional.mse_loss(module(x), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-torch.save(module.module.state_dict(), sys.argv[4])
-dist.destroy_process_group()
-"""
 
 
 def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -105,16 +80,10 @@ def test_one_rank_is_plain_autocast_to_the_bit(tmp_path: Path) -> None:
 
 def test_two_ranks_are_ddp_with_autocast_to_the_bit(tmp_path: Path) -> None:
     columns = rows(2)
-    program = {"model": mlp(), "batches": batches(columns, 2)}
-    (tmp_path / "program.pkl").write_bytes(cloudpickle.dumps(program))
-    port = str(free_port())
-    arguments = [sys.executable, "-c", DDP, str(tmp_path / "program.pkl")]
-    ranks = [
-        subprocess.Popen([*arguments, str(rank), port, str(tmp_path / f"ddp-{rank}.pt")]) for rank in range(2)
-    ]
-    assert [rank.wait(120) for rank in ranks] == [0, 0]
+    program = {"model": mlp(), "loss": nn.MSELoss(), "optimizer": optimizer, "batches": batches(columns, 2)}
+    theirs = ddp.train({**program, "autocasts": True}, tmp_path)
     _, weights = ours(tmp_path, columns, 2)
-    for name, weight in torch.load(tmp_path / "ddp-0.pt").items():
+    for name, weight in theirs[0]["weights"].items():
         assert weights[name].equal(weight), f"{name} differs from DDP's"
 
 

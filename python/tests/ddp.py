@@ -1,0 +1,62 @@
+"""torch's DistributedDataParallel on gloo, in two processes: what trainings are held against."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+from harness import free_port
+from torch.nn.parallel import DistributedDataParallel
+
+
+def train(program: Mapping[str, Any], directory: Path) -> list[dict[str, Any]]:
+    """Trains on two ranks with one thread each; returns each rank's `losses` and `weights` by name.
+
+    `program` holds `model`, `loss`, `optimizer` (which is given the parameters), the `batches` of each rank,
+    and `autocasts` where forward and loss run under autocast to bfloat16.
+    """
+    (directory / "program.pkl").write_bytes(cloudpickle.dumps(dict(program)))
+    port = str(free_port())
+    results = [directory / f"ddp-{rank}.pt" for rank in range(2)]
+    ranks = [
+        subprocess.Popen([sys.executable, __file__, directory / "program.pkl", str(rank), port, result])
+        for rank, result in enumerate(results)
+    ]
+    assert [rank.wait(120) for rank in ranks] == [0, 0]
+    return [torch.load(result) for result in results]
+
+
+def _train_rank(program: dict[str, Any], rank: int) -> dict[str, Any]:
+    module = DistributedDataParallel(program["model"])
+    optimizer = program["optimizer"](module.parameters())
+    losses = []
+    for x, y in program["batches"][rank]:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=program.get("autocasts", False)):
+            loss = program["loss"](module(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return {"losses": losses, "weights": module.module.state_dict()}
+
+
+def main(program: str, rank: str, port: str, result: str) -> None:
+    """One rank, in its own process."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=int(rank), world_size=2)
+    torch.save(_train_rank(pickle.loads(Path(program).read_bytes()), int(rank)), result)
+    # Taking the group down ends a process now and then with "terminate called without an active exception".
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
