@@ -1,7 +1,7 @@
 //! One optimizer step: its batches, the reduction, and what follows it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use flambeau_collective::ProcessGroup;
 use flambeau_data::BatchReader;
@@ -45,22 +45,14 @@ pub(crate) struct StepSettings {
     pub(crate) reducer: ReducerOptions,
 }
 
-/// Where the time of steps went.
-#[derive(Clone, Copy, Debug, Default)]
-struct Laps {
-    data: Duration,
-    model: Duration,
-    reduce: Duration,
-    optimizer: Duration,
-}
-
 /// Tells the time since it was last asked.
 struct Stopwatch(Instant);
 
 impl Stopwatch {
-    fn lap(&mut self) -> Duration {
+    /// In seconds.
+    fn lap(&mut self) -> f64 {
         let now = Instant::now();
-        now - std::mem::replace(&mut self.0, now)
+        (now - std::mem::replace(&mut self.0, now)).as_secs_f64()
     }
 }
 
@@ -74,7 +66,7 @@ pub(crate) struct Stepper<'a> {
     totals: LossTotals,
     /// The totals, then the cancel flag: what is reduced in each step.
     vector: Vec<f64>,
-    laps: Laps,
+    times: StepTimes,
     /// Whether the layout may still change to the order in which gradients become ready.
     is_first: bool,
 }
@@ -105,7 +97,7 @@ impl<'a> Stepper<'a> {
             hooks,
             totals,
             vector,
-            laps: Laps::default(),
+            times: StepTimes::default(),
             is_first: true,
         })
     }
@@ -117,13 +109,7 @@ impl<'a> Stepper<'a> {
 
     /// Where the time of the steps went since this was last asked.
     pub(crate) fn take_times(&mut self) -> StepTimes {
-        let laps = std::mem::take(&mut self.laps);
-        StepTimes {
-            data_seconds: laps.data.as_secs_f64(),
-            model_seconds: laps.model.as_secs_f64(),
-            reduce_seconds: laps.reduce.as_secs_f64(),
-            optimizer_seconds: laps.optimizer.as_secs_f64(),
-        }
+        std::mem::take(&mut self.times)
     }
 
     /// Takes one step on the next batches of `reader`.
@@ -145,7 +131,7 @@ impl<'a> Stepper<'a> {
                 .next()?
                 .filter(|batch| batch.step == expected)
                 .ok_or(Cause::BatchLost(expected))?;
-            self.laps.data += watch.lap();
+            self.times.data_seconds += watch.lap();
             let micro = MicroBatch {
                 epoch: plan.epoch,
                 step: plan.step,
@@ -163,12 +149,12 @@ impl<'a> Stepper<'a> {
                     .map_err(|error| self.blame(error))?;
                 self.totals.add(&sums)?;
             }
-            self.laps.model += watch.lap();
+            self.times.model_seconds += watch.lap();
         }
-        let in_backward = self.reducer.take_time_in_backward();
-        self.laps.model = self.laps.model.saturating_sub(in_backward);
+        let in_backward = self.reducer.take_time_in_backward().as_secs_f64();
+        self.times.model_seconds -= in_backward;
         self.reduce()?;
-        self.laps.reduce += in_backward + watch.lap();
+        self.times.reduce_seconds += in_backward + watch.lap();
         let sums = self.sums();
         let (numerator, denominator) = (sums[0], sums[1]);
         let loss = (denominator != 0.0).then(|| numerator / denominator);
@@ -187,7 +173,7 @@ impl<'a> Stepper<'a> {
                 .clip_norm
                 .map(|max_norm| self.reducer.clip(max_norm));
             self.optimize(plan)?;
-            self.laps.optimizer += watch.lap();
+            self.times.optimizer_seconds += watch.lap();
         }
         if std::mem::take(&mut self.is_first) {
             self.lay_out_anew()?;
