@@ -114,7 +114,7 @@ def compared(
     """
     millions = pq.ParquetDataset(rows).read(columns=[]).num_rows / 1e6
     text = f"{name} ({millions:.2f} M rows, {EPOCHS} epochs)"
-    alone = Work("mlp", text, rows, 512, EPOCHS).by_hand(ranks, "memory", averages=False)
+    alone = Work("mlp", text, rows, 512, EPOCHS).by_hand(ranks, "memory", "nothing")
 
     def limit() -> float:
         return millions * 1e6 * EPOCHS / alone()

@@ -7,13 +7,16 @@ gets None.
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from multiprocessing.connection import Client
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -105,13 +108,35 @@ def from_memory(x: Tensor, y: Tensor, batch_size: int, epochs: int) -> Iterator[
 BATCHES = {"loader": from_loader, "slices": from_slices, "memory": from_memory}
 
 
-def run(shard: str, model: str, batches: str, averages: bool, batch_size: int, epochs: int) -> dict[str, Any]:
+def meeting_point() -> Callable[[], None]:
+    """Waits for the other ranks: each counts its calls in memory that they share, and spins."""
+    path = [tempfile.mkstemp(dir="/dev/shm")[1] if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(path)
+    counts = np.memmap(path[0], np.int64, "w+", shape=dist.get_world_size())
+    dist.barrier()
+    if dist.get_rank() == 0:
+        os.unlink(path[0])
+    others = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
+
+    def meet() -> None:
+        counts[dist.get_rank()] += 1
+        own = counts[dist.get_rank()]
+        for rank in others:
+            while counts[rank] < own:
+                pass
+
+    return meet
+
+
+def run(shard: str, model: str, batches: str, together: str, batch_size: int, epochs: int) -> dict[str, Any]:
     """Trains, and returns this rank's rows and seconds in the epochs after the first.
 
-    `averages` wraps the module in DistributedDataParallel; without it ranks do nothing together but begin.
+    `together` is what the ranks do together: "ddp" wraps the module in DistributedDataParallel, "meet" waits
+    for the slower rank in each step and exchanges nothing, "nothing" leaves them alone once they have begun.
     """
     module = MODELS[model]()
-    wrapped = DistributedDataParallel(module) if averages else module
+    wrapped = DistributedDataParallel(module) if together == "ddp" else module
+    meet = meeting_point() if together == "meet" else lambda: None
     optimizer = torch.optim.Adam(module.parameters())
     num_rows, began = 0, 0.0
     dist.barrier()
@@ -119,6 +144,7 @@ def run(shard: str, model: str, batches: str, averages: bool, batch_size: int, e
         for x, y in epoch_batches:
             optimizer.zero_grad()
             mean_loss(wrapped(x), y).backward()
+            meet()
             optimizer.step()
             num_rows += len(y)
         if epoch == 0:

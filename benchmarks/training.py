@@ -32,6 +32,7 @@ NUM_RANKS = 2
 LOADER = "TorchDistributor, DDP, DataLoader"
 EXPERT = "TorchDistributor, DDP, slices of a tensor"
 LIMIT = "limit: two processes, no communication"
+IN_STEP = "limit: two processes that wait for each other in each step"
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,13 @@ class Work:
 
         return rows_per_second
 
-    def by_hand(self, ranks: Ranks, batches: str, averages: bool = True) -> Contender:
+    def by_hand(self, ranks: Ranks, batches: str, together: str = "ddp") -> Contender:
         """A loop of `torch_loops`."""
         request = {
             "shard": str(self.shard),
             "model": self.name,
             "batches": batches,
-            "averages": averages,
+            "together": together,
             "batch_size": self.batch_size,
             "epochs": self.epochs,
         }
@@ -86,7 +87,8 @@ class Work:
         return {
             LOADER: self.by_hand(ranks, "loader"),
             EXPERT: self.by_hand(ranks, "slices"),
-            LIMIT: self.by_hand(ranks, "memory", averages=False),
+            LIMIT: self.by_hand(ranks, "memory", "nothing"),
+            IN_STEP: self.by_hand(ranks, "memory", "meet"),
         }
 
 
@@ -165,15 +167,16 @@ def cases(full: bool, scratch: Path) -> Iterator[Case | Skipped]:
     with Ranks.started() as ranks:
         fit = mlp.flambeau(spark)
         yield case(mlp.text, fit, mlp.peers(ranks), {LOADER: 2.5, LIMIT: 0.98})
-        limit = {LIMIT: mlp.by_hand(ranks, "memory", averages=False)}
+        limit = {LIMIT: mlp.by_hand(ranks, "memory", "nothing")}
         fused = mlp.flambeau(spark, optimizer="adam")
         yield case(f'{mlp.text}, `optimizer="adam"`', fused, limit, {LIMIT: 1.0})
+        text = f'{mlp.text}, `optimizer="adam"`, `precision="bf16"`'
         if has_bf16():
-            half = mlp.flambeau(spark, precision="bf16")
-            yield case(f'{mlp.text}, `precision="bf16"`', half, limit, {LIMIT: 1.5})
+            fused = mlp.flambeau(spark, optimizer="adam", precision="bf16")
+            plain = {"Flambeau, torch.optim.Adam": mlp.flambeau(spark, precision="bf16")}
+            yield case(text, fused, plain | limit, {LIMIT: 1.5})
         else:
-            why = "the processor has no instructions for bfloat16"
-            yield Skipped("training", f'{mlp.text}, `precision="bf16"`', why)
+            yield Skipped("training", text, "the processor has no instructions for bfloat16")
         yield case(wide.text, wide.flambeau(spark), wide.peers(ranks), {LOADER: 2.5, EXPERT: 1.9})
         if full:
             digits = write_digits(scratch / "digits.parquet", 20_000)
