@@ -9,22 +9,19 @@ and makes `.grad` that view, in which later micro-steps accumulate.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import io
-import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.dlpack import from_dlpack
 from torch.utils.hooks import RemovableHandle
 
-from flambeau import _losses, _metrics, _optimizers
+from flambeau import _losses, _metrics, _optimizers, _precision, _random
+from flambeau._compiled import CompiledModule
 from flambeau._uncompiled import uncompiled
 from flambeau.errors import DataError, ParamError
 
@@ -40,12 +37,6 @@ _DTYPES = {
 }
 """The dtypes that collectives know; other tensors travel as raw bytes."""
 
-_AUTOCASTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "float32": nullcontext,
-    "bf16": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-}
-"""What forward and loss run in, by precision. Left after each batch, which drops the cast weights."""
-
 _GRADIENT_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -54,8 +45,9 @@ class ModuleModel:
 
     `program` holds `model`, `loss`, `optimizer` and `metrics` as they came out of one pickle, so that an
     optimizer instance holds the module's own parameters. `inputs` are the data set's input tensors, as (name,
-    columns). `precision` is that of forward and loss: "float32" leaves the module as it is, "bf16" autocasts.
-    Raises `ParamError` for what can't be trained, before anything is read.
+    columns). `precision` is that of forward and loss: "float32" leaves the module as it is, "bf16" and "fp16"
+    autocast. `compiles` has torch.compile make what is called in training. Raises `ParamError` for what can't
+    be trained, before anything is read.
     """
 
     def __init__(
@@ -64,6 +56,7 @@ class ModuleModel:
         inputs: Sequence[tuple[str, Sequence[str]]],
         step_size: float | None = None,
         precision: str = "float32",
+        compiles: bool = False,
     ) -> None:
         module = program["model"]
         _check_module(module)
@@ -85,7 +78,11 @@ class ModuleModel:
         self._learning_rate: float | None = None
         self._is_whole = False
         """Whether every `.grad` is its parameter's view."""
-        self._precision = _AUTOCASTS[precision]()
+        self.device = self._parameters[0].device
+        self._autocast = _precision.autocast(precision, self.device)
+        self._compiled = CompiledModule(module) if compiles else None
+        self._forward = self._compiled or module
+        """What is called in training."""
         module.train()
 
     # What the worker asks at the start.
@@ -159,10 +156,11 @@ class ModuleModel:
 
     def seed(self, seed: int, step: int, rank: int) -> None:
         """Seeds Python's, numpy's and torch's generators from (seed, step, rank) alone."""
-        digest = hashlib.sha256(f"{seed}:{step}:{rank}".encode()).digest()
-        random.seed(digest)
-        np.random.seed(np.frombuffer(digest, dtype=np.uint32))
-        torch.manual_seed(int.from_bytes(digest[:8], "little"))
+        _random.seed(seed, step, rank)
+
+    def warnings(self) -> list[str]:
+        """What the user should know although nothing failed."""
+        return [self._compiled.warning] if self._compiled and self._compiled.warning else []
 
     # What happens in a step.
 
@@ -213,22 +211,23 @@ class ModuleModel:
         weight: Any | None,
         num_rows: int,
         reference: float,
+        loss_scale: float,
     ) -> list[float]:
         """Forward, loss and backward of one micro-step; returns numerator, denominator and the metrics' sums.
 
         Backward runs on the local mean times denominator / `reference`, so that ranks and micro-steps weigh
-        by what they hold.
+        by what they hold, and times `loss_scale`, which the reduced gradients are divided by.
         """
         label_tensors = list(map(from_dlpack, labels))
         weight_tensor = None if weight is None else from_dlpack(weight)
-        with self._precision:
-            output = self.module(*map(from_dlpack, inputs))
+        with self._autocast:
+            output = self._forward(*map(from_dlpack, inputs))
             value, denominator = self.loss(output, label_tensors, weight_tensor, num_rows)
         if denominator:
             if not value.requires_grad:
                 raise self._detached()
-            factor = denominator / reference
-            (value if factor == 1.0 else value * factor).backward()
+            factor = denominator / reference * loss_scale
+            (value if factor == 1.0 else _times(value, factor)).backward()
             if not self._hooks:
                 self._gather(self._reducer)  # type: ignore[arg-type]
             sums = [value.item() * denominator, denominator]
@@ -247,7 +246,7 @@ class ModuleModel:
     def _metric_sums(
         self, output: Any, labels: list[Tensor], weight: Tensor | None, num_rows: int
     ) -> list[float]:
-        with torch.no_grad(), self._precision:
+        with torch.no_grad(), self._autocast:
             parts = [metric.update(output, labels, weight, num_rows) for metric in self.metrics]
             return torch.cat(parts).tolist()
 
@@ -270,7 +269,14 @@ class ModuleModel:
             _optimizers.set_learning_rate(self.optimizer, learning_rate)
             self._learning_rate = learning_rate
         self._step()
-        for parameter in parameters:
+        self._drop_gradients()
+
+    def skip_step(self) -> None:
+        """In place of `optimizer_step` where the gradients overflowed."""
+        self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
+        for parameter in self._parameters:
             parameter.grad = None
         self._is_whole = False
 
@@ -286,7 +292,7 @@ class ModuleModel:
             # that one.
             label_tensors = list(map(from_dlpack, labels))
             weight_tensor = None if weight is None else from_dlpack(weight)
-            with torch.no_grad(), self._precision:
+            with torch.no_grad(), self._autocast:
                 output = self.module(*map(from_dlpack, inputs))
                 value, denominator = self.loss(output, label_tensors, weight_tensor, num_rows)
         finally:
@@ -332,26 +338,13 @@ class ModuleModel:
 
     def save_rank_state(self) -> bytes:
         """This rank's random generators: torch's, CUDA's where it runs, numpy's and Python's."""
-        kind, keys, *rest = np.random.get_state()
-        state = {
-            "torch": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-            "numpy": (str(kind), np.asarray(keys).tolist(), *rest),
-            "python": random.getstate(),
-        }
         file = io.BytesIO()
-        torch.save(state, file)
+        torch.save(_random.state(), file)
         return file.getvalue()
 
     def load_rank_state(self, data: bytes) -> None:
         """Takes back what `save_rank_state` gave."""
-        state = _load(data)
-        torch.set_rng_state(state["torch"])
-        if state["cuda"]:
-            torch.cuda.set_rng_state_all(state["cuda"])
-        kind, keys, *rest = state["numpy"]
-        np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
-        random.setstate(state["python"])
+        _random.set_state(_load(data))
 
     def write_weights(self, directory: str) -> list[str]:
         """Writes the module's weights as `weights.safetensors` under `directory`; returns the names of the
@@ -361,6 +354,11 @@ class ModuleModel:
 
         save_module(self.module, Path(directory) / "weights.safetensors")
         return ["weights.safetensors"]
+
+
+def _times(loss: Tensor, factor: float) -> Tensor:
+    """A loss times a factor, in a type that holds both: the first loss scale is beyond float16."""
+    return (loss.float() if loss.dtype == torch.float16 else loss) * factor
 
 
 def _load(data: bytes) -> dict[str, Any]:

@@ -49,6 +49,7 @@ class EstimatorArguments(TypedDict, total=False):
     gradientAccumulationSteps: int | None
     gradientClipNorm: float | None
     precision: str | None
+    compile: bool | None
     checkpointInterval: int | None
     checkpointSteps: int | None
     maxRestarts: int | None

@@ -147,8 +147,9 @@ class Launch:
         outcomes = run_stage(self.spark, request, self.num_workers)
         failed = first_cause(outcomes)
         if failed is None:
-            (result,) = (outcome.result_json for outcome in outcomes if outcome.rank == 0)
-            return json.loads(result or "{}")
+            results = {outcome.rank: json.loads(outcome.result_json or "{}") for outcome in outcomes}
+            told = (warning for rank in sorted(results) for warning in results[rank]["warnings"])
+            return {**results[0], "warnings": list(dict.fromkeys(told))}
         error = exception_of(failed)
         if failed.error_kind in _RETRIED_KINDS:
             raise _Lost(error)

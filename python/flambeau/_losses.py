@@ -151,7 +151,7 @@ def _kind(output: Any) -> str:
 def target_dtype(output: Tensor) -> torch.dtype:
     """The dtype that targets of an output take: its own, but float32 where autocast made it a half."""
     half = output.dtype in (torch.bfloat16, torch.float16)
-    return torch.float32 if half and torch.is_autocast_enabled("cpu") else output.dtype
+    return torch.float32 if half and torch.is_autocast_enabled(output.device.type) else output.dtype
 
 
 def single_label(labels: list[Tensor], output: Tensor, name: str) -> Tensor:

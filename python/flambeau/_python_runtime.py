@@ -33,9 +33,13 @@ class PythonProgram:
 
     data: bytes
     objects: Mapping[str, Any]
+    compiles: bool = False
+    """Whether ranks compile the module."""
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], initial: InitialWeights | None) -> PythonProgram:
+    def of(
+        cls, given: Mapping[str, Any], initial: InitialWeights | None, compiles: bool = False
+    ) -> PythonProgram:
         """The estimator's objects, in one pickle so that an optimizer keeps its parameters.
 
         `initial` are the weights to start from instead of the module's own. Raises ParamError that names the
@@ -46,7 +50,7 @@ class PythonProgram:
         if initial is not None:
             initial.load(objects["model"])
             data = _pickle(objects)
-        return cls(data, objects)
+        return cls(data, objects, compiles)
 
     @property
     def module(self) -> Module:
@@ -56,9 +60,12 @@ class PythonProgram:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """What a rank imports: torch, and its compiler too for an optimizer that is not made of a name."""
+        """What a rank imports: torch, and its compiler too where the module is compiled, and for an optimizer
+        that is not made of a name.
+        """
         needed = ("flambeau._native", "flambeau._adapter")
-        return needed if is_named(self.objects["optimizer"]) else (*needed, COMPILER)
+        compiles = self.compiles or not is_named(self.objects["optimizer"])
+        return (*needed, COMPILER) if compiles else needed
 
     def check(self, inputs: Sequence[TensorColumns]) -> None:
         """Refuses what a worker would refuse of the objects on these inputs. Raises ParamError."""

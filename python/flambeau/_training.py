@@ -75,9 +75,14 @@ def program_of(estimator: TorchEstimator, spark: SparkSession) -> Program:
         raise ParamError("loss must be given: a name such as 'mse', a torch.nn loss module, or a callable")
     model = estimator.getInitialModel()
     initial = None if model is None else InitialWeights(model, spark)
+    if native and estimator.getCompile():
+        raise ParamError(
+            "compile is True, but runtime='native' trains programs, which are compiled already: "
+            "leave it False, or take runtime='python'"
+        )
     if native:
         return NativeProgram.of(given, initial, spark)
-    return PythonProgram.of(given, initial)
+    return PythonProgram.of(given, initial, estimator.getCompile())
 
 
 @dataclass(frozen=True)

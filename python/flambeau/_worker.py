@@ -129,6 +129,7 @@ def _train(
     try:
         from flambeau import _native
         from flambeau._adapter import ModuleModel
+        from flambeau._precision import tensor_float32
     except ImportError as error:
         raise EnvironmentMismatchError(
             f"the worker on {socket.gethostname()} can't import flambeau or what it needs: {error}; "
@@ -141,19 +142,21 @@ def _train(
         program = _native.Store(job.get("store") or {}).get(request.program_uri or "")
     inputs = [(tensor["name"], tensor["columns"]) for tensor in job["data"]["spec"]["inputs"]]
     params = job["params"]
+    precision = params.get("precision", "float32")
     adapter = ModuleModel(
-        _load_program(program), inputs, params.get("stepSize"), params.get("precision", "float32")
+        _load_program(program), inputs, params.get("stepSize"), precision, params.get("compile", False)
     )
-    return _native.train(
-        request.job_json,
-        rank,
-        world_size,
-        all_gather,
-        request.secret,
-        bind_address,
-        adapter,
-        request.transport,
-    )
+    with tensor_float32(precision, adapter.device):
+        return _native.train(
+            request.job_json,
+            rank,
+            world_size,
+            all_gather,
+            request.secret,
+            bind_address,
+            adapter,
+            request.transport,
+        )
 
 
 def _check_versions(expected: Mapping[str, str]) -> None:

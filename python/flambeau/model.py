@@ -42,6 +42,8 @@ _RECORD_KEYS = {
     "modelSeconds": "model_seconds",
     "reduceSeconds": "reduce_seconds",
     "optimizerSeconds": "optimizer_seconds",
+    "lossScale": "loss_scale",
+    "skippedSteps": "skipped_steps",
     "loss": "loss",
 }
 
@@ -139,7 +141,9 @@ class TorchModel(
         and with validation rows `val_loss` and `val_<metric>`. None stands where a value was not a finite
         number. `data_seconds`, `model_seconds` (forward, loss and backward), `reduce_seconds` (waiting for
         slower workers included) and `optimizer_seconds` tell where the first worker's `seconds` went; models
-        of older versions have none. `pandas.DataFrame(model.history)` is the table of epochs.
+        of older versions have none. With precision fp16, `loss_scale` is what the loss was multiplied by at
+        the end of the epoch, and `skipped_steps` how many of its steps overflowed and were skipped.
+        `pandas.DataFrame(model.history)` is the table of epochs.
         """
         records = self._history.get("epochs", [])
         columns: dict[str, list[Any]] = {

@@ -359,11 +359,22 @@ class HasTrainingLoop(CheckedParams, HasSeed, HasStepSize):
     precision: Param[str] = Param(
         Params._dummy(),
         "precision",
-        "Type that forward and loss are computed in: float32, which leaves the module as it is, or bf16, "
-        "which runs both under torch's autocast to bfloat16 while weights, gradients and optimizer keep "
-        "their type. bf16 is faster on processors with AMX or AVX-512 BF16 instructions, and slower, not "
-        "wrong, on others. The fitted model predicts in the module's own type.",
-        one_of("float32", "bf16"),
+        "Type that forward and loss are computed in: float32, which leaves the module as it is; tf32, "
+        "which is float32 but for the matrix products and convolutions of GPUs, and float32 to the bit on "
+        "a CPU; bf16 or fp16, which run both under torch's autocast to bfloat16 or float16 while weights, "
+        "gradients and optimizer keep their type, fp16 with dynamic loss scaling. bf16 is faster on "
+        "processors with AMX or AVX-512 BF16 instructions, fp16 on those with AVX-512 FP16; both are "
+        "slower, not wrong, on others. The fitted model predicts in the module's own type.",
+        one_of("float32", "tf32", "bf16", "fp16"),
+    )
+
+    compile: Param[bool] = Param(
+        Params._dummy(),
+        "compile",
+        "Whether the module is compiled by torch.compile for training. Where that fails it trains as it "
+        "is, and a warning says why. The fitted model holds the module as it was given. The native "
+        "runtime, whose programs are compiled already, refuses it.",
+        boolean,
     )
 
     def __init__(self, *args: Any) -> None:
@@ -376,6 +387,7 @@ class HasTrainingLoop(CheckedParams, HasSeed, HasStepSize):
             shuffle=True,
             gradientAccumulationSteps=1,
             precision="float32",
+            compile=False,
         )
 
     def setBatchSize(self, value: int) -> Self:
@@ -449,6 +461,14 @@ class HasTrainingLoop(CheckedParams, HasSeed, HasStepSize):
     def getPrecision(self) -> str:
         """The value of `precision`, or its default."""
         return self.getOrDefault(self.precision)
+
+    def setCompile(self, value: bool) -> Self:
+        """Sets `compile`."""
+        return self._set(compile=value)
+
+    def getCompile(self) -> bool:
+        """The value of `compile`, or its default."""
+        return self.getOrDefault(self.compile)
 
 
 class HasWorkers(CheckedParams, HasCheckpointInterval):

@@ -21,7 +21,8 @@ def train(program: Mapping[str, Any], directory: Path) -> list[dict[str, Any]]:
     """Trains on two ranks with one thread each; returns each rank's `losses` and `weights` by name.
 
     `program` holds `model`, `loss`, `optimizer` (which is given the parameters), the `batches` of each rank,
-    and `autocasts` where forward and loss run under autocast to bfloat16.
+    and `half`, the type that forward and loss autocast to, if any. With float16 the loss is scaled, by
+    `scales` after each step.
     """
     (directory / "program.pkl").write_bytes(cloudpickle.dumps(dict(program)))
     port = str(free_port())
@@ -37,15 +38,19 @@ def train(program: Mapping[str, Any], directory: Path) -> list[dict[str, Any]]:
 def _train_rank(program: dict[str, Any], rank: int) -> dict[str, Any]:
     module = DistributedDataParallel(program["model"])
     optimizer = program["optimizer"](module.parameters())
-    losses = []
+    half = program.get("half")
+    scaler = torch.amp.GradScaler("cpu", enabled=half == torch.float16)
+    losses, scales = [], []
     for x, y in program["batches"][rank]:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=program.get("autocasts", False)):
+        with torch.autocast("cpu", dtype=half, enabled=half is not None):
             loss = program["loss"](module(x), y)
         optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
         losses.append(loss.item())
-    return {"losses": losses, "weights": module.module.state_dict()}
+        scales.append(scaler.get_scale())
+    return {"losses": losses, "scales": scales, "weights": module.module.state_dict()}
 
 
 def main(program: str, rank: str, port: str, result: str) -> None:

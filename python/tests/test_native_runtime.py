@@ -60,8 +60,10 @@ class Recorded:
         return loss
 
 
-def native_steps(job: dict[str, Any], program: NativeProgram, world_size: int, folder: Path) -> list[float]:
-    """The losses of the steps of a training by the program itself, without a launcher."""
+def native_lines(
+    job: dict[str, Any], program: NativeProgram, world_size: int, folder: Path
+) -> list[dict[str, Any]]:
+    """What rank 0 of a training by the program itself, without a launcher, tells: steps, then the result."""
     folder.mkdir()
     payload = program.payload([FEATURES])
     request = payload.request(job, b"", {}, True)
@@ -77,7 +79,12 @@ def native_steps(job: dict[str, Any], program: NativeProgram, world_size: int, f
     ]
     lines = [[json.loads(line) for line in rank.communicate(timeout=120)[0].splitlines()] for rank in ranks]
     assert all("result" in of_rank[-1] for of_rank in lines), lines
-    return [line["step"]["loss"] for line in lines[0] if "step" in line]
+    return lines[0]
+
+
+def native_steps(job: dict[str, Any], program: NativeProgram, world_size: int, folder: Path) -> list[float]:
+    """The losses of the steps."""
+    return [line["step"]["loss"] for line in native_lines(job, program, world_size, folder) if "step" in line]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -101,6 +108,29 @@ def test_the_first_hundred_losses_are_those_of_python(
     losses = native_steps(job, program, world_size, tmp_path / "native")
     assert len(losses) == num_steps
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_loss_is_scaled_as_in_python(tmp_path: Path, world_size: int) -> None:
+    """Labels so large that gradients overflow: the same steps are skipped, at the same scales."""
+    data = columns(16 * 40 * world_size)
+    data["y"] *= 100
+    shards = write_shards(tmp_path / "data", data, num_shards=2)
+    options = {"name": "adam", "options": {"lr": 0.02}}
+    params = {"numWorkers": world_size, "batchSize": 16, "numThreads": 1, "seed": 5, "gradientClipNorm": 1.0}
+    params |= {"precision": "fp16", "epochs": 2, "checkpointInterval": -1}
+    job = make_job(tmp_path / "work", shards, [tensor("x")], [tensor("y")], validation=shards, **params)
+    objects = {"model": net(), "loss": "mse", "optimizer": options}
+    python, _ = train(job, objects, world_size, tmp_path / "ranks")
+    program = NativeProgram(net(), {}, None, {"name": "mse", "options": {}}, options, [], None)
+    job["attempt"]["id"] = "a2"
+    native = native_lines(job, program, world_size, tmp_path / "native")[-1]["result"]
+    for ours, theirs in zip(native["history"]["epochs"], python["history"]["epochs"], strict=True):
+        assert ours["lossScale"] == theirs["lossScale"] and ours["skippedSteps"] == theirs["skippedSteps"]
+        for name in ("loss", "validationLoss"):
+            # A float16 has 11 bits: what the two round apart grows with the steps.
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-3)
+    assert native["history"]["epochs"][0]["skippedSteps"] > 0
 
 
 class Wide(nn.Module):

@@ -1,4 +1,4 @@
-"""`precision="bf16"` is torch's autocast: to the bit in one process and on two ranks against DDP."""
+"""`precision` is torch's autocast: to the bit in one process and on two ranks against DDP."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from flambeau._losses import build as build_loss
 from flambeau._metrics import build as build_metrics
+from flambeau._precision import tensor_float32
 
 NUM_STEPS, BATCH_SIZE = 40, 24
 
@@ -81,7 +82,7 @@ def test_one_rank_is_plain_autocast_to_the_bit(tmp_path: Path) -> None:
 def test_two_ranks_are_ddp_with_autocast_to_the_bit(tmp_path: Path) -> None:
     columns = rows(2)
     program = {"model": mlp(), "loss": nn.MSELoss(), "optimizer": optimizer, "batches": batches(columns, 2)}
-    theirs = ddp.train({**program, "autocasts": True}, tmp_path)
+    theirs = ddp.train({**program, "half": torch.bfloat16}, tmp_path)
     _, weights = ours(tmp_path, columns, 2)
     for name, weight in theirs[0]["weights"].items():
         assert weights[name].equal(weight), f"{name} differs from DDP's"
@@ -89,23 +90,42 @@ def test_two_ranks_are_ddp_with_autocast_to_the_bit(tmp_path: Path) -> None:
 
 def test_it_learns_what_float32_learns(tmp_path: Path) -> None:
     losses = {}
-    for precision in ("float32", "bf16"):
+    for precision in ("float32", "tf32", "bf16", "fp16"):
         columns = rows(1)
         columns["y"] -= 100
         result, _ = ours(tmp_path / precision, columns, 1, epochs=20, precision=precision, shuffle=True)
         losses[precision] = result["history"]["epochs"][-1]["validationLoss"]
-    assert losses["float32"] != losses["bf16"]
-    assert losses["bf16"] == pytest.approx(losses["float32"], rel=0.25, abs=0.02)
-    assert losses["bf16"] < 0.2
+    # A CPU has no TensorFloat-32.
+    assert losses["tf32"] == losses["float32"]
+    for precision in ("bf16", "fp16"):
+        assert losses[precision] != losses["float32"]
+        assert losses[precision] == pytest.approx(losses["float32"], rel=0.25, abs=0.02)
+        assert losses[precision] < 0.2
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("labels", [1, 2])
-def test_labels_are_not_rounded_to_bfloat16(labels: int) -> None:
-    output = torch.full((3, labels), 1000.0, dtype=torch.bfloat16)
-    columns = [torch.full((3,), 1001.0) for _ in range(labels)]
+def test_labels_are_not_rounded_to_a_half_type(labels: int, half: torch.dtype) -> None:
+    output = torch.full((3, labels), 4096.0, dtype=half)
+    columns = [torch.full((3,), 4097.0) for _ in range(labels)]
     loss, (metric,) = build_loss("mse"), build_metrics(["mae"])
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=half):
         value, _ = loss(output, columns, None, 3)
         sums = metric.update(output, columns, None, 3)
     assert value.dtype == torch.float32 and value.item() == 1.0
     assert metric.finish(sums.tolist()) == 1.0
+
+
+def test_tf32_is_set_for_gpus_alone_and_set_back() -> None:
+    def flags() -> tuple[bool, bool]:
+        return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+    before = flags()
+    assert before[0] is False
+    for precision, device in (("tf32", "cpu"), ("float32", "cuda"), ("bf16", "cuda")):
+        with tensor_float32(precision, torch.device(device)):
+            assert flags() == before
+    with pytest.raises(ZeroDivisionError), tensor_float32("tf32", torch.device("cuda")):
+        assert flags() == (True, True)
+        raise ZeroDivisionError
+    assert flags() == before

@@ -107,7 +107,7 @@ pub(crate) fn from_train(py: Python<'_>, error: TrainError, interruption: Option
         }
         (None, cause) => {
             let (kind, class) = match &cause {
-                Cause::Diverged { .. } => ("diverged", "DivergedError"),
+                Cause::Diverged { .. } | Cause::Overflow { .. } => ("diverged", "DivergedError"),
                 Cause::Cancelled => ("cancelled", "CancelledError"),
                 Cause::Io { .. } => ("data", "StoreError"),
                 Cause::Checkpoint { .. } => ("job", "FlambeauError"),

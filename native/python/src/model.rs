@@ -166,9 +166,11 @@ impl Model for PyModel {
     fn train_batch(&mut self, batch: Batch, micro: &MicroBatch) -> Result<LossSums, ModelError> {
         Python::attach(|py| {
             let (inputs, labels, weight, num_rows) = arguments(py, batch)?;
-            let sums = self
-                .train_batch
-                .call1(py, (inputs, labels, weight, num_rows, micro.reference))?;
+            let (reference, loss_scale) = (micro.reference, micro.loss_scale);
+            let sums = self.train_batch.call1(
+                py,
+                (inputs, labels, weight, num_rows, reference, loss_scale),
+            )?;
             Ok(loss_sums(sums.extract(py)?)?)
         })
     }
@@ -182,6 +184,13 @@ impl Model for PyModel {
             };
             self.optimizer_step
                 .call1(py, (used, context.learning_rate))?;
+            Ok(())
+        })
+    }
+
+    fn skip_step(&mut self) -> Result<(), ModelError> {
+        Python::attach(|py| {
+            self.adapter.call_method0(py, "skip_step")?;
             Ok(())
         })
     }
@@ -245,6 +254,10 @@ impl Model for PyModel {
             self.adapter.call_method1(py, "seed", (seed, step, rank))?;
             Ok(())
         })
+    }
+
+    fn warnings(&mut self) -> Result<Vec<String>, ModelError> {
+        Python::attach(|py| Ok(self.adapter.call_method0(py, "warnings")?.extract(py)?))
     }
 
     fn write_weights(&mut self, directory: &Path) -> Result<Vec<String>, ModelError> {

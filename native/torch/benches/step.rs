@@ -98,6 +98,7 @@ const MICRO: MicroBatch = MicroBatch {
     is_first: true,
     is_last: true,
     reference: 1.0,
+    loss_scale: 1.0,
 };
 
 fn job() -> Result<TrainingJob, Failure> {

@@ -76,11 +76,11 @@ void* flambeau_enter_inference_mode() {
   return new c10::InferenceMode(true);
 }
 
-// Autocast to bfloat16 on this thread until it is given back, on the same thread and in reverse order.
-Autocast* flambeau_enter_autocast() {
+// Autocast to a type on this thread until it is given back, on the same thread and in reverse order.
+Autocast* flambeau_enter_autocast(int scalar_type) {
   auto* before = new Autocast;
   at::autocast::set_autocast_enabled(at::kCPU, true);
-  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  at::autocast::set_autocast_dtype(at::kCPU, static_cast<at::ScalarType>(scalar_type));
   at::autocast::increment_nesting();
   return before;
 }

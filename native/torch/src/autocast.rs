@@ -1,18 +1,20 @@
 //! The type that forward and loss are computed in.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
 
 use flambeau_train::Precision;
 use tch::{Kind, Tensor};
 
+use crate::tensor::scalar_type;
+
 unsafe extern "C" {
-    fn flambeau_enter_autocast() -> *mut c_void;
+    fn flambeau_enter_autocast(scalar_type: c_int) -> *mut c_void;
     fn flambeau_leave_autocast(before: *mut c_void);
     fn flambeau_is_autocasting() -> bool;
 }
 
-/// Autocast to bfloat16 on this thread as long as it lives. The weights that it casts are kept as long.
+/// Autocast to a half type on this thread as long as it lives. The weights that it casts are kept as long.
 pub(crate) struct Autocast {
     before: *mut c_void,
     /// It ends on the thread that it began on.
@@ -22,14 +24,17 @@ pub(crate) struct Autocast {
 impl Autocast {
     /// What a precision asks for; `None` where it leaves the program as it is.
     pub(crate) fn of(precision: Precision) -> Option<Autocast> {
-        match precision {
-            Precision::Float32 => None,
-            Precision::Bf16 => Some(Autocast {
-                // SAFETY: it sets flags of this thread.
-                before: unsafe { flambeau_enter_autocast() },
-                not_send: PhantomData,
-            }),
-        }
+        let kind = match precision {
+            // Programs run on the CPU, which has no TensorFloat-32.
+            Precision::Float32 | Precision::Tf32 => return None,
+            Precision::Bf16 => Kind::BFloat16,
+            Precision::Fp16 => Kind::Half,
+        };
+        Some(Autocast {
+            // SAFETY: it sets flags of this thread.
+            before: unsafe { flambeau_enter_autocast(scalar_type(kind)) },
+            not_send: PhantomData,
+        })
     }
 }
 

@@ -11,7 +11,7 @@ use flambeau_train::{
     GradientReducer, LossSums, MicroBatch, Model, ModelError, ParameterInfo, Precision,
     StepContext, TensorRef,
 };
-use tch::Tensor;
+use tch::{Kind, TchError, Tensor};
 
 use crate::autocast::Autocast;
 use crate::error::TorchError;
@@ -125,17 +125,14 @@ impl TorchModel {
         })
     }
 
-    fn backward(&mut self, loss: &LossValue, reference: f64) -> Result<(), ModelError> {
+    fn backward(&mut self, loss: &LossValue, micro: &MicroBatch) -> Result<(), ModelError> {
         if !loss.value.requires_grad() {
             return Err(Box::new(detached(self.loss.name())));
         }
-        let factor = loss.denominator / reference;
+        let factor = micro.factor(loss.denominator);
         let backward = match factor == 1.0 {
             true => loss.value.f_backward(),
-            false => loss
-                .value
-                .f_mul_scalar(factor)
-                .and_then(|scaled| scaled.f_backward()),
+            false => scaled(&loss.value, factor).and_then(|scaled| scaled.f_backward()),
         };
         backward.map_err(|error| self.name_sparse(error.into()))?;
         let gradients = self
@@ -158,6 +155,14 @@ impl TorchModel {
                 parameter.name
             )),
         }
+    }
+}
+
+/// A loss times a factor, in a type that holds both.
+fn scaled(loss: &Tensor, factor: f64) -> Result<Tensor, TchError> {
+    match loss.kind() {
+        Kind::Half => loss.f_to_kind(Kind::Float)?.f_mul_scalar(factor),
+        _ => loss.f_mul_scalar(factor),
     }
 }
 
@@ -261,7 +266,7 @@ impl Model for TorchModel {
         let rows = Rows::new(batch)?;
         let (output, loss) = self.evaluate(&rows, true)?;
         if loss.denominator != 0.0 {
-            self.backward(&loss, micro.reference)?;
+            self.backward(&loss, micro)?;
         }
         Ok(self.sums(&output, &rows, &loss)?)
     }
@@ -286,6 +291,12 @@ impl Model for TorchModel {
         self.optimizer.step(&updates)?;
         drop(updates);
         gradients.clear();
+        Ok(())
+    }
+
+    fn skip_step(&mut self) -> Result<(), ModelError> {
+        let gradients = self.gradients.as_mut();
+        gradients.ok_or("a step came before the reducer")?.clear();
         Ok(())
     }
 

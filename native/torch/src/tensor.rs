@@ -88,7 +88,7 @@ pub(crate) fn kind_of(dtype: DType) -> Kind {
 }
 
 /// torch's number of a type that memory of ours may have.
-fn scalar_type(kind: Kind) -> i32 {
+pub(crate) fn scalar_type(kind: Kind) -> i32 {
     match kind {
         Kind::Uint8 => 0,
         Kind::Int64 => 4,

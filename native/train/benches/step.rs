@@ -76,6 +76,10 @@ impl Model for Idle {
         Ok(())
     }
 
+    fn skip_step(&mut self) -> Result<(), ModelError> {
+        Ok(())
+    }
+
     fn evaluate_batch(&mut self, _: Batch) -> Result<LossSums, ModelError> {
         Ok(LossSums::default())
     }

@@ -2,7 +2,7 @@
 //!
 //! A checkpoint is a directory `<workDir>/attempts/<id>/checkpoints/<step>/` with `shared.bin` (the model and the
 //! optimizer), one `rank-<rank>.bin` for each rank (random generators), `state.json` (where training is, the sums of
-//! the running epoch, the history), and, written last, `COMMITTED`, which lists all parts with size and SHA-256.
+//! the running epoch, the history, the loss scale), and, written last, `COMMITTED`, which lists all parts with size and SHA-256.
 //! Without `COMMITTED` there is no checkpoint.
 
 use bytes::Bytes;
@@ -13,6 +13,7 @@ use sha2::{Digest, Sha256};
 
 use crate::error::Cause;
 use crate::history::History;
+use crate::scaler::LossScaler;
 
 const FORMAT: u32 = 1;
 const MARKER: &str = "COMMITTED";
@@ -169,6 +170,8 @@ pub(crate) struct State {
     pub(crate) fixed: Fixed,
     pub(crate) position: Position,
     pub(crate) history: History,
+    /// With precision fp16.
+    pub(crate) scaler: Option<LossScaler>,
 }
 
 impl State {
@@ -177,6 +180,7 @@ impl State {
         fixed: Fixed,
         position: Position,
         history: History,
+        scaler: Option<LossScaler>,
     ) -> State {
         State {
             format: FORMAT,
@@ -185,6 +189,7 @@ impl State {
             fixed,
             position,
             history,
+            scaler,
         }
     }
 }

@@ -37,6 +37,43 @@ pub(crate) unsafe fn scale(ptr: *mut c_void, numel: usize, dtype: DType, factor:
     }
 }
 
+/// Multiplies `numel` elements by `factor` and tells whether all products are finite.
+///
+/// # Safety
+///
+/// As for [`scale`].
+pub(crate) unsafe fn unscale(ptr: *mut c_void, numel: usize, dtype: DType, factor: f64) -> bool {
+    let single = factor as f32;
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match dtype {
+            DType::Float32 => elements_mut::<f32>(ptr, numel)
+                .iter_mut()
+                .fold(true, |finite, x| {
+                    *x *= single;
+                    finite & x.is_finite()
+                }),
+            DType::Float64 => elements_mut::<f64>(ptr, numel)
+                .iter_mut()
+                .fold(true, |finite, x| {
+                    *x *= factor;
+                    finite & x.is_finite()
+                }),
+            DType::BFloat16 => {
+                elements_mut::<bf16>(ptr, numel)
+                    .iter_mut()
+                    .fold(true, |finite, x| {
+                        *x = bf16::from_f32(x.to_f32() * single);
+                        finite & x.is_finite()
+                    })
+            }
+            DType::Float16 | DType::Int64 | DType::UInt8 => {
+                unreachable!("with loss scaling, gradients of other types are refused")
+            }
+        }
+    }
+}
+
 /// The sum of the squares of `numel` elements, in float64 and in a fixed order.
 ///
 /// # Safety

@@ -50,7 +50,7 @@ pub enum ErrorKind {
     Collective,
     /// The model: a user's exception.
     Model,
-    /// The loss is not a finite number.
+    /// The loss is not a finite number, or its gradients are not.
     Diverged,
     /// Cancelled by the driver or interrupted.
     Cancelled,
@@ -76,11 +76,24 @@ pub enum Cause {
     Model(#[source] ModelError),
     /// The loss of the step, over all ranks, is NaN or infinite. All ranks report the same step.
     #[error(
-        "the loss is {loss} at this step; a smaller stepSize, gradientClipNorm or scaled features may help"
+        "the loss is {loss} at this step; a smaller stepSize, gradientClipNorm or scaled features may help{}",
+        if *.in_float16 { ", or precision bf16: float16 ends at 65504" } else { "" }
     )]
     Diverged {
         /// The loss.
         loss: f64,
+        /// Whether precision is fp16.
+        in_float16: bool,
+    },
+    /// Gradients overflow float16, or are no numbers, however small the scale of the loss. All ranks report the same
+    /// step.
+    #[error(
+        "the gradients are not finite at this step, even with the loss scaled by {scale}; precision bf16 or float32, \
+         a smaller stepSize or scaled features may help"
+    )]
+    Overflow {
+        /// The loss scale.
+        scale: f64,
     },
     /// Cancelled; all ranks stopped after the same step.
     #[error("training was cancelled")]
@@ -132,7 +145,7 @@ impl Cause {
             }
             Cause::Collective(_) => ErrorKind::Collective,
             Cause::Model(_) | Cause::ModelMismatch(_) => ErrorKind::Model,
-            Cause::Diverged { .. } => ErrorKind::Diverged,
+            Cause::Diverged { .. } | Cause::Overflow { .. } => ErrorKind::Diverged,
             Cause::Cancelled => ErrorKind::Cancelled,
             Cause::Replicas { .. } => ErrorKind::Replicas,
         }
@@ -145,7 +158,11 @@ impl Cause {
     pub(crate) fn is_common(&self) -> bool {
         matches!(
             self,
-            Cause::Job(_) | Cause::Diverged { .. } | Cause::Cancelled | Cause::Replicas { .. }
+            Cause::Job(_)
+                | Cause::Diverged { .. }
+                | Cause::Overflow { .. }
+                | Cause::Cancelled
+                | Cause::Replicas { .. }
         )
     }
 }

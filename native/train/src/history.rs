@@ -28,6 +28,16 @@ pub struct StepTimes {
     pub optimizer_seconds: f64,
 }
 
+/// What dynamic loss scaling came to in an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LossScaling {
+    /// What the loss is multiplied by, at the end of the epoch.
+    pub loss_scale: f64,
+    /// Steps of this epoch in which gradients overflowed, and the optimizer took no step.
+    pub skipped_steps: u64,
+}
+
 /// What one epoch came to. Losses and metrics are those of all rows of all ranks: sums divided once, never averages
 /// of batches.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,7 +45,7 @@ pub struct StepTimes {
 pub struct EpochRecord {
     /// The epoch, counted from 0.
     pub epoch: u64,
-    /// Optimizer steps taken since the training began, at the end of this epoch.
+    /// Optimizer steps since the training began, at the end of this epoch; those that an overflow skipped count.
     pub steps: u64,
     /// Training rows seen in this epoch, over all ranks.
     pub num_rows: u64,
@@ -47,6 +57,9 @@ pub struct EpochRecord {
     /// Where rank 0's seconds went.
     #[serde(flatten, default)]
     pub times: StepTimes,
+    /// With precision fp16.
+    #[serde(flatten)]
+    pub scaling: Option<LossScaling>,
     /// The mean training loss, each batch's at the parameters it met. `None` where every denominator was 0.
     pub loss: Option<f64>,
     /// Training metrics, gathered like the loss.

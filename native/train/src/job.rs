@@ -146,6 +146,13 @@ impl TrainingJob {
         if params.checkpoint_interval == 0 {
             return refuse("checkpointInterval", "0".into(), "-1, or at least 1".into());
         }
+        if params.compile && self.program.is_some() {
+            return refuse(
+                "compile",
+                "true".into(),
+                "false for the native runtime, whose programs are compiled already".into(),
+            );
+        }
         let (lanes, workers) = (params.lanes(), params.num_workers);
         if lanes < workers {
             return refuse(

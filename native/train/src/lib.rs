@@ -23,6 +23,7 @@ mod program;
 mod reducer;
 mod replicas;
 mod result;
+mod scaler;
 mod schedule;
 mod step;
 mod sums;
@@ -32,7 +33,7 @@ mod worker;
 
 pub use error::{Cause, ErrorKind, JobError, TrainError, error_chain};
 pub use events::{Event, Progress, Start};
-pub use history::{EpochRecord, History, NamedValue, StepTimes};
+pub use history::{EpochRecord, History, LossScaling, NamedValue, StepTimes};
 pub use hooks::{Hooks, Interrupt, Listener};
 pub use host::num_threads;
 pub use job::{Attempt, FORMAT, JobData, TrainingJob};

@@ -69,9 +69,18 @@ pub struct MicroBatch {
     pub is_first: bool,
     /// Whether this is the last batch of the step: gradients are reduced as they become ready.
     pub is_last: bool,
-    /// Rows of the whole step over all ranks, divided by the number of ranks. The model calls backward on
-    /// `(numerator / denominator) * (denominator / reference)`, leaving the second factor out where it is 1.
+    /// Rows of the whole step over all ranks, divided by the number of ranks.
     pub reference: f64,
+    /// What gradients are scaled by, a power of two: 1 without loss scaling.
+    pub loss_scale: f64,
+}
+
+impl MicroBatch {
+    /// What the model multiplies the mean loss of its rows, `numerator / denominator`, by before backward; a factor of
+    /// 1 is left out.
+    pub fn factor(&self, denominator: f64) -> f64 {
+        denominator / self.reference * self.loss_scale
+    }
 }
 
 /// What the optimizer needs to know of its step.
@@ -101,7 +110,8 @@ pub struct StepReport {
     pub num_rows: u64,
     /// The mean loss of the step. `None` where the denominator is 0, in which case the optimizer took no step.
     pub loss: Option<f64>,
-    /// 2-norm of all gradients before clipping; `None` where `gradientClipNorm` is not set.
+    /// 2-norm of all gradients before clipping; `None` where `gradientClipNorm` is not set, and where the gradients
+    /// overflowed.
     pub gradient_norm: Option<f64>,
 }
 
@@ -145,6 +155,9 @@ pub trait Model {
     /// One step of the optimizer on the reduced gradients, after which there are no gradients.
     fn optimizer_step(&mut self, context: &StepContext<'_>) -> Result<(), ModelError>;
 
+    /// In place of [`optimizer_step`](Model::optimizer_step) where the reduced gradients overflowed: they are dropped.
+    fn skip_step(&mut self) -> Result<(), ModelError>;
+
     /// Forward and loss in evaluation mode, without gradients.
     fn evaluate_batch(&mut self, batch: Batch) -> Result<LossSums, ModelError>;
 
@@ -170,6 +183,12 @@ pub trait Model {
     /// Writes the weights into `directory`, which is empty, and returns the names of the files written; the first is
     /// the one with the weights. Called on rank 0 at the end.
     fn write_weights(&mut self, directory: &Path) -> Result<Vec<String>, ModelError>;
+
+    /// What the user should know although nothing failed, such as a module that could not be compiled. Called on every
+    /// rank at the end.
+    fn warnings(&mut self) -> Result<Vec<String>, ModelError> {
+        Ok(vec![])
+    }
 
     /// Called on every rank after each step.
     fn on_step_end(&mut self, report: &StepReport) -> Result<(), ModelError> {

@@ -29,8 +29,12 @@ pub enum Precision {
     /// As the module has it.
     #[default]
     Float32,
+    /// As the module has it; on a GPU with TensorFloat-32 in matrix products and convolutions.
+    Tf32,
     /// Mixed: torch's autocast to bfloat16.
     Bf16,
+    /// Mixed: torch's autocast to float16, with dynamic loss scaling.
+    Fp16,
 }
 
 impl JsonSchema for Precision {
@@ -43,7 +47,7 @@ impl JsonSchema for Precision {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "enum": ["float32", "bf16"] })
+        json_schema!({ "type": "string", "enum": ["float32", "tf32", "bf16", "fp16"] })
     }
 }
 
@@ -200,12 +204,19 @@ pub struct TrainingParams {
     #[schemars(title = "Gradient clip norm", extend("exclusiveMinimum" = 0.0))]
     pub gradient_clip_norm: Option<f64>,
 
-    /// Type that forward and loss are computed in: float32, which leaves the module as it is, or bf16, which runs both
-    /// under torch's autocast to bfloat16 while weights, gradients and optimizer keep their type. bf16 is faster on
-    /// processors with AMX or AVX-512 BF16 instructions, and slower, not wrong, on others. The fitted model predicts in
-    /// the module's own type.
+    /// Type that forward and loss are computed in: float32, which leaves the module as it is; tf32, which is float32
+    /// but for the matrix products and convolutions of GPUs, and float32 to the bit on a CPU; bf16 or fp16, which run
+    /// both under torch's autocast to bfloat16 or float16 while weights, gradients and optimizer keep their type, fp16
+    /// with dynamic loss scaling. bf16 is faster on processors with AMX or AVX-512 BF16 instructions, fp16 on those
+    /// with AVX-512 FP16; both are slower, not wrong, on others. The fitted model predicts in the module's own type.
     #[schemars(title = "Precision")]
     pub precision: Precision,
+
+    /// Whether the module is compiled by torch.compile for training. Where that fails it trains as it is, and a warning
+    /// says why. The fitted model holds the module as it was given. The native runtime, whose programs are compiled
+    /// already, refuses it.
+    #[schemars(title = "Compile")]
+    pub compile: bool,
 
     /// Number of epochs between checkpoints, from the newest of which training goes on after a worker was lost.
     /// -1 turns checkpoints at the end of epochs off.
@@ -289,6 +300,7 @@ impl Default for TrainingParams {
             gradient_accumulation_steps: 1,
             gradient_clip_norm: None,
             precision: Precision::Float32,
+            compile: false,
             checkpoint_interval: 1,
             checkpoint_steps: None,
             max_restarts: 3,

@@ -333,6 +333,16 @@ impl GradientReducer {
         }
     }
 
+    /// Multiplies all gradients by `factor` and tells whether they are finite, which is the same on every rank; where
+    /// they are not, some are left as they were. There are no gradients of type float16.
+    pub(crate) fn unscale(&self, factor: f64) -> bool {
+        let mut buckets = self.layout.buckets.iter().enumerate();
+        // SAFETY: as in `scale`.
+        buckets.all(|(bucket, info)| unsafe {
+            elements::unscale(self.bucket_ptr(bucket), info.numel, info.dtype, factor)
+        })
+    }
+
     /// Scales all gradients down so that their 2-norm is at most `max_norm`, by the factor
     /// `min(1, max_norm / (norm + 1e-6))` of PyTorch's `clip_grad_norm_`. Returns the norm before.
     ///

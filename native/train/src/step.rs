@@ -3,15 +3,16 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use flambeau_collective::ProcessGroup;
+use flambeau_collective::{DType, ProcessGroup};
 use flambeau_data::BatchReader;
 
-use crate::error::Cause;
+use crate::error::{Cause, JobError};
 use crate::history::StepTimes;
 use crate::hooks::Hooks;
 use crate::layout::BucketLayout;
-use crate::model::{MicroBatch, Model, ModelError, StepContext};
+use crate::model::{MicroBatch, Model, ModelError, ParameterInfo, StepContext};
 use crate::reducer::{GradientReducer, ReducerOptions};
+use crate::scaler::LossScaler;
 use crate::schedule::Schedule;
 use crate::sums::LossTotals;
 
@@ -62,6 +63,8 @@ pub(crate) struct Stepper<'a> {
     group: ProcessGroup,
     reducer: Arc<GradientReducer>,
     settings: StepSettings,
+    /// With precision fp16.
+    pub(crate) scaler: Option<LossScaler>,
     hooks: Hooks,
     totals: LossTotals,
     /// The totals, then the cancel flag: what is reduced in each step.
@@ -77,9 +80,13 @@ impl<'a> Stepper<'a> {
         model: &'a mut dyn Model,
         group: ProcessGroup,
         settings: StepSettings,
+        scaler: Option<LossScaler>,
         hooks: Hooks,
     ) -> Result<Stepper<'a>, Cause> {
         let parameters = model.parameters().map_err(Cause::Model)?;
+        if scaler.is_some() {
+            check_unscaled(&parameters)?;
+        }
         let totals = LossTotals::new(model.num_metric_sums().map_err(Cause::Model)?);
         let reducer = Arc::new(GradientReducer::new(
             group.clone(),
@@ -94,6 +101,7 @@ impl<'a> Stepper<'a> {
             group,
             reducer,
             settings,
+            scaler,
             hooks,
             totals,
             vector,
@@ -116,7 +124,8 @@ impl<'a> Stepper<'a> {
     ///
     /// # Errors
     ///
-    /// [`Cause::Diverged`] on all ranks where the reduced loss is not finite; the optimizer has not stepped then.
+    /// [`Cause::Diverged`] on all ranks where the reduced loss is not finite, [`Cause::Overflow`] where the gradients
+    /// overflow at the smallest loss scale; the optimizer has not stepped then.
     pub(crate) fn step(
         &mut self,
         reader: &mut BatchReader,
@@ -124,6 +133,7 @@ impl<'a> Stepper<'a> {
     ) -> Result<StepOutcome, Cause> {
         self.totals.clear();
         let reference = plan.num_rows as f64 / self.group.world_size() as f64;
+        let loss_scale = self.scaler.map_or(1.0, |scaler| scaler.scale());
         let mut watch = Stopwatch(Instant::now());
         for micro in 0..plan.num_batches {
             let expected = plan.first_batch + u64::from(micro);
@@ -139,6 +149,7 @@ impl<'a> Stepper<'a> {
                 is_first: micro == 0,
                 is_last: micro + 1 == plan.num_batches,
                 reference,
+                loss_scale,
             };
             self.reducer.begin(micro.is_first, micro.is_last);
             // A rank without rows has nothing to compute: its gradients count as zeros.
@@ -165,14 +176,18 @@ impl<'a> Stepper<'a> {
         };
         if let Some(loss) = loss {
             if !loss.is_finite() {
-                return Err(Cause::Diverged { loss });
+                let in_float16 = self.scaler.is_some();
+                return Err(Cause::Diverged { loss, in_float16 });
             }
-            self.reducer.scale(plan.num_rows as f64 / denominator);
-            outcome.gradient_norm = self
-                .settings
-                .clip_norm
-                .map(|max_norm| self.reducer.clip(max_norm));
-            self.optimize(plan)?;
+            if self.correct(plan.num_rows as f64 / denominator)? {
+                outcome.gradient_norm = self
+                    .settings
+                    .clip_norm
+                    .map(|max_norm| self.reducer.clip(max_norm));
+                self.optimize(plan)?;
+            } else {
+                self.model.skip_step().map_err(Cause::Model)?;
+            }
             self.times.optimizer_seconds += watch.lap();
         }
         if std::mem::take(&mut self.is_first) {
@@ -186,6 +201,22 @@ impl<'a> Stepper<'a> {
         self.vector[..num].copy_from_slice(self.totals.as_mut_slice());
         self.vector[num] = if self.hooks.is_cancelled() { 1.0 } else { 0.0 };
         Ok(self.reducer.finish(&mut self.vector)?)
+    }
+
+    /// Multiplies the reduced gradients by `factor` and takes the loss scale off them. Returns whether the optimizer
+    /// may step: without loss scaling it always may.
+    fn correct(&mut self, factor: f64) -> Result<bool, Cause> {
+        let Some(scaler) = &mut self.scaler else {
+            self.reducer.scale(factor);
+            return Ok(true);
+        };
+        let is_finite = self.reducer.unscale(factor / scaler.scale());
+        if is_finite {
+            scaler.count_good();
+        } else {
+            scaler.count_overflow()?;
+        }
+        Ok(is_finite)
     }
 
     fn optimize(&mut self, plan: &StepPlan) -> Result<(), Cause> {
@@ -242,5 +273,23 @@ impl<'a> Stepper<'a> {
         self.reducer
             .failure()
             .map_or_else(|| Cause::Model(error), Cause::Collective)
+    }
+}
+
+/// Refuses parameters whose own gradients are float16, which cannot hold what they are divided by, as PyTorch does.
+fn check_unscaled(parameters: &[ParameterInfo]) -> Result<(), JobError> {
+    match parameters
+        .iter()
+        .find(|parameter| parameter.dtype == DType::Float16)
+    {
+        None => Ok(()),
+        Some(parameter) => Err(JobError::Invalid {
+            param: "precision".into(),
+            value: "fp16".into(),
+            allowed: format!(
+                "float32 for a module whose weights are float16, such as {}; or give the module in float32",
+                parameter.name
+            ),
+        }),
     }
 }

@@ -16,9 +16,11 @@ use crate::hooks::{Hooks, Listener};
 use crate::host;
 use crate::job::TrainingJob;
 use crate::model::{EpochReport, Model, StepReport};
+use crate::params::Precision;
 use crate::reducer::ReducerOptions;
 use crate::replicas::{self, Which};
 use crate::result::TrainingResult;
+use crate::scaler::LossScaler;
 use crate::schedule::Schedule;
 use crate::step::{StepPlan, StepSettings, Stepper};
 use crate::sums::LossTotals;
@@ -109,7 +111,7 @@ impl<'a> Worker<'a> {
         replicas::check_same_model(model, &group)?;
         let num_metrics = model.num_metric_sums().map_err(Cause::Model)?;
         let fixed = fixed(&job, &datasets.train, num_metrics);
-        let (position, history) = match &job.attempt.resume {
+        let (position, history, scaler) = match &job.attempt.resume {
             None => {
                 replicas::broadcast(model, &group, Which::All)?;
                 model
@@ -125,6 +127,7 @@ impl<'a> Worker<'a> {
                         totals,
                     },
                     History::default(),
+                    None,
                 )
             }
             Some(uri) => {
@@ -141,8 +144,9 @@ impl<'a> Worker<'a> {
                 ..ReducerOptions::default()
             },
         };
+        let scaler = (params.precision == Precision::Fp16).then(|| scaler.unwrap_or_default());
         let (on_event, on_step) = (hooks.on_event.clone(), hooks.on_step.clone());
-        let stepper = Stepper::new(model, group.clone(), settings, hooks)?;
+        let stepper = Stepper::new(model, group.clone(), settings, scaler, hooks)?;
         let events = (rank == 0).then(|| {
             EventWriter::new(store.clone(), format!("{}/events", job.attempt.directory()))
         });
@@ -178,6 +182,7 @@ impl<'a> Worker<'a> {
             )?),
             _ => None,
         };
+        run.warnings.extend(model.warnings().map_err(Cause::Model)?);
         run.tell(Event::End);
         if let Some(events) = &mut run.events {
             run.warnings.extend(events.close().err());
@@ -367,6 +372,7 @@ impl Run<'_> {
             seconds: pace.seconds,
             rows_per_second: pace.rows_per_second,
             times: pace.times,
+            scaling: self.stepper.scaler.as_mut().map(LossScaler::end_epoch),
             loss: totals.mean(),
             metrics,
             validation_loss: validation.loss,
@@ -424,6 +430,7 @@ impl Run<'_> {
             self.fixed.clone(),
             self.position.clone(),
             self.history.clone(),
+            self.stepper.scaler,
         );
         self.warnings.extend(
             self.checkpoints
@@ -499,13 +506,18 @@ fn resume(
     job: &TrainingJob,
     group: &ProcessGroup,
     model: &mut dyn Model,
-) -> Result<(Position, History), Cause> {
-    let position = checkpoint.state.position;
+) -> Result<(Position, History, Option<LossScaler>), Cause> {
+    let State {
+        position,
+        history,
+        scaler,
+        ..
+    } = checkpoint.state;
     model.load_state(&checkpoint.shared).map_err(Cause::Model)?;
     match &checkpoint.rank_state {
         Some(state) => model.load_rank_state(state),
         None => model.seed(job.params.seed as u64, position.step, group.rank()),
     }
     .map_err(Cause::Model)?;
-    Ok((position, checkpoint.state.history))
+    Ok((position, history, scaler))
 }

@@ -134,6 +134,7 @@ fn sparse_gradients_are_refused_by_name() {
         is_first: true,
         is_last: true,
         reference: 1.0,
+        loss_scale: 1.0,
     };
     let error = trainer
         .model
@@ -170,6 +171,7 @@ fn a_class_label_outside_of_the_classes_is_named() {
             is_first: true,
             is_last: true,
             reference: 1.0,
+            loss_scale: 1.0,
         };
         trainer
             .model

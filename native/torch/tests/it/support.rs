@@ -201,6 +201,7 @@ impl Trainer {
             is_first: micro == 0,
             is_last,
             reference: num_rows as f64,
+            loss_scale: 1.0,
         };
         self.model.train_batch(batch, &context).unwrap()
     }

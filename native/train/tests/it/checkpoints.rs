@@ -34,10 +34,16 @@ fn checkpoints_of(bench: &Bench, attempt: &str) -> Vec<PathBuf> {
 }
 
 /// Trains up to a step and fails there, as if it were killed.
-fn stop_at(bench: &Bench, job: &TrainingJob, world_size: usize, step: u64) -> Option<String> {
+fn stop_at(
+    bench: &Bench,
+    job: &TrainingJob,
+    world_size: usize,
+    config: &Config,
+    step: u64,
+) -> Option<String> {
     let faulty = Config {
         fault: Some(Fault::Error { step }),
-        ..config()
+        ..config.clone()
     };
     let outcomes = try_train(job, world_size, |_| faulty.clone(), |_| Default::default());
     assert!(outcomes.iter().all(|outcome| outcome.result.is_err()));
@@ -70,24 +76,50 @@ fn assert_same_end(outcomes: &[Outcome], unbroken: &[Outcome]) {
     }
 }
 
+/// Stops a run at many steps, goes on from the newest checkpoint, and returns the run that was never stopped.
+fn assert_resumes(params: &Value, world_size: usize, config: &Config) -> Vec<Outcome> {
+    let bench = Bench::new(97, 31);
+    let job = |attempt: &str| bench.job(attempt, params.clone(), false);
+    let unbroken = train(&job("unbroken"), world_size, config);
+    // Five steps an epoch: stops before and after checkpoints in the middle and at the end of an epoch.
+    for step in [3, 4, 5, 6, 8, 9, 10, 12, 13, 14] {
+        let stopped = job(&format!("stopped-{step}"));
+        let newest = stop_at(&bench, &stopped, world_size, config, step);
+        assert_eq!(newest.is_some(), step >= 4, "step {step}: {newest:?}");
+        let mut resumed = job(&format!("resumed-{step}"));
+        resumed.attempt.resume = newest;
+        assert_same_end(&train(&resumed, world_size, config), &unbroken);
+    }
+    unbroken
+}
+
 #[test]
 fn a_resumed_run_ends_as_one_that_was_never_stopped_to_the_bit() {
     for world_size in [1, 2] {
-        let bench = Bench::new(97, 31);
-        let unbroken = train(
-            &bench.job("unbroken", params(world_size), false),
-            world_size,
-            &config(),
+        assert_resumes(&params(world_size), world_size, &config());
+    }
+}
+
+#[test]
+fn the_loss_scale_and_the_skipped_steps_go_on_too() {
+    for world_size in [1, 2] {
+        let mut params = params(world_size);
+        params["precision"] = json!("fp16");
+        let config = Config {
+            limit: 20.0,
+            ..config()
+        };
+        let unbroken = assert_resumes(&params, world_size, &config);
+        let epochs = &unbroken[0].result.as_ref().unwrap().history.epochs;
+        let skipped: Vec<u64> = epochs
+            .iter()
+            .map(|epoch| epoch.scaling.unwrap().skipped_steps)
+            .collect();
+        // The scale changes before and after checkpoints, and steps are taken in the end.
+        assert!(
+            skipped[0] == 5 && skipped[1] > 0 && skipped[2] < 5,
+            "{skipped:?}"
         );
-        // Five steps an epoch: stops before and after checkpoints in the middle and at the end of an epoch.
-        for step in [3, 4, 5, 6, 8, 9, 10, 12, 13, 14] {
-            let stopped = bench.job(&format!("stopped-{step}"), params(world_size), false);
-            let newest = stop_at(&bench, &stopped, world_size, step);
-            assert_eq!(newest.is_some(), step >= 4, "step {step}: {newest:?}");
-            let mut resumed = bench.job(&format!("resumed-{step}"), params(world_size), false);
-            resumed.attempt.resume = newest;
-            assert_same_end(&train(&resumed, world_size, &config()), &unbroken);
-        }
     }
 }
 
@@ -99,7 +131,7 @@ fn a_resume_of_a_resume_keeps_the_history() {
     for (number, step) in [6, 11, 13].into_iter().enumerate() {
         let mut job = bench.job(&format!("part-{number}"), params(2), false);
         job.attempt.resume = resume;
-        resume = stop_at(&bench, &job, 2, step);
+        resume = stop_at(&bench, &job, 2, &config(), step);
         assert!(resume.is_some());
     }
     let mut job = bench.job("last", params(2), false);

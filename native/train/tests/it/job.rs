@@ -103,8 +103,8 @@ fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowe
         ),
         (
             "precision",
-            json!("tf32"),
-            "precision is \"tf32\", but must be one of float32, bf16",
+            json!("float16"),
+            "precision is \"float16\", but must be one of float32, tf32, bf16, fp16",
         ),
         ("verifyReplicas", json!("no"), "verifyReplicas is \"no\""),
         ("numThreads", json!(0), "numThreads is 0"),

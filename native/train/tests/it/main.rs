@@ -10,4 +10,5 @@ mod parity;
 mod records;
 mod reducer;
 mod reference;
+mod scaling;
 mod support;

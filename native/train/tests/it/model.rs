@@ -53,6 +53,8 @@ pub struct Config {
     pub fault: Option<Fault>,
     /// Gradients become ready in registration order, which no reducer expects.
     pub is_forward: bool,
+    /// Gradients beyond this are infinite, as those beyond 65504 are in float16.
+    pub limit: f64,
 }
 
 impl Config {
@@ -64,6 +66,7 @@ impl Config {
             noise: false,
             fault: None,
             is_forward: false,
+            limit: f64::INFINITY,
         }
     }
 }
@@ -328,16 +331,18 @@ impl Model for TestModel {
         if sums.denominator == 0.0 {
             return Ok(sums);
         }
-        let factor = if sums.denominator == micro.reference {
-            1.0
-        } else {
-            sums.denominator / micro.reference
-        };
+        let factor = micro.factor(sums.denominator);
         let weights = Self::weights(&batch);
         let mut gradients: Vec<Vec<f64>> = self.values.iter().map(|v| vec![0.0; v.len()]).collect();
         for (row, x) in x.chunks(NUM_INPUTS).enumerate() {
             let delta = 2.0 * weights[row] * errors[row] / sums.denominator * factor;
             self.row(x, Some((&mut gradients, delta)));
+        }
+        let limit = self.config.limit;
+        for gradient in gradients.iter_mut().flatten() {
+            if gradient.abs() > limit {
+                *gradient = f64::INFINITY.copysign(*gradient);
+            }
         }
         let gate_used = x
             .chunks(NUM_INPUTS)
@@ -415,6 +420,10 @@ impl Model for TestModel {
         if self.config.fault == Some(Fault::Drift { step: context.step }) {
             self.values[0][0] = f64::from_bits(self.values[0][0].to_bits() ^ 1);
         }
+        Ok(())
+    }
+
+    fn skip_step(&mut self) -> Result<(), ModelError> {
         Ok(())
     }
 

@@ -26,7 +26,9 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     * `epoch` (from 0), `steps`, `num_rows`, `seconds`, `rows_per_second`, `loss`, each metric by its name, and with
     * validation rows `val_loss` and `val_<metric>`. NaN stands where a value was not a finite number. `data_seconds`,
     * `model_seconds` (forward, loss and backward), `reduce_seconds` (waiting for slower workers included) and
-    * `optimizer_seconds` tell where the first worker's `seconds` went; models of older versions have none.
+    * `optimizer_seconds` tell where the first worker's `seconds` went; models of older versions have none. With
+    * precision fp16, `loss_scale` is what the loss was multiplied by at the end of the epoch, and `skipped_steps` how
+    * many of its steps overflowed and were skipped.
     */
   def history: Map[String, Array[Double]] = History.columns(trained.history)
 

@@ -115,6 +115,8 @@ private[flambeau] object History {
     "modelSeconds" -> "model_seconds",
     "reduceSeconds" -> "reduce_seconds",
     "optimizerSeconds" -> "optimizer_seconds",
+    "lossScale" -> "loss_scale",
+    "skippedSteps" -> "skipped_steps",
     "loss" -> "loss"
   )
 

@@ -115,11 +115,13 @@ trait HasTrainingLoop extends CheckedParams with HasSeed with HasStepSize {
   final val precision: Param[String] = new Param[String](
     this,
     "precision",
-    "Type that forward and loss are computed in: float32, which leaves the module as it is, or bf16, " +
-      "which runs both under torch's autocast to bfloat16 while weights, gradients and optimizer keep " +
-      "their type. bf16 is faster on processors with AMX or AVX-512 BF16 instructions, and slower, not " +
-      "wrong, on others. The fitted model predicts in the module's own type.",
-    Check.OneOf("float32", "bf16").of("precision")
+    "Type that forward and loss are computed in: float32, which leaves the module as it is; tf32, " +
+      "which is float32 but for the matrix products and convolutions of GPUs, and float32 to the bit on" +
+      " a CPU; bf16 or fp16, which run both under torch's autocast to bfloat16 or float16 while " +
+      "weights, gradients and optimizer keep their type, fp16 with dynamic loss scaling. bf16 is faster" +
+      " on processors with AMX or AVX-512 BF16 instructions, fp16 on those with AVX-512 FP16; both are " +
+      "slower, not wrong, on others. The fitted model predicts in the module's own type.",
+    Check.OneOf("float32", "tf32", "bf16", "fp16").of("precision")
   )
 
   /** Sets `precision`. */
@@ -127,6 +129,20 @@ trait HasTrainingLoop extends CheckedParams with HasSeed with HasStepSize {
 
   /** The value of `precision`, or its default. */
   def getPrecision: String = $(precision)
+
+  final val compile: BooleanParam = new BooleanParam(
+    this,
+    "compile",
+    "Whether the module is compiled by torch.compile for training. Where that fails it trains as it " +
+      "is, and a warning says why. The fitted model holds the module as it was given. The native " +
+      "runtime, whose programs are compiled already, refuses it."
+  )
+
+  /** Sets `compile`. */
+  def setCompile(value: Boolean): this.type = setChecked(compile, value)
+
+  /** The value of `compile`, or its default. */
+  def getCompile: Boolean = $(compile)
 
   final val initialModel: Param[String] = new Param[String](
     this,
@@ -149,7 +165,8 @@ trait HasTrainingLoop extends CheckedParams with HasSeed with HasStepSize {
     seed -> 0L,
     shuffle -> true,
     gradientAccumulationSteps -> 1,
-    precision -> "float32"
+    precision -> "float32",
+    compile -> false
   )
 }
 

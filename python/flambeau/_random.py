@@ -1,0 +1,40 @@
+"""The random generators of a process that a module may draw from: torch's, CUDA's, numpy's and Python's."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def seed(seed: int, step: int, rank: int) -> None:
+    """Seeds all of them from (seed, step, rank) alone."""
+    digest = hashlib.sha256(f"{seed}:{step}:{rank}".encode()).digest()
+    random.seed(digest)
+    np.random.seed(np.frombuffer(digest, dtype=np.uint32))
+    torch.manual_seed(int.from_bytes(digest[:8], "little"))
+
+
+def state() -> dict[str, Any]:
+    """Where they are; CUDA's where it runs."""
+    kind, keys, *rest = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "numpy": (str(kind), np.asarray(keys).tolist(), *rest),
+        "python": random.getstate(),
+    }
+
+
+def set_state(state: Mapping[str, Any]) -> None:
+    """Takes back what `state` gave."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+    random.setstate(state["python"])
