@@ -118,9 +118,8 @@ def test_a_trial_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     assert module.num_calls == 3, "a size is tried once"
 
 
-def test_a_fit_warns_and_keeps_the_module(
-    spark: SparkSession, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+def test_a_fit_warns_and_keeps_the_module(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+    """In float16, whose scale the history tells."""
     columns = rows(60)
     df = spark.createDataFrame(
         [(x.tolist(), float(y)) for x, y in zip(columns["x"], columns["y"], strict=True)],
@@ -128,7 +127,10 @@ def test_a_fit_warns_and_keeps_the_module(
     )
 
     def fit(module: nn.Module) -> nn.Module:
-        return TorchRegressor(model=module, compile=True, batchSize=30, verbose=0).fit(df).module()
+        params = {"compile": True, "precision": "fp16", "batchSize": 30, "verbose": 0}
+        model = TorchRegressor(model=module, **params).fit(df)
+        assert (model.history["loss_scale"], model.history["skipped_steps"]) == ([2.0**16], [0])
+        return model.module()
 
     with caplog.at_level(logging.WARNING, logger="flambeau"):
         assert list(fit(nn.Linear(6, 1)).state_dict()) == ["weight", "bias"]

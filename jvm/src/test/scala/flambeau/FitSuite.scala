@@ -70,6 +70,20 @@ class FitSuite extends SparkSuite {
     assertClose(epochs.history("loss"), TrainingCases.numbers("flights", "python.json", "epochs"), 1e-4)
   }
 
+  test("half precision comes to what PySpark comes to in float32, and fp16 tells its loss scale") {
+    val expected = TrainingCases.numbers("flights", "python.json", "epochs").last
+    for (precision <- Seq("bf16", "fp16")) {
+      val estimator = flights.setBatchSize(64).setEpochs(5).setPrecision(precision)
+      val history = estimator.fitOnParquet(TrainingCases.rows("flights")).history
+      assertClose(Array(history("loss").last), Array(expected), 0.01)
+      assert(history.contains("loss_scale") == (precision == "fp16"))
+      for (scales <- history.get("loss_scale")) {
+        val skipped = history("skipped_steps").scanLeft(0.0)(_ + _).tail
+        assert(scales.toSeq == skipped.map(steps => math.pow(2, 16 - steps)).toSeq)
+      }
+    }
+  }
+
   test("a classifier in a pipeline learns, and is itself after save and load") {
     val assembler = new VectorAssembler().setInputCols(Array("a", "b")).setOutputCol("features")
     val pipeline = new Pipeline().setStages(Array(assembler, classes.setFeaturesCol("features")))
@@ -176,6 +190,7 @@ class FitSuite extends SparkSuite {
     refused(param)(doubles.setLoss("msee"), "msee")
     refused(param)(doubles.setMetrics(Array("precisely")), "precisely")
     refused(param)(doubles.setDataLanes(7), "dataLanes", "7")
+    refused(param)(doubles.setCompile(true), "compile is true", "compiled already")
     refused(classOf[DataException])(doubles.setInputCols(Array("z")), "'z'")
     refused(classOf[ClusterException])(doubles.setNumWorkers(3), "numWorkers is 3", "2 task slots")
   }
