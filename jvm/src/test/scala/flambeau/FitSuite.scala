@@ -70,12 +70,12 @@ class FitSuite extends SparkSuite {
     assertClose(epochs.history("loss"), TrainingCases.numbers("flights", "python.json", "epochs"), 1e-4)
   }
 
-  test("half precision comes to what PySpark comes to in float32, and fp16 tells its loss scale") {
+  test("half precision comes near what PySpark comes to in float32, and fp16 tells its loss scale") {
     val expected = TrainingCases.numbers("flights", "python.json", "epochs").last
     for (precision <- Seq("bf16", "fp16")) {
       val estimator = flights.setBatchSize(64).setEpochs(5).setPrecision(precision)
       val history = estimator.fitOnParquet(TrainingCases.rows("flights")).history
-      assertClose(Array(history("loss").last), Array(expected), 0.01)
+      assertClose(Array(history("loss").last), Array(expected), 0.02)
       assert(history.contains("loss_scale") == (precision == "fp16"))
       for (scales <- history.get("loss_scale")) {
         val skipped = history("skipped_steps").scanLeft(0.0)(_ + _).tail
