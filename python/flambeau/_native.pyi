@@ -87,6 +87,24 @@ def inspect(uris: list[str], spec_json: str, store_options: dict[str, str] | Non
 def job_schema() -> str:
     """The JSON Schema of a training job."""
 
+def nccl_meeting(
+    directories: list[str],
+    rank: int,
+    world_size: int,
+    all_gather: Callable[[bytes], list[bytes]],
+    secret: bytes,
+    bind_address: str,
+) -> tuple[str, bytes]:
+    """Opens NCCL on every rank and compares the versions.
+
+    Returns the version, and the bytes of the unique id that rank 0 has made; both are the same on all ranks.
+    Needs no GPU. All ranks call it. The file that the environment variable `FLAMBEAU_NCCL` names is opened;
+    where that is not set, `libnccl.so.2` in the first of `directories` that has one; else the system's. The
+    other arguments are as for `train`.
+
+    Raises `flambeau.errors.CollectiveError`, with what each rank has where they do not have the same.
+    """
+
 def newest_checkpoint(
     work_dir: str, attempt_ids: list[str], store_options: dict[str, str] | None = None
 ) -> str | None:

@@ -97,12 +97,23 @@ impl fmt::Display for ReduceOp {
 pub enum Device {
     /// Main memory.
     Cpu,
-    /// The CUDA device of this index. No transport here reaches it: calls refuse it by name.
+    /// The CUDA device of this index, among those that the process sees. An `NcclGroup` reaches it; a `ProcessGroup`
+    /// refuses it by name.
     Cuda(u32),
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Device::Cpu => f.write_str("cpu"),
+            Device::Cuda(index) => write!(f, "cuda:{index}"),
+        }
+    }
 }
 
 /// A device's stream (`cudaStream_t`) on which the buffer's contents are made and used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(transparent)]
 pub struct Stream(pub usize);
 
 /// A contiguous run of elements. It owns nothing: who passes it keeps the memory alive and to itself until the
@@ -136,6 +147,17 @@ impl RawBuffer {
         }
     }
 
+    /// Describes `len` elements at `ptr` on CUDA device `index`, made and used on `stream`.
+    pub fn cuda(ptr: *mut c_void, len: usize, dtype: DType, index: u32, stream: Stream) -> Self {
+        RawBuffer {
+            ptr,
+            len,
+            dtype,
+            device: Device::Cuda(index),
+            stream: Some(stream),
+        }
+    }
+
     /// The number of bytes. Saturates, and `check` refuses what saturated.
     pub fn bytes(&self) -> usize {
         self.len.saturating_mul(self.dtype.size())
@@ -147,6 +169,11 @@ impl RawBuffer {
                 "a buffer on cuda:{index}: this group reduces main memory only; copy it to the CPU first"
             )));
         }
+        self.check_extent()
+    }
+
+    /// Checks the address and the length, wherever they lie.
+    pub(crate) fn check_extent(&self) -> Result<()> {
         if self.bytes() > isize::MAX as usize {
             return Err(CollectiveError::invalid(format!(
                 "{} elements of {} do not fit in memory",
@@ -166,6 +193,11 @@ impl RawBuffer {
 
     pub(crate) fn check_reducible(&self) -> Result<()> {
         self.check()?;
+        self.check_arithmetic()
+    }
+
+    /// Checks that the elements are numbers to reduce.
+    pub(crate) fn check_arithmetic(&self) -> Result<()> {
         if self.dtype == DType::UInt8 {
             return Err(CollectiveError::invalid(
                 "uint8 can be broadcast and gathered, not reduced; reduce int64 or a float type",

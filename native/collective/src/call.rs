@@ -19,6 +19,8 @@ pub(crate) enum Operation {
     Broadcast = 4,
     Barrier = 5,
     Allocate = 6,
+    /// The making of an NCCL communicator.
+    NcclInit = 7,
 }
 
 impl Operation {
@@ -31,6 +33,7 @@ impl Operation {
             Broadcast,
             Barrier,
             Allocate,
+            NcclInit,
         ]
         .into_iter()
         .find(|op| *op as u8 == code)
@@ -50,6 +53,7 @@ impl fmt::Display for Operation {
             Operation::Broadcast => "broadcast",
             Operation::Barrier => "barrier",
             Operation::Allocate => "allocate",
+            Operation::NcclInit => "nccl_init",
         })
     }
 }
@@ -248,7 +252,7 @@ pub(crate) fn pieces(
             Operation::ReduceScatter => (Ranks::All, Ranks::One(part)),
             Operation::AllGather => (Ranks::One(part), Ranks::All),
             Operation::Broadcast => (Ranks::One(root), Ranks::All),
-            Operation::Barrier | Operation::Allocate => return None,
+            Operation::Barrier | Operation::Allocate | Operation::NcclInit => return None,
         };
         (range.start < range.end).then_some(Piece { range, from, to })
     })

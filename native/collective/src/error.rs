@@ -95,6 +95,41 @@ pub enum CollectiveError {
         /// Why, in its own words.
         reason: String,
     },
+    /// NCCL failed on a rank, or could not be made to begin there.
+    #[error("NCCL failed on rank {rank} on {host} during {operation}: {message}")]
+    Nccl {
+        /// The rank on which it failed.
+        rank: usize,
+        /// Its host.
+        host: String,
+        /// What the rank was doing.
+        operation: String,
+        /// NCCL's own words, with the function that said them.
+        message: String,
+    },
+    /// The ranks do not have one and the same NCCL.
+    #[error(
+        "the ranks need one version of NCCL: {}; install the same everywhere, or name it with FLAMBEAU_NCCL",
+        describe_found(found)
+    )]
+    NcclVersions {
+        /// What each rank has, in rank order.
+        found: Vec<(Peer, String)>,
+    },
+    /// There is no NCCL library here that can be used.
+    #[error("{message}")]
+    NcclLibrary {
+        /// What was tried, why it failed, and what to do.
+        message: String,
+    },
+    /// A device, or its driver, refused something.
+    #[error("{call}: {message}")]
+    Device {
+        /// What was called.
+        call: String,
+        /// Why it failed.
+        message: String,
+    },
     /// `GroupOptions::interrupt` said so.
     #[error("interrupted")]
     Interrupted,
@@ -168,6 +203,14 @@ fn describe(calls: &[(Peer, String)]) -> String {
     calls
         .iter()
         .map(|(peer, call)| format!("{peer} called {call}"))
+        .collect::<Vec<_>>()
+        .join("; ")
+}
+
+fn describe_found(found: &[(Peer, String)]) -> String {
+    found
+        .iter()
+        .map(|(peer, what)| format!("{peer} has {what}"))
         .collect::<Vec<_>>()
         .join("; ")
 }

@@ -110,6 +110,23 @@ impl ProcessGroup {
         &self.shared.core
     }
 
+    pub(crate) fn health(&self) -> &Arc<Health> {
+        &self.core().health
+    }
+
+    /// Does `body` as this group's next call, in its place in the order of all: for operations that carry no host memory.
+    ///
+    /// # Errors
+    /// The group's failure; what `body` returns.
+    pub(crate) fn in_turn<T>(
+        &self,
+        operation: Operation,
+        body: impl FnOnce(&Wait<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let core = self.core();
+        core.in_turn(core.turn.take(), operation, true, body)
+    }
+
     /// This process's rank.
     pub fn rank(&self) -> usize {
         self.core().health.rank
@@ -438,7 +455,7 @@ impl ProcessGroup {
         Ok(GroupBuffer::new(region, core.registry.clone()))
     }
 
-    fn check_root(&self, root: usize) -> Result<()> {
+    pub(crate) fn check_root(&self, root: usize) -> Result<()> {
         if root < self.world_size() {
             return Ok(());
         }

@@ -87,6 +87,8 @@ pub(crate) struct Health {
     /// The number of the last collective that this rank has entered, and its code while it lasts.
     entered: AtomicU64,
     doing: AtomicU8,
+    /// The oldest operation that is in flight on a device, as its number and its code below that; 0 when there is none.
+    in_flight: AtomicU64,
     /// Wakes those who sleep elsewhere than on `changed`.
     alarm: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
@@ -116,6 +118,7 @@ impl Health {
             changed: Condvar::new(),
             entered: AtomicU64::new(0),
             doing: AtomicU8::new(0),
+            in_flight: AtomicU64::new(0),
             alarm: OnceLock::new(),
         }
     }
@@ -148,6 +151,12 @@ impl Health {
         self.doing.store(0, Ordering::Relaxed);
     }
 
+    /// Takes note of the oldest operation that is in flight on a device, for messages.
+    pub(crate) fn set_in_flight(&self, oldest: Option<(u64, Operation)>) {
+        let code = oldest.map_or(0, |(sequence, operation)| sequence << 8 | operation as u64);
+        self.in_flight.store(code, Ordering::Relaxed);
+    }
+
     pub(crate) fn entered(&self) -> u64 {
         self.entered.load(Ordering::Relaxed)
     }
@@ -155,10 +164,13 @@ impl Health {
     /// What this rank is doing, for messages.
     pub(crate) fn activity(&self) -> String {
         let sequence = self.entered();
-        match Operation::from_code(self.doing.load(Ordering::Relaxed)) {
-            Some(operation) => format!("{operation} #{sequence}"),
-            None if sequence == 0 => "the making of the group".into(),
-            None => format!(
+        let doing = Operation::from_code(self.doing.load(Ordering::Relaxed));
+        let in_flight = self.in_flight.load(Ordering::Relaxed);
+        match (doing, Operation::from_code(in_flight as u8)) {
+            (Some(operation), _) => format!("{operation} #{sequence}"),
+            (None, Some(operation)) => format!("{operation} #{}", in_flight >> 8),
+            (None, None) if sequence == 0 => "the making of the group".into(),
+            (None, None) => format!(
                 "the time between collectives #{sequence} and #{}",
                 sequence + 1
             ),

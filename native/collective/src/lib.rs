@@ -1,8 +1,9 @@
-//! Collective operations between the ranks of a training job: shared memory on one host, TCP between hosts, and both.
+//! Collective operations between the ranks of a training job: shared memory on one host, TCP between hosts, and both; and
+//! NCCL between GPUs.
 //!
 //! Ranks meet through a [`Rendezvous`], connect as a [`ProcessGroup`], and call its operations on plain memory
-//! ([`RawBuffer`]), most quickly on memory that the group allocated ([`GroupBuffer`]). The crate knows nothing of tensors,
-//! data or training.
+//! ([`RawBuffer`]), most quickly on memory that the group allocated ([`GroupBuffer`]). A connected group is what an
+//! [`NcclGroup`] is made from. The crate knows nothing of tensors, data or training.
 //!
 //! ```
 //! use flambeau_collective::{DType, GroupOptions, ProcessGroup, RawBuffer, ReduceOp, TcpRendezvous};
@@ -41,6 +42,7 @@ mod host;
 mod identity;
 mod mesh;
 mod monitor;
+mod nccl;
 mod notice;
 mod options;
 mod patience;
@@ -62,6 +64,10 @@ pub use call::part_of;
 pub use error::{CollectiveError, LossCause, Peer, Result};
 pub use group::ProcessGroup;
 pub use identity::host_name;
+pub use nccl::{
+    CudaRuntime, DeviceRuntime, Event, NcclGroup, NcclLibrary, NcclMeeting, NcclOptions,
+    NcclVersion, NcclWork, UniqueId,
+};
 pub use options::{GroupOptions, Interrupt, Transport};
 // For the benches of this crate.
 #[doc(hidden)]

@@ -137,6 +137,20 @@ fn encode_failure(error: &CollectiveError, own: &Peer) -> Writer {
             },
         )
         .bytes(cut(reason)),
+        CollectiveError::Nccl {
+            rank,
+            host,
+            operation,
+            message,
+        } => peer(
+            Writer::default().u8(5),
+            &Peer {
+                rank: *rank,
+                host: host.clone(),
+            },
+        )
+        .bytes(operation.as_bytes())
+        .bytes(cut(message)),
         other => peer(Writer::default().u8(4), own).bytes(cut(&other.to_string())),
     }
 }
@@ -193,6 +207,15 @@ fn decode_failure(reader: &mut Reader<'_>) -> Option<CollectiveError> {
                 rank,
                 host,
                 reason: reader.string()?,
+            }
+        }
+        5 => {
+            let Peer { rank, host } = peer(reader)?;
+            CollectiveError::Nccl {
+                rank,
+                host,
+                operation: reader.string()?,
+                message: reader.string()?,
             }
         }
         _ => return None,
@@ -253,6 +276,16 @@ mod tests {
             (peer(), ".{0,100}").prop_map(|(Peer { rank, host }, reason)| {
                 CollectiveError::Aborted { rank, host, reason }
             }),
+            (peer(), ".{0,30}", ".{0,100}").prop_map(
+                |(Peer { rank, host }, operation, message)| {
+                    CollectiveError::Nccl {
+                        rank,
+                        host,
+                        operation,
+                        message,
+                    }
+                }
+            ),
         ]
     }
 

@@ -9,6 +9,7 @@ mod dlpack;
 mod error;
 mod inspection;
 mod model;
+mod nccl;
 mod reducer;
 mod rendezvous;
 mod signals;
@@ -25,6 +26,8 @@ mod _native {
     use crate::batches::PyBatchReader;
     #[pymodule_export]
     use crate::inspection::{inspect, job_schema, newest_checkpoint, validate_job};
+    #[pymodule_export]
+    use crate::nccl::nccl_meeting;
     #[pymodule_export]
     use crate::reducer::PyGradientReducer;
     #[pymodule_export]

@@ -128,7 +128,7 @@ pub fn connecting<T: Send>(
     })
 }
 
-/// A rank in a process of its own, running a scenario of `faults`.
+/// A rank in a process of its own, running a scenario.
 pub struct Process {
     pub child: Child,
     lines: Receiver<String>,
@@ -165,24 +165,33 @@ pub fn join(options: impl FnOnce(usize) -> GroupOptions) -> ProcessGroup {
 
 /// Starts `world_size` processes of this test binary that run `scenario`; they end with the values.
 pub fn processes(world_size: usize, scenario: &str, arguments: &[(&str, &str)]) -> Vec<Process> {
-    // Free a moment ago; rank 0 of the scenario takes it.
-    let address = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .to_string();
+    let address = free_address();
     let arguments: Vec<_> = arguments
         .iter()
         .copied()
         .chain([("ADDRESS", address.as_str())])
         .collect();
-    processes_by(world_size, scenario, &arguments, |_, program| {
+    processes_by(FAULTS, world_size, scenario, &arguments, |_, program| {
         Command::new(program)
     })
 }
 
-/// As `processes`; `command` says how the program is started, and the arguments hold the `ADDRESS` to meet at.
+/// Where rank 0 may listen: free a moment ago.
+pub fn free_address() -> String {
+    TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .to_string()
+}
+
+/// The test that runs the scenarios of `faults`.
+pub const FAULTS: &str = "faults::a_rank_in_its_own_process";
+
+/// As `processes`, of scenarios that the test `entry` runs; `command` says how the program is started, and the arguments hold
+/// the `ADDRESS` to meet at.
 pub fn processes_by(
+    entry: &str,
     world_size: usize,
     scenario: &str,
     arguments: &[(&str, &str)],
@@ -192,12 +201,7 @@ pub fn processes_by(
         .map(|rank| {
             let mut command = command(rank, &env::current_exe().unwrap());
             command
-                .args([
-                    "faults::a_rank_in_its_own_process",
-                    "--exact",
-                    "--nocapture",
-                    "--test-threads=1",
-                ])
+                .args([entry, "--exact", "--nocapture", "--test-threads=1"])
                 .env(SCENARIO, scenario)
                 .env("FLAMBEAU_TEST_RANK", rank.to_string())
                 .env("FLAMBEAU_TEST_WORLD", world_size.to_string())

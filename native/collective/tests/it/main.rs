@@ -1,5 +1,5 @@
 //! The process group as its users see it: results against a sequential reference, and what happens when ranks disagree,
-//! die, freeze, or take their time.
+//! die, freeze, or take their time; and the NCCL group over a stand-in for NCCL.
 
 mod agreement;
 mod faults;
@@ -8,5 +8,6 @@ mod harness;
 mod meeting;
 mod memory;
 mod namespaces;
+mod nccl;
 mod reductions;
 mod reference;

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::harness::{PATIENCE, Process, all_say, processes_by};
+use crate::harness::{FAULTS, PATIENCE, Process, all_say, processes_by};
 
 /// Two namespaces joined by a pair of virtual interfaces; removed when dropped.
 struct Network {
@@ -79,14 +79,20 @@ fn start(network: &Network, arguments: &[(&str, &str)]) -> Vec<Process> {
         .copied()
         .chain([("ADDRESS", address.as_str())])
         .collect();
-    processes_by(4, "across namespaces", &arguments, |rank, program| {
-        let mut command = Command::new("ip");
-        command
-            .args(["netns", "exec", &network.names[rank / 2]])
-            .arg(program);
-        command.env("FLAMBEAU_TEST_BIND", ADDRESSES[rank / 2]);
-        command
-    })
+    processes_by(
+        FAULTS,
+        4,
+        "across namespaces",
+        &arguments,
+        |rank, program| {
+            let mut command = Command::new("ip");
+            command
+                .args(["netns", "exec", &network.names[rank / 2]])
+                .arg(program);
+            command.env("FLAMBEAU_TEST_BIND", ADDRESSES[rank / 2]);
+            command
+        },
+    )
 }
 
 /// Ranks that take themselves to be on one host, and whose attempt to share memory shows that they are not, use TCP.

@@ -1,0 +1,193 @@
+//! Streams and events of a CUDA device, through the driver's library.
+//!
+//! A dozen functions of `libcuda.so.1`, which comes with the driver under this one name and works with every CUDA runtime that
+//! torch may have brought. A binding of all of CUDA would be a larger dependency, and the one that is well kept, cudarc, panics
+//! on machines without a driver. `cuda.h` of CUDA 13.0 declares the functions; those with `_v2` are the ones that its
+//! names stand for.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr;
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use super::device::{DeviceRuntime, Event};
+use super::symbols::symbols;
+use crate::buffer::{Device, Stream};
+use crate::error::{CollectiveError, Result};
+
+/// The driver's library.
+const FILE: &str = "libcuda.so.1";
+
+/// `CUresult`.
+type Code = c_int;
+
+const SUCCESS: Code = 0;
+/// `CUDA_ERROR_NOT_READY`.
+const NOT_READY: Code = 600;
+/// `CU_STREAM_NON_BLOCKING`: does not synchronise with the default stream.
+const NON_BLOCKING: c_uint = 1;
+/// `CU_EVENT_DISABLE_TIMING`, which makes events cheap.
+const DISABLE_TIMING: c_uint = 2;
+
+symbols! {
+    /// The driver's functions that are used.
+    Functions {
+        init = "cuInit" fn(c_uint) -> Code;
+        device_get_count = "cuDeviceGetCount" fn(*mut c_int) -> Code;
+        device_get = "cuDeviceGet" fn(*mut c_int, c_int) -> Code;
+        primary_ctx_retain = "cuDevicePrimaryCtxRetain" fn(*mut *mut c_void, c_int) -> Code;
+        primary_ctx_release = "cuDevicePrimaryCtxRelease_v2" fn(c_int) -> Code;
+        ctx_set_current = "cuCtxSetCurrent" fn(*mut c_void) -> Code;
+        stream_create = "cuStreamCreate" fn(*mut Stream, c_uint) -> Code;
+        stream_destroy = "cuStreamDestroy_v2" fn(Stream) -> Code;
+        stream_wait_event = "cuStreamWaitEvent" fn(Stream, Event, c_uint) -> Code;
+        event_create = "cuEventCreate" fn(*mut Event, c_uint) -> Code;
+        event_destroy = "cuEventDestroy_v2" fn(Event) -> Code;
+        event_record = "cuEventRecord" fn(Event, Stream) -> Code;
+        event_query = "cuEventQuery" fn(Event) -> Code;
+        get_error_string = "cuGetErrorString" fn(Code, *mut *const c_char) -> Code;
+    }
+}
+
+/// A CUDA device's streams and events, in its primary context, which is the one that torch and NCCL use.
+pub struct CudaRuntime {
+    functions: Functions,
+    index: u32,
+    device: c_int,
+    context: *mut c_void,
+}
+
+// SAFETY: the driver's functions may be called from any thread, and a context be current on several.
+unsafe impl Send for CudaRuntime {}
+// SAFETY: as above.
+unsafe impl Sync for CudaRuntime {}
+
+impl CudaRuntime {
+    /// Opens the driver and the device of this index among those that the process sees (`CUDA_VISIBLE_DEVICES`).
+    ///
+    /// # Errors
+    /// `Device` where there is no driver, no such device, or the driver refuses.
+    pub fn open(index: u32) -> Result<Self> {
+        // SAFETY: what runs on loading are the initialisers of the driver's library.
+        let library = unsafe { Library::open(Some(FILE), RTLD_NOW | RTLD_LOCAL) }
+            .map_err(|error| failed("CUDA", format!("no NVIDIA driver is installed: {error}")))?;
+        // SAFETY: functions of these names are the driver's, whose signatures are those of its header.
+        let functions = unsafe { Functions::bind(library) }
+            .map_err(|symbol| failed("CUDA", format!("the NVIDIA driver has no {symbol}")))?;
+        // SAFETY: initialises the driver; called as often as one likes.
+        functions.check("cuInit", unsafe { (functions.init)(0) })?;
+        let mut count = 0;
+        // SAFETY: the number is alive.
+        let counted = unsafe { (functions.device_get_count)(&raw mut count) };
+        functions.check("cuDeviceGetCount", counted)?;
+        let ordinal = c_int::try_from(index).unwrap_or(c_int::MAX);
+        if ordinal >= count {
+            let message = format!("there is no cuda:{index}: the process sees {count} devices");
+            return Err(failed("CUDA", message));
+        }
+        let mut device = 0;
+        // SAFETY: the number is alive.
+        let got = unsafe { (functions.device_get)(&raw mut device, ordinal) };
+        functions.check("cuDeviceGet", got)?;
+        let mut context = ptr::null_mut();
+        // SAFETY: the pointer is alive, and the device one of the driver's.
+        let retained = unsafe { (functions.primary_ctx_retain)(&raw mut context, device) };
+        functions.check("cuDevicePrimaryCtxRetain", retained)?;
+        Ok(CudaRuntime {
+            functions,
+            index,
+            device,
+            context,
+        })
+    }
+}
+
+impl Drop for CudaRuntime {
+    fn drop(&mut self) {
+        // SAFETY: retained once, by `open`.
+        unsafe { (self.functions.primary_ctx_release)(self.device) };
+    }
+}
+
+impl Functions {
+    fn check(&self, call: &str, code: Code) -> Result<()> {
+        if code == SUCCESS {
+            return Ok(());
+        }
+        let mut text = ptr::null();
+        // SAFETY: the pointer is alive; the driver fills it with a string of its own, or with null.
+        let text = unsafe {
+            (self.get_error_string)(code, &raw mut text);
+            (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+        };
+        let text = text.unwrap_or_else(|| "unknown error".into());
+        Err(failed(call, format!("{text} (CUDA error {code})")))
+    }
+}
+
+fn failed(call: &str, message: String) -> CollectiveError {
+    CollectiveError::Device {
+        call: call.to_owned(),
+        message,
+    }
+}
+
+impl DeviceRuntime for CudaRuntime {
+    fn device(&self) -> Device {
+        Device::Cuda(self.index)
+    }
+
+    fn make_current(&self) -> Result<()> {
+        // SAFETY: the context is retained.
+        let code = unsafe { (self.functions.ctx_set_current)(self.context) };
+        self.functions.check("cuCtxSetCurrent", code)
+    }
+
+    fn create_stream(&self) -> Result<Stream> {
+        self.make_current()?;
+        let mut stream = Stream(0);
+        // SAFETY: the stream's place is alive.
+        let code = unsafe { (self.functions.stream_create)(&raw mut stream, NON_BLOCKING) };
+        self.functions.check("cuStreamCreate", code)?;
+        Ok(stream)
+    }
+
+    unsafe fn destroy_stream(&self, stream: Stream) {
+        // SAFETY: the caller's promise. A failure is one of the context's, which is at its end then.
+        unsafe { (self.functions.stream_destroy)(stream) };
+    }
+
+    fn create_event(&self) -> Result<Event> {
+        self.make_current()?;
+        let mut event = Event(0);
+        // SAFETY: the event's place is alive.
+        let code = unsafe { (self.functions.event_create)(&raw mut event, DISABLE_TIMING) };
+        self.functions.check("cuEventCreate", code)?;
+        Ok(event)
+    }
+
+    unsafe fn destroy_event(&self, event: Event) {
+        // SAFETY: the caller's promise. A failure is one of the context's, which is at its end then.
+        unsafe { (self.functions.event_destroy)(event) };
+    }
+
+    unsafe fn record(&self, event: Event, stream: Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.functions.event_record)(event, stream) };
+        self.functions.check("cuEventRecord", code)
+    }
+
+    unsafe fn wait(&self, stream: Stream, event: Event) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.functions.stream_wait_event)(stream, event, 0) };
+        self.functions.check("cuStreamWaitEvent", code)
+    }
+
+    unsafe fn is_done(&self, event: Event) -> Result<bool> {
+        // SAFETY: the caller's promise.
+        match unsafe { (self.functions.event_query)(event) } {
+            NOT_READY => Ok(false),
+            code => self.functions.check("cuEventQuery", code).map(|()| true),
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! Collectives between GPUs through NCCL, which is opened at run time: see [`NcclGroup`].
+
+mod abi;
+mod communicator;
+mod cuda;
+mod device;
+mod engine;
+mod group;
+mod library;
+mod meeting;
+mod symbols;
+
+pub use cuda::CudaRuntime;
+pub use device::{DeviceRuntime, Event};
+pub use engine::NcclWork;
+pub use group::{NcclGroup, NcclOptions};
+
+pub use library::{NcclLibrary, NcclVersion};
+pub use meeting::{NcclMeeting, UniqueId};
