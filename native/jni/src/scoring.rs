@@ -5,6 +5,7 @@ use jni::objects::{JByteBuffer, JObject, JObjectArray, JString};
 use jni::sys::{jint, jlong};
 use jni::{Env, EnvUnowned};
 
+use crate::allocator;
 use crate::buffers::with_bytes;
 use crate::error::{NativeError, Throw};
 use crate::registry::Registry;
@@ -39,6 +40,7 @@ extern "system" fn Java_flambeau_jni_NativeApi_openScorer<'frame>(
                 source,
             })?;
         let row_bytes = spec.inputs.iter().map(|input| input.row_bytes()).collect();
+        allocator::keep_freed();
         let scorer = Scorer::open(&spec)?;
         Ok(SCORERS.insert(OpenScorer { scorer, row_bytes }))
     })

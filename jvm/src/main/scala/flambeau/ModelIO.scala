@@ -64,7 +64,7 @@ private[flambeau] final class ModelReader[M <: TorchModel](wanted: Class[M]) ext
 
   override def load(path: String): M = {
     val metadata = Metadata.read(sparkSession, path)
-    val kind = ModelReader.Kinds.getOrElse(metadata.className, refuse(metadata))
+    val kind = ModelReader.kind(metadata.className).getOrElse(refuse(metadata))
     metadata.checkVersion()
     val directory = new Directory(sparkSession, metadata.path)
     val ours = metadata.ours
@@ -99,7 +99,10 @@ private[flambeau] final class ModelReader[M <: TorchModel](wanted: Class[M]) ext
     )
 }
 
-private object ModelReader {
+private[flambeau] object ModelReader {
+
+  /** The kind of model with a class of that name. */
+  def kind(className: String): Option[ModelKind[_ <: TorchModel]] = Kinds.get(className)
 
   /** By the names of their classes, which are the same in both languages. */
   private val Kinds: Map[String, ModelKind[_ <: TorchModel]] = Map(

@@ -1,102 +1,95 @@
 package flambeau
 
-import flambeau.jni.{ScorerSpec, TensorRows}
-import org.apache.spark.sql.{Column, DataFrame, Dataset, Encoder, Encoders, Row}
-import org.apache.spark.sql.functions._
+import flambeau.jni.{InputBatch, ScorerSpec, TensorRows}
+import org.apache.spark.sql.{Column, DataFrame, SparkSession}
+import org.apache.spark.sql.catalyst.expressions.{Alias, Attribute, AttributeReference}
+import org.apache.spark.sql.catalyst.plans.logical.{LogicalPlan, Project}
+import org.apache.spark.sql.flambeau.Plans
 import org.apache.spark.sql.types._
 
-/** The plan of `transform`: rows go through [[ScoringTask]] in batches, and come out with the outputs' columns.
+/** The plan of `transform`: a [[Score]] over the DataFrame's own plan.
   *
-  * Beside the row, the task gets an array of primitives for each input that is not a vector, made by the expressions that
-  * wrote the training shards. Columns are carried by position, so that two of one name do no harm.
+  * Columns whose numbers only have to be cast are read as they are. Others, such as decimals, are converted by the
+  * expressions that wrote the training shards, in columns beside them that the result does not have.
   */
 private[flambeau] object Scoring {
 
-  def apply(model: TorchModel, outputs: Seq[(String, StructField)], df: DataFrame): DataFrame = {
-    val schema = df.schema
-    val tensors = model.inputsOf(schema)
-    val fields = schema.fields.toSeq
-    val carried = fields.map(field => Carried(field.dataType))
-    val places = fields.indices.map(index => s"c$index")
-    val rowSchema = StructType(fields.zip(carried).zip(places).map { case ((field, how), place) =>
-      StructField(place, how.dtype, field.nullable)
-    })
+  def apply(
+      model: TorchModel,
+      outputs: Seq[(String, StructField)],
+      df: DataFrame,
+      settings: Settings
+  ): DataFrame = {
+    val tensors = model.inputsOf(df.schema)
+    val plan = Plans.of(df)
+    val sources = tensors.zipWithIndex.flatMap { case (tensor, input) => sourcesOf(df, plan, tensor, input) }
+    val conversions = sources.flatMap(_.conversion)
+    val child =
+      if (conversions.isEmpty) plan
+      else Plans.of(df.select(plan.output.map(Plans.column) ++ conversions: _*))
+    val converted = child.output.drop(plan.output.length).iterator
+    val inputs = sources.map(source => if (source.conversion.isEmpty) source.attribute else converted.next())
 
-    val packed = carried.zip(places).map { case (how, place) => how.pack(col(place)).as(place) }
-    val inputs = tensors.map(input(df, _))
-    val (arrays, arrayEncoder) = nested(inputs.flatMap(_.array).toList)
-    val rows = df
-      .toDF(places: _*)
-      .select(struct(packed: _*).as("_1"), arrays.as("_2"))
-      .as(Encoders.tuple(Encoders.row(rowSchema), arrayEncoder))
-
-    val made = outputs.zipWithIndex.map { case ((_, field), index) => field.copy(name = s"o$index") }
-    val settings = Settings.of(df.sparkSession)
-    val task = new ScoringTask(
+    val predictions = outputs.map { case (_, field) =>
+      AttributeReference(field.name, field.dataType, field.nullable, field.metadata)()
+    }
+    val task = ScoringTask(
       spec(model, tensors, outputs.map(_._1), settings),
       settings,
-      inputs.map(_.reader),
-      made.map(field => Cell(field.dataType, model.trained.output))
+      sources.zip(inputs).map { case (source, input) => source.read(input.dataType) },
+      outputs.map { case (_, field) => field.dataType -> OutputColumn(field.dataType, model.trained.output) }
     )
-    val scored = run(rows, task, StructType(rowSchema.fields ++ made))
-
-    val back = fields.zip(carried).zip(places).map { case ((field, how), place) =>
-      how.unpack(col(place)).as(field.name, field.metadata)
-    }
-    scored.select(back ++ outputs.zip(made).map { case ((_, field), from) =>
-      col(from.name).as(field.name)
-    }: _*)
+    letPlan(df.sparkSession)
+    // Aliases are what Spark renews where a frame is joined with itself.
+    val named = predictions.map(prediction => Alias(prediction, prediction.name)())
+    Plans.toFrame(df, Project(plan.output ++ named, Score(task, inputs, predictions, child)))
   }
 
-  private def run(rows: Dataset[(Row, Any)], task: ScoringTask, schema: StructType): DataFrame =
-    rows.mapPartitions(task)(Encoders.row(schema))
+  /** Has a session's planner know [[Score]]. Sessions that Spark derives from it, such as a stream's, know it too. */
+  private def letPlan(spark: SparkSession): Unit = synchronized {
+    val known = spark.experimental.extraStrategies
+    if (!known.contains(ScoreStrategy)) spark.experimental.extraStrategies = known :+ ScoreStrategy
+  }
 
-  /** How an input gets to its tensor: from a vector in the row, or as an array beside it. */
-  private final case class Input(reader: InputReader, array: Option[(Column, Encoder[_])])
+  /** A column that the program reads.
+    *
+    * @param input
+    *   the number of its tensor
+    * @param offset
+    *   where it begins in a row of the tensor, in bytes
+    * @param conversion
+    *   what is read in the column's place, where it cannot be read as it is
+    */
+  private final case class Source(
+      attribute: Attribute,
+      tensor: TensorColumns,
+      input: Int,
+      offset: Int,
+      conversion: Option[Column]
+  ) {
 
-  private def input(df: DataFrame, tensor: TensorColumns): Input = {
+    /** How a column of this type is read, the attribute itself or its conversion. */
+    def read(dtype: DataType): InputColumn =
+      InputColumn(input, offset, InputReader(attribute.name, dtype, tensor).get)
+  }
+
+  /** The columns of a tensor. Several hold one element each, one holds all. */
+  private def sourcesOf(df: DataFrame, plan: LogicalPlan, tensor: TensorColumns, input: Int): Seq[Source] = {
     val schema = df.schema
-    def at(name: String) = s"c${schema.fieldIndex(name)}"
-    val dtype = schema(tensor.columns.head).dataType
-    if (Columns.isVector(dtype) && tensor.dtype.startsWith("float"))
-      Input(new VectorReader(tensor, schema.fieldIndex(tensor.columns.head)), None)
-    else {
-      val expressions = Expressions(schema, tensor, Role.Input, name => col(at(name)))
-      // Nulls are refused by the expression; Spark is to know that there are none, and copies whole arrays then.
-      val values = dtype match {
-        case _: ArrayType | BinaryType          => expressions.head
-        case vector if Columns.isVector(vector) => expressions.head
-        case _ => array(expressions.map(coalesce(_, lit(0).cast(Expressions.sqlType(tensor.dtype)))): _*)
-      }
-      val holdsNulls = dtype match {
-        case ArrayType(_, containsNull) => containsNull
-        case _                          => false
-      }
-      Input(new ArrayReader(tensor, holdsNulls), Some(values -> encoder(df, tensor.dtype)))
+    def attribute(name: String): Attribute = plan.output(schema.fieldIndex(name))
+    val conversions = Expressions(schema, tensor, Role.Input, name => Plans.column(attribute(name)))
+    tensor.columns.zip(conversions).zipWithIndex.map { case ((name, conversion), index) =>
+      val found = attribute(name)
+      val isRead = InputReader(name, found.dataType, tensor).isDefined
+      Source(
+        found,
+        tensor,
+        input,
+        index * InputBatch.elementSize(tensor.dtype),
+        if (isRead) None else Some(conversion)
+      )
     }
   }
-
-  private def encoder(df: DataFrame, dtype: String): Encoder[_] = {
-    val spark = df.sparkSession
-    dtype match {
-      case "float32" => spark.implicits.newFloatArrayEncoder
-      case "float64" => spark.implicits.newDoubleArrayEncoder
-      case "int64"   => spark.implicits.newLongArrayEncoder
-      case "bool"    => spark.implicits.newBooleanArrayEncoder
-      case "uint8"   => Encoders.BINARY
-    }
-  }
-
-  /** Columns as pairs of pairs, since tuples of encoders end at five. */
-  private def nested(columns: List[(Column, Encoder[_])]): (Column, Encoder[Any]) = columns match {
-    case Nil                      => (lit(true), any(Encoders.scalaBoolean))
-    case (column, encoder) :: Nil => (column, any(encoder))
-    case (column, encoder) :: rest =>
-      val (others, theirs) = nested(rest)
-      (struct(column.as("_1"), others.as("_2")), any(Encoders.tuple(any(encoder), theirs)))
-  }
-
-  private def any(encoder: Encoder[_]): Encoder[Any] = encoder.asInstanceOf[Encoder[Any]]
 
   private def spec(
       model: TorchModel,

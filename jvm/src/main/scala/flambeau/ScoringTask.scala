@@ -1,112 +1,108 @@
 package flambeau
 
 import flambeau.jni.{Scorer, ScorerSpec}
-import org.apache.spark.sql.{Row, RowFactory}
+import org.apache.spark.sql.catalyst.InternalRow
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow
+import org.apache.spark.sql.execution.metric.SQLMetric
+import org.apache.spark.sql.types.{DataType, StructField, StructType}
+import org.apache.spark.sql.vectorized.ColumnarBatch
 
-/** Scores the rows of a partition in batches.
+/** A column that the program reads: the input that it is a part of, and how many bytes after the row's first. */
+private[flambeau] final case class InputColumn(input: Int, offset: Int, reader: InputReader)
+
+/** What the operator tells Spark: how many rows it scored, and the nanoseconds that the program took for them. */
+private[flambeau] final case class ScoringMetrics(numRows: SQLMetric, nanoseconds: SQLMetric)
+
+/** What scores the rows of a partition; it travels from the driver to the tasks.
   *
-  * A batch is read ahead of the row that is asked for, and no more; a partition without rows loads no program.
+  * @param outputs
+  *   the types of the outputs' columns and how they are filled
   */
-private[flambeau] final class ScoringTask(
+private[flambeau] final case class ScoringTask(
     spec: ScorerSpec,
     settings: Settings,
-    readers: Seq[InputReader],
-    cells: Seq[Cell]
-) extends (Iterator[(Row, Any)] => Iterator[Row])
-    with Serializable {
+    inputs: Seq[InputColumn],
+    outputs: Seq[(DataType, OutputColumn)]
+) {
 
-  override def apply(rows: Iterator[(Row, Any)]): Iterator[Row] =
-    if (!told(rows.hasNext)) Iterator.empty else new Scored(rows)
+  /** The outputs' columns, without their names. */
+  def outputSchema: StructType = StructType(outputs.zipWithIndex.map { case ((dtype, _), index) =>
+    StructField(s"_$index", dtype)
+  })
 
-  private final class Scored(rows: Iterator[(Row, Any)]) extends Iterator[Row] {
-    private val scorer = Scorer(spec, settings.get)
-    private val batch = scorer.newBatch()
-    private val inputs = readers.toArray
-    private val outputs = cells.toArray
-    private val held = new Array[Row](batch.capacity)
-    private var results = Array.empty[AnyRef]
-    private var next_ = 0
+  /** Scores a partition's rows in batches of `spec.batchSize`. A batch is read ahead of the row that is asked for, and no
+    * more; a partition without rows loads no program. A row is good until the next one is asked for.
+    *
+    * @param carried
+    *   the fields of the rows
+    * @param ordinals
+    *   the place of each input among them
+    */
+  def scoreRows(
+      rows: Iterator[InternalRow],
+      carried: StructType,
+      ordinals: Array[Int],
+      metrics: ScoringMetrics
+  ): Iterator[InternalRow] =
+    if (rows.hasNext) new ScoredRows(this, rows, carried, ordinals, metrics) else Iterator.empty
 
-    override def hasNext: Boolean = {
-      if (next_ == batch.numRows) fill()
-      next_ < batch.numRows
-    }
-
-    override def next(): Row = {
-      if (!hasNext) throw new NoSuchElementException("there are no more rows")
-      val row = held(next_)
-      val values = new Array[AnyRef](row.length + outputs.length)
-      var index = 0
-      while (index < row.length) {
-        values(index) = row.get(index).asInstanceOf[AnyRef]
-        index += 1
-      }
-      index = 0
-      while (index < outputs.length) {
-        values(row.length + index) = outputs(index).value(results, index, next_)
-        index += 1
-      }
-      held(next_) = null
-      next_ += 1
-      RowFactory.create(values: _*)
-    }
-
-    private def fill(): Unit = {
-      batch.clear()
-      next_ = 0
-      while (!batch.isFull && told(rows.hasNext)) {
-        val (row, arrays) = told(rows.next())
-        held(batch.numRows) = row
-        read(row, arrays)
-        batch.endRow()
-      }
-      if (batch.numRows > 0) results = scorer.score(batch)
-    }
-
-    private def read(row: Row, arrays: Any): Unit = {
-      var rest = arrays
-      var index = 0
-      var left = numArrays
-      while (index < inputs.length) {
-        inputs(index) match {
-          case reader: VectorReader => reader.read(row, batch, index)
-          case reader: ArrayReader =>
-            left -= 1
-            if (left == 0) reader.read(rest, batch, index)
-            else {
-              val pair = rest.asInstanceOf[(Any, Any)]
-              reader.read(pair._1, batch, index)
-              rest = pair._2
-            }
-        }
-        index += 1
-      }
-    }
-  }
-
-  private val numArrays = readers.count(_.isInstanceOf[ArrayReader])
-
-  /** What reading a row gives; Spark's own complaint of a null inside an array of numbers is told in our words. */
-  private def told[T](reading: => T): T =
-    try reading
-    catch {
-      case error: RuntimeException if ScoringTask.isNullElement(error) =>
-        val names = readers.collect { case reader: ArrayReader if reader.holdsNulls => s"'${reader.column}'" }
-        throw new DataException(
-          s"column ${names.mkString(" or ")} holds an array with a null in it: ${Expressions.Mend} before transform",
-          error
-        )
-    }
+  /** Scores a partition's batches, each in pieces of up to `spec.batchSize` rows. A batch is good until the next one is
+    * asked for.
+    */
+  def scoreBatches(
+      batches: Iterator[ColumnarBatch],
+      ordinals: Array[Int],
+      metrics: ScoringMetrics
+  ): Iterator[ColumnarBatch] = new ScoredBatches(this, batches, ordinals, metrics)
 }
 
-private object ScoringTask {
+/** A program that is loaded for a task, with memory for the rows that it is to score next. */
+private[flambeau] final class LoadedTask(task: ScoringTask, ordinals: Array[Int], metrics: ScoringMetrics) {
+  private val scorer = Scorer(task.spec, task.settings.get)
+  private val batch = scorer.newBatch()
+  private val inputs = task.inputs.toArray
 
-  /** Spark 3.5 throws a NullPointerException, Spark 4 an error of this class. */
-  def isNullElement(error: Throwable): Boolean = {
-    val message = String.valueOf(error.getMessage)
-    message.contains("NOT_NULL_ASSERT_VIOLATION") || message.contains(
-      "Null value appeared in non-nullable field"
-    ) ||
-    message.contains("NULL value appeared in non-nullable field")
+  /** How many rows it takes at once. */
+  def capacity: Int = batch.capacity
+
+  /** Whether no more rows fit. */
+  def isFull: Boolean = batch.isFull
+
+  /** Reads the inputs of a row. */
+  def add(row: UnsafeRow): Unit = {
+    var index = 0
+    while (index < inputs.length) {
+      val input = inputs(index)
+      input.reader.putRow(
+        row,
+        ordinals(index),
+        batch.buffer(input.input),
+        batch.end(input.input) + input.offset
+      )
+      index += 1
+    }
+    batch.addRows(1)
+  }
+
+  /** Reads the inputs of rows of a batch. */
+  def add(columns: ColumnarBatch, start: Int, count: Int): Unit = {
+    for ((input, ordinal) <- inputs.zip(ordinals)) {
+      val to = batch.buffer(input.input)
+      val at = batch.end(input.input) + input.offset
+      val step = batch.rowBytes(input.input)
+      input.reader.putColumn(columns.column(ordinal), start, count, to, at, step)
+    }
+    batch.addRows(count)
+  }
+
+  /** Scores the rows, puts their outputs at a place, and forgets them. Returns how many there were. */
+  def score(to: Predictions, start: Int): Int = {
+    val begun = System.nanoTime()
+    val count = batch.numRows
+    if (count > 0) to.put(start, count, scorer.score(batch))
+    batch.clear()
+    metrics.numRows += count.toLong
+    metrics.nanoseconds += System.nanoTime() - begun
+    count
   }
 }

@@ -55,10 +55,14 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     * length than was trained on fails the query with DataException, which names the column. Throws ParamException where
     * an output's column is there already, DataException where an input's column is missing or of a wrong type.
     */
-  override def transform(dataset: Dataset[_]): DataFrame = {
+  override def transform(dataset: Dataset[_]): DataFrame =
+    scored(dataset.toDF(), Settings.of(dataset.sparkSession))
+
+  /** What `transform` gives, with these settings. */
+  private[flambeau] def scored(df: DataFrame, settings: Settings): DataFrame = {
     val outputs = outputFields
-    transformSchema(dataset.schema, logging = false)
-    if (outputs.isEmpty) dataset.toDF() else Scoring(this, outputs, dataset.toDF())
+    transformSchema(df.schema, logging = false)
+    if (outputs.isEmpty) df else Scoring(this, outputs, df, settings)
   }
 
   /** The schema with the outputs' columns; throws as `transform` does. */

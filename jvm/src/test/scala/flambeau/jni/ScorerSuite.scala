@@ -6,6 +6,8 @@ import java.nio.file.{Files, Paths}
 import flambeau.{FlambeauException, SparkSuite, StoreException}
 
 class ScorerSuite extends SparkSuite {
+  import ScorerSuite.put
+
   private val none: String => Option[String] = _ => None
   private lazy val api = NativeLibrary.api(none)
 
@@ -31,34 +33,29 @@ class ScorerSuite extends SparkSuite {
       batch.clear()
       for (row <- 0 until 4) {
         assert(!batch.isFull)
-        batch.putFloats(0, Array(first, row.toFloat, 0f))
-        batch.endRow()
+        put(batch, first, row.toFloat, 0f)
       }
       assert(batch.isFull && batch.numRows == 4)
       assert(sums(scorer, batch) == (0 until 4).map(row => 2.0 * (first + row) + 1))
     }
     batch.clear()
-    batch.buffer(0).putFloat(1f).putFloat(2f).putFloat(3f)
-    batch.endRow()
+    put(batch, 1f, 2f, 3f)
     assert(sums(scorer, batch) == Seq(13.0))
     scorer.close()
     scorer.close()
     intercept[IllegalArgumentException](scorer.score(batch))
   }
 
-  test("every element type is put as its dtype") {
+  test("rows lie one after another, of the width that their input has") {
     val inputs = Seq("float32", "float64", "int64", "uint8").map(TensorRows(None, _, Seq(2L)))
-    val batch = new InputBatch(inputs, 1)
-    batch.putFloats(0, Array(1.5f, -2f))
-    batch.putDoubles(1, Array(0.1, 3))
-    batch.putLongs(2, Array(1L << 40, -1L))
-    batch.putBytes(3, Array[Byte](7, -1))
-    batch.buffers.foreach(buffer => assert(!buffer.hasRemaining))
+    val batch = new InputBatch(inputs, 3)
+    assert(inputs.indices.map(batch.rowBytes) == Seq(8, 16, 16, 2))
+    assert(batch.buffers.map(_.capacity).toSeq == Seq(24, 48, 48, 6))
+    batch.addRows(2)
+    assert(inputs.indices.map(batch.end) == Seq(16, 32, 32, 4))
+    assert(batch.numRows == 2 && !batch.isFull)
     batch.clear()
-    assert(batch.buffer(0).getFloat(4) == -2f)
-    assert(batch.buffer(1).getDouble(0) == 0.1)
-    assert(batch.buffer(2).getLong(0) == (1L << 40))
-    assert(batch.buffer(3).get(1) == -1)
+    assert(inputs.indices.map(batch.end) == Seq(0, 0, 0, 0))
   }
 
   test("the last four programs stay loaded, and those in use") {
@@ -121,8 +118,7 @@ class ScorerSuite extends SparkSuite {
         ids.grouped(7).flatMap { group =>
           batch.clear()
           group.foreach { id =>
-            batch.putFloats(0, Array(id.toFloat, 0f, 0f))
-            batch.endRow()
+            put(batch, id.toFloat, 0f, 0f)
           }
           scorer.score(batch)(0).asInstanceOf[Array[Double]]
         }
@@ -132,5 +128,14 @@ class ScorerSuite extends SparkSuite {
     val program = LoadedPrograms.borrow(api, shared, 1)
     assert(program.borrowers == 1)
     LoadedPrograms.release(api, program)
+  }
+}
+
+private object ScorerSuite {
+
+  /** Appends a row to a batch of one input. */
+  def put(batch: InputBatch, values: Float*): Unit = {
+    for ((value, index) <- values.zipWithIndex) batch.buffer(0).putFloat(batch.end(0) + index * 4, value)
+    batch.addRows(1)
   }
 }

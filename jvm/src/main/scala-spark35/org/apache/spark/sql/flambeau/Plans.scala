@@ -1,0 +1,18 @@
+package org.apache.spark.sql.flambeau
+
+import org.apache.spark.sql.{Column, DataFrame, Dataset}
+import org.apache.spark.sql.catalyst.expressions.Attribute
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
+
+/** Between DataFrames and their logical plans on Spark 3.5, which keeps these ways to its own packages. */
+object Plans {
+
+  /** The analyzed plan of a DataFrame. */
+  def of(df: DataFrame): LogicalPlan = df.logicalPlan
+
+  /** A plan as a DataFrame of the same session as `df`. */
+  def toFrame(df: DataFrame, plan: LogicalPlan): DataFrame = Dataset.ofRows(df.sparkSession, plan)
+
+  /** An attribute of a plan as a column. */
+  def column(attribute: Attribute): Column = new Column(attribute)
+}

@@ -1,0 +1,56 @@
+package flambeau
+
+import org.apache.spark.sql.catalyst.InternalRow
+import org.apache.spark.sql.catalyst.expressions.{UnsafeProjection, UnsafeRow}
+import org.apache.spark.sql.catalyst.expressions.codegen.GenerateUnsafeRowJoiner
+import org.apache.spark.sql.types.StructType
+import org.apache.spark.sql.vectorized.{ColumnVector, ColumnarBatch}
+
+/** A partition's rows with their outputs, a batch read ahead.
+  *
+  * Spark writes a row over with the next, so a batch's rows are held as copies of their bytes.
+  */
+private[flambeau] final class ScoredRows(
+    task: ScoringTask,
+    rows: Iterator[InternalRow],
+    carried: StructType,
+    ordinals: Array[Int],
+    metrics: ScoringMetrics
+) extends Iterator[InternalRow] {
+  private val program = new LoadedTask(task, ordinals, metrics)
+  private val held = new HeldRows(carried.length, program.capacity)
+  private val predictions = new Predictions(task.outputs, program.capacity)
+  private val outputs = new ColumnarBatch(predictions.vectors.toArray[ColumnVector], program.capacity)
+  private val toUnsafe = UnsafeProjection.create(carried)
+  private val outputToUnsafe = UnsafeProjection.create(task.outputSchema)
+  private val joiner = GenerateUnsafeRowJoiner.create(carried, task.outputSchema)
+  private var numRows = 0
+  private var nextRow = 0
+
+  override def hasNext: Boolean = {
+    if (nextRow == numRows) fill()
+    nextRow < numRows
+  }
+
+  override def next(): InternalRow = {
+    if (!hasNext) throw new NoSuchElementException("there are no more rows")
+    val output = outputToUnsafe(outputs.getRow(nextRow))
+    val row = joiner.join(held.get(nextRow), output)
+    nextRow += 1
+    row
+  }
+
+  private def fill(): Unit = {
+    held.clear()
+    while (!program.isFull && rows.hasNext) {
+      val row = rows.next() match {
+        case unsafe: UnsafeRow => unsafe
+        case other             => toUnsafe(other)
+      }
+      program.add(row)
+      held.add(row)
+    }
+    nextRow = 0
+    numRows = program.score(predictions, 0)
+  }
+}

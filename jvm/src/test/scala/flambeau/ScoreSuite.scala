@@ -1,0 +1,223 @@
+package flambeau
+
+import org.apache.spark.ml.functions.array_to_vector
+import org.apache.spark.sql.{DataFrame, Row}
+import org.apache.spark.sql.execution.FileSourceScanExec
+import org.apache.spark.sql.execution.adaptive.AdaptiveSparkPlanHelper
+import org.apache.spark.sql.functions._
+
+/** Scoring as a part of Spark's plans: on columns and on rows, below and above Spark's own operators. What torch makes of
+  * the rows is the oracle.
+  */
+class ScoreSuite extends SparkSuite with AdaptiveSparkPlanHelper {
+  import spark.implicits._
+
+  private val Vectorized = "spark.sql.parquet.enableVectorizedReader"
+  private def rows(name: String): DataFrame = spark.read.parquet(SavedModels.rows(name))
+  private def load(name: String): TorchModel = TorchModel.load(SavedModels.model(name))
+
+  private def withSetting[T](name: String, value: String)(action: => T): T = {
+    spark.conf.set(name, value)
+    try action
+    finally spark.conf.unset(name)
+  }
+
+  private def operator(df: DataFrame): ScoreExec = {
+    df.collect()
+    find(df.queryExecution.executedPlan)(_.isInstanceOf[ScoreExec]).get.asInstanceOf[ScoreExec]
+  }
+
+  private def isClose(df: DataFrame): Boolean =
+    df.where(!(abs($"prediction" - $"expected") < 1e-6)).isEmpty && !df.isEmpty
+
+  /** All values as text, nested ones too. */
+  private def texts(df: DataFrame): Seq[String] = {
+    def text(value: Any): String = value match {
+      case row: Row                       => row.toSeq.map(text).mkString("(", ",", ")")
+      case bytes: Array[Byte]             => bytes.mkString("b")
+      case items: scala.collection.Seq[_] => items.map(text).mkString("[", ",", "]")
+      case other                          => String.valueOf(other)
+    }
+    df.orderBy("id").collect().map(text).toSeq
+  }
+
+  test("columns and rows give the same, for every type of input and output") {
+    for (name <- Seq("mlp", "column", "array", "several", "classes", "binary")) {
+      val model = load(name)
+      val columns = model.transform(rows(name))
+      assert(operator(columns).supportsColumnar, name)
+      val ofColumns = texts(columns)
+      withSetting(Vectorized, "false") {
+        val ofRows = model.transform(rows(name))
+        assert(!operator(ofRows).supportsColumnar, name)
+        assert(texts(ofRows) == ofColumns, name)
+      }
+    }
+  }
+
+  test("every type of number is cast as Spark casts it, in columns and in rows") {
+    val model = load("mlp").setFeaturesCol(Array("p", "q"))
+    val numbers = rows("mlp").withColumn("whole", ($"id" % 100 - 50).cast("byte"))
+    for (dtype <- Seq("tinyint", "smallint", "int", "bigint", "float", "double", "decimal(9,3)", "boolean")) {
+      val at = path(s"as-$dtype".replaceAll("\\W", "-"))
+      numbers.select($"id", $"whole".cast(dtype).as("p"), $"whole".cast(dtype).as("q")).write.parquet(at)
+      val df = spark.read.parquet(at)
+      // What Spark's own cast gives is scored as floats.
+      val cast = model.transform(df.select($"id", $"p".cast("float"), $"q".cast("float")))
+      for (vectorized <- Seq("true", "false")) withSetting(Vectorized, vectorized) {
+        assert(
+          texts(model.transform(df).select("id", "prediction")) == texts(cast.select("id", "prediction")),
+          dtype
+        )
+      }
+    }
+  }
+
+  test("vectors in columns, dense and sparse") {
+    val at = path("vectors")
+    val sparse = udf { (values: org.apache.spark.ml.linalg.Vector, id: Long) =>
+      if (id % 2 == 0) values.toSparse else values
+    }
+    rows("column")
+      .withColumn("expected", $"expected" (0))
+      .withColumn("x", sparse(array_to_vector($"x"), $"id"))
+      .write
+      .parquet(at)
+    assert(isClose(load("column").transform(spark.read.parquet(at))))
+  }
+
+  test("wrong rows are refused with the column's name, in columns and in rows") {
+    val mend = "fill it (Imputer, DataFrame.fillna) or drop those rows (DataFrame.dropna)"
+    val wrong = Seq(
+      ("mlp", $"a", when($"id" =!= 77, $"a"), s"column 'a' holds a null: $mend"),
+      ("column", $"x", when($"id" =!= 77, $"x"), s"column 'x' holds a null: $mend"),
+      ("column", $"x", when($"id" =!= 77, array_to_vector($"x")), s"column 'x' holds a null: $mend"),
+      (
+        "column",
+        $"x",
+        when($"id" === 77, array(lit(1f), lit(null), lit(2f)).cast("array<float>")).otherwise($"x"),
+        s"column 'x' holds an array with a null in it: $mend before transform"
+      ),
+      (
+        "column",
+        $"x",
+        when($"id" === 77, array(lit(1f))).otherwise($"x"),
+        "column 'x' holds an array of 1, where 3 were trained on: every row's array must have that length"
+      )
+    )
+    for (((name, column, value, message), index) <- wrong.zipWithIndex) {
+      val at = path(s"wrong-$index")
+      rows(name).withColumn(column.toString, value).write.parquet(at)
+      for (vectorized <- Seq("true", "false")) withSetting(Vectorized, vectorized) {
+        val scored = load(name).transform(spark.read.parquet(at))
+        assert(causeOf(classOf[DataException])(scored.collect()).getMessage == message)
+      }
+    }
+  }
+
+  test("batches larger and smaller than those that Spark reads") {
+    for (size <- Seq(1, 7, 999, 1000, 5000); read <- Seq(10, 300, 4096))
+      withSetting("spark.sql.parquet.columnarReaderBatchSize", read.toString) {
+        val model = load("mlp").setInferenceBatchSize(size)
+        assert(isClose(model.transform(rows("mlp"))), s"$size, $read")
+      }
+  }
+
+  test("rows of text and of very different sizes keep what they are") {
+    val text = expr("repeat('é', cast(id * 37 % 5000 as int))")
+    val wide = rows("mlp")
+      .withColumn("text", when($"id" % 5 =!= 0, text))
+      .withColumn("large", when($"id" % 250 === 0, repeat(lit("x"), 3000000)))
+      .repartition(2)
+    val scored = load("mlp").transform(wide)
+    assert(isClose(scored))
+    assert(scored.where(
+      !($"text" <=> text) && $"id" % 5 =!= 0
+    ).isEmpty)
+    assert(scored.where($"large".isNotNull).select(sum(length($"large"))).as[Long].head() == 4 * 3000000L)
+  }
+
+  test("only the columns that are asked for are read") {
+    val scored = load("mlp").transform(rows("mlp")).select("prediction")
+    scored.collect()
+    val read = collect(scored.queryExecution.executedPlan) { case scan: FileSourceScanExec =>
+      scan.requiredSchema
+    }
+    assert(read.map(_.fieldNames.toSet) == Seq(Set("a", "b")))
+  }
+
+  test("a join with itself, a filter, an aggregate, a sort and a union above") {
+    val scored = load("mlp").transform(rows("mlp"))
+    val joined = scored.as("l").join(scored.as("r"), $"l.id" === $"r.id")
+    assert(joined.count() == 1000)
+    assert(joined.where($"l.prediction" =!= $"r.prediction").isEmpty)
+    val same = scored.select($"id", $"prediction".as("again")).join(scored, "id")
+    assert(same.where($"again" =!= $"prediction").isEmpty && same.count() == 1000)
+    assert(isClose(scored.where($"a" > 0 && $"prediction" > -1000)))
+    assert(isClose(scored.orderBy($"prediction".desc).limit(10)))
+    assert(isClose(scored.union(scored)) && scored.union(scored).count() == 2000)
+    val sums = scored.groupBy($"id" % 3).agg(sum("prediction"), sum("expected")).collect()
+    assert(sums.length == 3 && sums.forall(row => math.abs(row.getDouble(1) - row.getDouble(2)) < 1e-3))
+    assert(
+      scored.select($"a", $"prediction").where(scored("a") > 0).count() == rows("mlp").where($"a" > 0).count()
+    )
+  }
+
+  test("after a join, after a shuffle, of rows in memory and one model after another") {
+    val base = rows("mlp")
+    val joined = base.drop("b").join(base.select($"id", $"b"), "id")
+    assert(isClose(load("mlp").transform(joined)))
+    withSetting("spark.sql.adaptive.enabled", "false")(assert(isClose(load("mlp").transform(joined))))
+    val local =
+      base.select("a", "b", "expected").as[(Double, Int, Double)].collect().toSeq.toDF("a", "b", "expected")
+    assert(isClose(load("mlp").transform(local)))
+    val twice = load("mlp").setPredictionCol("first").transform(base)
+    assert(isClose(load("mlp").transform(twice)))
+    assert(load("mlp").transform(twice).where($"first" =!= $"prediction").isEmpty)
+  }
+
+  test("cached before and after, and found in the cache by another transform of the same") {
+    val base = rows("mlp").cache()
+    try {
+      val scored = load("mlp").transform(base)
+      assert(isClose(scored))
+      scored.cache()
+      try {
+        assert(isClose(scored))
+        val again = load("mlp").transform(rows("mlp"))
+        assert(collect(again.queryExecution.executedPlan) { case score: ScoreExec => score }.isEmpty)
+        assert(isClose(again))
+      } finally scored.unpersist()
+    } finally base.unpersist()
+  }
+
+  test("a stream is scored as it comes") {
+    val at = path("stream")
+    rows("mlp").repartition(3).write.parquet(at)
+    val stream = spark.readStream.schema(rows("mlp").schema).option("maxFilesPerTrigger", 1).parquet(at)
+    val query = load("mlp").transform(stream).writeStream.format("memory").queryName("scored").start()
+    try query.processAllAvailable()
+    finally query.stop()
+    assert(spark.table("scored").count() == 1000 && isClose(spark.table("scored")))
+  }
+
+  test("another session plans it too") {
+    val other = spark.newSession()
+    val df = other.read.parquet(SavedModels.rows("mlp"))
+    assert(isClose(load("mlp").transform(df)))
+  }
+
+  test("a plan tells of its columns, and of no setting") {
+    withSetting("spark.flambeau.store.secretKey", "hidden") {
+      val scored = load("mlp").transform(rows("mlp"))
+      val told = scored.queryExecution.toString
+      assert(told.contains("Score [a#") && !told.contains("hidden"), told)
+    }
+  }
+
+  test("what it took is told to Spark's UI") {
+    val operators = operator(load("mlp").transform(rows("mlp")))
+    assert(operators.metrics("numOutputRows").value == 1000)
+    assert(operators.metrics("scoringTime").value > 0)
+  }
+}
