@@ -115,7 +115,8 @@ class NativeProgram:
         if not archives:
             with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
                 path = save_module(self.module, Path(folder) / FILE_NAME).uri
-                archives, weights = _compiled(self.module, inputs, path), Path(path).read_bytes()
+                archives = compiled(self.module, inputs, path, ("exported", "exportedTrain"))
+                weights = Path(path).read_bytes()
         form = "scripted" if "scripted" in archives else "exported"
         files = {"eval": archives[form]}
         if form == "exported" and "exportedTrain" in archives:
@@ -151,8 +152,14 @@ class NativePayload:
         return NativeRequest(text, secret, carried, placed, self.libtorch, meeting_place=place)
 
 
-def _compiled(module: nn.Module, inputs: Sequence[TensorColumns], weights: str) -> dict[str, bytes]:
-    """The forms of a module that libtorch trains: TorchScript, else the graphs of torch.export."""
+def compiled(
+    module: nn.Module, inputs: Sequence[TensorColumns], weights: Path | str, graphs: Sequence[str]
+) -> dict[str, bytes]:
+    """The forms of a module that libtorch runs: TorchScript, else `graphs` of torch.export, all of which it
+    has to allow. `weights` is the path of the module's weights file.
+
+    Raises ParamError where there is neither.
+    """
     import torch
 
     from flambeau._program import compile_programs
@@ -161,15 +168,15 @@ def _compiled(module: nn.Module, inputs: Sequence[TensorColumns], weights: str) 
     if programs:
         return programs
     if torch.__version__.startswith(f"{TORCH}."):
-        programs, others = compile_programs(module, inputs, weights, forms=("exported", "exportedTrain"))
-        if set(programs) == {"exported", "exportedTrain"}:
+        programs, others = compile_programs(module, inputs, weights, forms=graphs)
+        if set(programs) == set(graphs):
             return programs
         reasons |= others
     else:
         reasons["exported"] = f"only torch {TORCH} writes what libtorch {TORCH} reads"
     told = "; ".join(f"{form}: {reason}" for form, reason in reasons.items())
     raise ParamError(
-        "model: runtime='native' trains what TorchScript or torch.export can take, and neither takes "
+        "model: runtime='native' runs what TorchScript or torch.export can take, and neither takes "
         f"{type(module).__name__} ({told}): change the module, {WAY_OUT}"
     )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flambeau import _cluster, _launch, _shards, _warm_up
+from flambeau import _cluster, _launch, _native_scoring, _shards, _warm_up
 from flambeau._columns import TensorColumns
 from flambeau._objects import OBJECT_PARAMS, describe
 from flambeau._progress import Progress
@@ -200,7 +200,7 @@ class Training:
         for warning in result["warnings"]:
             log.warning("%s", warning)
         weights = result["weights"]
-        return model_class._create(
+        model = model_class._create(
             estimator,
             programs=self.program.programs(),
             weights=WeightsRef(
@@ -214,6 +214,9 @@ class Training:
             num_validation_rows=result["numValidationRows"],
             training_seconds=result["seconds"],
         )
+        if not _native_scoring.is_possible(self.spark):
+            model._set(runtime=None)
+        return model
 
     @contextmanager
     def written(self, df: DataFrame, columns: DataColumns, visible: bool) -> Iterator[ShardSet]:

@@ -24,7 +24,13 @@ from flambeau._named import name_of
 from flambeau._program import OutputSpec, OutputTensor, check_signature, dump_skeleton, instantiate
 from flambeau._weights import WeightsRef, fetched, load_into
 from flambeau.errors import DataError, ParamError
-from flambeau.params import HasClassColumns, HasInputColumns, HasLabelColumns, HasOutputColumns
+from flambeau.params import (
+    HasClassColumns,
+    HasInputColumns,
+    HasLabelColumns,
+    HasOutputColumns,
+    HasRuntime,
+)
 
 if TYPE_CHECKING:
     from pyspark.ml.util import MLReader, MLWriter
@@ -71,13 +77,19 @@ class TrainingSummary:
 
 
 class TorchModel(
-    Model, HasInputColumns, HasOutputColumns, HasLabelColumns, MLReadable["TorchModel"], MLWritable
+    Model,
+    HasInputColumns,
+    HasOutputColumns,
+    HasLabelColumns,
+    HasRuntime,
+    MLReadable["TorchModel"],
+    MLWritable,
 ):
     """A trained module as a Spark ML transformer.
 
     `transform` adds `predictionCol`: a double where the module returns one number a row, an array where it
     returns several, a struct where it returns several tensors (fields `_1`, `_2`, ... of a tuple, or the keys
-    of a dict).
+    of a dict). With `runtime="native"` the JVM scores, in a session that has Flambeau's jar.
 
     Models come from an estimator's `fit` or from `load`; they are not made by calling the class.
     """
@@ -92,6 +104,8 @@ class TorchModel(
     _classes: str | None
     _history: dict[str, Any]
     _counts: dict[str, Any]
+    _compiled: Mapping[str, bytes] | None = None
+    """The module's form for libtorch, where it was made of a module of Python's."""
 
     _parents: ClassVar[str] = "TorchEstimator"
 
@@ -232,7 +246,7 @@ class TorchModel(
         program = dump_skeleton(module)
         if self._weights.visible():
             load_into(instantiate({"pickle": program}), self._weights.local(), share=True)
-        self._programs, self._reasons = {"pickle": program}, {}
+        self._programs, self._reasons, self._compiled = {"pickle": program}, {}, None
 
     def _check_output(self, output: OutputSpec) -> None:
         """Raises ParamError where the module's output is not what this kind of model gives."""
@@ -257,6 +271,10 @@ class TorchModel(
         if not outputs:
             return dataset
         columns, tensors = self._columns_of(dataset)
+        if self.getRuntime() == "native":
+            from flambeau import _native_scoring
+
+            return _native_scoring.transform(self, dataset)
         score = self._udf(tensors, [param for param, _ in outputs], len(columns))(*columns)
         return self._add_outputs(dataset, score, F.col)
 

@@ -678,14 +678,16 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
 
 
 class HasRuntime(CheckedParams):
-    """What trains the module. Python's alone: the JVM has the native runtime only."""
+    """What runs the module. Python's alone: the JVM has the native runtime only."""
 
     runtime: Param[str] = Param(
         Params._dummy(),
         "runtime",
-        "What trains the module: python runs it as it is in Spark's Python workers, native runs it as a "
-        "libtorch program, made with TorchScript or torch.export, in processes without Python. Native takes "
-        "losses, optimizers and metrics by name, and a model that is the path of such a program too.",
+        "What runs the module: python runs it as it is in Spark's Python workers, native runs it as a "
+        "libtorch program, made with TorchScript or torch.export, without Python: it trains in processes of "
+        "its own, and scores in the executors' JVMs, for which the session needs Flambeau's jar. To train, "
+        "native takes losses, optimizers and metrics by name, and a model that is the path of such a program "
+        "too.",
         one_of("python", "native"),
     )
 

@@ -409,3 +409,14 @@ def test_an_output_that_changed_is_named(array_rows: DataFrame, tmp_path: Path) 
         Exception, match=r"a tensor of \[\d+, 4\] for a batch of \d+ rows, where a tensor of \[\d+, 2\]"
     ):
         fitted.regressor(tmp_path, Fickle()).transform(array_rows.coalesce(1)).collect()
+
+
+def test_native_needs_the_jar_and_a_classic_session(any_spark: SparkSession, tmp_path: Path) -> None:
+    model = fitted.regressor(tmp_path).setRuntime("native")
+    what = "which a Spark Connect client does not reach: use a classic session"
+    if hasattr(any_spark, "_jvm"):
+        what = "which has no Flambeau: start the session with its jar, such as spark.jars=flambeau-spark"
+    with pytest.raises(ParamError, match="runtime: 'native' scores in Spark's JVM, " + what) as refused:
+        model.transform(arrays_of(any_spark))
+    assert str(refused.value).endswith("or take runtime='python'")
+    close(column(model.setRuntime("python").transform(arrays_of(any_spark))), scores(model.module(), ROWS))
