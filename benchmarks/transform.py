@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import torch
-from harness import ROOT, Case, Child, Contender, Goal, peer, spark_session
+from harness import ROOT, Case, Child, Contender, Goal, Skipped, peer, spark_session
 from pyspark.ml.functions import array_to_vector
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -35,6 +35,9 @@ NUM_ROWS = 3_300_000
 NUM_CLASSES = 3
 NUM_PROCESSES = 2
 
+PYTHON = "Flambeau"
+NATIVE = 'Flambeau, runtime="native"'
+SCALA = "Flambeau, Scala"
 PANDAS_UDF = "pandas_udf"
 MAP_IN_PANDAS = "mapInPandas"
 MLFLOW = "mlflow.pyfunc.spark_udf"
@@ -43,8 +46,11 @@ SCAN = "limit: a scan of the columns"
 IDLE_UDF = "limit: a UDF on the columns that computes nothing"
 
 
-def cases(full: bool, scratch: Path) -> Iterator[Case]:
-    """A linear model and an MLP; with `full` three times the rows, arrays, vectors and a classifier."""
+def cases(full: bool, scratch: Path) -> Iterator[Case | Skipped]:
+    """A linear model and an MLP; with `full` three times the rows, arrays, vectors and a classifier.
+
+    Each is two cases with a goal for their first: scored by Python, and scored by the JVM.
+    """
     with ExitStack() as stack:
         spark = spark_session("transform", **with_jar())
         stack.callback(spark.stop)
@@ -55,25 +61,20 @@ def cases(full: bool, scratch: Path) -> Iterator[Case]:
         mlp = Scoring.trained("mlp", mlp_of(1), rows, scratch)
 
         mlflow = stack.enter_context(mlflow_child())
-        yield Case(
-            "transform",
-            f"linear model, 10 columns, {size}",
-            "rows/s",
-            linear.contenders()
-            | linear.peers()
-            | {MLFLOW: linear.mlflow(mlflow), SCAN: linear.scan(), IDLE_UDF: linear.idle_udf()},
-            [Goal(PANDAS_UDF, 3)],
-        )
+        work = f"linear model, 10 columns, {size}"
+        contenders = linear.python() | linear.peers()
+        contenders |= {MLFLOW: linear.mlflow(mlflow), SCAN: linear.scan(), IDLE_UDF: linear.idle_udf()}
+        yield Case("transform", work, "rows/s", contenders, [Goal(PANDAS_UDF, 3)])
+        contenders = linear.jvm() | linear.python() | linear.peers() | {SCAN: linear.scan()}
+        yield in_jvm(work, contenders, Goal(PANDAS_UDF, 3))
+
         pool = stack.enter_context(ProcessPoolExecutor(NUM_PROCESSES, mp_context=get_context("spawn")))
-        yield Case(
-            "transform",
-            f"MLP 10-256-256-1, 10 columns, {size}",
-            "rows/s",
-            mlp.contenders()
-            | mlp.peers()
-            | {MLFLOW: mlp.mlflow(mlflow), MODEL_ALONE: mlp.alone(pool), IDLE_UDF: mlp.idle_udf()},
-            [Goal(MODEL_ALONE, 0.9)],
-        )
+        work = f"MLP 10-256-256-1, 10 columns, {size}"
+        contenders = mlp.python() | mlp.peers()
+        contenders |= {MLFLOW: mlp.mlflow(mlflow), MODEL_ALONE: mlp.alone(pool), IDLE_UDF: mlp.idle_udf()}
+        yield Case("transform", work, "rows/s", contenders, [Goal(MODEL_ALONE, 0.9)])
+        contenders = mlp.jvm() | mlp.python() | mlp.peers() | {MODEL_ALONE: mlp.alone(pool)}
+        yield in_jvm(work, contenders, Goal(MODEL_ALONE, 0.9))
         if not full:
             return
         array = rows.select(F.array(*COLUMNS).alias("features"))
@@ -81,16 +82,22 @@ def cases(full: bool, scratch: Path) -> Iterator[Case]:
         for kind, made in (("array<float>", array), ("vector", vector)):
             kept = kept_as(made, scratch / kind.partition("<")[0])
             scoring = Scoring.trained(f"linear-{kind.partition('<')[0]}", nn.Linear(10, 1), kept, scratch)
-            contenders = scoring.contenders() | {SCAN: scoring.scan()}
-            yield Case("transform", f"linear model, {kind} of 10, {size}", "rows/s", contenders)
+            work = f"linear model, {kind} of 10, {size}"
+            yield Case("transform", work, "rows/s", scoring.python() | {SCAN: scoring.scan()})
+            yield in_jvm(work, scoring.jvm() | scoring.python() | {SCAN: scoring.scan()})
         classes = Scoring.trained("classes", mlp_of(NUM_CLASSES), rows, scratch)
-        contenders = classes.contenders() | {MODEL_ALONE: classes.alone(pool)}
-        yield Case(
-            "transform",
-            f"MLP 10-256-256-3, a classifier with its three columns, {size}",
-            "rows/s",
-            contenders,
-        )
+        work = f"MLP 10-256-256-3, a classifier with its three columns, {size}"
+        alone = {MODEL_ALONE: classes.alone(pool)}
+        yield Case("transform", work, "rows/s", classes.python() | alone)
+        yield in_jvm(work, classes.jvm() | classes.python() | alone)
+
+
+def in_jvm(work: str, contenders: dict[str, Contender], *goals: Goal) -> Case | Skipped:
+    """The same work scored by the JVM, where the jar is built: the goals are for `runtime="native"`."""
+    name = f"{work}, in the JVM"
+    if jar() is None:
+        return Skipped("transform", name, "there is no jar: `make jvm` builds it")
+    return Case("transform", name, "rows/s", contenders, goals)
 
 
 def mlp_of(num_outputs: int) -> nn.Module:
@@ -140,15 +147,22 @@ class Scoring:
         model.write().overwrite().save(str(path))
         return Scoring(model, path, rows, rows.count())
 
-    def contenders(self) -> dict[str, Contender]:
-        """Flambeau in both languages; in Scala where the jar is built."""
-        found = {"Flambeau": self.timed(lambda: drain(self.model.transform(self.rows)))}
+    def python(self) -> dict[str, Contender]:
+        """PySpark's model as it is by default."""
+        return {PYTHON: self.timed(lambda: drain(self.model.transform(self.rows)))}
+
+    def jvm(self) -> dict[str, Contender]:
+        """PySpark's model with its runtime native, and Scala's; where the jar is built."""
+        if jar() is None:
+            return {}
+        native = self.model.copy().setRuntime("native")
         jvm: Any = self.rows.sparkSession._jvm
-        if jar():
-            in_scala = getattr(jvm.flambeau, type(self.model).__name__).load(str(self.path))
-            java_rows = self.rows._jdf
-            found["Flambeau, Scala"] = self.timed(lambda: drain(in_scala.transform(java_rows)))
-        return found
+        in_scala = getattr(jvm.flambeau, type(self.model).__name__).load(str(self.path))
+        java_rows = self.rows._jdf
+        return {
+            NATIVE: self.timed(lambda: drain(native.transform(self.rows))),
+            SCALA: self.timed(lambda: drain(in_scala.transform(java_rows))),
+        }
 
     def peers(self) -> dict[str, Contender]:
         """What users write by hand, with the trained module broadcast."""
