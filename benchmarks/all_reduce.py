@@ -8,6 +8,10 @@ That limit is a network's; here two cores copy every byte of every link. So the 
 ways busy at once, and where each rank's link is held to less than the cores can copy.
 
 The program that is timed is native/collective/examples/all_reduce_speed, the peer peers/gloo.py.
+
+Compressed gradients are a case of their own: a step of the reducer that training has, on matrices of
+1024 x 1024, over links that are held to what a slow network has. The contenders are the kinds of
+gradientCompression; native/train/examples/gradient_speed is timed.
 """
 
 from __future__ import annotations
@@ -35,7 +39,18 @@ BARE_LOOP, ONE_WAY, BOTH_WAYS = "limit: bare loop", "limit: TCP one way", "limit
 HELD_TO = 2
 """Gbit/s of each rank's link, where it is held to less than the cores can copy."""
 
+COMPRESSIONS = {
+    "none": "none",
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "topk, 1 %": "topk",
+    "powersgd, rank 4": "powersgd",
+}
+COMPRESSED_AT = [HELD_TO, 10]
+"""Gbit/s of each rank's link."""
+
 SPEED = ROOT / "target" / "release" / "examples" / "all_reduce_speed"
+GRADIENT_SPEED = SPEED.with_name("gradient_speed")
 # Without its warnings that a network namespace has no name service.
 GLOO = ["env", "TORCH_CPP_LOG_LEVEL=ERROR", sys.executable, ROOT / "benchmarks" / "peers" / "gloo.py"]
 SECONDS = 0.15
@@ -45,13 +60,16 @@ Argv = Sequence[str | Path]
 
 
 def cases(full: bool, scratch: Path) -> Iterator[Case | Skipped]:
-    build = ["cargo", "build", "--release", "--locked", "--quiet", "-p", "flambeau-collective"]
-    subprocess.run([ROOT / ".ci/with-tools", *build, "--example", SPEED.name], cwd=ROOT, check=True)
+    for package, program in [("flambeau-collective", SPEED), ("flambeau-train", GRADIENT_SPEED)]:
+        build = ["cargo", "build", "--release", "--locked", "--quiet", "-p", package]
+        subprocess.run([ROOT / ".ci/with-tools", *build, "--example", program.name], cwd=ROOT, check=True)
     for world_size in (2, 4):
         yield from on_one_host(world_size, EVERY_SIZE if full else SIZES[world_size])
     for world_size in (2, 4):
         yield from over_tcp(world_size, EVERY_SIZE if full else TCP_SIZES[world_size])
     yield from over_tcp(2, [64 * MIB], HELD_TO)
+    for gbit in COMPRESSED_AT:
+        yield from compressed(2, 32 * MIB, gbit)
 
 
 def on_one_host(world_size: int, sizes: Sequence[int]) -> Iterator[Case]:
@@ -111,6 +129,24 @@ def over_tcp(world_size: int, sizes: Sequence[int], gbit: int | None = None) -> 
             if size == 64 * MIB:
                 goals.append(Goal(ONE_WAY, 0.85))
             yield case(where, size, contenders, goals, rounds=3 if gbit else 5)
+
+
+def compressed(world_size: int, size: int, gbit: int) -> Iterator[Case | Skipped]:
+    where = f"gradients of {world_size} ranks, TCP at {gbit} Gbit/s"
+    with ExitStack() as stack:
+        try:
+            network = stack.enter_context(Network(world_size, gbit))
+        except (OSError, subprocess.CalledProcessError) as error:
+            yield Skipped("all_reduce", where, f"network namespaces, which take root and iproute2 ({error})")
+            return
+        at = f"{network.address(0)}:29400"
+        ranks = [
+            [*network.inside(rank), GRADIENT_SPEED, rank, world_size, at, network.address(rank)]
+            for rank in range(world_size)
+        ]
+        team = stack.enter_context(Team(ranks))
+        contenders = {name: partial(team.median, compression=kind) for name, kind in COMPRESSIONS.items()}
+        yield case(where, size, contenders, [], rounds=3)
 
 
 def case(

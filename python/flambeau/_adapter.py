@@ -87,12 +87,12 @@ class ModuleModel:
 
     # What the worker asks at the start.
 
-    def parameters(self) -> list[tuple[str, int, str]]:
-        """The trainable parameters as (name, number of elements, dtype), tied ones once, in registration
-        order.
+    def parameters(self) -> list[tuple[str, int, int, str]]:
+        """The trainable parameters as (name, number of elements, first dimension, dtype), tied ones once, in
+        registration order.
         """
         return [
-            (name, parameter.numel(), _DTYPES[parameter.dtype])
+            (name, parameter.numel(), *(parameter.shape[:1] or (1,)), _DTYPES[parameter.dtype])
             for name, parameter in zip(self._names, self._parameters, strict=True)
         ]
 

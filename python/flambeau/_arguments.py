@@ -48,6 +48,10 @@ class EstimatorArguments(TypedDict, total=False):
     stepSize: float | None
     gradientAccumulationSteps: int | None
     gradientClipNorm: float | None
+    gradientCompression: str | None
+    powerSgdRank: int | None
+    powerSgdStartStep: int | None
+    topKRatio: float | None
     precision: str | None
     compile: bool | None
     checkpointInterval: int | None
@@ -101,7 +105,7 @@ _INSTEAD = {
     "inmemory_cache_all": "give memoryBudget, in bytes for each worker",
     "run_id": "each fit has an id of its own",
     "callbacks": "they are not supported; model.history has each epoch's losses and metrics",
-    "gradient_compression": "it is not supported yet",
+    "gradient_compression": 'give gradientCompression, such as "fp16"',
     "use_gpu": "it is not supported yet",
 }
 

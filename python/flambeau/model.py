@@ -50,6 +50,8 @@ _RECORD_KEYS = {
     "optimizerSeconds": "optimizer_seconds",
     "lossScale": "loss_scale",
     "skippedSteps": "skipped_steps",
+    "sentBytes": "sent_bytes",
+    "uncompressedBytes": "uncompressed_bytes",
     "loss": "loss",
 }
 
@@ -154,9 +156,11 @@ class TorchModel(
         `epoch` (from 0), `steps`, `num_rows`, `seconds`, `rows_per_second`, `loss`, each metric by its name,
         and with validation rows `val_loss` and `val_<metric>`. None stands where a value was not a finite
         number. `data_seconds`, `model_seconds` (forward, loss and backward), `reduce_seconds` (waiting for
-        slower workers included) and `optimizer_seconds` tell where the first worker's `seconds` went; models
-        of older versions have none. With precision fp16, `loss_scale` is what the loss was multiplied by at
-        the end of the epoch, and `skipped_steps` how many of its steps overflowed and were skipped.
+        slower workers included) and `optimizer_seconds` tell where the first worker's `seconds` went.
+        `sent_bytes` are the gradients that each worker sent, `uncompressed_bytes` what they would have been
+        without gradientCompression. Models of older versions have none of these. With precision fp16,
+        `loss_scale` is what the loss was multiplied by at the end of the epoch, and `skipped_steps` how many
+        of its steps overflowed and were skipped.
         `pandas.DataFrame(model.history)` is the table of epochs.
         """
         records = self._history.get("epochs", [])

@@ -356,6 +356,40 @@ class HasTrainingLoop(CheckedParams, HasSeed, HasStepSize):
         Number(0.0, open_below=True),
     )
 
+    gradientCompression: Param[str] = Param(
+        Params._dummy(),
+        "gradientCompression",
+        "What float32 gradients travel as between the workers: none, as they are; fp16 or bf16, as 16-bit "
+        "floats, summed in float32, where fp16 has more digits and bf16 the range of float32; powersgd, "
+        "matrices as products of two thin ones; topk, the largest entries alone. With powersgd and topk a "
+        "worker adds what it has not sent to its next gradients. It pays where the network is slow; workers "
+        "of one host share memory and are slower with it. All workers get the same bits.",
+        one_of("none", "fp16", "bf16", "powersgd", "topk"),
+    )
+
+    powerSgdRank: Param[int] = Param(
+        Params._dummy(),
+        "powerSgdRank",
+        "Number of columns of the two matrices that gradientCompression powersgd makes of a gradient: more "
+        "are nearer to it and take longer.",
+        Integer(1, 1024),
+    )
+
+    powerSgdStartStep: Param[int] = Param(
+        Params._dummy(),
+        "powerSgdStartStep",
+        "Number of optimizer steps before gradientCompression powersgd begins, while gradients travel as "
+        "they are: the first ones change the most.",
+        Integer(0),
+    )
+
+    topKRatio: Param[float] = Param(
+        Params._dummy(),
+        "topKRatio",
+        "Share of the entries of each parameter's gradient that gradientCompression topk sends, rounded up.",
+        Number(0.0, 1.0, open_below=True),
+    )
+
     precision: Param[str] = Param(
         Params._dummy(),
         "precision",
@@ -386,6 +420,10 @@ class HasTrainingLoop(CheckedParams, HasSeed, HasStepSize):
             seed=0,
             shuffle=True,
             gradientAccumulationSteps=1,
+            gradientCompression="none",
+            powerSgdRank=1,
+            powerSgdStartStep=1000,
+            topKRatio=0.01,
             precision="float32",
             compile=False,
         )
@@ -453,6 +491,38 @@ class HasTrainingLoop(CheckedParams, HasSeed, HasStepSize):
     def getGradientClipNorm(self) -> float | None:
         """The value of `gradientClipNorm`, None when it is not set."""
         return self._value("gradientClipNorm")
+
+    def setGradientCompression(self, value: str) -> Self:
+        """Sets `gradientCompression`."""
+        return self._set(gradientCompression=value)
+
+    def getGradientCompression(self) -> str:
+        """The value of `gradientCompression`, or its default."""
+        return self.getOrDefault(self.gradientCompression)
+
+    def setPowerSgdRank(self, value: int) -> Self:
+        """Sets `powerSgdRank`."""
+        return self._set(powerSgdRank=value)
+
+    def getPowerSgdRank(self) -> int:
+        """The value of `powerSgdRank`, or its default."""
+        return self.getOrDefault(self.powerSgdRank)
+
+    def setPowerSgdStartStep(self, value: int) -> Self:
+        """Sets `powerSgdStartStep`."""
+        return self._set(powerSgdStartStep=value)
+
+    def getPowerSgdStartStep(self) -> int:
+        """The value of `powerSgdStartStep`, or its default."""
+        return self.getOrDefault(self.powerSgdStartStep)
+
+    def setTopKRatio(self, value: float) -> Self:
+        """Sets `topKRatio`."""
+        return self._set(topKRatio=value)
+
+    def getTopKRatio(self) -> float:
+        """The value of `topKRatio`, or its default."""
+        return self.getOrDefault(self.topKRatio)
 
     def setPrecision(self, value: str) -> Self:
         """Sets `precision`."""

@@ -1,4 +1,4 @@
-"""torch's DistributedDataParallel on gloo, in two processes: what trainings are held against."""
+"""torch's DistributedDataParallel on gloo, in a process a rank: what trainings are held against."""
 
 from __future__ import annotations
 
@@ -18,25 +18,28 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def train(program: Mapping[str, Any], directory: Path) -> list[dict[str, Any]]:
-    """Trains on two ranks with one thread each; returns each rank's `losses` and `weights` by name.
+    """Trains with one thread a rank; returns each rank's `losses` and `weights` by name.
 
     `program` holds `model`, `loss`, `optimizer` (which is given the parameters), the `batches` of each rank,
-    and `half`, the type that forward and loss autocast to, if any. With float16 the loss is scaled, by
-    `scales` after each step.
+    `half`, the type that forward and loss autocast to, if any, and `register`, which is given the
+    DistributedDataParallel, where gradients travel by way of a communication hook. With float16 the loss is
+    scaled, by `scales` after each step.
     """
     (directory / "program.pkl").write_bytes(cloudpickle.dumps(dict(program)))
     port = str(free_port())
-    results = [directory / f"ddp-{rank}.pt" for rank in range(2)]
+    results = [directory / f"ddp-{rank}.pt" for rank, _ in enumerate(program["batches"])]
     ranks = [
         subprocess.Popen([sys.executable, __file__, directory / "program.pkl", str(rank), port, result])
         for rank, result in enumerate(results)
     ]
-    assert [rank.wait(120) for rank in ranks] == [0, 0]
+    assert not any(rank.wait(120) for rank in ranks)
     return [torch.load(result) for result in results]
 
 
 def _train_rank(program: dict[str, Any], rank: int) -> dict[str, Any]:
     module = DistributedDataParallel(program["model"])
+    if "register" in program:
+        program["register"](module)
     optimizer = program["optimizer"](module.parameters())
     half = program.get("half")
     scaler = torch.amp.GradScaler("cpu", enabled=half == torch.float16)
@@ -57,8 +60,9 @@ def main(program: str, rank: str, port: str, result: str) -> None:
     """One rank, in its own process."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=int(rank), world_size=2)
-    torch.save(_train_rank(pickle.loads(Path(program).read_bytes()), int(rank)), result)
+    job = pickle.loads(Path(program).read_bytes())
+    dist.init_process_group("gloo", rank=int(rank), world_size=len(job["batches"]))
+    torch.save(_train_rank(job, int(rank)), result)
     # Taking the group down ends a process now and then with "terminate called without an active exception".
     os._exit(0)
 

@@ -22,6 +22,7 @@ EXAMPLES = {
     "inputTypes": ["int64"],
     "labelCols": ["a", "b"],
     "memoryBudget": 1 << 20,
+    "gradientCompression": "bf16",
     "precision": "bf16",
     "verbose": 0,
     "boolean": True,

@@ -34,8 +34,17 @@ def program(pause: float = 0.0) -> dict:
     }
 
 
-@pytest.mark.parametrize(("world_size", "precision"), [(1, "float32"), (2, "float32"), (2, "fp16")])
-def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, world_size: int, precision: str) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "params"),
+    [
+        (1, {}),
+        (2, {}),
+        (2, {"precision": "fp16"}),
+        (2, {"gradientCompression": "topk", "topKRatio": 0.1}),
+        (2, {"gradientCompression": "powersgd", "powerSgdStartStep": 5}),
+    ],
+)
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, world_size: int, params: dict) -> None:
     generator = np.random.default_rng(0)
     x = generator.standard_normal((600, 6)).astype(np.float32)
     shards = write_shards(tmp_path / "data", {"x": x, "y": x.sum(1)}, num_shards=3, rows_per_group=50)
@@ -55,8 +64,8 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, world_size: int, 
             seed=5,
             numThreads=1,
             checkpointSteps=7,
-            precision=precision,
             verifyReplicas=True,
+            **params,
         )
 
     whole, expected = train(job("whole"), program(), world_size, tmp_path / "whole")
@@ -82,7 +91,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, world_size: int, 
         for history in (whole["history"]["epochs"], result["history"]["epochs"])
     ]
     assert timeless[0] == timeless[1]
-    assert precision == "float32" or whole["history"]["epochs"][0]["skippedSteps"] > 0
+    assert "precision" not in params or whole["history"]["epochs"][0]["skippedSteps"] > 0
     assert result["numSteps"] == whole["numSteps"]
 
 

@@ -37,6 +37,7 @@ mod futex;
 mod gate;
 mod greeting;
 mod group;
+mod halves;
 mod health;
 mod host;
 mod identity;
@@ -47,6 +48,7 @@ mod notice;
 mod options;
 mod patience;
 mod poll;
+mod processor;
 mod reduce;
 mod region;
 mod rendezvous;
@@ -63,12 +65,14 @@ pub use buffer::{DType, Device, RawBuffer, ReduceOp, Stream};
 pub use call::part_of;
 pub use error::{CollectiveError, LossCause, Peer, Result};
 pub use group::ProcessGroup;
+pub use halves::{Half, narrow, widen};
 pub use identity::host_name;
 pub use nccl::{
     CudaRuntime, DeviceRuntime, Event, NcclGroup, NcclLibrary, NcclMeeting, NcclOptions,
     NcclVersion, NcclWork, UniqueId,
 };
 pub use options::{GroupOptions, Interrupt, Transport};
+pub use processor::Kernel;
 // For the benches of this crate.
 #[doc(hidden)]
 pub use reduce::reduce_in_place;

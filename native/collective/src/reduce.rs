@@ -4,12 +4,14 @@
 //! the bit. A block is small enough for the first-level cache; within it all inputs are read before any output is
 //! written, so outputs may be the inputs' own memory.
 
+use std::marker::PhantomData;
 use std::slice;
 
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::buffer::{DType, ReduceOp};
+use crate::halves::Half;
+use crate::processor::Kernel;
 
 /// Elements per block: 4 KiB of float32.
 const BLOCK: usize = 1024;
@@ -98,43 +100,38 @@ where
     // SAFETY: the caller's promise is passed on.
     unsafe {
         match reduction.op {
-            ReduceOp::Sum | ReduceOp::Average => by_processor::<T, Sum>(reduction, len),
-            ReduceOp::Min => by_processor::<T, Min>(reduction, len),
-            ReduceOp::Max => by_processor::<T, Max>(reduction, len),
+            ReduceOp::Sum | ReduceOp::Average => Blocks::<T, Sum>::new(reduction, len).run(),
+            ReduceOp::Min => Blocks::<T, Min>::new(reduction, len).run(),
+            ReduceOp::Max => Blocks::<T, Max>::new(reduction, len).run(),
         }
     }
 }
 
-/// The same loops, compiled for the widest vectors that the processor has. No fused multiply-add is ever formed, so
-/// the results do not depend on the choice.
-unsafe fn by_processor<T: Element, O: Operator<T::Wide>>(reduction: &Reduction<'_>, len: usize) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-        unsafe fn avx512<T: Element, O: Operator<T::Wide>>(reduction: &Reduction<'_>, len: usize) {
-            // SAFETY: the caller's promise is passed on.
-            unsafe { blocks::<T, O>(reduction, len) }
-        }
-        #[target_feature(enable = "avx2")]
-        unsafe fn avx2<T: Element, O: Operator<T::Wide>>(reduction: &Reduction<'_>, len: usize) {
-            // SAFETY: the caller's promise is passed on.
-            unsafe { blocks::<T, O>(reduction, len) }
-        }
-        if is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512dq")
-        {
-            // SAFETY: the processor has these instructions; the rest is the caller's promise.
-            return unsafe { avx512::<T, O>(reduction, len) };
-        }
-        if is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has these instructions; the rest is the caller's promise.
-            return unsafe { avx2::<T, O>(reduction, len) };
+/// The loops of one type and operator.
+struct Blocks<'a, T, O> {
+    reduction: &'a Reduction<'a>,
+    len: usize,
+    kind: PhantomData<(T, O)>,
+}
+
+impl<'a, T: Element, O: Operator<T::Wide>> Blocks<'a, T, O> {
+    /// # Safety
+    /// As for `reduce`, until the loops have run.
+    unsafe fn new(reduction: &'a Reduction<'a>, len: usize) -> Self {
+        Blocks {
+            reduction,
+            len,
+            kind: PhantomData,
         }
     }
-    // SAFETY: the caller's promise is passed on.
-    unsafe { blocks::<T, O>(reduction, len) }
+}
+
+impl<T: Element, O: Operator<T::Wide>> Kernel for Blocks<'_, T, O> {
+    #[inline(always)]
+    fn body(self) {
+        // SAFETY: what `new` was promised.
+        unsafe { blocks::<T, O>(self.reduction, self.len) }
+    }
 }
 
 #[inline(always)]
@@ -145,12 +142,9 @@ unsafe fn blocks<T: Element, O: Operator<T::Wide>>(reduction: &Reduction<'_>, le
         }
         _ => None,
     };
-    if let (true, None, Output::Finished { places, .. }) =
-        (T::IS_WIDE, reduction.initial, &reduction.output)
-    {
-        // SAFETY: the caller's promise; T is its own intermediate type.
-        let is_done =
-            unsafe { in_registers::<T::Wide, O>(reduction.sources, places, len, divisor) };
+    if let (None, Output::Finished { places, .. }) = (reduction.initial, &reduction.output) {
+        // SAFETY: the caller's promise.
+        let is_done = unsafe { in_registers::<T, O>(reduction.sources, places, len, divisor) };
         if is_done {
             return;
         }
@@ -208,7 +202,7 @@ unsafe fn blocks<T: Element, O: Operator<T::Wide>>(reduction: &Reduction<'_>, le
 /// # Safety
 /// As for `reduce`.
 #[inline(always)]
-unsafe fn in_registers<W: Wide, O: Operator<W>>(
+unsafe fn in_registers<T: Element, O: Operator<T::Wide>>(
     sources: &[*const u8],
     places: &[*mut u8],
     len: usize,
@@ -217,11 +211,11 @@ unsafe fn in_registers<W: Wide, O: Operator<W>>(
     // SAFETY: the caller's promise, for each.
     unsafe {
         match *sources {
-            [a, b] => divided::<W, O, 2>([a, b], places, len, divisor),
-            [a, b, c] => divided::<W, O, 3>([a, b, c], places, len, divisor),
-            [a, b, c, d] => divided::<W, O, 4>([a, b, c, d], places, len, divisor),
+            [a, b] => divided::<T, O, 2>([a, b], places, len, divisor),
+            [a, b, c] => divided::<T, O, 3>([a, b, c], places, len, divisor),
+            [a, b, c, d] => divided::<T, O, 4>([a, b, c, d], places, len, divisor),
             [a, b, c, d, e, f, g, h] => {
-                divided::<W, O, 8>([a, b, c, d, e, f, g, h], places, len, divisor)
+                divided::<T, O, 8>([a, b, c, d, e, f, g, h], places, len, divisor)
             }
             _ => return false,
         }
@@ -232,7 +226,7 @@ unsafe fn in_registers<W: Wide, O: Operator<W>>(
 /// # Safety
 /// As for `reduce`.
 #[inline(always)]
-unsafe fn divided<W: Wide, O: Operator<W>, const N: usize>(
+unsafe fn divided<T: Element, O: Operator<T::Wide>, const N: usize>(
     sources: [*const u8; N],
     places: &[*mut u8],
     len: usize,
@@ -241,13 +235,13 @@ unsafe fn divided<W: Wide, O: Operator<W>, const N: usize>(
     let sources = sources.map(<*const u8>::cast);
     // SAFETY: the caller's promise, for each.
     unsafe {
-        match divisor.map(|divisor| (divisor, W::reciprocal(divisor))) {
-            None => tiles::<W, O, N>(sources, places, len, |value| value),
-            Some((divisor, Some(factor))) => tiles::<W, O, N>(sources, places, len, |value| {
+        match divisor.map(|divisor| (divisor, T::Wide::reciprocal(divisor))) {
+            None => tiles::<T, O, N>(sources, places, len, |value| value),
+            Some((divisor, Some(factor))) => tiles::<T, O, N>(sources, places, len, |value| {
                 value.divided(divisor, Some(factor))
             }),
             Some((divisor, None)) => {
-                tiles::<W, O, N>(sources, places, len, |value| value.divided(divisor, None))
+                tiles::<T, O, N>(sources, places, len, |value| value.divided(divisor, None))
             }
         }
     }
@@ -256,35 +250,38 @@ unsafe fn divided<W: Wide, O: Operator<W>, const N: usize>(
 /// # Safety
 /// As for `reduce`.
 #[inline(always)]
-unsafe fn tiles<W: Wide, O: Operator<W>, const N: usize>(
-    sources: [*const W; N],
+unsafe fn tiles<T: Element, O: Operator<T::Wide>, const N: usize>(
+    sources: [*const T; N],
     places: &[*mut u8],
     len: usize,
-    finish: impl Fn(W) -> W + Copy,
+    finish: impl Fn(T::Wide) -> T::Wide + Copy,
 ) {
     let whole = len / TILE;
     // SAFETY: the caller's promise: the tiles and the elements behind them lie in the sources and places.
     unsafe {
         for tile in 0..whole {
-            let at = |source: *const W| source.cast::<[W; TILE]>().add(tile).read();
-            let mut total = at(sources[0]);
+            let at = |source: *const T| source.cast::<[T; TILE]>().add(tile).read();
+            let mut total = [T::Wide::default(); TILE];
+            T::widen(&at(sources[0]), &mut total);
             for source in &sources[1..] {
-                for (total, value) in total.iter_mut().zip(at(*source)) {
-                    *total = O::apply(*total, value);
-                }
+                T::combine::<O>(&mut total, &at(*source));
             }
             total.iter_mut().for_each(|value| *value = finish(*value));
+            let finished = total.map(T::narrowed);
             for place in places {
-                place.cast::<[W; TILE]>().add(tile).write(total);
+                place.cast::<[T; TILE]>().add(tile).write(finished);
             }
         }
         for element in whole * TILE..len {
-            let values = sources.map(|source| source.add(element).read());
+            let values = sources.map(|source| source.add(element).read().widened());
             let total = values[1..]
                 .iter()
                 .fold(values[0], |total, value| O::apply(total, *value));
             for place in places {
-                place.cast::<W>().add(element).write(finish(total));
+                place
+                    .cast::<T>()
+                    .add(element)
+                    .write(T::narrowed(finish(total)));
             }
         }
     }
@@ -294,11 +291,27 @@ unsafe fn tiles<W: Wide, O: Operator<W>, const N: usize>(
 trait Element: Copy {
     /// What it is reduced in.
     type Wide: Wide;
-    /// Whether that is the element itself.
-    const IS_WIDE: bool;
-    fn widen(source: &[Self], wide: &mut [Self::Wide]);
-    fn combine<O: Operator<Self::Wide>>(wide: &mut [Self::Wide], source: &[Self]);
-    fn narrow(wide: &[Self::Wide], output: &mut [Self]);
+    fn widened(self) -> Self::Wide;
+    fn narrowed(wide: Self::Wide) -> Self;
+
+    #[inline(always)]
+    fn widen(source: &[Self], wide: &mut [Self::Wide]) {
+        for (wide, source) in wide.iter_mut().zip(source) {
+            *wide = source.widened();
+        }
+    }
+    #[inline(always)]
+    fn combine<O: Operator<Self::Wide>>(wide: &mut [Self::Wide], source: &[Self]) {
+        for (wide, source) in wide.iter_mut().zip(source) {
+            *wide = O::apply(*wide, source.widened());
+        }
+    }
+    #[inline(always)]
+    fn narrow(wide: &[Self::Wide], output: &mut [Self]) {
+        for (wide, output) in wide.iter().zip(output) {
+            *output = Self::narrowed(*wide);
+        }
+    }
 }
 
 /// An element as it is reduced.
@@ -405,20 +418,13 @@ macro_rules! own {
     ($type:ty) => {
         impl Element for $type {
             type Wide = $type;
-            const IS_WIDE: bool = true;
             #[inline(always)]
-            fn widen(source: &[Self], wide: &mut [Self]) {
-                wide.copy_from_slice(source);
+            fn widened(self) -> Self {
+                self
             }
             #[inline(always)]
-            fn combine<O: Operator<Self>>(wide: &mut [Self], source: &[Self]) {
-                for (wide, source) in wide.iter_mut().zip(source) {
-                    *wide = O::apply(*wide, *source);
-                }
-            }
-            #[inline(always)]
-            fn narrow(wide: &[Self], output: &mut [Self]) {
-                output.copy_from_slice(wide);
+            fn narrowed(wide: Self) -> Self {
+                wide
             }
         }
     };
@@ -427,91 +433,20 @@ own!(f32);
 own!(f64);
 own!(i64);
 
-impl Element for f16 {
-    type Wide = f32;
-    const IS_WIDE: bool = false;
-    #[inline(always)]
-    fn widen(source: &[Self], wide: &mut [f32]) {
-        source.convert_to_f32_slice(wide);
-    }
-    #[inline(always)]
-    fn combine<O: Operator<f32>>(wide: &mut [f32], source: &[Self]) {
-        let mut converted = [0.0; BLOCK];
-        let converted = &mut converted[..source.len()];
-        source.convert_to_f32_slice(converted);
-        for (wide, source) in wide.iter_mut().zip(converted) {
-            *wide = O::apply(*wide, *source);
-        }
-    }
-    #[inline(always)]
-    fn narrow(wide: &[f32], output: &mut [Self]) {
-        output.convert_from_f32_slice(wide);
-    }
-}
-
-impl Element for bf16 {
-    type Wide = f32;
-    const IS_WIDE: bool = false;
-    #[inline(always)]
-    fn widen(source: &[Self], wide: &mut [f32]) {
-        for (wide, source) in wide.iter_mut().zip(source) {
-            *wide = widened(*source);
-        }
-    }
-    #[inline(always)]
-    fn combine<O: Operator<f32>>(wide: &mut [f32], source: &[Self]) {
-        for (wide, source) in wide.iter_mut().zip(source) {
-            *wide = O::apply(*wide, widened(*source));
-        }
-    }
-    #[inline(always)]
-    fn narrow(wide: &[f32], output: &mut [Self]) {
-        for (wide, output) in wide.iter().zip(output) {
-            *output = narrowed(*wide);
-        }
-    }
-}
-
-/// `bf16::to_f32` without its branch for NaN, which keeps the compiler from vectors: a signalling NaN stays one.
-#[inline(always)]
-fn widened(value: bf16) -> f32 {
-    f32::from_bits(u32::from(value.to_bits()) << 16)
-}
-
-/// `bf16::from_f32` without its branches: to the nearest, ties to even; NaN stays NaN, and becomes quiet.
-#[inline(always)]
-fn narrowed(value: f32) -> bf16 {
-    let bits = value.to_bits();
-    let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-    let quiet = bits >> 16 | 0x40;
-    bf16::from_bits(if value.is_nan() { quiet } else { nearest } as u16)
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    #[test]
-    fn every_bfloat16_is_widened_as_half_does_it() {
-        for bits in 0..=u16::MAX {
-            let value = bf16::from_bits(bits);
-            let (own, theirs) = (widened(value), value.to_f32());
-            assert!(own.to_bits() == theirs.to_bits() || own.is_nan() && theirs.is_nan());
-        }
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig { cases: 20_000, ..Default::default() })]
-
-        /// Any bits, and bits near a tie between two values.
-        #[test]
-        fn floats_are_narrowed_as_half_does_it(bits: u32, tie in 0u32..3) {
-            for bits in [bits, (bits & 0xffff_0000 | 0x7fff) + tie] {
-                let value = f32::from_bits(bits);
-                prop_assert_eq!(narrowed(value).to_bits(), bf16::from_f32(value).to_bits());
+macro_rules! half {
+    ($type:ty) => {
+        impl Element for $type {
+            type Wide = f32;
+            #[inline(always)]
+            fn widened(self) -> f32 {
+                Half::widened(self)
+            }
+            #[inline(always)]
+            fn narrowed(wide: f32) -> Self {
+                Half::narrowed(wide)
             }
         }
-    }
+    };
 }
+half!(f16);
+half!(bf16);

@@ -103,14 +103,15 @@ fn loss_sums(sums: Vec<f64>) -> PyResult<LossSums> {
 impl Model for PyModel {
     fn parameters(&mut self) -> Result<Vec<ParameterInfo>, ModelError> {
         Python::attach(|py| {
-            let listed: Vec<(String, usize, String)> =
+            let listed: Vec<(String, usize, usize, String)> =
                 self.adapter.call_method0(py, "parameters")?.extract(py)?;
             let infos: PyResult<Vec<_>> = listed
                 .into_iter()
-                .map(|(name, numel, dtype)| {
+                .map(|(name, numel, num_rows, dtype)| {
                     Ok(ParameterInfo {
                         name,
                         numel,
+                        num_rows,
                         dtype: dtype_of(&dtype)?,
                         device: Device::Cpu,
                     })

@@ -206,6 +206,7 @@ fn info(entry: &NamedTensor) -> Result<ParameterInfo, ModelError> {
     Ok(ParameterInfo {
         name: entry.name.clone(),
         numel: entry.tensor.numel(),
+        num_rows: entry.tensor.size().first().map_or(1, |&size| size as usize),
         dtype,
         device: Device::Cpu,
     })

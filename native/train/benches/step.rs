@@ -40,6 +40,7 @@ impl Model for Idle {
         let info = |i| ParameterInfo {
             name: format!("p{i}"),
             numel: NUMEL,
+            num_rows: 1,
             dtype: DType::Float32,
             device: Device::Cpu,
         };

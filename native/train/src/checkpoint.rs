@@ -1,8 +1,9 @@
 //! Checkpoints: how they are written, found and gone on from.
 //!
 //! A checkpoint is a directory `<workDir>/attempts/<id>/checkpoints/<step>/` with `shared.bin` (the model and the
-//! optimizer), one `rank-<rank>.bin` for each rank (random generators), `state.json` (where training is, the sums of
-//! the running epoch, the history, the loss scale), and, written last, `COMMITTED`, which lists all parts with size and SHA-256.
+//! optimizer), one `rank-<rank>.bin` for each rank (random generators), `compression-<rank>.bin` too where the compression
+//! of gradients carries something from step to step, `state.json` (where training is, the sums of the running epoch,
+//! the history, the loss scale), and, written last, `COMMITTED`, which lists all parts with size and SHA-256.
 //! Without `COMMITTED` there is no checkpoint.
 
 use bytes::Bytes;
@@ -11,8 +12,10 @@ use flambeau_data::{DataError, Store};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::compression::CompressionState;
 use crate::error::Cause;
-use crate::history::History;
+use crate::history::{History, Traffic};
+use crate::params::GradientCompression;
 use crate::scaler::LossScaler;
 
 const FORMAT: u32 = 1;
@@ -123,6 +126,8 @@ pub(crate) struct Fixed {
     pub(crate) drop_last: bool,
     pub(crate) gradient_accumulation_steps: u32,
     pub(crate) num_metric_sums: usize,
+    #[serde(default)]
+    pub(crate) gradient_compression: GradientCompression,
 }
 
 impl Fixed {
@@ -156,6 +161,9 @@ pub(crate) struct Position {
     pub(crate) step: u64,
     /// Rows of the epoch so far.
     pub(crate) num_rows: u64,
+    /// The gradients sent in the epoch so far.
+    #[serde(default)]
+    pub(crate) traffic: Traffic,
     /// The bits of the epoch's loss totals so far, which may be beyond what JSON's numbers hold.
     pub(crate) totals: Vec<u64>,
 }
@@ -223,9 +231,13 @@ impl CheckpointWriter {
         state: &State,
         shared: Option<Vec<u8>>,
         rank_state: Vec<u8>,
+        compression: Option<Vec<u8>>,
     ) -> Result<Option<String>, Cause> {
         let uri = step_directory(&self.directory, state.position.step);
         let mut parts = vec![self.put(&uri, &rank_part(group.rank()), rank_state)?];
+        if let Some(state) = compression {
+            parts.push(self.put(&uri, &compression_part(group.rank()), state)?);
+        }
         if let Some(shared) = shared {
             parts.push(self.put(&uri, SHARED, shared)?);
             parts.push(self.put(&uri, STATE, to_json(state))?);
@@ -285,6 +297,8 @@ pub(crate) struct Checkpoint {
     pub(crate) shared: Bytes,
     /// This rank's part; none where the checkpoint is from another number of ranks.
     pub(crate) rank_state: Option<Bytes>,
+    /// What the compression of gradients carried; none where it carries nothing.
+    pub(crate) compression: Option<CompressionState>,
 }
 
 impl Checkpoint {
@@ -340,12 +354,31 @@ impl Checkpoint {
         } else {
             None
         };
+        let compression_of = |rank: usize| -> Result<CompressionState, Cause> {
+            let name = compression_part(rank);
+            CompressionState::from_bytes(&part(&name)?)
+                .ok_or_else(|| refuse(format!("its part {name} is damaged")))
+        };
+        let compression = match fixed.gradient_compression.has_state() {
+            false => None,
+            true => Some(CompressionState::dealt(
+                group.rank(),
+                group.world_size(),
+                state.world_size,
+                compression_of,
+            )?),
+        };
         Ok(Checkpoint {
+            compression,
             shared: part(SHARED)?,
             state,
             rank_state,
         })
     }
+}
+
+fn compression_part(rank: usize) -> String {
+    format!("compression-{rank}.bin")
 }
 
 fn rank_part(rank: usize) -> String {

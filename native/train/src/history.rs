@@ -1,5 +1,7 @@
 //! What a training tells afterwards: one record for each epoch.
 
+use std::ops::AddAssign;
+
 use serde::{Deserialize, Serialize};
 
 /// A metric's name and value; `None` where the value is not a finite number, which JSON cannot hold.
@@ -38,6 +40,24 @@ pub struct LossScaling {
     pub skipped_steps: u64,
 }
 
+/// The gradients that a rank sends to the others, in bytes: of an all-reduce, at least all of a buffer but the rank's own
+/// part, and that part's sum to every other rank. Over shared memory that much is read and written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Traffic {
+    /// What it sent.
+    pub sent_bytes: u64,
+    /// What it would have sent without gradient compression.
+    pub uncompressed_bytes: u64,
+}
+
+impl AddAssign for Traffic {
+    fn add_assign(&mut self, other: Traffic) {
+        self.sent_bytes += other.sent_bytes;
+        self.uncompressed_bytes += other.uncompressed_bytes;
+    }
+}
+
 /// What one epoch came to. Losses and metrics are those of all rows of all ranks: sums divided once, never averages
 /// of batches.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -60,6 +80,9 @@ pub struct EpochRecord {
     /// With precision fp16.
     #[serde(flatten)]
     pub scaling: Option<LossScaling>,
+    /// The gradients that each rank sent.
+    #[serde(flatten, default)]
+    pub traffic: Traffic,
     /// The mean training loss, each batch's at the parameters it met. `None` where every denominator was 0.
     pub loss: Option<f64>,
     /// Training metrics, gathered like the loss.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bounds;
 use crate::error::JobError;
-use crate::params::TrainingParams;
+use crate::params::{Precision, TrainingParams};
 use crate::program::NativeProgram;
 
 /// The version of the job's format that this build reads and writes.
@@ -145,6 +145,16 @@ impl TrainingJob {
         }
         if params.checkpoint_interval == 0 {
             return refuse("checkpointInterval", "0".into(), "-1, or at least 1".into());
+        }
+        if params.precision == Precision::Fp16 && params.gradient_compression.has_state() {
+            let name = serde_json::to_string(&params.gradient_compression).expect("a name is JSON");
+            return refuse(
+                "gradientCompression",
+                name,
+                "none, fp16 or bf16 with precision fp16: what is not sent in one step would meet the next ones in \
+                 another loss scale"
+                    .into(),
+            );
         }
         if params.compile && self.program.is_some() {
             return refuse(

@@ -1,5 +1,7 @@
 //! Which parameter lies where in which bucket.
 
+use std::ops::Range;
+
 use flambeau_collective::{DType, Device};
 
 use crate::model::ParameterInfo;
@@ -54,6 +56,14 @@ pub struct View {
     pub byte_offset: usize,
     /// Number of elements.
     pub numel: usize,
+}
+
+impl View {
+    /// Its elements, counted in those of the bucket, which are of type `dtype`.
+    pub(crate) fn elements(&self, dtype: DType) -> Range<usize> {
+        let start = self.byte_offset / dtype.size();
+        start..start + self.numel
+    }
 }
 
 /// Buckets and the views of all parameters in them.

@@ -7,6 +7,7 @@
 mod allocator;
 mod bounds;
 pub mod checkpoint;
+mod compression;
 mod dataset;
 mod elements;
 mod error;
@@ -31,9 +32,10 @@ mod usage;
 mod weights;
 mod worker;
 
+pub use compression::{Compression, CompressionState, ParameterState};
 pub use error::{Cause, ErrorKind, JobError, TrainError, error_chain};
 pub use events::{Event, Progress, Start};
-pub use history::{EpochRecord, History, LossScaling, NamedValue, StepTimes};
+pub use history::{EpochRecord, History, LossScaling, NamedValue, StepTimes, Traffic};
 pub use hooks::{Hooks, Interrupt, Listener};
 pub use host::num_threads;
 pub use job::{Attempt, FORMAT, JobData, TrainingJob};
@@ -42,7 +44,7 @@ pub use model::{
     EpochReport, LossSums, MicroBatch, Model, ModelError, ParameterInfo, StepContext, StepReport,
     TensorRef,
 };
-pub use params::{FeaturesColumn, InputType, Precision, TrainingParams};
+pub use params::{FeaturesColumn, GradientCompression, InputType, Precision, TrainingParams};
 pub use program::{
     LossSpec, NamedOptions, NativeProgram, ProgramForm, ScriptedLoss, StoredWeights,
 };

@@ -20,6 +20,9 @@ pub struct ParameterInfo {
     pub name: String,
     /// Number of elements.
     pub numel: usize,
+    /// Size of its first dimension, 1 where it has none: the rows of the matrix that it counts as where gradients are
+    /// compressed to matrices of low rank.
+    pub num_rows: usize,
     /// Type of its elements; one of the floating types.
     pub dtype: DType,
     /// Where it lies, and so where its gradients are reduced.

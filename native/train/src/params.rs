@@ -51,6 +51,47 @@ impl JsonSchema for Precision {
     }
 }
 
+/// What gradients travel as between the workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GradientCompression {
+    /// As they are.
+    #[default]
+    None,
+    /// As float16.
+    Fp16,
+    /// As bfloat16.
+    Bf16,
+    /// As products of two thin matrices.
+    PowerSgd,
+    /// As the entries of largest magnitude.
+    TopK,
+}
+
+impl GradientCompression {
+    /// Whether something is carried from step to step, and so lies in checkpoints.
+    pub(crate) fn has_state(self) -> bool {
+        matches!(
+            self,
+            GradientCompression::PowerSgd | GradientCompression::TopK
+        )
+    }
+}
+
+impl JsonSchema for GradientCompression {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "GradientCompression".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "enum": ["none", "fp16", "bf16", "powersgd", "topk"] })
+    }
+}
+
 /// The columns that make the features tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -204,6 +245,28 @@ pub struct TrainingParams {
     #[schemars(title = "Gradient clip norm", extend("exclusiveMinimum" = 0.0))]
     pub gradient_clip_norm: Option<f64>,
 
+    /// What float32 gradients travel as between the workers: none, as they are; fp16 or bf16, as 16-bit floats, summed in
+    /// float32, where fp16 has more digits and bf16 the range of float32; powersgd, matrices as products of two thin ones;
+    /// topk, the largest entries alone. With powersgd and topk a worker adds what it has not sent to its next gradients.
+    /// It pays where the network is slow; workers of one host share memory and are slower with it. All workers get the
+    /// same bits.
+    #[schemars(title = "Gradient compression")]
+    pub gradient_compression: GradientCompression,
+
+    /// Number of columns of the two matrices that gradientCompression powersgd makes of a gradient: more are nearer to it
+    /// and take longer.
+    #[schemars(title = "PowerSGD rank", range(min = 1, max = 1024))]
+    pub power_sgd_rank: usize,
+
+    /// Number of optimizer steps before gradientCompression powersgd begins, while gradients travel as they are: the first
+    /// ones change the most.
+    #[schemars(title = "PowerSGD start step", range(min = 0))]
+    pub power_sgd_start_step: u64,
+
+    /// Share of the entries of each parameter's gradient that gradientCompression topk sends, rounded up.
+    #[schemars(title = "Top-k ratio", range(max = 1.0), extend("exclusiveMinimum" = 0.0))]
+    pub top_k_ratio: f64,
+
     /// Type that forward and loss are computed in: float32, which leaves the module as it is; tf32, which is float32
     /// but for the matrix products and convolutions of GPUs, and float32 to the bit on a CPU; bf16 or fp16, which run
     /// both under torch's autocast to bfloat16 or float16 while weights, gradients and optimizer keep their type, fp16
@@ -299,6 +362,10 @@ impl Default for TrainingParams {
             step_size: None,
             gradient_accumulation_steps: 1,
             gradient_clip_norm: None,
+            gradient_compression: GradientCompression::None,
+            power_sgd_rank: 1,
+            power_sgd_start_step: 1000,
+            top_k_ratio: 0.01,
             precision: Precision::Float32,
             compile: false,
             checkpoint_interval: 1,

@@ -1,6 +1,7 @@
 //! The averaging of gradients over ranks: flat buckets that are reduced while backward still runs.
 
 use std::ffi::c_void;
+use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,8 +10,12 @@ use flambeau_collective::{
     CollectiveError, DType, Device, GroupBuffer, ProcessGroup, RawBuffer, ReduceOp, Work,
 };
 
+use crate::compression::{
+    self, BucketView, Compression, CompressionState, Compressor, Exchange, ParameterState,
+};
 use crate::elements;
 use crate::error::{Cause, JobError};
+use crate::history::Traffic;
 use crate::layout::{BucketLayout, BucketSizes, View};
 use crate::model::ParameterInfo;
 use crate::usage::UsageCode;
@@ -33,6 +38,9 @@ pub struct GradientReducer {
     parameters: Vec<ParameterInfo>,
     layout: BucketLayout,
     buffers: Vec<GroupBuffer>,
+    compression: Compression,
+    /// What makes less of each bucket; none where it travels as it is.
+    compressors: Vec<Option<Mutex<Box<dyn Compressor>>>>,
     slots: Vec<Slot>,
     /// Parameters that are not yet ready, for each bucket.
     pending: Vec<AtomicUsize>,
@@ -50,6 +58,10 @@ pub struct GradientReducer {
     observed: AtomicUsize,
     /// Nanoseconds that reductions within backward took since they were last taken.
     nanos_in_backward: AtomicU64,
+    /// Steps that have ended.
+    num_steps: AtomicU64,
+    /// Bytes that travelled in this step.
+    num_bytes: AtomicU64,
     /// The first failure of a reduction. Every later call gives it again.
     failure: OnceLock<Arc<CollectiveError>>,
     sums: Mutex<Sums>,
@@ -75,13 +87,15 @@ struct Sums {
 }
 
 /// How a reducer lays out and launches its buckets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ReducerOptions {
     /// How large buckets may be.
     pub sizes: BucketSizes,
     /// Whether full buckets are reduced on the group's communication thread while backward goes on. Worth it only
     /// where there is a core to spare for that thread: its hand-over costs more than a small reduction. Default false.
     pub overlaps: bool,
+    /// How gradients are compressed on their way. Default not at all.
+    pub compression: Compression,
 }
 
 /// What a failed reduction gives: shared, since the first failure is what every later call reports.
@@ -150,6 +164,17 @@ impl GradientReducer {
             };
             buffers.push(buffer);
         }
+        let mut compressors = Vec::with_capacity(buffers.len());
+        for bucket in &layout.buckets {
+            let of_view = |&index: &usize| BucketView {
+                index,
+                num_rows: parameters[index].num_rows,
+                range: layout.views[index].elements(bucket.dtype),
+            };
+            let views: Vec<BucketView> = bucket.parameters.iter().map(of_view).collect();
+            let compressor = options.compression.of_bucket(&group, bucket, &views)?;
+            compressors.push(compressor.map(Mutex::new));
+        }
         // A rank may reach into another's buffer as soon as that one reduces.
         group.barrier()?;
         let num = parameters.len();
@@ -163,6 +188,8 @@ impl GradientReducer {
             reducing: AtomicBool::new(false),
             observed: AtomicUsize::new(0),
             nanos_in_backward: AtomicU64::new(0),
+            num_steps: AtomicU64::new(0),
+            num_bytes: AtomicU64::new(0),
             failure: OnceLock::new(),
             sums: Mutex::new(Sums {
                 usage: UsageCode::new(num, group.world_size()),
@@ -173,6 +200,8 @@ impl GradientReducer {
             parameters,
             layout,
             buffers,
+            compression: options.compression,
+            compressors,
         };
         Ok(reducer)
     }
@@ -303,11 +332,11 @@ impl GradientReducer {
             stream: None,
         };
         // SAFETY: both buffers live and are touched by nobody else until the call returns.
-        let reduced = unsafe {
-            self.group
-                .grouped_all_reduce(&[(self.raw(last), ReduceOp::Average), (stats, ReduceOp::Sum)])
-        };
+        let reduced = unsafe { self.exchange(last).run_with_sum(&self.group, stats) };
         self.keep(reduced)?;
+        self.keep(self.exchange_again())?;
+        self.decompress();
+        self.num_steps.fetch_add(1, Ordering::Relaxed);
         sums.copy_from_slice(&vector[..sums.len()]);
         usage.decode(&vector[sums.len()..], used);
         Ok(())
@@ -386,6 +415,61 @@ impl GradientReducer {
         Duration::from_nanos(self.nanos_in_backward.swap(0, Ordering::Relaxed))
     }
 
+    /// What the compression of gradients carries to the next step, between steps; none where it carries nothing.
+    pub fn compression_state(&self) -> Option<CompressionState> {
+        if !self.compression.has_state() {
+            return None;
+        }
+        let mut parameters = vec![ParameterState::default(); self.parameters.len()];
+        for compressor in self.compressors.iter().flatten() {
+            lock(compressor).save(&mut parameters);
+        }
+        Some(CompressionState { parameters })
+    }
+
+    /// Goes on, between steps, after `num_steps` steps that another reducer of the same parameters has taken, from what its
+    /// compression carried. Returns whether it could: that what was carried is as long as what this one carries.
+    pub fn restore(&self, num_steps: u64, state: Option<&CompressionState>) -> bool {
+        self.num_steps.store(num_steps, Ordering::Relaxed);
+        match (self.compression_state(), state) {
+            (None, None) => true,
+            (Some(own), Some(state)) if own.is_like(state) => {
+                for compressor in self.compressors.iter().flatten() {
+                    lock(compressor).restore(&state.parameters);
+                }
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Steps that have ended, those before [`restore`](Self::restore) included.
+    pub(crate) fn num_steps(&self) -> u64 {
+        self.num_steps.load(Ordering::Relaxed)
+    }
+
+    /// The gradients that this rank sent in the step that ended.
+    pub(crate) fn take_traffic(&self) -> Traffic {
+        let whole = (0..self.buffers.len()).map(|bucket| self.bytes_to_reduce(bucket));
+        let world_size = self.group.world_size();
+        let travelled = self.num_bytes.swap(0, Ordering::Relaxed);
+        Traffic {
+            sent_bytes: compression::sent_by_each(travelled, world_size),
+            uncompressed_bytes: compression::sent_by_each(whole.sum(), world_size),
+        }
+    }
+
+    /// The bytes that travel of a bucket that is reduced as it is, padding left out: so that they do not depend on the
+    /// layout.
+    fn bytes_to_reduce(&self, bucket: usize) -> u64 {
+        let bucket = &self.layout.buckets[bucket];
+        let numel = bucket
+            .parameters
+            .iter()
+            .map(|&index| self.view(index).numel);
+        2 * (numel.sum::<usize>() * bucket.dtype.size()) as u64
+    }
+
     /// Reduces the full buckets that are next in line. The last one waits for `finish`.
     fn launch_full(&self) -> Result<(), ReduceError> {
         let last = self.buffers.len() - 1;
@@ -414,18 +498,72 @@ impl GradientReducer {
 
     /// Reduces a bucket, or hands it to the communication thread.
     fn reduce(&self, bucket: usize) -> Result<(), CollectiveError> {
-        // SAFETY: the bucket is full or its missing views are zeroed, so nobody touches it until `finish` has waited
-        // for its reduction.
+        let exchange = self.exchange(bucket);
+        // SAFETY: nobody touches the exchange's memory until `finish` has waited for it.
         unsafe {
             if self.overlaps {
-                let work = self
-                    .group
-                    .all_reduce_async(self.raw(bucket), ReduceOp::Average)?;
+                let work = exchange.start(&self.group)?;
                 lock(&self.in_flight).push(work);
                 return Ok(());
             }
-            self.group.all_reduce(self.raw(bucket), ReduceOp::Average)
+            exchange.run(&self.group)
         }
+    }
+
+    /// What is to be exchanged of a bucket, which is full or has its missing views zeroed: the bucket itself, or what its
+    /// compressor makes of it.
+    fn exchange(&self, bucket: usize) -> Exchange {
+        let compressed = self.compressors[bucket].as_ref().and_then(|compressor| {
+            let step = self.num_steps.load(Ordering::Relaxed);
+            // SAFETY: the bucket is full, so nobody touches it until `finish` has returned.
+            lock(compressor).compress(step, unsafe { self.gradients(bucket) })
+        });
+        let num_bytes = match &compressed {
+            Some(exchange) => exchange.num_bytes(),
+            None => self.bytes_to_reduce(bucket),
+        };
+        self.num_bytes.fetch_add(num_bytes, Ordering::Relaxed);
+        compressed.unwrap_or_else(|| Exchange::Reduce(self.raw(bucket), ReduceOp::Average))
+    }
+
+    /// The second exchange of the buckets whose compressors have one, all at once.
+    fn exchange_again(&self) -> Result<(), CollectiveError> {
+        let buffers: Vec<_> = self
+            .compressors
+            .iter()
+            .flatten()
+            .filter_map(|compressor| Some((lock(compressor).compress_again()?, ReduceOp::Average)))
+            .collect();
+        if buffers.is_empty() {
+            return Ok(());
+        }
+        let num_bytes = buffers.iter().map(|(buffer, _)| 2 * buffer.bytes() as u64);
+        self.num_bytes.fetch_add(num_bytes.sum(), Ordering::Relaxed);
+        // SAFETY: the buffers are the compressors' own, and nobody asks for another before the call returns.
+        unsafe { self.group.grouped_all_reduce(&buffers) }
+    }
+
+    /// Writes what came of the exchanges over the buckets that were compressed.
+    fn decompress(&self) {
+        for (bucket, compressor) in self.compressors.iter().enumerate() {
+            if let Some(compressor) = compressor {
+                // SAFETY: no exchange is under way, and this is the loop's thread.
+                lock(compressor).decompress(unsafe { self.gradients(bucket) });
+            }
+        }
+    }
+
+    /// The elements of a bucket of float32.
+    ///
+    /// # Safety
+    ///
+    /// Nobody else uses the bucket while the slice lives.
+    #[expect(clippy::mut_from_ref, reason = "the memory is not the reducer's own")]
+    unsafe fn gradients(&self, bucket: usize) -> &mut [f32] {
+        let info = &self.layout.buckets[bucket];
+        debug_assert_eq!(info.dtype, DType::Float32);
+        // SAFETY: the bucket has that many elements, and the rest is the caller's promise.
+        unsafe { slice::from_raw_parts_mut(self.bucket_ptr(bucket).cast(), info.numel) }
     }
 
     fn raw(&self, bucket: usize) -> RawBuffer {

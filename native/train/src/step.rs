@@ -6,8 +6,9 @@ use std::time::Instant;
 use flambeau_collective::{DType, ProcessGroup};
 use flambeau_data::BatchReader;
 
+use crate::compression::CompressionState;
 use crate::error::{Cause, JobError};
-use crate::history::StepTimes;
+use crate::history::{StepTimes, Traffic};
 use crate::hooks::Hooks;
 use crate::layout::BucketLayout;
 use crate::model::{MicroBatch, Model, ModelError, ParameterInfo, StepContext};
@@ -36,6 +37,8 @@ pub(crate) struct StepOutcome {
     pub(crate) gradient_norm: Option<f64>,
     /// Whether a rank asked to stop.
     pub(crate) is_cancelled: bool,
+    /// The gradients that this rank sent.
+    pub(crate) traffic: Traffic,
 }
 
 /// What of the job concerns steps.
@@ -173,6 +176,7 @@ impl<'a> Stepper<'a> {
             loss,
             gradient_norm: None,
             is_cancelled: self.vector[self.totals.len()] > 0.0,
+            traffic: self.reducer.take_traffic(),
         };
         if let Some(loss) = loss {
             if !loss.is_finite() {
@@ -234,6 +238,17 @@ impl<'a> Stepper<'a> {
             .map_err(Cause::Model)
     }
 
+    /// Goes on after `num_steps` steps with what the compression of gradients had carried. Returns whether that is of this
+    /// model and these params.
+    pub(crate) fn restore(&self, num_steps: u64, state: Option<&CompressionState>) -> bool {
+        self.reducer.restore(num_steps, state)
+    }
+
+    /// What the compression of gradients carries to the next step, as bytes.
+    pub(crate) fn compression_state(&self) -> Option<Vec<u8>> {
+        Some(self.reducer.compression_state()?.to_bytes())
+    }
+
     /// After the first step: buckets in the order in which rank 0's gradients became ready, where that makes a
     /// difference.
     fn lay_out_anew(&mut self) -> Result<(), Cause> {
@@ -257,12 +272,15 @@ impl<'a> Stepper<'a> {
         if BucketLayout::new(parameters, &order, options.sizes) == *present {
             return Ok(());
         }
-        self.reducer = Arc::new(GradientReducer::new(
+        let reducer = GradientReducer::new(
             self.group.clone(),
             parameters.to_vec(),
             Some(&order),
             options,
-        )?);
+        )?;
+        let state = self.reducer.compression_state();
+        reducer.restore(self.reducer.num_steps(), state.as_ref());
+        self.reducer = Arc::new(reducer);
         self.model
             .attach(self.reducer.clone())
             .map_err(Cause::Model)

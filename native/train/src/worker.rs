@@ -7,11 +7,12 @@ use flambeau_data::{SampleOrder, Store};
 
 use crate::allocator::KeepFreed;
 use crate::checkpoint::{Checkpoint, CheckpointWriter, Fixed, Position, State};
+use crate::compression::Compression;
 use crate::dataset::{Dataset, Datasets};
 use crate::error::{Cause, JobError, TrainError};
 use crate::evaluate::{self, Evaluation};
 use crate::events::{Event, EventWriter, Progress, Start};
-use crate::history::{EpochRecord, History, StepTimes};
+use crate::history::{EpochRecord, History, StepTimes, Traffic};
 use crate::hooks::{Hooks, Listener};
 use crate::host;
 use crate::job::TrainingJob;
@@ -111,6 +112,7 @@ impl<'a> Worker<'a> {
         replicas::check_same_model(model, &group)?;
         let num_metrics = model.num_metric_sums().map_err(Cause::Model)?;
         let fixed = fixed(&job, &datasets.train, num_metrics);
+        let mut compression = None;
         let (position, history, scaler) = match &job.attempt.resume {
             None => {
                 replicas::broadcast(model, &group, Which::All)?;
@@ -124,6 +126,7 @@ impl<'a> Worker<'a> {
                         batch: 0,
                         step: 0,
                         num_rows: 0,
+                        traffic: Traffic::default(),
                         totals,
                     },
                     History::default(),
@@ -131,7 +134,8 @@ impl<'a> Worker<'a> {
                 )
             }
             Some(uri) => {
-                let checkpoint = Checkpoint::read(&store, &group, uri, &fixed)?;
+                let mut checkpoint = Checkpoint::read(&store, &group, uri, &fixed)?;
+                compression = checkpoint.compression.take();
                 resume(checkpoint, &job, &group, model)?
             }
         };
@@ -141,12 +145,21 @@ impl<'a> Worker<'a> {
             clip_norm: params.gradient_clip_norm,
             reducer: ReducerOptions {
                 overlaps: has_spare_core(&job, &group),
+                compression: Compression::of(params),
                 ..ReducerOptions::default()
             },
         };
         let scaler = (params.precision == Precision::Fp16).then(|| scaler.unwrap_or_default());
         let (on_event, on_step) = (hooks.on_event.clone(), hooks.on_step.clone());
         let stepper = Stepper::new(model, group.clone(), settings, scaler, hooks)?;
+        if let Some(uri) = &job.attempt.resume
+            && !stepper.restore(position.step, compression.as_ref())
+        {
+            return Err(Cause::Checkpoint {
+                uri: uri.clone(),
+                reason: "its gradients were compressed with other params".into(),
+            });
+        }
         let events = (rank == 0).then(|| {
             EventWriter::new(store.clone(), format!("{}/events", job.attempt.directory()))
         });
@@ -280,6 +293,7 @@ impl Run<'_> {
             self.position.batch += u64::from(plan.num_batches);
             self.position.step += 1;
             self.position.num_rows += plan.num_rows;
+            self.position.traffic += outcome.traffic;
             let report = StepReport {
                 epoch: plan.epoch,
                 step: plan.step,
@@ -373,6 +387,7 @@ impl Run<'_> {
             rows_per_second: pace.rows_per_second,
             times: pace.times,
             scaling: self.stepper.scaler.as_mut().map(LossScaler::end_epoch),
+            traffic: self.position.traffic,
             loss: totals.mean(),
             metrics,
             validation_loss: validation.loss,
@@ -390,6 +405,7 @@ impl Run<'_> {
             batch: 0,
             step,
             num_rows: 0,
+            traffic: Traffic::default(),
             totals,
         };
         if self.is_checkpoint_due_after_epoch(epoch) {
@@ -424,6 +440,7 @@ impl Run<'_> {
             None
         };
         let rank_state = model.save_rank_state().map_err(Cause::Model)?;
+        let compression = self.stepper.compression_state();
         let world_size = self.group.world_size();
         let state = State::new(
             world_size,
@@ -432,10 +449,13 @@ impl Run<'_> {
             self.history.clone(),
             self.stepper.scaler,
         );
-        self.warnings.extend(
-            self.checkpoints
-                .write(&self.group, &state, shared, rank_state)?,
-        );
+        self.warnings.extend(self.checkpoints.write(
+            &self.group,
+            &state,
+            shared,
+            rank_state,
+            compression,
+        )?);
         Ok(())
     }
 
@@ -491,6 +511,7 @@ fn fixed(job: &TrainingJob, train: &Dataset, num_metric_sums: usize) -> Fixed {
         drop_last: params.drop_last,
         gradient_accumulation_steps: params.gradient_accumulation_steps,
         num_metric_sums,
+        gradient_compression: params.gradient_compression,
     }
 }
 

@@ -102,6 +102,23 @@ fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowe
             "verbose is 2, but must be an integer, at least 0 and at most 1",
         ),
         (
+            "gradientCompression",
+            json!("fp8"),
+            "gradientCompression is \"fp8\", but must be one of none, fp16, bf16, powersgd, topk",
+        ),
+        (
+            "powerSgdRank",
+            json!(0),
+            "powerSgdRank is 0, but must be an integer, at least 1 and at most 1024",
+        ),
+        ("powerSgdStartStep", json!(-1), "powerSgdStartStep is -1"),
+        (
+            "topKRatio",
+            json!(0),
+            "topKRatio is 0, but must be a number, greater than 0.0 and at most 1.0",
+        ),
+        ("topKRatio", json!(1.5), "topKRatio is 1.5"),
+        (
             "precision",
             json!("float16"),
             "precision is \"float16\", but must be one of float32, tf32, bf16, fp16",
@@ -168,6 +185,18 @@ fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowe
         error.to_string(),
         "dataLanes is 2, but must be at least numWorkers (4)"
     );
+    for compression in ["topk", "powersgd"] {
+        let params = json!({"gradientCompression": compression, "precision": "fp16"});
+        let error = read(&job(params)).unwrap_err().to_string();
+        let start = format!(
+            "gradientCompression is \"{compression}\", but must be none, fp16 or bf16 with precision fp16"
+        );
+        assert!(error.starts_with(&start), "{error}");
+        for precision in ["float32", "tf32", "bf16"] {
+            let params = json!({"gradientCompression": compression, "precision": precision});
+            read(&job(params)).unwrap();
+        }
+    }
 }
 
 /// The bounds of the schema are those that are enforced: one step outside each is refused, and the bound itself is not.

@@ -1,6 +1,7 @@
 //! Trainings of real models over real process groups and Parquet files, ranks as threads.
 
 mod checkpoints;
+mod compression;
 mod dual;
 mod failures;
 mod job;

@@ -270,6 +270,7 @@ impl Model for TestModel {
         let info = |&(name, numel): &(&str, usize)| ParameterInfo {
             name: name.into(),
             numel,
+            num_rows: 1,
             dtype: DType::Float64,
             device: Device::Cpu,
         };

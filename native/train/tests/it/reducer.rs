@@ -13,6 +13,7 @@ fn parameter(index: usize, numel: usize, dtype: DType) -> ParameterInfo {
     ParameterInfo {
         name: format!("p{index}"),
         numel,
+        num_rows: 1,
         dtype,
         device: Device::Cpu,
     }
@@ -86,6 +87,7 @@ fn buckets_of_several_types_are_averaged_whatever_order_they_become_ready_in() {
                     others: 1024,
                 },
                 overlaps,
+                ..ReducerOptions::default()
             };
             let reducer = GradientReducer::new(group, parameters, None, options).unwrap();
             assert!(reducer.layout().buckets.len() > 4);
@@ -159,6 +161,7 @@ fn hooks_may_come_from_several_threads() {
                 others: 1024,
             },
             overlaps: false,
+            ..ReducerOptions::default()
         };
         let reducer = GradientReducer::new(group, parameters, None, options).unwrap();
         for step in 0..50 {
@@ -235,7 +238,7 @@ fn the_observed_order_is_that_of_readiness_and_makes_the_same_buckets_on_all_ran
         };
         let options = ReducerOptions {
             sizes,
-            overlaps: false,
+            ..ReducerOptions::default()
         };
         let reducer =
             GradientReducer::new(group.clone(), parameters.clone(), None, options).unwrap();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use arrow_array::{Float64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema};
-use flambeau_collective::{CollectiveError, GroupOptions, ProcessGroup, Rendezvous};
+use flambeau_collective::{CollectiveError, GroupOptions, ProcessGroup, Rendezvous, Transport};
 use flambeau_data::Store;
 use flambeau_train::{Hooks, TrainError, TrainingJob, TrainingResult, Worker};
 use parquet::arrow::ArrowWriter;
@@ -166,6 +166,15 @@ pub fn try_train(
 
 /// Runs `body` on a thread for each rank of a group, and gives the results in rank order.
 pub fn ranks<R: Send>(world_size: usize, body: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
+    ranks_over(Transport::default(), world_size, body)
+}
+
+/// The same over a transport of choice.
+pub fn ranks_over<R: Send>(
+    transport: Transport,
+    world_size: usize,
+    body: impl Fn(ProcessGroup) -> R + Sync,
+) -> Vec<R> {
     let meeting = Arc::new(Meeting {
         barrier: Barrier::new(world_size),
         payloads: Mutex::new(vec![vec![]; world_size]),
@@ -178,6 +187,7 @@ pub fn ranks<R: Send>(world_size: usize, body: impl Fn(ProcessGroup) -> R + Sync
                     let options = GroupOptions {
                         timeout: Duration::from_secs(60),
                         secret: b"a secret of the test".to_vec(),
+                        transport,
                         ..GroupOptions::default()
                     };
                     let mut rendezvous = ThreadRendezvous {

@@ -26,9 +26,10 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     * `epoch` (from 0), `steps`, `num_rows`, `seconds`, `rows_per_second`, `loss`, each metric by its name, and with
     * validation rows `val_loss` and `val_<metric>`. NaN stands where a value was not a finite number. `data_seconds`,
     * `model_seconds` (forward, loss and backward), `reduce_seconds` (waiting for slower workers included) and
-    * `optimizer_seconds` tell where the first worker's `seconds` went; models of older versions have none. With
-    * precision fp16, `loss_scale` is what the loss was multiplied by at the end of the epoch, and `skipped_steps` how
-    * many of its steps overflowed and were skipped.
+    * `optimizer_seconds` tell where the first worker's `seconds` went. `sent_bytes` are the gradients that each worker
+    * sent, `uncompressed_bytes` what they would have been without gradientCompression. Models of older versions have
+    * none of these. With precision fp16, `loss_scale` is what the loss was multiplied by at the end of the epoch, and
+    * `skipped_steps` how many of its steps overflowed and were skipped.
     */
   def history: Map[String, Array[Double]] = History.columns(trained.history)
 

@@ -117,6 +117,8 @@ private[flambeau] object History {
     "optimizerSeconds" -> "optimizer_seconds",
     "lossScale" -> "loss_scale",
     "skippedSteps" -> "skipped_steps",
+    "sentBytes" -> "sent_bytes",
+    "uncompressedBytes" -> "uncompressed_bytes",
     "loss" -> "loss"
   )
 

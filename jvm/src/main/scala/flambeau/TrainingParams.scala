@@ -112,6 +112,64 @@ trait HasTrainingLoop extends CheckedParams with HasSeed with HasStepSize {
   /** The value of `gradientClipNorm`; NoSuchElementException where it is not set. */
   def getGradientClipNorm: Double = $(gradientClipNorm)
 
+  final val gradientCompression: Param[String] = new Param[String](
+    this,
+    "gradientCompression",
+    "What float32 gradients travel as between the workers: none, as they are; fp16 or bf16, as 16-bit " +
+      "floats, summed in float32, where fp16 has more digits and bf16 the range of float32; powersgd, " +
+      "matrices as products of two thin ones; topk, the largest entries alone. With powersgd and topk a " +
+      "worker adds what it has not sent to its next gradients. It pays where the network is slow; workers " +
+      "of one host share memory and are slower with it. All workers get the same bits.",
+    Check.OneOf("none", "fp16", "bf16", "powersgd", "topk").of("gradientCompression")
+  )
+
+  /** Sets `gradientCompression`. */
+  def setGradientCompression(value: String): this.type = setChecked(gradientCompression, value)
+
+  /** The value of `gradientCompression`, or its default. */
+  def getGradientCompression: String = $(gradientCompression)
+
+  final val powerSgdRank: IntParam = new IntParam(
+    this,
+    "powerSgdRank",
+    "Number of columns of the two matrices that gradientCompression powersgd makes of a gradient: more " +
+      "are nearer to it and take longer.",
+    Check.Integer(1, 1024).of("powerSgdRank")
+  )
+
+  /** Sets `powerSgdRank`. */
+  def setPowerSgdRank(value: Int): this.type = setChecked(powerSgdRank, value)
+
+  /** The value of `powerSgdRank`, or its default. */
+  def getPowerSgdRank: Int = $(powerSgdRank)
+
+  final val powerSgdStartStep: LongParam = new LongParam(
+    this,
+    "powerSgdStartStep",
+    "Number of optimizer steps before gradientCompression powersgd begins, while gradients travel as " +
+      "they are: the first ones change the most.",
+    Check.Integer(0).of("powerSgdStartStep")
+  )
+
+  /** Sets `powerSgdStartStep`. */
+  def setPowerSgdStartStep(value: Long): this.type = setChecked(powerSgdStartStep, value)
+
+  /** The value of `powerSgdStartStep`, or its default. */
+  def getPowerSgdStartStep: Long = $(powerSgdStartStep)
+
+  final val topKRatio: DoubleParam = new DoubleParam(
+    this,
+    "topKRatio",
+    "Share of the entries of each parameter's gradient that gradientCompression topk sends, rounded up.",
+    Check.Real(0.0, 1.0, openBelow = true).of("topKRatio")
+  )
+
+  /** Sets `topKRatio`. */
+  def setTopKRatio(value: Double): this.type = setChecked(topKRatio, value)
+
+  /** The value of `topKRatio`, or its default. */
+  def getTopKRatio: Double = $(topKRatio)
+
   final val precision: Param[String] = new Param[String](
     this,
     "precision",
@@ -165,6 +223,10 @@ trait HasTrainingLoop extends CheckedParams with HasSeed with HasStepSize {
     seed -> 0L,
     shuffle -> true,
     gradientAccumulationSteps -> 1,
+    gradientCompression -> "none",
+    powerSgdRank -> 1,
+    powerSgdStartStep -> 1000L,
+    topKRatio -> 0.01,
     precision -> "float32",
     compile -> false
   )
