@@ -270,8 +270,8 @@ pub struct TrainingParams {
     /// Type that forward and loss are computed in: float32, which leaves the module as it is; tf32, which is float32
     /// but for the matrix products and convolutions of GPUs, and float32 to the bit on a CPU; bf16 or fp16, which run
     /// both under torch's autocast to bfloat16 or float16 while weights, gradients and optimizer keep their type, fp16
-    /// with dynamic loss scaling. bf16 is faster on processors with AMX or AVX-512 BF16 instructions, fp16 on those
-    /// with AVX-512 FP16; both are slower, not wrong, on others. The fitted model predicts in the module's own type.
+    /// with dynamic loss scaling. bf16 is faster on processors with AMX or AVX-512 BF16 instructions, and slower, not
+    /// wrong, on others; fp16 is meant for GPUs. The fitted model predicts in the module's own type.
     #[schemars(title = "Precision")]
     pub precision: Precision,
 
