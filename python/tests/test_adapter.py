@@ -36,7 +36,7 @@ def test_parameters_are_trainable_ones_once() -> None:
     module["frozen"].requires_grad_(False)
     module.forward = lambda x: x
     listed = adapter(module).parameters()
-    assert listed == [("a.weight", 9, "float32"), ("a.bias", 3, "float32"), ("b.bias", 3, "float32")]
+    assert listed == [("a.weight", 9, 3, "float32"), ("a.bias", 3, 3, "float32"), ("b.bias", 3, 3, "float32")]
 
 
 def test_tensors_are_parameters_and_buffers_where_they_lie() -> None:

@@ -240,8 +240,9 @@ def test_only_lost_workers_are_tried_again(spark: SparkSession, monkeypatch: pyt
     monkeypatch.setattr(_cluster, "on_worker", lambda *_: "/nowhere/attempts/a/checkpoints/3")
     lost = _launch._Lost(WorkerLost("a worker was lost"))
 
-    answers[:] = [lost, failed(1, "collective"), RankOutcome(0, "h", True, '{"done": true}')]
-    assert launch(spark, 3).run() == {"done": True}
+    done = {"done": True, "warnings": ["slow"]}
+    answers[:] = [lost, failed(1, "collective"), RankOutcome(0, "h", True, json.dumps(done))]
+    assert launch(spark, 3).run() == done
     assert [one["resume"] for one in requests] == [None] + ["/nowhere/attempts/a/checkpoints/3"] * 2
     assert len({one["id"] for one in requests}) == len({one["secret"] for one in requests}) == 3
 
