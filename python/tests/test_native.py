@@ -328,7 +328,8 @@ def test_gradients_reuse_the_memory_of_those_before(tmp_path: Path, columns) -> 
     faults = tmp_path / "faults"
     train(job, program(model=CountsFaults(faults)), 1, tmp_path / "run")
     counts = [int(line) for line in faults.read_text().splitlines()]
-    gradient_pages = 3 * 4_000_000 * 4 // resource.getpagesize()
+    # The gradient of 3 rows, the output of 5 and its gradient.
+    pages_of_a_step = (3 + 5 + 5) * 4_000_000 * 4 // resource.getpagesize()
     assert len(counts) == 20
-    # Left to itself, glibc maps the gradient, the output and its gradient anew in each of these ten steps.
-    assert counts[-1] - counts[-11] < gradient_pages
+    # Left to itself, glibc maps them anew in each of these ten steps. The heap may still grow by some.
+    assert counts[-1] - counts[-11] < 2 * pages_of_a_step
