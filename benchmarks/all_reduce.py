@@ -93,13 +93,20 @@ def on_one_host(world_size: int, sizes: Sequence[int]) -> Iterator[Case]:
             yield case(f"{world_size} ranks, shared memory", size, contenders, goals)
 
 
+def network_in(stack: ExitStack, where: str, world_size: int, gbit: int | None) -> Network | Skipped:
+    """A network that the stack takes down, or what is skipped where this machine makes none."""
+    try:
+        return stack.enter_context(Network(world_size, gbit))
+    except (OSError, subprocess.CalledProcessError) as error:
+        return Skipped("all_reduce", where, f"network namespaces, which take root and iproute2 ({error})")
+
+
 def over_tcp(world_size: int, sizes: Sequence[int], gbit: int | None = None) -> Iterator[Case | Skipped]:
     where = f"{world_size} ranks, TCP" + (f" at {gbit} Gbit/s" if gbit else "")
     with ExitStack() as stack:
-        try:
-            network = stack.enter_context(Network(world_size, gbit))
-        except (OSError, subprocess.CalledProcessError) as error:
-            yield Skipped("all_reduce", where, f"network namespaces, which take root and iproute2 ({error})")
+        network = network_in(stack, where, world_size, gbit)
+        if isinstance(network, Skipped):
+            yield network
             return
 
         def started(*commands: Argv) -> Team:
@@ -134,10 +141,9 @@ def over_tcp(world_size: int, sizes: Sequence[int], gbit: int | None = None) -> 
 def compressed(world_size: int, size: int, gbit: int) -> Iterator[Case | Skipped]:
     where = f"gradients of {world_size} ranks, TCP at {gbit} Gbit/s"
     with ExitStack() as stack:
-        try:
-            network = stack.enter_context(Network(world_size, gbit))
-        except (OSError, subprocess.CalledProcessError) as error:
-            yield Skipped("all_reduce", where, f"network namespaces, which take root and iproute2 ({error})")
+        network = network_in(stack, where, world_size, gbit)
+        if isinstance(network, Skipped):
+            yield network
             return
         at = f"{network.address(0)}:29400"
         ranks = [
