@@ -16,7 +16,7 @@ use crate::compression::{
 use crate::elements;
 use crate::error::{Cause, JobError};
 use crate::history::Traffic;
-use crate::layout::{BucketLayout, BucketSizes, View};
+use crate::layout::{BucketInfo, BucketLayout, BucketSizes, View};
 use crate::model::ParameterInfo;
 use crate::usage::UsageCode;
 
@@ -62,6 +62,8 @@ pub struct GradientReducer {
     num_steps: AtomicU64,
     /// Bytes that travelled in this step.
     num_bytes: AtomicU64,
+    /// Bytes that travel of each bucket that is reduced as it is, padding left out: so that they do not depend on the layout.
+    whole_bytes: Vec<u64>,
     /// The first failure of a reduction. Every later call gives it again.
     failure: OnceLock<Arc<CollectiveError>>,
     sums: Mutex<Sums>,
@@ -175,6 +177,14 @@ impl GradientReducer {
             let compressor = options.compression.of_bucket(&group, bucket, &views)?;
             compressors.push(compressor.map(Mutex::new));
         }
+        let bytes_to_reduce = |bucket: &BucketInfo| {
+            let numel = bucket
+                .parameters
+                .iter()
+                .map(|&index| parameters[index].numel);
+            2 * (numel.sum::<usize>() * bucket.dtype.size()) as u64
+        };
+        let whole_bytes = layout.buckets.iter().map(bytes_to_reduce).collect();
         // A rank may reach into another's buffer as soon as that one reduces.
         group.barrier()?;
         let num = parameters.len();
@@ -190,6 +200,7 @@ impl GradientReducer {
             nanos_in_backward: AtomicU64::new(0),
             num_steps: AtomicU64::new(0),
             num_bytes: AtomicU64::new(0),
+            whole_bytes,
             failure: OnceLock::new(),
             sums: Mutex::new(Sums {
                 usage: UsageCode::new(num, group.world_size()),
@@ -450,24 +461,15 @@ impl GradientReducer {
 
     /// The gradients that this rank sent in the step that ended.
     pub(crate) fn take_traffic(&self) -> Traffic {
-        let whole = (0..self.buffers.len()).map(|bucket| self.bytes_to_reduce(bucket));
         let world_size = self.group.world_size();
         let travelled = self.num_bytes.swap(0, Ordering::Relaxed);
         Traffic {
             sent_bytes: compression::sent_by_each(travelled, world_size),
-            uncompressed_bytes: compression::sent_by_each(whole.sum(), world_size),
+            uncompressed_bytes: compression::sent_by_each(
+                self.whole_bytes.iter().sum(),
+                world_size,
+            ),
         }
-    }
-
-    /// The bytes that travel of a bucket that is reduced as it is, padding left out: so that they do not depend on the
-    /// layout.
-    fn bytes_to_reduce(&self, bucket: usize) -> u64 {
-        let bucket = &self.layout.buckets[bucket];
-        let numel = bucket
-            .parameters
-            .iter()
-            .map(|&index| self.view(index).numel);
-        2 * (numel.sum::<usize>() * bucket.dtype.size()) as u64
     }
 
     /// Reduces the full buckets that are next in line. The last one waits for `finish`.
@@ -520,7 +522,7 @@ impl GradientReducer {
         });
         let num_bytes = match &compressed {
             Some(exchange) => exchange.num_bytes(),
-            None => self.bytes_to_reduce(bucket),
+            None => self.whole_bytes[bucket],
         };
         self.num_bytes.fetch_add(num_bytes, Ordering::Relaxed);
         compressed.unwrap_or_else(|| Exchange::Reduce(self.raw(bucket), ReduceOp::Average))
