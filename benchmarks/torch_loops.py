@@ -110,9 +110,12 @@ BATCHES = {"loader": from_loader, "slices": from_slices, "memory": from_memory}
 
 def meeting_point() -> Callable[[], None]:
     """Waits for the other ranks: each counts its calls in memory that they share, and spins."""
-    path = [tempfile.mkstemp(dir="/dev/shm")[1] if dist.get_rank() == 0 else ""]
+    path = [""]
+    if dist.get_rank() == 0:
+        path = [tempfile.mkstemp(dir="/dev/shm")[1]]
+        np.zeros(dist.get_world_size(), np.int64).tofile(path[0])
     dist.broadcast_object_list(path)
-    counts = np.memmap(path[0], np.int64, "w+", shape=dist.get_world_size())
+    counts = np.memmap(path[0], np.int64, "r+")
     dist.barrier()
     if dist.get_rank() == 0:
         os.unlink(path[0])
