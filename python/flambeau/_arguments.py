@@ -54,6 +54,7 @@ class EstimatorArguments(TypedDict, total=False):
     topKRatio: float | None
     precision: str | None
     compile: bool | None
+    device: str | None
     checkpointInterval: int | None
     checkpointSteps: int | None
     maxRestarts: int | None
@@ -63,6 +64,7 @@ class EstimatorArguments(TypedDict, total=False):
     inferenceBatchSize: int | None
     verbose: int | None
     verifyReplicas: bool | None
+    numGpusPerWorker: int | None
     numThreads: int | None
     memoryBudget: int | None
     num_proc: int | None
@@ -106,7 +108,7 @@ _INSTEAD = {
     "run_id": "each fit has an id of its own",
     "callbacks": "they are not supported; model.history has each epoch's losses and metrics",
     "gradient_compression": 'give gradientCompression, such as "fp16"',
-    "use_gpu": "it is not supported yet",
+    "use_gpu": 'give device, such as "cuda"',
 }
 
 

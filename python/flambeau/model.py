@@ -26,6 +26,7 @@ from flambeau._weights import WeightsRef, fetched, load_into
 from flambeau.errors import DataError, ParamError
 from flambeau.params import (
     HasClassColumns,
+    HasDevice,
     HasInputColumns,
     HasLabelColumns,
     HasOutputColumns,
@@ -83,6 +84,7 @@ class TorchModel(
     HasInputColumns,
     HasOutputColumns,
     HasLabelColumns,
+    HasDevice,
     HasRuntime,
     MLReadable["TorchModel"],
     MLWritable,

@@ -541,6 +541,32 @@ class HasTrainingLoop(CheckedParams, HasSeed, HasStepSize):
         return self.getOrDefault(self.compile)
 
 
+class HasDevice(CheckedParams):
+    """Where the module runs."""
+
+    device: Param[str] = Param(
+        Params._dummy(),
+        "device",
+        "Where modules are trained and score: cpu; cuda, on one GPU for each worker, which is the one "
+        "that Spark has assigned to its task, else one of the machine's that no other worker has; auto, "
+        "on GPUs where every worker has one that torch can use, and on the CPU where none has. Fewer "
+        "GPUs than workers and machines of which only some have GPUs are refused unless it is cpu.",
+        one_of("auto", "cpu", "cuda"),
+    )
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._setDefault(device="auto")
+
+    def setDevice(self, value: str) -> Self:
+        """Sets `device`."""
+        return self._set(device=value)
+
+    def getDevice(self) -> str:
+        """The value of `device`, or its default."""
+        return self.getOrDefault(self.device)
+
+
 class HasWorkers(CheckedParams, HasCheckpointInterval):
     """How many workers train, what they may use, and what happens when one is lost."""
 
@@ -568,6 +594,15 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
         "Number of threads that torch computes with in each worker. When not set, the cores of the "
         "machine are shared evenly among its workers.",
         Integer(1, 4096),
+    )
+
+    numGpusPerWorker: Param[int] = Param(
+        Params._dummy(),
+        "numGpusPerWorker",
+        "Number of GPUs that Spark is asked for with the task of each worker: 1 schedules the training "
+        "by a resource profile of its own (stage-level scheduling), 0 asks for none. Workers then have "
+        "the GPUs that spark.task.resource.gpu.amount gives them, else those that they find.",
+        Integer(0, 1),
     )
 
     memoryBudget: Param[int] = Param(
@@ -645,6 +680,7 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
         super().__init__(*args)
         self._setDefault(
             numWorkers=1,
+            numGpusPerWorker=0,
             memoryBudget=1 << 30,
             checkpointInterval=1,
             maxRestarts=3,
@@ -677,6 +713,14 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
     def getNumThreads(self) -> int | None:
         """The value of `numThreads`, None when it is not set."""
         return self._value("numThreads")
+
+    def setNumGpusPerWorker(self, value: int) -> Self:
+        """Sets `numGpusPerWorker`."""
+        return self._set(numGpusPerWorker=value)
+
+    def getNumGpusPerWorker(self) -> int:
+        """The value of `numGpusPerWorker`, or its default."""
+        return self.getOrDefault(self.numGpusPerWorker)
 
     def setMemoryBudget(self, value: int) -> Self:
         """Sets `memoryBudget`."""
@@ -782,6 +826,7 @@ class HasTrainingParams(
     HasInitialModel,
     HasValidation,
     HasTrainingLoop,
+    HasDevice,
     HasWorkers,
 ):
     """Every param of a training job."""

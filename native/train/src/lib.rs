@@ -44,7 +44,7 @@ pub use model::{
     EpochReport, LossSums, MicroBatch, Model, ModelError, ParameterInfo, StepContext, StepReport,
     TensorRef,
 };
-pub use params::{FeaturesColumn, GradientCompression, InputType, Precision, TrainingParams};
+pub use params::{DeviceChoice, FeaturesColumn, GradientCompression, InputType, Precision, TrainingParams};
 pub use program::{
     LossSpec, NamedOptions, NativeProgram, ProgramForm, ScriptedLoss, StoredWeights,
 };

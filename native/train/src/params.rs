@@ -92,6 +92,33 @@ impl JsonSchema for GradientCompression {
     }
 }
 
+/// Where a module is to run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceChoice {
+    /// On GPUs where every rank has one, on the CPU where none has.
+    #[default]
+    Auto,
+    /// On the CPU.
+    Cpu,
+    /// On GPUs.
+    Cuda,
+}
+
+impl JsonSchema for DeviceChoice {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "DeviceChoice".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "enum": ["auto", "cpu", "cuda"] })
+    }
+}
+
 /// The columns that make the features tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -281,6 +308,19 @@ pub struct TrainingParams {
     #[schemars(title = "Compile")]
     pub compile: bool,
 
+    /// Where modules are trained and score: cpu; cuda, on one GPU for each worker, which is the one that Spark has
+    /// assigned to its task, else one of the machine's that no other worker has; auto, on GPUs where every worker has
+    /// one that torch can use, and on the CPU where none has. Fewer GPUs than workers and machines of which only some
+    /// have GPUs are refused unless it is cpu.
+    #[schemars(title = "Device")]
+    pub device: DeviceChoice,
+
+    /// Number of GPUs that Spark is asked for with the task of each worker: 1 schedules the training by a resource profile
+    /// of its own (stage-level scheduling), 0 asks for none. Workers then have the GPUs that spark.task.resource.gpu.amount
+    /// gives them, else those that they find.
+    #[schemars(title = "GPUs per worker", range(min = 0, max = 1))]
+    pub num_gpus_per_worker: u32,
+
     /// Number of epochs between checkpoints, from the newest of which training goes on after a worker was lost.
     /// -1 turns checkpoints at the end of epochs off.
     #[schemars(title = "Checkpoint interval", range(min = -1, max = 1_000_000))]
@@ -368,6 +408,8 @@ impl Default for TrainingParams {
             top_k_ratio: 0.01,
             precision: Precision::Float32,
             compile: false,
+            device: DeviceChoice::Auto,
+            num_gpus_per_worker: 0,
             checkpoint_interval: 1,
             checkpoint_steps: None,
             max_restarts: 3,

@@ -10,6 +10,7 @@ trait HasTrainingParams
     with HasLabelColumns
     with HasValidation
     with HasTrainingLoop
+    with HasDevice
     with HasWorkers {
 
   /** The training job's `params`: every one with a value or a default. */

@@ -19,6 +19,7 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     with HasInputColumns
     with HasOutputColumns
     with HasLabelColumns
+    with HasDevice
     with MLWritable {
 
   /** What each epoch came to: one value an epoch, by name.

@@ -232,6 +232,28 @@ trait HasTrainingLoop extends CheckedParams with HasSeed with HasStepSize {
   )
 }
 
+/** Where the module runs. */
+trait HasDevice extends CheckedParams {
+
+  final val device: Param[String] = new Param[String](
+    this,
+    "device",
+    "Where modules are trained and score: cpu; cuda, on one GPU for each worker, which is the one " +
+      "that Spark has assigned to its task, else one of the machine's that no other worker has; auto, " +
+      "on GPUs where every worker has one that torch can use, and on the CPU where none has. Fewer " +
+      "GPUs than workers and machines of which only some have GPUs are refused unless it is cpu.",
+    Check.OneOf("auto", "cpu", "cuda").of("device")
+  )
+
+  /** Sets `device`. */
+  def setDevice(value: String): this.type = setChecked(device, value)
+
+  /** The value of `device`, or its default. */
+  def getDevice: String = $(device)
+
+  setDefault(device -> "auto")
+}
+
 /** How many workers train, what they may use, and what happens when one is lost. */
 trait HasWorkers extends CheckedParams with HasCheckpointInterval {
 
@@ -278,6 +300,21 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
 
   /** The value of `numThreads`; NoSuchElementException where it is not set. */
   def getNumThreads: Int = $(numThreads)
+
+  final val numGpusPerWorker: IntParam = new IntParam(
+    this,
+    "numGpusPerWorker",
+    "Number of GPUs that Spark is asked for with the task of each worker: 1 schedules the training " +
+      "by a resource profile of its own (stage-level scheduling), 0 asks for none. Workers then have " +
+      "the GPUs that spark.task.resource.gpu.amount gives them, else those that they find.",
+    Check.Integer(0, 1).of("numGpusPerWorker")
+  )
+
+  /** Sets `numGpusPerWorker`. */
+  def setNumGpusPerWorker(value: Int): this.type = setChecked(numGpusPerWorker, value)
+
+  /** The value of `numGpusPerWorker`, or its default. */
+  def getNumGpusPerWorker: Int = $(numGpusPerWorker)
 
   final val memoryBudget: LongParam = new LongParam(
     this,
@@ -394,6 +431,7 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
 
   setDefault(
     numWorkers -> 1,
+    numGpusPerWorker -> 0,
     memoryBudget -> 1073741824L,
     checkpointInterval -> 1,
     maxRestarts -> 3,
