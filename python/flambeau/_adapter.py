@@ -5,6 +5,10 @@ autograd may call on threads of its own. Batches come as DLPack capsules over po
 tensor gives back when it dies. Gradients live in the reducer's flat buckets: `.grad` is None before the first
 backward of a step; a hook copies the gradient that autograd made into the parameter's view of its bucket
 and makes `.grad` that view, in which later micro-steps accumulate.
+
+On a GPU the buckets are tensors of torch's. What happens in a step is queued on one stream, torch's present
+one, and the host runs ahead of it: it waits for the loss, which is there before backward, and for nothing
+else.
 """
 
 from __future__ import annotations
@@ -20,8 +24,9 @@ from torch import Tensor, nn
 from torch.utils.dlpack import from_dlpack
 from torch.utils.hooks import RemovableHandle
 
-from flambeau import _losses, _metrics, _optimizers, _precision, _random
+from flambeau import _devices, _losses, _metrics, _optimizers, _precision, _random
 from flambeau._compiled import CompiledModule
+from flambeau._devices import BatchCopier, Readback, Rows
 from flambeau._uncompiled import uncompiled
 from flambeau.errors import DataError, ParamError
 
@@ -78,12 +83,55 @@ class ModuleModel:
         self._learning_rate: float | None = None
         self._is_whole = False
         """Whether every `.grad` is its parameter's view."""
-        self.device = self._parameters[0].device
-        self._autocast = _precision.autocast(precision, self.device)
+        self._precision = precision
+        self._autocast = _precision.autocast(precision, torch.device("cpu"))
         self._compiled = CompiledModule(module) if compiles else None
         self._forward = self._compiled or module
         """What is called in training."""
+        self._device: torch.device | None = None
+        """The GPU, None on the CPU."""
+        self._copier: BatchCopier | None = None
+        self._host_copies: list[tuple[Tensor, Tensor]] = []
+        """What `tensors` gave last, of tensors on a GPU: each with its copy in main memory."""
         module.train()
+
+    # The device.
+
+    def cuda_obstacle(self) -> str | None:
+        """Why the module can't be trained on a GPU here, None where it can."""
+        return _devices.cuda_obstacle()
+
+    def nccl_directories(self) -> list[str]:
+        """Where the NCCL that came with torch may lie."""
+        return _devices.nccl_directories()
+
+    def to_device(self, index: int) -> int:
+        """Moves everything to `cuda:index`, and returns the `cudaStream_t` that work is queued on from then
+        on.
+        """
+        torch.cuda.set_device(index)
+        self.occupy(torch.device("cuda", index))
+        return torch.cuda.current_stream().cuda_stream
+
+    def occupy(self, device: torch.device) -> None:
+        """Moves everything to a device."""
+        # In place: the optimizer and the hooks know the parameters as the objects that they are.
+        self.module.to(device)
+        self.loss.to(device)
+        if self.optimizer.state:
+            with uncompiled():
+                self.optimizer.load_state_dict(self.optimizer.state_dict())
+        self._autocast = _precision.autocast(self._precision, device)
+        self._device, self._copier = device, BatchCopier(device)
+
+    def allocate_buckets(self, wanted: Sequence[tuple[str, int]]) -> list[int]:
+        """A flat tensor of zeros on the device for each (dtype, number of elements); returns their
+        addresses. They live until the next call.
+        """
+        self._bucket_tensors = [
+            torch.zeros(numel, dtype=getattr(torch, dtype), device=self._device) for dtype, numel in wanted
+        ]
+        return [bucket.data_ptr() for bucket in self._bucket_tensors]
 
     # What the worker asks at the start.
 
@@ -107,7 +155,8 @@ class ModuleModel:
         for parameter in self._parameters:
             parameter.grad = None
         self._views.clear()
-        self._bucket_tensors = [from_dlpack(capsule) for capsule in reducer.buckets()]
+        if self._device is None:
+            self._bucket_tensors = [from_dlpack(capsule) for capsule in reducer.buckets()]
         for index, parameter in enumerate(self._parameters):
             bucket, offset = reducer.view(index)
             flat = self._bucket_tensors[bucket][offset : offset + parameter.numel()]
@@ -122,31 +171,39 @@ class ModuleModel:
                 hook = self._hook(index, self._views[index], reducer.mark_ready)
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
 
-    def tensors(self) -> list[tuple[str, int, int, str | None, int, bool]]:
-        """Parameters and buffers as (name, pointer, number of elements, dtype or None, bytes, is a buffer):
-        what replicas share.
+    def tensors(self, only_buffers: bool = False) -> list[tuple[str, int, int, str | None, int]]:
+        """Parameters and buffers, or the latter alone, as (name, pointer, number of elements, dtype or None,
+        bytes): what replicas share.
 
-        The pointers hold until the module next runs. A tensor with a dtype that collectives don't know has
-        None.
+        The pointers are to main memory, to copies of what lies on a device, and hold until the module next
+        runs. A tensor with a dtype that collectives don't know has None.
         """
+        named = [] if only_buffers else list(self.module.named_parameters())
+        self._host_copies = []
         shared = []
-        for is_buffer, named in (
-            (False, self.module.named_parameters()),
-            (True, self.module.named_buffers()),
-        ):
-            for name, tensor in named:
-                tensor = tensor.detach()
-                if tensor.numel() == 0:
-                    continue
-                if not _is_dense(tensor):
-                    raise ParamError(
-                        f"model: {name} has elements that share memory; make it a tensor of its own with "
-                        ".clone()"
-                    )
-                dtype = _DTYPES.get(tensor.dtype)
-                num_bytes = tensor.numel() * tensor.element_size()
-                shared.append((name, tensor.data_ptr(), tensor.numel(), dtype, num_bytes, is_buffer))
+        for name, tensor in (*named, *self.module.named_buffers()):
+            tensor = tensor.detach()
+            if tensor.numel() == 0:
+                continue
+            if not _is_dense(tensor):
+                raise ParamError(
+                    f"model: {name} has elements that share memory; make it a tensor of its own with .clone()"
+                )
+            if self._device is not None:
+                copy = tensor.to("cpu")
+                self._host_copies.append((tensor, copy))
+                tensor = copy
+            dtype = _DTYPES.get(tensor.dtype)
+            num_bytes = tensor.numel() * tensor.element_size()
+            shared.append((name, tensor.data_ptr(), tensor.numel(), dtype, num_bytes))
         return shared
+
+    def take_tensors(self) -> None:
+        """Takes over what `tensors` gave last, on a device, after others have written there."""
+        with torch.no_grad():
+            for tensor, copy in self._host_copies:
+                tensor.copy_(copy)
+        self._host_copies = []
 
     def set_num_threads(self, num_threads: int) -> None:
         """Sets the number of threads that torch computes with; called once the ranks of this host are
@@ -218,11 +275,25 @@ class ModuleModel:
         Backward runs on the local mean times denominator / `reference`, so that ranks and micro-steps weigh
         by what they hold, and times `loss_scale`, which the reduced gradients are divided by.
         """
-        label_tensors = list(map(from_dlpack, labels))
-        weight_tensor = None if weight is None else from_dlpack(weight)
+        return self._train(_rows(inputs, labels, weight, num_rows), reference, loss_scale)
+
+    def stage(self, inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_rows: int) -> Rows:
+        """Begins to copy a batch to the device."""
+        rows = _rows(inputs, labels, weight, num_rows)
+        rows.labels, rows.facts = self.loss.on_host(rows.labels, rows.weight)
+        return self._copier.send(rows)  # type: ignore[union-attr]
+
+    def train_staged(self, rows: Rows, reference: float, loss_scale: float) -> list[float]:
+        """As `train_batch`, of a batch that `stage` gave."""
+        self._copier.receive(rows)  # type: ignore[union-attr]
+        return self._train(rows, reference, loss_scale)
+
+    def _train(self, rows: Rows, reference: float, loss_scale: float) -> list[float]:
         with self._autocast:
-            output = self._forward(*map(from_dlpack, inputs))
-            value, denominator = self.loss(output, label_tensors, weight_tensor, num_rows)
+            output = self._forward(*rows.inputs)
+            value, denominator = self.loss(output, rows.labels, rows.weight, rows.num_rows, rows.facts)
+        # On a device the numbers set out before backward, which is not waited for.
+        readback = None if self._device is None else self._read_back(output, value, rows)
         if denominator:
             if not value.requires_grad:
                 raise self._detached()
@@ -230,12 +301,25 @@ class ModuleModel:
             (value if factor == 1.0 else _times(value, factor)).backward()
             if not self._hooks:
                 self._gather(self._reducer)  # type: ignore[arg-type]
-            sums = [value.item() * denominator, denominator]
-        else:
-            sums = [0.0, 0.0]
+        return self._sums(output, value, denominator, rows, readback)
+
+    def _read_back(self, output: Any, value: Tensor, rows: Rows) -> Readback:
+        """The loss and the metrics' sums on their way from the device."""
+        parts = [value.detach().to(torch.float64).reshape(1)]
         if self.metrics:
-            sums += self._metric_sums(output, label_tensors, weight_tensor, num_rows)
-        return sums
+            parts.append(self._metric_sums(output, rows))
+        return Readback(torch.cat(parts))
+
+    def _sums(
+        self, output: Any, value: Tensor, denominator: float, rows: Rows, readback: Readback | None
+    ) -> list[float]:
+        """Numerator, denominator and the metrics' sums."""
+        if readback is not None:
+            mean, *metrics = readback.wait()
+        else:
+            mean = value.item() if denominator else 0.0
+            metrics = self._metric_sums(output, rows).tolist() if self.metrics else []
+        return [mean * denominator if denominator else 0.0, denominator, *metrics]
 
     def _detached(self) -> ParamError:
         return ParamError(
@@ -243,12 +327,35 @@ class ModuleModel:
             "is the output detached, or made under no_grad, from .item() or by numpy?"
         )
 
-    def _metric_sums(
-        self, output: Any, labels: list[Tensor], weight: Tensor | None, num_rows: int
-    ) -> list[float]:
+    def _metric_sums(self, output: Any, rows: Rows) -> Tensor:
         with torch.no_grad(), self._autocast:
-            parts = [metric.update(output, labels, weight, num_rows) for metric in self.metrics]
-            return torch.cat(parts).tolist()
+            return torch.cat(
+                [metric.update(output, rows.labels, rows.weight, rows.num_rows) for metric in self.metrics]
+            )
+
+    # The reduced gradients on a device.
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiplies all by `factor`."""
+        torch._foreach_mul_(self._bucket_tensors, factor)
+
+    def unscale_gradients(self, factor: float) -> bool:
+        """Multiplies all by `factor`, and returns whether they are finite, which it waits for."""
+        self.scale_gradients(factor)
+        return bool(torch.isfinite(self._norms(torch.inf)).all())
+
+    def clip_gradients(self, max_norm: float) -> None:
+        """Scales all down to a 2-norm of at most `max_norm`, by the factor that PyTorch's
+        `clip_grad_norm_` has.
+        """
+        norm = torch.linalg.vector_norm(self._norms(2.0))
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for bucket in self._bucket_tensors:
+            bucket.mul_(factor)
+
+    def _norms(self, order: float) -> Tensor:
+        """The norm of each bucket: float64 [buckets]. What lies between the views is 0."""
+        return torch.stack([norm.double() for norm in torch._foreach_norm(self._bucket_tensors, order)])
 
     def optimizer_step(self, used: Sequence[bool] | None, learning_rate: float | None) -> None:
         """Steps the optimizer over the reduced gradients and drops them.
@@ -286,21 +393,25 @@ class ModuleModel:
         self, inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_rows: int
     ) -> list[float]:
         """Forward and loss in eval mode; returns numerator, denominator and the metrics' sums."""
+        return self._evaluate(_rows(inputs, labels, weight, num_rows))
+
+    def evaluate_staged(self, rows: Rows) -> list[float]:
+        """As `evaluate_batch`, of a batch that `stage` gave."""
+        self._copier.receive(rows)  # type: ignore[union-attr]
+        return self._evaluate(rows)
+
+    def _evaluate(self, rows: Rows) -> list[float]:
         self.module.eval()
         try:
             # Not inference_mode: a module may cache a tensor that it makes here, and training could not use
             # that one.
-            label_tensors = list(map(from_dlpack, labels))
-            weight_tensor = None if weight is None else from_dlpack(weight)
             with torch.no_grad(), self._autocast:
-                output = self.module(*map(from_dlpack, inputs))
-                value, denominator = self.loss(output, label_tensors, weight_tensor, num_rows)
+                output = self.module(*rows.inputs)
+                value, denominator = self.loss(output, rows.labels, rows.weight, rows.num_rows, rows.facts)
         finally:
             self.module.train()
-        sums = [value.item() * denominator if denominator else 0.0, denominator]
-        if self.metrics:
-            sums += self._metric_sums(output, label_tensors, weight_tensor, num_rows)
-        return sums
+        readback = None if self._device is None else self._read_back(output, value, rows)
+        return self._sums(output, value, denominator, rows, readback)
 
     def finish_metrics(self, sums: Sequence[float]) -> list[tuple[str, float]]:
         """The metrics by name, from their sums over all rows."""
@@ -354,6 +465,16 @@ class ModuleModel:
 
         save_module(self.module, Path(directory) / "weights.safetensors")
         return ["weights.safetensors"]
+
+
+def _rows(inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_rows: int) -> Rows:
+    """A batch of capsules as tensors."""
+    return Rows(
+        list(map(from_dlpack, inputs)),
+        list(map(from_dlpack, labels)),
+        None if weight is None else from_dlpack(weight),
+        num_rows,
+    )
 
 
 def _times(loss: Tensor, factor: float) -> Tensor:
@@ -421,7 +542,8 @@ def _check_module(module: Any) -> None:
             raise ParamError(f"model: {name} is a sparse tensor, which is not supported; use a dense one")
         if tensor.device.type != "cpu":
             raise ParamError(
-                f"model: {name} is on {tensor.device}; training runs on the CPU so far: pass model.cpu()"
+                f"model: {name} is on {tensor.device}, but must come from the CPU: pass model.cpu(); each "
+                "worker moves it to its own device"
             )
     names, parameters = _trainable(module)
     for name, parameter in zip(names, parameters, strict=True):

@@ -6,13 +6,17 @@ denominator)`: `value` is a scalar tensor, the mean numerator / denominator as t
 that its bits are torch's), and `denominator` is a float: rows, sums of weights, non-ignored targets or sums
 of class weights. Where the denominator is zero (every target ignored, every weight zero) `value` means
 nothing, and the batch has no gradient.
+
+On a device a number that Python wants to know has to be waited for. So what can be known from labels and
+weights alone is found before they go there, by `on_host`, and given to the call as `facts`.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +26,36 @@ from flambeau._named import is_named, make
 from flambeau._weights import local_path
 from flambeau.errors import DataError, ParamError
 
-Loss = Callable[[Any, list[Tensor], Tensor | None, int], tuple[Tensor, float]]
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What labels and weights in main memory tell of a batch."""
+
+    denominator: float | None = None
+    """That of its loss, where it is known without the module's output."""
+    classes: tuple[int, int] | None = None
+    """The least and the greatest class label that counts, where the labels are such."""
+
+
+class Loss(Protocol):
+    """A loss as the module's docstring describes it."""
+
+    def __call__(
+        self,
+        output: Any,
+        labels: list[Tensor],
+        weight: Tensor | None,
+        num_rows: int,
+        facts: HostFacts | None = None,
+    ) -> tuple[Tensor, float]:
+        """Value and denominator of a batch."""
+
+    def on_host(self, labels: list[Tensor], weight: Tensor | None) -> tuple[list[Tensor], HostFacts]:
+        """The labels as they are to go to a device, and what they tell before they do."""
+
+    def to(self, device: torch.device) -> None:
+        """Moves what the loss itself holds, such as the weights of classes."""
+
 
 _ELEMENTWISE: dict[str, type[nn.Module]] = {
     "bce": nn.BCELoss,
@@ -223,23 +256,37 @@ def class_target(output: Any, labels: list[Tensor], name: str) -> tuple[Tensor, 
                 f"{list(expected)}, but it has {list(label.shape)}"
             )
         label = label.reshape(expected)
-    if label.dtype != torch.int64:
-        classes = label.to(torch.int64)
-        if label.is_floating_point() and not torch.equal(classes.to(label.dtype), label):
-            value = label[classes.to(label.dtype) != label].reshape(-1)[0].item()
-            raise DataError(f"{name}: class labels must be whole numbers, but one is {value}")
-        label = classes
-    return output, label
+    return output, class_labels(label, name)
+
+
+def class_labels(label: Tensor, name: str) -> Tensor:
+    """Class labels as int64. Raises `DataError` for one that is no whole number."""
+    if label.dtype == torch.int64:
+        return label
+    classes = label.to(torch.int64)
+    if label.is_floating_point() and not torch.equal(classes.to(label.dtype), label):
+        value = label[classes.to(label.dtype) != label].reshape(-1)[0].item()
+        raise DataError(f"{name}: class labels must be whole numbers, but one is {value}")
+    return classes
 
 
 def _per_row(values: Tensor) -> Tensor:
     return values if values.dim() == 1 else values.flatten(1).mean(1)
 
 
-def _weighted(per_row: Tensor, weight: Tensor) -> tuple[Tensor, float]:
-    denominator = weight.sum(dtype=torch.float64).item()
+def _weighted(per_row: Tensor, weight: Tensor, facts: HostFacts | None) -> tuple[Tensor, float]:
+    known = facts.denominator if facts is not None else None
+    denominator = _sum(weight) if known is None else known
     numerator = (per_row * weight.to(per_row.dtype)).sum()
     return numerator / denominator, denominator
+
+
+def _sum(weight: Tensor) -> float:
+    return float(weight.sum(dtype=torch.float64).item())
+
+
+def _weight_facts(weight: Tensor | None) -> HostFacts:
+    return HostFacts(denominator=None if weight is None else _sum(weight))
 
 
 def _reducing(module: nn.Module, reduction: str) -> Callable[..., Tensor]:
@@ -261,12 +308,25 @@ class ElementwiseLoss:
         self.threshold = 0.5 if isinstance(module, nn.BCELoss) else 0.0
 
     def __call__(
-        self, output: Any, labels: list[Tensor], weight: Tensor | None, num_rows: int
+        self,
+        output: Any,
+        labels: list[Tensor],
+        weight: Tensor | None,
+        num_rows: int,
+        facts: HostFacts | None = None,
     ) -> tuple[Tensor, float]:
         output, label = regression_target(output, labels, self.name)
         if weight is None:
             return self._mean(output, label), float(num_rows)
-        return _weighted(_per_row(self._unreduced(output, label)), weight)
+        return _weighted(_per_row(self._unreduced(output, label)), weight, facts)
+
+    def on_host(self, labels: list[Tensor], weight: Tensor | None) -> tuple[list[Tensor], HostFacts]:
+        return labels, _weight_facts(weight)
+
+    def to(self, device: torch.device) -> None:
+        # The two share their buffers.
+        self._unreduced.to(device)
+        self._mean.to(device)
 
 
 class ClassLoss:
@@ -280,64 +340,109 @@ class ClassLoss:
         self.name = f"loss {type(module).__name__}"
         self.ignore_index = int(module.ignore_index)  # type: ignore[arg-type]
         self._class_weight: Tensor | None = module.weight  # type: ignore[assignment]
+        self._class_weight_on_host = self._class_weight
         self._unreduced = _reducing(module, "none")
         self._mean = _reducing(module, "mean")
 
     def __call__(
-        self, output: Any, labels: list[Tensor], weight: Tensor | None, num_rows: int
+        self,
+        output: Any,
+        labels: list[Tensor],
+        weight: Tensor | None,
+        num_rows: int,
+        facts: HostFacts | None = None,
     ) -> tuple[Tensor, float]:
         output, label = class_target(output, labels, self.name)
+        if facts is not None and facts.classes is not None:
+            # A device would only say that an assertion failed, and be of no use from then on.
+            for value in facts.classes:
+                self._check_label(value, output)
         try:
-            return self._evaluate(output, label, weight, num_rows)
+            return self._evaluate(output, label, weight, num_rows, facts)
         except IndexError as error:
             self._refuse_label(output, label)
             raise error
 
+    def on_host(self, labels: list[Tensor], weight: Tensor | None) -> tuple[list[Tensor], HostFacts]:
+        if len(labels) != 1 or (labels[0].dim() != 1 and labels[0].is_floating_point()):
+            return labels, HostFacts()  # they may be probabilities: the output's shape will tell
+        label = class_labels(labels[0], self.name)
+        counted = label[label != self.ignore_index]
+        classes = (int(counted.min()), int(counted.max())) if counted.numel() else None
+        if self._class_weight_on_host is not None and classes is not None:
+            last = len(self._class_weight_on_host) - 1
+            if classes[0] < 0 or classes[1] > last:
+                return [label], HostFacts(classes=classes)
+        target_weights = self._target_weights(label, self._class_weight_on_host)
+        if weight is not None:
+            per_row = target_weights.flatten(1).sum(1) if label.dim() > 1 else target_weights
+            target_weights = per_row.to(torch.float64) * weight
+        return [label], HostFacts(_sum(target_weights), classes)
+
+    def to(self, device: torch.device) -> None:
+        # The two share their buffers.
+        self._unreduced.to(device)
+        self._mean.to(device)
+        self._class_weight = self._mean.weight  # type: ignore[assignment]
+
     def _evaluate(
-        self, output: Tensor, label: Tensor, weight: Tensor | None, num_rows: int
+        self,
+        output: Tensor,
+        label: Tensor,
+        weight: Tensor | None,
+        num_rows: int,
+        facts: HostFacts | None,
     ) -> tuple[Tensor, float]:
+        known = facts.denominator if facts is not None else None
         if (
             label.is_floating_point()
         ):  # class probabilities: torch divides by the rows, whatever the class weights
             if weight is None:
                 return self._mean(output, label), float(num_rows)
-            return _weighted(_per_row(self._unreduced(output, label)), weight)
+            return _weighted(_per_row(self._unreduced(output, label)), weight, facts)
         if weight is None:
             value = self._mean(output, label)
+            if known is not None:
+                return value, known
             if self._class_weight is None:
                 counted = label != self.ignore_index
-                denominator = float(counted.sum().item())
-            else:
-                denominator = self._target_weights(label).sum(dtype=torch.float64).item()
-            return value, denominator
+                return value, float(counted.sum().item())
+            return value, _sum(self._target_weights(label, self._class_weight))
         per_target = self._unreduced(output, label)
-        target_weights = self._target_weights(label)
         if label.dim() > 1:
-            per_target, target_weights = per_target.flatten(1).sum(1), target_weights.flatten(1).sum(1)
+            per_target = per_target.flatten(1).sum(1)
         numerator = (per_target * weight.to(per_target.dtype)).sum()
-        denominator = (target_weights.to(torch.float64) * weight).sum().item()
-        return numerator / denominator, denominator
+        if known is None:
+            target_weights = self._target_weights(label, self._class_weight)
+            if label.dim() > 1:
+                target_weights = target_weights.flatten(1).sum(1)
+            known = (target_weights.to(torch.float64) * weight).sum().item()
+        return numerator / known, known
 
-    def _target_weights(self, label: Tensor) -> Tensor:
+    def _target_weights(self, label: Tensor, class_weight: Tensor | None) -> Tensor:
         """What each target adds to the denominator: its class's weight, or 1; 0 where it is ignored. In the
         label's shape.
         """
         counted = label != self.ignore_index
-        if self._class_weight is None:
+        if class_weight is None:
             return counted.to(torch.float64)
-        return self._class_weight[torch.where(counted, label, 0)] * counted
+        return class_weight[torch.where(counted, label, 0)] * counted
 
     def _refuse_label(self, output: Tensor, label: Tensor) -> None:
-        num_classes = output.shape[1]
-        outside = ((label < 0) | (label >= num_classes)) & (label != self.ignore_index)
+        outside = ((label < 0) | (label >= output.shape[1])) & (label != self.ignore_index)
         if outside.any():
-            value = label[outside].reshape(-1)[0].item()
-            hint = "; for one logit per row use bce_with_logits" if num_classes == 1 else ""
-            raise DataError(
-                f"{self.name}: the class label {value} lies outside the {num_classes} classes of "
-                "the model's output "
-                f"{list(output.shape)}: labels must be 0 to {num_classes - 1}{hint}"
-            ) from None
+            self._check_label(label[outside].reshape(-1)[0].item(), output)
+
+    def _check_label(self, value: float, output: Tensor) -> None:
+        num_classes = output.shape[1]
+        if 0 <= value < num_classes:
+            return
+        hint = "; for one logit per row use bce_with_logits" if num_classes == 1 else ""
+        raise DataError(
+            f"{self.name}: the class label {value} lies outside the {num_classes} classes of "
+            "the model's output "
+            f"{list(output.shape)}: labels must be 0 to {num_classes - 1}{hint}"
+        ) from None
 
 
 class CallableLoss:
@@ -356,7 +461,12 @@ class CallableLoss:
         self._function = function
 
     def __call__(
-        self, output: Any, labels: list[Tensor], weight: Tensor | None, num_rows: int
+        self,
+        output: Any,
+        labels: list[Tensor],
+        weight: Tensor | None,
+        num_rows: int,
+        facts: HostFacts | None = None,
     ) -> tuple[Tensor, float]:
         value = call_with_labels(self._function, output, labels)
         if not isinstance(value, Tensor):
@@ -374,7 +484,14 @@ class CallableLoss:
                 "return a scalar or one value per row"
             )
         per_row = _per_row(value)
-        return (per_row.mean(), float(num_rows)) if weight is None else _weighted(per_row, weight)
+        return (per_row.mean(), float(num_rows)) if weight is None else _weighted(per_row, weight, facts)
+
+    def on_host(self, labels: list[Tensor], weight: Tensor | None) -> tuple[list[Tensor], HostFacts]:
+        return labels, _weight_facts(weight)
+
+    def to(self, device: torch.device) -> None:
+        if isinstance(self._function, nn.Module):
+            self._function.to(device)
 
 
 def call_with_labels(function: Callable[..., Any], output: Any, labels: list[Tensor]) -> Any:

@@ -87,14 +87,16 @@ def _ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else math.nan
 
 
-def _sums(*values: Tensor | float) -> Tensor:
-    return torch.stack([torch.as_tensor(value, dtype=torch.float64) for value in values])
+def _sums(first: Tensor, *others: Tensor | float) -> Tensor:
+    """The sums as one tensor, where the first is."""
+    values = [torch.as_tensor(value, dtype=torch.float64, device=first.device) for value in others]
+    return torch.stack([first.to(torch.float64), *values])
 
 
 def _row_weights(weight: Tensor | None, like: Tensor) -> Tensor:
     """One float64 weight per element of `like`, whose first dimension is the rows."""
     if weight is None:
-        return torch.ones((), dtype=torch.float64).expand(like.shape)
+        return torch.ones((), dtype=torch.float64, device=like.device).expand(like.shape)
     return weight.to(torch.float64).reshape(-1, *([1] * (like.dim() - 1))).expand(like.shape)
 
 

@@ -119,14 +119,16 @@ def train(
     bind_address: str,
     adapter: object,
     transport: str = "auto",
+    gpu_addresses: list[str] | None = None,
 ) -> str:
     """Trains one rank of a job to its end and returns the result as JSON.
 
     All ranks call it with the same job. `all_gather` is called once, with bytes, and returns every rank's
     bytes in rank order. `secret` proves that ranks belong together; `bind_address` is the IP address that
     the other ranks reach this one at. `adapter` is a `flambeau._adapter.ModuleModel`. `transport` is "auto",
-    "sharedMemory" or "tcp". Waits at most the job's `timeout` in any one operation, and not at all once a
-    signal handler raises.
+    "sharedMemory" or "tcp". `gpu_addresses` are those that the cluster has assigned to the rank, None where
+    it assigns none. Waits at most the job's `timeout` in any one operation, and not at all once a signal
+    handler raises.
 
     Raises `flambeau.errors.RankFailure`, whose cause is the exception itself.
     """

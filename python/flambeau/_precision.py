@@ -19,15 +19,15 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any
 
 
 @contextmanager
-def tensor_float32(precision: str, device: torch.device) -> Iterator[None]:
-    """In the block, "tf32" has a GPU round what goes into float32 matrix products and convolutions to TF32.
+def tensor_float32(precision: str) -> Iterator[None]:
+    """In the block, "tf32" has GPUs round what goes into float32 matrix products and convolutions to TF32.
 
     That holds for backward too. A CPU has no such type, and torch ignores these flags there. They are the
     process's, which Spark gives to the next fit too, so the block sets them back. These are torch's older
     names for its `fp32_precision`: once that is set by the new ones, reading the old ones fails, and torch's
     compiler reads them.
     """
-    if precision != "tf32" or device.type != "cuda":
+    if precision != "tf32":
         yield
         return
     backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)

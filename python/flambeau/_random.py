@@ -20,11 +20,11 @@ def seed(seed: int, step: int, rank: int) -> None:
 
 
 def state() -> dict[str, Any]:
-    """Where they are; CUDA's where it runs."""
+    """Where they are; CUDA's, of the present device, where it runs."""
     kind, keys, *rest = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [],
         "numpy": (str(kind), np.asarray(keys).tolist(), *rest),
         "python": random.getstate(),
     }
@@ -33,8 +33,8 @@ def state() -> dict[str, Any]:
 def set_state(state: Mapping[str, Any]) -> None:
     """Takes back what `state` gave."""
     torch.set_rng_state(state["torch"])
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
+    if state["cuda"] and torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(state["cuda"][0])
     kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
     random.setstate(state["python"])

@@ -146,7 +146,7 @@ def _train(
     adapter = ModuleModel(
         _load_program(program), inputs, params.get("stepSize"), precision, params.get("compile", False)
     )
-    with tensor_float32(precision, adapter.device):
+    with tensor_float32(precision):
         return _native.train(
             request.job_json,
             rank,

@@ -47,9 +47,11 @@ def test_tensors_are_parameters_and_buffers_where_they_lie() -> None:
     assert list(tensors) == list(state)
     for name, value in state.items():
         assert tensors[name][0] == value.data_ptr() and tensors[name][1] == value.numel()
-    assert tensors["1.num_batches_tracked"][2:] == ["int64", 8, True]
-    assert tensors["mask"][2:] == [None, 2, True]
-    assert tensors["0.weight"][2:] == ["float32", 24, False]
+    assert tensors["1.num_batches_tracked"][2:] == ["int64", 8]
+    assert tensors["mask"][2:] == [None, 2]
+    assert tensors["0.weight"][2:] == ["float32", 24]
+    buffers = [name for name, *_ in adapter(module).tensors(only_buffers=True)]
+    assert buffers == [name for name, _ in module.named_buffers()]
 
 
 def test_forward_must_take_the_inputs() -> None:

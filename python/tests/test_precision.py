@@ -122,10 +122,10 @@ def test_tf32_is_set_for_gpus_alone_and_set_back() -> None:
 
     before = flags()
     assert before[0] is False
-    for precision, device in (("tf32", "cpu"), ("float32", "cuda"), ("bf16", "cuda")):
-        with tensor_float32(precision, torch.device(device)):
+    for precision in ("float32", "bf16", "fp16"):
+        with tensor_float32(precision):
             assert flags() == before
-    with pytest.raises(ZeroDivisionError), tensor_float32("tf32", torch.device("cuda")):
+    with pytest.raises(ZeroDivisionError), tensor_float32("tf32"):
         assert flags() == (True, True)
         raise ZeroDivisionError
     assert flags() == before

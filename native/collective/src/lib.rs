@@ -68,8 +68,8 @@ pub use group::ProcessGroup;
 pub use halves::{Half, narrow, widen};
 pub use identity::host_name;
 pub use nccl::{
-    CudaRuntime, DeviceRuntime, Event, NcclGroup, NcclLibrary, NcclMeeting, NcclOptions,
-    NcclVersion, NcclWork, UniqueId,
+    CudaRuntime, DeviceRuntime, Event, Gpu, NcclGroup, NcclLibrary, NcclMeeting, NcclOptions,
+    NcclVersion, NcclWork, UniqueId, WeakNcclGroup,
 };
 pub use options::{GroupOptions, Interrupt, Transport};
 pub use processor::Kernel;

@@ -1,13 +1,15 @@
 //! `flambeau._adapter.ModuleModel` as the training loop's model.
 
+use std::any::Any;
 use std::ffi::c_void;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use flambeau_collective::{DType, Device};
+use flambeau_collective::{DType, Device, Stream};
 use flambeau_data::{Batch, HostTensor};
 use flambeau_train::{
-    GradientReducer, LossSums, MicroBatch, Model, ModelError, ParameterInfo, StepContext, TensorRef,
+    BucketInfo, GradientReducer, LossSums, MicroBatch, Model, ModelError, ParameterInfo,
+    StagedBatch, StagedData, StepContext, TensorRef, Tensors,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -17,14 +19,16 @@ use crate::dlpack;
 use crate::reducer::PyGradientReducer;
 use crate::sink::ByteSink;
 
-/// What `ModuleModel.tensors` tells of a tensor: name, address, elements, dtype, bytes, whether it is a buffer.
-type SharedTensor = (String, usize, usize, Option<String>, usize, bool);
+/// What `ModuleModel.tensors` tells of a tensor: name, address, elements, dtype, bytes.
+type SharedTensor = (String, usize, usize, Option<String>, usize);
 
 /// A Python object with the methods of [`Model`]. The two that run in every step are looked up once.
 pub(crate) struct PyModel {
     adapter: Py<PyAny>,
     train_batch: Py<PyAny>,
     optimizer_step: Py<PyAny>,
+    /// Where it computes.
+    device: Device,
 }
 
 impl PyModel {
@@ -33,6 +37,7 @@ impl PyModel {
             train_batch: adapter.getattr("train_batch")?.unbind(),
             optimizer_step: adapter.getattr("optimizer_step")?.unbind(),
             adapter: adapter.clone().unbind(),
+            device: Device::Cpu,
         })
     }
 
@@ -55,6 +60,19 @@ fn dtype_of(name: &str) -> PyResult<DType> {
         "int64" => Ok(DType::Int64),
         _ => Err(PyTypeError::new_err(format!(
             "{name} is no dtype of a collective"
+        ))),
+    }
+}
+
+/// The inverse, for gradients.
+fn name_of(dtype: DType) -> PyResult<&'static str> {
+    match dtype {
+        DType::Float32 => Ok("float32"),
+        DType::Float64 => Ok("float64"),
+        DType::Float16 => Ok("float16"),
+        DType::BFloat16 => Ok("bfloat16"),
+        DType::Int64 | DType::UInt8 => Err(PyTypeError::new_err(format!(
+            "{dtype} is no dtype of a gradient"
         ))),
     }
 }
@@ -100,7 +118,106 @@ fn loss_sums(sums: Vec<f64>) -> PyResult<LossSums> {
     }
 }
 
+/// What `ModuleModel.stage` gave.
+fn rows_of(staged: Box<dyn Any>) -> PyResult<Py<PyAny>> {
+    let rows = staged.downcast::<Py<PyAny>>();
+    rows.map(|rows| *rows)
+        .map_err(|_| PyTypeError::new_err("the batch was staged by another model"))
+}
+
 impl Model for PyModel {
+    fn check_cuda(&mut self) -> Result<(), String> {
+        let obstacle: PyResult<Option<String>> =
+            Python::attach(|py| self.adapter.call_method0(py, "cuda_obstacle")?.extract(py));
+        match obstacle {
+            Ok(None) => Ok(()),
+            Ok(Some(obstacle)) => Err(obstacle),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn nccl_directories(&mut self) -> Vec<PathBuf> {
+        let found: PyResult<Vec<PathBuf>> = Python::attach(|py| {
+            self.adapter
+                .call_method0(py, "nccl_directories")?
+                .extract(py)
+        });
+        // The system's library may do.
+        found.unwrap_or_default()
+    }
+
+    fn to_device(&mut self, index: u32) -> Result<Stream, ModelError> {
+        self.device = Device::Cuda(index);
+        Python::attach(|py| {
+            let stream: usize = self
+                .adapter
+                .call_method1(py, "to_device", (index,))?
+                .extract(py)?;
+            Ok(Stream(stream))
+        })
+    }
+
+    fn looks_ahead(&self) -> bool {
+        self.device != Device::Cpu
+    }
+
+    fn stage(&mut self, batch: Batch) -> Result<StagedBatch, ModelError> {
+        if self.device == Device::Cpu {
+            return Ok(batch.into());
+        }
+        let num_rows = batch.num_rows;
+        let staged = Python::attach(|py| {
+            self.adapter
+                .call_method1(py, "stage", arguments(py, batch)?)
+        })?;
+        Ok(StagedBatch {
+            num_rows,
+            data: StagedData::Device(Box::new(staged)),
+        })
+    }
+
+    fn allocate_buckets(&mut self, buckets: &[BucketInfo]) -> Result<Vec<*mut c_void>, ModelError> {
+        Python::attach(|py| {
+            let wanted: PyResult<Vec<(&str, usize)>> = buckets
+                .iter()
+                .map(|bucket| Ok((name_of(bucket.dtype)?, bucket.numel)))
+                .collect();
+            let addresses: Vec<usize> = self
+                .adapter
+                .call_method1(py, "allocate_buckets", (wanted?,))?
+                .extract(py)?;
+            Ok(addresses
+                .into_iter()
+                .map(|address| address as *mut c_void)
+                .collect())
+        })
+    }
+
+    fn scale_gradients(&mut self, factor: f64) -> Result<(), ModelError> {
+        Python::attach(|py| {
+            self.adapter
+                .call_method1(py, "scale_gradients", (factor,))?;
+            Ok(())
+        })
+    }
+
+    fn unscale_gradients(&mut self, factor: f64) -> Result<bool, ModelError> {
+        Python::attach(|py| {
+            Ok(self
+                .adapter
+                .call_method1(py, "unscale_gradients", (factor,))?
+                .extract(py)?)
+        })
+    }
+
+    fn clip_gradients(&mut self, max_norm: f64) -> Result<(), ModelError> {
+        Python::attach(|py| {
+            self.adapter
+                .call_method1(py, "clip_gradients", (max_norm,))?;
+            Ok(())
+        })
+    }
+
     fn parameters(&mut self) -> Result<Vec<ParameterInfo>, ModelError> {
         Python::attach(|py| {
             let listed: Vec<(String, usize, usize, String)> =
@@ -113,7 +230,7 @@ impl Model for PyModel {
                         numel,
                         num_rows,
                         dtype: dtype_of(&dtype)?,
-                        device: Device::Cpu,
+                        device: self.device,
                     })
                 })
                 .collect();
@@ -138,13 +255,16 @@ impl Model for PyModel {
         })
     }
 
-    fn tensors(&mut self) -> Result<Vec<TensorRef>, ModelError> {
+    fn tensors(&mut self, which: Tensors) -> Result<Vec<TensorRef>, ModelError> {
         Python::attach(|py| {
-            let listed: Vec<SharedTensor> =
-                self.adapter.call_method0(py, "tensors")?.extract(py)?;
+            let only_buffers = which == Tensors::Buffers;
+            let listed: Vec<SharedTensor> = self
+                .adapter
+                .call_method1(py, "tensors", (only_buffers,))?
+                .extract(py)?;
             let tensors: PyResult<Vec<_>> = listed
                 .into_iter()
-                .map(|(name, address, numel, dtype, num_bytes, is_buffer)| {
+                .map(|(name, address, numel, dtype, num_bytes)| {
                     let ptr = address as *mut c_void;
                     let (dtype, numel) = match dtype {
                         Some(dtype) => (dtype_of(&dtype)?, numel),
@@ -155,8 +275,6 @@ impl Model for PyModel {
                         ptr,
                         numel,
                         dtype,
-                        device: Device::Cpu,
-                        is_buffer,
                     })
                 })
                 .collect();
@@ -164,14 +282,34 @@ impl Model for PyModel {
         })
     }
 
-    fn train_batch(&mut self, batch: Batch, micro: &MicroBatch) -> Result<LossSums, ModelError> {
+    fn take_tensors(&mut self) -> Result<(), ModelError> {
+        if self.device == Device::Cpu {
+            return Ok(());
+        }
         Python::attach(|py| {
-            let (inputs, labels, weight, num_rows) = arguments(py, batch)?;
+            self.adapter.call_method0(py, "take_tensors")?;
+            Ok(())
+        })
+    }
+
+    fn train_batch(
+        &mut self,
+        batch: StagedBatch,
+        micro: &MicroBatch,
+    ) -> Result<LossSums, ModelError> {
+        Python::attach(|py| {
             let (reference, loss_scale) = (micro.reference, micro.loss_scale);
-            let sums = self.train_batch.call1(
-                py,
-                (inputs, labels, weight, num_rows, reference, loss_scale),
-            )?;
+            let sums = match batch.data {
+                StagedData::Host(batch) => {
+                    let (inputs, labels, weight, num_rows) = arguments(py, batch)?;
+                    let arguments = (inputs, labels, weight, num_rows, reference, loss_scale);
+                    self.train_batch.call1(py, arguments)?
+                }
+                StagedData::Device(staged) => {
+                    let arguments = (rows_of(staged)?, reference, loss_scale);
+                    self.adapter.call_method1(py, "train_staged", arguments)?
+                }
+            };
             Ok(loss_sums(sums.extract(py)?)?)
         })
     }
@@ -196,11 +334,19 @@ impl Model for PyModel {
         })
     }
 
-    fn evaluate_batch(&mut self, batch: Batch) -> Result<LossSums, ModelError> {
+    fn evaluate_batch(&mut self, batch: StagedBatch) -> Result<LossSums, ModelError> {
         Python::attach(|py| {
-            let sums = self
-                .adapter
-                .call_method1(py, "evaluate_batch", arguments(py, batch)?)?;
+            let sums = match batch.data {
+                StagedData::Host(batch) => {
+                    let arguments = arguments(py, batch)?;
+                    self.adapter.call_method1(py, "evaluate_batch", arguments)?
+                }
+                StagedData::Device(staged) => {
+                    let arguments = (rows_of(staged)?,);
+                    self.adapter
+                        .call_method1(py, "evaluate_staged", arguments)?
+                }
+            };
             Ok(loss_sums(sums.extract(py)?)?)
         })
     }

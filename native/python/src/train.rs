@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use flambeau_collective::{GroupOptions, ProcessGroup, Transport};
 use flambeau_data::Store;
-use flambeau_train::{Cause, Hooks, TrainError, TrainingJob, Worker};
+use flambeau_train::{Cause, Gpus, Hooks, TrainError, TrainingJob, Worker};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -20,12 +20,13 @@ use crate::signals::Signals;
 ///
 /// All ranks call it with the same job. `all_gather` is called once, with bytes, and returns every rank's bytes in rank order.
 /// `secret` proves that ranks belong together; `bind_address` is the IP address that the other ranks reach this one at.
-/// `adapter` is a `flambeau._adapter.ModuleModel`. `transport` is "auto", "sharedMemory" or "tcp". Waits at most the job's
-/// `timeout` in any one operation, and not at all once a signal handler raises.
+/// `adapter` is a `flambeau._adapter.ModuleModel`. `transport` is "auto", "sharedMemory" or "tcp". `gpu_addresses` are those
+/// that the cluster has assigned to the rank, None where it assigns none. Waits at most the job's `timeout` in any one
+/// operation, and not at all once a signal handler raises.
 ///
 /// Raises `flambeau.errors.RankFailure`, whose cause is the exception itself.
 #[pyfunction]
-#[pyo3(signature = (job_json, rank, world_size, all_gather, secret, bind_address, adapter, transport = "auto"))]
+#[pyo3(signature = (job_json, rank, world_size, all_gather, secret, bind_address, adapter, transport = "auto", gpu_addresses = None))]
 #[expect(clippy::too_many_arguments, reason = "named in Python")]
 pub(crate) fn train(
     py: Python<'_>,
@@ -37,6 +38,7 @@ pub(crate) fn train(
     bind_address: &str,
     adapter: &Bound<'_, PyAny>,
     transport: &str,
+    gpu_addresses: Option<Vec<String>>,
 ) -> PyResult<String> {
     let bind_address: IpAddr = bind_address.parse().map_err(|_| {
         PyValueError::new_err(format!(
@@ -64,10 +66,22 @@ pub(crate) fn train(
         interrupt: Some(signals.callback()),
         ..GroupOptions::default()
     };
+    let gpus = Gpus {
+        // A rank trains on one.
+        assigned: gpu_addresses.and_then(|addresses| addresses.into_iter().next()),
+        ..Gpus::default()
+    };
     let outcome = py.detach(|| {
         std::panic::catch_unwind(AssertUnwindSafe(|| {
-            run(job_json, &mut model, &mut rendezvous, options, &signals)
-                .map_err(|cause| locate(cause, rank))
+            run(
+                job_json,
+                &mut model,
+                &mut rendezvous,
+                options,
+                gpus,
+                &signals,
+            )
+            .map_err(|cause| locate(cause, rank))
         }))
     });
     match outcome {
@@ -110,6 +124,7 @@ fn run(
     model: &mut PyModel,
     rendezvous: &mut CallableRendezvous,
     mut options: GroupOptions,
+    gpus: Gpus,
     signals: &Signals,
 ) -> Result<String, Failure> {
     let job = TrainingJob::from_json(job_json).map_err(|error| Failure::Early(error.into()))?;
@@ -126,6 +141,7 @@ fn run(
         ..Hooks::default()
     };
     let result = Worker::new(job, group, model, store, hooks)
+        .with_gpus(gpus)
         .run()
         .map_err(Failure::Late)?;
     Ok(serde_json::to_string(&result).expect("a result has string keys"))

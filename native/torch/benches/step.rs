@@ -59,7 +59,7 @@ fn model(criterion: &mut Criterion) -> Result<(), Failure> {
     model.attach(reducer.clone())?;
     let train = |model: &mut TorchModel, batch| {
         reducer.begin(true, true);
-        model.train_batch(batch, &MICRO)
+        model.train_batch(batch.into(), &MICRO)
     };
     train(&mut model, batch())?;
     criterion.bench_function("scripted: train_batch", |bencher| {

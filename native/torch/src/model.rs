@@ -9,7 +9,7 @@ use flambeau_collective::{DType, Device};
 use flambeau_data::{Batch, HostTensor};
 use flambeau_train::{
     GradientReducer, LossSums, MicroBatch, Model, ModelError, ParameterInfo, Precision,
-    StepContext, TensorRef,
+    StagedBatch, StepContext, TensorRef, Tensors,
 };
 use tch::{Kind, TchError, Tensor};
 
@@ -233,8 +233,6 @@ fn shared(entry: &NamedTensor) -> Result<TensorRef, ModelError> {
         ptr: tensor.data_ptr().cast::<c_void>(),
         numel,
         dtype,
-        device: Device::Cpu,
-        is_buffer: entry.is_buffer,
     })
 }
 
@@ -254,17 +252,22 @@ impl Model for TorchModel {
         Ok(())
     }
 
-    fn tensors(&mut self) -> Result<Vec<TensorRef>, ModelError> {
+    fn tensors(&mut self, which: Tensors) -> Result<Vec<TensorRef>, ModelError> {
         self.tensors
             .all
             .iter()
+            .filter(|entry| entry.is_buffer || which == Tensors::All)
             .filter(|entry| entry.tensor.numel() > 0)
             .map(shared)
             .collect()
     }
 
-    fn train_batch(&mut self, batch: Batch, micro: &MicroBatch) -> Result<LossSums, ModelError> {
-        let rows = Rows::new(batch)?;
+    fn train_batch(
+        &mut self,
+        batch: StagedBatch,
+        micro: &MicroBatch,
+    ) -> Result<LossSums, ModelError> {
+        let rows = Rows::new(batch.into_host())?;
         let (output, loss) = self.evaluate(&rows, true)?;
         if loss.denominator != 0.0 {
             self.backward(&loss, micro)?;
@@ -301,8 +304,8 @@ impl Model for TorchModel {
         Ok(())
     }
 
-    fn evaluate_batch(&mut self, batch: Batch) -> Result<LossSums, ModelError> {
-        let rows = Rows::new(batch)?;
+    fn evaluate_batch(&mut self, batch: StagedBatch) -> Result<LossSums, ModelError> {
+        let rows = Rows::new(batch.into_host())?;
         // Not inference mode: a module may keep a tensor that it makes here, and training could not use that one.
         Ok(tch::no_grad(|| {
             let (output, loss) = self.evaluate(&rows, false)?;

@@ -13,10 +13,10 @@ use arrow_array::{Float32Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema};
 use criterion::{Criterion, criterion_group, criterion_main};
 use flambeau_collective::{DType, Device, GroupOptions, ProcessGroup, TcpRendezvous};
-use flambeau_data::{Batch, Store};
+use flambeau_data::Store;
 use flambeau_train::{
-    GradientReducer, Hooks, LossSums, MicroBatch, Model, ModelError, ParameterInfo, StepContext,
-    TensorRef, TrainingJob, Worker,
+    GradientReducer, Hooks, LossSums, MicroBatch, Model, ModelError, ParameterInfo, StagedBatch,
+    StepContext, TensorRef, Tensors, TrainingJob, Worker,
 };
 use parquet::arrow::ArrowWriter;
 use serde_json::json;
@@ -56,11 +56,11 @@ impl Model for Idle {
         Ok(())
     }
 
-    fn tensors(&mut self) -> Result<Vec<TensorRef>, ModelError> {
+    fn tensors(&mut self, _: Tensors) -> Result<Vec<TensorRef>, ModelError> {
         Ok(vec![])
     }
 
-    fn train_batch(&mut self, batch: Batch, _: &MicroBatch) -> Result<LossSums, ModelError> {
+    fn train_batch(&mut self, batch: StagedBatch, _: &MicroBatch) -> Result<LossSums, ModelError> {
         if let Some(reducer) = &self.reducer {
             for index in (0..NUM_PARAMETERS).rev() {
                 reducer.mark_ready(index)?;
@@ -81,7 +81,7 @@ impl Model for Idle {
         Ok(())
     }
 
-    fn evaluate_batch(&mut self, _: Batch) -> Result<LossSums, ModelError> {
+    fn evaluate_batch(&mut self, _: StagedBatch) -> Result<LossSums, ModelError> {
         Ok(LossSums::default())
     }
 

@@ -1,11 +1,12 @@
 //! The loss and the metrics over the validation rows.
 
-use flambeau_collective::{DType, Device, ProcessGroup, RawBuffer, ReduceOp};
+use flambeau_collective::{DType, ProcessGroup, RawBuffer, ReduceOp};
 use flambeau_data::BatchReader;
 
 use crate::error::Cause;
 use crate::history::NamedValue;
 use crate::model::Model;
+use crate::staging::{Staged, Staging};
 use crate::sums::LossTotals;
 
 /// What an evaluation came to, the same on all ranks.
@@ -23,19 +24,14 @@ pub(crate) fn evaluate(
 ) -> Result<Evaluation, Cause> {
     let mut totals = LossTotals::new(num_metrics);
     reader.start(0, 0)?;
-    while let Some(batch) = reader.next()? {
+    let mut staging = Staging::default();
+    while let Some(Staged { batch, .. }) = staging.next(reader, model)? {
         if batch.num_rows > 0 {
             totals.add(&model.evaluate_batch(batch).map_err(Cause::Model)?)?;
         }
     }
     let vector = totals.as_mut_slice();
-    let buffer = RawBuffer {
-        ptr: vector.as_mut_ptr().cast(),
-        len: vector.len(),
-        dtype: DType::Float64,
-        device: Device::Cpu,
-        stream: None,
-    };
+    let buffer = RawBuffer::cpu(vector.as_mut_ptr().cast(), vector.len(), DType::Float64);
     // SAFETY: the vector lives and is touched by nobody else until the call returns.
     unsafe { group.all_reduce(buffer, ReduceOp::Sum) }?;
     Ok(Evaluation {

@@ -73,6 +73,9 @@ pub struct BucketLayout {
     pub buckets: Vec<BucketInfo>,
     /// One view for each parameter, in registration order.
     pub views: Vec<View>,
+    /// Bytes that travel of each bucket that is reduced as it is, to be summed and back; padding left out, so that they do
+    /// not depend on the layout.
+    pub whole_bytes: Vec<u64>,
 }
 
 impl BucketLayout {
@@ -132,6 +135,20 @@ impl BucketLayout {
                 views[index].bucket = number;
             }
         }
-        BucketLayout { buckets, views }
+        let whole_bytes = buckets
+            .iter()
+            .map(|bucket| {
+                let numel = bucket
+                    .parameters
+                    .iter()
+                    .map(|&index| parameters[index].numel);
+                2 * (numel.sum::<usize>() * bucket.dtype.size()) as u64
+            })
+            .collect();
+        BucketLayout {
+            buckets,
+            views,
+            whole_bytes,
+        }
     }
 }

@@ -6,9 +6,11 @@
 
 mod allocator;
 mod bounds;
+mod buckets;
 pub mod checkpoint;
 mod compression;
 mod dataset;
+mod device;
 mod elements;
 mod error;
 mod evaluate;
@@ -26,6 +28,7 @@ mod replicas;
 mod result;
 mod scaler;
 mod schedule;
+mod staging;
 mod step;
 mod sums;
 mod usage;
@@ -33,6 +36,7 @@ mod weights;
 mod worker;
 
 pub use compression::{Compression, CompressionState, ParameterState};
+pub use device::{Devices, Gpus};
 pub use error::{Cause, ErrorKind, JobError, TrainError, error_chain};
 pub use events::{Event, Progress, Start};
 pub use history::{EpochRecord, History, LossScaling, NamedValue, StepTimes, Traffic};
@@ -41,10 +45,12 @@ pub use host::num_threads;
 pub use job::{Attempt, FORMAT, JobData, TrainingJob};
 pub use layout::{BucketInfo, BucketLayout, BucketSizes, View};
 pub use model::{
-    EpochReport, LossSums, MicroBatch, Model, ModelError, ParameterInfo, StepContext, StepReport,
-    TensorRef,
+    EpochReport, LossSums, MicroBatch, Model, ModelError, ParameterInfo, StagedBatch, StagedData,
+    StepContext, StepReport, TensorRef, Tensors,
 };
-pub use params::{DeviceChoice, FeaturesColumn, GradientCompression, InputType, Precision, TrainingParams};
+pub use params::{
+    DeviceChoice, FeaturesColumn, GradientCompression, InputType, Precision, TrainingParams,
+};
 pub use program::{
     LossSpec, NamedOptions, NativeProgram, ProgramForm, ScriptedLoss, StoredWeights,
 };

@@ -1,13 +1,15 @@
 //! What computes gradients: the trait between the training loop and a module, and the messages that cross it.
 
+use std::any::Any;
 use std::ffi::c_void;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use flambeau_collective::{DType, Device};
+use flambeau_collective::{DType, Device, Stream};
 use flambeau_data::Batch;
 
 use crate::history::EpochRecord;
+use crate::layout::BucketInfo;
 use crate::reducer::GradientReducer;
 
 /// An error of a model's own, such as a Python exception. The loop keeps it whole as the cause of its own error.
@@ -29,8 +31,8 @@ pub struct ParameterInfo {
     pub device: Device,
 }
 
-/// A contiguous tensor of the model. The model owns the memory and keeps it where it is until the next call of one of
-/// its methods other than [`Model::tensors`].
+/// A contiguous tensor of the model, in main memory: the tensor itself, or a copy of one that lies on a device. The model
+/// owns the memory and keeps it where it is until the next call of one of its methods other than [`Model::tensors`].
 #[derive(Clone, Debug)]
 pub struct TensorRef {
     /// Its qualified name.
@@ -41,11 +43,55 @@ pub struct TensorRef {
     pub numel: usize,
     /// Type of its elements. A type that the group does not know is given as bytes (`UInt8`).
     pub dtype: DType,
-    /// Where it lies.
-    pub device: Device,
-    /// Whether this is a buffer (such as a running mean) rather than a parameter. Buffers may differ between ranks
-    /// while an epoch runs and take rank 0's values before each evaluation and checkpoint and at the end.
-    pub is_buffer: bool,
+}
+
+/// Which of the model's tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tensors {
+    /// Parameters and buffers.
+    All,
+    /// What is no parameter, such as a running mean. Buffers may differ between ranks while an epoch runs and take rank 0's
+    /// values before each evaluation and checkpoint and at the end.
+    Buffers,
+}
+
+/// A batch as the model will take it: as it was read, or on its way to the model's device.
+pub struct StagedBatch {
+    /// Its rows.
+    pub num_rows: usize,
+    /// Where it is.
+    pub data: StagedData,
+}
+
+/// Where a batch is.
+pub enum StagedData {
+    /// In main memory.
+    Host(Batch),
+    /// Where the model has put it.
+    Device(Box<dyn Any>),
+}
+
+impl From<Batch> for StagedBatch {
+    fn from(batch: Batch) -> Self {
+        StagedBatch {
+            num_rows: batch.num_rows,
+            data: StagedData::Host(batch),
+        }
+    }
+}
+
+impl StagedBatch {
+    /// The batch of a model that leaves batches where they are.
+    ///
+    /// # Panics
+    ///
+    /// If the model has put it elsewhere.
+    pub fn into_host(self) -> Batch {
+        match self.data {
+            StagedData::Host(batch) => batch,
+            StagedData::Device(_) => panic!("the model has put this batch on its device"),
+        }
+    }
 }
 
 /// What a model made of one batch: sums, so that they add up over batches and ranks.
@@ -113,8 +159,8 @@ pub struct StepReport {
     pub num_rows: u64,
     /// The mean loss of the step. `None` where the denominator is 0, in which case the optimizer took no step.
     pub loss: Option<f64>,
-    /// 2-norm of all gradients before clipping; `None` where `gradientClipNorm` is not set, and where the gradients
-    /// overflowed.
+    /// 2-norm of all gradients before clipping; `None` where `gradientClipNorm` is not set, where the gradients
+    /// overflowed, and on a device, which would have to be waited for.
     pub gradient_norm: Option<f64>,
 }
 
@@ -130,9 +176,76 @@ pub struct EpochReport<'a> {
 /// The loop calls every method on one thread. A rank without rows in a batch skips [`train_batch`] and
 /// [`evaluate_batch`].
 ///
+/// A model begins on the CPU. One that [`check_cuda`] says may be moved, once, by [`to_device`]; the methods that say so are
+/// called of such a model alone, and its gradients stay on the device, in the tensors of [`allocate_buckets`].
+///
 /// [`train_batch`]: Model::train_batch
 /// [`evaluate_batch`]: Model::evaluate_batch
+/// [`check_cuda`]: Model::check_cuda
+/// [`to_device`]: Model::to_device
+/// [`allocate_buckets`]: Model::allocate_buckets
 pub trait Model {
+    /// Whether its framework computes on GPUs here.
+    ///
+    /// # Errors
+    ///
+    /// Why not, in words for the user.
+    fn check_cuda(&mut self) -> Result<(), String> {
+        Err("the model computes on the CPU only".into())
+    }
+
+    /// Where its framework keeps `libnccl.so.2`: directories, best first.
+    fn nccl_directories(&mut self) -> Vec<PathBuf> {
+        vec![]
+    }
+
+    /// Moves everything to the CUDA device of this number among those that the process sees, and returns the stream that
+    /// its work runs on from then on.
+    fn to_device(&mut self, index: u32) -> Result<Stream, ModelError> {
+        Err(on_cpu_only(&format!("moved to cuda:{index}")))
+    }
+
+    /// Whether batches are to be [`stage`](Model::stage)d one ahead of the one that is trained on.
+    fn looks_ahead(&self) -> bool {
+        false
+    }
+
+    /// Begins to bring a batch to where the model computes. Does not wait for the device.
+    fn stage(&mut self, batch: Batch) -> Result<StagedBatch, ModelError> {
+        Ok(batch.into())
+    }
+
+    /// On a device: one flat tensor of zeros for each bucket, which lives until the next call.
+    fn allocate_buckets(&mut self, buckets: &[BucketInfo]) -> Result<Vec<*mut c_void>, ModelError> {
+        Err(on_cpu_only(&format!(
+            "asked for {} buckets on a device",
+            buckets.len()
+        )))
+    }
+
+    /// On a device: multiplies all reduced gradients by `factor`. Does not wait for the device.
+    fn scale_gradients(&mut self, factor: f64) -> Result<(), ModelError> {
+        Err(on_cpu_only(&format!(
+            "asked to scale gradients on a device by {factor}"
+        )))
+    }
+
+    /// On a device: multiplies all reduced gradients by `factor` and tells whether they are finite; where they are not, some
+    /// may be left as they were.
+    fn unscale_gradients(&mut self, factor: f64) -> Result<bool, ModelError> {
+        Err(on_cpu_only(&format!(
+            "asked to scale gradients on a device by {factor}"
+        )))
+    }
+
+    /// On a device: scales all reduced gradients down so that their 2-norm is at most `max_norm`, as PyTorch's
+    /// `clip_grad_norm_` does. Does not wait for the device.
+    fn clip_gradients(&mut self, max_norm: f64) -> Result<(), ModelError> {
+        Err(on_cpu_only(&format!(
+            "asked to clip gradients on a device to {max_norm}"
+        )))
+    }
+
     /// The parameters that are trained, in an order that is the same on all ranks.
     fn parameters(&mut self) -> Result<Vec<ParameterInfo>, ModelError>;
 
@@ -143,17 +256,28 @@ pub trait Model {
     /// first step where buckets were laid out anew; there are no gradients then.
     fn attach(&mut self, reducer: Arc<GradientReducer>) -> Result<(), ModelError>;
 
-    /// All parameters and buffers, frozen ones included, tied ones once, in an order that is the same on all ranks.
-    /// The loop overwrites them with rank 0's.
-    fn tensors(&mut self) -> Result<Vec<TensorRef>, ModelError>;
+    /// All parameters and buffers, or the latter alone, frozen ones included, tied ones once, in an order that is the same on
+    /// all ranks. The loop reads them, or overwrites them with rank 0's and then calls
+    /// [`take_tensors`](Model::take_tensors).
+    fn tensors(&mut self, which: Tensors) -> Result<Vec<TensorRef>, ModelError>;
+
+    /// What [`tensors`](Model::tensors) gave last has other values now: a device takes them over.
+    fn take_tensors(&mut self) -> Result<(), ModelError> {
+        Ok(())
+    }
 
     /// Forward, loss and backward in training mode. For each parameter `i` that has a gradient after the backward, as
     /// soon as it has: the gradient is copied to [`GradientReducer::view`]`(i)` where
     /// [`GradientReducer::is_filled`]`(i)` is false and added to it otherwise, then
     /// [`GradientReducer::mark_ready`]`(i)` is called, from whatever thread.
     ///
-    /// A batch whose denominator is 0 has no loss: it does no backward and returns its sums.
-    fn train_batch(&mut self, batch: Batch, micro: &MicroBatch) -> Result<LossSums, ModelError>;
+    /// A batch whose denominator is 0 has no loss: it does no backward and returns its sums. `batch` is what
+    /// [`stage`](Model::stage) gave. On a device this waits for the forward pass at most.
+    fn train_batch(
+        &mut self,
+        batch: StagedBatch,
+        micro: &MicroBatch,
+    ) -> Result<LossSums, ModelError>;
 
     /// One step of the optimizer on the reduced gradients, after which there are no gradients.
     fn optimizer_step(&mut self, context: &StepContext<'_>) -> Result<(), ModelError>;
@@ -162,7 +286,7 @@ pub trait Model {
     fn skip_step(&mut self) -> Result<(), ModelError>;
 
     /// Forward and loss in evaluation mode, without gradients.
-    fn evaluate_batch(&mut self, batch: Batch) -> Result<LossSums, ModelError>;
+    fn evaluate_batch(&mut self, batch: StagedBatch) -> Result<LossSums, ModelError>;
 
     /// The metrics' names and values from their sums over all batches and ranks.
     fn finish_metrics(&mut self, sums: &[f64]) -> Result<Vec<(String, f64)>, ModelError>;
@@ -204,4 +328,8 @@ pub trait Model {
         let _ = report;
         Ok(())
     }
+}
+
+fn on_cpu_only(what: &str) -> ModelError {
+    format!("a model that computes on the CPU only was {what}").into()
 }

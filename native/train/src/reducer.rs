@@ -1,29 +1,27 @@
 //! The averaging of gradients over ranks: flat buckets that are reduced while backward still runs.
 
 use std::ffi::c_void;
-use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use flambeau_collective::{
-    CollectiveError, DType, Device, GroupBuffer, ProcessGroup, RawBuffer, ReduceOp, Work,
-};
+use flambeau_collective::{CollectiveError, DType, Device, ProcessGroup, RawBuffer};
 
-use crate::compression::{
-    self, BucketView, Compression, CompressionState, Compressor, Exchange, ParameterState,
-};
+use crate::buckets::{Buckets, DeviceBuckets, HostBuckets, lock};
+use crate::compression::{self, Compression, CompressionState};
+use crate::device::Accelerator;
 use crate::elements;
 use crate::error::{Cause, JobError};
 use crate::history::Traffic;
 use crate::layout::{BucketInfo, BucketLayout, BucketSizes, View};
-use crate::model::ParameterInfo;
+use crate::model::{ModelError, ParameterInfo};
 use crate::usage::UsageCode;
 
 /// Averages gradients over the ranks of a group.
 ///
 /// Its buckets lie in memory that the group owns, and live as long as the reducer: whoever holds a view holds the
-/// `Arc`. All ranks make the same reducers in the same order. A step goes:
+/// `Arc`. Those of parameters on a device lie in the model's memory there. All ranks make the same reducers in the same
+/// order. A step goes:
 ///
 /// 1. [`begin`](Self::begin) before each micro-batch;
 /// 2. in backward, for each parameter with a gradient: write or add to its [`view`](Self::view), then
@@ -32,15 +30,13 @@ use crate::usage::UsageCode;
 ///    sums of the step;
 /// 4. [`scale`](Self::scale) and [`clip`](Self::clip), and the optimizer reads the views.
 ///
-/// `mark_ready` may be called from any thread. The other steps are the training loop's, on one thread.
+/// `mark_ready` may be called from any thread. The other steps are the training loop's, on one thread. On a device the
+/// gradients of a step are written, reduced and read in the order of the model's stream, which nothing here waits for.
 pub struct GradientReducer {
     group: ProcessGroup,
     parameters: Vec<ParameterInfo>,
-    layout: BucketLayout,
-    buffers: Vec<GroupBuffer>,
-    compression: Compression,
-    /// What makes less of each bucket; none where it travels as it is.
-    compressors: Vec<Option<Mutex<Box<dyn Compressor>>>>,
+    layout: Arc<BucketLayout>,
+    buckets: Buckets,
     slots: Vec<Slot>,
     /// Parameters that are not yet ready, for each bucket.
     pending: Vec<AtomicUsize>,
@@ -48,10 +44,6 @@ pub struct GradientReducer {
     launched: AtomicUsize,
     /// Held by the one thread that reduces.
     launching: AtomicBool,
-    /// Whether full buckets are reduced on the group's communication thread rather than the caller's.
-    overlaps: bool,
-    /// Reductions on the communication thread that `finish` waits for.
-    in_flight: Mutex<Vec<Work>>,
     /// Whether the micro-batch is the last of the step.
     reducing: AtomicBool,
     /// Number of parameters seen ready in this step, which numbers them in order.
@@ -62,8 +54,6 @@ pub struct GradientReducer {
     num_steps: AtomicU64,
     /// Bytes that travelled in this step.
     num_bytes: AtomicU64,
-    /// Bytes that travel of each bucket that is reduced as it is, padding left out: so that they do not depend on the layout.
-    whole_bytes: Vec<u64>,
     /// The first failure of a reduction. Every later call gives it again.
     failure: OnceLock<Arc<CollectiveError>>,
     sums: Mutex<Sums>,
@@ -104,8 +94,8 @@ pub struct ReducerOptions {
 pub type ReduceError = Arc<CollectiveError>;
 
 impl GradientReducer {
-    /// Lays out buckets for `parameters` and allocates them. A collective call: all ranks make it with the same
-    /// arguments.
+    /// Lays out buckets for `parameters`, which lie in main memory, and allocates them. A collective call: all ranks make
+    /// it with the same arguments.
     ///
     /// `order` is that in which the gradients are expected to become ready, every index once; without it, the reverse
     /// of the registration order.
@@ -120,87 +110,80 @@ impl GradientReducer {
         order: Option<&[usize]>,
         options: ReducerOptions,
     ) -> Result<GradientReducer, Cause> {
-        if parameters.is_empty() {
+        check(&parameters)?;
+        if let Some(info) = parameters.iter().find(|info| info.device != Device::Cpu) {
             return Err(refused(
-                "parameters",
-                "[]",
-                "at least one that requires a gradient",
+                &info.name,
+                &format!("on {}", info.device),
+                "on the CPU",
             ));
         }
-        for info in &parameters {
-            let floating = matches!(
-                info.dtype,
-                DType::Float32 | DType::Float64 | DType::Float16 | DType::BFloat16
-            );
-            if !floating || info.numel == 0 {
-                let value = format!("{} elements of {}", info.numel, info.dtype);
-                let allowed = "float32, float64, float16 or bfloat16, and not empty";
-                return Err(refused(&info.name, &value, allowed));
-            }
-            if let Device::Cuda(index) = info.device {
-                return Err(refused(
-                    &info.name,
-                    &format!("on cuda:{index}"),
-                    "on the CPU",
-                ));
-            }
+        let layout = Arc::new(lay_out(&parameters, order, options.sizes));
+        let ReducerOptions {
+            compression,
+            overlaps,
+            ..
+        } = options;
+        let buckets = HostBuckets::new(
+            group.clone(),
+            &parameters,
+            layout.clone(),
+            compression,
+            overlaps,
+        )?;
+        let buckets = Buckets::Host(buckets);
+        Ok(GradientReducer::over(group, parameters, layout, buckets))
+    }
+
+    /// The same for parameters on the device of `accelerator`. `allocate` gives the addresses of the buckets there, which
+    /// live until it is called again. Gradients travel as they are.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new); those of `allocate`.
+    pub(crate) fn on_device(
+        group: ProcessGroup,
+        accelerator: &Accelerator,
+        parameters: Vec<ParameterInfo>,
+        order: Option<&[usize]>,
+        sizes: BucketSizes,
+        allocate: impl FnOnce(&[BucketInfo]) -> Result<Vec<*mut c_void>, ModelError>,
+    ) -> Result<GradientReducer, Cause> {
+        check(&parameters)?;
+        let device = accelerator.runtime.device();
+        if let Some(info) = parameters.iter().find(|info| info.device != device) {
+            let allowed = format!("on {device}, as the others");
+            return Err(refused(
+                &info.name,
+                &format!("on {}", info.device),
+                &allowed,
+            ));
         }
-        let reversed: Vec<usize>;
-        let order = match order {
-            Some(order) => order,
-            None => {
-                reversed = (0..parameters.len()).rev().collect();
-                &reversed
-            }
-        };
-        let layout = BucketLayout::new(&parameters, order, options.sizes);
-        let mut buffers = Vec::with_capacity(layout.buckets.len());
-        for bucket in &layout.buckets {
-            let buffer = group.allocate(bucket.num_bytes())?;
-            // SAFETY: the buffer has that many bytes, and nobody else knows of it yet.
-            unsafe {
-                buffer
-                    .as_ptr()
-                    .cast::<u8>()
-                    .write_bytes(0, bucket.num_bytes())
-            };
-            buffers.push(buffer);
-        }
-        let mut compressors = Vec::with_capacity(buffers.len());
-        for bucket in &layout.buckets {
-            let of_view = |&index: &usize| BucketView {
-                index,
-                num_rows: parameters[index].num_rows,
-                range: layout.views[index].elements(bucket.dtype),
-            };
-            let views: Vec<BucketView> = bucket.parameters.iter().map(of_view).collect();
-            let compressor = options.compression.of_bucket(&group, bucket, &views)?;
-            compressors.push(compressor.map(Mutex::new));
-        }
-        let bytes_to_reduce = |bucket: &BucketInfo| {
-            let numel = bucket
-                .parameters
-                .iter()
-                .map(|&index| parameters[index].numel);
-            2 * (numel.sum::<usize>() * bucket.dtype.size()) as u64
-        };
-        let whole_bytes = layout.buckets.iter().map(bytes_to_reduce).collect();
-        // A rank may reach into another's buffer as soon as that one reduces.
-        group.barrier()?;
+        let layout = Arc::new(lay_out(&parameters, order, sizes));
+        let addresses = allocate(&layout.buckets).map_err(Cause::Model)?;
+        let addresses = addresses.into_iter().map(|ptr| ptr as usize).collect();
+        let buckets = DeviceBuckets::new(group.clone(), accelerator, layout.clone(), addresses);
+        let buckets = Buckets::Device(buckets);
+        Ok(GradientReducer::over(group, parameters, layout, buckets))
+    }
+
+    fn over(
+        group: ProcessGroup,
+        parameters: Vec<ParameterInfo>,
+        layout: Arc<BucketLayout>,
+        buckets: Buckets,
+    ) -> GradientReducer {
         let num = parameters.len();
-        let reducer = GradientReducer {
+        GradientReducer {
             slots: (0..num).map(|_| Slot::new()).collect(),
             pending: layout.buckets.iter().map(|_| AtomicUsize::new(0)).collect(),
             launched: AtomicUsize::new(0),
             launching: AtomicBool::new(false),
-            overlaps: options.overlaps,
-            in_flight: Mutex::new(vec![]),
             reducing: AtomicBool::new(false),
             observed: AtomicUsize::new(0),
             nanos_in_backward: AtomicU64::new(0),
             num_steps: AtomicU64::new(0),
             num_bytes: AtomicU64::new(0),
-            whole_bytes,
             failure: OnceLock::new(),
             sums: Mutex::new(Sums {
                 usage: UsageCode::new(num, group.world_size()),
@@ -210,11 +193,8 @@ impl GradientReducer {
             group,
             parameters,
             layout,
-            buffers,
-            compression: options.compression,
-            compressors,
-        };
-        Ok(reducer)
+            buckets,
+        }
     }
 
     /// The parameters, in registration order.
@@ -232,22 +212,16 @@ impl GradientReducer {
         self.layout.views[index]
     }
 
-    /// The first byte of a bucket, 64-byte aligned. Valid as long as the reducer.
+    /// The first byte of a bucket, 64-byte aligned. Valid as long as the reducer, or as long as the model keeps it.
     pub fn bucket_ptr(&self, bucket: usize) -> *mut c_void {
-        self.buffers[bucket].as_ptr().cast()
+        self.buckets.ptr(bucket).cast()
     }
 
-    /// The first byte of the gradient of parameter `index`, 64-byte aligned. Valid as long as the reducer.
+    /// The first byte of the gradient of parameter `index`, 64-byte aligned. Valid as the bucket is.
     pub fn view_ptr(&self, index: usize) -> *mut c_void {
         let view = self.view(index);
         // SAFETY: the layout keeps every view inside its bucket.
-        unsafe {
-            self.buffers[view.bucket]
-                .as_ptr()
-                .cast::<u8>()
-                .add(view.byte_offset)
-                .cast()
-        }
+        unsafe { self.buckets.ptr(view.bucket).add(view.byte_offset).cast() }
     }
 
     /// Whether the view of parameter `index` holds a gradient of this step already, to be added to; otherwise it is
@@ -278,9 +252,9 @@ impl GradientReducer {
         self.reducing.store(is_last, Ordering::Release);
     }
 
-    /// Tells that the view of parameter `index` holds its gradient of this micro-batch. In the last one this may
-    /// reduce buckets and so wait for other ranks, up to the group's timeout; the caller holds no lock that another
-    /// thread of its process may need.
+    /// Tells that the view of parameter `index` holds its gradient of this micro-batch, or will once the model's stream has
+    /// come to here. In the last one this may reduce buckets and so wait for other ranks, up to the group's timeout; the
+    /// caller holds no lock that another thread of its process may need.
     ///
     /// # Errors
     ///
@@ -314,18 +288,16 @@ impl GradientReducer {
         }
         for (index, slot) in self.slots.iter().enumerate() {
             if !slot.filled.load(Ordering::Acquire) {
+                let num_bytes = self.view(index).numel * self.parameters[index].dtype.size();
                 // SAFETY: the view has that many bytes, and its bucket is not being reduced: it is not full.
-                unsafe {
-                    let num_bytes = self.view(index).numel * self.parameters[index].dtype.size();
-                    self.view_ptr(index).cast::<u8>().write_bytes(0, num_bytes);
-                }
+                let zeroed = unsafe { self.buckets.zero(self.view_ptr(index).cast(), num_bytes) };
+                self.keep(zeroed)?;
             }
         }
-        let last = self.buffers.len() - 1;
+        let last = self.layout.buckets.len() - 1;
         for bucket in self.launched.load(Ordering::Acquire)..last {
-            self.keep(self.reduce(bucket))?;
+            self.reduce(bucket)?;
         }
-        self.wait_in_flight()?;
         let mut guard = lock(&self.sums);
         let Sums {
             usage,
@@ -335,18 +307,11 @@ impl GradientReducer {
         vector.clear();
         vector.extend_from_slice(sums);
         usage.encode(|index| self.is_filled(index), vector);
-        let stats = RawBuffer {
-            ptr: vector.as_mut_ptr().cast(),
-            len: vector.len(),
-            dtype: DType::Float64,
-            device: Device::Cpu,
-            stream: None,
-        };
-        // SAFETY: both buffers live and are touched by nobody else until the call returns.
-        let reduced = unsafe { self.exchange(last).run_with_sum(&self.group, stats) };
-        self.keep(reduced)?;
-        self.keep(self.exchange_again())?;
-        self.decompress();
+        let stats = RawBuffer::cpu(vector.as_mut_ptr().cast(), vector.len(), DType::Float64);
+        // SAFETY: the vector lives and is touched by nobody else until the call returns.
+        let finished = unsafe { self.buckets.finish(self.num_steps(), stats) };
+        let num_bytes = self.keep(finished)?;
+        self.num_bytes.fetch_add(num_bytes, Ordering::Relaxed);
         self.num_steps.fetch_add(1, Ordering::Relaxed);
         sums.copy_from_slice(&vector[..sums.len()]);
         usage.decode(&vector[sums.len()..], used);
@@ -361,7 +326,7 @@ impl GradientReducer {
         result
     }
 
-    /// Multiplies all gradients by `factor`; exactly 1 leaves them alone.
+    /// Multiplies all gradients by `factor`; exactly 1 leaves them alone. In main memory only, as the next two.
     pub fn scale(&self, factor: f64) {
         if factor == 1.0 {
             return;
@@ -428,26 +393,19 @@ impl GradientReducer {
 
     /// What the compression of gradients carries to the next step, between steps; none where it carries nothing.
     pub fn compression_state(&self) -> Option<CompressionState> {
-        if !self.compression.has_state() {
-            return None;
-        }
-        let mut parameters = vec![ParameterState::default(); self.parameters.len()];
-        for compressor in self.compressors.iter().flatten() {
-            lock(compressor).save(&mut parameters);
-        }
-        Some(CompressionState { parameters })
+        self.buckets
+            .host()?
+            .compression_state(self.parameters.len())
     }
 
     /// Goes on, between steps, after `num_steps` steps that another reducer of the same parameters has taken, from what its
     /// compression carried. Returns whether it could: that what was carried is as long as what this one carries.
     pub fn restore(&self, num_steps: u64, state: Option<&CompressionState>) -> bool {
         self.num_steps.store(num_steps, Ordering::Relaxed);
-        match (self.compression_state(), state) {
-            (None, None) => true,
-            (Some(own), Some(state)) if own.is_like(state) => {
-                for compressor in self.compressors.iter().flatten() {
-                    lock(compressor).restore(&state.parameters);
-                }
+        match (self.buckets.host(), self.compression_state(), state) {
+            (_, None, None) => true,
+            (Some(buckets), Some(own), Some(state)) if own.is_like(state) => {
+                buckets.restore(state);
                 true
             }
             _ => false,
@@ -466,7 +424,7 @@ impl GradientReducer {
         Traffic {
             sent_bytes: compression::sent_by_each(travelled, world_size),
             uncompressed_bytes: compression::sent_by_each(
-                self.whole_bytes.iter().sum(),
+                self.layout.whole_bytes.iter().sum(),
                 world_size,
             ),
         }
@@ -474,7 +432,7 @@ impl GradientReducer {
 
     /// Reduces the full buckets that are next in line. The last one waits for `finish`.
     fn launch_full(&self) -> Result<(), ReduceError> {
-        let last = self.buffers.len() - 1;
+        let last = self.layout.buckets.len() - 1;
         let next_is_full = || {
             let next = self.launched.load(Ordering::Acquire);
             next < last && self.pending[next].load(Ordering::Acquire) == 0
@@ -487,7 +445,7 @@ impl GradientReducer {
             let mut result = self.failure().map_or(Ok(()), Err);
             while result.is_ok() && next_is_full() {
                 let began = Instant::now();
-                result = self.keep(self.reduce(self.launched.load(Ordering::Acquire)));
+                result = self.reduce(self.launched.load(Ordering::Acquire));
                 let nanos = began.elapsed().as_nanos() as u64;
                 self.nanos_in_backward.fetch_add(nanos, Ordering::Relaxed);
                 self.launched.fetch_add(1, Ordering::AcqRel);
@@ -498,107 +456,16 @@ impl GradientReducer {
         Ok(())
     }
 
-    /// Reduces a bucket, or hands it to the communication thread.
-    fn reduce(&self, bucket: usize) -> Result<(), CollectiveError> {
-        let exchange = self.exchange(bucket);
-        // SAFETY: nobody touches the exchange's memory until `finish` has waited for it.
-        unsafe {
-            if self.overlaps {
-                let work = exchange.start(&self.group)?;
-                lock(&self.in_flight).push(work);
-                return Ok(());
-            }
-            exchange.run(&self.group)
-        }
-    }
-
-    /// What is to be exchanged of a bucket, which is full or has its missing views zeroed: the bucket itself, or what its
-    /// compressor makes of it.
-    fn exchange(&self, bucket: usize) -> Exchange {
-        let compressed = self.compressors[bucket].as_ref().and_then(|compressor| {
-            let step = self.num_steps.load(Ordering::Relaxed);
-            // SAFETY: the bucket is full, so nobody touches it until `finish` has returned.
-            lock(compressor).compress(step, unsafe { self.gradients(bucket) })
-        });
-        let num_bytes = match &compressed {
-            Some(exchange) => exchange.num_bytes(),
-            None => self.whole_bytes[bucket],
-        };
+    /// Reduces a bucket, or begins to.
+    fn reduce(&self, bucket: usize) -> Result<(), ReduceError> {
+        let num_bytes = self.keep(self.buckets.reduce(bucket, self.num_steps()))?;
         self.num_bytes.fetch_add(num_bytes, Ordering::Relaxed);
-        compressed.unwrap_or_else(|| Exchange::Reduce(self.raw(bucket), ReduceOp::Average))
-    }
-
-    /// The second exchange of the buckets whose compressors have one, all at once.
-    fn exchange_again(&self) -> Result<(), CollectiveError> {
-        let buffers: Vec<_> = self
-            .compressors
-            .iter()
-            .flatten()
-            .filter_map(|compressor| Some((lock(compressor).compress_again()?, ReduceOp::Average)))
-            .collect();
-        if buffers.is_empty() {
-            return Ok(());
-        }
-        let num_bytes = buffers.iter().map(|(buffer, _)| 2 * buffer.bytes() as u64);
-        self.num_bytes.fetch_add(num_bytes.sum(), Ordering::Relaxed);
-        // SAFETY: the buffers are the compressors' own, and nobody asks for another before the call returns.
-        unsafe { self.group.grouped_all_reduce(&buffers) }
-    }
-
-    /// Writes what came of the exchanges over the buckets that were compressed.
-    fn decompress(&self) {
-        for (bucket, compressor) in self.compressors.iter().enumerate() {
-            if let Some(compressor) = compressor {
-                // SAFETY: no exchange is under way, and this is the loop's thread.
-                lock(compressor).decompress(unsafe { self.gradients(bucket) });
-            }
-        }
-    }
-
-    /// The elements of a bucket of float32.
-    ///
-    /// # Safety
-    ///
-    /// Nobody else uses the bucket while the slice lives.
-    #[expect(clippy::mut_from_ref, reason = "the memory is not the reducer's own")]
-    unsafe fn gradients(&self, bucket: usize) -> &mut [f32] {
-        let info = &self.layout.buckets[bucket];
-        debug_assert_eq!(info.dtype, DType::Float32);
-        // SAFETY: the bucket has that many elements, and the rest is the caller's promise.
-        unsafe { slice::from_raw_parts_mut(self.bucket_ptr(bucket).cast(), info.numel) }
-    }
-
-    fn raw(&self, bucket: usize) -> RawBuffer {
-        let info = &self.layout.buckets[bucket];
-        RawBuffer {
-            ptr: self.bucket_ptr(bucket),
-            len: info.numel,
-            dtype: info.dtype,
-            device: info.device,
-            stream: None,
-        }
-    }
-
-    /// Waits for every reduction on the communication thread, also after one has failed: it works on the buckets.
-    fn wait_in_flight(&self) -> Result<(), ReduceError> {
-        let works = std::mem::take(&mut *lock(&self.in_flight));
-        let results: Vec<_> = works
-            .into_iter()
-            .map(|work| self.keep(work.wait()))
-            .collect();
-        results.into_iter().collect()
+        Ok(())
     }
 
     /// Keeps the first failure.
-    fn keep(&self, result: Result<(), CollectiveError>) -> Result<(), ReduceError> {
+    fn keep<T>(&self, result: Result<T, CollectiveError>) -> Result<T, ReduceError> {
         result.map_err(|error| self.failure.get_or_init(|| Arc::new(error)).clone())
-    }
-}
-
-impl Drop for GradientReducer {
-    fn drop(&mut self) {
-        // The buckets go next. Who took the failed step knows its failure.
-        let _ = self.wait_in_flight();
     }
 }
 
@@ -612,9 +479,39 @@ impl Slot {
     }
 }
 
-/// What the mutexes guard stays whole even where a thread panicked, since nothing is done under them that could.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// Refuses what cannot be reduced.
+fn check(parameters: &[ParameterInfo]) -> Result<(), Cause> {
+    if parameters.is_empty() {
+        let allowed = "at least one that requires a gradient";
+        return Err(refused("parameters", "[]", allowed));
+    }
+    for info in parameters {
+        let floating = matches!(
+            info.dtype,
+            DType::Float32 | DType::Float64 | DType::Float16 | DType::BFloat16
+        );
+        if !floating || info.numel == 0 {
+            let value = format!("{} elements of {}", info.numel, info.dtype);
+            let allowed = "float32, float64, float16 or bfloat16, and not empty";
+            return Err(refused(&info.name, &value, allowed));
+        }
+    }
+    Ok(())
+}
+
+/// The layout in an order, by default the reverse of the registration.
+fn lay_out(
+    parameters: &[ParameterInfo],
+    order: Option<&[usize]>,
+    sizes: BucketSizes,
+) -> BucketLayout {
+    match order {
+        Some(order) => BucketLayout::new(parameters, order, sizes),
+        None => {
+            let reversed: Vec<usize> = (0..parameters.len()).rev().collect();
+            BucketLayout::new(parameters, &reversed, sizes)
+        }
+    }
 }
 
 fn refused(param: &str, value: &str, allowed: &str) -> Cause {

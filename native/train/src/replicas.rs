@@ -6,14 +6,7 @@ use flambeau_collective::{ProcessGroup, RawBuffer};
 use sha2::{Digest, Sha256};
 
 use crate::error::Cause;
-use crate::model::{Model, TensorRef};
-
-/// Which tensors to take from rank 0.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Which {
-    All,
-    Buffers,
-}
+use crate::model::{Model, TensorRef, Tensors};
 
 /// Checks that all ranks have the same parameters and tensors as rank 0, by name, type and size.
 ///
@@ -22,7 +15,7 @@ pub(crate) enum Which {
 /// [`Cause::ModelMismatch`] on a rank that differs, naming the first difference.
 pub(crate) fn check_same_model(model: &mut dyn Model, group: &ProcessGroup) -> Result<(), Cause> {
     let parameters = model.parameters().map_err(Cause::Model)?;
-    let tensors = model.tensors().map_err(Cause::Model)?;
+    let tensors = model.tensors(Tensors::All).map_err(Cause::Model)?;
     let mut lines: Vec<String> = vec![];
     lines.extend(parameters.iter().map(|p| {
         format!(
@@ -61,23 +54,16 @@ pub(crate) fn check_same_model(model: &mut dyn Model, group: &ProcessGroup) -> R
 pub(crate) fn broadcast(
     model: &mut dyn Model,
     group: &ProcessGroup,
-    which: Which,
+    which: Tensors,
 ) -> Result<(), Cause> {
-    for tensor in model.tensors().map_err(Cause::Model)? {
-        if tensor.numel == 0 || (which == Which::Buffers && !tensor.is_buffer) {
-            continue;
+    for tensor in model.tensors(which).map_err(Cause::Model)? {
+        if tensor.numel > 0 {
+            let buffer = RawBuffer::cpu(tensor.ptr, tensor.numel, tensor.dtype);
+            // SAFETY: the model says that this memory is its own and stays until its next call.
+            unsafe { group.broadcast(buffer, 0) }?;
         }
-        let buffer = RawBuffer {
-            ptr: tensor.ptr,
-            len: tensor.numel,
-            dtype: tensor.dtype,
-            device: tensor.device,
-            stream: None,
-        };
-        // SAFETY: the model says that this memory is its own and stays until its next call.
-        unsafe { group.broadcast(buffer, 0) }?;
     }
-    Ok(())
+    model.take_tensors().map_err(Cause::Model)
 }
 
 /// Compares a hash of every tensor over all ranks.
@@ -86,7 +72,7 @@ pub(crate) fn broadcast(
 ///
 /// [`Cause::Replicas`] on all ranks alike where a bit differs.
 pub(crate) fn verify(model: &mut dyn Model, group: &ProcessGroup) -> Result<(), Cause> {
-    let tensors = model.tensors().map_err(Cause::Model)?;
+    let tensors = model.tensors(Tensors::All).map_err(Cause::Model)?;
     let mut hashes = Vec::with_capacity(tensors.len() * 32);
     for tensor in &tensors {
         hashes.extend_from_slice(&Sha256::digest(bytes_of(tensor)));

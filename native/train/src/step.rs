@@ -7,6 +7,7 @@ use flambeau_collective::{DType, ProcessGroup};
 use flambeau_data::BatchReader;
 
 use crate::compression::CompressionState;
+use crate::device::Accelerator;
 use crate::error::{Cause, JobError};
 use crate::history::{StepTimes, Traffic};
 use crate::hooks::Hooks;
@@ -15,6 +16,7 @@ use crate::model::{MicroBatch, Model, ModelError, ParameterInfo, StepContext};
 use crate::reducer::{GradientReducer, ReducerOptions};
 use crate::scaler::LossScaler;
 use crate::schedule::Schedule;
+use crate::staging::{Staged, Staging};
 use crate::sums::LossTotals;
 
 /// Which batches make up a step.
@@ -64,7 +66,10 @@ impl Stopwatch {
 pub(crate) struct Stepper<'a> {
     pub(crate) model: &'a mut dyn Model,
     group: ProcessGroup,
+    /// Where the model is, if not on the CPU.
+    accelerator: Option<Accelerator>,
     reducer: Arc<GradientReducer>,
+    staging: Staging,
     settings: StepSettings,
     /// With precision fp16.
     pub(crate) scaler: Option<LossScaler>,
@@ -82,6 +87,7 @@ impl<'a> Stepper<'a> {
     pub(crate) fn new(
         model: &'a mut dyn Model,
         group: ProcessGroup,
+        accelerator: Option<Accelerator>,
         settings: StepSettings,
         scaler: Option<LossScaler>,
         hooks: Hooks,
@@ -91,18 +97,21 @@ impl<'a> Stepper<'a> {
             check_unscaled(&parameters)?;
         }
         let totals = LossTotals::new(model.num_metric_sums().map_err(Cause::Model)?);
-        let reducer = Arc::new(GradientReducer::new(
-            group.clone(),
+        let reducer = make_reducer(
+            model,
+            &group,
+            accelerator.as_ref(),
             parameters,
             None,
             settings.reducer,
-        )?);
-        model.attach(reducer.clone()).map_err(Cause::Model)?;
+        )?;
         let vector = vec![0.0; totals.len() + 1];
         Ok(Stepper {
             model,
             group,
+            accelerator,
             reducer,
+            staging: Staging::default(),
             settings,
             scaler,
             hooks,
@@ -140,9 +149,10 @@ impl<'a> Stepper<'a> {
         let mut watch = Stopwatch(Instant::now());
         for micro in 0..plan.num_batches {
             let expected = plan.first_batch + u64::from(micro);
-            let batch = reader
-                .next()?
-                .filter(|batch| batch.step == expected)
+            let Staged { batch, .. } = self
+                .staging
+                .next(reader, self.model)?
+                .filter(|staged| staged.step == expected)
                 .ok_or(Cause::BatchLost(expected))?;
             self.times.data_seconds += watch.lap();
             let micro = MicroBatch {
@@ -184,10 +194,7 @@ impl<'a> Stepper<'a> {
                 return Err(Cause::Diverged { loss, in_float16 });
             }
             if self.correct(plan.num_rows as f64 / denominator)? {
-                outcome.gradient_norm = self
-                    .settings
-                    .clip_norm
-                    .map(|max_norm| self.reducer.clip(max_norm));
+                outcome.gradient_norm = self.clip()?;
                 self.optimize(plan)?;
             } else {
                 self.model.skip_step().map_err(Cause::Model)?;
@@ -210,17 +217,38 @@ impl<'a> Stepper<'a> {
     /// Multiplies the reduced gradients by `factor` and takes the loss scale off them. Returns whether the optimizer
     /// may step: without loss scaling it always may.
     fn correct(&mut self, factor: f64) -> Result<bool, Cause> {
+        let on_device = self.accelerator.is_some();
         let Some(scaler) = &mut self.scaler else {
-            self.reducer.scale(factor);
+            if on_device && factor != 1.0 {
+                self.model.scale_gradients(factor).map_err(Cause::Model)?;
+            } else if !on_device {
+                self.reducer.scale(factor);
+            }
             return Ok(true);
         };
-        let is_finite = self.reducer.unscale(factor / scaler.scale());
+        let factor = factor / scaler.scale();
+        let is_finite = match on_device {
+            true => self.model.unscale_gradients(factor).map_err(Cause::Model)?,
+            false => self.reducer.unscale(factor),
+        };
         if is_finite {
             scaler.count_good();
         } else {
             scaler.count_overflow()?;
         }
         Ok(is_finite)
+    }
+
+    /// Clips the gradients where the job says so, and returns their norm where that is known.
+    fn clip(&mut self) -> Result<Option<f64>, Cause> {
+        let Some(max_norm) = self.settings.clip_norm else {
+            return Ok(None);
+        };
+        if self.accelerator.is_none() {
+            return Ok(Some(self.reducer.clip(max_norm)));
+        }
+        self.model.clip_gradients(max_norm).map_err(Cause::Model)?;
+        Ok(None)
     }
 
     fn optimize(&mut self, plan: &StepPlan) -> Result<(), Cause> {
@@ -272,18 +300,18 @@ impl<'a> Stepper<'a> {
         if BucketLayout::new(parameters, &order, options.sizes) == *present {
             return Ok(());
         }
-        let reducer = GradientReducer::new(
-            self.group.clone(),
+        let reducer = make_reducer(
+            self.model,
+            &self.group,
+            self.accelerator.as_ref(),
             parameters.to_vec(),
             Some(&order),
             options,
         )?;
         let state = self.reducer.compression_state();
         reducer.restore(self.reducer.num_steps(), state.as_ref());
-        self.reducer = Arc::new(reducer);
-        self.model
-            .attach(self.reducer.clone())
-            .map_err(Cause::Model)
+        self.reducer = reducer;
+        Ok(())
     }
 
     /// A backward that failed because a reduction in it failed is the group's error, not the model's.
@@ -292,6 +320,31 @@ impl<'a> Stepper<'a> {
             .failure()
             .map_or_else(|| Cause::Model(error), Cause::Collective)
     }
+}
+
+/// A reducer for the model where it is, to which the model is attached.
+fn make_reducer(
+    model: &mut dyn Model,
+    group: &ProcessGroup,
+    accelerator: Option<&Accelerator>,
+    parameters: Vec<ParameterInfo>,
+    order: Option<&[usize]>,
+    options: ReducerOptions,
+) -> Result<Arc<GradientReducer>, Cause> {
+    let reducer = match accelerator {
+        None => GradientReducer::new(group.clone(), parameters, order, options),
+        Some(accelerator) => GradientReducer::on_device(
+            group.clone(),
+            accelerator,
+            parameters,
+            order,
+            options.sizes,
+            |buckets| model.allocate_buckets(buckets),
+        ),
+    }?;
+    let reducer = Arc::new(reducer);
+    model.attach(reducer.clone()).map_err(Cause::Model)?;
+    Ok(reducer)
 }
 
 /// Refuses parameters whose own gradients are float16, which cannot hold what they are divided by, as PyTorch does.

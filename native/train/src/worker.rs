@@ -9,6 +9,7 @@ use crate::allocator::KeepFreed;
 use crate::checkpoint::{Checkpoint, CheckpointWriter, Fixed, Position, State};
 use crate::compression::Compression;
 use crate::dataset::{Dataset, Datasets};
+use crate::device::{self, Gpus};
 use crate::error::{Cause, JobError, TrainError};
 use crate::evaluate::{self, Evaluation};
 use crate::events::{Event, EventWriter, Progress, Start};
@@ -16,10 +17,10 @@ use crate::history::{EpochRecord, History, StepTimes, Traffic};
 use crate::hooks::{Hooks, Listener};
 use crate::host;
 use crate::job::TrainingJob;
-use crate::model::{EpochReport, Model, StepReport};
+use crate::model::{EpochReport, Model, StepReport, Tensors};
 use crate::params::Precision;
 use crate::reducer::ReducerOptions;
-use crate::replicas::{self, Which};
+use crate::replicas;
 use crate::result::TrainingResult;
 use crate::scaler::LossScaler;
 use crate::schedule::Schedule;
@@ -34,6 +35,7 @@ pub struct Worker<'a> {
     model: &'a mut dyn Model,
     store: Store,
     hooks: Hooks,
+    gpus: Gpus,
 }
 
 impl<'a> Worker<'a> {
@@ -52,7 +54,13 @@ impl<'a> Worker<'a> {
             model,
             store,
             hooks,
+            gpus: Gpus::default(),
         }
+    }
+
+    /// The same with these GPUs in place of those that the machine has.
+    pub fn with_gpus(self, gpus: Gpus) -> Self {
+        Worker { gpus, ..self }
     }
 
     /// Trains to the end. All ranks call it, and it returns on all of them.
@@ -94,6 +102,7 @@ impl<'a> Worker<'a> {
             model,
             store,
             hooks,
+            gpus,
         } = self;
         let began = Instant::now();
         let _keep_freed = KeepFreed::new();
@@ -112,10 +121,13 @@ impl<'a> Worker<'a> {
         replicas::check_same_model(model, &group)?;
         let num_metrics = model.num_metric_sums().map_err(Cause::Model)?;
         let fixed = fixed(&job, &datasets.train, num_metrics);
+        if job.attempt.resume.is_none() {
+            replicas::broadcast(model, &group, Tensors::All)?;
+        }
+        let placement = device::occupy(&job.params, &group, &gpus, model)?;
         let mut compression = None;
         let (position, history, scaler) = match &job.attempt.resume {
             None => {
-                replicas::broadcast(model, &group, Which::All)?;
                 model
                     .seed(job.params.seed as u64, 0, rank)
                     .map_err(Cause::Model)?;
@@ -151,7 +163,14 @@ impl<'a> Worker<'a> {
         };
         let scaler = (params.precision == Precision::Fp16).then(|| scaler.unwrap_or_default());
         let (on_event, on_step) = (hooks.on_event.clone(), hooks.on_step.clone());
-        let stepper = Stepper::new(model, group.clone(), settings, scaler, hooks)?;
+        let stepper = Stepper::new(
+            model,
+            group.clone(),
+            placement.accelerator,
+            settings,
+            scaler,
+            hooks,
+        )?;
         if let Some(uri) = &job.attempt.resume
             && !stepper.restore(position.step, compression.as_ref())
         {
@@ -181,12 +200,16 @@ impl<'a> Worker<'a> {
             on_event,
             on_step,
             checkpoints,
-            warnings: vec![],
+            warnings: placement
+                .warning
+                .filter(|_| rank == 0)
+                .into_iter()
+                .collect(),
         };
         run.epochs(place)?;
 
         let model = &mut *run.stepper.model;
-        replicas::broadcast(model, &run.group, Which::Buffers)?;
+        replicas::broadcast(model, &run.group, Tensors::Buffers)?;
         let weights = match rank {
             0 => Some(weights::store_weights(
                 model,
@@ -348,7 +371,7 @@ impl Run<'_> {
     /// Evaluates, records the epoch, and moves on to the next.
     fn end_epoch(&mut self, pace: Pace) -> Result<(), Cause> {
         let model = &mut *self.stepper.model;
-        replicas::broadcast(model, &self.group, Which::Buffers)?;
+        replicas::broadcast(model, &self.group, Tensors::Buffers)?;
         if self.job.params.verify_replicas {
             replicas::verify(model, &self.group)?;
         }
@@ -433,7 +456,7 @@ impl Run<'_> {
 
     fn checkpoint(&mut self) -> Result<(), Cause> {
         let model = &mut *self.stepper.model;
-        replicas::broadcast(model, &self.group, Which::Buffers)?;
+        replicas::broadcast(model, &self.group, Tensors::Buffers)?;
         let shared = if self.group.rank() == 0 {
             Some(model.save_state().map_err(Cause::Model)?)
         } else {

@@ -12,7 +12,9 @@ mod api;
 mod arithmetic;
 mod communicator;
 pub mod control;
+mod runtime;
 mod stream;
 mod world;
 
+pub use runtime::{HostRuntime, buffer, framework_stream};
 pub use stream::{HostEvent, HostStream};

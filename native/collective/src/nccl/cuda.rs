@@ -1,6 +1,6 @@
 //! Streams and events of a CUDA device, through the driver's library.
 //!
-//! A dozen functions of `libcuda.so.1`, which comes with the driver under this one name and works with every CUDA runtime that
+//! Some functions of `libcuda.so.1`, which comes with the driver under this one name and works with every CUDA runtime that
 //! torch may have brought. A binding of all of CUDA would be a larger dependency, and the one that is well kept, cudarc, panics
 //! on machines without a driver. `cuda.h` of CUDA 13.0 declares the functions; those with `_v2` are the ones that its
 //! names stand for.
@@ -35,6 +35,8 @@ symbols! {
         init = "cuInit" fn(c_uint) -> Code;
         device_get_count = "cuDeviceGetCount" fn(*mut c_int) -> Code;
         device_get = "cuDeviceGet" fn(*mut c_int, c_int) -> Code;
+        device_get_uuid = "cuDeviceGetUuid_v2" fn(*mut [u8; 16], c_int) -> Code;
+        device_get_name = "cuDeviceGetName" fn(*mut c_char, c_int, c_int) -> Code;
         primary_ctx_retain = "cuDevicePrimaryCtxRetain" fn(*mut *mut c_void, c_int) -> Code;
         primary_ctx_release = "cuDevicePrimaryCtxRelease_v2" fn(c_int) -> Code;
         ctx_set_current = "cuCtxSetCurrent" fn(*mut c_void) -> Code;
@@ -45,6 +47,7 @@ symbols! {
         event_destroy = "cuEventDestroy_v2" fn(Event) -> Code;
         event_record = "cuEventRecord" fn(Event, Stream) -> Code;
         event_query = "cuEventQuery" fn(Event) -> Code;
+        memset = "cuMemsetD8Async" fn(*mut c_void, u8, usize, Stream) -> Code;
         get_error_string = "cuGetErrorString" fn(Code, *mut *const c_char) -> Code;
     }
 }
@@ -63,32 +66,18 @@ unsafe impl Send for CudaRuntime {}
 unsafe impl Sync for CudaRuntime {}
 
 impl CudaRuntime {
-    /// Opens the driver and the device of this index among those that the process sees (`CUDA_VISIBLE_DEVICES`).
+    /// Opens the device of this index among those that the process sees (`CUDA_VISIBLE_DEVICES`).
     ///
     /// # Errors
     /// `Device` where there is no driver, no such device, or the driver refuses.
     pub fn open(index: u32) -> Result<Self> {
-        // SAFETY: what runs on loading are the initialisers of the driver's library.
-        let library = unsafe { Library::open(Some(FILE), RTLD_NOW | RTLD_LOCAL) }
-            .map_err(|error| failed("CUDA", format!("no NVIDIA driver is installed: {error}")))?;
-        // SAFETY: functions of these names are the driver's, whose signatures are those of its header.
-        let functions = unsafe { Functions::bind(library) }
-            .map_err(|symbol| failed("CUDA", format!("the NVIDIA driver has no {symbol}")))?;
-        // SAFETY: initialises the driver; called as often as one likes.
-        functions.check("cuInit", unsafe { (functions.init)(0) })?;
-        let mut count = 0;
-        // SAFETY: the number is alive.
-        let counted = unsafe { (functions.device_get_count)(&raw mut count) };
-        functions.check("cuDeviceGetCount", counted)?;
-        let ordinal = c_int::try_from(index).unwrap_or(c_int::MAX);
-        if ordinal >= count {
+        let functions = Functions::open()?;
+        let count = functions.count()?;
+        if index >= count {
             let message = format!("there is no cuda:{index}: the process sees {count} devices");
             return Err(failed("CUDA", message));
         }
-        let mut device = 0;
-        // SAFETY: the number is alive.
-        let got = unsafe { (functions.device_get)(&raw mut device, ordinal) };
-        functions.check("cuDeviceGet", got)?;
+        let device = functions.device(index)?;
         let mut context = ptr::null_mut();
         // SAFETY: the pointer is alive, and the device one of the driver's.
         let retained = unsafe { (functions.primary_ctx_retain)(&raw mut context, device) };
@@ -109,7 +98,80 @@ impl Drop for CudaRuntime {
     }
 }
 
+/// A GPU that the process sees.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gpu {
+    /// Its number among those that the process sees, from 0: CUDA's ordinal.
+    pub index: u32,
+    /// What it is called wherever it is seen, as `nvidia-smi -L` writes it: `GPU-` and five groups of hexadecimal digits.
+    pub uuid: String,
+    /// Its model, such as `NVIDIA H200`.
+    pub name: String,
+}
+
+impl Gpu {
+    /// The GPUs that the process sees (`CUDA_VISIBLE_DEVICES`), by number. Makes no context on any.
+    ///
+    /// # Errors
+    /// `Device` where there is no driver, the driver finds none, or refuses.
+    pub fn visible() -> Result<Vec<Gpu>> {
+        let functions = Functions::open()?;
+        (0..functions.count()?)
+            .map(|index| functions.describe(index))
+            .collect()
+    }
+}
+
 impl Functions {
+    /// Opens the driver's library and initialises it.
+    fn open() -> Result<Self> {
+        // SAFETY: what runs on loading are the initialisers of the driver's library.
+        let library = unsafe { Library::open(Some(FILE), RTLD_NOW | RTLD_LOCAL) }
+            .map_err(|error| failed("CUDA", format!("no NVIDIA driver is installed: {error}")))?;
+        // SAFETY: functions of these names are the driver's, whose signatures are those of its header.
+        let functions = unsafe { Functions::bind(library) }
+            .map_err(|symbol| failed("CUDA", format!("the NVIDIA driver has no {symbol}")))?;
+        // SAFETY: initialises the driver; called as often as one likes.
+        functions.check("cuInit", unsafe { (functions.init)(0) })?;
+        Ok(functions)
+    }
+
+    fn count(&self) -> Result<u32> {
+        let mut count = 0;
+        // SAFETY: the number is alive.
+        let counted = unsafe { (self.device_get_count)(&raw mut count) };
+        self.check("cuDeviceGetCount", counted)?;
+        Ok(u32::try_from(count).unwrap_or(0))
+    }
+
+    /// The driver's name for the device of an index below the count.
+    fn device(&self, index: u32) -> Result<c_int> {
+        let mut device = 0;
+        // SAFETY: the number is alive.
+        let got = unsafe { (self.device_get)(&raw mut device, index as c_int) };
+        self.check("cuDeviceGet", got)?;
+        Ok(device)
+    }
+
+    fn describe(&self, index: u32) -> Result<Gpu> {
+        let device = self.device(index)?;
+        let mut uuid = [0; 16];
+        // SAFETY: the bytes are alive.
+        let got = unsafe { (self.device_get_uuid)(&raw mut uuid, device) };
+        self.check("cuDeviceGetUuid", got)?;
+        let mut name = [0; 256];
+        // SAFETY: the bytes are alive, and as many as is said.
+        let got = unsafe { (self.device_get_name)(name.as_mut_ptr(), name.len() as c_int, device) };
+        self.check("cuDeviceGetName", got)?;
+        // SAFETY: the driver ends the name with a null, within the bytes.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) };
+        Ok(Gpu {
+            index,
+            uuid: uuid_text(uuid),
+            name: name.to_string_lossy().into_owned(),
+        })
+    }
+
     fn check(&self, call: &str, code: Code) -> Result<()> {
         if code == SUCCESS {
             return Ok(());
@@ -123,6 +185,18 @@ impl Functions {
         let text = text.unwrap_or_else(|| "unknown error".into());
         Err(failed(call, format!("{text} (CUDA error {code})")))
     }
+}
+
+/// A device's UUID as the driver's tools write it.
+fn uuid_text(uuid: [u8; 16]) -> String {
+    let mut text = String::from("GPU-");
+    for (place, byte) in uuid.iter().enumerate() {
+        if matches!(place, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
 }
 
 fn failed(call: &str, message: String) -> CollectiveError {
@@ -183,11 +257,28 @@ impl DeviceRuntime for CudaRuntime {
         self.functions.check("cuStreamWaitEvent", code)
     }
 
+    unsafe fn zero(&self, ptr: *mut c_void, num_bytes: usize, stream: Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.functions.memset)(ptr, 0, num_bytes, stream) };
+        self.functions.check("cuMemsetD8Async", code)
+    }
+
     unsafe fn is_done(&self, event: Event) -> Result<bool> {
         // SAFETY: the caller's promise.
         match unsafe { (self.functions.event_query)(event) } {
             NOT_READY => Ok(false),
             code => self.functions.check("cuEventQuery", code).map(|()| true),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_is_written_as_the_drivers_tools_do() {
+        let uuid = std::array::from_fn(|place| (place as u8) * 0x11);
+        assert_eq!(uuid_text(uuid), "GPU-00112233-4455-6677-8899-aabbccddeeff");
     }
 }

@@ -1,5 +1,6 @@
 //! Streams and events, whichever the device.
 
+use std::ffi::c_void;
 use std::sync::Arc;
 
 use crate::buffer::{Device, Stream};
@@ -64,6 +65,15 @@ pub trait DeviceRuntime: Send + Sync {
     /// # Safety
     /// As `record`.
     unsafe fn wait(&self, stream: Stream, event: Event) -> Result<()>;
+
+    /// Sets `num_bytes` bytes of the device's memory to 0, as the stream's next work.
+    ///
+    /// # Errors
+    /// `Device`.
+    ///
+    /// # Safety
+    /// The memory is the device's, and nobody else's until the stream has done it. The stream is alive, and of this device.
+    unsafe fn zero(&self, ptr: *mut c_void, num_bytes: usize, stream: Stream) -> Result<()>;
 
     /// Whether the work before the event is done.
     ///

@@ -3,8 +3,8 @@
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 
 use super::abi;
@@ -66,7 +66,34 @@ impl fmt::Debug for NcclGroup {
     }
 }
 
+/// A group that others hold, for whoever must not keep it open.
+#[derive(Clone)]
+pub struct WeakNcclGroup {
+    shared: Weak<Shared>,
+}
+
+impl WeakNcclGroup {
+    /// The group.
+    ///
+    /// # Errors
+    /// `InvalidArgument` once nobody holds it any more.
+    pub fn upgrade(&self) -> Result<NcclGroup> {
+        let shared = self.shared.upgrade();
+        let closed = || CollectiveError::invalid("the NCCL group was closed");
+        Ok(NcclGroup {
+            shared: shared.ok_or_else(closed)?,
+        })
+    }
+}
+
 impl NcclGroup {
+    /// The group without keeping it open.
+    pub fn downgrade(&self) -> WeakNcclGroup {
+        WeakNcclGroup {
+            shared: Arc::downgrade(&self.shared),
+        }
+    }
+
     /// Connects the devices of all ranks of `group`. All of them call it; it waits for them for at most `connect_timeout`.
     ///
     /// # Errors

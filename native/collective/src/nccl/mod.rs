@@ -10,10 +10,10 @@ mod library;
 mod meeting;
 mod symbols;
 
-pub use cuda::CudaRuntime;
+pub use cuda::{CudaRuntime, Gpu};
 pub use device::{DeviceRuntime, Event};
 pub use engine::NcclWork;
-pub use group::{NcclGroup, NcclOptions};
+pub use group::{NcclGroup, NcclOptions, WeakNcclGroup};
 
 pub use library::{NcclLibrary, NcclVersion};
 pub use meeting::{NcclMeeting, UniqueId};

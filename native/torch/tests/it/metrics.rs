@@ -45,7 +45,7 @@ fn metrics_add_up_over_batches() {
                 tensor(DType::Float64, &[count], &labels[start..stop]),
                 weight,
             );
-            let found = trainer.model.evaluate_batch(rows).unwrap();
+            let found = trainer.model.evaluate_batch(rows.into()).unwrap();
             sums.iter_mut()
                 .zip(&found.metrics)
                 .for_each(|(sum, part)| *sum += part);

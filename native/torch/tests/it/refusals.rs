@@ -138,7 +138,7 @@ fn sparse_gradients_are_refused_by_name() {
     };
     let error = trainer
         .model
-        .train_batch(rows, &context)
+        .train_batch(rows.into(), &context)
         .unwrap_err()
         .to_string();
     assert!(

@@ -11,7 +11,7 @@ use flambeau_data::{AlignedBuffer, Batch, DType, HostTensor, Store};
 use flambeau_torch::TorchModel;
 use flambeau_train::{
     BucketSizes, GradientReducer, LossSums, MicroBatch, Model, ReducerOptions, StepContext,
-    TrainingJob,
+    Tensors, TrainingJob,
 };
 use serde_json::{Value, json};
 
@@ -203,7 +203,7 @@ impl Trainer {
             reference: num_rows as f64,
             loss_scale: 1.0,
         };
-        self.model.train_batch(batch, &context).unwrap()
+        self.model.train_batch(batch.into(), &context).unwrap()
     }
 
     /// Reduces and steps the optimizer.
@@ -249,7 +249,7 @@ impl Trainer {
 
     /// All tensors by name, parameters and buffers.
     pub fn tensors(&mut self) -> HashMap<String, Vec<f64>> {
-        let tensors = self.model.tensors().unwrap();
+        let tensors = self.model.tensors(Tensors::All).unwrap();
         let value = |tensor: flambeau_train::TensorRef| {
             use flambeau_collective::DType as D;
             // SAFETY: the model keeps the memory until it next runs.

@@ -2,8 +2,10 @@
 
 mod checkpoints;
 mod compression;
+mod devices;
 mod dual;
 mod failures;
+mod host_device;
 mod job;
 mod loop_order;
 mod model;

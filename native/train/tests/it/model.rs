@@ -1,16 +1,18 @@
 //! Models with a hand-written backward, in float64.
 
-use std::path::Path;
+use std::ffi::c_void;
+use std::path::{Path, PathBuf};
 use std::slice;
 use std::sync::Arc;
 
-use flambeau_collective::{DType, Device};
+use flambeau_collective::{DType, Device, Stream};
 use flambeau_data::Batch;
 use flambeau_train::{
-    EpochRecord, EpochReport, GradientReducer, LossSums, MicroBatch, Model, ModelError,
-    ParameterInfo, StepContext, StepReport, TensorRef,
+    BucketInfo, EpochRecord, EpochReport, GradientReducer, LossSums, MicroBatch, Model, ModelError,
+    ParameterInfo, StagedBatch, StagedData, StepContext, StepReport, TensorRef, Tensors,
 };
 
+use crate::host_device::{self, HostDevice};
 use crate::support::NUM_INPUTS;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -55,6 +57,8 @@ pub struct Config {
     pub is_forward: bool,
     /// Gradients beyond this are infinite, as those beyond 65504 are in float16.
     pub limit: f64,
+    /// Why the model can't be on a device.
+    pub cuda_obstacle: Option<String>,
 }
 
 impl Config {
@@ -67,6 +71,7 @@ impl Config {
             fault: None,
             is_forward: false,
             limit: f64::INFINITY,
+            cuda_obstacle: Some("the model of a test that needs no device".into()),
         }
     }
 }
@@ -113,6 +118,8 @@ pub struct TestModel {
     generator: u64,
     running: Vec<f64>,
     reducer: Option<Arc<GradientReducer>>,
+    /// Where its gradients are, if not on the CPU. Its values stay where they are: the device's memory is the host's.
+    device: Option<HostDevice>,
     pub num_attached: usize,
     /// Epoch, step, micro-batch and row ids of every batch trained on.
     pub seen: Vec<(u64, u64, u32, Vec<u64>)>,
@@ -142,6 +149,7 @@ impl TestModel {
             generator: 0,
             running: vec![rank as f64],
             reducer: None,
+            device: None,
             num_attached: 0,
             seen: vec![],
             reports: vec![],
@@ -257,6 +265,31 @@ impl TestModel {
         (sums, errors)
     }
 
+    pub fn is_on_device(&self) -> bool {
+        self.device.is_some()
+    }
+
+    fn on_device(&mut self) -> &mut HostDevice {
+        self.device.as_mut().expect("it is on a device")
+    }
+
+    /// A batch that this model has staged, which on a device was one of at most two at a time.
+    fn taken(&mut self, batch: StagedBatch) -> Batch {
+        match batch.data {
+            StagedData::Host(batch) => batch,
+            StagedData::Device(batch) => {
+                let device = self.on_device();
+                assert!(
+                    (1..=2).contains(&device.num_staged),
+                    "{}",
+                    device.num_staged
+                );
+                device.num_staged -= 1;
+                *batch.downcast().expect("a batch of this model")
+            }
+        }
+    }
+
     fn restore(values: &[Vec<u64>]) -> Vec<Vec<f64>> {
         values
             .iter()
@@ -265,14 +298,102 @@ impl TestModel {
     }
 }
 
+/// Writes a gradient to its view, or adds it.
+///
+/// # Safety
+///
+/// The view has as many elements, and is the caller's.
+unsafe fn put(view: *mut f64, gradient: &[f64], is_filled: bool) {
+    // SAFETY: the caller's promise.
+    let view = unsafe { slice::from_raw_parts_mut(view, gradient.len()) };
+    for (view, gradient) in view.iter_mut().zip(gradient) {
+        *view = if is_filled {
+            *view + gradient
+        } else {
+            *gradient
+        };
+    }
+}
+
 impl Model for TestModel {
+    fn check_cuda(&mut self) -> Result<(), String> {
+        match &self.config.cuda_obstacle {
+            None => Ok(()),
+            Some(obstacle) => Err(obstacle.clone()),
+        }
+    }
+
+    fn nccl_directories(&mut self) -> Vec<PathBuf> {
+        vec![host_device::nccl_directory()]
+    }
+
+    fn to_device(&mut self, index: u32) -> Result<Stream, ModelError> {
+        let device = HostDevice::new(index);
+        let stream = device.stream();
+        self.device = Some(device);
+        Ok(stream)
+    }
+
+    fn looks_ahead(&self) -> bool {
+        self.device.is_some()
+    }
+
+    fn stage(&mut self, batch: Batch) -> Result<StagedBatch, ModelError> {
+        assert!(
+            batch.num_rows > 0,
+            "a batch without rows must not reach the model"
+        );
+        let Some(device) = &mut self.device else {
+            return Ok(batch.into());
+        };
+        device.num_staged += 1;
+        Ok(StagedBatch {
+            num_rows: batch.num_rows,
+            data: StagedData::Device(Box::new(batch)),
+        })
+    }
+
+    fn allocate_buckets(&mut self, buckets: &[BucketInfo]) -> Result<Vec<*mut c_void>, ModelError> {
+        let device = self.device.as_mut().expect("it is on a device");
+        Ok(device.allocate(buckets))
+    }
+
+    fn scale_gradients(&mut self, factor: f64) -> Result<(), ModelError> {
+        self.on_device().update(|gradients| {
+            gradients
+                .iter_mut()
+                .for_each(|gradient| *gradient *= factor);
+        });
+        Ok(())
+    }
+
+    fn unscale_gradients(&mut self, factor: f64) -> Result<bool, ModelError> {
+        self.scale_gradients(factor)?;
+        let mut is_finite = true;
+        self.on_device().update(|gradients| {
+            is_finite &= gradients.iter().all(|gradient| gradient.is_finite());
+        });
+        Ok(is_finite)
+    }
+
+    fn clip_gradients(&mut self, max_norm: f64) -> Result<(), ModelError> {
+        let mut squares = 0.0;
+        self.on_device().update(|gradients| {
+            squares += gradients
+                .iter()
+                .map(|gradient| gradient * gradient)
+                .sum::<f64>();
+        });
+        self.scale_gradients((max_norm / (squares.sqrt() + 1e-6)).min(1.0))
+    }
+
     fn parameters(&mut self) -> Result<Vec<ParameterInfo>, ModelError> {
         let info = |&(name, numel): &(&str, usize)| ParameterInfo {
             name: name.into(),
             numel,
             num_rows: 1,
             dtype: DType::Float64,
-            device: Device::Cpu,
+            device: self.device.as_ref().map_or(Device::Cpu, HostDevice::device),
         };
         Ok(parameters(&self.config).iter().map(info).collect())
     }
@@ -287,26 +408,29 @@ impl Model for TestModel {
         Ok(())
     }
 
-    fn tensors(&mut self) -> Result<Vec<TensorRef>, ModelError> {
+    fn tensors(&mut self, which: Tensors) -> Result<Vec<TensorRef>, ModelError> {
         let names = parameters(&self.config);
-        let tensor = |name: &str, values: &mut Vec<f64>, is_buffer| TensorRef {
+        let tensor = |name: &str, values: &mut Vec<f64>| TensorRef {
             name: name.into(),
             ptr: values.as_mut_ptr().cast(),
             numel: values.len(),
             dtype: DType::Float64,
-            device: Device::Cpu,
-            is_buffer,
         };
-        let mut tensors: Vec<TensorRef> = names
-            .iter()
-            .zip(&mut self.values)
-            .map(|((name, _), values)| tensor(name, values, false))
-            .collect();
-        tensors.push(tensor("running", &mut self.running, true));
-        Ok(tensors)
+        let buffer = tensor("running", &mut self.running);
+        if which == Tensors::Buffers {
+            return Ok(vec![buffer]);
+        }
+        let parameters = names.iter().zip(&mut self.values);
+        let parameters = parameters.map(|((name, _), values)| tensor(name, values));
+        Ok(parameters.chain([buffer]).collect())
     }
 
-    fn train_batch(&mut self, batch: Batch, micro: &MicroBatch) -> Result<LossSums, ModelError> {
+    fn train_batch(
+        &mut self,
+        batch: StagedBatch,
+        micro: &MicroBatch,
+    ) -> Result<LossSums, ModelError> {
+        let batch = self.taken(batch);
         assert!(
             batch.num_rows > 0,
             "a batch without rows must not reach the model"
@@ -363,16 +487,16 @@ impl Model for TestModel {
                 continue;
             }
             let gradient = &gradients[index];
-            // SAFETY: the view has as many float64 as the parameter, and is ours until it is marked.
-            let view = unsafe {
-                slice::from_raw_parts_mut(reducer.view_ptr(index).cast::<f64>(), gradient.len())
-            };
-            if reducer.is_filled(index) {
-                view.iter_mut()
-                    .zip(gradient)
-                    .for_each(|(view, g)| *view += g);
-            } else {
-                view.copy_from_slice(gradient);
+            let view = reducer.view_ptr(index).cast::<f64>();
+            let is_filled = reducer.is_filled(index);
+            match &self.device {
+                // SAFETY: the view has as many float64 as the parameter, and is ours until it is marked.
+                None => unsafe { put(view, gradient, is_filled) },
+                Some(device) => {
+                    let (view, gradient) = (view as usize, gradient.clone());
+                    // SAFETY: as above, in the order of the stream.
+                    device.launch(move || unsafe { put(view as *mut f64, &gradient, is_filled) });
+                }
             }
             reducer.mark_ready(index)?;
         }
@@ -386,6 +510,9 @@ impl Model for TestModel {
 
     fn optimizer_step(&mut self, context: &StepContext<'_>) -> Result<(), ModelError> {
         let reducer = self.reducer.clone().unwrap();
+        if let Some(device) = &self.device {
+            device.synchronize();
+        }
         for (index, value) in self.values.iter_mut().enumerate() {
             if !context.used[index] {
                 continue;
@@ -428,7 +555,8 @@ impl Model for TestModel {
         Ok(())
     }
 
-    fn evaluate_batch(&mut self, batch: Batch) -> Result<LossSums, ModelError> {
+    fn evaluate_batch(&mut self, batch: StagedBatch) -> Result<LossSums, ModelError> {
+        let batch = self.taken(batch);
         assert!(
             batch.num_rows > 0,
             "a batch without rows must not reach the model"

@@ -9,7 +9,7 @@ use arrow_array::{Float64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema};
 use flambeau_collective::{CollectiveError, GroupOptions, ProcessGroup, Rendezvous, Transport};
 use flambeau_data::Store;
-use flambeau_train::{Hooks, TrainError, TrainingJob, TrainingResult, Worker};
+use flambeau_train::{Gpus, Hooks, TrainError, TrainingJob, TrainingResult, Worker};
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 use serde_json::{Value, json};
@@ -156,10 +156,22 @@ pub fn try_train(
     config: impl Fn(usize) -> Config + Sync,
     hooks: impl Fn(usize) -> Hooks + Sync,
 ) -> Vec<Outcome> {
+    try_train_on(job, world_size, config, hooks, |_| Gpus::default())
+}
+
+/// The same where ranks have these GPUs.
+pub fn try_train_on(
+    job: &TrainingJob,
+    world_size: usize,
+    config: impl Fn(usize) -> Config + Sync,
+    hooks: impl Fn(usize) -> Hooks + Sync,
+    gpus: impl Fn(usize) -> Gpus + Sync,
+) -> Vec<Outcome> {
     ranks(world_size, |group| {
         let rank = group.rank();
         let mut model = TestModel::new(config(rank), rank);
-        let result = Worker::new(job.clone(), group, &mut model, store(), hooks(rank)).run();
+        let worker = Worker::new(job.clone(), group, &mut model, store(), hooks(rank));
+        let result = worker.with_gpus(gpus(rank)).run();
         Outcome { result, model }
     })
 }

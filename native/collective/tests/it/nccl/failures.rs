@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 
 use flambeau_collective::{DType, NcclGroup, ProcessGroup, ReduceOp};
 use libloading::os::unix::{Library, Symbol};
-use nccl_stand_in::HostEvent;
+use nccl_stand_in::{HostEvent, buffer, framework_stream};
 
-use super::device::{buffer, framework_stream};
 use super::{Ranks, connect, describe};
 use crate::harness::{PATIENCE, Process, argument, hear_all, say};
 

@@ -15,8 +15,8 @@ use std::time::Duration;
 use flambeau_collective::{
     CollectiveError, GroupOptions, LossCause, NcclGroup, NcclOptions, ProcessGroup,
 };
+use nccl_stand_in::HostRuntime;
 
-use self::device::HostRuntime;
 use crate::harness::{self, Placement, Process, argument, processes_by, scenario};
 
 /// The stand-in, which cargo builds beside this program's own file.

@@ -5,9 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use flambeau_collective::{DType, ProcessGroup, ReduceOp};
-use nccl_stand_in::HostEvent;
+use nccl_stand_in::{HostEvent, buffer, framework_stream};
 
-use super::device::{buffer, framework_stream};
 use super::{Ranks, connect};
 use crate::harness::{all_say, say};
 
