@@ -2,6 +2,7 @@
 
 A Python worker loads a module once, by the hashes of its program and weights, and keeps the last few. Batches
 are copied into memory of torch's own alignment, so that a row's outputs have the same bits in every process.
+Where the model's `device` finds a GPU it computes there, for as many tasks at a time as `_slots` lets in.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import os
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +24,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flambeau import _slots
 from flambeau._columns import TensorColumns
+from flambeau._placement import Place, place_of_task
 from flambeau._program import OutputSpec, OutputTensor, instantiate, named_outputs
 from flambeau._weights import WeightsRef, load_into
 from flambeau.errors import DataError, FlambeauError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 KEPT_MODULES = 4
@@ -49,7 +54,8 @@ class Scorer:
     """All that a Python worker needs to score rows; it travels in the plan.
 
     `classes` is None, or how a classifier's output reads: `logits`, `log_probabilities` or `probabilities`.
-    `fields` are the classifier's wanted columns among prediction, rawPrediction and probability.
+    `fields` are the classifier's wanted columns among prediction, rawPrediction and probability. `device` is
+    the param; `gpu_tasks` is how many tasks of a machine use a GPU at a time.
     """
 
     programs: Mapping[str, bytes]
@@ -60,6 +66,8 @@ class Scorer:
     classes: str | None = None
     fields: Sequence[str] = ()
     sys_path: Sequence[str] = field(default=())
+    device: str = "auto"
+    gpu_tasks: int = _slots.NUM_SLOTS
 
     def score(self, batches: Iterator[Any]) -> Iterator[pa.Array]:
         """For each batch, a tuple of the inputs' columns in order, the array of its results."""
@@ -70,60 +78,82 @@ class Scorer:
                 sys.path.append(entry)
         # Spark runs one task a core and says in OMP_NUM_THREADS how many cores a task has.
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
-        _keep_freed_memory()
-        device = _device()
-        module = _module(self.programs, self.weights, device)
-        for batch in batches:
-            columns = batch if isinstance(batch, tuple) else (batch,)
-            yield self._score(module, device, columns)
+        place = place_of_task(self.device)
+        rows = map(self._rows, batches)
+        with closing(self._on_cpu(rows) if place is None else self._on_gpu(place, rows)) as outputs:
+            yield from map(self._array, outputs)
 
-    def _score(self, module: nn.Module, device: str, columns: Sequence[pa.Array]) -> pa.Array:
+    def _rows(self, batch: Any) -> Rows:
+        columns = batch if isinstance(batch, tuple) else (batch,)
+        return InputRows.of(self.inputs, columns), len(columns[0])
+
+    def _on_cpu(self, batches: Iterator[Rows]) -> Generator[list[Tensor]]:
+        _keep_freed_memory()
+        module = _module(self.programs, self.weights, "cpu")
+        for rows, num_rows in batches:
+            yield self._outputs(module, rows, num_rows)
+
+    def _on_gpu(self, place: Place, batches: Iterator[Rows]) -> Generator[list[Tensor]]:
+        """The same on a task's GPU, once that has a slot for the task."""
         import torch
 
-        rows = InputRows.of(self.inputs, columns)
-        with torch.inference_mode():
-            outputs = [tensor.to("cpu") for tensor in self._outputs(module, device, rows, len(columns[0]))]
-            if self.classes is not None:
+        from flambeau._gpu_scoring import GpuScoring, explained
+
+        device = place.device
+
+        def forward(inputs: Sequence[Tensor], num_rows: int) -> list[Tensor]:
+            return self._checked(module(*inputs), num_rows)
+
+        with _slots.held(place.uuid, self.gpu_tasks, place.task), explained(device, self.batch_size):
+            module = _module(self.programs, self.weights, device)
+            pinned = functools.partial(self._results, pin_memory=True)
+            yield from GpuScoring(device, self.batch_size, forward, pinned).results(batches)
+            # What torch keeps for batches to come takes memory from the tasks that have the next turn.
+            torch.cuda.empty_cache()
+
+    def _array(self, outputs: Sequence[Tensor]) -> pa.Array:
+        import torch
+
+        if self.classes is not None:
+            with torch.inference_mode():
                 return _class_columns(outputs[0], self.classes, self.fields)
         results = [_result(tensor, spec) for tensor, spec in zip(outputs, self.output.tensors, strict=True)]
         if self.output.single is not None:
             return results[0]
         return pa.StructArray.from_arrays(results, names=[str(spec.name) for spec in self.output.tensors])
 
-    def _outputs(
-        self, module: nn.Module, device: str, rows: Sequence[InputRows], num_rows: int
-    ) -> list[Tensor]:
+    def _outputs(self, module: nn.Module, rows: Sequence[InputRows], num_rows: int) -> list[Tensor]:
         """What the module returns for all rows, of the types that the results have.
 
         The module's own tensors are freed batch by batch, for the next one to lie in the same memory.
         """
         import torch
 
-        if num_rows == 0:
-            dtypes = [getattr(torch, spec.dtype) for spec in self.output.tensors]
-            return [
-                torch.empty((0, *spec.shape), dtype=self._dtype(spec, dtype))
-                for spec, dtype in zip(self.output.tensors, dtypes, strict=True)
-            ]
         joined: list[Tensor] = []
-        for start in range(0, num_rows, self.batch_size):
-            stop = min(start + self.batch_size, num_rows)
-            inputs = [part.tensor(start, stop).to(device, non_blocking=True) for part in rows]
-            found = self._checked(module(*inputs), stop - start)
-            if not joined:
-                joined = [
-                    torch.empty(
-                        (num_rows, *tensor.shape[1:]),
-                        dtype=self._dtype(spec, tensor.dtype),
-                        device=tensor.device,
-                    )
-                    for tensor, spec in zip(found, self.output.tensors, strict=True)
-                ]
-            for whole, tensor in zip(joined, found, strict=True):
-                whole[start:stop] = tensor
-        return joined
+        with torch.inference_mode():
+            for start in range(0, num_rows, self.batch_size):
+                stop = min(start + self.batch_size, num_rows)
+                found = self._checked(module(*[part.tensor(start, stop) for part in rows]), stop - start)
+                joined = joined or self._results(num_rows, [tensor.dtype for tensor in found])
+                for whole, tensor in zip(joined, found, strict=True):
+                    whole[start:stop] = tensor
+        return joined or self._results(0)
 
-    def _dtype(self, spec: OutputTensor, dtype: Any) -> Any:
+    def _results(
+        self, num_rows: int, dtypes: Sequence[torch.dtype] = (), pin_memory: bool = False
+    ) -> list[Tensor]:
+        """Tensors for the results of so many rows, given the types of the outputs; without, those that the
+        module had when it was trained.
+        """
+        import torch
+
+        given = dtypes or [getattr(torch, spec.dtype) for spec in self.output.tensors]
+        return [
+            torch.empty((num_rows, *spec.shape), dtype=self._dtype(spec, dtype), pin_memory=pin_memory)
+            for spec, dtype in zip(self.output.tensors, given, strict=True)
+        ]
+
+    def _dtype(self, spec: OutputTensor, dtype: torch.dtype) -> Any:
         """The type that results are made of, for an output of a dtype."""
         import torch
 
@@ -173,16 +203,29 @@ class InputRows:
         """The rows from `start` to `stop` in memory of their own, which torch aligns and the module may write
         to.
         """
+        tensor = self.empty(stop - start)
+        self.fill(tensor, start)
+        return tensor
+
+    def empty(self, num_rows: int, pin_memory: bool = False) -> Tensor:
+        """A tensor for so many rows."""
         import torch
 
         dtype = getattr(torch, str(self.columns[0].dtype))
-        tensor = torch.empty((stop - start, *self.shape), dtype=dtype)
+        return torch.empty((num_rows, *self.shape), dtype=dtype, pin_memory=pin_memory)
+
+    def fill(self, tensor: Tensor, start: int) -> None:
+        """Writes the rows from `start` on into a tensor, as many as it has."""
         # One column holds all of a row's numbers, several hold one each.
         width = math.prod(self.shape) // len(self.columns)
-        packed = tensor.numpy().reshape(stop - start, len(self.columns), width)
+        packed = tensor.numpy().reshape(len(tensor), len(self.columns), width)
+        stop = start + len(tensor)
         for index, column in enumerate(self.columns):
-            packed[:, index] = column[start * width : stop * width].reshape(stop - start, width)
-        return tensor
+            packed[:, index] = column[start * width : stop * width].reshape(len(tensor), width)
+
+
+Rows = tuple[Sequence[InputRows], int]
+"""A batch's inputs, and its number of rows."""
 
 
 def _values(array: pa.Array, name: str, tensor: TensorColumns, dtype: Any) -> np.ndarray[Any, Any]:
@@ -239,22 +282,6 @@ def _keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 32 << 20)
         mallopt(_M_TRIM_THRESHOLD, 64 << 20)
-
-
-def _device() -> str:
-    """The GPU that Spark gave this task, else one of the machine's by the task's number, else the CPU."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return "cpu"
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    given = context.resources().get("gpu") if context is not None else None
-    if given is not None and given.addresses:
-        return f"cuda:{int(given.addresses[0]) % torch.cuda.device_count()}"
-    number = context.partitionId() if context is not None else 0
-    return f"cuda:{number % torch.cuda.device_count()}"
 
 
 def _module(programs: Mapping[str, bytes], weights: WeightsRef, device: str) -> nn.Module:

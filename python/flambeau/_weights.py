@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
+from flambeau._workdir import private_directory
 from flambeau.errors import DataError, FlambeauError, ParamError, StoreError
 
 if TYPE_CHECKING:
@@ -310,11 +311,7 @@ def _fetched(ref: WeightsRef) -> Path:
 
 def cache_directory() -> Path:
     """Where fetched files are kept on this machine, for this user alone; they are named by their hash."""
-    folder = Path(tempfile.gettempdir()) / f"flambeau-cache-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise FlambeauError(f"{folder} belongs to another user; set TMPDIR to a directory of your own")
-    return folder
+    return private_directory("flambeau-cache")
 
 
 @contextmanager

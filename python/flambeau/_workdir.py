@@ -7,12 +7,14 @@ were made at, so that what a crash left behind is known by its age.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import secrets
 import tempfile
 import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from flambeau.errors import FlambeauError
@@ -34,6 +36,19 @@ def temporary_directory() -> str:
         if _temporary is None:
             _temporary = tempfile.TemporaryDirectory(prefix="flambeau-")
         return _temporary.name
+
+
+def private_directory(name: str) -> Path:
+    """A directory of this machine for this user alone, made where it is missing, which all of the user's
+    processes know.
+
+    Raises FlambeauError where another user has one of that name.
+    """
+    folder = Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise FlambeauError(f"{folder} belongs to another user; set TMPDIR to a directory of your own")
+    return folder
 
 
 def new_id() -> str:

@@ -13,6 +13,7 @@ from pyspark.ml import Model
 from pyspark.ml.param import Params
 from pyspark.ml.util import MLReadable, MLWritable
 
+from flambeau import _slots
 from flambeau._columns import (
     TensorColumns,
     expressions,
@@ -281,7 +282,8 @@ class TorchModel(
             from flambeau import _native_scoring
 
             return _native_scoring.transform(self, dataset)
-        score = self._udf(tensors, [param for param, _ in outputs], len(columns))(*columns)
+        gpu_tasks = _slots.num_slots(dataset.sparkSession)
+        score = self._udf(tensors, [param for param, _ in outputs], len(columns), gpu_tasks)(*columns)
         return self._add_outputs(dataset, score, F.col)
 
     def _columns_of(self, dataset: DataFrame) -> tuple[list[Column], list[TensorColumns]]:
@@ -312,7 +314,9 @@ class TorchModel(
                 columns.append(whole_arrays(column, name, schema[name].dataType))
         return columns, tensors
 
-    def _udf(self, tensors: Sequence[TensorColumns], wanted: Sequence[str], num_columns: int) -> Any:
+    def _udf(
+        self, tensors: Sequence[TensorColumns], wanted: Sequence[str], num_columns: int, gpu_tasks: int
+    ) -> Any:
         from flambeau._scoring import Scorer
         from flambeau._udf import scalar_udf
 
@@ -326,6 +330,8 @@ class TorchModel(
             classes=self._classes if self._class_fields else None,
             fields=tuple(name.removesuffix("Col") for name in wanted) if self._class_fields else (),
             sys_path=tuple(sys.path),
+            device=self.getDevice(),
+            gpu_tasks=gpu_tasks,
         )
         return scalar_udf(scorer, self._result_type(wanted), num_columns)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,16 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+from flambeau._placement import visible
+
 PACKAGE = Path(__file__).resolve().parents[1]
 _START_SECONDS = 90
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what needs a GPU where there is none, and says why."""
+    if item.get_closest_marker("gpu") is not None and not visible().uuids:
+        pytest.skip(f"SKIPPED: no GPU: {visible().reason}")
 
 
 def _environment() -> dict[str, str]:
@@ -61,7 +70,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def connect_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session of a Spark Connect server of its own process, on `local[2]`."""
+    """A session of a Spark Connect server on `local[2]`."""
+    with connect_server(tmp_path_factory.mktemp("connect")) as session:
+        yield session
+
+
+@contextmanager
+def connect_server(directory: Path, **more: str) -> Iterator[SparkSession]:
+    """A session of a Spark Connect server of its own process, with further settings by their names."""
     pytest.importorskip("grpc")
     from pyspark import __version__ as version
 
@@ -70,9 +86,9 @@ def connect_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkS
     from pyspark.find_spark_home import _find_spark_home
     from pyspark.sql.connect.session import SparkSession
 
-    directory = tmp_path_factory.mktemp("connect")
     port = _free_port()
     settings = _settings(directory) | {
+        **more,
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
     }
