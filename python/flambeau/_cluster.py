@@ -14,7 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import uuid4
 
 from flambeau._workdir import WorkDirectory, new_id, temporary_directory
@@ -24,10 +24,12 @@ from flambeau.errors import ClusterError, FlambeauError, ParamError, StoreError
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark import SparkContext
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
 log = logging.getLogger("flambeau")
 
+_EXECUTOR_GPUS = "spark.executor.resource.gpu.amount"
 _SLOT_POLL_SECONDS = 1.0
 _REGISTRATION_SECONDS = 30.0
 _CANCEL_SECONDS = 60.0
@@ -62,23 +64,28 @@ def shares_machine(spark: SparkSession) -> bool:
     return setting(spark, "spark.master").startswith("local")
 
 
-def check_slots(spark: SparkSession, num_workers: int, wait: float) -> None:
-    """Waits up to `wait` seconds for as many task slots as there are workers.
+def check_slots(spark: SparkSession, num_workers: int, wait: float, num_gpus: int = 0) -> None:
+    """Waits up to `wait` seconds for as many task slots as there are workers, with `num_gpus` GPUs for each.
 
     Raises ClusterError, with the numbers, where they don't come; and at once where dynamic allocation is on,
-    which Spark refuses in barrier stages. Executors of a session that has just started are waited for too.
+    which Spark refuses in barrier stages, and where Spark cannot assign GPUs that it is asked for. Executors
+    of a session that has just started are waited for too.
     """
+    if num_gpus:
+        _check_gpus(spark)
     if setting(spark, "spark.dynamicAllocation.enabled") == "true" and not is_local(spark):
         raise ClusterError(
             "spark.dynamicAllocation.enabled is true, and Spark runs no barrier stage with it: "
             f"set it to false and ask for the executors that {num_workers} workers need"
         )
     deadline = time.monotonic() + max(wait, _starting_seconds(spark))
-    while (slots := count_slots(spark)) < num_workers:
+    while (slots := count_slots(spark, num_gpus)) < num_workers:
         if time.monotonic() >= deadline:
             waited = f" after {wait:g} s (slotTimeout)" if wait else ""
+            share = _gpus_of_task(spark, num_gpus)
+            gpus = f" of {share:g} GPUs each" if share else ""
             raise ClusterError(
-                f"numWorkers is {num_workers} and the cluster has {slots} task slots{waited}: "
+                f"numWorkers is {num_workers} and the cluster has {slots} task slots{gpus}{waited}: "
                 f"lower numWorkers, add executors, or lower spark.task.cpus; "
                 f"slotTimeout waits for executors that are still starting"
             )
@@ -93,9 +100,11 @@ def _starting_seconds(spark: SparkSession) -> float:
     return max(0.0, context.startTime / 1000 + _REGISTRATION_SECONDS - time.time())
 
 
-def count_slots(spark: SparkSession) -> int:
-    """Tasks that can run at once: exact on classic Spark and in local mode, else estimated from a range's
-    partitions.
+def count_slots(spark: SparkSession, num_gpus: int = 0) -> int:
+    """Tasks that can run at once, with `num_gpus` GPUs each where that is not 0, else with those that
+    `spark.task.resource.gpu.amount` gives them.
+
+    Exact on classic Spark and in local mode, else estimated from a range's partitions.
     """
     cpus = int(setting(spark, "spark.task.cpus", "1"))
     master = setting(spark, "spark.master")
@@ -106,19 +115,59 @@ def count_slots(spark: SparkSession) -> int:
     if context is not None and local:
         jvm: Any = context._jvm
         return int(jvm.Runtime.getRuntime().availableProcessors()) // cpus
+    several = re.match(r"local-cluster\[\s*\d+\s*,\s*(\d+)\s*,", master)
+    cores = int(several.group(1) if several else setting(spark, "spark.executor.cores", "0"))
     if context is not None:
-        cores = setting(spark, "spark.executor.cores")
-        several = re.match(r"local-cluster\[\s*\d+\s*,\s*(\d+)\s*,", master)
-        cores = several.group(1) if several else cores
-        if cores:
-            # One of the infos is the driver's own.
-            executors = len(context._jsc.sc().statusTracker().getExecutorInfos()) - 1
-            return executors * (int(cores) // cpus)
-        return context.defaultParallelism // cpus
-    from pyspark.sql import functions as F
+        # One of the infos is the driver's own.
+        executors = len(context._jsc.sc().statusTracker().getExecutorInfos()) - 1
+        slots = executors * (cores // cpus) if cores else context.defaultParallelism // cpus
+    else:
+        from pyspark.sql import functions as F
 
-    many = spark.range(0, 1 << 20).select(F.spark_partition_id().alias("p")).distinct().count()
-    return int(many) // cpus
+        many = spark.range(0, 1 << 20).select(F.spark_partition_id().alias("p")).distinct().count()
+        # Where an executor's cores are not told, each slot may be an executor's.
+        executors = int(many) // cores if cores else int(many)
+        slots = int(many) // cpus
+    share = _gpus_of_task(spark, num_gpus)
+    gpus = int(setting(spark, _EXECUTOR_GPUS, "0"))
+    return min(slots, executors * _tasks_on(gpus, share)) if gpus and share else slots
+
+
+def gpu_profile(spark: SparkSession) -> ResourceProfile:
+    """What asks Spark for one GPU for each task of a stage, on the executors that there are."""
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+    requests = TaskResourceRequests().cpus(int(setting(spark, "spark.task.cpus", "1"))).resource("gpu", 1)
+    profile: Any = ResourceProfileBuilder().require(requests).build
+    return cast("ResourceProfile", profile)
+
+
+def _check_gpus(spark: SparkSession) -> None:
+    """Raises ClusterError where Spark cannot assign a GPU to each task of a stage."""
+    import pyspark
+
+    version = min(pyspark.__version__, spark.version, key=lambda text: int(text.split(".")[0]))
+    if is_local(spark):
+        lack = "Spark assigns no GPUs in local mode"
+    elif int(version.split(".")[0]) < 4:
+        lack = f"Spark {version} takes no resource profile for the tasks of a DataFrame, as 4.0 does"
+    elif not setting(spark, _EXECUTOR_GPUS):
+        lack = f"{_EXECUTOR_GPUS} is not set, so that Spark knows of no GPUs"
+    else:
+        return
+    raise ClusterError(
+        f"numGpusPerWorker is 1, but {lack}: leave it at 0, and each worker takes a GPU of its machine"
+    )
+
+
+def _gpus_of_task(spark: SparkSession, num_gpus: int) -> float:
+    """How many GPUs Spark assigns to a task; a part of one where several tasks share it."""
+    return num_gpus or float(setting(spark, "spark.task.resource.gpu.amount", "0"))
+
+
+def _tasks_on(gpus: int, share: float) -> int:
+    """How many tasks have GPUs at once, as Spark counts: parts are of one GPU."""
+    return gpus * int(1 / share) if share < 1 else gpus // int(share)
 
 
 def interruptible(spark: SparkSession, action: Callable[[], T]) -> T:

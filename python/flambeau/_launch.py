@@ -62,9 +62,16 @@ class RankRequest(Protocol):
         """The directory where the ranks meet; None where they meet through Spark."""
 
     def run(
-        self, rank: int, world_size: int, all_gather: Callable[[bytes], list[bytes]], bind_address: str
+        self,
+        rank: int,
+        world_size: int,
+        all_gather: Callable[[bytes], list[bytes]],
+        bind_address: str,
+        gpu_addresses: Sequence[str] | None = None,
     ) -> RankOutcome:
-        """Trains a rank in the task and says how it ended; raises nothing."""
+        """Trains a rank in the task and says how it ended; raises nothing. `gpu_addresses` are the GPUs that
+        Spark assigned to the task, None where it assigned none.
+        """
 
 
 class Payload(Protocol):
@@ -87,7 +94,8 @@ class Launch:
     """A training that is ready to run.
 
     `job` is the training job without its `attempt`; `visible` says whether this process reads the work
-    directory; `watch` makes what shows an attempt's progress, given the attempt's id.
+    directory; `watch` makes what shows an attempt's progress, given the attempt's id; `num_gpus` is how many
+    GPUs Spark is asked for with each worker.
     """
 
     spark: SparkSession
@@ -99,6 +107,7 @@ class Launch:
     slot_timeout: float
     visible: bool
     watch: Callable[[str], AbstractContextManager[Any]]
+    num_gpus: int = 0
     id: str = field(default_factory=new_id)
     attempts: list[str] = field(default_factory=list)
     """The ids of the attempts that were made, newest last."""
@@ -144,7 +153,7 @@ class Launch:
             placed,
             _cluster.shares_machine(self.spark),
         )
-        outcomes = run_stage(self.spark, request, self.num_workers)
+        outcomes = run_stage(self.spark, request, self.num_workers, self.num_gpus)
         failed = first_cause(outcomes)
         if failed is None:
             results = {outcome.rank: json.loads(outcome.result_json or "{}") for outcome in outcomes}
@@ -180,8 +189,9 @@ class Launch:
         return found
 
     def _await_slots(self, lost: Exception) -> None:
+        wait = max(self.slot_timeout, _RECOVERY_SECONDS)
         try:
-            _cluster.check_slots(self.spark, self.num_workers, max(self.slot_timeout, _RECOVERY_SECONDS))
+            _cluster.check_slots(self.spark, self.num_workers, wait, self.num_gpus)
         except ClusterError as error:
             raise error from lost
 
@@ -196,15 +206,19 @@ class _Lost(Exception):
         self.error = error
 
 
-def run_stage(spark: SparkSession, request: RankRequest, num_workers: int) -> list[RankOutcome]:
+def run_stage(
+    spark: SparkSession, request: RankRequest, num_workers: int, num_gpus: int = 0
+) -> list[RankOutcome]:
     """Runs one barrier stage with a task for each rank and returns how each ended, by rank.
 
-    Waits for as long as the training takes. Raises _Lost where Spark lost a
-    worker, and EnvironmentMismatchError where the workers' Python has no flambeau.
+    With `num_gpus` of 1 Spark assigns a GPU to each task. Waits for as long as the training takes. Raises
+    _Lost where Spark lost a worker, and EnvironmentMismatchError where the workers' Python has no flambeau.
     """
     task = rank_task(request)
+    # Spark 3.5 knows no such argument.
+    profile: dict[str, Any] = {"profile": _cluster.gpu_profile(spark)} if num_gpus else {}
     stage = spark.range(0, num_workers, 1, num_workers).mapInArrow(
-        task, "rank int, outcome binary", barrier=True
+        task, "rank int, outcome binary", barrier=True, **profile
     )
     try:
         rows = stage.collect()
@@ -240,7 +254,9 @@ def rank_task(request: RankRequest) -> Callable[[Iterable[pa.RecordBatch]], Iter
         rank, place = context.partitionId(), request.meeting_place
         rendezvous = StageRendezvous(MeetingPlace(place, rank, len(addresses)) if place else context)
         address = bind_address(addresses, rank)
-        outcome = request.run(rank, len(addresses), rendezvous.all_gather, address)
+        gpus = context.resources().get("gpu")
+        given = None if gpus is None else gpus.addresses
+        outcome = request.run(rank, len(addresses), rendezvous.all_gather, address, given)
         rendezvous.leave()
         yield pyarrow.RecordBatch.from_pydict(
             {"rank": pyarrow.array([rank], "int32"), "outcome": [pickle.dumps(outcome)]}

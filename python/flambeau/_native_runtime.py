@@ -64,13 +64,19 @@ class NativeRequest:
     """The directory where the ranks meet; None where they meet through Spark."""
 
     def run(
-        self, rank: int, world_size: int, all_gather: Callable[[bytes], list[bytes]], bind_address: str
+        self,
+        rank: int,
+        world_size: int,
+        all_gather: Callable[[bytes], list[bytes]],
+        bind_address: str,
+        gpu_addresses: Sequence[str] | None = None,
     ) -> RankOutcome:
         """Trains rank `rank` of `world_size` in a child process and says how it ended; no exception leaves
         it.
 
-        `all_gather` is called at most once, from this thread, and may wait. Waits for as long as the training
-        takes; the child's own waits are bounded by the job's `timeout`.
+        `all_gather` is called at most once, from this thread, and may wait. `gpu_addresses` are the GPUs that
+        Spark assigned to the task, None where it assigned none. Waits for as long as the training takes; the
+        child's own waits are bounded by the job's `timeout`.
         """
         host = socket.gethostname()
         try:
@@ -83,7 +89,7 @@ class NativeRequest:
                     "secret": base64.b64encode(self.secret).decode(),
                     "transport": self.transport,
                 }
-                with Child(libtorch_of(self.libtorch)) as child:
+                with Child(libtorch_of(self.libtorch), gpu_addresses) as child:
                     return _converse(child, start, rank, host, all_gather)
         except BaseException as error:
             kind = "environment" if isinstance(error, EnvironmentMismatchError) else "internal"
@@ -142,10 +148,12 @@ def libtorch_of(given: str | None) -> str | None:
 class Child:
     """A running `flambeau-worker` and the lines spoken with it. Leaving the context ends it."""
 
-    def __init__(self, libtorch: str | None) -> None:
+    def __init__(self, libtorch: str | None, gpu_addresses: Sequence[str] | None = None) -> None:
         command = [str(binary()), "train", "--launcher"]
         if libtorch is not None:
             command += ["--libtorch", libtorch]
+        if gpu_addresses is not None:
+            command += ["--gpus", ",".join(gpu_addresses)]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
         self.last_lines: deque[str] = deque(maxlen=_NUM_LINES)

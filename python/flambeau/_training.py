@@ -129,7 +129,8 @@ class Training:
         _native.validate_job(json.dumps(draft))
         work = _cluster.work_directory(spark, estimator.getWorkDir(), store_options(spark))
         program = program_of(estimator, spark)
-        _cluster.check_slots(spark, estimator.getNumWorkers(), estimator.getSlotTimeout())
+        num_gpus = estimator.getNumGpusPerWorker()
+        _cluster.check_slots(spark, estimator.getNumWorkers(), estimator.getSlotTimeout(), num_gpus)
         return cls(estimator, spark, program, work)
 
     def columns(self, schema: StructType) -> DataColumns:
@@ -191,6 +192,7 @@ class Training:
             slot_timeout=estimator.getSlotTimeout(),
             visible=visible,
             watch=lambda attempt: Progress(self.work, attempt, visible, estimator.getVerbose()),
+            num_gpus=estimator.getNumGpusPerWorker(),
         )
         try:
             result = launch.run()

@@ -12,7 +12,7 @@ import platform
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,10 +45,15 @@ class WorkerRequest:
     """The directory where the ranks meet; None where they meet through Spark."""
 
     def run(
-        self, rank: int, world_size: int, all_gather: Callable[[bytes], list[bytes]], bind_address: str
+        self,
+        rank: int,
+        world_size: int,
+        all_gather: Callable[[bytes], list[bytes]],
+        bind_address: str,
+        gpu_addresses: Sequence[str] | None = None,
     ) -> RankOutcome:
         """As `run_rank`."""
-        return run_rank(self, rank, world_size, all_gather, bind_address)
+        return run_rank(self, rank, world_size, all_gather, bind_address, gpu_addresses)
 
 
 @dataclass(frozen=True)
@@ -96,15 +101,19 @@ def run_rank(
     world_size: int,
     all_gather: Callable[[bytes], list[bytes]],
     bind_address: str,
+    gpu_addresses: Sequence[str] | None = None,
 ) -> RankOutcome:
     """Trains rank `rank` of `world_size` and says how it ended; no exception leaves it, whatever happens.
 
     `all_gather` is called at most once, from this thread, and may wait. `bind_address` is the IP address that
-    the other ranks reach this process at. Waits are bounded by the job's `timeout`.
+    the other ranks reach this process at. `gpu_addresses` are the GPUs that the scheduler assigned to the
+    rank: ordinals among those that the process sees, or UUIDs; None where it assigned none. Waits are bounded
+    by the job's `timeout`.
     """
     host = socket.gethostname()
     try:
-        return RankOutcome(rank, host, True, _train(request, rank, world_size, all_gather, bind_address))
+        result = _train(request, rank, world_size, all_gather, bind_address, gpu_addresses)
+        return RankOutcome(rank, host, True, result)
     except RankFailure as failure:
         exception = failure.__cause__ or failure
         return failed_outcome(
@@ -120,6 +129,7 @@ def _train(
     world_size: int,
     all_gather: Callable[[bytes], list[bytes]],
     bind_address: str,
+    gpu_addresses: Sequence[str] | None,
 ) -> str:
     for directory in request.sys_path:
         if directory not in sys.path:
@@ -156,6 +166,7 @@ def _train(
             bind_address,
             adapter,
             request.transport,
+            None if gpu_addresses is None else list(gpu_addresses),
         )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 import pytest
+from conftest import connect_server
 from pyspark.sql import SparkSession
 
 from flambeau import ClusterError, FlambeauError, ParamError, WorkerError, WorkerLost, _cluster, _launch
@@ -229,7 +230,7 @@ def test_only_lost_workers_are_tried_again(spark: SparkSession, monkeypatch: pyt
     requests: list[dict[str, Any]] = []
     answers: list[Any] = []
 
-    def stage(_: SparkSession, request: WorkerRequest, num_workers: int) -> list[RankOutcome]:
+    def stage(_: SparkSession, request: WorkerRequest, num_workers: int, gpus: int) -> list[RankOutcome]:
         requests.append(json.loads(request.job_json)["attempt"] | {"secret": request.secret})
         answer = answers.pop(0)
         if isinstance(answer, Exception):
@@ -258,3 +259,63 @@ def test_only_lost_workers_are_tried_again(spark: SparkSession, monkeypatch: pyt
     with pytest.raises(WorkerLost):
         launch(spark, 2).run()
     assert len(requests) == 3
+
+
+def test_gpus_are_refused_where_spark_assigns_none(any_spark: SparkSession) -> None:
+    text = r"numGpusPerWorker is 1, but Spark assigns no GPUs in local mode: leave it at 0"
+    with pytest.raises(ClusterError, match=text):
+        _cluster.check_slots(any_spark, 1, 0, num_gpus=1)
+
+
+@pytest.mark.parametrize(
+    ("version", "gpus", "expected"),
+    [
+        ("3.5.6", "1", r"Spark 3\.5\.6 takes no resource profile"),
+        ("4.1.4", "", r"spark\.executor\.resource\.gpu\.amount is not set"),
+    ],
+)
+def test_what_keeps_a_cluster_from_assigning_gpus(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, version: str, gpus: str, expected: str
+) -> None:
+    settings = {"spark.master": "spark://a:7077", "spark.executor.resource.gpu.amount": gpus}
+    monkeypatch.setattr(_cluster, "setting", lambda _, name, default="": settings.get(name) or default)
+    monkeypatch.setattr(spark, "version", version)
+    with pytest.raises(ClusterError, match=expected):
+        _cluster.check_slots(spark, 1, 0, num_gpus=1)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "share", "expected"), [(4, 1, 4), (4, 2, 2), (5, 2, 2), (1, 0.5, 2), (2, 0.3, 6), (1, 0.25, 4)]
+)
+def test_tasks_that_have_gpus_at_once(gpus: int, share: float, expected: int) -> None:
+    assert _cluster._tasks_on(gpus, share) == expected
+
+
+def test_gpus_reach_the_ranks_of_a_connect_session(connect: SparkSession, tmp_path: Path) -> None:
+    script = tmp_path / "discover"
+    script.write_text('#!/bin/sh\necho \'{"name": "gpu", "addresses": ["GPU-a", "GPU-b"]}\'\n')
+    script.chmod(0o755)
+    cluster = {
+        "spark.master": "local-cluster[1,2,1024]",
+        "spark.worker.resource.gpu.amount": "2",
+        "spark.worker.resource.gpu.discoveryScript": str(script),
+        "spark.executor.resource.gpu.amount": "2",
+    }
+    with connect_server(tmp_path, **cluster) as session:
+
+        def given() -> list[str]:
+            _cluster.check_slots(session, 2, 30, num_gpus=1)
+            outcomes = _launch.run_stage(session, TellsItsGpus(), 2, num_gpus=1)
+            return [outcome.result_json or "" for outcome in outcomes]
+
+        assert sorted(_cluster.interruptible(session, given)) == ["GPU-a", "GPU-b"]
+
+
+class TellsItsGpus:
+    """A request whose ranks train nothing and answer with the GPU that they were given."""
+
+    meeting_place = None
+
+    def run(self, rank: int, world_size: int, all_gather: Any, bind_address: str, gpus: Any) -> RankOutcome:
+        [gpu] = gpus
+        return RankOutcome(rank, "host", True, gpu)
