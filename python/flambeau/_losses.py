@@ -289,7 +289,7 @@ def _weight_facts(weight: Tensor | None) -> HostFacts:
     return HostFacts(denominator=None if weight is None else _sum(weight))
 
 
-def _reducing(module: nn.Module, reduction: str) -> Callable[..., Tensor]:
+def _reducing(module: nn.Module, reduction: str) -> nn.Module:
     """The same loss module with another reduction; the user's stays as it is."""
     clone: Any = copy.copy(module)
     clone.reduction = reduction
