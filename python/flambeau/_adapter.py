@@ -90,6 +90,8 @@ class ModuleModel:
         """What is called in training."""
         self._device: torch.device | None = None
         """The GPU, None on the CPU."""
+        self._through_host = False
+        """Whether gradients on a device are reduced in main memory, as compressed ones are."""
         self._copier: BatchCopier | None = None
         self._host_copies: list[tuple[Tensor, Tensor]] = []
         """What `tensors` gave last, of tensors on a GPU: each with its copy in main memory."""
@@ -155,7 +157,8 @@ class ModuleModel:
         for parameter in self._parameters:
             parameter.grad = None
         self._views.clear()
-        if self._device is None:
+        self._through_host = self._device is not None and not reducer.on_device
+        if self._device is None or self._through_host:
             self._bucket_tensors = [from_dlpack(capsule) for capsule in reducer.buckets()]
         for index, parameter in enumerate(self._parameters):
             bucket, offset = reducer.view(index)
@@ -166,7 +169,7 @@ class ModuleModel:
         self._reducer = reducer
         while self._hooks:
             self._hooks.pop().remove()
-        if len(self._bucket_tensors) > 1:
+        if len(self._bucket_tensors) > 1 and not self._through_host:
             for index, parameter in enumerate(self._parameters):
                 hook = self._hook(index, self._views[index], reducer.mark_ready)
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
@@ -236,7 +239,8 @@ class ModuleModel:
     def _gather(self, reducer: GradientReducer) -> None:
         """What the hooks do, for all parameters at once after backward.
 
-        With one bucket there is nothing to overlap, and a hook costs several times as much a parameter.
+        With one bucket there is nothing to overlap, and a hook costs several times as much a parameter. On
+        the way through main memory `.grad` stays on the device, where later micro-steps accumulate.
         """
         ready, views, gradients = [], [], []
         for index, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
@@ -248,7 +252,8 @@ class ModuleModel:
                     raise self._sparse(index)
                 views.append(view)
                 gradients.append(gradient)
-                parameter.grad = view
+                if not self._through_host:
+                    parameter.grad = view
             ready.append(index)
         if views:
             torch._foreach_copy_(views, gradients)
@@ -365,7 +370,9 @@ class ModuleModel:
         passes it over.
         """
         parameters = self._parameters
-        if used is None and not self._is_whole:
+        if self._through_host:
+            self._fetch_gradients(used)
+        elif used is None and not self._is_whole:
             for parameter, view in zip(parameters, self._views, strict=True):
                 if parameter.grad is None:
                     parameter.grad = view
@@ -377,6 +384,12 @@ class ModuleModel:
             self._learning_rate = learning_rate
         self._step()
         self._drop_gradients()
+
+    def _fetch_gradients(self, used: Sequence[bool] | None) -> None:
+        """Brings the reduced gradients back from main memory."""
+        for index, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
+            is_used = used is None or used[index]
+            parameter.grad = view.to(parameter.device, copy=True) if is_used else None
 
     def skip_step(self) -> None:
         """In place of `optimizer_step` where the gradients overflowed."""

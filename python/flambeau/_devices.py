@@ -62,7 +62,7 @@ class Rows:
 class BatchCopier:
     """Copies batches to a device on a stream of its own, beside what the module does there.
 
-    To a GPU by way of pinned memory, since CUDA has the host wait for copies from any other. The CPU counts as
+    To a GPU by way of pinned memory: CUDA has the host wait for copies from any other. The CPU counts as
     a device with one stream, as in `torch.cpu`.
     """
 

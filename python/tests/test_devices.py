@@ -32,9 +32,14 @@ DEVICES = [
 class OneRank:
     """The reducer of a training on one rank: nothing to add up."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
+    def __init__(self, sizes: Sequence[int], on_device: bool) -> None:
         self._starts = [sum(sizes[:index]) for index in range(len(sizes))]
+        self.on_device = on_device
+        self.bucket = torch.zeros(sum(sizes))
         self.ready: list[int] = []
+
+    def buckets(self) -> list[object]:
+        return [to_dlpack(self.bucket)]
 
     def view(self, index: int) -> tuple[int, int]:
         return 0, self._starts[index]
@@ -44,15 +49,16 @@ class OneRank:
 
 
 def occupied(
-    module: nn.Module, loss: object, device: torch.device, metrics: object = None
+    module: nn.Module, loss: object, device: torch.device, metrics: object = None, through_host: bool = False
 ) -> _adapter.ModuleModel:
-    """An adapter on a device, attached to a reducer of one rank."""
+    """An adapter on a device, attached to a reducer of one rank with buckets there or in main memory."""
     program = {"model": module, "loss": loss, "optimizer": torch.optim.Adam, "metrics": metrics}
     adapter = _adapter.ModuleModel(program, [("x", ["x"])])
     adapter.occupy(device)
     sizes = [numel for _, numel, _, _ in adapter.parameters()]
-    adapter.allocate_buckets([("float32", sum(sizes))])
-    adapter.attach(OneRank(sizes))  # type: ignore[arg-type]
+    if not through_host:
+        adapter.allocate_buckets([("float32", sum(sizes))])
+    adapter.attach(OneRank(sizes, not through_host))  # type: ignore[arg-type]
     return adapter
 
 
@@ -118,6 +124,41 @@ def test_a_batch_on_a_device_is_trained_as_a_plain_loop_does(
     reference.eval()
     value, expected_denominator = plain(reference(x), [y], w, 6)
     assert evaluated[0] == pytest.approx(value.item() * expected_denominator, rel=1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_go_through_main_memory_and_back(device: torch.device) -> None:
+    adapter = occupied(network(1), "mse", device, through_host=True)
+    reference = network(1).to(device)
+    optimizer = torch.optim.Adam(reference.parameters())
+    for _ in range(3):
+        for _ in range(2):  # micro-steps
+            x, y = torch.randn(6, 4), torch.randn(6)
+            adapter.train_staged(adapter.stage([to_dlpack(x)], [to_dlpack(y)], None, 6), 12.0, 1.0)
+            (nn.functional.mse_loss(reference(x.to(device)).squeeze(1), y.to(device)) / 2).backward()
+        bucket = adapter._bucket_tensors[0]
+        expected = torch.cat([parameter.grad.reshape(-1) for parameter in reference.parameters()])
+        assert bucket.device.type == "cpu"
+        torch.testing.assert_close(bucket, expected.cpu())
+        # What the ranks make of it is what the optimizer steps on.
+        bucket.mul_(0.5)
+        for parameter in reference.parameters():
+            parameter.grad.mul_(0.5)
+        adapter.optimizer_step(None, None)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert all(parameter.grad is None for parameter in adapter.module.parameters())
+    for own, other in zip(adapter.module.parameters(), reference.parameters(), strict=True):
+        assert own.device == other.device
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+    staged = adapter.stage([to_dlpack(x)], [to_dlpack(y)], None, 6)
+    adapter.train_staged(staged, 6.0, 1.0)
+    before = [parameter.clone() for parameter in adapter.module.parameters()]
+    used = [False] * len(before)
+    used[0] = True
+    adapter.optimizer_step(used, None)
+    changed = [not torch.equal(a, b) for a, b in zip(before, adapter.module.parameters(), strict=True)]
+    assert changed == used
 
 
 @pytest.mark.parametrize("device", DEVICES)

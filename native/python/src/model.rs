@@ -157,6 +157,10 @@ impl Model for PyModel {
         })
     }
 
+    fn reduces_in_main_memory(&self) -> bool {
+        true
+    }
+
     fn looks_ahead(&self) -> bool {
         self.device != Device::Cpu
     }

@@ -29,6 +29,12 @@ impl PyGradientReducer {
             .collect()
     }
 
+    /// Whether the buckets lie on a device, in tensors of the adapter's, rather than in main memory.
+    #[getter]
+    fn on_device(&self) -> bool {
+        self.reducer.is_on_device()
+    }
+
     /// Where the gradient of parameter `index` lies: bucket and element in it.
     fn view(&self, index: usize) -> PyResult<(usize, usize)> {
         let parameters = self.reducer.parameters();

@@ -74,7 +74,7 @@ pub(crate) struct Accelerator {
 
 /// Where a rank trains, and what the user should know of that.
 pub(crate) struct Placement {
-    /// None on the CPU.
+    /// Where gradients are reduced on a GPU. None on the CPU, and where they are compressed, which is done in main memory.
     pub(crate) accelerator: Option<Accelerator>,
     pub(crate) warning: Option<String>,
 }
@@ -97,14 +97,14 @@ pub(crate) fn occupy(
         });
     };
     if params.gradient_compression != GradientCompression::None {
-        let value = serde_json::to_string(&params.gradient_compression).expect("a name is JSON");
-        return Err(JobError::Invalid {
-            param: "gradientCompression".into(),
-            value,
-            allowed: "none where GPUs train: NCCL sends their gradients as they are; or set device to cpu"
-                .into(),
+        if !model.reduces_in_main_memory() {
+            return Err(refused_compression(params).into());
         }
-        .into());
+        model.to_device(index).map_err(Cause::Model)?;
+        return Ok(Placement {
+            accelerator: None,
+            warning,
+        });
     }
     let runtime = gpus.devices.open(index)?;
     let stream = model.to_device(index).map_err(Cause::Model)?;
@@ -121,6 +121,14 @@ pub(crate) fn occupy(
         }),
         warning,
     })
+}
+
+fn refused_compression(params: &TrainingParams) -> JobError {
+    JobError::Invalid {
+        param: "gradientCompression".into(),
+        value: serde_json::to_string(&params.gradient_compression).expect("a name is JSON"),
+        allowed: "none where GPUs train in the native runtime; or set device to cpu".into(),
+    }
 }
 
 /// This rank's GPU by its number, or the CPU, with what the user should know of that.

@@ -27,7 +27,7 @@ pub struct ParameterInfo {
     pub num_rows: usize,
     /// Type of its elements; one of the floating types.
     pub dtype: DType,
-    /// Where it lies, and so where its gradients are reduced.
+    /// Where its gradients are reduced: where it lies, or main memory.
     pub device: Device,
 }
 
@@ -177,7 +177,8 @@ pub struct EpochReport<'a> {
 /// [`evaluate_batch`].
 ///
 /// A model begins on the CPU. One that [`check_cuda`] says may be moved, once, by [`to_device`]; the methods that say so are
-/// called of such a model alone, and its gradients stay on the device, in the tensors of [`allocate_buckets`].
+/// called of such a model alone, and its gradients stay on the device, in the tensors of [`allocate_buckets`], unless
+/// they are to be reduced in main memory.
 ///
 /// [`train_batch`]: Model::train_batch
 /// [`evaluate_batch`]: Model::evaluate_batch
@@ -203,6 +204,11 @@ pub trait Model {
     /// its work runs on from then on.
     fn to_device(&mut self, index: u32) -> Result<Stream, ModelError> {
         Err(on_cpu_only(&format!("moved to cuda:{index}")))
+    }
+
+    /// Whether, on a device, it may also be attached to a reducer whose buckets lie in main memory.
+    fn reduces_in_main_memory(&self) -> bool {
+        false
     }
 
     /// Whether batches are to be [`stage`](Model::stage)d one ahead of the one that is trained on.

@@ -207,6 +207,11 @@ impl GradientReducer {
         &self.layout
     }
 
+    /// Whether its buckets lie on a device.
+    pub fn is_on_device(&self) -> bool {
+        self.buckets.host().is_none()
+    }
+
     /// Where the gradient of parameter `index` lies.
     pub fn view(&self, index: usize) -> View {
         self.layout.views[index]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use flambeau_collective::{DType, ProcessGroup};
+use flambeau_collective::{DType, Device, ProcessGroup};
 use flambeau_data::BatchReader;
 
 use crate::compression::CompressionState;
@@ -66,7 +66,7 @@ impl Stopwatch {
 pub(crate) struct Stepper<'a> {
     pub(crate) model: &'a mut dyn Model,
     group: ProcessGroup,
-    /// Where the model is, if not on the CPU.
+    /// Where gradients are reduced, if not in main memory.
     accelerator: Option<Accelerator>,
     reducer: Arc<GradientReducer>,
     staging: Staging,
@@ -322,17 +322,22 @@ impl<'a> Stepper<'a> {
     }
 }
 
-/// A reducer for the model where it is, to which the model is attached.
+/// A reducer for the model's gradients, to which the model is attached.
 fn make_reducer(
     model: &mut dyn Model,
     group: &ProcessGroup,
     accelerator: Option<&Accelerator>,
-    parameters: Vec<ParameterInfo>,
+    mut parameters: Vec<ParameterInfo>,
     order: Option<&[usize]>,
     options: ReducerOptions,
 ) -> Result<Arc<GradientReducer>, Cause> {
     let reducer = match accelerator {
-        None => GradientReducer::new(group.clone(), parameters, order, options),
+        None => {
+            for parameter in &mut parameters {
+                parameter.device = Device::Cpu;
+            }
+            GradientReducer::new(group.clone(), parameters, order, options)
+        }
         Some(accelerator) => GradientReducer::on_device(
             group.clone(),
             accelerator,

@@ -269,14 +269,32 @@ fn idle_gpus_are_told_of() {
     assert!(warnings(1).is_empty());
 }
 
+/// Gradients of float64 travel as they are; that float32 is compressed alike wherever it comes from is the reducer's.
 #[test]
-fn compression_of_gradients_is_refused_on_devices() {
+fn gradients_that_are_compressed_go_through_main_memory() {
+    let bench = Bench::new(97, 31);
+    let config = Config {
+        reduces_in_main_memory: true,
+        ..config(5)
+    };
+    let train = |device: &str| {
+        let mut params = params(2, device);
+        params["gradientCompression"] = json!("topk");
+        let job = bench.job(&format!("compressed-{device}"), params, false);
+        run(&job, 2, &config)
+    };
+    let (on_device, on_cpu) = (train("cuda"), train("cpu"));
+    assert_alike(&on_device, &on_cpu);
+    assert!(on_device[0].model.is_on_device());
+    assert_eq!(on_device[0].model.reports, on_cpu[0].model.reports);
+}
+
+#[test]
+fn a_model_whose_gradients_stay_on_its_device_has_no_compression() {
     let bench = Bench::new(25, 0);
     let mut params = params(2, "auto");
     params["gradientCompression"] = json!("bf16");
     let error = refusal(&run(&bench.job("compressed", params, false), 2, &config(5)));
-    assert!(
-        error.contains("gradientCompression is \"bf16\", but must be none where GPUs train"),
-        "{error}"
-    );
+    let expected = "gradientCompression is \"bf16\", but must be none where GPUs train";
+    assert!(error.contains(expected), "{error}");
 }

@@ -59,6 +59,8 @@ pub struct Config {
     pub limit: f64,
     /// Why the model can't be on a device.
     pub cuda_obstacle: Option<String>,
+    /// Whether gradients of a device may be reduced in main memory.
+    pub reduces_in_main_memory: bool,
 }
 
 impl Config {
@@ -71,6 +73,7 @@ impl Config {
             fault: None,
             is_forward: false,
             limit: f64::INFINITY,
+            reduces_in_main_memory: false,
             cuda_obstacle: Some("the model of a test that needs no device".into()),
         }
     }
@@ -334,6 +337,10 @@ impl Model for TestModel {
         Ok(stream)
     }
 
+    fn reduces_in_main_memory(&self) -> bool {
+        self.config.reduces_in_main_memory
+    }
+
     fn looks_ahead(&self) -> bool {
         self.device.is_some()
     }
@@ -489,7 +496,7 @@ impl Model for TestModel {
             let gradient = &gradients[index];
             let view = reducer.view_ptr(index).cast::<f64>();
             let is_filled = reducer.is_filled(index);
-            match &self.device {
+            match self.device.as_ref().filter(|_| reducer.is_on_device()) {
                 // SAFETY: the view has as many float64 as the parameter, and is ours until it is marked.
                 None => unsafe { put(view, gradient, is_filled) },
                 Some(device) => {
