@@ -13,6 +13,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,6 +122,17 @@ def run_rank(
         )
     except BaseException as exception:
         return failed_outcome(rank, host, _kind(exception), exception, None, None, True)
+    finally:
+        _free_device_memory()
+
+
+def _free_device_memory() -> None:
+    """Gives the GPU back what torch keeps of it: this process lives on for Spark's next task."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        # After a failed assertion on the GPU, CUDA refuses this process everything.
+        with suppress(RuntimeError):
+            torch.cuda.empty_cache()
 
 
 def _train(
