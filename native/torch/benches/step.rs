@@ -57,7 +57,7 @@ fn model(criterion: &mut Criterion) -> Result<(), Failure> {
     let mut model = flambeau_torch::build(&job()?, &Store::new(&HashMap::new())?)?;
     let reducer = Arc::new(reducer(&mut model)?);
     model.attach(reducer.clone())?;
-    let train = |model: &mut TorchModel, batch| {
+    let train = |model: &mut TorchModel, batch: Batch| {
         reducer.begin(true, true);
         model.train_batch(batch.into(), &MICRO)
     };

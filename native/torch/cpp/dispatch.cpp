@@ -216,6 +216,11 @@ struct flambeau_call {
 
 namespace {
 
+void move(Operand& operand, const c10::Device& from, const c10::Device& to) {
+  if (operand.constant.isDevice() && operand.constant.toDevice() == from) operand.constant = to;
+  for (auto& item : operand.items) move(item, from, to);
+}
+
 c10::IValue value_of(const Operand& operand, const flambeau_frame& frame) {
   switch (operand.form) {
     case Operand::Form::Constant:
@@ -288,6 +293,13 @@ EXPORT char* flambeau_call_check(const flambeau_call* call) {
           call->arguments[i].form != Operand::Form::Unset, "argument ", call->op.schema().arguments()[i].name(),
           " is missing");
     }
+  });
+}
+
+EXPORT char* flambeau_call_move(flambeau_call* call, const char* from, const char* to) {
+  return guarded([&] {
+    const c10::Device source(from), target(to);
+    for (auto& argument : call->arguments) move(argument, source, target);
   });
 }
 

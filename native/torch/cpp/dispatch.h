@@ -78,6 +78,9 @@ void flambeau_call_release(flambeau_call* call, const size_t* slots, size_t num_
 // The last step of making a call: fails where an argument without a default was not set.
 char* flambeau_call_check(const flambeau_call* call);
 
+// Has the arguments that name a device, such as "cpu", name another, such as "cuda:1".
+char* flambeau_call_move(flambeau_call* call, const char* from, const char* to);
+
 char* flambeau_call_run(const flambeau_call* call, flambeau_frame* frame);
 
 // A frame with so many empty slots. A slot given to a function of the frame is one of them.

@@ -2,6 +2,7 @@
 
 #include "border.h"
 
+#include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
@@ -59,7 +60,7 @@ char* flambeau_adam(
   return guarded([&] {
     at::NoGradGuard no_grad;
     auto counters = tensors_of(steps, count);
-    for (auto& step : counters) step.add_(1);
+    at::_foreach_add_(counters, 1);
     auto maxima = max_squares == nullptr ? std::vector<at::Tensor>{} : tensors_of(max_squares, count);
     auto* kernel = decoupled
         ? static_cast<decltype(&at::_ops::_fused_adamw_::call)>(&at::_ops::_fused_adamw_::call)

@@ -8,7 +8,9 @@
 
 #include <ATen/ops/zeros.h>
 #include <caffe2/serialize/read_adapter_interface.h>
+#include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/csrc/jit/serialization/import.h>
 
@@ -166,6 +168,26 @@ IValue run(Module& module, std::vector<IValue> inputs) {
   return module.forward(std::move(inputs));
 }
 
+// Has the constants of a graph that name a device, or lie on it, name or lie on another.
+void move_constants(torch::jit::Block* block, const at::Device& from, const at::Device& to) {
+  for (auto* node : block->nodes()) {
+    for (auto* inner : node->blocks()) move_constants(inner, from, to);
+    if (node->kind() != torch::jit::prim::Constant || !node->hasAttribute(torch::jit::attr::value)) continue;
+    const auto form = node->kindOf(torch::jit::attr::value);
+    if (form == torch::jit::AttributeKind::t && node->t(torch::jit::attr::value).device() == from) {
+      node->t_(torch::jit::attr::value, node->t(torch::jit::attr::value).to(to));
+    } else if (
+        node->output()->type() == c10::DeviceObjType::get() && form == torch::jit::AttributeKind::s &&
+        at::Device(node->s(torch::jit::attr::value)) == from) {
+      node->s_(torch::jit::attr::value, to.str());
+    }
+  }
+}
+
+at::Device device_of(int gpu) {
+  return gpu < 0 ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<at::DeviceIndex>(gpu));
+}
+
 // Empties tensors to one element of memory each for as long as it lives.
 class Hollow {
  public:
@@ -221,6 +243,27 @@ TensorPtr flambeau_script_tensor(const Script* script, size_t index, const char*
   *name = entry.name.c_str();
   *is_buffer = entry.is_buffer;
   return new at::Tensor(entry.tensor);
+}
+
+// Moves all tensors of a module from one device to another (a GPU's number, -1 for the CPU): parameters and buffers, which
+// stay the objects that they are, other attributes, and the constants of its functions, those that name the device too: a
+// traced module has them where its source asked for the device of a tensor. A function that has run keeps those it ran with.
+char* flambeau_script_move(Script* script, int from, int to) {
+  return guarded([&] {
+    at::NoGradGuard no_grad;
+    const auto source = device_of(from), target = device_of(to);
+    if (source == target) return;
+    for (const IValue& value : script->module.attributes()) {
+      if (!value.isTensor() || !value.toTensor().defined() || value.toTensor().device() != source) continue;
+      value.toTensor().set_data(value.toTensor().to(target));
+    }
+    for (auto* function : script->module._ivalue()->compilation_unit()->get_functions()) {
+      function->ensure_defined();
+      if (auto* graph_function = torch::jit::tryToGraphFunction(*function)) {
+        move_constants(graph_function->graph()->block(), source, target);
+      }
+    }
+  });
 }
 
 char* flambeau_script_train(Script* script, bool training) {

@@ -1,8 +1,9 @@
-// Tensors over foreign memory, modes and the CPU's random generator.
+// Tensors over foreign memory, modes and random generators.
 
 #include "border.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
@@ -13,9 +14,16 @@ namespace {
 
 // How autocast was before, on this thread.
 struct Autocast {
-  bool is_enabled = at::autocast::is_autocast_enabled(at::kCPU);
-  at::ScalarType dtype = at::autocast::get_autocast_dtype(at::kCPU);
+  at::DeviceType device;
+  bool is_enabled = at::autocast::is_autocast_enabled(device);
+  at::ScalarType dtype = at::autocast::get_autocast_dtype(device);
 };
+
+// The generator of the CPU, or of the GPU of that number where it is not negative.
+at::Generator generator_of(int gpu) {
+  if (gpu < 0) return at::detail::getDefaultCPUGenerator();
+  return at::globalContext().defaultGenerator(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(gpu)));
+}
 
 }  // namespace
 
@@ -54,20 +62,29 @@ char* flambeau_set_data(TensorPtr tensor, ConstTensorPtr data) {
   return guarded([&] { tensor->set_data(*data); });
 }
 
-// The state of the CPU's generator as a tensor of bytes.
-char* flambeau_generator_state(TensorPtr* result) {
+// The state of a generator as a tensor of bytes.
+char* flambeau_generator_state(int gpu, TensorPtr* result) {
   return guarded([&] {
-    auto generator = at::detail::getDefaultCPUGenerator();
+    auto generator = generator_of(gpu);
     std::lock_guard<std::mutex> lock(generator.mutex());
     *result = new at::Tensor(generator.get_state());
   });
 }
 
-char* flambeau_set_generator_state(ConstTensorPtr state) {
+char* flambeau_set_generator_state(int gpu, ConstTensorPtr state) {
   return guarded([&] {
-    auto generator = at::detail::getDefaultCPUGenerator();
+    auto generator = generator_of(gpu);
     std::lock_guard<std::mutex> lock(generator.mutex());
     generator.set_state(*state);
+  });
+}
+
+// Seeds one generator alone.
+char* flambeau_seed_generator(int gpu, uint64_t seed) {
+  return guarded([&] {
+    auto generator = generator_of(gpu);
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_current_seed(seed);
   });
 }
 
@@ -77,10 +94,10 @@ void* flambeau_enter_inference_mode() {
 }
 
 // Autocast to a type on this thread until it is given back, on the same thread and in reverse order.
-Autocast* flambeau_enter_autocast(int scalar_type) {
-  auto* before = new Autocast;
-  at::autocast::set_autocast_enabled(at::kCPU, true);
-  at::autocast::set_autocast_dtype(at::kCPU, static_cast<at::ScalarType>(scalar_type));
+Autocast* flambeau_enter_autocast(bool on_gpu, int scalar_type) {
+  auto* before = new Autocast{on_gpu ? at::kCUDA : at::kCPU};
+  at::autocast::set_autocast_enabled(before->device, true);
+  at::autocast::set_autocast_dtype(before->device, static_cast<at::ScalarType>(scalar_type));
   at::autocast::increment_nesting();
   return before;
 }
@@ -88,13 +105,14 @@ Autocast* flambeau_enter_autocast(int scalar_type) {
 // The outermost one drops the weights that were cast.
 void flambeau_leave_autocast(Autocast* before) {
   if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-  at::autocast::set_autocast_dtype(at::kCPU, before->dtype);
-  at::autocast::set_autocast_enabled(at::kCPU, before->is_enabled);
+  at::autocast::set_autocast_dtype(before->device, before->dtype);
+  at::autocast::set_autocast_enabled(before->device, before->is_enabled);
   delete before;
 }
 
-bool flambeau_is_autocasting() {
-  return at::autocast::is_autocast_enabled(at::kCPU);
+// Whether autocast is on for the device of a tensor.
+bool flambeau_is_autocasting(ConstTensorPtr tensor) {
+  return at::autocast::is_autocast_enabled(tensor->device().type());
 }
 
 void flambeau_leave_inference_mode(void* guard) {

@@ -1,4 +1,4 @@
-//! Gradients on their way from autograd into the reducer's buckets.
+//! Gradients on their way from autograd into the buckets that are reduced.
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use tch::Tensor;
 use torch_sys::C_tensor;
 
 use crate::border::check;
+use crate::buckets::Buckets;
 use crate::error::TorchError;
 use crate::program::NamedTensor;
 use crate::tensor::over;
@@ -37,7 +38,7 @@ unsafe extern "C" {
 /// How C++ begins the text about a sparse gradient; the parameter's number follows.
 const SPARSE: &str = "sparse gradient of parameter ";
 
-/// The views of the reducer's buckets, one for each trained parameter, with the parameter's shape and strides.
+/// The views of the buckets, one for each trained parameter, with the parameter's shape and strides.
 ///
 /// With one bucket there is nothing to overlap, so gradients are copied after backward, all at once; with several, a
 /// hook copies each as soon as backward has made it, and full buckets are reduced while backward goes on.
@@ -50,15 +51,19 @@ pub(crate) struct Gradients {
 }
 
 impl Gradients {
-    /// Drops the parameters' gradients, and hooks them where there are several buckets.
+    /// Drops the parameters' gradients, and hooks them where there are several buckets. Without buckets of the model's
+    /// own, `buckets` being empty, they lie in the reducer's memory.
     pub(crate) fn attach(
         parameters: &[NamedTensor],
         reducer: Arc<GradientReducer>,
+        buckets: &Buckets,
     ) -> Result<Gradients, TorchError> {
+        // A dense parameter's gradient has its strides (channels_last, say), so that copies and optimizers stay flat.
         let view = |(index, parameter): (usize, &NamedTensor)| {
             let tensor = &parameter.tensor;
-            // A dense parameter's gradient has its strides (channels_last, say), so that copies and optimizers stay
-            // flat.
+            if !buckets.is_empty() {
+                return buckets.view(reducer.view(index), tensor);
+            }
             // SAFETY: the bucket's memory lives as long as the reducer, which the view keeps, and holds the elements
             // of a dense parameter; autograd, the reducer and the optimizer use it in turns.
             unsafe {

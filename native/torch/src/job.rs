@@ -1,7 +1,7 @@
 //! From a job to a model, and what is wrong with a job before any worker starts.
 
 use flambeau_data::{DatasetSpec, Store, TensorSpec};
-use flambeau_train::{NativeProgram, TrainingJob};
+use flambeau_train::{DeviceChoice, NativeProgram, TrainingJob};
 use serde::Serialize;
 use tch::{Device, Tensor};
 
@@ -12,8 +12,9 @@ use crate::model::{ModelTensors, TorchModel, detached};
 use crate::optimizer::Optimizer;
 use crate::output::{OutputTensor, output_spec};
 use crate::program::Program;
+use crate::rows::Targets;
 use crate::tensor::{kind_name, kind_of};
-use crate::{load, random};
+use crate::{cuda, load, random};
 
 /// Rows that a program is tried on.
 const NUM_ROWS: i64 = 2;
@@ -48,6 +49,10 @@ struct Parts {
 /// [`TorchError::Param`] for a job without a program, a program that cannot be loaded or trained, an unknown loss,
 /// optimizer, metric or option; [`TorchError::Store`] and [`TorchError::Data`] where a file is missing or another one.
 pub fn build(job: &TrainingJob, store: &Store) -> Result<TorchModel, TorchError> {
+    if job.params.device != DeviceChoice::Cpu {
+        // Before a program is there, or libtorch goes on without it. Why it may be missing is told where it is needed.
+        let _ = cuda::load_cuda();
+    }
     let Parts {
         program,
         loss,
@@ -158,12 +163,10 @@ fn check_training(parts: &Parts, spec: &DatasetSpec, inputs: &[Tensor]) -> Resul
             shapes(&spec.inputs)
         ))
     })?;
-    let num_rows = NUM_ROWS as usize;
-    let loss = parts
-        .loss
-        .evaluate(&output, &labels, weight.as_ref(), num_rows)?;
+    let targets = Targets::on_cpu(labels, weight, NUM_ROWS as usize);
+    let loss = parts.loss.evaluate(&output, &targets)?;
     for metric in &parts.metrics {
-        metric.update(&output, &labels, weight.as_ref(), num_rows, &mut vec![])?;
+        metric.update(&output, &targets, &mut vec![])?;
     }
     if loss.denominator == 0.0 {
         return Ok(());

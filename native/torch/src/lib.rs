@@ -11,8 +11,11 @@
 
 mod autocast;
 mod border;
+mod buckets;
 mod classes;
+mod cuda;
 mod describe;
+mod device;
 mod error;
 pub mod exported;
 mod gradients;
@@ -26,6 +29,7 @@ mod options;
 mod output;
 mod program;
 mod random;
+mod rows;
 mod safetensors;
 mod scoring;
 mod script;
@@ -34,6 +38,7 @@ mod tensor;
 mod weights;
 
 pub use classes::{ClassField, ClassOutput};
+pub use cuda::{check_cuda, load_cuda};
 pub use describe::{ProgramDescription, TensorDescription, describe};
 pub use error::TorchError;
 pub use job::{JobCheck, build, check_job};

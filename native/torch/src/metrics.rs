@@ -6,8 +6,9 @@
 use tch::{Kind, Tensor};
 
 use crate::error::TorchError;
-use crate::loss::{class_target, regression_target, single_label, single_output};
+use crate::loss::{ClassTarget, class_target_of, regression_target, single_label, single_output};
 use crate::program::Outputs;
+use crate::rows::Targets;
 
 /// One metric.
 pub(crate) struct Metric {
@@ -101,28 +102,26 @@ impl Metric {
         }
     }
 
-    /// Appends what these rows add to its sums.
+    /// Appends what these rows add to its sums: float64 tensors of one element, where the program computes.
     pub(crate) fn update(
         &self,
         output: &Outputs,
-        labels: &[Tensor],
-        weight: Option<&Tensor>,
-        num_rows: usize,
-        sums: &mut Vec<f64>,
+        targets: &Targets,
+        sums: &mut Vec<Tensor>,
     ) -> Result<(), TorchError> {
         let name = format!("metric {}", self.name);
         let values = match self.kind {
             MetricKind::Mse | MetricKind::Rmse | MetricKind::Mae => {
-                self.error(output, labels, weight, &name)?
+                self.error(output, targets, &name)?
             }
-            MetricKind::R2 => squares(output, labels, weight, num_rows, &name)?,
-            MetricKind::Accuracy { top } => self.hits(output, labels, weight, top, &name)?,
+            MetricKind::R2 => squares(output, targets, &name)?,
+            MetricKind::Accuracy { top } => self.hits(output, targets, top, &name)?,
             MetricKind::Precision | MetricKind::Recall | MetricKind::F1 => {
-                self.counts(output, labels, weight, &name)?
+                self.counts(output, targets, &name)?
             }
         };
         for value in values {
-            sums.push(value.f_sum(Kind::Double)?.f_double_value(&[])?);
+            sums.push(value.f_sum(Kind::Double)?);
         }
         Ok(())
     }
@@ -153,11 +152,10 @@ impl Metric {
     fn error(
         &self,
         output: &Outputs,
-        labels: &[Tensor],
-        weight: Option<&Tensor>,
+        targets: &Targets,
         name: &str,
     ) -> Result<Vec<Tensor>, TorchError> {
-        let (output, label) = regression_target(output, labels, name)?;
+        let (output, label) = regression_target(output, &targets.labels, name)?;
         let error = output
             .f_totype(Kind::Double)?
             .f_sub(&label.f_totype(Kind::Double)?)?;
@@ -165,7 +163,7 @@ impl Metric {
             MetricKind::Mae => error.f_abs()?,
             _ => error.f_mul(&error)?,
         };
-        let weights = row_weights(weight, &error)?;
+        let weights = row_weights(targets, &error)?;
         Ok(vec![error.f_mul(&weights)?, weights])
     }
 
@@ -173,13 +171,12 @@ impl Metric {
     fn hits(
         &self,
         output: &Outputs,
-        labels: &[Tensor],
-        weight: Option<&Tensor>,
+        targets: &Targets,
         top: i64,
         name: &str,
     ) -> Result<Vec<Tensor>, TorchError> {
-        let (predicted, label) = self.predicted_classes(output, labels, top, name)?;
-        let weights = self.counted_weights(weight, &label)?;
+        let (predicted, label) = self.predicted_classes(output, targets, top, name)?;
+        let weights = self.counted_weights(targets, &label)?;
         let hit = predicted
             .f_eq_tensor(&label.f_unsqueeze(1)?)?
             .f_any_dim(1, false)?;
@@ -190,8 +187,7 @@ impl Metric {
     fn counts(
         &self,
         output: &Outputs,
-        labels: &[Tensor],
-        weight: Option<&Tensor>,
+        targets: &Targets,
         name: &str,
     ) -> Result<Vec<Tensor>, TorchError> {
         let size = single_output(output, name)?.size();
@@ -200,8 +196,8 @@ impl Metric {
                 "{name} is for two classes, but the output has shape {size:?}"
             )));
         }
-        let (predicted, label) = self.predicted_classes(output, labels, 1, name)?;
-        let weights = self.counted_weights(weight, &label)?;
+        let (predicted, label) = self.predicted_classes(output, targets, 1, name)?;
+        let weights = self.counted_weights(targets, &label)?;
         let is_actual = label.f_eq(1)?;
         let positive = predicted.f_squeeze_dim(1)?.f_eq(1)?.f_mul(&weights)?;
         let actual = is_actual.f_mul(&weights)?;
@@ -213,37 +209,36 @@ impl Metric {
     fn predicted_classes(
         &self,
         outputs: &Outputs,
-        labels: &[Tensor],
+        targets: &Targets,
         top: i64,
         name: &str,
     ) -> Result<(Tensor, Tensor), TorchError> {
         let output = single_output(outputs, name)?;
         let size = output.size();
         if size.len() < 2 || size[1] == 1 {
-            let (output, label) = regression_target(outputs, labels, name)?;
+            let (output, label) = regression_target(outputs, &targets.labels, name)?;
             let predicted = output
                 .f_gt(self.threshold)?
                 .f_totype(Kind::Int64)?
                 .f_unsqueeze(1)?;
             return Ok((predicted, label.f_totype(Kind::Int64)?));
         }
-        let mut label = single_label(labels, output, name)?;
-        // Class probabilities, or one-hot.
-        if label.size() == size {
-            label = label.f_argmax(1, false)?;
-        }
-        let (output, label) = class_target(outputs, &[label], name)?;
+        let labels = targets.both(|labels| {
+            let label = single_label(labels, output, name)?;
+            // Class probabilities, or one-hot.
+            match label.size() == size {
+                true => Ok(label.f_argmax(1, false)?),
+                false => Ok(label),
+            }
+        })?;
+        let ClassTarget { output, label, .. } = class_target_of(output, labels, name)?;
         let (_, indices) = output.f_topk(top.min(size[1]), 1, true, true)?;
         Ok((indices, label))
     }
 
     /// One float64 weight per label; 0 where it is ignored.
-    fn counted_weights(
-        &self,
-        weight: Option<&Tensor>,
-        label: &Tensor,
-    ) -> Result<Tensor, TorchError> {
-        let weights = row_weights(weight, label)?;
+    fn counted_weights(&self, targets: &Targets, label: &Tensor) -> Result<Tensor, TorchError> {
+        let weights = row_weights(targets, label)?;
         match self.ignore_index {
             None => Ok(weights),
             Some(index) => Ok(weights.f_mul(&label.f_ne(index)?)?),
@@ -252,22 +247,16 @@ impl Metric {
 }
 
 /// What the coefficient of determination of one output column is made of: 1 - Σ(y - ŷ)² / Σ(y - ȳ)².
-fn squares(
-    output: &Outputs,
-    labels: &[Tensor],
-    weight: Option<&Tensor>,
-    num_rows: usize,
-    name: &str,
-) -> Result<Vec<Tensor>, TorchError> {
-    let (output, label) = regression_target(output, labels, name)?;
-    if label.numel() != num_rows {
+fn squares(output: &Outputs, targets: &Targets, name: &str) -> Result<Vec<Tensor>, TorchError> {
+    let (output, label) = regression_target(output, &targets.labels, name)?;
+    if label.numel() != targets.num_rows {
         return Err(TorchError::Data(format!(
             "{name} is for one output column, but the output has shape {:?}",
             output.size()
         )));
     }
     let label = label.f_totype(Kind::Double)?;
-    let weights = row_weights(weight, &label)?;
+    let weights = row_weights(targets, &label)?;
     let residual = label.f_sub(&output.f_totype(Kind::Double)?)?;
     let weighted = weights.f_mul(&label)?;
     let squares = weighted.f_mul(&label)?;
@@ -276,10 +265,10 @@ fn squares(
 }
 
 /// One float64 weight per element of `like`, whose first dimension is the rows.
-fn row_weights(weight: Option<&Tensor>, like: &Tensor) -> Result<Tensor, TorchError> {
+fn row_weights(targets: &Targets, like: &Tensor) -> Result<Tensor, TorchError> {
     let size = like.size();
-    let weights = match weight {
-        None => Tensor::f_ones([0i64; 0], (Kind::Double, tch::Device::Cpu))?,
+    let weights = match &targets.weight {
+        None => Tensor::f_ones([0i64; 0], (Kind::Double, like.device()))?,
         Some(weight) => {
             let mut shape = vec![1; size.len()];
             shape[0] = -1;

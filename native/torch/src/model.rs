@@ -2,26 +2,29 @@
 
 use std::collections::HashSet;
 use std::ffi::c_void;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use flambeau_collective::{DType, Device};
-use flambeau_data::{Batch, HostTensor};
+use flambeau_collective::{DType, Device, Stream};
+use flambeau_data::Batch;
 use flambeau_train::{
-    GradientReducer, LossSums, MicroBatch, Model, ModelError, ParameterInfo, Precision,
+    BucketInfo, GradientReducer, LossSums, MicroBatch, Model, ModelError, ParameterInfo, Precision,
     StagedBatch, StepContext, TensorRef, Tensors,
 };
 use tch::{Kind, TchError, Tensor};
 
 use crate::autocast::Autocast;
+use crate::buckets::Buckets;
+use crate::device::{Download, Placement, allow_tf32};
 use crate::error::TorchError;
 use crate::gradients::{GatherError, Gradients, sparse_parameter};
 use crate::loss::{Loss, LossValue};
 use crate::metrics::Metric;
 use crate::optimizer::{Optimizer, Update};
 use crate::program::{NamedTensor, Outputs, Program};
-use crate::tensor::{collective_dtype, identity, is_dense, of_host};
-use crate::{random, state, weights};
+use crate::rows::Rows;
+use crate::tensor::{collective_dtype, identity, is_dense};
+use crate::{cuda, random, state, weights};
 
 /// A libtorch program that is trained.
 ///
@@ -35,31 +38,23 @@ pub struct TorchModel {
     precision: Precision,
     tensors: ModelTensors,
     gradients: Option<Gradients>,
+    /// None on the CPU.
+    abroad: Option<Abroad>,
 }
 
-/// The tensors of a batch.
-struct Rows {
-    inputs: Vec<Tensor>,
-    labels: Vec<Tensor>,
-    weight: Option<Tensor>,
-    num_rows: usize,
+/// Where a model computes that was moved to a device.
+struct Abroad {
+    placement: Placement,
+    buckets: Buckets,
+    /// Copies in main memory of the tensors that were asked for last, and those that they are of.
+    copies: Vec<(Tensor, Tensor)>,
 }
 
-impl Rows {
-    fn new(batch: Batch) -> Result<Rows, TorchError> {
-        let tensors = |tensors: Vec<HostTensor>| {
-            tensors
-                .into_iter()
-                .map(of_host)
-                .collect::<Result<Vec<_>, _>>()
-        };
-        Ok(Rows {
-            inputs: tensors(batch.inputs)?,
-            labels: tensors(batch.labels)?,
-            weight: batch.weight.map(of_host).transpose()?,
-            num_rows: batch.num_rows,
-        })
-    }
+/// What a batch came to, on its way to main memory: the mean loss, then the sums of the metrics.
+enum Numbers {
+    /// In main memory.
+    Here(Vec<Tensor>),
+    OnTheWay(Download),
 }
 
 impl TorchModel {
@@ -80,48 +75,68 @@ impl TorchModel {
             optimizer,
             metrics,
             gradients: None,
+            abroad: None,
         }
+    }
+
+    /// Moves everything to a device, before the first batch. Main memory serves as one too: batches, gradients and tensors
+    /// then take the ways that they take on a GPU.
+    ///
+    /// # Errors
+    ///
+    /// What CUDA says where there is no such device, or its memory is full.
+    pub fn move_to(&mut self, device: tch::Device) -> Result<(), TorchError> {
+        let placement = Placement::new(device)?;
+        if self.precision == Precision::Tf32 && device.is_cuda() {
+            allow_tf32()?;
+        }
+        self.program.move_to(tch::Device::Cpu, device)?;
+        self.loss.move_to(tch::Device::Cpu, device)?;
+        self.optimizer.move_to(device)?;
+        self.abroad = Some(Abroad {
+            placement,
+            buckets: Buckets::default(),
+            copies: vec![],
+        });
+        Ok(())
+    }
+
+    fn device(&self) -> tch::Device {
+        self.abroad
+            .as_ref()
+            .map_or(tch::Device::Cpu, |abroad| abroad.placement.device())
+    }
+
+    fn abroad(&mut self) -> Result<&mut Abroad, ModelError> {
+        self.abroad
+            .as_mut()
+            .ok_or_else(|| "the model computes on the CPU".into())
+    }
+
+    fn rows(&self, batch: StagedBatch) -> Result<Rows, ModelError> {
+        Rows::of_staged(batch, self.abroad.as_ref().map(|abroad| &abroad.placement))
     }
 
     /// What the program returns for a batch, and its loss.
     fn evaluate(&self, rows: &Rows, training: bool) -> Result<(Outputs, LossValue), TorchError> {
-        let _autocast = Autocast::of(self.precision);
+        let _autocast = Autocast::of(self.precision, self.device());
         let output = self.program.forward(&rows.inputs, training)?;
-        let weight = rows.weight.as_ref();
-        let loss = self
-            .loss
-            .evaluate(&output, &rows.labels, weight, rows.num_rows)?;
+        let loss = self.loss.evaluate(&output, &rows.targets)?;
         Ok((output, loss))
     }
 
-    /// The sums of a batch, after its forward and, in training, its backward.
-    fn sums(
-        &self,
-        output: &Outputs,
-        rows: &Rows,
-        loss: &LossValue,
-    ) -> Result<LossSums, TorchError> {
-        let numerator = match loss.denominator {
-            0.0 => 0.0,
-            denominator => loss.value.f_double_value(&[])? * denominator,
-        };
-        let mut metrics = vec![];
-        let _autocast = Autocast::of(self.precision);
+    /// Begins to bring loss and metrics of a batch to main memory.
+    fn read(&self, output: &Outputs, rows: &Rows, loss: &LossValue) -> Result<Numbers, TorchError> {
+        let _autocast = Autocast::of(self.precision, self.device());
         tch::no_grad(|| {
-            self.metrics.iter().try_for_each(|metric| {
-                metric.update(
-                    output,
-                    &rows.labels,
-                    rows.weight.as_ref(),
-                    rows.num_rows,
-                    &mut metrics,
-                )
-            })
-        })?;
-        Ok(LossSums {
-            numerator,
-            denominator: loss.denominator,
-            metrics,
+            let mut numbers = vec![loss.value.f_detach()?];
+            for metric in &self.metrics {
+                metric.update(output, &rows.targets, &mut numbers)?;
+            }
+            match &self.abroad {
+                None => Ok(Numbers::Here(numbers)),
+                Some(abroad) => abroad.placement.download(&numbers).map(Numbers::OnTheWay),
+            }
         })
     }
 
@@ -155,6 +170,36 @@ impl TorchModel {
                 parameter.name
             )),
         }
+    }
+}
+
+/// A copy of a tensor in main memory, with its strides.
+fn copy_in_main_memory(tensor: &Tensor) -> Result<Tensor, TorchError> {
+    let kind = tensor.kind();
+    Ok(tch::no_grad(|| {
+        tensor.f_to_device_(tch::Device::Cpu, kind, false, true)
+    })?)
+}
+
+impl Numbers {
+    /// The sums of the batch. Waits for them, and so for the forward pass.
+    fn wait(self, denominator: f64) -> Result<LossSums, TorchError> {
+        let mut numbers = match self {
+            Numbers::OnTheWay(download) => download.wait()?,
+            Numbers::Here(tensors) => tensors
+                .iter()
+                .map(|number| number.f_double_value(&[]))
+                .collect::<Result<_, _>>()?,
+        };
+        let mean = numbers.remove(0);
+        Ok(LossSums {
+            numerator: match denominator {
+                0.0 => 0.0,
+                _ => mean * denominator,
+            },
+            denominator,
+            metrics: numbers,
+        })
     }
 }
 
@@ -208,13 +253,15 @@ fn info(entry: &NamedTensor) -> Result<ParameterInfo, ModelError> {
         numel: entry.tensor.numel(),
         num_rows: entry.tensor.size().first().map_or(1, |&size| size as usize),
         dtype,
-        device: Device::Cpu,
+        device: match entry.tensor.device() {
+            tch::Device::Cuda(index) => Device::Cuda(index as u32),
+            _ => Device::Cpu,
+        },
     })
 }
 
-/// The memory of a tensor, as bytes where collectives don't know its dtype.
-fn shared(entry: &NamedTensor) -> Result<TensorRef, ModelError> {
-    let tensor = &entry.tensor;
+/// The memory of a tensor, or of its copy in main memory, as bytes where collectives don't know its dtype.
+fn shared(entry: &NamedTensor, tensor: &Tensor) -> Result<TensorRef, ModelError> {
     if !is_dense(tensor) {
         return Err(Box::new(TorchError::Param(format!(
             "model: {} has elements that share memory; make it a tensor of its own with .clone()",
@@ -237,6 +284,50 @@ fn shared(entry: &NamedTensor) -> Result<TensorRef, ModelError> {
 }
 
 impl Model for TorchModel {
+    fn check_cuda(&mut self) -> Result<(), String> {
+        cuda::check_cuda()
+    }
+
+    fn nccl_directories(&mut self) -> Vec<PathBuf> {
+        cuda::nccl_directories()
+    }
+
+    fn to_device(&mut self, index: u32) -> Result<Stream, ModelError> {
+        self.move_to(tch::Device::Cuda(index as usize))?;
+        Ok(Stream(self.abroad()?.placement.stream_handle()?))
+    }
+
+    fn looks_ahead(&self) -> bool {
+        self.abroad.is_some()
+    }
+
+    fn stage(&mut self, batch: Batch) -> Result<StagedBatch, ModelError> {
+        match &self.abroad {
+            None => Ok(batch.into()),
+            Some(abroad) => Ok(Rows::stage(batch, &abroad.placement)?),
+        }
+    }
+
+    fn allocate_buckets(&mut self, buckets: &[BucketInfo]) -> Result<Vec<*mut c_void>, ModelError> {
+        let abroad = self.abroad()?;
+        abroad.buckets = Buckets::new(buckets, abroad.placement.device())?;
+        Ok(abroad.buckets.addresses())
+    }
+
+    fn scale_gradients(&mut self, factor: f64) -> Result<(), ModelError> {
+        Ok(self.abroad()?.buckets.scale(factor)?)
+    }
+
+    fn unscale_gradients(&mut self, factor: f64) -> Result<bool, ModelError> {
+        let buckets = &self.abroad()?.buckets;
+        buckets.scale(factor)?;
+        Ok(buckets.wait_are_finite()?)
+    }
+
+    fn clip_gradients(&mut self, max_norm: f64) -> Result<(), ModelError> {
+        Ok(self.abroad()?.buckets.clip(max_norm)?)
+    }
+
     fn parameters(&mut self) -> Result<Vec<ParameterInfo>, ModelError> {
         self.tensors.trained.iter().map(info).collect()
     }
@@ -248,18 +339,42 @@ impl Model for TorchModel {
     fn attach(&mut self, reducer: Arc<GradientReducer>) -> Result<(), ModelError> {
         // The old hooks go before the new ones come.
         self.gradients = None;
-        self.gradients = Some(Gradients::attach(&self.tensors.trained, reducer)?);
+        let in_main_memory = Buckets::default();
+        let buckets = self
+            .abroad
+            .as_ref()
+            .map_or(&in_main_memory, |abroad| &abroad.buckets);
+        let attached = Gradients::attach(&self.tensors.trained, reducer, buckets)?;
+        self.gradients = Some(attached);
         Ok(())
     }
 
     fn tensors(&mut self, which: Tensors) -> Result<Vec<TensorRef>, ModelError> {
-        self.tensors
-            .all
-            .iter()
-            .filter(|entry| entry.is_buffer || which == Tensors::All)
-            .filter(|entry| entry.tensor.numel() > 0)
-            .map(shared)
-            .collect()
+        let wanted = |entry: &&NamedTensor| {
+            entry.tensor.numel() > 0 && (entry.is_buffer || which == Tensors::All)
+        };
+        let wanted = self.tensors.all.iter().filter(wanted);
+        let Some(abroad) = &mut self.abroad else {
+            return wanted.map(|entry| shared(entry, &entry.tensor)).collect();
+        };
+        abroad.copies.clear();
+        let mut found = vec![];
+        for entry in wanted {
+            let copy = copy_in_main_memory(&entry.tensor)?;
+            found.push(shared(entry, &copy)?);
+            abroad.copies.push((copy, entry.tensor.shallow_clone()));
+        }
+        Ok(found)
+    }
+
+    fn take_tensors(&mut self) -> Result<(), ModelError> {
+        let Some(abroad) = &mut self.abroad else {
+            return Ok(());
+        };
+        for (copy, tensor) in std::mem::take(&mut abroad.copies) {
+            tch::no_grad(|| tensor.shallow_clone().f_copy_(&copy)).map_err(TorchError::from)?;
+        }
+        Ok(())
     }
 
     fn train_batch(
@@ -267,12 +382,14 @@ impl Model for TorchModel {
         batch: StagedBatch,
         micro: &MicroBatch,
     ) -> Result<LossSums, ModelError> {
-        let rows = Rows::new(batch.into_host())?;
+        let rows = self.rows(batch)?;
         let (output, loss) = self.evaluate(&rows, true)?;
+        // Before backward, so that who waits for the numbers waits for the forward pass alone.
+        let numbers = self.read(&output, &rows, &loss)?;
         if loss.denominator != 0.0 {
             self.backward(&loss, micro)?;
         }
-        Ok(self.sums(&output, &rows, &loss)?)
+        Ok(numbers.wait(loss.denominator)?)
     }
 
     fn optimizer_step(&mut self, context: &StepContext<'_>) -> Result<(), ModelError> {
@@ -305,11 +422,11 @@ impl Model for TorchModel {
     }
 
     fn evaluate_batch(&mut self, batch: StagedBatch) -> Result<LossSums, ModelError> {
-        let rows = Rows::new(batch.into_host())?;
+        let rows = self.rows(batch)?;
         // Not inference mode: a module may keep a tensor that it makes here, and training could not use that one.
         Ok(tch::no_grad(|| {
             let (output, loss) = self.evaluate(&rows, false)?;
-            self.sums(&output, &rows, &loss)
+            self.read(&output, &rows, &loss)?.wait(loss.denominator)
         })?)
     }
 
@@ -343,11 +460,11 @@ impl Model for TorchModel {
     }
 
     fn save_rank_state(&mut self) -> Result<Vec<u8>, ModelError> {
-        Ok(random::state()?)
+        Ok(random::states(self.device())?)
     }
 
     fn load_rank_state(&mut self, state: &[u8]) -> Result<(), ModelError> {
-        Ok(random::set_state(state)?)
+        Ok(random::set_states(state, self.device())?)
     }
 
     fn seed(&mut self, seed: u64, step: u64, rank: usize) -> Result<(), ModelError> {
@@ -356,9 +473,13 @@ impl Model for TorchModel {
     }
 
     fn write_weights(&mut self, directory: &Path) -> Result<Vec<String>, ModelError> {
+        // A program that is written elsewhere asks whoever loads it for the device that it was on.
+        let (here, device) = (tch::Device::Cpu, self.device());
+        self.program.move_to(device, here)?;
         weights::write(&self.program.tensors(), &directory.join(weights::FILE_NAME))?;
         let mut names = vec![weights::FILE_NAME.to_string()];
         names.extend(self.program.write(directory)?);
+        self.program.move_to(here, device)?;
         Ok(names)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use crate::error::TorchError;
 
@@ -50,6 +50,14 @@ pub trait Program: Send + Sync {
     /// What torch says; [`TorchError::Param`] where something else than tensors is returned, where the number of
     /// inputs is wrong, or where the program has no graph for the mode.
     fn forward(&self, inputs: &[Tensor], training: bool) -> Result<Outputs, TorchError>;
+
+    /// Moves everything that it computes with from one device to another, before it runs there: the tensors stay the
+    /// objects that they are. What names the first device names the second from then on.
+    ///
+    /// # Errors
+    ///
+    /// What torch says, such as that the device's memory is full.
+    fn move_to(&mut self, from: Device, to: Device) -> Result<(), TorchError>;
 
     /// Whether the program can be trained.
     ///

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use serde_json::{Map, Value};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::error::TorchError;
 use crate::tensor::{bytes_of, kind_name, of_bytes};
@@ -27,7 +27,7 @@ const CODES: [(Kind, &str); 12] = [
     (Kind::Bool, "BOOL"),
 ];
 
-/// Writes tensors with metadata, tensor by tensor, so that no second copy of them is made in memory. Those whose size
+/// Writes tensors with metadata, tensor by tensor, so that no second copy of all of them is made in memory. Those whose size
 /// keeps the alignment come first, since the format knows no gaps.
 ///
 /// # Errors
@@ -63,7 +63,7 @@ pub(crate) fn write(
         .map_err(text)?;
     file.write_all(header.as_bytes()).map_err(text)?;
     for (_, tensor, _) in ordered {
-        let flat = tch::no_grad(|| tensor.f_contiguous())?;
+        let flat = tch::no_grad(|| tensor.f_to_device(Device::Cpu)?.f_contiguous())?;
         file.write_all(bytes_of(&flat)).map_err(text)?;
     }
     Ok(())

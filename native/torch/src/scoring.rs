@@ -1,20 +1,23 @@
 //! A program over rows in host memory: what `transform` runs.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use flambeau_data::DType;
 use flambeau_train::ProgramForm;
 use serde::Deserialize;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::classes::{ClassField, ClassOutput, class_columns};
+use crate::cuda::check_cuda;
+use crate::device::{Stream, empty_pinned, send};
 use crate::error::TorchError;
 use crate::load;
 use crate::output::OutputTensor;
 use crate::program::{Outputs, Program};
-use crate::tensor::{InferenceMode, bytes_of, is_floating, kind_of, of_bytes};
+use crate::tensor::{InferenceMode, bytes_of, filled, is_floating, kind_of, of_bytes};
 use crate::weights;
 
 /// All that scoring needs to know.
@@ -42,6 +45,9 @@ pub struct ScorerSpec {
     pub fields: Vec<ClassField>,
     /// Threads that torch computes with.
     pub num_threads: usize,
+    /// The number of the GPU that it computes on among those that the process sees; `None` for the CPU.
+    #[serde(default)]
+    pub gpu: Option<usize>,
 }
 
 /// One argument of `forward`.
@@ -78,15 +84,16 @@ pub enum Scores {
 pub struct Scorer {
     program: Box<dyn Program>,
     spec: ScorerSpec,
+    device: Device,
 }
 
 impl Scorer {
-    /// Loads the program and its weights.
+    /// Loads the program and its weights, to the GPU where the spec names one.
     ///
     /// # Errors
     ///
     /// [`TorchError::Io`] for a file that cannot be read, and otherwise what is wrong with what is in it, or with a
-    /// spec whose parts do not go together.
+    /// spec whose parts do not go together; why there is no such GPU.
     pub fn open(spec: &ScorerSpec) -> Result<Scorer, TorchError> {
         if spec.batch_size == 0 {
             return Err(TorchError::Param(
@@ -104,15 +111,21 @@ impl Scorer {
                 source,
             })
         };
-        let program = load::open(spec.form, &read(&spec.program)?, None)
+        let device = spec.gpu.map_or(Device::Cpu, Device::Cuda);
+        if device.is_cuda() {
+            check_cuda().map_err(TorchError::Param)?;
+        }
+        let mut program = load::open(spec.form, &read(&spec.program)?, None)
             .map_err(|error| named(&spec.program, error))?;
         if let Some(path) = &spec.weights {
             weights::load(&program.tensors(), &read(path)?).map_err(|error| named(path, error))?;
         }
         load::check_held(&program.tensors())?;
+        program.move_to(Device::Cpu, device)?;
         Ok(Scorer {
             program,
             spec: spec.clone(),
+            device,
         })
     }
 
@@ -127,7 +140,10 @@ impl Scorer {
         self.check_inputs(num_rows, inputs)?;
         set_threads_here(self.spec.num_threads);
         let _inference = InferenceMode::enter();
-        let outputs = self.run(num_rows, inputs)?;
+        let outputs = match self.device {
+            Device::Cuda(gpu) => on_own_stream(gpu, || self.run(num_rows, inputs))?,
+            _ => self.run(num_rows, inputs)?,
+        };
         if let Some(kind) = self.spec.classes {
             return class_columns(&outputs[0], kind, &self.spec.fields);
         }
@@ -151,18 +167,17 @@ impl Scorer {
         )))
     }
 
-    /// The program's tensors for all rows.
+    /// The program's tensors for all rows, in main memory.
     fn run(&self, num_rows: usize, inputs: &[&[u8]]) -> Result<Vec<Tensor>, TorchError> {
         let mut parts: Vec<Vec<Tensor>> = self.spec.output.iter().map(|_| vec![]).collect();
         for start in (0..num_rows).step_by(self.spec.batch_size) {
             let stop = num_rows.min(start + self.spec.batch_size);
-            // Copied into torch's own memory, so that a row's outputs have the same bits in every process.
             let tensors: Result<Vec<Tensor>, TorchError> = self
                 .spec
                 .inputs
                 .iter()
                 .zip(inputs)
-                .map(|(spec, bytes)| rows_of(spec, bytes, start, stop))
+                .map(|(spec, bytes)| rows_of(spec, bytes, start, stop, self.device))
                 .collect();
             let output = self.program.forward(&tensors?, false)?;
             self.check_output(&output, stop - start)?;
@@ -178,7 +193,9 @@ impl Scorer {
                 1 => Ok(part[0].shallow_clone()),
                 _ => Ok(Tensor::f_cat(&part, 0)?),
             });
-        joined.collect()
+        joined
+            .map(|tensor| Ok(tensor?.f_to_device(Device::Cpu)?))
+            .collect()
     }
 
     /// Whether a program's output is what it was when it was trained.
@@ -234,11 +251,35 @@ fn set_threads_here(num_threads: usize) {
     });
 }
 
+/// Runs `body` with this thread's work on a GPU going to a stream of this thread's own, so that threads do not wait for
+/// one another's.
+fn on_own_stream<T>(
+    gpu: usize,
+    body: impl FnOnce() -> Result<T, TorchError>,
+) -> Result<T, TorchError> {
+    thread_local!(static STREAMS: RefCell<HashMap<usize, Stream>> = RefCell::default());
+    let entered = STREAMS.with_borrow_mut(|streams| match streams.get(&gpu) {
+        Some(stream) => stream.enter(),
+        None => {
+            let stream = Stream::of_pool(gpu)?;
+            let entered = stream.enter();
+            streams.insert(gpu, stream);
+            entered
+        }
+    })?;
+    let result = body();
+    drop(entered);
+    result
+}
+
+/// Rows of an input, copied into torch's own memory, so that a row's outputs have the same bits in every process, and begun
+/// to be sent on where they are wanted elsewhere.
 fn rows_of(
     spec: &InputTensor,
     bytes: &[u8],
     start: usize,
     stop: usize,
+    device: Device,
 ) -> Result<Tensor, TorchError> {
     let width = spec.row_bytes();
     let shape: Vec<i64> = [stop - start]
@@ -246,11 +287,11 @@ fn rows_of(
         .chain(&spec.shape)
         .map(|&size| size as i64)
         .collect();
-    of_bytes(
-        &bytes[start * width..stop * width],
-        kind_of(spec.dtype),
-        &shape,
-    )
+    let (bytes, kind) = (&bytes[start * width..stop * width], kind_of(spec.dtype));
+    if device.is_cuda() {
+        return send(&filled(empty_pinned(&shape, kind)?, bytes)?, device);
+    }
+    of_bytes(bytes, kind, &shape)
 }
 
 /// No rows of an output.
@@ -262,7 +303,7 @@ fn empty(spec: &OutputTensor) -> Result<Tensor, TorchError> {
         _ => Kind::Float,
     };
     let shape: Vec<i64> = [0].into_iter().chain(spec.shape.iter().copied()).collect();
-    Ok(Tensor::f_empty(shape.as_slice(), (kind, tch::Device::Cpu))?)
+    Ok(Tensor::f_empty(shape.as_slice(), (kind, Device::Cpu))?)
 }
 
 /// Doubles for single numbers; otherwise float, double, long or boolean elements.

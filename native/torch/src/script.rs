@@ -5,12 +5,13 @@ use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tch::Tensor;
+use tch::{Device, Tensor};
 use torch_sys::C_tensor;
 
 use crate::border::{check, take_text};
 use crate::error::TorchError;
 use crate::program::{NamedTensor, Outputs, Program};
+use crate::tensor::gpu_of;
 
 /// The file in an archive that names the buffers registered with `persistent=False`, as a JSON list. TorchScript
 /// itself makes every buffer persistent.
@@ -47,6 +48,7 @@ unsafe extern "C" {
         name: *mut *const c_char,
         is_buffer: *mut bool,
     ) -> *mut C_tensor;
+    fn flambeau_script_move(script: *mut RawScript, from: i32, to: i32) -> *mut c_char;
     fn flambeau_script_train(script: *mut RawScript, training: bool) -> *mut c_char;
     fn flambeau_script_num_inputs(
         script: *const RawScript,
@@ -229,6 +231,11 @@ impl Program for ScriptProgram {
             return Err(error);
         }
         RawOutputs(result).unpack("model: forward")
+    }
+
+    fn move_to(&mut self, from: Device, to: Device) -> Result<(), TorchError> {
+        // SAFETY: the module is live.
+        check(unsafe { flambeau_script_move(self.raw, gpu_of(from), gpu_of(to)) })
     }
 
     fn write(&self, directory: &Path) -> Result<Vec<String>, TorchError> {

@@ -86,7 +86,7 @@ pub(crate) fn load(
             return Ok(None);
         };
         if value.size() != parameter.tensor.size() || value.kind() != parameter.tensor.kind() {
-            return Ok(Some(value));
+            return Ok(Some(value.f_to_device(parameter.tensor.device())?));
         }
         // Laid out as the parameter is, so that kernels stay flat.
         tch::no_grad(|| {

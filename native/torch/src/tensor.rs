@@ -6,7 +6,7 @@ use std::ptr;
 
 use flambeau_collective::DType as CollectiveDType;
 use flambeau_data::{DType, HostTensor};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
 use crate::border::check;
@@ -176,6 +176,20 @@ pub(crate) fn set_data(tensor: &Tensor, data: &Tensor) -> Result<(), TorchError>
     check(unsafe { flambeau_set_data(tensor.as_ptr(), data.as_ptr()) })
 }
 
+/// Gives a tensor its data on another device; it stays the object that it is.
+pub(crate) fn move_data(tensor: &Tensor, device: Device) -> Result<(), TorchError> {
+    let moved = tch::no_grad(|| tensor.f_to_device(device))?;
+    set_data(tensor, &moved)
+}
+
+/// The number of a GPU; -1 for the CPU.
+pub(crate) fn gpu_of(device: Device) -> i32 {
+    match device {
+        Device::Cuda(index) => index as i32,
+        _ => -1,
+    }
+}
+
 /// The bytes of a contiguous tensor on the CPU.
 pub(crate) fn bytes_of(tensor: &Tensor) -> &[u8] {
     debug_assert!(tensor.is_contiguous());
@@ -189,17 +203,23 @@ pub(crate) fn bytes_of(tensor: &Tensor) -> &[u8] {
 
 /// A new tensor of torch's own memory with the given bytes.
 pub(crate) fn of_bytes(bytes: &[u8], kind: Kind, sizes: &[i64]) -> Result<Tensor, TorchError> {
-    let tensor = Tensor::f_empty(sizes, (kind, tch::Device::Cpu))?;
+    filled(Tensor::f_empty(sizes, (kind, Device::Cpu))?, bytes)
+}
+
+/// A new tensor in main memory, which nobody else knows of, with the given bytes.
+pub(crate) fn filled(tensor: Tensor, bytes: &[u8]) -> Result<Tensor, TorchError> {
+    let kind = tensor.kind();
     let wanted = tensor.numel() * kind.elt_size_in_bytes();
     if bytes.len() != wanted {
         return Err(TorchError::Data(format!(
-            "{} bytes were given for a tensor {sizes:?} of {}, which takes {wanted}",
+            "{} bytes were given for a tensor {:?} of {}, which takes {wanted}",
             bytes.len(),
+            tensor.size(),
             kind_name(kind)
         )));
     }
     if wanted > 0 {
-        // SAFETY: a new tensor is contiguous and holds that many bytes, which nobody else knows of.
+        // SAFETY: a new tensor is contiguous and holds that many bytes.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), tensor.data_ptr().cast(), wanted) };
     }
     Ok(tensor)

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr;
 
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use super::numbers::Number;
 
@@ -113,6 +113,12 @@ impl Call {
         check(unsafe { flambeau_call_check(self.0.as_ptr()) })
     }
 
+    /// Has the arguments that name a device name another.
+    pub(super) fn move_to(&mut self, from: &CStr, to: &CStr) -> Result<(), String> {
+        // SAFETY: the call is alive, and the names end with zero.
+        check(unsafe { flambeau_call_move(self.0.as_ptr(), from.as_ptr(), to.as_ptr()) })
+    }
+
     /// Runs the operator on the values of a frame. `Err` is what it says.
     pub(super) fn run(&self, frame: &mut Frame) -> Result<(), String> {
         // SAFETY: both are alive; a slot that the frame does not have is an error on the other side.
@@ -218,6 +224,32 @@ pub(super) enum Mode {
         scalar_type: Option<i32>,
         cache_enabled: bool,
     },
+}
+
+impl Mode {
+    /// Has a mode of one kind of devices be that of another's.
+    pub(super) fn move_to(&mut self, from: &CStr, to: &CStr) {
+        if let Mode::Autocast { device_type, .. } = self
+            && device_type.as_c_str() == kind_of(from).as_c_str()
+        {
+            *device_type = kind_of(to);
+        }
+    }
+}
+
+/// A device as c10 writes it, such as `cpu` or `cuda:1`.
+pub(super) fn device_name(device: Device) -> CString {
+    let name = match device {
+        Device::Cuda(index) => format!("cuda:{index}"),
+        _ => "cpu".into(),
+    };
+    CString::new(name).expect("no byte is 0")
+}
+
+/// The kind of a device: its name without its number.
+fn kind_of(device: &CStr) -> CString {
+    let name = device.to_bytes().split(|&byte| byte == b':').next();
+    CString::new(name.unwrap_or_default()).expect("no byte is 0")
 }
 
 /// A mode that this thread is in; dropping it sets back what was before.
@@ -409,6 +441,8 @@ unsafe extern "C" {
         is_list: bool,
     );
     fn flambeau_call_release(call: *mut c_void, slots: *const usize, num_slots: usize);
+    fn flambeau_call_move(call: *mut c_void, from: *const c_char, to: *const c_char)
+    -> *mut c_char;
     fn flambeau_call_check(call: *const c_void) -> *mut c_char;
     fn flambeau_call_run(call: *const c_void, frame: *mut c_void) -> *mut c_char;
     fn flambeau_frame_new(num_slots: usize) -> *mut c_void;
@@ -437,4 +471,59 @@ unsafe extern "C" {
         previous: *mut RawAutocast,
     ) -> *mut c_char;
     fn flambeau_autocast_leave(previous: *const RawAutocast);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn zeros() -> Call {
+        let mut call = Call::new("aten::zeros", "").unwrap();
+        let index = |name| {
+            call.argument_names()
+                .iter()
+                .position(|other| *other == name)
+                .unwrap()
+        };
+        let (size, device) = (index("size"), index("device"));
+        call.set(size, &Value::List(vec![Value::Int(2)])).unwrap();
+        call.set(device, &Value::Device("cpu".into())).unwrap();
+        call.set_return(0, &Return::One(Some(0)));
+        call
+    }
+
+    #[test]
+    fn what_names_a_device_is_moved() {
+        let mut call = zeros();
+        let made = |call: &Call| {
+            let mut frame = Frame::new(1);
+            call.run(&mut frame).unwrap();
+            frame.tensor(0).unwrap().device()
+        };
+        assert_eq!(made(&call), Device::Cpu);
+        call.move_to(c"cuda:0", c"cuda:1").unwrap();
+        assert_eq!(made(&call), Device::Cpu);
+        call.move_to(c"cpu", c"cuda:9").unwrap();
+        let error = call.run(&mut Frame::new(1)).unwrap_err();
+        // Without CUDA, without a driver, or without so many GPUs.
+        assert!(
+            ["CUDA", "NVIDIA"].iter().any(|name| error.contains(name)),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn autocast_goes_with_the_device() {
+        let autocast = |device_type: &CStr| Mode::Autocast {
+            device_type: device_type.to_owned(),
+            enabled: true,
+            scalar_type: None,
+            cache_enabled: true,
+        };
+        let mut mode = autocast(c"cpu");
+        mode.move_to(&device_name(Device::Cpu), &device_name(Device::Cuda(1)));
+        assert_eq!(mode, autocast(c"cuda"));
+        mode.move_to(&device_name(Device::Cpu), &device_name(Device::Cuda(1)));
+        assert_eq!(mode, autocast(c"cuda"));
+    }
 }

@@ -2,17 +2,18 @@
 
 use std::collections::HashMap;
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::archive::{Archive, kind_of, refused};
 use super::compile::{Operand, Step, Steps, compile};
-use super::dispatch::{Entered, Frame, Value};
+use super::dispatch::{Entered, Frame, Value, device_name};
 use super::schema::{Argument, InputSpec, OutputSpec, RangeConstraint, Size, TensorMeta};
 use super::structure::Structure;
 use super::training::ModeFlag;
 use super::weights::Weights;
 use crate::error::TorchError;
 use crate::program::Outputs;
+use crate::tensor::move_data;
 
 /// A graph with the tensors that it computes with.
 pub(super) struct ReadyGraph {
@@ -168,6 +169,26 @@ impl ReadyGraph {
             }
             _ => None,
         })
+    }
+
+    /// Moves the graph's constants, and has what names the first device name the second. The weights are moved before.
+    pub(super) fn move_to(&mut self, from: Device, to: Device) -> Result<(), TorchError> {
+        for (_, tensor) in &self.held {
+            if tensor.device() != to {
+                move_data(tensor, to)?;
+            }
+        }
+        let (from, to) = (device_name(from), device_name(to));
+        for step in &mut self.steps {
+            match step {
+                Step::Call { call, label } => call
+                    .move_to(&from, &to)
+                    .map_err(|message| failed(label, &message))?,
+                Step::Enter(mode) => mode.move_to(&from, &to),
+                Step::Number { .. } | Step::Leave => {}
+            }
+        }
+        Ok(())
     }
 
     /// Runs the graph on inputs whose first dimension is the rows.

@@ -22,7 +22,7 @@ mod weights;
 use std::fs;
 use std::path::Path;
 
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use crate::error::TorchError;
 use crate::program::{NamedTensor, Outputs, Program};
@@ -118,6 +118,14 @@ impl Program for ExportedProgram {
             }
             _ => self.eval.run(inputs),
         }
+    }
+
+    fn move_to(&mut self, from: Device, to: Device) -> Result<(), TorchError> {
+        self.weights.move_to(to)?;
+        [Some(&mut self.eval), self.train.as_mut()]
+            .into_iter()
+            .flatten()
+            .try_for_each(|graph| graph.move_to(from, to))
     }
 
     fn write(&self, directory: &Path) -> Result<Vec<String>, TorchError> {

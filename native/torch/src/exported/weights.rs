@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use super::archive::{Archive, Place, refused};
 use super::schema::InputSpec;
 use crate::error::TorchError;
 use crate::program::NamedTensor;
+use crate::tensor::move_data;
 
 /// Parameters in the order of their registration, then buffers.
 pub(super) struct Weights {
@@ -71,6 +72,15 @@ impl Weights {
             .iter()
             .map(NamedTensor::shallow_clone)
             .collect()
+    }
+
+    /// Moves their data to a device. Tied ones move once.
+    pub(super) fn move_to(&self, device: Device) -> Result<(), TorchError> {
+        let elsewhere = |entry: &&NamedTensor| entry.tensor.device() != device;
+        self.tensors
+            .iter()
+            .filter(elsewhere)
+            .try_for_each(|entry| move_data(&entry.tensor, device))
     }
 
     /// Refuses another graph that does not compute with the same tensors.

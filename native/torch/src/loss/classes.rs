@@ -1,11 +1,12 @@
 //! Cross entropy and negative log likelihood: the mean is over the targets that count, each by its class's weight.
 
 use flambeau_train::NamedOptions;
-use tch::{Kind, Reduction, Tensor};
+use tch::{Device, Kind, Reduction, Tensor};
 
-use super::{Loss, LossValue, class_target, mean_or_weighted, options};
+use super::{ClassTarget, Loss, LossValue, class_target, mean_or_weighted, options, total};
 use crate::error::TorchError;
 use crate::program::Outputs;
+use crate::rows::Targets;
 use crate::tensor::is_floating;
 
 pub(crate) struct ClassLoss {
@@ -13,6 +14,8 @@ pub(crate) struct ClassLoss {
     /// Whether the output is logits rather than logarithms of probabilities.
     takes_logits: bool,
     class_weight: Option<Tensor>,
+    /// The same in main memory.
+    host_class_weight: Option<Tensor>,
     ignore_index: i64,
     label_smoothing: f64,
 }
@@ -36,6 +39,7 @@ impl ClassLoss {
                 "loss NLLLoss"
             },
             takes_logits,
+            host_class_weight: class_weight.as_ref().map(Tensor::shallow_clone),
             class_weight,
             ignore_index: options.integer("ignore_index", -100)?,
             label_smoothing: options.number(
@@ -53,7 +57,7 @@ impl ClassLoss {
         label: &Tensor,
         reduction: Reduction,
     ) -> Result<Tensor, TorchError> {
-        let weight = self.class_weight_as(output.kind())?;
+        let weight = in_kind(self.class_weight.as_ref(), output.kind())?;
         Ok(match self.takes_logits {
             true => output.f_cross_entropy_loss(
                 label,
@@ -66,61 +70,35 @@ impl ClassLoss {
         }?)
     }
 
-    fn class_weight_as(&self, kind: Kind) -> Result<Option<Tensor>, TorchError> {
-        Ok(self
-            .class_weight
-            .as_ref()
-            .map(|weight| weight.f_totype(kind))
-            .transpose()?)
-    }
-
-    fn of_target(
-        &self,
-        output: &Tensor,
-        label: &Tensor,
-        weight: Option<&Tensor>,
-        num_rows: usize,
-    ) -> Result<LossValue, TorchError> {
+    fn of_target(&self, target: &ClassTarget, targets: &Targets) -> Result<LossValue, TorchError> {
+        let ClassTarget {
+            output,
+            label,
+            host_label,
+        } = target;
         // Class probabilities: torch divides by the rows, whatever the class weights.
         if is_floating(label.kind()) {
-            return mean_or_weighted(weight, num_rows, |reduction| {
-                self.reduced(output, label, reduction)
-            });
+            return mean_or_weighted(targets, |reduction| self.reduced(output, label, reduction));
         }
-        let Some(weight) = weight else {
+        let (Some(weight), Some(host_weight)) = (&targets.weight, targets.host_weight()) else {
             let value = self.reduced(output, label, Reduction::Mean)?;
             let denominator = match &self.class_weight {
-                None => label
+                None => host_label
                     .f_ne(self.ignore_index)?
                     .f_sum(None)?
                     .f_double_value(&[])?,
-                Some(_) => self
-                    .target_weights(output, label)?
-                    .f_sum(Kind::Double)?
-                    .f_double_value(&[])?,
+                Some(_) => total(&self.target_weights(output.kind(), host_label)?)?,
             };
             return Ok(LossValue { value, denominator });
         };
-        let mut per_target = self.reduced(output, label, Reduction::None)?;
-        let mut target_weights = self.target_weights(output, label)?;
-        if label.dim() > 1 {
-            per_target = per_target.f_flatten(1, -1)?.f_sum_dim_intlist(
-                Some([1i64].as_slice()),
-                false,
-                None,
-            )?;
-            target_weights = target_weights.f_flatten(1, -1)?.f_sum_dim_intlist(
-                Some([1i64].as_slice()),
-                false,
-                None,
-            )?;
-        }
+        let per_target = of_rows(self.reduced(output, label, Reduction::None)?)?;
+        let target_weights = of_rows(self.target_weights(output.kind(), host_label)?)?;
         let numerator = per_target
             .f_mul(&weight.f_totype(per_target.kind())?)?
             .f_sum(None)?;
         let denominator = target_weights
             .f_totype(Kind::Double)?
-            .f_mul(weight)?
+            .f_mul(host_weight)?
             .f_sum(None)?
             .f_double_value(&[])?;
         Ok(LossValue {
@@ -129,10 +107,11 @@ impl ClassLoss {
         })
     }
 
-    /// What each target adds to the denominator: its class's weight, or 1; 0 where it is ignored. In the label's shape.
-    fn target_weights(&self, output: &Tensor, label: &Tensor) -> Result<Tensor, TorchError> {
+    /// What each target adds to the denominator: its class's weight, or 1; 0 where it is ignored. In the shape of the label,
+    /// which is in main memory; weights are rounded to `kind`.
+    fn target_weights(&self, kind: Kind, label: &Tensor) -> Result<Tensor, TorchError> {
         let counted = label.f_ne(self.ignore_index)?;
-        match self.class_weight_as(output.kind())? {
+        match in_kind(self.host_class_weight.as_ref(), kind)? {
             None => Ok(counted.f_totype(Kind::Double)?),
             Some(weight) => {
                 let classes = label.f_masked_fill(&counted.f_logical_not()?, 0)?;
@@ -141,7 +120,7 @@ impl ClassLoss {
         }
     }
 
-    /// Says which label lies outside the classes, if that is what failed.
+    /// Says which label, in main memory, lies outside the classes, if one does.
     fn refuse_label(&self, output: &Tensor, label: &Tensor) -> Result<(), TorchError> {
         if is_floating(label.kind()) {
             return Ok(());
@@ -175,22 +154,43 @@ impl Loss for ClassLoss {
         self.name
     }
 
-    fn evaluate(
-        &self,
-        output: &Outputs,
-        labels: &[Tensor],
-        weight: Option<&Tensor>,
-        num_rows: usize,
-    ) -> Result<LossValue, TorchError> {
-        let (output, label) = class_target(output, labels, self.name)?;
-        self.of_target(&output, &label, weight, num_rows)
-            .or_else(|error| {
-                self.refuse_label(&output, &label)?;
-                Err(error)
-            })
+    fn evaluate(&self, output: &Outputs, targets: &Targets) -> Result<LossValue, TorchError> {
+        let target = class_target(output, targets, self.name)?;
+        let refuse_label = || self.refuse_label(&target.output, &target.host_label);
+        // A GPU would stop for good at such a label; the CPU says that something is wrong.
+        if targets.are_on_device() {
+            refuse_label()?;
+        }
+        self.of_target(&target, targets).or_else(|error| {
+            refuse_label()?;
+            Err(error)
+        })
+    }
+
+    fn move_to(&mut self, _from: Device, to: Device) -> Result<(), TorchError> {
+        if let Some(weight) = &mut self.class_weight {
+            *weight = weight.f_to_device(to)?;
+        }
+        Ok(())
     }
 
     fn ignore_index(&self) -> Option<i64> {
         Some(self.ignore_index)
+    }
+}
+
+fn in_kind(weight: Option<&Tensor>, kind: Kind) -> Result<Option<Tensor>, TorchError> {
+    Ok(weight.map(|weight| weight.f_totype(kind)).transpose()?)
+}
+
+/// One number a row: the sum over a row's targets.
+fn of_rows(values: Tensor) -> Result<Tensor, TorchError> {
+    match values.dim() {
+        1 => Ok(values),
+        _ => {
+            Ok(values
+                .f_flatten(1, -1)?
+                .f_sum_dim_intlist(Some([1i64].as_slice()), false, None)?)
+        }
     }
 }

@@ -1,11 +1,12 @@
 //! Losses whose mean is over all elements of output and label, which have one shape.
 
 use flambeau_train::NamedOptions;
-use tch::{Reduction, Tensor};
+use tch::{Device, Reduction, Tensor};
 
 use super::{Loss, LossValue, mean_or_weighted, options, regression_target};
 use crate::error::TorchError;
 use crate::program::Outputs;
+use crate::rows::Targets;
 
 /// Which, with its options as torch names them.
 enum Kind {
@@ -124,17 +125,21 @@ impl Loss for ElementwiseLoss {
         &self.name
     }
 
-    fn evaluate(
-        &self,
-        output: &Outputs,
-        labels: &[Tensor],
-        weight: Option<&Tensor>,
-        num_rows: usize,
-    ) -> Result<LossValue, TorchError> {
-        let (output, label) = regression_target(output, labels, &self.name)?;
-        mean_or_weighted(weight, num_rows, |reduction| {
+    fn evaluate(&self, output: &Outputs, targets: &Targets) -> Result<LossValue, TorchError> {
+        let (output, label) = regression_target(output, &targets.labels, &self.name)?;
+        mean_or_weighted(targets, |reduction| {
             self.reduced(&output, &label, reduction)
         })
+    }
+
+    fn move_to(&mut self, _from: Device, to: Device) -> Result<(), TorchError> {
+        if let Kind::BceWithLogits {
+            pos_weight: Some(weight),
+        } = &mut self.kind
+        {
+            *weight = weight.f_to_device(to)?;
+        }
+        Ok(())
     }
 
     fn threshold(&self) -> f64 {

@@ -11,16 +11,19 @@ mod targets;
 
 use flambeau_data::Store;
 use flambeau_train::{LossSpec, NamedOptions};
-use tch::{Kind, Reduction, Tensor};
+use tch::{Device, Kind, Reduction, Tensor};
 
 use crate::error::TorchError;
 use crate::options::Options;
 use crate::program::Outputs;
+use crate::rows::Targets;
 use classes::ClassLoss;
 use elementwise::ElementwiseLoss;
 use scripted::ScriptedLoss;
 
-pub(crate) use targets::{class_target, regression_target, single_label, single_output};
+pub(crate) use targets::{
+    ClassTarget, class_target, class_target_of, regression_target, single_label, single_output,
+};
 
 /// The names of the losses that torch has.
 const NAMES: &str = "bce, bce_with_logits, cross_entropy, huber, l1, mae, mse, nll, poisson_nll, smooth_l1, soft_margin";
@@ -33,18 +36,15 @@ pub(crate) struct LossValue {
     pub(crate) denominator: f64,
 }
 
-/// A loss. `weight` is one number a row.
+/// A loss. None of its methods waits for a device: what is read of labels and weights is read in main memory.
 pub(crate) trait Loss: Send {
     /// `loss` and its name, for messages.
     fn name(&self) -> &str;
 
-    fn evaluate(
-        &self,
-        output: &Outputs,
-        labels: &[Tensor],
-        weight: Option<&Tensor>,
-        num_rows: usize,
-    ) -> Result<LossValue, TorchError>;
+    fn evaluate(&self, output: &Outputs, targets: &Targets) -> Result<LossValue, TorchError>;
+
+    /// Moves what it computes with from one device to another.
+    fn move_to(&mut self, from: Device, to: Device) -> Result<(), TorchError>;
 
     /// What separates the two classes of a one-column output: 0 for logits, 0.5 for probabilities.
     fn threshold(&self) -> f64 {
@@ -105,25 +105,31 @@ fn per_row(values: Tensor) -> Result<Tensor, TorchError> {
     }
 }
 
-/// The mean over `num_rows` rows, or with row weights the weighted mean of the rows' own means. `reduced` computes the loss
+/// The mean over the rows, or with row weights the weighted mean of the rows' own means. `reduced` computes the loss
 /// with a reduction of torch's.
 fn mean_or_weighted(
-    weight: Option<&Tensor>,
-    num_rows: usize,
+    targets: &Targets,
     reduced: impl Fn(Reduction) -> Result<Tensor, TorchError>,
 ) -> Result<LossValue, TorchError> {
-    match weight {
-        None => Ok(LossValue {
+    match (&targets.weight, targets.host_weight()) {
+        (Some(weight), Some(host_weight)) => {
+            let per_row = per_row(reduced(Reduction::None)?)?;
+            weighted(&per_row, weight, total(host_weight)?)
+        }
+        _ => Ok(LossValue {
             value: reduced(Reduction::Mean)?,
-            denominator: num_rows as f64,
+            denominator: targets.num_rows as f64,
         }),
-        Some(weight) => weighted(&per_row(reduced(Reduction::None)?)?, weight),
     }
 }
 
-/// The mean of the rows' losses, each counted by its weight.
-fn weighted(per_row: &Tensor, weight: &Tensor) -> Result<LossValue, TorchError> {
-    let denominator = weight.f_sum(Kind::Double)?.f_double_value(&[])?;
+/// The sum of numbers in main memory, in float64.
+fn total(numbers: &Tensor) -> Result<f64, TorchError> {
+    Ok(numbers.f_sum(Kind::Double)?.f_double_value(&[])?)
+}
+
+/// The sum of the rows' losses, each counted by its weight, over the denominator.
+fn weighted(per_row: &Tensor, weight: &Tensor, denominator: f64) -> Result<LossValue, TorchError> {
     let numerator = per_row
         .f_mul(&weight.f_totype(per_row.kind())?)?
         .f_sum(None)?;

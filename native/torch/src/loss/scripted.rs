@@ -1,12 +1,13 @@
 //! A loss that is a TorchScript module of the user's.
 
-use tch::{Reduction, Tensor};
+use tch::{Device, Reduction, Tensor};
 
 use super::targets::same_shape;
 use super::{Loss, LossValue, mean_or_weighted, per_row};
 use crate::autocast::target_kind;
 use crate::error::TorchError;
 use crate::program::{Outputs, Program};
+use crate::rows::Targets;
 use crate::script::ScriptProgram;
 use crate::tensor::is_floating;
 
@@ -58,14 +59,9 @@ impl Loss for ScriptedLoss {
         &self.name
     }
 
-    fn evaluate(
-        &self,
-        output: &Outputs,
-        labels: &[Tensor],
-        weight: Option<&Tensor>,
-        num_rows: usize,
-    ) -> Result<LossValue, TorchError> {
-        let returned = self.call(output, labels)?;
+    fn evaluate(&self, output: &Outputs, targets: &Targets) -> Result<LossValue, TorchError> {
+        let num_rows = targets.num_rows;
+        let returned = self.call(output, &targets.labels)?;
         let Outputs::Tensor(value) = returned else {
             return Err(TorchError::Param(format!(
                 "{} returned {}; it must return a tensor",
@@ -75,7 +71,7 @@ impl Loss for ScriptedLoss {
         };
         let size = value.size();
         if size.is_empty() || (value.numel() == 1 && num_rows != 1) {
-            if weight.is_some() {
+            if targets.weight.is_some() {
                 return Err(TorchError::Param(format!(
                     "{} returns a scalar, which cannot be weighted by weightCol; return one value per row",
                     self.name
@@ -93,9 +89,13 @@ impl Loss for ScriptedLoss {
             )));
         }
         let values = per_row(value)?;
-        mean_or_weighted(weight, num_rows, |reduction| match reduction {
+        mean_or_weighted(targets, |reduction| match reduction {
             Reduction::None => Ok(values.shallow_clone()),
             _ => Ok(values.f_mean(None)?),
         })
+    }
+
+    fn move_to(&mut self, from: Device, to: Device) -> Result<(), TorchError> {
+        self.script.move_to(from, to)
     }
 }

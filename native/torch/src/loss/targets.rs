@@ -1,10 +1,11 @@
 //! What a loss or a metric is given, brought into the shape that it takes.
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use crate::autocast::target_kind;
 use crate::error::TorchError;
 use crate::program::Outputs;
+use crate::rows::Targets;
 use crate::tensor::{brief, is_floating};
 
 /// The output where it must be one tensor; `name` is that of the loss or metric that says so.
@@ -86,14 +87,33 @@ pub(crate) fn regression_target(
     ))
 }
 
-/// Output `[rows, classes, ...]` and class labels `[rows, ...]` as int64, or class probabilities in the output's shape.
+/// An output with the classes that it is held against.
+pub(crate) struct ClassTarget {
+    /// `[rows, classes, ...]`.
+    pub(crate) output: Tensor,
+    /// `[rows, ...]` as int64, or probabilities in the output's shape.
+    pub(crate) label: Tensor,
+    /// The same in main memory.
+    pub(crate) host_label: Tensor,
+}
+
+/// The class target of a batch. Labels that are no whole numbers are refused.
 pub(crate) fn class_target(
     output: &Outputs,
-    labels: &[Tensor],
+    targets: &Targets,
     name: &str,
-) -> Result<(Tensor, Tensor), TorchError> {
+) -> Result<ClassTarget, TorchError> {
     let output = single_output(output, name)?;
-    let mut label = single_label(labels, output, name)?;
+    let labels = targets.both(|labels| single_label(labels, output, name))?;
+    class_target_of(output, labels, name)
+}
+
+/// The class target of a label that is there where the program computes, and in main memory.
+pub(crate) fn class_target_of(
+    output: &Tensor,
+    (label, host_label): (Tensor, Tensor),
+    name: &str,
+) -> Result<ClassTarget, TorchError> {
     let size = output.size();
     if size.len() < 2 {
         return Err(TorchError::Data(format!(
@@ -101,38 +121,44 @@ pub(crate) fn class_target(
              use bce_with_logits"
         )));
     }
+    let output = output.shallow_clone();
     if is_floating(label.kind()) && label.size() == size {
-        return Ok((output.shallow_clone(), label.f_totype(target_kind(output))?));
+        let kind = target_kind(&output);
+        return Ok(ClassTarget {
+            label: label.f_totype(kind)?,
+            host_label: host_label.f_totype(kind)?,
+            output,
+        });
     }
     let expected: Vec<i64> = size[..1].iter().chain(&size[2..]).copied().collect();
-    if label.size() != expected {
-        let with_one: Vec<i64> = expected.iter().copied().chain([1]).collect();
-        if label.size() != with_one {
-            return Err(TorchError::Data(format!(
-                "{name}: the model's output has shape {size:?}, so the label must have shape {expected:?}, but it has \
-                 {:?}",
-                label.size()
-            )));
-        }
-        label = label.f_reshape(&expected)?;
+    let with_one: Vec<i64> = expected.iter().copied().chain([1]).collect();
+    if label.size() != expected && label.size() != with_one {
+        return Err(TorchError::Data(format!(
+            "{name}: the model's output has shape {size:?}, so the label must have shape {expected:?}, but it has {:?}",
+            label.size()
+        )));
     }
-    if label.kind() != tch::Kind::Int64 {
-        label = whole_numbers(&label, name)?;
-    }
-    Ok((output.shallow_clone(), label))
+    check_whole(&host_label, name)?;
+    let classes = |label: Tensor| label.f_reshape(&expected)?.f_totype(Kind::Int64);
+    Ok(ClassTarget {
+        output,
+        label: classes(label)?,
+        host_label: classes(host_label)?,
+    })
 }
 
-fn whole_numbers(label: &Tensor, name: &str) -> Result<Tensor, TorchError> {
-    let classes = label.f_totype(tch::Kind::Int64)?;
-    if is_floating(label.kind()) {
-        let back = classes.f_totype(label.kind())?;
-        if !back.f_equal(label)? {
-            let broken = label.f_masked_select(&back.f_ne_tensor(label)?)?;
-            let value = broken.f_double_value(&[0])?;
-            return Err(TorchError::Data(format!(
-                "{name}: class labels must be whole numbers, but one is {value:?}"
-            )));
-        }
+/// Refuses a label in main memory that is no whole number.
+fn check_whole(label: &Tensor, name: &str) -> Result<(), TorchError> {
+    if !is_floating(label.kind()) {
+        return Ok(());
     }
-    Ok(classes)
+    let back = label.f_totype(Kind::Int64)?.f_totype(label.kind())?;
+    if back.f_equal(label)? {
+        return Ok(());
+    }
+    let broken = label.f_masked_select(&back.f_ne_tensor(label)?)?;
+    let value = broken.f_double_value(&[0])?;
+    Err(TorchError::Data(format!(
+        "{name}: class labels must be whole numbers, but one is {value:?}"
+    )))
 }

@@ -4,7 +4,7 @@ use std::ffi::c_char;
 use std::ptr;
 
 use flambeau_train::NamedOptions;
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 use torch_sys::C_tensor;
 
 use super::{Rule, Slot, Update, fill, handles, learning_rate, slot_handles};
@@ -93,8 +93,8 @@ fn betas(options: &Options<'_>) -> Result<(f64, f64), TorchError> {
 
 impl Rule for Adam {
     fn step(&mut self, updates: &[Update<'_>], lr: f64) -> Result<(), TorchError> {
-        fill(&mut self.steps, updates, |_| {
-            Tensor::f_zeros([0i64; 0], (Kind::Float, Device::Cpu))
+        fill(&mut self.steps, updates, |parameter| {
+            Tensor::f_zeros([0i64; 0], (Kind::Float, parameter.device()))
         })?;
         fill(&mut self.averages, updates, Tensor::f_zeros_like)?;
         fill(&mut self.squares, updates, Tensor::f_zeros_like)?;

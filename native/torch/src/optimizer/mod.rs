@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use flambeau_train::NamedOptions;
-use tch::Tensor;
+use tch::{Device, Tensor};
 use torch_sys::C_tensor;
 
 use crate::error::TorchError;
@@ -92,6 +92,15 @@ impl Optimizer {
             [] => Ok(()),
             _ => self.rule.step(updates, self.learning_rate),
         }
+    }
+
+    /// Moves its state to a device.
+    pub(crate) fn move_to(&mut self, device: Device) -> Result<(), TorchError> {
+        let slots = self.rule.slots().into_iter();
+        for tensor in slots.flat_map(|(_, slot)| slot.values_mut()) {
+            *tensor = tensor.f_to_device(device)?;
+        }
+        Ok(())
     }
 
     /// The state, as (kind, number of the parameter, tensor).

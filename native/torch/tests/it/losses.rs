@@ -3,58 +3,69 @@
 use flambeau_data::DType;
 use serde_json::{Value, json};
 
-use crate::support::{Trainer, batch, distance, dtype, expected, job, numbers, path, tensor};
+use flambeau_train::BucketSizes;
+
+use crate::support::{
+    Place, Trainer, batch, distance, dtype, expected, job, numbers, path, places, tensor,
+};
 
 const ROWS: usize = 7;
 const WIDTH: usize = 3;
 
 #[test]
 fn values_denominators_and_gradients_are_those_of_torch() {
-    for case in expected("losses").as_array().unwrap() {
-        let what = format!(
-            "{} {} {} {}",
-            case["name"], case["options"], case["dtype"], case["weight"]
-        );
-        let dtype = dtype(&case["dtype"]);
-        let fields = json!({
-            "loss": {"name": case["name"], "options": case["options"]},
-            "optimizer": {"name": "sgd"},
-        });
-        let program = path(&format!("scale-{WIDTH}-{dtype}.pt"));
-        let mut trainer = Trainer::new(&job(&program, dtype, WIDTH, WIDTH, fields));
-        let label = numbers(&case["label"]);
-        let label = match case["is_class"].as_bool().unwrap() {
-            true => tensor(DType::Int64, &[ROWS], &label),
-            false => tensor(dtype, &[ROWS, WIDTH], &label),
-        };
-        let weight = match &case["weight"] {
-            Value::Null => None,
-            weight => Some(tensor(dtype, &[ROWS], &numbers(weight))),
-        };
-        let input = tensor(dtype, &[ROWS, WIDTH], &numbers(&case["x"]));
-        let (sums, mut gradient) = trainer.gradient(batch(ROWS, input, label, weight));
-        let tolerance = if dtype == DType::Float64 { 1e-14 } else { 1e-6 };
-        let (value, denominator) = (
-            case["value"].as_f64().unwrap(),
-            case["denominator"].as_f64().unwrap(),
-        );
-        assert!(
-            distance(&[sums.numerator / sums.denominator], &[value]) < tolerance,
-            "{what}: {sums:?}"
-        );
-        assert!(
-            distance(&[sums.denominator], &[denominator]) < tolerance,
-            "{what}: {sums:?}"
-        );
-        // Backward runs on the mean times denominator / rows.
-        gradient
-            .iter_mut()
-            .for_each(|x| *x *= ROWS as f64 / denominator);
-        assert!(
-            distance(&gradient, &numbers(&case["gradient"])) < tolerance,
-            "{what}: {gradient:?}"
-        );
+    for place in places() {
+        for case in expected("losses").as_array().unwrap() {
+            check_loss(place, case);
+        }
     }
+}
+
+fn check_loss(place: Place, case: &Value) {
+    let what = format!(
+        "{} {} {} {} ({place:?})",
+        case["name"], case["options"], case["dtype"], case["weight"]
+    );
+    let dtype = dtype(&case["dtype"]);
+    let fields = json!({
+        "loss": {"name": case["name"], "options": case["options"]},
+        "optimizer": {"name": "sgd"},
+    });
+    let program = path(&format!("scale-{WIDTH}-{dtype}.pt"));
+    let job = job(&program, dtype, WIDTH, WIDTH, fields);
+    let mut trainer = Trainer::at(place, &job, BucketSizes::default());
+    let label = numbers(&case["label"]);
+    let label = match case["is_class"].as_bool().unwrap() {
+        true => tensor(DType::Int64, &[ROWS], &label),
+        false => tensor(dtype, &[ROWS, WIDTH], &label),
+    };
+    let weight = match &case["weight"] {
+        Value::Null => None,
+        weight => Some(tensor(dtype, &[ROWS], &numbers(weight))),
+    };
+    let input = tensor(dtype, &[ROWS, WIDTH], &numbers(&case["x"]));
+    let (sums, mut gradient) = trainer.gradient(batch(ROWS, input, label, weight));
+    let tolerance = if dtype == DType::Float64 { 1e-14 } else { 1e-6 };
+    let (value, denominator) = (
+        case["value"].as_f64().unwrap(),
+        case["denominator"].as_f64().unwrap(),
+    );
+    assert!(
+        distance(&[sums.numerator / sums.denominator], &[value]) < tolerance,
+        "{what}: {sums:?}"
+    );
+    assert!(
+        distance(&[sums.denominator], &[denominator]) < tolerance,
+        "{what}: {sums:?}"
+    );
+    // Backward runs on the mean times denominator / rows.
+    gradient
+        .iter_mut()
+        .for_each(|x| *x *= ROWS as f64 / denominator);
+    assert!(
+        distance(&gradient, &numbers(&case["gradient"])) < tolerance,
+        "{what}: {gradient:?}"
+    );
 }
 
 fn scale_trainer(loss: Value) -> Trainer {

@@ -1,5 +1,6 @@
 //! TorchScript programs against PyTorch: optimizers, losses, metrics, trainings, scoring, refusals.
 
+mod buckets;
 mod losses;
 mod metrics;
 mod optimizers;

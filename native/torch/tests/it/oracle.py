@@ -95,6 +95,19 @@ class Sparse(nn.Module):
         return self.table(x)
 
 
+class Traced(nn.Module):
+    """A trace of it has a tensor and a device as constants."""
+
+    FACTORS = torch.tensor([1.0, -2.0, 0.5])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.linspace(0.5, 1.5, 3))
+
+    def forward(self, x):
+        return x * self.FACTORS + self.shift + torch.ones(3, device=x.device)
+
+
 def flat(tensor):
     return tensor.detach().to(torch.float64).reshape(-1).tolist()
 
@@ -365,6 +378,14 @@ def classifiers(directory):
     } | {"probability": flat(probability), "prediction": flat(x.argmax(1))}
 
 
+def traced(directory):
+    """Outputs of a module that is traced and not scripted."""
+    x = (torch.arange(21) * 0.125 - 1.0).reshape(7, 3)
+    module = Traced().eval()
+    torch.jit.save(torch.jit.trace(module, x), directory / "traced.pt")
+    return flat(module(x))
+
+
 def make(directory):
     torch.set_num_threads(1)
     for width in (1, 3):
@@ -380,6 +401,7 @@ def make(directory):
         "metrics": metrics(),
         "training": training(directory),
         "classifier": classifiers(directory),
+        "traced": traced(directory),
     }
     (directory / "expected.json").write_text(json.dumps(expected))
 

@@ -2,10 +2,10 @@
 
 use flambeau_data::DType;
 use flambeau_torch::{TorchError, check_job};
-use flambeau_train::{MicroBatch, Model};
+use flambeau_train::BucketSizes;
 use serde_json::{Value, json};
 
-use crate::support::{batch, expected, job, path, store, tensor};
+use crate::support::{Trainer, batch, expected, job, path, places, store, tensor};
 
 fn refusal(width: usize, label_width: usize, fields: Value) -> TorchError {
     let mut all = json!({"loss": {"name": "mse"}, "optimizer": {"name": "sgd"}});
@@ -119,28 +119,14 @@ fn a_job_is_described() {
 #[test]
 fn sparse_gradients_are_refused_by_name() {
     let fields = json!({"loss": {"script": path("output-loss.pt")}, "optimizer": {"name": "sgd"}});
-    let mut trainer =
-        crate::support::Trainer::new(&job(&path("sparse.pt"), DType::Int64, 2, 0, fields));
+    let mut trainer = Trainer::new(&job(&path("sparse.pt"), DType::Int64, 2, 0, fields));
     let rows = batch(
         1,
         tensor(DType::Int64, &[1, 2], &[0.0, 3.0]),
         tensor(DType::Int64, &[1], &[0.0]),
         None,
     );
-    let context = MicroBatch {
-        epoch: 0,
-        step: 0,
-        micro: 0,
-        is_first: true,
-        is_last: true,
-        reference: 1.0,
-        loss_scale: 1.0,
-    };
-    let error = trainer
-        .model
-        .train_batch(rows.into(), &context)
-        .unwrap_err()
-        .to_string();
+    let error = trainer.try_micro(rows, 0, true, 1).unwrap_err().to_string();
     assert!(
         error.contains("model: table.weight got a sparse gradient"),
         "{error}"
@@ -150,43 +136,24 @@ fn sparse_gradients_are_refused_by_name() {
 #[test]
 fn a_class_label_outside_of_the_classes_is_named() {
     let fields = json!({"loss": {"name": "cross_entropy"}, "optimizer": {"name": "sgd"}});
-    let mut trainer = crate::support::Trainer::new(&job(
-        &path("scale-3-float64.pt"),
-        DType::Float64,
-        3,
-        0,
-        fields,
-    ));
-    let mut train = |dtype, label: f64| {
-        let rows = batch(
-            1,
-            tensor(DType::Float64, &[1, 3], &[0.0; 3]),
-            tensor(dtype, &[1], &[label]),
-            None,
-        );
-        let context = MicroBatch {
-            epoch: 0,
-            step: 0,
-            micro: 0,
-            is_first: true,
-            is_last: true,
-            reference: 1.0,
-            loss_scale: 1.0,
+    for place in places() {
+        let program = path("scale-3-float64.pt");
+        let job = job(&program, DType::Float64, 3, 0, fields.clone());
+        let mut trainer = Trainer::at(place, &job, BucketSizes::default());
+        let mut train = |dtype, label: f64| {
+            let rows = batch(
+                1,
+                tensor(DType::Float64, &[1, 3], &[0.0; 3]),
+                tensor(dtype, &[1], &[label]),
+                None,
+            );
+            trainer.try_micro(rows, 0, true, 1).unwrap_err().to_string()
         };
-        trainer
-            .model
-            .train_batch(rows, &context)
-            .unwrap_err()
-            .to_string()
-    };
-    let error = train(DType::Int64, 7.0);
-    assert!(
-        error.contains("the class label 7 lies outside the 3 classes of the model's output [1, 3]"),
-        "{error}"
-    );
-    let error = train(DType::Float64, 1.5);
-    assert!(
-        error.contains("class labels must be whole numbers, but one is 1.5"),
-        "{error}"
-    );
+        let error = train(DType::Int64, 7.0);
+        let said = "the class label 7 lies outside the 3 classes of the model's output [1, 3]";
+        assert!(error.contains(said), "{error} ({place:?})");
+        let error = train(DType::Float64, 1.5);
+        let said = "class labels must be whole numbers, but one is 1.5";
+        assert!(error.contains(said), "{error} ({place:?})");
+    }
 }

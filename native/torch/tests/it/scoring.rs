@@ -3,7 +3,7 @@
 use flambeau_torch::{Scorer, ScorerSpec, Scores};
 use serde_json::{Value, json};
 
-use crate::support::{distance, expected, numbers, path};
+use crate::support::{distance, expected, folder, numbers, path};
 
 fn spec(fields: Value) -> ScorerSpec {
     let mut spec = json!({"form": "scripted", "weights": null, "batchSize": 4, "classes": null, "fields": [],
@@ -87,6 +87,42 @@ fn several_outputs_keep_their_types() {
         error.contains("[40, 32] bytes") && error.contains("[40, 40]"),
         "{error}"
     );
+}
+
+/// A traced module holds a tensor, and the device that its source asked for, as constants.
+#[test]
+fn a_gpu_scores_what_the_cpu_does() {
+    folder();
+    let spec = |gpu: Option<usize>| {
+        spec(json!({
+            "program": path("traced.pt"),
+            "inputs": [{"dtype": "float32", "shape": [3]}],
+            "output": [{"name": null, "dtype": "float32", "shape": [3]}],
+            "gpu": gpu,
+        }))
+    };
+    let x: Vec<f64> = (0..21).map(|i| f64::from(i) * 0.125 - 1.0).collect();
+    let score = |scorer: &Scorer| match scorer.score(7, &[&floats(&x)]).unwrap().remove(0) {
+        Scores::F32(values) => values.into_iter().map(f64::from).collect::<Vec<f64>>(),
+        other => panic!("{other:?}"),
+    };
+    let on_cpu = score(&Scorer::open(&spec(None)).unwrap());
+    assert!(distance(&on_cpu, &numbers(&expected("traced"))) < 1e-6);
+    match flambeau_torch::check_cuda() {
+        Ok(()) => {
+            let scorer = Scorer::open(&spec(Some(0))).unwrap();
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| assert!(distance(&score(&scorer), &on_cpu) < 1e-6));
+                }
+            });
+        }
+        Err(reason) => {
+            let error = Scorer::open(&spec(Some(0))).err().unwrap();
+            assert_eq!(error.to_string(), reason);
+            println!("SKIPPED on a GPU: {reason}");
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What PyTorch computed, and a training loop of one rank.
 
 use std::collections::HashMap;
+use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -10,16 +11,19 @@ use flambeau_collective::{GroupOptions, ProcessGroup, TcpRendezvous};
 use flambeau_data::{AlignedBuffer, Batch, DType, HostTensor, Store};
 use flambeau_torch::TorchModel;
 use flambeau_train::{
-    BucketSizes, GradientReducer, LossSums, MicroBatch, Model, ReducerOptions, StepContext,
-    Tensors, TrainingJob,
+    BucketSizes, GradientReducer, LossSums, MicroBatch, Model, ModelError, ParameterInfo,
+    ReducerOptions, StepContext, Tensors, TrainingJob,
 };
 use serde_json::{Value, json};
+use tch::{Device, Kind, Tensor};
 
 /// The folder of `oracle.py make`, made once.
 pub fn folder() -> &'static Path {
     static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
     FOLDER
         .get_or_init(|| {
+            // Before libtorch runs anything, or it goes on without.
+            let _ = flambeau_torch::load_cuda();
             tch::set_num_threads(1);
             let folder = tempfile::tempdir().unwrap();
             let status = oracle()
@@ -152,10 +156,42 @@ pub fn store() -> Store {
     Store::new(&HashMap::new()).unwrap()
 }
 
+/// Where a trainer computes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Place {
+    Cpu,
+    /// On the CPU, batches and gradients taking the ways that they take on a GPU.
+    Staged,
+    Gpu,
+}
+
+impl Place {
+    fn device(self) -> Device {
+        match self {
+            Place::Gpu => Device::Cuda(0),
+            Place::Cpu | Place::Staged => Device::Cpu,
+        }
+    }
+}
+
+/// All places that this machine has.
+pub fn places() -> Vec<Place> {
+    folder();
+    let mut places = vec![Place::Cpu, Place::Staged];
+    match flambeau_torch::check_cuda() {
+        Ok(()) => places.push(Place::Gpu),
+        Err(reason) => println!("SKIPPED on a GPU: {reason}"),
+    }
+    places
+}
+
 /// A model with the reducer of a group of one.
 pub struct Trainer {
     pub model: TorchModel,
     reducer: Arc<GradientReducer>,
+    /// Where the buckets begin that are the model's own.
+    buckets: Vec<*mut c_void>,
+    place: Place,
     step: u64,
 }
 
@@ -165,7 +201,14 @@ impl Trainer {
     }
 
     pub fn with_sizes(job: &TrainingJob, sizes: BucketSizes) -> Trainer {
+        Trainer::at(Place::Cpu, job, sizes)
+    }
+
+    pub fn at(place: Place, job: &TrainingJob, sizes: BucketSizes) -> Trainer {
         let mut model = flambeau_torch::build(job, &store()).unwrap();
+        if place != Place::Cpu {
+            model.move_to(place.device()).unwrap();
+        }
         let mut rendezvous =
             TcpRendezvous::new("127.0.0.1:0", 0, 1, b"secret", Duration::from_secs(60)).unwrap();
         let options = GroupOptions {
@@ -177,12 +220,24 @@ impl Trainer {
             sizes,
             ..ReducerOptions::default()
         };
-        let parameters = model.parameters().unwrap();
-        let reducer = Arc::new(GradientReducer::new(group, parameters, None, options).unwrap());
+        // A group of one reduces nothing, wherever the gradients lie.
+        let parameters = model.parameters().unwrap().into_iter();
+        let parameters = parameters.map(|info| ParameterInfo {
+            device: flambeau_collective::Device::Cpu,
+            ..info
+        });
+        let reducer = GradientReducer::new(group, parameters.collect(), None, options).unwrap();
+        let reducer = Arc::new(reducer);
+        let buckets = match place {
+            Place::Cpu => vec![],
+            _ => model.allocate_buckets(&reducer.layout().buckets).unwrap(),
+        };
         model.attach(reducer.clone()).unwrap();
         Trainer {
             model,
             reducer,
+            buckets,
+            place,
             step: 0,
         }
     }
@@ -193,6 +248,17 @@ impl Trainer {
 
     /// One micro-batch of a step of `num_rows` rows in all.
     pub fn micro(&mut self, batch: Batch, micro: u32, is_last: bool, num_rows: usize) -> LossSums {
+        self.try_micro(batch, micro, is_last, num_rows).unwrap()
+    }
+
+    /// The same, or its error.
+    pub fn try_micro(
+        &mut self,
+        batch: Batch,
+        micro: u32,
+        is_last: bool,
+        num_rows: usize,
+    ) -> Result<LossSums, ModelError> {
         self.reducer.begin(micro == 0, is_last);
         let context = MicroBatch {
             epoch: 0,
@@ -203,7 +269,14 @@ impl Trainer {
             reference: num_rows as f64,
             loss_scale: 1.0,
         };
-        self.model.train_batch(batch.into(), &context).unwrap()
+        let staged = self.model.stage(batch)?;
+        self.model.train_batch(staged, &context)
+    }
+
+    /// A batch in evaluation mode.
+    pub fn evaluate(&mut self, batch: Batch) -> LossSums {
+        let staged = self.model.stage(batch).unwrap();
+        self.model.evaluate_batch(staged).unwrap()
     }
 
     /// Reduces and steps the optimizer.
@@ -235,16 +308,42 @@ impl Trainer {
         let num_rows = batch.num_rows;
         let sums = self.micro(batch, 0, true, num_rows);
         self.reducer.finish(&mut []).unwrap();
-        let info = self.model.parameters().unwrap().remove(0);
-        // SAFETY: the view has that many elements, which nobody writes now.
-        let gradient = unsafe {
-            read(
-                self.reducer.view_ptr(0).cast(),
-                info.numel,
-                info.dtype.size(),
-            )
+        (sums, self.view(0))
+    }
+
+    /// The gradient of a parameter.
+    pub fn view(&self, index: usize) -> Vec<f64> {
+        let tensor = self.view_tensor(index);
+        Vec::try_from(tensor.to_device(Device::Cpu).to_kind(Kind::Double)).unwrap()
+    }
+
+    /// Sets the gradient of a parameter.
+    pub fn set_view(&self, index: usize, values: &[f64]) {
+        self.view_tensor(index).copy_(&Tensor::from_slice(values));
+    }
+
+    fn view_tensor(&self, index: usize) -> Tensor {
+        let view = self.reducer.view(index);
+        let info = &self.reducer.parameters()[index];
+        let kind = match info.dtype.size() {
+            4 => Kind::Float,
+            _ => Kind::Double,
         };
-        (sums, gradient)
+        let bucket = match self.place {
+            Place::Cpu => self.reducer.bucket_ptr(view.bucket),
+            _ => self.buckets[view.bucket],
+        };
+        // SAFETY: the bucket lives as long as the trainer, the view has that many elements, and nobody else uses it now.
+        unsafe {
+            let address = bucket.cast::<u8>().add(view.byte_offset);
+            Tensor::from_blob(
+                address,
+                &[view.numel as i64],
+                &[1],
+                kind,
+                self.place.device(),
+            )
+        }
     }
 
     /// All tensors by name, parameters and buffers.

@@ -3,10 +3,12 @@
 use std::path::Path;
 
 use flambeau_data::Batch;
-use flambeau_train::{BucketSizes, Model, TrainingJob};
+use flambeau_train::{BucketSizes, Model, Tensors, TrainingJob};
 use serde_json::{Value, json};
 
-use crate::support::{Trainer, alone, batch, dtype, expected, job, numbers, oracle, path, tensor};
+use crate::support::{
+    Place, Trainer, alone, batch, dtype, expected, job, numbers, oracle, path, places, tensor,
+};
 
 const ROWS: usize = 16;
 
@@ -56,8 +58,8 @@ fn check_state(trainer: &mut Trainer, case: &Value) {
     assert_eq!(found["shift"], [0.25; 8]);
 }
 
-fn train_whole(case: &Value, sizes: BucketSizes) -> Trainer {
-    let mut trainer = Trainer::with_sizes(&job_of(case), sizes);
+fn train_whole(place: Place, case: &Value, sizes: BucketSizes) -> Trainer {
+    let mut trainer = Trainer::at(place, &job_of(case), sizes);
     trainer.model.seed(11, 0, 0).unwrap();
     for (batch, loss) in batches(case).into_iter().zip(numbers(&case["losses"])) {
         let sums = trainer.step(batch);
@@ -74,12 +76,14 @@ fn an_eager_loop_gives_the_same_bits() {
         others: 256,
     };
     for case in expected("training").as_array().unwrap() {
-        let mut one = train_whole(case, BucketSizes::default());
-        assert_eq!(one.num_buckets(), 1);
-        check_state(&mut one, case);
-        let mut several = train_whole(case, small);
-        assert!(several.num_buckets() > 3);
-        check_state(&mut several, case);
+        for place in [Place::Cpu, Place::Staged] {
+            let mut one = train_whole(place, case, BucketSizes::default());
+            assert_eq!(one.num_buckets(), 1);
+            check_state(&mut one, case);
+            let mut several = train_whole(place, case, small);
+            assert!(several.num_buckets() > 3);
+            check_state(&mut several, case);
+        }
     }
 }
 
@@ -107,6 +111,86 @@ fn a_checkpoint_goes_on_to_the_same_bits() {
             second.step(batch);
         }
         check_state(&mut second, case);
+    }
+}
+
+/// Dropout, and so the random generators, included. A GPU draws other numbers than the CPU, but goes on with its own.
+#[test]
+fn a_checkpoint_of_a_device_goes_on_there_to_the_same_bits() {
+    let _alone = alone();
+    let cases = expected("training");
+    for (place, case) in all_at_devices(&cases) {
+        let mut all = batches(case);
+        let mut whole = Trainer::at(place, &job_of(case), BucketSizes::default());
+        whole.model.seed(11, 0, 0).unwrap();
+        let mut first = Trainer::at(place, &job_of(case), BucketSizes::default());
+        for batch in batches(case) {
+            whole.step(batch);
+        }
+        first.model.seed(11, 0, 0).unwrap();
+        let rest = all.split_off(3);
+        for batch in all {
+            first.step(batch);
+        }
+        let (state, rank_state) = (
+            first.model.save_state().unwrap(),
+            first.model.save_rank_state().unwrap(),
+        );
+        drop(first);
+        let mut second = Trainer::at(place, &job_of(case), BucketSizes::default());
+        second.model.seed(99, 0, 0).unwrap();
+        second.model.load_state(&state).unwrap();
+        second.model.load_rank_state(&rank_state).unwrap();
+        for batch in rest {
+            second.step(batch);
+        }
+        assert_eq!(
+            second.tensors(),
+            whole.tensors(),
+            "{} ({place:?})",
+            case["name"]
+        );
+    }
+}
+
+fn all_at_devices(cases: &Value) -> impl Iterator<Item = (Place, &Value)> {
+    let devices = places().into_iter().filter(|place| *place != Place::Cpu);
+    devices.flat_map(|place| {
+        cases
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(move |case| (place, case))
+    })
+}
+
+#[test]
+fn tensors_of_a_device_are_copies_that_it_takes_back() {
+    let cases = expected("training");
+    for (place, case) in all_at_devices(&cases).take(2) {
+        let mut trainer = Trainer::at(place, &job_of(case), BucketSizes::default());
+        let before = trainer.tensors();
+        let buffers = trainer.model.tensors(Tensors::Buffers).unwrap();
+        assert!(!buffers.is_empty() && buffers.len() < before.len());
+        for tensor in &buffers {
+            // SAFETY: the copy has that many bytes, and is not used otherwise.
+            unsafe {
+                tensor
+                    .ptr
+                    .cast::<u8>()
+                    .write_bytes(0, tensor.numel * tensor.dtype.size())
+            };
+        }
+        trainer.model.take_tensors().unwrap();
+        for (name, values) in trainer.tensors() {
+            let is_buffer = buffers.iter().any(|buffer| buffer.name == name);
+            let wanted = if is_buffer {
+                vec![0.0; values.len()]
+            } else {
+                before[&name].clone()
+            };
+            assert_eq!(values, wanted, "{name} ({place:?})");
+        }
     }
 }
 
@@ -175,17 +259,19 @@ fn micro_batches_accumulate_to_the_gradient_of_all_rows() {
 fn what_is_written_is_pytorchs() {
     let _alone = alone();
     for case in expected("training").as_array().unwrap() {
-        let mut trainer = train_whole(case, BucketSizes::default());
-        let folder = tempfile::tempdir().unwrap();
-        let names = trainer.model.write_weights(folder.path()).unwrap();
-        assert_eq!(names, ["weights.safetensors", "program.pt"]);
-        let read = read_by_python(folder.path(), case);
-        assert_eq!(numbers(&read["output"]), numbers(&case["output"]));
-        assert_eq!(read["aliases"], json!({"third.weight": "second.weight"}));
-        // The buffer outside of state_dict keeps its data in the program.
-        assert_eq!(read["not_hollow"], json!(["shift"]));
-        check_state(&mut trainer, case);
-        goes_on_from(folder.path(), case);
+        for place in [Place::Cpu, Place::Staged] {
+            let mut trainer = train_whole(place, case, BucketSizes::default());
+            let folder = tempfile::tempdir().unwrap();
+            let names = trainer.model.write_weights(folder.path()).unwrap();
+            assert_eq!(names, ["weights.safetensors", "program.pt"]);
+            let read = read_by_python(folder.path(), case);
+            assert_eq!(numbers(&read["output"]), numbers(&case["output"]));
+            assert_eq!(read["aliases"], json!({"third.weight": "second.weight"}));
+            // The buffer outside of state_dict keeps its data in the program.
+            assert_eq!(read["not_hollow"], json!(["shift"]));
+            check_state(&mut trainer, case);
+            goes_on_from(folder.path(), case);
+        }
     }
 }
 

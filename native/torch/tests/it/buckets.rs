@@ -1,0 +1,102 @@
+//! What is done to all gradients at once where they lie in the model's own buckets, against plain loops in float64.
+
+use flambeau_data::DType;
+use flambeau_train::{BucketSizes, Model};
+use serde_json::json;
+
+use crate::support::{Place, Trainer, distance, job, path, places};
+
+const SIZES: [usize; 3] = [5, 12, 17];
+
+/// Trainers with their gradients set, in one bucket and in several.
+fn with_gradients(check: impl Fn(Trainer, &[Vec<f64>], f64)) {
+    for place in places().into_iter().filter(|place| *place != Place::Cpu) {
+        for (dtype, tolerance) in [(DType::Float32, 1e-6), (DType::Float64, 1e-14)] {
+            for sizes in [
+                BucketSizes::default(),
+                BucketSizes {
+                    first: 1,
+                    others: 1,
+                },
+            ] {
+                let fields = json!({"loss": {"name": "mse"}, "optimizer": {"name": "sgd"}});
+                let program = path(&format!("linear-{dtype}.pt"));
+                let trainer = Trainer::at(place, &job(&program, dtype, 34, 0, fields), sizes);
+                let gradients: Vec<Vec<f64>> = SIZES
+                    .iter()
+                    .map(|&size| (0..size).map(|i| i as f64 * 0.25 - 1.0).collect())
+                    .collect();
+                for (index, gradient) in gradients.iter().enumerate() {
+                    trainer.set_view(index, gradient);
+                }
+                check(trainer, &gradients, tolerance);
+            }
+        }
+    }
+}
+
+fn assert_scaled(trainer: &Trainer, gradients: &[Vec<f64>], factor: f64, tolerance: f64) {
+    for (index, gradient) in gradients.iter().enumerate() {
+        let wanted: Vec<f64> = gradient.iter().map(|x| x * factor).collect();
+        let found = trainer.view(index);
+        assert!(
+            distance(&found, &wanted) <= tolerance,
+            "{found:?} {wanted:?}"
+        );
+    }
+}
+
+#[test]
+fn gradients_are_scaled() {
+    with_gradients(|mut trainer, gradients, tolerance| {
+        trainer.model.scale_gradients(1.0).unwrap();
+        assert_scaled(&trainer, gradients, 1.0, 0.0);
+        trainer.model.scale_gradients(0.3).unwrap();
+        assert_scaled(&trainer, gradients, 0.3, tolerance);
+    });
+}
+
+#[test]
+fn gradients_are_unscaled_and_looked_through_for_overflows() {
+    with_gradients(|mut trainer, gradients, tolerance| {
+        assert!(trainer.model.unscale_gradients(1.0 / 1024.0).unwrap());
+        assert_scaled(&trainer, gradients, 1.0 / 1024.0, tolerance);
+        for broken in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
+            for index in 0..SIZES.len() {
+                let mut values = gradients[index].clone();
+                values[index] = broken;
+                trainer.set_view(index, &values);
+                assert!(!trainer.model.unscale_gradients(0.5).unwrap(), "{broken}");
+                trainer.set_view(index, &gradients[index]);
+            }
+        }
+        assert!(trainer.model.unscale_gradients(1.0).unwrap());
+    });
+}
+
+/// `min(1, max_norm / (norm + 1e-6))`, as torch's clip_grad_norm_ has it.
+#[test]
+fn gradients_are_clipped_to_their_norm() {
+    with_gradients(|mut trainer, gradients, tolerance| {
+        let squares = gradients.iter().flatten().map(|x| x * x);
+        let norm = squares.sum::<f64>().sqrt();
+        trainer.model.clip_gradients(norm + 1.0).unwrap();
+        assert_scaled(&trainer, gradients, 1.0, 0.0);
+        trainer.model.clip_gradients(0.5).unwrap();
+        assert_scaled(&trainer, gradients, 0.5 / (norm + 1e-6), tolerance);
+    });
+}
+
+#[test]
+fn a_model_on_the_cpu_has_no_buckets_of_its_own() {
+    let fields = json!({"loss": {"name": "mse"}, "optimizer": {"name": "sgd"}});
+    let mut trainer = Trainer::new(&job(
+        &path("linear-float32.pt"),
+        DType::Float32,
+        34,
+        0,
+        fields,
+    ));
+    let error = trainer.model.scale_gradients(0.5).unwrap_err();
+    assert!(error.to_string().contains("computes on the CPU"), "{error}");
+}
