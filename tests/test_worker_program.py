@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,31 @@ def test_a_bad_job_is_refused(
     assert said in error["message"] and error["epoch"] is None
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="SKIPPED: there is a GPU")
+def test_without_a_gpu_cuda_is_refused_with_what_each_rank_lacks(
+    tmp_path: Path, program: Path, rows: Path
+) -> None:
+    job = job_of(tmp_path, program, [rows], numWorkers=2, device="cuda")
+    with Ranks(job, 2) as ranks:
+        ranks.meet()
+        messages = [outcome["error"]["message"] for outcome in ranks.outcomes(20)]
+    assert messages[0] == messages[1]
+    assert "no worker can use a GPU" in messages[0]
+    assert all(f"worker {rank} on" in messages[0] for rank in range(2)) and "driver" in messages[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="SKIPPED: torch can use no GPU here")
+def test_a_gpu_learns_what_the_cpu_does(tmp_path: Path, program: Path, rows: Path) -> None:
+    def train(device: str, gpus: Sequence[str] = ()) -> list[float]:
+        job = job_of(tmp_path, program, [rows], device, batchSize=30, epochs=5, device=device)
+        with Ranks(job, 1, gpus=gpus) as ranks:
+            ranks.meet()
+            return history(ranks.outcomes(120)[0])
+
+    assert train("cuda", ["0"]) == pytest.approx(train("cpu"), rel=1e-4)
+
+
 def test_a_loss_or_optimizer_that_is_not_known_is_refused(tmp_path: Path, program: Path, rows: Path) -> None:
     job = job_of(tmp_path, program, [rows])
     job["program"]["optimizer"] = {"name": "lbfgs"}
@@ -277,6 +303,7 @@ def test_libtorch_is_found_or_missed_in_one_sentence(tmp_path: Path) -> None:
     assert found["version"].startswith("2.13.")
     assert [Path(path).name for path in found["libraries"]] == ["libc10.so", "libtorch_cpu.so"]
     assert all(Path(path).is_file() for path in found["libraries"])
+    assert found["cuda"] == (torch.version.cuda is not None)
     python = {"LIBTORCH": "", "FLAMBEAU_PYTHON": os.environ.get("PYSPARK_PYTHON", "python3")}
     assert json.loads(run("libtorch", **python).stdout) == found
     for directory, said in [

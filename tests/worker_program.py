@@ -36,10 +36,18 @@ def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
 class Rank:
     """A running rank and what it said so far."""
 
-    def __init__(self, job: Mapping[str, Any], rank: int = 0, world_size: int = 1, **popen: Any) -> None:
+    def __init__(
+        self,
+        job: Mapping[str, Any],
+        rank: int = 0,
+        world_size: int = 1,
+        gpus: Sequence[str] = (),
+        **popen: Any,
+    ) -> None:
         self.rank = rank
+        assigned = ["--gpus", ",".join(gpus)] if gpus else []
         self.process = subprocess.Popen(
-            [str(PROGRAM), "train", "--launcher", "--libtorch", str(LIBTORCH)],
+            [str(PROGRAM), "train", "--launcher", "--libtorch", str(LIBTORCH), *assigned],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -8,10 +8,14 @@ pub const USAGE: &str = "\
 flambeau-worker trains, scores and inspects libtorch programs.
 
     flambeau-worker train --job JOB.json --rank R --world-size N --rendezvous HOST:PORT
-            [--secret-file FILE] [--bind-address IP] [--transport auto|sharedMemory|tcp] [--report-steps]
+            [--secret-file FILE] [--bind-address IP] [--transport auto|sharedMemory|tcp] [--gpus ADDRESSES]
+            [--report-steps]
         Trains one rank of a job. Rank 0 listens at the rendezvous. All ranks hold the same secret, in a
         file or in FLAMBEAU_SECRET; a single rank needs none. Tells its progress in JSON lines.
-    flambeau-worker train --launcher
+        ADDRESSES are the GPUs that a scheduler has assigned to the rank, with commas between: numbers
+        among those that the process sees, or UUIDs. The rank takes the first. Without them, ranks that
+        share a machine take one each.
+    flambeau-worker train --launcher [--gpus ADDRESSES]
         The same for a program that starts it and speaks JSON lines with it.
     flambeau-worker score MODEL INPUT.parquet... OUTPUT.parquet [--input COLUMN[,COLUMN...]]...
             [--batch-size N] [--num-threads N]
@@ -44,7 +48,10 @@ pub enum Command {
     /// Say which libtorch is found.
     Libtorch,
     /// Train under a launcher.
-    Launched,
+    Launched {
+        /// The GPUs that the rank was assigned; none where it was assigned none.
+        gpus: Option<Vec<String>>,
+    },
     /// Train one rank that finds the others by itself.
     Train(Box<TrainArguments>),
     /// Score Parquet files.
@@ -73,6 +80,8 @@ pub struct TrainArguments {
     pub bind_address: Option<IpAddr>,
     /// `auto`, `sharedMemory` or `tcp`.
     pub transport: String,
+    /// The GPUs that the rank was assigned; none where it was assigned none.
+    pub gpus: Option<Vec<String>>,
     /// Whether rank 0 tells of each step.
     pub report_steps: bool,
 }
@@ -111,7 +120,9 @@ pub fn parse(arguments: &[String]) -> Result<Arguments, String> {
     let libtorch = options.take("--libtorch")?.map(PathBuf::from);
     let command = match command.as_str() {
         "libtorch" => Command::Libtorch,
-        "train" if options.flag("--launcher") => Command::Launched,
+        "train" if options.flag("--launcher") => Command::Launched {
+            gpus: options.gpus()?,
+        },
         "train" => Command::Train(Box::new(TrainArguments {
             job: options.need("--job")?.into(),
             rank: options.number("--rank")?.ok_or_else(|| missing("--rank"))?,
@@ -128,6 +139,7 @@ pub fn parse(arguments: &[String]) -> Result<Arguments, String> {
                 })
                 .transpose()?,
             transport: options.take("--transport")?.unwrap_or("auto".into()),
+            gpus: options.gpus()?,
             report_steps: options.flag("--report-steps"),
         })),
         "score" => {
@@ -250,6 +262,20 @@ impl Options {
             .transpose()
     }
 
+    /// The addresses of `--gpus`.
+    fn gpus(&mut self) -> Result<Option<Vec<String>>, String> {
+        let Some(text) = self.take("--gpus")? else {
+            return Ok(None);
+        };
+        let addresses: Vec<String> = text.split(',').map(|one| one.trim().into()).collect();
+        if addresses.iter().any(String::is_empty) {
+            return Err(format!(
+                "--gpus is {text:?}, but must be addresses of GPUs with commas between: numbers or UUIDs"
+            ));
+        }
+        Ok(Some(addresses))
+    }
+
     fn flag(&mut self, name: &str) -> bool {
         let before = self.flags.len();
         self.flags.retain(|flag| flag != name);
@@ -278,7 +304,7 @@ mod tests {
     #[test]
     fn commands_are_understood() {
         let launched = parsed("train --launcher --libtorch /opt/libtorch").unwrap();
-        assert_eq!(launched.command, Command::Launched);
+        assert_eq!(launched.command, Command::Launched { gpus: None });
         assert_eq!(launched.libtorch, Some("/opt/libtorch".into()));
         let line = "train --job j.json --rank=1 --world-size 2 --rendezvous h:1 --report-steps";
         let Command::Train(train) = parsed(line).unwrap().command else {
@@ -286,6 +312,9 @@ mod tests {
         };
         assert_eq!((train.rank, train.world_size), (1, 2));
         assert!(train.report_steps && train.transport == "auto");
+        let assigned = parsed("train --launcher --gpus 1,GPU-a").unwrap().command;
+        let gpus = Some(vec!["1".into(), "GPU-a".into()]);
+        assert_eq!(assigned, Command::Launched { gpus });
         let line = "score model a.parquet b.parquet out.parquet --input x --input a,b";
         let Command::Score(score) = parsed(line).unwrap().command else {
             panic!("{line} is a scoring");
@@ -306,6 +335,8 @@ mod tests {
                 "--rank is x",
             ),
             ("train --job", "--job needs a value"),
+            ("train --launcher --gpus 0,,1", "--gpus is \"0,,1\""),
+            ("train --launcher --gpus=", "must be addresses of GPUs"),
             ("score model rows.parquet", "score needs a model"),
             ("inspect", "inspect needs a path"),
             ("libtorch now", "libtorch takes no now here"),

@@ -23,6 +23,8 @@ pub struct Libtorch {
     pub libraries: Vec<PathBuf>,
     /// Its version, such as `2.13.0`.
     pub version: String,
+    /// Whether it has a part for GPUs, which is loaded where it is needed.
+    pub cuda: bool,
 }
 
 /// Why there is no libtorch to load.
@@ -114,11 +116,16 @@ fn look_into(directory: &Path, named_by: &str) -> Result<Libtorch, NotFound> {
             remedy()
         )));
     }
+    let cuda = lib.join("libtorch_cuda.so").is_file();
     let libraries = LIBRARIES
         .iter()
         .map(|library| real(&lib.join(library)))
         .collect();
-    Ok(Libtorch { libraries, version })
+    Ok(Libtorch {
+        libraries,
+        version,
+        cuda,
+    })
 }
 
 /// The path without links: a library finds what it needs beside the file that it really is.

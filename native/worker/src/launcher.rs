@@ -66,8 +66,8 @@ enum Meeting {
     Left(usize),
 }
 
-/// Trains under a launcher; returns the exit status.
-pub(crate) fn main() -> i32 {
+/// Trains under a launcher on one of the GPUs that it was assigned, if it was; returns the exit status.
+pub(crate) fn main(gpus: Option<Vec<String>>) -> i32 {
     let lines = match Lines::take_stdout() {
         Ok(lines) => Arc::new(lines),
         Err(error) => {
@@ -81,7 +81,7 @@ pub(crate) fn main() -> i32 {
         Ok(start) => {
             let rank = start.rank;
             training::conclude(&lines, rank, || {
-                let result = train(*start, &lines, &status);
+                let result = train(*start, gpus, &lines, &status);
                 status.store(i32::from(result.is_err()), Ordering::Relaxed);
                 result
             })
@@ -93,6 +93,7 @@ pub(crate) fn main() -> i32 {
 
 fn train(
     start: Start,
+    gpus: Option<Vec<String>>,
     lines: &Arc<Lines>,
     status: &Arc<AtomicI32>,
 ) -> Result<flambeau_train::TrainingResult, Failure> {
@@ -123,6 +124,7 @@ fn train(
         bind_address: start.bind_address,
         secret,
         transport: start.transport,
+        gpus,
         report_steps: start.report_steps,
         cancel: Some(Arc::new(move || cancelled.load(Ordering::Relaxed))),
     };

@@ -27,7 +27,7 @@ use flambeau_train::error_chain;
 pub fn main(arguments: Vec<String>) -> i32 {
     let arguments = arguments.get(1..).unwrap_or_default();
     match arguments::parse(arguments).map(|arguments| arguments.command) {
-        Ok(Command::Launched) => launcher::main(),
+        Ok(Command::Launched { gpus }) => launcher::main(gpus),
         Ok(Command::Train(arguments)) => standalone::main(&arguments),
         Ok(Command::Score(arguments)) => told(scoring::score(&arguments)),
         Ok(Command::Inspect { paths }) => told(inspection::inspect(&paths)),

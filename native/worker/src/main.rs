@@ -38,7 +38,7 @@ fn main() {
     match found.and_then(|libtorch| library::run(&libtorch, &all)) {
         Ok(status) => exit(status),
         Err(sentence) => {
-            if matches!(arguments.command, Command::Launched) {
+            if matches!(arguments.command, Command::Launched { .. }) {
                 println!("{}", environment_error(&sentence));
             }
             eprintln!("flambeau-worker: {sentence}");

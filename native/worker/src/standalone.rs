@@ -70,6 +70,7 @@ fn train(arguments: &TrainArguments, lines: &Arc<Lines>) -> Result<TrainingResul
         bind_address,
         secret,
         transport: arguments.transport.clone(),
+        gpus: arguments.gpus.clone(),
         report_steps: arguments.report_steps,
         cancel: None,
     };

@@ -8,7 +8,7 @@ use std::time::Duration;
 use flambeau_collective::{GroupOptions, ProcessGroup, Rendezvous, Transport};
 use flambeau_data::Store;
 use flambeau_train::{
-    Cause, Event, Hooks, Interrupt, StepReport, TrainingJob, TrainingResult, Worker,
+    Cause, Event, Gpus, Hooks, Interrupt, StepReport, TrainingJob, TrainingResult, Worker,
 };
 
 use crate::failure::Failure;
@@ -23,6 +23,8 @@ pub(crate) struct Settings {
     pub(crate) secret: Vec<u8>,
     /// `auto`, `sharedMemory` or `tcp`.
     pub(crate) transport: String,
+    /// The addresses of the GPUs that a scheduler has assigned to the rank; none where it has not.
+    pub(crate) gpus: Option<Vec<String>>,
     /// Whether rank 0 tells of each step.
     pub(crate) report_steps: bool,
     /// Once it says true on any rank, all ranks stop after the same step.
@@ -71,7 +73,14 @@ pub(crate) fn train(
         on_event: Some(tell_events(lines)),
         on_step: (rank == 0 && settings.report_steps).then(|| tell_steps(lines)),
     };
-    let worker = Worker::new(job, group, &mut model, store, hooks);
+    // A rank computes on one GPU, whatever number its task was given.
+    let gpus = Gpus {
+        assigned: settings
+            .gpus
+            .and_then(|addresses| addresses.into_iter().next()),
+        ..Gpus::default()
+    };
+    let worker = Worker::new(job, group, &mut model, store, hooks).with_gpus(gpus);
     worker.run().map_err(Failure::from)
 }
 
