@@ -55,7 +55,7 @@ def undisturbed(case: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return weights(directory)
 
 
-def fit(master: str, case: Path, directory: Path, behaviour: str) -> dict[str, Any]:
+def fit(master: str, case: Path, directory: Path, behaviour: str, **options: object) -> dict[str, Any]:
     """Runs the program and returns its outcome."""
     outcome = outcome_of(
         "scala_cluster_fit.py",
@@ -66,6 +66,7 @@ def fit(master: str, case: Path, directory: Path, behaviour: str) -> dict[str, A
         net=case / "net.pt",
         work_dir=directory / "work",
         behaviour=behaviour,
+        **options,
     )
     assert "message" not in outcome, outcome["message"]
     assert outcome["left"] == []
@@ -85,4 +86,13 @@ def test_two_executor_jvms_train_what_one_does(case: Path, undisturbed: bytes, t
 
 def test_a_lost_executor_ends_in_the_same_model(case: Path, undisturbed: bytes, tmp_path: Path) -> None:
     assert fit("local-cluster[2,1,1024]", case, tmp_path, "kill")["killed"] == 1
+    assert weights(tmp_path) == undisturbed
+
+
+def test_spark_assigns_a_gpu_to_each_worker(case: Path, undisturbed: bytes, tmp_path: Path) -> None:
+    """The addresses are made up: the worker is told of them, and its job is to train on the CPU."""
+    script = tmp_path / "gpus.sh"
+    script.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["7"]}'\n""")
+    script.chmod(0o700)
+    assert fit("local-cluster[2,1,1024]", case, tmp_path, "train", gpu_script=script)["gpus"] == ["7", "7"]
     assert weights(tmp_path) == undisturbed

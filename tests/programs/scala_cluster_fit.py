@@ -2,6 +2,9 @@
 test needs as one JSON line.
 
     scala_cluster_fit.py --master MASTER --jar JAR --data FILE --net FILE --work-dir DIR --behaviour train
+        [--gpu-script FILE]
+
+With a script that tells Spark of GPUs, it asks for one with each worker.
 """
 
 from __future__ import annotations
@@ -50,6 +53,28 @@ def disturb(work: Path, killed: list[int]) -> None:
         killed.append(worker)
 
 
+def watch_gpus(assigned: dict[int, str]) -> None:
+    """Notes the GPUs that each worker process is told of, by its command line."""
+    while len(assigned) < 2:
+        for pid in workers():
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            except OSError:
+                continue  # it has ended
+            if "--gpus" in command:
+                assigned[pid] = command[command.index("--gpus") + 1]
+        time.sleep(0.02)
+
+
+def gpu_confs(script: str) -> dict[str, str]:
+    """What lets Spark know of the GPUs that a script tells of."""
+    return {
+        "spark.worker.resource.gpu.amount": "1",
+        "spark.worker.resource.gpu.discoveryScript": script,
+        "spark.executor.resource.gpu.amount": "1",
+    }
+
+
 def main() -> None:
     from local_session import session
     from scala import Scala
@@ -57,8 +82,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("master", "jar", "data", "net", "work-dir", "behaviour"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--gpu-script")
     options = parser.parse_args()
-    spark = session(options.jar, options.master)
+    script = options.gpu_script
+    spark = session(options.jar, options.master, gpu_confs(script) if script else None)
     estimator = Scala(spark).estimator(
         "TorchRegressor",
         model=options.net,
@@ -72,11 +99,16 @@ def main() -> None:
         epochs=5,
         checkpointSteps=10,
         workDir=options.work_dir,
+        device="cpu",
+        numGpusPerWorker=1 if script else 0,
     )
     killed: list[int] = []
     watcher = threading.Thread(target=disturb, args=(Path(options.work_dir), killed), daemon=True)
     if options.behaviour == "kill":
         watcher.start()
+    assigned: dict[int, str] = {}
+    if script:
+        threading.Thread(target=watch_gpus, args=(assigned,), daemon=True).start()
     outcome: dict[str, object] = {}
     try:
         model = estimator.fitOnParquet(options.data)
@@ -84,6 +116,7 @@ def main() -> None:
     except Exception as error:
         outcome["message"] = str(error)
     outcome["killed"] = len(killed)
+    outcome["gpus"] = list(assigned.values())
     outcome["left"] = list(workers())
     spark.stop()
     print("OUTCOME " + json.dumps(outcome), flush=True)

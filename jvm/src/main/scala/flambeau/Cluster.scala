@@ -26,24 +26,26 @@ private[flambeau] object Cluster {
   /** Whether workers run on this machine, in one JVM or several. */
   def sharesMachine(spark: SparkSession): Boolean = spark.sparkContext.master.startsWith("local")
 
-  /** Waits up to `seconds` for as many task slots as there are workers. Executors of a session that has just started are
-    * waited for too.
+  /** Waits up to `seconds` for as many task slots as there are workers, with `numGpus` GPUs each. Executors of a session that
+    * has just started are waited for too.
     *
     * Throws ClusterException, with the numbers, where they don't come, and at once where dynamic allocation is on, which
-    * Spark refuses in barrier stages.
+    * Spark refuses in barrier stages, and where Spark cannot assign the GPUs.
     */
-  def checkSlots(spark: SparkSession, numWorkers: Int, seconds: Double): Unit = {
+  def checkSlots(spark: SparkSession, numWorkers: Int, numGpus: Int, seconds: Double): Unit = {
+    if (numGpus > 0) TaskGpus.check(spark)
     if (spark.sparkContext.getConf.getBoolean("spark.dynamicAllocation.enabled", false) && !isLocal(spark))
       throw new ClusterException(
         "spark.dynamicAllocation.enabled is true, and Spark runs no barrier stage with it: " +
           s"set it to false and ask for the executors that $numWorkers workers need"
       )
     val deadline = System.nanoTime + math.max((seconds * 1e9).toLong, startingMillis(spark) * 1000000)
-    while (countSlots(spark) < numWorkers) {
+    while (countSlots(spark, numGpus) < numWorkers) {
       if (System.nanoTime >= deadline) {
         val waited = if (seconds > 0) s" after ${Check.show(seconds)} s (slotTimeout)" else ""
+        val gpus = if (numGpus > 0) s" of $numGpus GPU each" else ""
         throw new ClusterException(
-          s"numWorkers is $numWorkers and the cluster has ${countSlots(spark)} task slots$waited: " +
+          s"numWorkers is $numWorkers and the cluster has ${countSlots(spark, numGpus)} task slots$gpus$waited: " +
             "lower numWorkers, add executors, or lower spark.task.cpus; " +
             "slotTimeout waits for executors that are still starting"
         )
@@ -57,8 +59,8 @@ private[flambeau] object Cluster {
     if (isLocal(spark)) 0
     else math.max(0, spark.sparkContext.startTime + RegistrationMillis - System.currentTimeMillis)
 
-  /** Tasks that can run at once. */
-  def countSlots(spark: SparkSession): Int = {
+  /** Tasks that can run at once, with `numGpus` GPUs each where that is not 0. */
+  def countSlots(spark: SparkSession, numGpus: Int): Int = {
     val sc = spark.sparkContext
     val cpus = sc.getConf.getInt("spark.task.cpus", 1)
     val cores = sc.master match {
@@ -68,9 +70,11 @@ private[flambeau] object Cluster {
     (sc.master, cores) match {
       case (Local("*"), _)    => Runtime.getRuntime.availableProcessors / cpus
       case (Local(number), _) => Option(number).fold(1)(_.toInt) / cpus
-      // One of the infos is the driver's own.
-      case (_, Some(each)) => (sc.statusTracker.getExecutorInfos.length - 1) * (each / cpus)
-      case _               => sc.defaultParallelism / cpus
+      case (_, Some(each))    =>
+        // One of the infos is the driver's own.
+        val executors = sc.statusTracker.getExecutorInfos.length - 1
+        executors * TaskGpus.slots(sc.getConf, numGpus).fold(each / cpus)(math.min(_, each / cpus))
+      case _ => sc.defaultParallelism / cpus
     }
   }
 

@@ -16,6 +16,8 @@ import org.slf4j.LoggerFactory
   *
   * @param job
   *   the training job without its `attempt`
+  * @param numGpus
+  *   GPUs that Spark is asked for with each task, 0 or 1
   * @param slotTimeout
   *   seconds to wait for task slots
   * @param isVisible
@@ -28,6 +30,7 @@ private[flambeau] final class Launch(
     work: WorkDirectory,
     job: ObjectNode,
     numWorkers: Int,
+    numGpus: Int,
     maxRestarts: Int,
     slotTimeout: Double,
     isVisible: Boolean,
@@ -69,8 +72,10 @@ private[flambeau] final class Launch(
     val progress = watch(id)
     val place = MeetingPlace.of(work, id, Cluster.sharesMachine(spark))
     val outcomes =
-      try runStage(spark, RankTask(whole.toString, newSecret(), work.settings, place), numWorkers)
-      finally progress.close()
+      try {
+        val task = RankTask(whole.toString, newSecret(), work.settings, place)
+        runStage(spark, task, numWorkers, numGpus)
+      } finally progress.close()
     RankOutcome.firstCause(outcomes) match {
       case None                             => Json.parse(outcomes.find(_.rank == 0).flatMap(_.result).get)
       case Some(failed) if failed.isRetried => throw new Lost(failed.exception)
@@ -87,7 +92,7 @@ private[flambeau] final class Launch(
   }
 
   private def awaitSlots(lost: Throwable): Unit =
-    try Cluster.checkSlots(spark, numWorkers, math.max(slotTimeout, RecoverySeconds))
+    try Cluster.checkSlots(spark, numWorkers, numGpus, math.max(slotTimeout, RecoverySeconds))
     catch {
       case error: ClusterException =>
         error.addSuppressed(lost)
@@ -111,15 +116,20 @@ private[flambeau] object Launch {
     def reason: String = firstLine(error)
   }
 
-  /** Runs one barrier stage with a task for each rank and returns how each ended, by rank.
+  /** Runs one barrier stage with a task for each rank, each with so many GPUs, and returns how each ended, by rank.
     *
     * Waits for as long as the training takes. An interrupt of this thread cancels the stage. Throws Lost where Spark lost an
     * executor.
     */
-  private def runStage(spark: SparkSession, task: RankTask, numWorkers: Int): Seq[RankOutcome] = {
+  private def runStage(
+      spark: SparkSession,
+      task: RankTask,
+      numWorkers: Int,
+      numGpus: Int
+  ): Seq[RankOutcome] = {
     val sc = spark.sparkContext
-    val stage = sc
-      .parallelize(0 until numWorkers, numWorkers)
+    val ranks = sc.parallelize(0 until numWorkers, numWorkers)
+    val stage = (if (numGpus > 0) TaskGpus.oneEach(ranks) else ranks)
       .barrier()
       .mapPartitions(_ => Iterator.single(task.run(BarrierTaskContext.get())))
     try Cluster.interruptible(sc)(stage.collect().toSeq.sortBy(_.rank))

@@ -37,7 +37,7 @@ private[flambeau] final case class RankTask(
       new StageRendezvous(context, new MeetingPlace(directory, context).allGather)
     }
     val outcome =
-      try withWorker(rank)(new Dialogue(context, rendezvous, addresses).train)
+      try withWorker(rank, TaskGpus.of(context))(new Dialogue(context, rendezvous, addresses).train)
       catch {
         case error @ (_: FlambeauException | _: IOException) =>
           RankOutcome(rank, hostName, kind = "environment", message = error.getMessage)
@@ -46,10 +46,14 @@ private[flambeau] final case class RankTask(
     outcome
   }
 
-  private def withWorker(rank: Int)(train: WorkerProcess => RankOutcome): RankOutcome = {
+  private def withWorker(rank: Int, gpus: Option[Seq[String]])(
+      train: WorkerProcess => RankOutcome
+  ): RankOutcome = {
     val program = NativeFiles.worker(settings.get).toString
     val libtorch = settings.get("spark.flambeau.libtorch").toSeq.flatMap(Seq("--libtorch", _))
-    val worker = WorkerProcess.start(Seq(program, "train", "--launcher") ++ libtorch, s"worker $rank")
+    val assigned = gpus.toSeq.flatMap(addresses => Seq("--gpus", addresses.mkString(",")))
+    val command = Seq(program, "train", "--launcher") ++ libtorch ++ assigned
+    val worker = WorkerProcess.start(command, s"worker $rank")
     try train(worker)
     finally worker.close()
   }

@@ -41,7 +41,12 @@ private[flambeau] final class Training private (
 
   /** Makes sure that the workers share the work directory; returns whether this process sees it too. */
   def prepare(): Boolean = {
-    Cluster.checkSlots(spark, estimator.getNumWorkers, estimator.getSlotTimeout)
+    Cluster.checkSlots(
+      spark,
+      estimator.getNumWorkers,
+      estimator.getNumGpusPerWorker,
+      estimator.getSlotTimeout
+    )
     if (!Cluster.isLocal(spark)) Cluster.probe(spark, work, estimator.getNumWorkers)
     val isVisible = Cluster.isVisible(spark, work)
     if (isVisible && estimator.isSet(estimator.workDir)) Cluster.sweep(work)
@@ -81,6 +86,7 @@ private[flambeau] final class Training private (
         work,
         job(shards.jobData, everywhere),
         numWorkers,
+        estimator.getNumGpusPerWorker,
         estimator.getMaxRestarts,
         estimator.getSlotTimeout,
         isVisible,

@@ -2,7 +2,7 @@ package flambeau
 
 import java.nio.file.{Files, Paths}
 
-import org.apache.spark.BarrierTaskContext
+import org.apache.spark.{BarrierTaskContext, SparkConf}
 
 /** The parts of a launch by themselves. */
 class LaunchSuite extends SparkSuite {
@@ -127,14 +127,37 @@ class LaunchSuite extends SparkSuite {
   }
 
   test("slots are counted, and waited for") {
-    assert(Cluster.countSlots(spark) == 2)
-    Cluster.checkSlots(spark, 2, 0)
+    assert(Cluster.countSlots(spark, 0) == 2)
+    Cluster.checkSlots(spark, 2, 0, 0)
     val start = System.nanoTime
-    val error = intercept[ClusterException](Cluster.checkSlots(spark, 3, 1.5))
+    val error = intercept[ClusterException](Cluster.checkSlots(spark, 3, 0, 1.5))
     assert(System.nanoTime - start > 1400000000L)
     assert(
       error.getMessage.contains("after 1.5 s") && error.getMessage.contains("2 task slots"),
       error.getMessage
+    )
+  }
+
+  test("GPUs bound the slots of an executor, as Spark counts them") {
+    def slots(ofExecutor: Int, ofTask: Double, numGpus: Int): Option[Int] = TaskGpus.slots(
+      new SparkConf(false)
+        .set("spark.executor.resource.gpu.amount", ofExecutor.toString)
+        .set("spark.task.resource.gpu.amount", ofTask.toString),
+      numGpus
+    )
+    assert(slots(4, 0, 1).contains(4))
+    assert(slots(4, 2, 0).contains(2))
+    // ResourceUtils.calculateAmountAndPartsForFraction: 0.3 of a GPU is a third.
+    assert(slots(2, 0.3, 0).contains(6))
+    assert(slots(2, 0.3, 1).contains(2))
+    assert(slots(0, 1, 1).isEmpty && slots(4, 0, 0).isEmpty)
+  }
+
+  test("a local session assigns no GPUs, and says what to do") {
+    val error = intercept[ClusterException](Cluster.checkSlots(spark, 1, 1, 0))
+    assert(
+      error.getMessage == "numGpusPerWorker is 1, but Spark assigns no GPUs in local mode: leave it at 0, and each " +
+        "worker takes a GPU of its machine"
     )
   }
 
