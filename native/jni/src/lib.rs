@@ -7,6 +7,7 @@ mod allocator;
 mod buffers;
 mod entry;
 mod error;
+mod gpus;
 mod jobs;
 mod registry;
 mod scoring;

@@ -20,6 +20,12 @@ struct OpenScorer {
     row_bytes: Vec<usize>,
 }
 
+/// Before anything of libtorch's runs in this JVM, or it goes on without. Why it may be missing is told where a GPU is asked
+/// for.
+pub(crate) fn load_cuda() {
+    let _ = flambeau_torch::load_cuda();
+}
+
 fn closed(handle: i64) -> NativeError {
     NativeError::Argument(format!(
         "there is no open scorer {handle}: it was closed, or never opened"
@@ -41,6 +47,7 @@ extern "system" fn Java_flambeau_jni_NativeApi_openScorer<'frame>(
             })?;
         let row_bytes = spec.inputs.iter().map(|input| input.row_bytes()).collect();
         allocator::keep_freed();
+        load_cuda();
         let scorer = Scorer::open(&spec)?;
         Ok(SCORERS.insert(OpenScorer { scorer, row_bytes }))
     })

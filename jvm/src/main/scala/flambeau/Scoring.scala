@@ -1,6 +1,6 @@
 package flambeau
 
-import flambeau.jni.{InputBatch, ScorerSpec, TensorRows}
+import flambeau.jni.{GpuSlots, InputBatch, ScorerSpec, TensorRows}
 import org.apache.spark.sql.{Column, DataFrame, SparkSession}
 import org.apache.spark.sql.catalyst.expressions.{Alias, Attribute, AttributeReference}
 import org.apache.spark.sql.catalyst.plans.logical.{LogicalPlan, Project}
@@ -20,6 +20,7 @@ private[flambeau] object Scoring {
       df: DataFrame,
       settings: Settings
   ): DataFrame = {
+    GpuSlots.number(settings.get)
     val tensors = model.inputsOf(df.schema)
     val plan = Plans.of(df)
     val sources = tensors.zipWithIndex.flatMap { case (tensor, input) => sourcesOf(df, plan, tensor, input) }
@@ -112,7 +113,8 @@ private[flambeau] object Scoring {
       batchSize = model.getInferenceBatchSize,
       classes = model.classes,
       fields = if (model.classes.isDefined) wanted.map(_.stripSuffix("Col")) else Nil,
-      store = settings.storeOptions
+      store = settings.storeOptions,
+      device = model.getDevice
     )
   }
 }

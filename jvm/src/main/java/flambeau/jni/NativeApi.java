@@ -58,13 +58,21 @@ public final class NativeApi {
   public native void storeDeletePrefix(String storeJson, String directory);
 
   /**
+   * The GPUs that this process sees, by their UUIDs and in the order of their numbers.
+   *
+   * @return JSON {@code {"uuids":["GPU-..."],"obstacle"}}; {@code obstacle} says why libtorch computes on none of them, and is
+   *     null where it does
+   */
+  public native String gpus();
+
+  /**
    * Loads a program for scoring.
    *
    * @param specJson {@code {"form","program","weights","inputs":[{"dtype","shape"}],"output":[{"name","dtype","shape"}],
-   *     "batchSize","classes","fields","numThreads"}}. {@code program} and {@code weights} (or null) are local paths.
+   *     "batchSize","classes","fields","numThreads","gpu"}}. {@code program} and {@code weights} (or null) are local paths.
    *     {@code classes} is null, or how a classifier's output reads: {@code logits}, {@code log_probabilities} or {@code
    *     probabilities}; {@code fields} are then the wanted ones of {@code prediction}, {@code rawPrediction} and {@code
-   *     probability}
+   *     probability}. {@code gpu} is the number of one of {@link #gpus}, or null for the CPU
    * @return a handle for {@link #score}, to be given to {@link #closeScorer} once
    */
   public native long openScorer(String specJson);

@@ -17,11 +17,12 @@ private[jni] object LoadedPrograms {
   /** By key, the least recently used first. */
   private val programs = mutable.LinkedHashMap.empty[String, LoadedProgram]
 
-  /** The program of a spec, loaded where it is not there yet; [[release]] gives it back. */
-  def borrow(api: NativeApi, spec: ScorerSpec, numThreads: Int): LoadedProgram = {
-    val key = s"${spec.key}|$numThreads"
+  /** The program of a spec on a GPU, or on the CPU, loaded where it is not there yet; [[release]] gives it back. */
+  def borrow(api: NativeApi, spec: ScorerSpec, numThreads: Int, gpu: Option[Int] = None): LoadedProgram = {
+    val key = s"${spec.key}|$numThreads|$gpu"
     val program = synchronized {
-      val found = programs.remove(key).getOrElse(new LoadedProgram(key, () => open(api, spec, numThreads)))
+      val found =
+        programs.remove(key).getOrElse(new LoadedProgram(key, () => open(api, spec, numThreads, gpu)))
       programs.put(key, found)
       found.borrowers += 1
       found
@@ -49,9 +50,9 @@ private[jni] object LoadedPrograms {
     freed.foreach(one => api.closeScorer(one.handle))
   }
 
-  private def open(api: NativeApi, spec: ScorerSpec, numThreads: Int): Long = {
+  private def open(api: NativeApi, spec: ScorerSpec, numThreads: Int, gpu: Option[Int]): Long = {
     val program = spec.program.local(api, spec.storeJson)
     val weights = spec.weights.map(_.local(api, spec.storeJson))
-    api.openScorer(spec.json(program, weights, numThreads))
+    api.openScorer(spec.json(program, weights, numThreads, gpu))
   }
 }

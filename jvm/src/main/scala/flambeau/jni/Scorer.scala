@@ -37,7 +37,9 @@ object Scorer {
 
   /** A scorer for the running task, which gives it back at its end; outside of a task the caller closes it.
     *
-    * libtorch computes with `spark.task.cpus` threads.
+    * libtorch computes on the GPU that Spark assigned to the task, else on one of the machine's, as the spec's device has it;
+    * then this waits until no more than `spark.flambeau.gpuTasks` tasks use that one. On the CPU, and outside of a task, it
+    * computes with `spark.task.cpus` threads.
     *
     * @param conf
     *   a Spark configuration: a key's value
@@ -46,7 +48,9 @@ object Scorer {
     val api = NativeLibrary.api(conf)
     val task = Option(TaskContext.get())
     val numThreads = task.map(_.cpus()).getOrElse(1)
-    val scorer = new Scorer(api, LoadedPrograms.borrow(api, spec, numThreads), spec)
+    val gpu = Gpus.ofTask(api, spec.device)
+    for ((_, uuid) <- gpu; running <- task) GpuSlots.hold(uuid, GpuSlots.number(conf), running)
+    val scorer = new Scorer(api, LoadedPrograms.borrow(api, spec, numThreads, gpu.map(_._1)), spec)
     task.foreach(_.addTaskCompletionListener(new TaskCompletionListener {
       override def onTaskCompletion(context: TaskContext): Unit = scorer.close()
     }))

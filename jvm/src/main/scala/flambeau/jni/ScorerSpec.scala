@@ -27,6 +27,8 @@ final case class TensorRows(name: Option[String], dtype: String, shape: Seq[Long
   *   the wanted ones of `prediction`, `rawPrediction` and `probability`; empty where `classes` is none
   * @param store
   *   the options of the object stores
+  * @param device
+  *   `auto`, `cpu` or `cuda`
   */
 final case class ScorerSpec(
     form: String,
@@ -37,10 +39,11 @@ final case class ScorerSpec(
     batchSize: Int,
     classes: Option[String],
     fields: Seq[String],
-    store: Map[String, String]
+    store: Map[String, String],
+    device: String = "auto"
 ) {
 
-  /** What makes two scorers the same: everything but where the files lie. */
+  /** What makes two scorers of one device the same: everything but where the files lie. */
   private[jni] def key: String =
     s"${program.sha256}|${weights.map(_.sha256)}|$form|$inputs|$output|$batchSize|$classes|$fields"
 
@@ -48,7 +51,12 @@ final case class ScorerSpec(
   private[jni] def storeJson: String = Json.text(Json.of(store, "store"))
 
   /** The message to [[NativeApi.openScorer]]. */
-  private[jni] def json(programFile: Path, weightsFile: Option[Path], numThreads: Int): String = {
+  private[jni] def json(
+      programFile: Path,
+      weightsFile: Option[Path],
+      numThreads: Int,
+      gpu: Option[Int]
+  ): String = {
     val message = Map(
       "form" -> form,
       "program" -> programFile.toString,
@@ -60,7 +68,8 @@ final case class ScorerSpec(
       "batchSize" -> batchSize,
       "classes" -> classes,
       "fields" -> fields,
-      "numThreads" -> numThreads
+      "numThreads" -> numThreads,
+      "gpu" -> gpu
     )
     Json.text(Json.of(message, "the scorer"))
   }
