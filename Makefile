@@ -69,6 +69,22 @@ $(SPARKS:%=test-%): test-%: build/%/.installed
 	@FLAMBEAU_VENV=$(CURDIR)/build/$* $(RUN) $(CURDIR)/build/$*/bin/python -m pytest \
 		-c python/pyproject.toml -q -m matrix tests python/tests
 
+# On a machine that has a GPU and no tools to build with: make test-gpu GPU_PYTHON=python3, with the extension of this
+# checkout (python/flambeau/_native.abi3.so) and what that Python has.
+GPU_PYTHON := $(BIN)/python
+GPU_NEEDS := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.extension)
+GPU_RUN := $(if $(GPU_NEEDS),$(RUN) +g++)
+
+#: make test-gpu      the tests that need a GPU; without one it says what it skips
+.PHONY: test-gpu
+test-gpu: $(GPU_NEEDS)
+	@$(GPU_RUN) $(GPU_PYTHON) .ci/gpu.py
+
+#: make bench-gpu     training on GPUs beside DDP on NCCL; benchmarks/GPU.md
+.PHONY: bench-gpu
+bench-gpu: $(GPU_NEEDS)
+	@$(GPU_RUN) $(GPU_PYTHON) benchmarks/gpu.py
+
 # Peers whose pins clash with ours have environments of their own.
 PEERS := $(patsubst benchmarks/peers/%.txt,build/peers/%/.installed,$(wildcard benchmarks/peers/*.txt))
 

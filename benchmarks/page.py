@@ -50,6 +50,14 @@ def lines_of(result: Result) -> str:
     return "\n".join(lines)
 
 
+def table(results: Sequence[Result]) -> list[str]:
+    """The lines of a table of results."""
+    lines = ["| work | | median | times | goal |", "|---|---|---|---|---|"]
+    for result in results:
+        lines += _rows(result)
+    return lines
+
+
 def _result(entry: dict[str, Any]) -> Result:
     return Result(**entry)
 
@@ -76,11 +84,8 @@ def _section(name: str, suite: dict[str, Any], results: Sequence[Result]) -> str
         f"`benchmarks/{name}.py`, {suite['date']}, {about['cores']} cores of {about['processor']}, "
         f"{about['memory']}, {about['system']}, {versions}.",
         "",
-        "| work | | median | times | goal |",
-        "|---|---|---|---|---|",
+        *table(results),
     ]
-    for result in results:
-        lines += _rows(result)
     lines += [f"\n{note}" for note in dict.fromkeys(result.note for result in results if result.note)]
     for curve in dict.fromkeys(result.curve for result in results if result.curve):
         file = _draw(name, curve, [result for result in results if result.curve == curve])

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from worker_program import LARGE, LIBTORCH, PROGRAM, Rank, Ranks, job_of, run, save_script, write_rows
 
 import flambeau
+from flambeau._native_runtime import TORCH
 
 ENDLESS = {"epochs": 1_000_000, "batchSize": 8, "checkpointInterval": -1}
 
@@ -210,6 +211,8 @@ def test_without_a_gpu_cuda_is_refused_with_what_each_rank_lacks(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="SKIPPED: torch can use no GPU here")
+@pytest.mark.skipif(not PROGRAM.exists(), reason="SKIPPED: there is no flambeau-worker")
+@pytest.mark.skipif(not torch.__version__.startswith(f"{TORCH}."), reason=f"SKIPPED: torch is not {TORCH}")
 def test_a_gpu_learns_what_the_cpu_does(tmp_path: Path, program: Path, rows: Path) -> None:
     def train(device: str, gpus: Sequence[str] = ()) -> list[float]:
         job = job_of(tmp_path, program, [rows], device, batchSize=30, epochs=5, device=device)

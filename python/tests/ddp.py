@@ -1,4 +1,4 @@
-"""torch's DistributedDataParallel on gloo, in a process a rank: what trainings are held against."""
+"""torch's DistributedDataParallel, in a process a rank: what trainings are held against."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def train(program: Mapping[str, Any], directory: Path) -> list[dict[str, Any]]:
     `program` holds `model`, `loss`, `optimizer` (which is given the parameters), the `batches` of each rank,
     `half`, the type that forward and loss autocast to, if any, and `register`, which is given the
     DistributedDataParallel, where gradients travel by way of a communication hook. With float16 the loss is
-    scaled, by `scales` after each step.
+    scaled, by `scales` after each step. `backend` is "gloo", on the CPU, or "nccl", with rank r on the GPU r.
     """
     (directory / "program.pkl").write_bytes(cloudpickle.dumps(dict(program)))
     port = str(free_port())
@@ -37,15 +37,16 @@ def train(program: Mapping[str, Any], directory: Path) -> list[dict[str, Any]]:
 
 
 def _train_rank(program: dict[str, Any], rank: int) -> dict[str, Any]:
-    module = DistributedDataParallel(program["model"])
+    device = torch.device("cuda", rank) if program.get("backend") == "nccl" else torch.device("cpu")
+    module = DistributedDataParallel(program["model"].to(device))
     if "register" in program:
         program["register"](module)
     optimizer = program["optimizer"](module.parameters())
     half = program.get("half")
-    scaler = torch.amp.GradScaler("cpu", enabled=half == torch.float16)
+    scaler = torch.amp.GradScaler(device.type, enabled=half == torch.float16)
     losses, scales = [], []
-    for x, y in program["batches"][rank]:
-        with torch.autocast("cpu", dtype=half, enabled=half is not None):
+    for x, y in ((x.to(device), y.to(device)) for x, y in program["batches"][rank]):
+        with torch.autocast(device.type, dtype=half, enabled=half is not None):
             loss = program["loss"](module(x), y)
         optimizer.zero_grad()
         scaler.scale(loss).backward()
@@ -53,7 +54,7 @@ def _train_rank(program: dict[str, Any], rank: int) -> dict[str, Any]:
         scaler.update()
         losses.append(loss.item())
         scales.append(scaler.get_scale())
-    return {"losses": losses, "scales": scales, "weights": module.module.state_dict()}
+    return {"losses": losses, "scales": scales, "weights": module.module.cpu().state_dict()}
 
 
 def main(program: str, rank: str, port: str, result: str) -> None:
@@ -61,7 +62,7 @@ def main(program: str, rank: str, port: str, result: str) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     torch.set_num_threads(1)
     job = pickle.loads(Path(program).read_bytes())
-    dist.init_process_group("gloo", rank=int(rank), world_size=len(job["batches"]))
+    dist.init_process_group(job.get("backend", "gloo"), rank=int(rank), world_size=len(job["batches"]))
     torch.save(_train_rank(job, int(rank)), result)
     # Taking the group down ends a process now and then with "terminate called without an active exception".
     os._exit(0)
