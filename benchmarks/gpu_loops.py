@@ -143,10 +143,10 @@ class Watch:
             event.record()
             events.append(event)
 
-    def share_of_waiting(self) -> float:
-        """The part of the time that the GPU waits, over all steps but the first fifth."""
+    def share_of_waiting(self, epochs: int) -> float:
+        """The part of the time that the GPU waits, in all of so many epochs but the first."""
         torch.cuda.synchronize()
-        first = len(self.stepped) // 5
+        first = len(self.stepped) // epochs
         waits = [
             step.elapsed_time(begin)
             for step, begin in zip(self.stepped[first:-1], self.began[first + 1 :], strict=True)
@@ -243,7 +243,7 @@ def flambeau(
         "rows": sum(epoch["numRows"] for epoch in later),
         "seconds": sum(epoch["seconds"] for epoch in later),
         "weights": result["weights"]["uri"] if result["weights"] else None,
-        "waits": WATCH.share_of_waiting() if watched else None,
+        "waits": WATCH.share_of_waiting(job["params"]["epochs"]) if watched else None,
         "warnings": result["warnings"],
     }
 
@@ -336,7 +336,7 @@ def ddp(
     seconds = time.perf_counter() - began
     if weights and rank == 0:
         torch.save(module.state_dict(), weights)
-    waits = WATCH.share_of_waiting() if watched else None
+    waits = WATCH.share_of_waiting(epochs) if watched else None
     return {"rows": num_rows * world_size, "seconds": seconds, "waits": waits}
 
 
