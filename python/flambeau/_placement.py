@@ -66,8 +66,7 @@ def place_of_task(device: str) -> Place | None:
                 "scoring on the CPU, since torch cannot use the GPUs of this machine: %s", found.reason
             )
         return None
-    task = f"process {os.getpid()}" if context is None else f"task {context.taskAttemptId()} of {_executor()}"
-    return Place(ordinal, found.uuids[ordinal], task)
+    return Place(ordinal, found.uuids[ordinal], name_of(context))
 
 
 def choose(device: str, addresses: Sequence[str], number: int, found: Visible) -> int | None:
@@ -98,6 +97,11 @@ def choose(device: str, addresses: Sequence[str], number: int, found: Visible) -
             "addresses, or set device='cpu'"
         )
     return plain.index(_plain(address))
+
+
+def name_of(context: TaskContext | None) -> str:
+    """A name that all Python workers of a task have in common, and no others of this machine."""
+    return f"process {os.getpid()}" if context is None else f"task {context.taskAttemptId()} of {_executor()}"
 
 
 def _running_task() -> TaskContext | None:

@@ -6,17 +6,21 @@ the rest.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import fitted
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from test_scoring import FLOATS, packed, scorer
 from torch import nn
 
@@ -75,6 +79,29 @@ def test_the_cpu_never_asks_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with torch.inference_mode():
         expected = module(torch.from_numpy(FLOATS))
     np.testing.assert_allclose(np.stack(result.to_numpy(zero_copy_only=False)), expected, atol=1e-6)
+
+
+def test_the_python_workers_of_a_task_know_its_name(spark: SparkSession) -> None:
+    """Two iterator UDFs with an expression of Spark's between are two processes of each task, as two models
+    of a query are.
+    """
+
+    def named(batches: Iterator[pd.Series]) -> Iterator[pd.Series]:
+        from pyspark import TaskContext
+
+        from flambeau._placement import name_of
+
+        for batch in batches:
+            yield batch + f"{os.getpid()},{name_of(TaskContext.get())};"
+
+    rows = spark.range(0, 2, 1, 2).selectExpr("'' as told")
+    for _ in range(2):
+        told = F.pandas_udf(named, "string")("told")  # type: ignore[call-overload]
+        rows = rows.select(F.concat(told, F.lit("")).alias("told"))
+    tasks = [[told.split(",") for told in row["told"].split(";")[:-1]] for row in rows.collect()]
+    assert len({process for task in tasks for process, _ in task}) == 4
+    first, second = [{name for _, name in task} for task in tasks]
+    assert len(first) == len(second) == 1 and first != second
 
 
 @pytest.mark.skipif(bool(visible().uuids), reason="SKIPPED: this machine has a GPU")
