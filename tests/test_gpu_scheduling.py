@@ -33,6 +33,7 @@ def test_each_rank_has_a_gpu_of_its_own(discovery: Path, tmp_path: Path) -> None
     assert sorted(outcome["gpus"]) == ALL
     assert outcome["gpus without asking"] == [None, None]
     assert outcome["losses"] == outcome["losses without asking"]
+    assert outcome["native losses"] == pytest.approx(outcome["losses"], rel=1e-5)
     assert "numWorkers is 3 and the cluster has 2 task slots of 1 GPUs each" in outcome["refusal"]
 
 

@@ -82,6 +82,8 @@ def main() -> None:
         outcome["gpus without asking"] = gpus_of_ranks(spark, 0)
         work_dir = arguments.work_dir
         outcome["losses"] = losses(spark, work_dir, device="cpu", numGpusPerWorker=1)
+        native = {"runtime": "native", "loss": "mse", "optimizer": "adam"}
+        outcome["native losses"] = losses(spark, work_dir, device="cpu", numGpusPerWorker=1, **native)
         outcome["losses without asking"] = losses(spark, work_dir, device="cpu")
     try:
         _cluster.check_slots(spark, 3, 0, num_gpus)
