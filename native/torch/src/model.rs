@@ -297,6 +297,10 @@ impl Model for TorchModel {
         Ok(Stream(self.abroad()?.placement.stream_handle()?))
     }
 
+    fn reduces_in_main_memory(&self) -> bool {
+        true
+    }
+
     fn looks_ahead(&self) -> bool {
         self.abroad.is_some()
     }
@@ -339,12 +343,9 @@ impl Model for TorchModel {
     fn attach(&mut self, reducer: Arc<GradientReducer>) -> Result<(), ModelError> {
         // The old hooks go before the new ones come.
         self.gradients = None;
-        let in_main_memory = Buckets::default();
-        let buckets = self
-            .abroad
-            .as_ref()
-            .map_or(&in_main_memory, |abroad| &abroad.buckets);
-        let attached = Gradients::attach(&self.tensors.trained, reducer, buckets)?;
+        let own = self.abroad.as_ref();
+        let own = own.map(|abroad| (abroad.placement.device(), &abroad.buckets));
+        let attached = Gradients::attach(&self.tensors.trained, reducer, own)?;
         self.gradients = Some(attached);
         Ok(())
     }
@@ -400,13 +401,17 @@ impl Model for TorchModel {
         if let Some(learning_rate) = context.learning_rate {
             self.optimizer.set_learning_rate(learning_rate);
         }
-        let used = self.tensors.trained.iter().zip(context.used).enumerate();
-        let updates: Vec<Update<'_>> = used
-            .filter(|(_, (_, is_used))| **is_used)
-            .map(|(index, (parameter, _))| Update {
-                index,
-                parameter: &parameter.tensor,
-                gradient: gradients.view(index),
+        let used = context.used.iter().enumerate();
+        let reduced: Vec<(usize, Tensor)> = used
+            .filter(|(_, is_used)| **is_used)
+            .map(|(index, _)| Ok((index, gradients.reduced(index)?)))
+            .collect::<Result<_, TorchError>>()?;
+        let updates: Vec<Update<'_>> = reduced
+            .iter()
+            .map(|(index, gradient)| Update {
+                index: *index,
+                parameter: &self.tensors.trained[*index].tensor,
+                gradient,
             })
             .collect();
         self.optimizer.step(&updates)?;

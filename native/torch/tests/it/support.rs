@@ -162,6 +162,8 @@ pub enum Place {
     Cpu,
     /// On the CPU, batches and gradients taking the ways that they take on a GPU.
     Staged,
+    /// The same with gradients that are reduced elsewhere, as compressed ones of a GPU are.
+    Apart,
     Gpu,
 }
 
@@ -169,7 +171,7 @@ impl Place {
     fn device(self) -> Device {
         match self {
             Place::Gpu => Device::Cuda(0),
-            Place::Cpu | Place::Staged => Device::Cpu,
+            Place::Cpu | Place::Staged | Place::Apart => Device::Cpu,
         }
     }
 }
@@ -177,7 +179,7 @@ impl Place {
 /// All places that this machine has.
 pub fn places() -> Vec<Place> {
     folder();
-    let mut places = vec![Place::Cpu, Place::Staged];
+    let mut places = vec![Place::Cpu, Place::Staged, Place::Apart];
     match flambeau_torch::check_cuda() {
         Ok(()) => places.push(Place::Gpu),
         Err(reason) => println!("SKIPPED on a GPU: {reason}"),
@@ -229,7 +231,7 @@ impl Trainer {
         let reducer = GradientReducer::new(group, parameters.collect(), None, options).unwrap();
         let reducer = Arc::new(reducer);
         let buckets = match place {
-            Place::Cpu => vec![],
+            Place::Cpu | Place::Apart => vec![],
             _ => model.allocate_buckets(&reducer.layout().buckets).unwrap(),
         };
         model.attach(reducer.clone()).unwrap();
@@ -330,7 +332,7 @@ impl Trainer {
             _ => Kind::Double,
         };
         let bucket = match self.place {
-            Place::Cpu => self.reducer.bucket_ptr(view.bucket),
+            Place::Cpu | Place::Apart => self.reducer.bucket_ptr(view.bucket),
             _ => self.buckets[view.bucket],
         };
         // SAFETY: the bucket lives as long as the trainer, the view has that many elements, and nobody else uses it now.

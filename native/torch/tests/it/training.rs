@@ -76,7 +76,7 @@ fn an_eager_loop_gives_the_same_bits() {
         others: 256,
     };
     for case in expected("training").as_array().unwrap() {
-        for place in [Place::Cpu, Place::Staged] {
+        for place in [Place::Cpu, Place::Staged, Place::Apart] {
             let mut one = train_whole(place, case, BucketSizes::default());
             assert_eq!(one.num_buckets(), 1);
             check_state(&mut one, case);
@@ -234,23 +234,24 @@ fn micro_batches_accumulate_to_the_gradient_of_all_rows() {
             None,
         )
     };
-    for sizes in [
-        BucketSizes::default(),
-        BucketSizes {
-            first: 1,
-            others: 1,
-        },
-    ] {
-        let mut whole = Trainer::with_sizes(&job, sizes);
+    let small = BucketSizes {
+        first: 1,
+        others: 1,
+    };
+    for (place, sizes) in places()
+        .into_iter()
+        .flat_map(|place| [(place, BucketSizes::default()), (place, small)])
+    {
+        let mut whole = Trainer::at(place, &job, sizes);
         whole.step(part(0, rows));
-        let mut parts = Trainer::with_sizes(&job, sizes);
+        let mut parts = Trainer::at(place, &job, sizes);
         parts.micro(part(0, 3), 0, false, rows);
         parts.micro(part(3, 5), 1, false, rows);
         parts.micro(part(5, 7), 2, true, rows);
         parts.finish(None);
         let (whole, parts) = (&whole.tensors()["scale"], &parts.tensors()["scale"]);
         for (a, b) in whole.iter().zip(parts) {
-            assert!((a - b).abs() < 1e-15, "{whole:?} {parts:?}");
+            assert!((a - b).abs() < 1e-15, "{whole:?} {parts:?} ({place:?})");
         }
     }
 }
@@ -259,7 +260,7 @@ fn micro_batches_accumulate_to_the_gradient_of_all_rows() {
 fn what_is_written_is_pytorchs() {
     let _alone = alone();
     for case in expected("training").as_array().unwrap() {
-        for place in [Place::Cpu, Place::Staged] {
+        for place in [Place::Cpu, Place::Staged, Place::Apart] {
             let mut trainer = train_whole(place, case, BucketSizes::default());
             let folder = tempfile::tempdir().unwrap();
             let names = trainer.model.write_weights(folder.path()).unwrap();
