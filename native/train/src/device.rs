@@ -127,7 +127,8 @@ fn refused_compression(params: &TrainingParams) -> JobError {
     JobError::Invalid {
         param: "gradientCompression".into(),
         value: serde_json::to_string(&params.gradient_compression).expect("a name is JSON"),
-        allowed: "none where GPUs train in the native runtime; or set device to cpu".into(),
+        allowed: "none where GPUs train this model, which reduces its gradients there; or set device to cpu"
+            .into(),
     }
 }
 
