@@ -157,10 +157,6 @@ impl Model for PyModel {
         })
     }
 
-    fn reduces_in_main_memory(&self) -> bool {
-        true
-    }
-
     fn looks_ahead(&self) -> bool {
         self.device != Device::Cpu
     }

@@ -297,10 +297,6 @@ impl Model for TorchModel {
         Ok(Stream(self.abroad()?.placement.stream_handle()?))
     }
 
-    fn reduces_in_main_memory(&self) -> bool {
-        true
-    }
-
     fn looks_ahead(&self) -> bool {
         self.abroad.is_some()
     }

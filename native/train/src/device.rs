@@ -97,9 +97,6 @@ pub(crate) fn occupy(
         });
     };
     if params.gradient_compression != GradientCompression::None {
-        if !model.reduces_in_main_memory() {
-            return Err(refused_compression(params).into());
-        }
         model.to_device(index).map_err(Cause::Model)?;
         return Ok(Placement {
             accelerator: None,
@@ -121,15 +118,6 @@ pub(crate) fn occupy(
         }),
         warning,
     })
-}
-
-fn refused_compression(params: &TrainingParams) -> JobError {
-    JobError::Invalid {
-        param: "gradientCompression".into(),
-        value: serde_json::to_string(&params.gradient_compression).expect("a name is JSON"),
-        allowed: "none where GPUs train this model, which reduces its gradients there; or set device to cpu"
-            .into(),
-    }
 }
 
 /// This rank's GPU by its number, or the CPU, with what the user should know of that.

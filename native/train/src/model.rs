@@ -177,8 +177,8 @@ pub struct EpochReport<'a> {
 /// [`evaluate_batch`].
 ///
 /// A model begins on the CPU. One that [`check_cuda`] says may be moved, once, by [`to_device`]; the methods that say so are
-/// called of such a model alone, and its gradients stay on the device, in the tensors of [`allocate_buckets`], unless
-/// they are to be reduced in main memory.
+/// called of such a model alone. Its gradients stay on the device, in the tensors of [`allocate_buckets`], unless the
+/// reducer that it is attached to has its buckets in main memory ([`GradientReducer::is_on_device`]).
 ///
 /// [`train_batch`]: Model::train_batch
 /// [`evaluate_batch`]: Model::evaluate_batch
@@ -204,11 +204,6 @@ pub trait Model {
     /// its work runs on from then on.
     fn to_device(&mut self, index: u32) -> Result<Stream, ModelError> {
         Err(on_cpu_only(&format!("moved to cuda:{index}")))
-    }
-
-    /// Whether, on a device, it may also be attached to a reducer whose buckets lie in main memory.
-    fn reduces_in_main_memory(&self) -> bool {
-        false
     }
 
     /// Whether batches are to be [`stage`](Model::stage)d one ahead of the one that is trained on.

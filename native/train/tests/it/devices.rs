@@ -273,10 +273,7 @@ fn idle_gpus_are_told_of() {
 #[test]
 fn gradients_that_are_compressed_go_through_main_memory() {
     let bench = Bench::new(97, 31);
-    let config = Config {
-        reduces_in_main_memory: true,
-        ..config(5)
-    };
+    let config = config(5);
     let train = |device: &str| {
         let mut params = params(2, device);
         params["gradientCompression"] = json!("topk");
@@ -287,14 +284,4 @@ fn gradients_that_are_compressed_go_through_main_memory() {
     assert_alike(&on_device, &on_cpu);
     assert!(on_device[0].model.is_on_device());
     assert_eq!(on_device[0].model.reports, on_cpu[0].model.reports);
-}
-
-#[test]
-fn a_model_whose_gradients_stay_on_its_device_has_no_compression() {
-    let bench = Bench::new(25, 0);
-    let mut params = params(2, "auto");
-    params["gradientCompression"] = json!("bf16");
-    let error = refusal(&run(&bench.job("compressed", params, false), 2, &config(5)));
-    let expected = "gradientCompression is \"bf16\", but must be none where GPUs train";
-    assert!(error.contains(expected), "{error}");
 }

@@ -59,8 +59,6 @@ pub struct Config {
     pub limit: f64,
     /// Why the model can't be on a device.
     pub cuda_obstacle: Option<String>,
-    /// Whether gradients of a device may be reduced in main memory.
-    pub reduces_in_main_memory: bool,
 }
 
 impl Config {
@@ -73,7 +71,6 @@ impl Config {
             fault: None,
             is_forward: false,
             limit: f64::INFINITY,
-            reduces_in_main_memory: false,
             cuda_obstacle: Some("the model of a test that needs no device".into()),
         }
     }
@@ -335,10 +332,6 @@ impl Model for TestModel {
         let stream = device.stream();
         self.device = Some(device);
         Ok(stream)
-    }
-
-    fn reduces_in_main_memory(&self) -> bool {
-        self.config.reduces_in_main_memory
     }
 
     fn looks_ahead(&self) -> bool {
