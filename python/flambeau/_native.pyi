@@ -109,6 +109,9 @@ def nccl_meeting(
     Raises `flambeau.errors.CollectiveError`, with what each rank has where they do not have the same.
     """
 
+def keep_freed_batches() -> None:
+    """Has this process keep the memory that one batch has freed for the next, rather than hand it back."""
+
 def newest_checkpoint(
     work_dir: str, attempt_ids: list[str], store_options: dict[str, str] | None = None
 ) -> str | None:

@@ -7,7 +7,6 @@ Where the model's `device` finds a GPU it computes there, for as many tasks at a
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
 import math
@@ -43,8 +42,6 @@ _NUMPY = {
     "bool": np.bool_,
     "uint8": np.uint8,
 }
-# The numbers of mallopt's parameters, from malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _modules: OrderedDict[tuple[str, ...], Any] = OrderedDict()
 _lock = threading.Lock()
 
@@ -88,7 +85,9 @@ class Scorer:
         return InputRows.of(self.inputs, columns), len(columns[0])
 
     def _on_cpu(self, batches: Iterator[Rows]) -> Generator[list[Tensor]]:
-        _keep_freed_memory()
+        from flambeau import _native
+
+        _native.keep_freed_batches()
         module = _module(self.programs, self.weights, "cpu")
         for rows, num_rows in batches:
             yield self._outputs(module, rows, num_rows)
@@ -268,20 +267,6 @@ def _check_lengths(lengths: pa.Array, name: str, tensor: TensorColumns) -> None:
             f"column {name!r} holds an array of {wrong[0]}, where {wanted} were trained on: "
             "every row's array must have that length"
         )
-
-
-@functools.cache
-def _keep_freed_memory() -> None:
-    """Lets the C allocator keep the memory of one batch's tensors for the next.
-
-    By default glibc hands blocks above 128 KiB and the end of its heap back when they are freed, so that each
-    batch has its activations faulted in and zeroed anew: a third of the time of an MLP with layers of 256.
-    The sizes are those that its own adaptation ends at (mallopt(3)).
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-        mallopt(_M_TRIM_THRESHOLD, 64 << 20)
 
 
 def _module(programs: Mapping[str, bytes], weights: WeightsRef, device: str) -> nn.Module:

@@ -3,7 +3,6 @@
 //! No Rust panic and no C++ exception passes into the JVM: everything that fails becomes a Java exception, in
 //! [`error`]. Native code makes no threads that call Java, so none are attached.
 
-mod allocator;
 mod buffers;
 mod entry;
 mod error;

@@ -5,7 +5,6 @@ use jni::objects::{JByteBuffer, JObject, JObjectArray, JString};
 use jni::sys::{jint, jlong};
 use jni::{Env, EnvUnowned};
 
-use crate::allocator;
 use crate::buffers::with_bytes;
 use crate::error::{NativeError, Throw};
 use crate::registry::Registry;
@@ -46,7 +45,7 @@ extern "system" fn Java_flambeau_jni_NativeApi_openScorer<'frame>(
                 source,
             })?;
         let row_bytes = spec.inputs.iter().map(|input| input.row_bytes()).collect();
-        allocator::keep_freed();
+        flambeau_train::keep_freed_batches();
         load_cuda();
         let scorer = Scorer::open(&spec)?;
         Ok(SCORERS.insert(OpenScorer { scorer, row_bytes }))

@@ -4,6 +4,7 @@
 //! nothing here holds a lock or a mutable borrow: gradient hooks come back in from inside `backward`. Every wait
 //! detaches from the interpreter and asks for signals.
 
+mod allocator;
 mod batches;
 mod dlpack;
 mod error;
@@ -22,6 +23,8 @@ use pyo3::prelude::*;
 /// The native half of Flambeau.
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use crate::allocator::keep_freed_batches;
     #[pymodule_export]
     use crate::batches::PyBatchReader;
     #[pymodule_export]

@@ -35,6 +35,7 @@ mod usage;
 mod weights;
 mod worker;
 
+pub use allocator::keep_freed_batches;
 pub use compression::{Compression, CompressionState, ParameterState};
 pub use device::{Devices, Gpus};
 pub use error::{Cause, ErrorKind, JobError, TrainError, error_chain};
