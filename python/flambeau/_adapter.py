@@ -341,8 +341,9 @@ class ModuleModel:
     # The reduced gradients on a device.
 
     def scale_gradients(self, factor: float) -> None:
-        """Multiplies all by `factor`."""
-        torch._foreach_mul_(self._bucket_tensors, factor)
+        """Multiplies all by `factor`; exactly 1 leaves them alone."""
+        if factor != 1.0:
+            torch._foreach_mul_(self._bucket_tensors, factor)
 
     def unscale_gradients(self, factor: float) -> bool:
         """Multiplies all by `factor`, and returns whether they are finite, which it waits for."""

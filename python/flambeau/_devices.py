@@ -68,7 +68,7 @@ class BatchCopier:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._streams = _streams_of(device)
+        self._streams = streams_of(device)
         self._stream = self._streams.Stream()
 
     def send(self, rows: Rows) -> Rows:
@@ -105,7 +105,7 @@ class Readback:
     def __init__(self, numbers: Tensor) -> None:
         self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda)
         self._numbers.copy_(numbers, non_blocking=True)
-        streams = _streams_of(numbers.device)
+        streams = streams_of(numbers.device)
         self._arrived = streams.Event()
         self._arrived.record(streams.current_stream(numbers.device))
 
@@ -115,6 +115,6 @@ class Readback:
         return self._numbers.tolist()
 
 
-def _streams_of(device: torch.device) -> Any:
+def streams_of(device: torch.device) -> Any:
     """The module with the streams and events of a kind of device."""
     return torch.cuda if device.type == "cuda" else torch.cpu

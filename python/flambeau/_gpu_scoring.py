@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from flambeau._devices import streams_of
 from flambeau._slots import SETTING
 from flambeau.errors import FlambeauError
 
@@ -66,7 +67,7 @@ class GpuScoring:
         self._forward = forward
         self._new_results = new_results
         self._is_gpu = self._device.type == "cuda"
-        self._streams: Any = torch.cuda if self._is_gpu else torch.cpu
+        self._streams = streams_of(self._device)
         with self._present():
             self._computing = self._streams.current_stream()
             self._going, self._coming = self._streams.Stream(), self._streams.Stream()

@@ -90,33 +90,40 @@ pub(crate) fn occupy(
     model: &mut dyn Model,
 ) -> Result<Placement, Cause> {
     let (index, warning) = choose(params.device, group, gpus, model)?;
-    let Some(index) = index else {
-        return Ok(Placement {
-            accelerator: None,
-            warning,
-        });
+    let accelerator = match index {
+        None => None,
+        Some(index) => {
+            let stream = model.to_device(index).map_err(Cause::Model)?;
+            match params.gradient_compression {
+                GradientCompression::None => Some(connect(group, gpus, index, stream, model)?),
+                _ => None,
+            }
+        }
     };
-    if params.gradient_compression != GradientCompression::None {
-        model.to_device(index).map_err(Cause::Model)?;
-        return Ok(Placement {
-            accelerator: None,
-            warning,
-        });
-    }
+    Ok(Placement {
+        accelerator,
+        warning,
+    })
+}
+
+/// Connects this rank's GPU with those of the others.
+fn connect(
+    group: &ProcessGroup,
+    gpus: &Gpus,
+    index: u32,
+    stream: Stream,
+    model: &mut dyn Model,
+) -> Result<Accelerator, Cause> {
     let runtime = gpus.devices.open(index)?;
-    let stream = model.to_device(index).map_err(Cause::Model)?;
     let options = NcclOptions {
         directories: model.nccl_directories(),
         runtime: runtime.clone(),
     };
     let nccl = NcclGroup::connect(group, options)?;
-    Ok(Placement {
-        accelerator: Some(Accelerator {
-            runtime,
-            nccl,
-            stream,
-        }),
-        warning,
+    Ok(Accelerator {
+        runtime,
+        nccl,
+        stream,
     })
 }
 

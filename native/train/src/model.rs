@@ -224,7 +224,7 @@ pub trait Model {
         )))
     }
 
-    /// On a device: multiplies all reduced gradients by `factor`. Does not wait for the device.
+    /// On a device: multiplies all reduced gradients by `factor`; exactly 1 leaves them alone. Does not wait for the device.
     fn scale_gradients(&mut self, factor: f64) -> Result<(), ModelError> {
         Err(on_cpu_only(&format!(
             "asked to scale gradients on a device by {factor}"

@@ -219,10 +219,9 @@ impl<'a> Stepper<'a> {
     fn correct(&mut self, factor: f64) -> Result<bool, Cause> {
         let on_device = self.accelerator.is_some();
         let Some(scaler) = &mut self.scaler else {
-            if on_device && factor != 1.0 {
-                self.model.scale_gradients(factor).map_err(Cause::Model)?;
-            } else if !on_device {
-                self.reducer.scale(factor);
+            match on_device {
+                true => self.model.scale_gradients(factor).map_err(Cause::Model)?,
+                false => self.reducer.scale(factor),
             }
             return Ok(true);
         };
