@@ -226,7 +226,7 @@ unsafe fn call(
     handle: Handle,
     stream: *const HostStream,
 ) -> c_int {
-    log(kind.name());
+    log(format_args!("{kind}"));
     // SAFETY: as C has it.
     let communicator = unsafe { borrow(handle) };
     let (op, root) = match kind {

@@ -23,6 +23,11 @@ pub(crate) fn is_known(op: c_int) -> bool {
     matches!(op, 0 | AVERAGE)
 }
 
+/// What an operation is called.
+pub(crate) fn name(op: c_int) -> &'static str {
+    if op == AVERAGE { "avg" } else { "sum" }
+}
+
 /// Writes the reduction of the ranks' bytes to `result`.
 pub(crate) fn reduce(ranks: &[&[u8]], result: &mut [u8], dtype: c_int, op: c_int) {
     let count = ranks.len();

@@ -1,6 +1,7 @@
 //! A communicator, and the operations on it.
 
 use std::ffi::{c_int, c_void};
+use std::fmt;
 use std::io;
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -290,6 +291,19 @@ impl Communicator {
         self.join();
         while self.inside.load(Ordering::SeqCst) > 0 {
             thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    /// The function, and of those that reduce their operation.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        match *self {
+            Kind::AllReduce { op } | Kind::Reduce { op, .. } | Kind::ReduceScatter { op } => {
+                write!(f, " {}", arithmetic::name(op))
+            }
+            Kind::Broadcast { .. } | Kind::AllGather => Ok(()),
         }
     }
 }

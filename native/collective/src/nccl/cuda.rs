@@ -26,6 +26,8 @@ const SUCCESS: Code = 0;
 const NOT_READY: Code = 600;
 /// `CU_STREAM_NON_BLOCKING`: does not synchronise with the default stream.
 const NON_BLOCKING: c_uint = 1;
+/// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`.
+const THREAD_LOCAL: c_int = 1;
 /// `CU_EVENT_DISABLE_TIMING`, which makes events cheap.
 const DISABLE_TIMING: c_uint = 2;
 
@@ -40,6 +42,7 @@ symbols! {
         primary_ctx_retain = "cuDevicePrimaryCtxRetain" fn(*mut *mut c_void, c_int) -> Code;
         primary_ctx_release = "cuDevicePrimaryCtxRelease_v2" fn(c_int) -> Code;
         ctx_set_current = "cuCtxSetCurrent" fn(*mut c_void) -> Code;
+        exchange_capture_mode = "cuThreadExchangeStreamCaptureMode" fn(*mut c_int) -> Code;
         stream_create = "cuStreamCreate" fn(*mut Stream, c_uint) -> Code;
         stream_destroy = "cuStreamDestroy_v2" fn(Stream) -> Code;
         stream_wait_event = "cuStreamWaitEvent" fn(Stream, Event, c_uint) -> Code;
@@ -215,6 +218,14 @@ impl DeviceRuntime for CudaRuntime {
         // SAFETY: the context is retained.
         let code = unsafe { (self.functions.ctx_set_current)(self.context) };
         self.functions.check("cuCtxSetCurrent", code)
+    }
+
+    fn ignore_captures(&self) -> Result<()> {
+        let mut mode = THREAD_LOCAL;
+        // SAFETY: the mode is alive; the driver puts the one before into it.
+        let code = unsafe { (self.functions.exchange_capture_mode)(&raw mut mode) };
+        self.functions
+            .check("cuThreadExchangeStreamCaptureMode", code)
     }
 
     fn create_stream(&self) -> Result<Stream> {

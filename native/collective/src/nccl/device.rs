@@ -24,6 +24,13 @@ pub trait DeviceRuntime: Send + Sync {
     /// `Device`.
     fn make_current(&self) -> Result<()>;
 
+    /// Has what the calling thread does from now on leave alone the work that other threads capture (CUDA graphs). By default
+    /// a thread's asking for an event ends every capture that is under way elsewhere with an error.
+    ///
+    /// # Errors
+    /// `Device`.
+    fn ignore_captures(&self) -> Result<()>;
+
     /// A stream that does not wait for the default one.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,10 @@ use crate::patience::SLICE;
 
 /// Between two looks at a communicator that is in progress.
 const PAUSE: Duration = Duration::from_micros(20);
+
+/// For how long it is looked at without pauses. NCCL issues from a thread that it starts for each group (`ncclGroupEndInternal`
+/// in `src/group.cc`), which is a matter of microseconds; a sleep lasts longer than it is asked to.
+const EAGER: Duration = Duration::from_micros(200);
 
 /// The longest between two looks at an operation that is waited for.
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
@@ -36,20 +40,41 @@ pub(crate) struct Engine {
 struct State {
     /// `None` once it has ended.
     communicator: Option<Communicator>,
-    /// In the order in which they were issued, which is that in which they end.
-    in_flight: VecDeque<Flight>,
+    /// In the order in which they were issued, which is that in which they end. None but the newest is without its end.
+    in_flight: VecDeque<Arc<Flight>>,
 }
 
 /// An operation that the device has not finished, as far as is known.
 struct Flight {
-    done: Arc<OwnEvent>,
+    /// What the device comes to when it has finished. Not there before it is known that NCCL, which takes its time on a thread of
+    /// its own, has issued everything: an event would be before that.
+    end: OnceLock<OwnEvent>,
     operation: Operation,
     sequence: u64,
     started: Instant,
 }
 
+impl Flight {
+    fn is_done(&self) -> Result<bool> {
+        self.end.get().map_or(Ok(false), OwnEvent::is_done)
+    }
+
+    /// The host's wait for it.
+    fn wait<'a>(&self, health: &'a Health, interruptible: bool) -> Wait<'a> {
+        Wait {
+            health,
+            operation: self.operation,
+            sequence: self.sequence,
+            started: self.started,
+            timeout: health.options.timeout,
+            interruptible,
+        }
+    }
+}
+
 impl Engine {
-    /// Makes the communicator together with the other ranks, for at most the group's `connect_timeout`.
+    /// Makes the communicator together with the other ranks, for at most the group's `timeout`: NCCL looks at the machines'
+    /// topology, connects all ranks and loads its kernels, and lost ranks are noticed meanwhile.
     ///
     /// # Errors
     /// `Nccl`, `Device` or `Timeout`, which fail the group; what fails the group.
@@ -60,10 +85,6 @@ impl Engine {
     ) -> Result<Self> {
         let health = group.health();
         group.in_turn(Operation::NcclInit, |wait| {
-            let wait = Wait {
-                timeout: health.options.connect_timeout,
-                ..*wait
-            };
             let made = runtime
                 .make_current()
                 .and_then(|()| OwnStream::new(&runtime))
@@ -85,7 +106,7 @@ impl Engine {
             };
             let mut state = lock(&engine.state);
             state.communicator = Some(begun.map_err(|fault| engine.blame(fault))?);
-            let settled = engine.settle(&state, &wait);
+            let settled = engine.settle(&state, wait);
             settled.map_err(|error| engine.end(&mut state, error))?;
             drop(state);
             Ok(engine)
@@ -104,7 +125,8 @@ impl Engine {
         self.group.health()
     }
 
-    /// Issues the calls as the group's next operation: behind the work that `streams` have now, on the engine's own stream.
+    /// Has NCCL issue the calls as the group's next operation: behind the work that `streams` have now, on the engine's own
+    /// stream. Waits for NCCL to have issued the operation before, and not for this one.
     ///
     /// # Errors
     /// `Nccl`, `Device` or `Timeout`, which fail the group; what fails the group.
@@ -121,17 +143,18 @@ impl Engine {
             let mut state = lock(&self.state);
             // SAFETY: the caller's promise.
             let issued = unsafe { self.issue(&mut state, streams, calls, wait) };
-            let done = Arc::new(issued.map_err(|error| self.end(&mut state, error))?);
-            state.in_flight.push_back(Flight {
-                done: done.clone(),
+            issued.map_err(|error| self.end(&mut state, error))?;
+            let flight = Arc::new(Flight {
+                end: OnceLock::new(),
                 operation,
                 sequence: wait.sequence,
                 started: wait.started,
             });
+            state.in_flight.push_back(flight.clone());
             self.tell_in_flight(&state);
             Ok(NcclWork {
                 engine: self.clone(),
-                done,
+                flight,
             })
         })
     }
@@ -144,11 +167,11 @@ impl Engine {
         streams: &[Stream],
         calls: &[Call],
         wait: &Wait<'_>,
-    ) -> Result<OwnEvent> {
+    ) -> Result<()> {
         self.settle(state, wait)?;
         self.land(state)?;
         let Some(communicator) = &state.communicator else {
-            return Err(CollectiveError::invalid("the NCCL group was closed"));
+            return Err(closed());
         };
         self.runtime.make_current()?;
         for stream in streams {
@@ -157,30 +180,58 @@ impl Engine {
         }
         // SAFETY: the caller's promise; the communicator has settled.
         let issued = unsafe { communicator.issue(calls, self.stream.stream) };
-        issued.map_err(|fault| self.blame(fault))?;
-        // Until then the calls may not be on the stream, and an event would be before them.
-        self.settle(state, wait)?;
-        // SAFETY: our own stream lives as long as this.
-        unsafe { OwnEvent::after(&self.runtime, self.stream.stream) }
+        issued.map(drop).map_err(|fault| self.blame(fault))
     }
 
     /// Waits until NCCL has carried out on the host what it was asked for.
     fn settle(&self, state: &State, wait: &Wait<'_>) -> Result<()> {
+        let since = Instant::now();
         while self.progress(state)? == Progress::InProgress {
+            if since.elapsed() < EAGER {
+                thread::yield_now();
+                continue;
+            }
             wait.check(Vec::new)?;
             thread::sleep(PAUSE);
         }
         Ok(())
     }
 
+    /// How far NCCL is on the host. Where it has issued the newest operation, that has its end from now on.
     fn progress(&self, state: &State) -> Result<Progress> {
         if let Some(error) = self.health().failure() {
             return Err(error);
         }
-        match &state.communicator {
-            Some(communicator) => communicator.progress().map_err(|fault| self.blame(fault)),
-            None => Ok(Progress::Ready),
+        let Some(communicator) = &state.communicator else {
+            return Ok(Progress::Ready);
+        };
+        let progress = communicator.progress().map_err(|fault| self.blame(fault))?;
+        if progress == Progress::Ready
+            && let Some(newest) = state.in_flight.back()
+            && newest.end.get().is_none()
+        {
+            // Whichever thread looks first.
+            self.runtime.make_current()?;
+            // SAFETY: our own stream lives as long as this.
+            let end = unsafe { OwnEvent::after(&self.runtime, self.stream.stream)? };
+            // Whoever sets it holds the lock of the state.
+            let _ = newest.end.set(end);
         }
+        Ok(progress)
+    }
+
+    /// The end of an operation, once NCCL has issued it, for which this waits for at most the group's timeout from the
+    /// operation's call on.
+    ///
+    /// # Errors
+    /// What fails the group. NCCL has let go of all buffers then.
+    fn end_of<'a>(&self, flight: &'a Flight) -> Result<&'a OwnEvent> {
+        if flight.end.get().is_none() || self.health().failure().is_some() {
+            let mut state = lock(&self.state);
+            let settled = self.settle(&state, &flight.wait(self.health(), true));
+            settled.map_err(|error| self.end(&mut state, error))?;
+        }
+        flight.end.get().ok_or_else(closed)
     }
 
     /// Makes one error of NCCL's fault, and fails the group with it. Where a peer may be at fault, the group is given the time in
@@ -233,15 +284,7 @@ impl Engine {
         let progress = self.progress(state)?;
         self.land(state)?;
         if let Some(oldest) = state.in_flight.front() {
-            let wait = Wait {
-                health: self.health(),
-                operation: oldest.operation,
-                sequence: oldest.sequence,
-                started: oldest.started,
-                timeout: self.health().options.timeout,
-                interruptible: false,
-            };
-            wait.check(Vec::new)?;
+            oldest.wait(self.health(), false).check(Vec::new)?;
         }
         Ok(progress)
     }
@@ -249,7 +292,7 @@ impl Engine {
     /// Forgets the operations that have ended.
     fn land(&self, state: &mut State) -> Result<()> {
         while let Some(oldest) = state.in_flight.front()
-            && oldest.done.is_done()?
+            && oldest.is_done()?
         {
             state.in_flight.pop_front();
         }
@@ -260,7 +303,8 @@ impl Engine {
     /// What the watching thread does, until the engine has failed or nobody holds the other end of `closing`. It needs nothing
     /// of the threads that wait for the device, and frees them by its abort.
     pub(crate) fn watch(&self, closing: &Receiver<()>) {
-        if let Err(error) = self.runtime.make_current() {
+        let ready = self.runtime.make_current();
+        if let Err(error) = ready.and_then(|()| self.runtime.ignore_captures()) {
             self.end(&mut lock(&self.state), error);
             return;
         }
@@ -279,6 +323,7 @@ impl Engine {
         }
         let mut state = lock(&self.state);
         let finished = self.finish(&mut state);
+        let finished = finished.map_err(|error| self.end(&mut state, error));
         if let Some(communicator) = state.communicator.take() {
             match finished {
                 Ok(Progress::Ready) => communicator.destroy(),
@@ -311,13 +356,18 @@ impl Engine {
     }
 }
 
+/// What is asked of a group that has ended in good order.
+pub(super) fn closed() -> CollectiveError {
+    CollectiveError::invalid("the NCCL group was closed")
+}
+
 /// An operation that the device carries out.
 ///
 /// Dropping the handle neither waits for the operation nor ends it.
 #[must_use = "somebody has to wait for the operation"]
 pub struct NcclWork {
     engine: Arc<Engine>,
-    done: Arc<OwnEvent>,
+    flight: Arc<Flight>,
 }
 
 impl fmt::Debug for NcclWork {
@@ -327,7 +377,8 @@ impl fmt::Debug for NcclWork {
 }
 
 impl NcclWork {
-    /// Has the work that `stream` gets from now on wait for the result. The host does not wait.
+    /// Has the work that `stream` gets from now on wait for the result. The host waits for no more than NCCL's having issued the
+    /// operation, for at most the group's timeout; the group's interrupt is asked meanwhile.
     ///
     /// A failure that comes later lets the stream go on with unspecified contents; it is the error of the next call.
     ///
@@ -337,12 +388,10 @@ impl NcclWork {
     /// # Safety
     /// The stream is alive, and of the group's device.
     pub unsafe fn order_before(&self, stream: Stream) -> Result<()> {
-        if let Some(error) = self.engine.health().failure() {
-            return Err(error);
-        }
         self.engine.runtime.make_current()?;
+        let end = self.engine.end_of(&self.flight)?;
         // SAFETY: the caller's promise.
-        unsafe { self.done.hold(stream) }
+        unsafe { end.hold(stream) }
     }
 
     /// Waits on the host until the result is there, for at most the group's timeout from the call on. The group's interrupt is
@@ -352,10 +401,11 @@ impl NcclWork {
     /// What fails the group. NCCL has let go of all buffers then.
     pub fn wait(self) -> Result<()> {
         let health = self.engine.health();
+        let end = self.engine.end_of(&self.flight)?;
         let mut pause = PAUSE;
         loop {
             // In this order: an abort, which ends operations too, comes after its cause.
-            let done = self.done.is_done().unwrap_or_else(|error| {
+            let done = end.is_done().unwrap_or_else(|error| {
                 health.fail(error);
                 false
             });

@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use super::abi;
 use super::communicator::{Call, Kind};
 use super::device::DeviceRuntime;
-use super::engine::{Engine, NcclWork};
+use super::engine::{Engine, NcclWork, closed};
 use super::library::NcclVersion;
 use super::meeting::NcclMeeting;
 use crate::buffer::{RawBuffer, ReduceOp, Stream};
@@ -37,7 +37,9 @@ pub struct NcclOptions {
 /// the group's own. Whoever uses the result waits for the `NcclWork`, on the host or on a stream.
 ///
 /// **Results** are the same on all ranks but, other than a process group's, need not be so from run to run: NCCL chooses the
-/// order of additions.
+/// order of additions. An average is the sum of the ranks' elements times 1/n, a factor that is rounded to the elements' type
+/// (`hostToDevRedOp` in NCCL's `src/enqueue.cc`): of bfloat16 it is off by up to 0.4 %, of float16 by 0.05 %, alike for all
+/// elements, unless n is a power of two.
 ///
 /// **Failures.** What fails the process group (a rank that dies, freezes, leaves or aborts) fails this one, and the other way
 /// round: every rank gets one error, with the rank and the operation. A thread of the group's own looks for them, for
@@ -79,7 +81,6 @@ impl WeakNcclGroup {
     /// `InvalidArgument` once nobody holds it any more.
     pub fn upgrade(&self) -> Result<NcclGroup> {
         let shared = self.shared.upgrade();
-        let closed = || CollectiveError::invalid("the NCCL group was closed");
         Ok(NcclGroup {
             shared: shared.ok_or_else(closed)?,
         })
@@ -94,7 +95,7 @@ impl NcclGroup {
         }
     }
 
-    /// Connects the devices of all ranks of `group`. All of them call it; it waits for them for at most `connect_timeout`.
+    /// Connects the devices of all ranks of `group`. All of them call it; it waits for them for at most the group's `timeout`.
     ///
     /// # Errors
     /// `NcclVersions` where the ranks do not have the same NCCL, which leaves `group` as it was. `Nccl`, `Device` and
@@ -150,11 +151,12 @@ impl NcclGroup {
     /// # Safety
     /// As `all_reduce`, for every buffer, and no two overlap.
     pub unsafe fn grouped_all_reduce(&self, buffers: &[(RawBuffer, ReduceOp)]) -> Result<NcclWork> {
+        let world_size = self.shared.engine.group().world_size();
         let calls = buffers
             .iter()
             .map(|(buffer, op)| {
                 let kind = Kind::AllReduce {
-                    op: reduction(buffer, *op)?,
+                    op: reduction(buffer, *op, world_size)?,
                 };
                 Ok(in_place(kind, buffer, 0, buffer.len))
             })
@@ -173,8 +175,8 @@ impl NcclGroup {
     /// # Safety
     /// As `all_reduce`.
     pub unsafe fn reduce_scatter(&self, buffer: RawBuffer, op: ReduceOp) -> Result<NcclWork> {
-        let op = reduction(&buffer, op)?;
         let group = self.shared.engine.group();
+        let op = reduction(&buffer, op, group.world_size())?;
         let calls = match self.equal_part(&buffer) {
             Some(count) => vec![Call {
                 receive: element(&buffer, group.rank() * count),
@@ -288,8 +290,13 @@ fn stream_of(buffer: &RawBuffer, runtime: &dyn DeviceRuntime) -> Result<Stream> 
 }
 
 /// Checks that the elements can be reduced so, and names NCCL's operation.
-fn reduction(buffer: &RawBuffer, op: ReduceOp) -> Result<c_int> {
+fn reduction(buffer: &RawBuffer, op: ReduceOp, world_size: usize) -> Result<c_int> {
     buffer.check_arithmetic()?;
+    let op = match op {
+        // NCCL would multiply every element by 1 (`ncclLaunchOneRank` in `src/device/onerank.cu`).
+        ReduceOp::Average if world_size == 1 => ReduceOp::Sum,
+        op => op,
+    };
     abi::reduction(op).ok_or_else(|| {
         CollectiveError::invalid(format!(
             "{op} of a buffer on {}: NCCL reduces by sum or average here",

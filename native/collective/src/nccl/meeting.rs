@@ -1,5 +1,6 @@
 //! What the ranks have to agree on before they can make a communicator.
 
+use std::env;
 use std::path::PathBuf;
 
 use super::abi::RawUniqueId;
@@ -7,6 +8,10 @@ use super::library::{NcclLibrary, NcclVersion};
 use crate::error::{CollectiveError, Peer, Result};
 use crate::group::ProcessGroup;
 use crate::wire::{Reader, Writer};
+
+/// Set to 1, it goes before the config of every communicator (`envConfigOverride` in NCCL's `src/init.cc`), whose calls then wait
+/// for the other ranks with no deadline.
+const BLOCKING: &str = "NCCL_COMM_BLOCKING";
 
 /// A communicator's identity: the same on all of its ranks.
 #[derive(Clone, Copy)]
@@ -30,7 +35,8 @@ impl NcclMeeting {
     /// which stays as it was where the ranks do not agree.
     ///
     /// # Errors
-    /// `NcclVersions`, the same on all ranks, with what each has; what fails the group.
+    /// `NcclVersions`, the same on all ranks, with what each has; none has who is told to wait without end
+    /// (`NCCL_COMM_BLOCKING`). What fails the group.
     pub fn hold(group: &ProcessGroup, directories: &[PathBuf]) -> Result<Self> {
         let own = Equipment::find(directories, group.rank() == 0);
         let (found, id) = own.compare(group)?;
@@ -85,10 +91,17 @@ impl Equipment {
             Ok(library) => library,
             Err(error) => return Equipment::None(error.to_string()),
         };
-        match makes_id.then(|| library.unique_id()).transpose() {
-            Ok(unique_id) => Equipment::Ready { library, unique_id },
-            Err(reason) => Equipment::None(reason),
+        let unique_id = match makes_id.then(|| library.unique_id()).transpose() {
+            Ok(unique_id) => unique_id,
+            Err(reason) => return Equipment::None(reason),
+        };
+        // Not before the identity, for which NCCL reads its files into the environment.
+        if env::var(BLOCKING).is_ok_and(|value| value.trim() == "1") {
+            return Equipment::None(format!(
+                "{BLOCKING} is 1, with which NCCL waits for a lost rank without end; unset it"
+            ));
         }
+        Equipment::Ready { library, unique_id }
     }
 
     fn encode(&self) -> Vec<u8> {

@@ -24,6 +24,7 @@ fn a_cuda_device_is_opened_or_missed_by_name() {
         runtime.create_stream().unwrap(),
     );
     let event = runtime.create_event().unwrap();
+    runtime.ignore_captures().unwrap();
     // SAFETY: all three are alive, of this device, and freed once.
     unsafe {
         runtime.record(event, first).unwrap();

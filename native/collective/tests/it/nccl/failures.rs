@@ -92,6 +92,27 @@ pub fn leave_the_host_free(group: &ProcessGroup) {
     say(format_args!("inside: {}", inside()));
 }
 
+/// Orders a stream after an operation that NCCL does not issue.
+pub fn order_in_vain(group: &ProcessGroup) {
+    let (nccl, _runtime) = connect(group).unwrap();
+    let (_stream, name) = framework_stream();
+    let mut values = vec![1f32; 100];
+    let raw = buffer(
+        values.as_mut_ptr().cast(),
+        values.len(),
+        DType::Float32,
+        name,
+    );
+    // SAFETY: the vector and the stream are alive, and nobody else uses the vector.
+    let error = unsafe {
+        let work = nccl.all_reduce(raw, ReduceOp::Sum).unwrap();
+        say("connected");
+        work.order_before(name).unwrap_err()
+    };
+    say(describe(&error));
+    say(format_args!("inside: {}", inside()));
+}
+
 /// How many threads and jobs are inside the stand-in.
 fn inside() -> u64 {
     // SAFETY: the library is open already, and its function has this signature.
@@ -132,7 +153,7 @@ fn connected(ranks: &Ranks, scenario: &str) -> Vec<Process> {
 fn a_communicator_that_is_never_ready_ends_at_the_deadline() {
     let ranks = Ranks::new(2)
         .control(Some(1), "INIT", "hang")
-        .argument("CONNECT_TIMEOUT", "6");
+        .argument("TIMEOUT", "6");
     let said = one_error(&ranks.run("work"), None, PATIENCE);
     assert!(said.starts_with("timeout of nccl_init"), "{said}");
 }
@@ -223,6 +244,30 @@ fn an_operation_that_outlasts_the_timeout_ends() {
         .argument("TIMEOUT", "2");
     let said = one_error(&connected(&ranks, "work"), None, LIMIT);
     assert!(said.starts_with("timeout of all_reduce"), "{said}");
+}
+
+/// So often is `ncclInProgress` the answer that no operation is ever issued.
+const NEVER: &str = "4000000000";
+
+#[test]
+fn an_operation_that_is_never_issued_ends_at_the_deadline() {
+    let ranks = Ranks::new(2)
+        .control(Some(1), "POLLS", NEVER)
+        .argument("TIMEOUT", "2");
+    let said = one_error(&connected(&ranks, "work"), None, LIMIT);
+    assert!(said.starts_with("timeout of all_reduce"), "{said}");
+}
+
+#[test]
+fn a_host_that_waits_for_nccl_to_issue_is_freed() {
+    let ranks = Ranks::new(2).control(None, "POLLS", NEVER);
+    let processes = connected(&ranks, "order in vain");
+    processes[1].signal(libc::SIGKILL);
+    let said = one_error(&processes, Some(1), LIMIT);
+    assert!(
+        said.starts_with("lost 1 in all_reduce #") && said.ends_with("closed"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -156,6 +156,27 @@ fn ranks_with_different_versions_hear_what_each_has() {
 }
 
 #[test]
+fn a_rank_that_would_wait_without_end_is_named() {
+    let ranks = Ranks::new(2).with(Some(0), "NCCL_COMM_BLOCKING", "0").with(
+        Some(1),
+        "NCCL_COMM_BLOCKING",
+        "1",
+    );
+    for process in ranks.run("meet") {
+        let said = process.hear(PATIENCE);
+        assert!(
+            said.contains("rank 0 on ") && said.contains(" has 2.29.7 ("),
+            "{said}"
+        );
+        assert!(
+            said.contains(" has none (NCCL_COMM_BLOCKING is 1") && said.contains("unset it"),
+            "{said}"
+        );
+        assert_eq!(process.hear(PATIENCE), "group works");
+    }
+}
+
+#[test]
 fn ranks_with_one_version_hold_one_identity() {
     let ranks = Ranks::new(3);
     let said: Vec<_> = ranks

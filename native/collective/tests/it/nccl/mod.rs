@@ -122,7 +122,6 @@ fn a_rank_in_its_own_process() {
     };
     let group = harness::join(|rank| GroupOptions {
         timeout: seconds("TIMEOUT"),
-        connect_timeout: seconds("CONNECT_TIMEOUT"),
         ..Placement::OneHost.options(rank)
     });
     group.barrier().unwrap();
@@ -130,10 +129,12 @@ fn a_rank_in_its_own_process() {
         "meet" => loading::meet(&group),
         "connect in vain" => loading::connect_in_vain(&group),
         "work" => failures::work(&group),
+        "order in vain" => failures::order_in_vain(&group),
         "leave the host free" => failures::leave_the_host_free(&group),
         "every operation" => operations::every_operation(&group),
         "refused" => operations::refused(&group),
         "order" => order::calls(&group),
+        "unasked" => order::unasked(&group),
         "slow producer" => order::slow_producer(&group),
         other => panic!("no scenario {other:?}"),
     }
