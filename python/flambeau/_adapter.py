@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from flambeau import _devices, _losses, _metrics, _optimizers, _precision, _random
 from flambeau._compiled import CompiledModule
+from flambeau._device_programs import DevicePrograms
 from flambeau._devices import BatchCopier, Readback, Rows
 from flambeau._uncompiled import uncompiled
 from flambeau.errors import DataError, ParamError
@@ -90,8 +91,8 @@ class ModuleModel:
         """What is called in training."""
         self._device: torch.device | None = None
         """The GPU, None on the CPU."""
-        self._through_host = False
-        """Whether gradients on a device are reduced in main memory, as compressed ones are."""
+        self._stream: torch.cuda.Stream | None = None
+        """The GPU's stream whose work the reducer waits for."""
         self._copier: BatchCopier | None = None
         self._host_copies: list[tuple[Tensor, Tensor]] = []
         """What `tensors` gave last, of tensors on a GPU: each with its copy in main memory."""
@@ -113,7 +114,8 @@ class ModuleModel:
         """
         torch.cuda.set_device(index)
         self.occupy(torch.device("cuda", index))
-        return torch.cuda.current_stream().cuda_stream
+        self._stream = torch.cuda.current_stream()
+        return self._stream.cuda_stream
 
     def occupy(self, device: torch.device) -> None:
         """Moves everything to a device."""
@@ -134,6 +136,12 @@ class ModuleModel:
             torch.zeros(numel, dtype=getattr(torch, dtype), device=self._device) for dtype, numel in wanted
         ]
         return [bucket.data_ptr() for bucket in self._bucket_tensors]
+
+    def prepare_programs(
+        self, wanted: Sequence[tuple[str, int]], programs: Sequence[Sequence[tuple[Any, ...]]]
+    ) -> DevicePrograms:
+        """Makes tensors beside the buckets of the last call, and programs on all of them ready."""
+        return DevicePrograms(self._bucket_tensors, self._stream, wanted, programs)
 
     # What the worker asks at the start.
 
@@ -157,8 +165,7 @@ class ModuleModel:
         for parameter in self._parameters:
             parameter.grad = None
         self._views.clear()
-        self._through_host = self._device is not None and not reducer.on_device
-        if self._device is None or self._through_host:
+        if self._device is None:
             self._bucket_tensors = [from_dlpack(capsule) for capsule in reducer.buckets()]
         for index, parameter in enumerate(self._parameters):
             bucket, offset = reducer.view(index)
@@ -169,7 +176,7 @@ class ModuleModel:
         self._reducer = reducer
         while self._hooks:
             self._hooks.pop().remove()
-        if len(self._bucket_tensors) > 1 and not self._through_host:
+        if len(self._bucket_tensors) > 1:
             for index, parameter in enumerate(self._parameters):
                 hook = self._hook(index, self._views[index], reducer.mark_ready)
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
@@ -225,13 +232,22 @@ class ModuleModel:
     # What happens in a step.
 
     def _hook(self, index: int, view: Tensor, mark_ready: Callable[[int], None]) -> Callable[[Tensor], None]:
+        # Holds nothing that holds the parameter: Python finds no cycle that goes through such a hook, and the
+        # module would outlive its training.
+        name, stream = self._names[index], self._stream
+
         def gradient_is_accumulated(parameter: Tensor) -> None:
             gradient = parameter.grad
             if gradient is not view:
                 if gradient is None or gradient.is_sparse:
-                    raise self._sparse(index)
+                    raise _sparse(name)
                 view.copy_(gradient)
                 parameter.grad = view
+            if stream is not None:
+                # Autograd computes a gradient on the stream that forward first used the parameter on.
+                present = torch.cuda.current_stream(parameter.device)
+                if present != stream:
+                    stream.wait_stream(present)
             mark_ready(index)
 
         return gradient_is_accumulated
@@ -239,8 +255,7 @@ class ModuleModel:
     def _gather(self, reducer: GradientReducer) -> None:
         """What the hooks do, for all parameters at once after backward.
 
-        With one bucket there is nothing to overlap, and a hook costs several times as much a parameter. On
-        the way through main memory `.grad` stays on the device, where later micro-steps accumulate.
+        With one bucket there is nothing to overlap, and a hook costs several times as much a parameter.
         """
         ready, views, gradients = [], [], []
         for index, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
@@ -249,22 +264,15 @@ class ModuleModel:
                 continue
             if gradient is not view:
                 if gradient.is_sparse:
-                    raise self._sparse(index)
+                    raise _sparse(self._names[index])
                 views.append(view)
                 gradients.append(gradient)
-                if not self._through_host:
-                    parameter.grad = view
+                parameter.grad = view
             ready.append(index)
         if views:
             torch._foreach_copy_(views, gradients)
         self._is_whole = len(ready) == len(self._parameters)
         reducer.mark_all_ready(ready)
-
-    def _sparse(self, index: int) -> ParamError:
-        return ParamError(
-            f"model: {self._names[index]} got a sparse gradient, which is not supported; "
-            "make it dense, with sparse=False"
-        )
 
     def train_batch(
         self,
@@ -371,9 +379,7 @@ class ModuleModel:
         passes it over.
         """
         parameters = self._parameters
-        if self._through_host:
-            self._fetch_gradients(used)
-        elif used is None and not self._is_whole:
+        if used is None and not self._is_whole:
             for parameter, view in zip(parameters, self._views, strict=True):
                 if parameter.grad is None:
                     parameter.grad = view
@@ -385,12 +391,6 @@ class ModuleModel:
             self._learning_rate = learning_rate
         self._step()
         self._drop_gradients()
-
-    def _fetch_gradients(self, used: Sequence[bool] | None) -> None:
-        """Brings the reduced gradients back from main memory."""
-        for index, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
-            is_used = used is None or used[index]
-            parameter.grad = view.to(parameter.device, copy=True) if is_used else None
 
     def skip_step(self) -> None:
         """In place of `optimizer_step` where the gradients overflowed."""
@@ -488,6 +488,12 @@ def _rows(inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_
         list(map(from_dlpack, labels)),
         None if weight is None else from_dlpack(weight),
         num_rows,
+    )
+
+
+def _sparse(name: str) -> ParamError:
+    return ParamError(
+        f"model: {name} got a sparse gradient, which is not supported; make it dense, with sparse=False"
     )
 
 

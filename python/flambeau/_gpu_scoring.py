@@ -75,18 +75,22 @@ class GpuScoring:
 
     def results(self, batches: Iterable[tuple[Sequence[InputRows], int]]) -> Iterator[list[Tensor]]:
         """The outputs of each batch, in main memory and in order; a batch is its inputs and its number of
-        rows.
+        rows. To be called once.
 
         Takes one batch more than it has given the results of.
         """
-        before: _Launched | None = None
-        for rows, num_rows in batches:
-            launched = self._launch(rows, num_rows)
+        try:
+            before: _Launched | None = None
+            for rows, num_rows in batches:
+                launched = self._launch(rows, num_rows)
+                if before is not None:
+                    yield self._awaited(before)
+                before = launched
             if before is not None:
                 yield self._awaited(before)
-            before = launched
-        if before is not None:
-            yield self._awaited(before)
+        finally:
+            # Where this ends early, the exception keeps what this holds.
+            self._rooms.clear()
 
     def _launch(self, rows: Sequence[InputRows], num_rows: int) -> _Launched:
         results: list[Tensor] = []

@@ -89,7 +89,13 @@ def _ratio(numerator: float, denominator: float) -> float:
 
 def _sums(first: Tensor, *others: Tensor | float) -> Tensor:
     """The sums as one tensor, where the first is."""
-    values = [torch.as_tensor(value, dtype=torch.float64, device=first.device) for value in others]
+    # Filled in there: a copy of a number to a GPU would have the host wait for all that is queued before it.
+    values = [
+        value.to(torch.float64)
+        if isinstance(value, Tensor)
+        else torch.full((), value, dtype=torch.float64, device=first.device)
+        for value in others
+    ]
     return torch.stack([first.to(torch.float64), *values])
 
 

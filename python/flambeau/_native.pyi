@@ -35,10 +35,6 @@ class BatchReader:
 class GradientReducer:
     """Averages gradients over the ranks. Made by the training loop, which gives it to `attach`."""
 
-    @property
-    def on_device(self) -> bool:
-        """Whether the buckets lie on a device, in tensors of the adapter's, rather than in main memory."""
-
     def buckets(self) -> list[Any]:
         """The buckets as DLPack capsules of flat tensors, which keep the reducer alive."""
 

@@ -93,12 +93,23 @@ def _make(optimizer: Any, module: nn.Module) -> torch.optim.Optimizer:
 def _fused(
     kind: type[torch.optim.Optimizer], parameters: list[nn.Parameter], **options: Any
 ) -> torch.optim.Optimizer:
-    if "fused" in inspect.signature(kind).parameters:
+    if _has_fused(kind):
         try:
             return kind(parameters, **({"fused": True} | options))
         except (RuntimeError, NotImplementedError):
             pass  # torch has no fused kernel for this device or dtype
     return kind(parameters, **options)
+
+
+def _has_fused(kind: type[torch.optim.Optimizer]) -> bool:
+    """Whether torch has a fused kernel wherever the parameters may be moved to after the optimizer is made.
+
+    Torch had none of Adagrad's for CUDA at first, and said so no earlier than in the first step.
+    """
+    if "fused" not in inspect.signature(kind).parameters:
+        return False
+    kernel = f"aten::_fused_{kind.__name__.lower()}_"
+    return torch.version.cuda is None or torch._C._dispatch_has_kernel_for_dispatch_key(kernel, "CUDA")
 
 
 def _check(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:

@@ -2,7 +2,9 @@
 
 A Python worker loads a module once, by the hashes of its program and weights, and keeps the last few. Batches
 are copied into memory of torch's own alignment, so that a row's outputs have the same bits in every process.
-Where the model's `device` finds a GPU it computes there, for as many tasks at a time as `_slots` lets in.
+Where the model's `device` finds a GPU it computes there, for as many tasks at a time as `_slots` lets in. A
+module is on the GPU for a task's turn only, since the next turn may be another process's: in between it lies
+in the weights' file, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ import math
 import os
 import sys
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +45,8 @@ _NUMPY = {
     "uint8": np.uint8,
 }
 _modules: OrderedDict[tuple[str, ...], Any] = OrderedDict()
+_users: Counter[Any] = Counter()
+"""How many score with a module on a GPU."""
 _lock = threading.Lock()
 
 
@@ -94,8 +98,6 @@ class Scorer:
 
     def _on_gpu(self, place: Place, batches: Iterator[Rows]) -> Generator[list[Tensor]]:
         """The same on a task's GPU, once that has a slot for the task."""
-        import torch
-
         from flambeau._gpu_scoring import GpuScoring, explained
 
         device = place.device
@@ -103,12 +105,13 @@ class Scorer:
         def forward(inputs: Sequence[Tensor], num_rows: int) -> list[Tensor]:
             return self._checked(module(*inputs), num_rows)
 
-        with _slots.held(place.uuid, self.gpu_tasks, place.task), explained(device, self.batch_size):
-            module = _module(self.programs, self.weights, device)
+        with (
+            _slots.held(place.uuid, self.gpu_tasks, place.task),
+            explained(device, self.batch_size),
+            _resident(_module(self.programs, self.weights, device), self.weights, device) as module,
+        ):
             pinned = functools.partial(self._results, pin_memory=True)
             yield from GpuScoring(device, self.batch_size, forward, pinned).results(batches)
-            # What torch keeps for batches to come takes memory from the tasks that have the next turn.
-            torch.cuda.empty_cache()
 
     def _array(self, outputs: Sequence[Tensor]) -> pa.Array:
         import torch
@@ -284,6 +287,37 @@ def _module(programs: Mapping[str, bytes], weights: WeightsRef, device: str) -> 
                 _modules.popitem(last=False)
         _modules.move_to_end(key)
         return _modules[key]
+
+
+@contextmanager
+def _resident(module: nn.Module, weights: WeightsRef, device: str) -> Iterator[nn.Module]:
+    """Has the module on the GPU for the time of the block. After the last such block nothing of this process
+    is there but CUDA's own context: neither the module nor what torch keeps for batches to come.
+    """
+    with _lock:
+        _users[module] += 1
+    try:
+        yield module.to(device)
+    except BaseException:
+        # After some failures the GPU refuses everything. The first error says more.
+        with suppress(RuntimeError):
+            _leave_gpu(module, weights)
+        raise
+    _leave_gpu(module, weights)
+
+
+def _leave_gpu(module: nn.Module, weights: WeightsRef) -> None:
+    import torch
+
+    with _lock:
+        _users[module] -= 1
+        if _users[module] > 0:
+            return
+        del _users[module]
+        load_into(module, weights.local(), share=True)
+        # What is not among the weights, such as buffers that are not saved.
+        module.to("cpu")
+    torch.cuda.empty_cache()
 
 
 def _result(tensor: Tensor, spec: OutputTensor) -> pa.Array:

@@ -6,6 +6,7 @@ driver needs only the two messages.
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 import platform
@@ -111,10 +112,18 @@ def run_rank(
     rank: ordinals among those that the process sees, or UUIDs; None where it assigned none. Waits are bounded
     by the job's `timeout`.
     """
+    outcome = _outcome(
+        rank, lambda: _train(request, rank, world_size, all_gather, bind_address, gpu_addresses)
+    )
+    _free_memory(outcome)
+    return outcome
+
+
+def _outcome(rank: int, train: Callable[[], str]) -> RankOutcome:
+    """How a training ends; the frames that an exception of it holds end with this call."""
     host = socket.gethostname()
     try:
-        result = _train(request, rank, world_size, all_gather, bind_address, gpu_addresses)
-        return RankOutcome(rank, host, True, result)
+        return RankOutcome(rank, host, True, train())
     except RankFailure as failure:
         exception = failure.__cause__ or failure
         return failed_outcome(
@@ -122,15 +131,17 @@ def run_rank(
         )
     except BaseException as exception:
         return failed_outcome(rank, host, _kind(exception), exception, None, None, True)
-    finally:
-        _free_device_memory()
 
 
-def _free_device_memory() -> None:
-    """Gives the GPU back what torch keeps of it: this process lives on for Spark's next task."""
+def _free_memory(outcome: RankOutcome) -> None:
+    """Gives back what a training had: this process lives on for Spark's next task."""
     torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        # After a failed assertion on the GPU, CUDA refuses this process everything.
+    used_gpu = torch is not None and torch.cuda.is_initialized()
+    if used_gpu or not outcome.ok:
+        # An exception and the frames that it went through hold each other, and those frames all else.
+        gc.collect()
+    if used_gpu:
+        # What torch keeps for itself. After a failed assertion on the GPU, CUDA refuses everything.
         with suppress(RuntimeError):
             torch.cuda.empty_cache()
 

@@ -104,6 +104,19 @@ def test_named_optimizers_are_torchs(name: str) -> None:
         assert optimizer.defaults["fused"]
 
 
+def test_an_optimizer_without_a_fused_kernel_for_gpus_is_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Adagrad in older releases of torch, which refuse it in the first step on a GPU."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    monkeypatch.setattr(torch.version, "cuda", "12.4")
+    monkeypatch.setattr(
+        torch._C,
+        "_dispatch_has_kernel_for_dispatch_key",
+        lambda name, key: key != "CUDA" or (name != "aten::_fused_adagrad_" and has_kernel(name, "CPU")),
+    )
+    assert not _optimizers.build("adagrad", nn.Linear(1, 1), None).defaults["fused"]
+    assert _optimizers.build("adam", nn.Linear(1, 1), None).defaults["fused"]
+
+
 def test_named_optimizers_take_torchs_options() -> None:
     module = nn.Linear(2, 2)
     given = {"name": "sgd", "options": {"lr": 0.5, "momentum": 0.9, "nesterov": True, "fused": False}}

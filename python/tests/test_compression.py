@@ -176,8 +176,8 @@ def test_power_sgd_is_torchs_hook(
     params = {"gradientCompression": "powersgd", "powerSgdRank": rank, "powerSgdStartStep": 3}
     result, weights = ours(tmp_path, num_ranks, **params)
     hooked = of_hook(tmp_path, num_ranks, PowerSgdFromOurQs(rank, 3))
-    # Float32 products in another order, over forty steps.
-    assert distance(weights, hooked) < 2e-5
+    # Float32 products in another order, over forty steps: 1e-5 to 3e-5, as the processor has it.
+    assert distance(weights, hooked) < 1e-4
     assert distance(weights, uncompressed(num_ranks)) > 1e-3
     (record,) = result["history"]["epochs"]
     matrices = [(64, 12), (32, 64)]

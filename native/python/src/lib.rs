@@ -11,6 +11,7 @@ mod error;
 mod inspection;
 mod model;
 mod nccl;
+mod programs;
 mod reducer;
 mod rendezvous;
 mod signals;

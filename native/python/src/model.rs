@@ -8,14 +8,15 @@ use std::sync::Arc;
 use flambeau_collective::{DType, Device, Stream};
 use flambeau_data::{Batch, HostTensor};
 use flambeau_train::{
-    BucketInfo, GradientReducer, LossSums, MicroBatch, Model, ModelError, ParameterInfo,
-    StagedBatch, StagedData, StepContext, TensorRef, Tensors,
+    BucketInfo, DevicePlan, DevicePrograms, GradientReducer, LossSums, MicroBatch, Model,
+    ModelError, ParameterInfo, StagedBatch, StagedData, StepContext, TensorRef, Tensors,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::dlpack;
+use crate::programs::{self, PyPrograms};
 use crate::reducer::PyGradientReducer;
 use crate::sink::ByteSink;
 
@@ -64,15 +65,25 @@ fn dtype_of(name: &str) -> PyResult<DType> {
     }
 }
 
-/// The inverse, for gradients.
+/// Tensors that are wanted, as the adapter takes them.
+fn dtypes_and_sizes(
+    wanted: impl Iterator<Item = (DType, usize)>,
+) -> PyResult<Vec<(&'static str, usize)>> {
+    wanted
+        .map(|(dtype, numel)| Ok((name_of(dtype)?, numel)))
+        .collect()
+}
+
+/// The inverse of [`dtype_of`].
 fn name_of(dtype: DType) -> PyResult<&'static str> {
     match dtype {
         DType::Float32 => Ok("float32"),
         DType::Float64 => Ok("float64"),
         DType::Float16 => Ok("float16"),
         DType::BFloat16 => Ok("bfloat16"),
-        DType::Int64 | DType::UInt8 => Err(PyTypeError::new_err(format!(
-            "{dtype} is no dtype of a gradient"
+        DType::Int64 => Ok("int64"),
+        DType::UInt8 => Err(PyTypeError::new_err(format!(
+            "{dtype} is no dtype of numbers"
         ))),
     }
 }
@@ -178,18 +189,30 @@ impl Model for PyModel {
 
     fn allocate_buckets(&mut self, buckets: &[BucketInfo]) -> Result<Vec<*mut c_void>, ModelError> {
         Python::attach(|py| {
-            let wanted: PyResult<Vec<(&str, usize)>> = buckets
-                .iter()
-                .map(|bucket| Ok((name_of(bucket.dtype)?, bucket.numel)))
-                .collect();
+            let wanted = buckets.iter().map(|bucket| (bucket.dtype, bucket.numel));
             let addresses: Vec<usize> = self
                 .adapter
-                .call_method1(py, "allocate_buckets", (wanted?,))?
+                .call_method1(py, "allocate_buckets", (dtypes_and_sizes(wanted)?,))?
                 .extract(py)?;
             Ok(addresses
                 .into_iter()
                 .map(|address| address as *mut c_void)
                 .collect())
+        })
+    }
+
+    fn prepare_programs(
+        &mut self,
+        plan: &DevicePlan,
+    ) -> Result<Box<dyn DevicePrograms>, ModelError> {
+        Python::attach(|py| {
+            let wanted = dtypes_and_sizes(plan.tensors.iter().copied())?;
+            let operations = programs::as_tuples(py, plan)?;
+            let made = self
+                .adapter
+                .bind(py)
+                .call_method1("prepare_programs", (wanted, operations))?;
+            Ok(Box::new(PyPrograms::new(&made)?) as Box<dyn DevicePrograms>)
         })
     }
 

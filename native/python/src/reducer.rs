@@ -22,17 +22,11 @@ impl PyGradientReducer {
 
 #[pymethods]
 impl PyGradientReducer {
-    /// The buckets as DLPack capsules of flat tensors. Their memory lives as long as a tensor made of one does.
+    /// The buckets in main memory as DLPack capsules of flat tensors. Their memory lives as long as a tensor made of one does.
     fn buckets<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         (0..self.reducer.layout().buckets.len())
             .map(|bucket| dlpack::of_bucket(py, &self.reducer, bucket))
             .collect()
-    }
-
-    /// Whether the buckets lie on a device, in tensors of the adapter's, rather than in main memory.
-    #[getter]
-    fn on_device(&self) -> bool {
-        self.reducer.is_on_device()
     }
 
     /// Where the gradient of parameter `index` lies: bucket and element in it.

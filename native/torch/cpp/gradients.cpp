@@ -64,9 +64,8 @@ char* flambeau_gradients_hook(Gradients* gradients, MarkReady mark_ready, void* 
   });
 }
 
-// Copies all gradients into their views at once, after a backward without hooks. `ready[i]` says which there were. Where the
-// views lie elsewhere than the parameters, these keep their gradients, to which the next backward adds.
-char* flambeau_gradients_gather(Gradients* gradients, bool are_apart, bool* ready) {
+// Copies all gradients into their views at once, after a backward without hooks. `ready[i]` says which there were.
+char* flambeau_gradients_gather(Gradients* gradients, bool* ready) {
   return guarded([&] {
     at::NoGradGuard no_grad;
     std::vector<at::Tensor> sources, targets;
@@ -77,7 +76,7 @@ char* flambeau_gradients_gather(Gradients* gradients, bool are_apart, bool* read
       if (gradient.is_sparse()) refuse_sparse(i);
       sources.push_back(gradient);
       targets.push_back(gradients->views[i]);
-      if (!are_apart) gradient = gradients->views[i];
+      gradient = gradients->views[i];
     }
     if (!targets.empty()) at::_foreach_copy_(targets, sources);
   });

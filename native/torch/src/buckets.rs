@@ -41,8 +41,9 @@ impl Buckets {
         self.0.iter().map(Tensor::data_ptr).collect()
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    /// Handles of all of them.
+    pub(crate) fn tensors(&self) -> Vec<Tensor> {
+        self.0.iter().map(Tensor::shallow_clone).collect()
     }
 
     /// The gradient of a parameter in its bucket, with the parameter's shape and strides.
@@ -86,7 +87,7 @@ impl Buckets {
 }
 
 /// torch's type of a bucket's elements.
-fn kind_of(dtype: DType) -> Kind {
+pub(crate) fn kind_of(dtype: DType) -> Kind {
     match dtype {
         DType::Float32 => Kind::Float,
         DType::Float64 => Kind::Double,

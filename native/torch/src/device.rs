@@ -64,8 +64,7 @@ impl Placement {
     pub(crate) fn new(device: Device) -> Result<Placement, TorchError> {
         let copies = match device {
             Device::Cuda(index) => {
-                // SAFETY: no condition.
-                check(unsafe { flambeau_set_device(index as i32) })?;
+                make_present(index)?;
                 Some(Stream::of_pool(index)?)
             }
             _ => None,
@@ -130,7 +129,7 @@ impl Placement {
     }
 
     /// The stream that this thread's work on the device goes to; none in main memory.
-    fn present_stream(&self) -> Result<Option<Stream>, TorchError> {
+    pub(crate) fn present_stream(&self) -> Result<Option<Stream>, TorchError> {
         match self.device {
             Device::Cuda(index) => Stream::present(index).map(Some),
             _ => Ok(None),
@@ -172,6 +171,28 @@ impl Download {
         }
         Ok(Vec::try_from(&self.numbers)?)
     }
+}
+
+/// Makes a GPU the present one of this thread: the one that programs mean by `cuda` without a number.
+///
+/// # Errors
+///
+/// What CUDA says where there is no such GPU.
+pub(crate) fn make_present(gpu: usize) -> Result<(), TorchError> {
+    // SAFETY: no condition.
+    check(unsafe { flambeau_set_device(gpu as i32) })
+}
+
+/// Copies tensors of a GPU to main memory, once the stream has come to here. Waits for all of them at once.
+pub(crate) fn fetch(tensors: &[Tensor], stream: &Stream) -> Result<Vec<Tensor>, TorchError> {
+    let copies = tensors.iter().map(|tensor| {
+        let pinned = empty_pinned(&tensor.size(), tensor.kind())?;
+        copy(&pinned, tensor)?;
+        Ok(pinned)
+    });
+    let copies = copies.collect::<Result<_, TorchError>>()?;
+    Event::after(stream)?.wait()?;
+    Ok(copies)
 }
 
 /// Begins to copy a page-locked tensor to a device, in the present stream.

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
 use flambeau_train::{GradientReducer, ReduceError};
-use tch::{Device, Tensor};
+use tch::Tensor;
 use torch_sys::C_tensor;
 
 use crate::border::check;
@@ -30,11 +30,7 @@ unsafe extern "C" {
         mark_ready: unsafe extern "C" fn(*mut c_void, usize) -> bool,
         context: *mut c_void,
     ) -> *mut c_char;
-    fn flambeau_gradients_gather(
-        gradients: *mut RawGradients,
-        are_apart: bool,
-        ready: *mut bool,
-    ) -> *mut c_char;
+    fn flambeau_gradients_gather(gradients: *mut RawGradients, ready: *mut bool) -> *mut c_char;
     fn flambeau_gradients_clear(gradients: *mut RawGradients);
     fn flambeau_gradients_free(gradients: *mut RawGradients);
 }
@@ -46,36 +42,26 @@ const SPARSE: &str = "sparse gradient of parameter ";
 ///
 /// With one bucket there is nothing to overlap, so gradients are copied after backward, all at once; with several, a
 /// hook copies each as soon as backward has made it, and full buckets are reduced while backward goes on.
-///
-/// Gradients of a device that are reduced in main memory, as compressed ones are, are copied there after backward and back
-/// before the step.
 pub(crate) struct Gradients {
     raw: *mut RawGradients,
     views: Vec<Tensor>,
     reducer: Arc<GradientReducer>,
     is_hooked: bool,
-    /// Where the parameters lie, if the views lie elsewhere.
-    apart: Option<Device>,
     ready: Vec<bool>,
 }
 
 impl Gradients {
-    /// Drops the parameters' gradients, and hooks them where there are several buckets. `own` are a device and the buckets
-    /// there, where the parameters are on one: without buckets the gradients are reduced in main memory.
+    /// Drops the parameters' gradients, and hooks them where there are several buckets. `own` are the buckets of a model on a
+    /// device.
     pub(crate) fn attach(
         parameters: &[NamedTensor],
         reducer: Arc<GradientReducer>,
-        own: Option<(Device, &Buckets)>,
+        own: Option<&Buckets>,
     ) -> Result<Gradients, TorchError> {
-        let buckets = own.filter(|(_, buckets)| !buckets.is_empty());
-        let apart = match buckets {
-            Some(_) => None,
-            None => own.map(|(device, _)| device),
-        };
         // A dense parameter's gradient has its strides (channels_last, say), so that copies and optimizers stay flat.
         let view = |(index, parameter): (usize, &NamedTensor)| {
             let tensor = &parameter.tensor;
-            if let Some((_, buckets)) = buckets {
+            if let Some(buckets) = own {
                 return buckets.view(reducer.view(index), tensor);
             }
             // SAFETY: the bucket's memory lives as long as the reducer, which the view keeps, and holds the elements
@@ -112,8 +98,7 @@ impl Gradients {
             raw,
             ready: vec![false; views.len()],
             views,
-            is_hooked: apart.is_none() && reducer.layout().buckets.len() > 1,
-            apart,
+            is_hooked: reducer.layout().buckets.len() > 1,
             reducer,
         };
         gradients.clear();
@@ -125,13 +110,9 @@ impl Gradients {
         Ok(gradients)
     }
 
-    /// The gradient of a parameter after the reduction, where the parameter lies.
-    pub(crate) fn reduced(&self, index: usize) -> Result<Tensor, TorchError> {
-        let view = &self.views[index];
-        Ok(match self.apart {
-            None => view.shallow_clone(),
-            Some(device) => view.f_to_device(device)?,
-        })
+    /// The gradient of a parameter after the reduction.
+    pub(crate) fn reduced(&self, index: usize) -> &Tensor {
+        &self.views[index]
     }
 
     /// After a backward: copies what hooks have not.
@@ -140,10 +121,8 @@ impl Gradients {
             return Ok(());
         }
         // SAFETY: as many flags as parameters; the bucket is not being reduced while a gradient is missing.
-        check(unsafe {
-            flambeau_gradients_gather(self.raw, self.apart.is_some(), self.ready.as_mut_ptr())
-        })
-        .map_err(GatherError::Torch)?;
+        check(unsafe { flambeau_gradients_gather(self.raw, self.ready.as_mut_ptr()) })
+            .map_err(GatherError::Torch)?;
         for (index, _) in self
             .ready
             .iter()

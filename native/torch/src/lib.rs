@@ -28,6 +28,7 @@ mod optimizer;
 mod options;
 mod output;
 mod program;
+mod programs;
 mod random;
 mod rows;
 mod safetensors;

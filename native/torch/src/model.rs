@@ -8,8 +8,8 @@ use std::sync::Arc;
 use flambeau_collective::{DType, Device, Stream};
 use flambeau_data::Batch;
 use flambeau_train::{
-    BucketInfo, GradientReducer, LossSums, MicroBatch, Model, ModelError, ParameterInfo, Precision,
-    StagedBatch, StepContext, TensorRef, Tensors,
+    BucketInfo, DevicePlan, DevicePrograms, GradientReducer, LossSums, MicroBatch, Model,
+    ModelError, ParameterInfo, Precision, StagedBatch, StepContext, TensorRef, Tensors,
 };
 use tch::{Kind, TchError, Tensor};
 
@@ -22,6 +22,7 @@ use crate::loss::{Loss, LossValue};
 use crate::metrics::Metric;
 use crate::optimizer::{Optimizer, Update};
 use crate::program::{NamedTensor, Outputs, Program};
+use crate::programs::Programs;
 use crate::rows::Rows;
 use crate::tensor::{collective_dtype, identity, is_dense};
 use crate::{cuda, random, state, weights};
@@ -314,6 +315,18 @@ impl Model for TorchModel {
         Ok(abroad.buckets.addresses())
     }
 
+    fn prepare_programs(
+        &mut self,
+        plan: &DevicePlan,
+    ) -> Result<Box<dyn DevicePrograms>, ModelError> {
+        let Abroad {
+            placement, buckets, ..
+        } = self.abroad()?;
+        let stream = placement.present_stream()?;
+        let programs = Programs::new(buckets, placement.device(), stream, plan)?;
+        Ok(Box::new(programs))
+    }
+
     fn scale_gradients(&mut self, factor: f64) -> Result<(), ModelError> {
         Ok(self.abroad()?.buckets.scale(factor)?)
     }
@@ -339,8 +352,7 @@ impl Model for TorchModel {
     fn attach(&mut self, reducer: Arc<GradientReducer>) -> Result<(), ModelError> {
         // The old hooks go before the new ones come.
         self.gradients = None;
-        let own = self.abroad.as_ref();
-        let own = own.map(|abroad| (abroad.placement.device(), &abroad.buckets));
+        let own = self.abroad.as_ref().map(|abroad| &abroad.buckets);
         let attached = Gradients::attach(&self.tensors.trained, reducer, own)?;
         self.gradients = Some(attached);
         Ok(())
@@ -398,16 +410,12 @@ impl Model for TorchModel {
             self.optimizer.set_learning_rate(learning_rate);
         }
         let used = context.used.iter().enumerate();
-        let reduced: Vec<(usize, Tensor)> = used
+        let updates: Vec<Update<'_>> = used
             .filter(|(_, is_used)| **is_used)
-            .map(|(index, _)| Ok((index, gradients.reduced(index)?)))
-            .collect::<Result<_, TorchError>>()?;
-        let updates: Vec<Update<'_>> = reduced
-            .iter()
-            .map(|(index, gradient)| Update {
-                index: *index,
-                parameter: &self.tensors.trained[*index].tensor,
-                gradient,
+            .map(|(index, _)| Update {
+                index,
+                parameter: &self.tensors.trained[index].tensor,
+                gradient: gradients.reduced(index),
             })
             .collect();
         self.optimizer.step(&updates)?;

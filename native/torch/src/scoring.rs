@@ -1,9 +1,9 @@
 //! A program over rows in host memory: what `transform` runs.
 
-use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use flambeau_data::DType;
 use flambeau_train::ProgramForm;
@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::classes::{ClassField, ClassOutput, class_columns};
 use crate::cuda::check_cuda;
-use crate::device::{Stream, empty_pinned, send};
+use crate::device::{Stream, empty_pinned, fetch, make_present, send};
 use crate::error::TorchError;
 use crate::load;
 use crate::output::OutputTensor;
@@ -141,7 +141,9 @@ impl Scorer {
         set_threads_here(self.spec.num_threads);
         let _inference = InferenceMode::enter();
         let outputs = match self.device {
-            Device::Cuda(gpu) => on_own_stream(gpu, || self.run(num_rows, inputs))?,
+            Device::Cuda(gpu) => {
+                on_own_stream(gpu, |stream| fetch(&self.run(num_rows, inputs)?, stream))?
+            }
             _ => self.run(num_rows, inputs)?,
         };
         if let Some(kind) = self.spec.classes {
@@ -167,7 +169,7 @@ impl Scorer {
         )))
     }
 
-    /// The program's tensors for all rows, in main memory.
+    /// The program's tensors for all rows, where it computes.
     fn run(&self, num_rows: usize, inputs: &[&[u8]]) -> Result<Vec<Tensor>, TorchError> {
         let mut parts: Vec<Vec<Tensor>> = self.spec.output.iter().map(|_| vec![]).collect();
         for start in (0..num_rows).step_by(self.spec.batch_size) {
@@ -185,16 +187,14 @@ impl Scorer {
                 part.push(tensor.shallow_clone());
             }
         }
-        let joined = parts
+        parts
             .into_iter()
             .zip(&self.spec.output)
             .map(|(part, spec)| match part.len() {
                 0 => empty(spec),
                 1 => Ok(part[0].shallow_clone()),
                 _ => Ok(Tensor::f_cat(&part, 0)?),
-            });
-        joined
-            .map(|tensor| Ok(tensor?.f_to_device(Device::Cpu)?))
+            })
             .collect()
     }
 
@@ -251,24 +251,28 @@ fn set_threads_here(num_threads: usize) {
     });
 }
 
-/// Runs `body` with this thread's work on a GPU going to a stream of this thread's own, so that threads do not wait for
-/// one another's.
+/// Runs `body` with this thread's work on a GPU going to a stream that no other thread has meanwhile, so that threads do not
+/// wait for one another's.
+///
+/// There are as many streams as threads score at once, and not as threads: libtorch keeps the memory of each for its later work.
 fn on_own_stream<T>(
     gpu: usize,
-    body: impl FnOnce() -> Result<T, TorchError>,
+    body: impl FnOnce(&Stream) -> Result<T, TorchError>,
 ) -> Result<T, TorchError> {
-    thread_local!(static STREAMS: RefCell<HashMap<usize, Stream>> = RefCell::default());
-    let entered = STREAMS.with_borrow_mut(|streams| match streams.get(&gpu) {
-        Some(stream) => stream.enter(),
-        None => {
-            let stream = Stream::of_pool(gpu)?;
-            let entered = stream.enter();
-            streams.insert(gpu, stream);
-            entered
-        }
-    })?;
-    let result = body();
+    /// The streams that no thread has, with their GPUs, the last used at the end.
+    static IDLE: Mutex<Vec<(usize, Stream)>> = Mutex::new(vec![]);
+    let idle = || IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+    make_present(gpu)?;
+    let found = {
+        let mut idle = idle();
+        let last = idle.iter().rposition(|(of, _)| *of == gpu);
+        last.map(|place| idle.remove(place).1)
+    };
+    let stream = found.map_or_else(|| Stream::of_pool(gpu), Ok)?;
+    let entered = stream.enter()?;
+    let result = body(&stream);
     drop(entered);
+    idle().push((gpu, stream));
     result
 }
 

@@ -5,16 +5,24 @@ use std::env;
 use std::sync::Arc;
 
 use flambeau_collective::{
-    CollectiveError, CudaRuntime, DeviceRuntime, Gpu, NcclGroup, NcclOptions, ProcessGroup, Stream,
+    CollectiveError, CudaRuntime, DeviceRuntime, Gpu, NcclGroup, NcclLibrary, NcclOptions,
+    NcclVersion, ProcessGroup, Stream,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Cause, JobError};
 use crate::model::Model;
-use crate::params::{DeviceChoice, GradientCompression, TrainingParams};
+use crate::params::DeviceChoice;
 
-/// Set to 1, NCCL lets ranks share a GPU (since 2.30, experimental), and so does [`choose`].
+/// Set to 1, NCCL lets ranks share a GPU, and so does [`choose`].
 const SHARING: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
+
+/// The first release that does so, as an experiment. Those before it know no such variable, and refuse a GPU that two ranks have.
+const SHARED_SINCE: NcclVersion = NcclVersion {
+    major: 2,
+    minor: 30,
+    patch: 0,
+};
 
 /// The GPUs that a rank may train on.
 #[derive(Clone)]
@@ -74,7 +82,7 @@ pub(crate) struct Accelerator {
 
 /// Where a rank trains, and what the user should know of that.
 pub(crate) struct Placement {
-    /// Where gradients are reduced on a GPU. None on the CPU, and where they are compressed, which is done in main memory.
+    /// The rank's GPU; none on the CPU.
     pub(crate) accelerator: Option<Accelerator>,
     pub(crate) warning: Option<String>,
 }
@@ -84,20 +92,17 @@ pub(crate) struct Placement {
 /// # Errors
 /// [`JobError::Invalid`] of `device`, the same on all ranks, where they can't all have what it asks for; the model's; NCCL's.
 pub(crate) fn occupy(
-    params: &TrainingParams,
+    device: DeviceChoice,
     group: &ProcessGroup,
     gpus: &Gpus,
     model: &mut dyn Model,
 ) -> Result<Placement, Cause> {
-    let (index, warning) = choose(params.device, group, gpus, model)?;
+    let (index, warning) = choose(device, group, gpus, model)?;
     let accelerator = match index {
         None => None,
         Some(index) => {
             let stream = model.to_device(index).map_err(Cause::Model)?;
-            match params.gradient_compression {
-                GradientCompression::None => Some(connect(group, gpus, index, stream, model)?),
-                _ => None,
-            }
+            Some(connect(group, gpus, index, stream, model)?)
         }
     };
     Ok(Placement {
@@ -173,7 +178,9 @@ struct Offer {
 
 impl Offer {
     fn of(gpus: &Gpus, model: &mut dyn Model) -> Offer {
-        let shares = env::var(SHARING).is_ok_and(|value| value == "1");
+        let shares = env::var(SHARING).is_ok_and(|value| value == "1")
+            && NcclLibrary::open(&model.nccl_directories())
+                .is_ok_and(|library| library.version() >= SHARED_SINCE);
         let seen = match gpus.devices.visible() {
             Ok(seen) => seen,
             Err(error) => {
@@ -249,7 +256,8 @@ fn assign(choice: DeviceChoice, offers: &[Offer]) -> Result<Assignment, String> 
         if let Some(assigned) = offer.assigned {
             if !taken.is_free(offer, assigned) && !shares {
                 return Err(format!(
-                    "cpu, or each worker be assigned a GPU of its own; {SHARING}=1 has workers share one"
+                    "cpu, or each worker be assigned a GPU of its own; {}",
+                    sharing()
                 ));
             }
             *index = Some(taken.take(offer, assigned));
@@ -260,13 +268,19 @@ fn assign(choice: DeviceChoice, offers: &[Offer]) -> Result<Assignment, String> 
             let least = taken.least_taken(offer);
             if !taken.is_free(offer, least) && !shares {
                 return Err(format!(
-                    "cpu, or numWorkers no more than there are GPUs; {SHARING}=1 has workers share one"
+                    "cpu, or numWorkers no more than there are GPUs; {}",
+                    sharing()
                 ));
             }
             *index = Some(taken.take(offer, least));
         }
     }
     Ok(Assignment::Cuda(indices.into_iter().flatten().collect()))
+}
+
+/// What has workers share a GPU, in words.
+fn sharing() -> String {
+    format!("{SHARING}=1 has workers share one, from NCCL {SHARED_SINCE} on")
 }
 
 /// How many ranks have each GPU, by UUID.
@@ -378,7 +392,10 @@ mod tests {
     fn no_two_ranks_get_one_gpu_unless_they_may_share() {
         let mut offers = [sees(&["a"]), sees(&["a"])];
         let error = assign(DeviceChoice::Auto, &offers).unwrap_err();
-        assert!(error.contains("no more than there are GPUs"), "{error}");
+        assert!(
+            error.contains("no more than there are GPUs") && error.ends_with("from NCCL 2.30.0 on"),
+            "{error}"
+        );
         let twice = [assigned(&["a", "b"], 1), assigned(&["a", "b"], 1)];
         let error = assign(DeviceChoice::Cuda, &twice).unwrap_err();
         assert!(error.contains("a GPU of its own"), "{error}");

@@ -36,7 +36,10 @@ mod weights;
 mod worker;
 
 pub use allocator::keep_freed_batches;
-pub use compression::{Compression, CompressionState, ParameterState};
+pub use compression::{
+    Compression, CompressionState, DeviceOperation, DevicePlan, DevicePrograms, Matrices,
+    ParameterState, TensorPart,
+};
 pub use device::{Devices, Gpus};
 pub use error::{Cause, ErrorKind, JobError, TrainError, error_chain};
 pub use events::{Event, Progress, Start};

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use flambeau_collective::{DType, Device, Stream};
 use flambeau_data::Batch;
 
+use crate::compression::{DevicePlan, DevicePrograms};
 use crate::history::EpochRecord;
 use crate::layout::BucketInfo;
 use crate::reducer::GradientReducer;
@@ -27,7 +28,7 @@ pub struct ParameterInfo {
     pub num_rows: usize,
     /// Type of its elements; one of the floating types.
     pub dtype: DType,
-    /// Where its gradients are reduced: where it lies, or main memory.
+    /// Where it lies, and where its gradients are reduced.
     pub device: Device,
 }
 
@@ -177,8 +178,7 @@ pub struct EpochReport<'a> {
 /// [`evaluate_batch`].
 ///
 /// A model begins on the CPU. One that [`check_cuda`] says may be moved, once, by [`to_device`]; the methods that say so are
-/// called of such a model alone. Its gradients stay on the device, in the tensors of [`allocate_buckets`], unless the
-/// reducer that it is attached to has its buckets in main memory ([`GradientReducer::is_on_device`]).
+/// called of such a model alone. Its gradients stay on the device, in the tensors of [`allocate_buckets`].
 ///
 /// [`train_batch`]: Model::train_batch
 /// [`evaluate_batch`]: Model::evaluate_batch
@@ -221,6 +221,17 @@ pub trait Model {
         Err(on_cpu_only(&format!(
             "asked for {} buckets on a device",
             buckets.len()
+        )))
+    }
+
+    /// On a device: makes the tensors of a plan, beside the buckets that were allocated last, and gets ready for its programs.
+    fn prepare_programs(
+        &mut self,
+        plan: &DevicePlan,
+    ) -> Result<Box<dyn DevicePrograms>, ModelError> {
+        Err(on_cpu_only(&format!(
+            "asked for {} programs on a device",
+            plan.programs.len()
         )))
     }
 

@@ -8,13 +8,15 @@ use std::time::{Duration, Instant};
 use flambeau_collective::{CollectiveError, DType, Device, ProcessGroup, RawBuffer};
 
 use crate::buckets::{Buckets, DeviceBuckets, HostBuckets, lock};
-use crate::compression::{self, Compression, CompressionState};
+use crate::compression::{
+    self, BucketView, Compression, CompressionState, DeviceCompressors, ParameterState,
+};
 use crate::device::Accelerator;
 use crate::elements;
 use crate::error::{Cause, JobError};
 use crate::history::Traffic;
-use crate::layout::{BucketInfo, BucketLayout, BucketSizes, View};
-use crate::model::{ModelError, ParameterInfo};
+use crate::layout::{BucketLayout, BucketSizes, View};
+use crate::model::{Model, ParameterInfo};
 use crate::usage::UsageCode;
 
 /// Averages gradients over the ranks of a group.
@@ -37,6 +39,7 @@ pub struct GradientReducer {
     parameters: Vec<ParameterInfo>,
     layout: Arc<BucketLayout>,
     buckets: Buckets,
+    compression: Compression,
     slots: Vec<Slot>,
     /// Parameters that are not yet ready, for each bucket.
     pending: Vec<AtomicUsize>,
@@ -132,22 +135,28 @@ impl GradientReducer {
             overlaps,
         )?;
         let buckets = Buckets::Host(buckets);
-        Ok(GradientReducer::over(group, parameters, layout, buckets))
+        Ok(GradientReducer::over(
+            group,
+            parameters,
+            layout,
+            buckets,
+            compression,
+        ))
     }
 
-    /// The same for parameters on the device of `accelerator`. `allocate` gives the addresses of the buckets there, which
-    /// live until it is called again. Gradients travel as they are.
+    /// The same for the parameters of a model on the device of `accelerator`. The model keeps the buckets there until it is asked
+    /// for others, and computes what their compression takes. Buckets are always reduced while backward goes on.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new); those of `allocate`.
+    /// As [`new`](Self::new); those of the model.
     pub(crate) fn on_device(
         group: ProcessGroup,
         accelerator: &Accelerator,
         parameters: Vec<ParameterInfo>,
         order: Option<&[usize]>,
-        sizes: BucketSizes,
-        allocate: impl FnOnce(&[BucketInfo]) -> Result<Vec<*mut c_void>, ModelError>,
+        options: ReducerOptions,
+        model: &mut dyn Model,
     ) -> Result<GradientReducer, Cause> {
         check(&parameters)?;
         let device = accelerator.runtime.device();
@@ -159,12 +168,33 @@ impl GradientReducer {
                 &allowed,
             ));
         }
-        let layout = Arc::new(lay_out(&parameters, order, sizes));
-        let addresses = allocate(&layout.buckets).map_err(Cause::Model)?;
+        let layout = Arc::new(lay_out(&parameters, order, options.sizes));
+        let addresses = model.allocate_buckets(&layout.buckets);
+        let addresses = addresses.map_err(Cause::Model)?;
         let addresses = addresses.into_iter().map(|ptr| ptr as usize).collect();
-        let buckets = DeviceBuckets::new(group.clone(), accelerator, layout.clone(), addresses);
+        let compressors = DeviceCompressors::new(
+            options.compression,
+            &layout.buckets,
+            &BucketView::of_buckets(&parameters, &layout),
+            (group.rank(), group.world_size()),
+            (device, accelerator.stream),
+            model,
+        )?;
+        let buckets = DeviceBuckets::new(
+            group.clone(),
+            accelerator,
+            layout.clone(),
+            addresses,
+            compressors,
+        );
         let buckets = Buckets::Device(buckets);
-        Ok(GradientReducer::over(group, parameters, layout, buckets))
+        Ok(GradientReducer::over(
+            group,
+            parameters,
+            layout,
+            buckets,
+            options.compression,
+        ))
     }
 
     fn over(
@@ -172,6 +202,7 @@ impl GradientReducer {
         parameters: Vec<ParameterInfo>,
         layout: Arc<BucketLayout>,
         buckets: Buckets,
+        compression: Compression,
     ) -> GradientReducer {
         let num = parameters.len();
         GradientReducer {
@@ -194,6 +225,7 @@ impl GradientReducer {
             parameters,
             layout,
             buckets,
+            compression,
         }
     }
 
@@ -205,11 +237,6 @@ impl GradientReducer {
     /// The buckets and the views in them.
     pub fn layout(&self) -> &BucketLayout {
         &self.layout
-    }
-
-    /// Whether its buckets lie on a device.
-    pub fn is_on_device(&self) -> bool {
-        self.buckets.host().is_none()
     }
 
     /// Where the gradient of parameter `index` lies.
@@ -239,6 +266,14 @@ impl GradientReducer {
     /// [`mark_ready`](Self::mark_ready).
     pub fn failure(&self) -> Option<ReduceError> {
         self.failure.get().cloned()
+    }
+
+    /// Why a step failed that gave `failure`: where the model could not compress on its device, the model's own error.
+    pub(crate) fn cause_of(&self, failure: ReduceError) -> Cause {
+        match self.buckets.take_failure() {
+            Some(error) => Cause::Model(error),
+            None => Cause::Collective(failure),
+        }
     }
 
     /// Begins a micro-batch. `is_first` forgets the gradients of the step before.
@@ -396,24 +431,40 @@ impl GradientReducer {
         Duration::from_nanos(self.nanos_in_backward.swap(0, Ordering::Relaxed))
     }
 
-    /// What the compression of gradients carries to the next step, between steps; none where it carries nothing.
-    pub fn compression_state(&self) -> Option<CompressionState> {
-        self.buckets
-            .host()?
-            .compression_state(self.parameters.len())
+    /// What the compression of gradients carries to the next step, between steps; none where it carries nothing. Waits for the
+    /// device, where the gradients are on one.
+    ///
+    /// # Errors
+    ///
+    /// The device's.
+    pub fn compression_state(&self) -> Result<Option<CompressionState>, ReduceError> {
+        if !self.compression.has_state() {
+            return Ok(None);
+        }
+        let mut parameters = vec![ParameterState::default(); self.parameters.len()];
+        self.keep(self.buckets.save(&mut parameters))?;
+        Ok(Some(CompressionState { parameters }))
     }
 
     /// Goes on, between steps, after `num_steps` steps that another reducer of the same parameters has taken, from what its
     /// compression carried. Returns whether it could: that what was carried is as long as what this one carries.
-    pub fn restore(&self, num_steps: u64, state: Option<&CompressionState>) -> bool {
+    ///
+    /// # Errors
+    ///
+    /// The device's, where the gradients are on one.
+    pub fn restore(
+        &self,
+        num_steps: u64,
+        state: Option<&CompressionState>,
+    ) -> Result<bool, ReduceError> {
         self.num_steps.store(num_steps, Ordering::Relaxed);
-        match (self.buckets.host(), self.compression_state(), state) {
-            (_, None, None) => true,
-            (Some(buckets), Some(own), Some(state)) if own.is_like(state) => {
-                buckets.restore(state);
-                true
+        match (self.compression_state()?, state) {
+            (None, None) => Ok(true),
+            (Some(own), Some(state)) if own.is_like(state) => {
+                self.keep(self.buckets.restore(state))?;
+                Ok(true)
             }
-            _ => false,
+            _ => Ok(false),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use flambeau_collective::{DType, Device, ProcessGroup};
+use flambeau_collective::{DType, ProcessGroup};
 use flambeau_data::BatchReader;
 
 use crate::compression::CompressionState;
@@ -211,7 +211,8 @@ impl<'a> Stepper<'a> {
         let num = self.totals.len();
         self.vector[..num].copy_from_slice(self.totals.as_mut_slice());
         self.vector[num] = if self.hooks.is_cancelled() { 1.0 } else { 0.0 };
-        Ok(self.reducer.finish(&mut self.vector)?)
+        let finished = self.reducer.finish(&mut self.vector);
+        finished.map_err(|failure| self.reducer.cause_of(failure))
     }
 
     /// Multiplies the reduced gradients by `factor` and takes the loss scale off them. Returns whether the optimizer
@@ -267,13 +268,20 @@ impl<'a> Stepper<'a> {
 
     /// Goes on after `num_steps` steps with what the compression of gradients had carried. Returns whether that is of this
     /// model and these params.
-    pub(crate) fn restore(&self, num_steps: u64, state: Option<&CompressionState>) -> bool {
-        self.reducer.restore(num_steps, state)
+    pub(crate) fn restore(
+        &self,
+        num_steps: u64,
+        state: Option<&CompressionState>,
+    ) -> Result<bool, Cause> {
+        let restored = self.reducer.restore(num_steps, state);
+        restored.map_err(|failure| self.reducer.cause_of(failure))
     }
 
     /// What the compression of gradients carries to the next step, as bytes.
-    pub(crate) fn compression_state(&self) -> Option<Vec<u8>> {
-        Some(self.reducer.compression_state()?.to_bytes())
+    pub(crate) fn compression_state(&self) -> Result<Option<Vec<u8>>, Cause> {
+        let state = self.reducer.compression_state();
+        let state = state.map_err(|failure| self.reducer.cause_of(failure))?;
+        Ok(state.map(|state| state.to_bytes()))
     }
 
     /// After the first step: buckets in the order in which rank 0's gradients became ready, where that makes a
@@ -307,17 +315,18 @@ impl<'a> Stepper<'a> {
             Some(&order),
             options,
         )?;
-        let state = self.reducer.compression_state();
-        reducer.restore(self.reducer.num_steps(), state.as_ref());
+        let state = self.reducer.compression_state()?;
+        reducer.restore(self.reducer.num_steps(), state.as_ref())?;
         self.reducer = reducer;
         Ok(())
     }
 
-    /// A backward that failed because a reduction in it failed is the group's error, not the model's.
+    /// A backward that failed because a reduction in it failed has that one's cause.
     fn blame(&self, error: ModelError) -> Cause {
-        self.reducer
-            .failure()
-            .map_or_else(|| Cause::Model(error), Cause::Collective)
+        match self.reducer.failure() {
+            Some(failure) => self.reducer.cause_of(failure),
+            None => Cause::Model(error),
+        }
     }
 }
 
@@ -326,25 +335,16 @@ fn make_reducer(
     model: &mut dyn Model,
     group: &ProcessGroup,
     accelerator: Option<&Accelerator>,
-    mut parameters: Vec<ParameterInfo>,
+    parameters: Vec<ParameterInfo>,
     order: Option<&[usize]>,
     options: ReducerOptions,
 ) -> Result<Arc<GradientReducer>, Cause> {
+    let group = group.clone();
     let reducer = match accelerator {
-        None => {
-            for parameter in &mut parameters {
-                parameter.device = Device::Cpu;
-            }
-            GradientReducer::new(group.clone(), parameters, order, options)
+        None => GradientReducer::new(group, parameters, order, options),
+        Some(accelerator) => {
+            GradientReducer::on_device(group, accelerator, parameters, order, options, model)
         }
-        Some(accelerator) => GradientReducer::on_device(
-            group.clone(),
-            accelerator,
-            parameters,
-            order,
-            options.sizes,
-            |buckets| model.allocate_buckets(buckets),
-        ),
     }?;
     let reducer = Arc::new(reducer);
     model.attach(reducer.clone()).map_err(Cause::Model)?;

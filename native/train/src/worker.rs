@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use flambeau_collective::{CollectiveError, ProcessGroup};
+use flambeau_collective::{CollectiveError, NcclGroup, ProcessGroup};
 use flambeau_data::{SampleOrder, Store};
 
 use crate::allocator::KeepFreed;
@@ -75,7 +75,9 @@ impl<'a> Worker<'a> {
             epoch: None,
             step: None,
         };
-        self.train(&mut place).map_err(|cause| {
+        // Closing it waits for the other ranks, so a rank that fails tells them before.
+        let mut nccl = None;
+        self.train(&mut place, &mut nccl).map_err(|cause| {
             let rank = group.rank();
             let host = group.host_of(rank).to_string();
             let error = TrainError {
@@ -95,7 +97,12 @@ impl<'a> Worker<'a> {
         })
     }
 
-    fn train(self, place: &mut Place) -> Result<TrainingResult, Cause> {
+    /// `nccl` takes the group of the ranks' GPUs, which is to outlive the call.
+    fn train(
+        self,
+        place: &mut Place,
+        nccl: &mut Option<NcclGroup>,
+    ) -> Result<TrainingResult, Cause> {
         let Worker {
             job,
             group,
@@ -124,7 +131,11 @@ impl<'a> Worker<'a> {
         if job.attempt.resume.is_none() {
             replicas::broadcast(model, &group, Tensors::All)?;
         }
-        let placement = device::occupy(&job.params, &group, &gpus, model)?;
+        let placement = device::occupy(job.params.device, &group, &gpus, model)?;
+        *nccl = placement
+            .accelerator
+            .as_ref()
+            .map(|accelerator| accelerator.nccl.clone());
         let mut compression = None;
         let (position, history, scaler) = match &job.attempt.resume {
             None => {
@@ -172,7 +183,7 @@ impl<'a> Worker<'a> {
             hooks,
         )?;
         if let Some(uri) = &job.attempt.resume
-            && !stepper.restore(position.step, compression.as_ref())
+            && !stepper.restore(position.step, compression.as_ref())?
         {
             return Err(Cause::Checkpoint {
                 uri: uri.clone(),
@@ -463,7 +474,7 @@ impl Run<'_> {
             None
         };
         let rank_state = model.save_rank_state().map_err(Cause::Model)?;
-        let compression = self.stepper.compression_state();
+        let compression = self.stepper.compression_state()?;
         let world_size = self.group.world_size();
         let state = State::new(
             world_size,

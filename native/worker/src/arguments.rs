@@ -18,9 +18,10 @@ flambeau-worker trains, scores and inspects libtorch programs.
     flambeau-worker train --launcher [--gpus ADDRESSES]
         The same for a program that starts it and speaks JSON lines with it.
     flambeau-worker score MODEL INPUT.parquet... OUTPUT.parquet [--input COLUMN[,COLUMN...]]...
-            [--batch-size N] [--num-threads N]
+            [--batch-size N] [--num-threads N] [--gpu N]
         Scores rows with a saved model or a program. Columns are those that the model was trained on, or,
-        for each argument of the program, those of one --input.
+        for each argument of the program, those of one --input. Computes on the CPU, or on the GPU of this
+        number among those that the process sees.
     flambeau-worker inspect PATH...
         Prints what a saved model, a program or Parquet shards hold.
     flambeau-worker libtorch
@@ -101,6 +102,8 @@ pub struct ScoreArguments {
     pub batch_size: usize,
     /// Threads to compute with; all cores where it is not given.
     pub num_threads: Option<usize>,
+    /// The GPU to compute on; the CPU where it is not given.
+    pub gpu: Option<usize>,
 }
 
 /// Understands the command line, without the program's name.
@@ -151,6 +154,7 @@ pub fn parse(arguments: &[String]) -> Result<Arguments, String> {
                     .collect(),
                 batch_size: options.number("--batch-size")?.unwrap_or(4096).max(1),
                 num_threads: options.number("--num-threads")?,
+                gpu: options.number("--gpu")?,
                 ..score_paths(std::mem::take(&mut options.paths))?
             };
             Command::Score(arguments)
@@ -196,6 +200,7 @@ fn score_paths(mut paths: Vec<String>) -> Result<ScoreArguments, String> {
         inputs: vec![],
         batch_size: 0,
         num_threads: None,
+        gpu: None,
     })
 }
 

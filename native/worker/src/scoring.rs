@@ -44,6 +44,7 @@ pub(crate) fn score(arguments: &ScoreArguments) -> Result<(), Failed> {
         "classes": class_output(&saved),
         "fields": fields(&saved),
         "numThreads": arguments.num_threads.unwrap_or_else(num_cores),
+        "gpu": arguments.gpu,
     });
     let names = names(&saved, &spec["output"]);
     let spec: ScorerSpec = serde_json::from_value(spec)?;

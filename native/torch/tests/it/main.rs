@@ -4,6 +4,7 @@ mod buckets;
 mod losses;
 mod metrics;
 mod optimizers;
+mod programs;
 mod refusals;
 mod scoring;
 mod support;

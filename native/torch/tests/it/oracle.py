@@ -108,6 +108,15 @@ class Traced(nn.Module):
         return x * self.FACTORS + self.shift + torch.ones(3, device=x.device)
 
 
+class OnThePresentGpu(nn.Module):
+    """Adds the number of the GPU that `cuda` without one is."""
+
+    def forward(self, x):
+        if x.is_cuda:
+            return x + torch.ones(3, device="cuda").get_device()
+        return x
+
+
 def flat(tensor):
     return tensor.detach().to(torch.float64).reshape(-1).tolist()
 
@@ -388,6 +397,7 @@ def traced(directory):
 
 def make(directory):
     torch.set_num_threads(1)
+    save(OnThePresentGpu(), directory / "on-the-present-gpu.pt")
     for width in (1, 3):
         for dtype_name, dtype in DTYPES.items():
             save(Scale(width).to(dtype), directory / f"scale-{width}-{dtype_name}.pt")

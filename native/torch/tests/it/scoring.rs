@@ -125,6 +125,32 @@ fn a_gpu_scores_what_the_cpu_does() {
     }
 }
 
+/// That of the program, on whatever thread it scores.
+#[test]
+fn a_program_finds_its_gpu_the_present_one() {
+    folder();
+    let gpus = flambeau_torch::check_cuda().map_or(0, |()| tch::Cuda::device_count() as usize);
+    if gpus < 2 {
+        println!("SKIPPED on a second GPU: there is none");
+    }
+    for gpu in std::iter::once(None).chain((0..gpus).map(Some)) {
+        let scorer = Scorer::open(&spec(json!({
+            "program": path("on-the-present-gpu.pt"),
+            "inputs": [{"dtype": "float32", "shape": [3]}],
+            "output": [{"name": null, "dtype": "float32", "shape": [3]}],
+            "gpu": gpu,
+        })))
+        .unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let columns = scorer.score(5, &[&floats(&[1.0; 15])]).unwrap();
+                let expected = 1.0 + gpu.unwrap_or(0) as f32;
+                assert_eq!(columns, [Scores::F32(vec![expected; 15])]);
+            });
+        });
+    }
+}
+
 #[test]
 fn another_output_than_the_trained_one_is_refused() {
     let scorer = Scorer::open(&spec(json!({

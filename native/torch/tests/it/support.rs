@@ -12,7 +12,7 @@ use flambeau_data::{AlignedBuffer, Batch, DType, HostTensor, Store};
 use flambeau_torch::TorchModel;
 use flambeau_train::{
     BucketSizes, GradientReducer, LossSums, MicroBatch, Model, ModelError, ParameterInfo,
-    ReducerOptions, StepContext, Tensors, TrainingJob,
+    ReducerOptions, StepContext, TensorPart, Tensors, TrainingJob,
 };
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
@@ -162,8 +162,6 @@ pub enum Place {
     Cpu,
     /// On the CPU, batches and gradients taking the ways that they take on a GPU.
     Staged,
-    /// The same with gradients that are reduced elsewhere, as compressed ones of a GPU are.
-    Apart,
     Gpu,
 }
 
@@ -171,7 +169,7 @@ impl Place {
     fn device(self) -> Device {
         match self {
             Place::Gpu => Device::Cuda(0),
-            Place::Cpu | Place::Staged | Place::Apart => Device::Cpu,
+            Place::Cpu | Place::Staged => Device::Cpu,
         }
     }
 }
@@ -179,7 +177,7 @@ impl Place {
 /// All places that this machine has.
 pub fn places() -> Vec<Place> {
     folder();
-    let mut places = vec![Place::Cpu, Place::Staged, Place::Apart];
+    let mut places = vec![Place::Cpu, Place::Staged];
     match flambeau_torch::check_cuda() {
         Ok(()) => places.push(Place::Gpu),
         Err(reason) => println!("SKIPPED on a GPU: {reason}"),
@@ -231,7 +229,7 @@ impl Trainer {
         let reducer = GradientReducer::new(group, parameters.collect(), None, options).unwrap();
         let reducer = Arc::new(reducer);
         let buckets = match place {
-            Place::Cpu | Place::Apart => vec![],
+            Place::Cpu => vec![],
             _ => model.allocate_buckets(&reducer.layout().buckets).unwrap(),
         };
         model.attach(reducer.clone()).unwrap();
@@ -324,6 +322,24 @@ impl Trainer {
         self.view_tensor(index).copy_(&Tensor::from_slice(values));
     }
 
+    /// Where the gradient of a parameter lies in its bucket.
+    pub fn part(&self, index: usize) -> TensorPart {
+        let view = self.reducer.view(index);
+        let start = view.byte_offset / self.reducer.parameters()[index].dtype.size();
+        TensorPart {
+            tensor: view.bucket,
+            range: start..start + view.numel,
+        }
+    }
+
+    /// The first bucket.
+    pub fn bucket(&self) -> TensorPart {
+        TensorPart {
+            tensor: 0,
+            range: 0..self.reducer.layout().buckets[0].numel,
+        }
+    }
+
     fn view_tensor(&self, index: usize) -> Tensor {
         let view = self.reducer.view(index);
         let info = &self.reducer.parameters()[index];
@@ -332,7 +348,7 @@ impl Trainer {
             _ => Kind::Double,
         };
         let bucket = match self.place {
-            Place::Cpu | Place::Apart => self.reducer.bucket_ptr(view.bucket),
+            Place::Cpu => self.reducer.bucket_ptr(view.bucket),
             _ => self.buckets[view.bucket],
         };
         // SAFETY: the bucket lives as long as the trainer, the view has that many elements, and nobody else uses it now.

@@ -76,7 +76,7 @@ fn an_eager_loop_gives_the_same_bits() {
         others: 256,
     };
     for case in expected("training").as_array().unwrap() {
-        for place in [Place::Cpu, Place::Staged, Place::Apart] {
+        for place in [Place::Cpu, Place::Staged] {
             let mut one = train_whole(place, case, BucketSizes::default());
             assert_eq!(one.num_buckets(), 1);
             check_state(&mut one, case);
@@ -260,7 +260,7 @@ fn micro_batches_accumulate_to_the_gradient_of_all_rows() {
 fn what_is_written_is_pytorchs() {
     let _alone = alone();
     for case in expected("training").as_array().unwrap() {
-        for place in [Place::Cpu, Place::Staged, Place::Apart] {
+        for place in [Place::Cpu, Place::Staged] {
             let mut trainer = train_whole(place, case, BucketSizes::default());
             let folder = tempfile::tempdir().unwrap();
             let names = trainer.model.write_weights(folder.path()).unwrap();

@@ -17,7 +17,6 @@ pub(crate) struct HostBuckets {
     group: ProcessGroup,
     layout: Arc<BucketLayout>,
     buffers: Vec<GroupBuffer>,
-    compression: Compression,
     /// What makes less of each bucket; none where it travels as it is.
     compressors: Vec<Option<Mutex<Box<dyn Compressor>>>>,
     /// Whether full buckets are reduced on the group's communication thread rather than the caller's.
@@ -52,14 +51,9 @@ impl HostBuckets {
             buffers.push(buffer);
         }
         let mut compressors = Vec::with_capacity(buffers.len());
-        for bucket in &layout.buckets {
-            let of_view = |&index: &usize| BucketView {
-                index,
-                num_rows: parameters[index].num_rows,
-                range: layout.views[index].elements(bucket.dtype),
-            };
-            let views: Vec<BucketView> = bucket.parameters.iter().map(of_view).collect();
-            let compressor = compression.of_bucket(&group, bucket, &views)?;
+        let views = BucketView::of_buckets(parameters, &layout);
+        for (bucket, views) in layout.buckets.iter().zip(&views) {
+            let compressor = compression.of_bucket(&group, bucket, views)?;
             compressors.push(compressor.map(Mutex::new));
         }
         // A rank may reach into another's buffer as soon as that one reduces.
@@ -68,7 +62,6 @@ impl HostBuckets {
             group,
             layout,
             buffers,
-            compression,
             compressors,
             overlaps,
             in_flight: Mutex::new(vec![]),
@@ -180,19 +173,14 @@ impl HostBuckets {
         results.into_iter().collect()
     }
 
-    /// What the compression of `num_parameters` parameters carries to the next step; none where it carries nothing.
-    pub(crate) fn compression_state(&self, num_parameters: usize) -> Option<CompressionState> {
-        if !self.compression.has_state() {
-            return None;
-        }
-        let mut parameters = vec![ParameterState::default(); num_parameters];
+    /// Copies what the compression carries to the next step to the parameters' places.
+    pub(crate) fn save(&self, parameters: &mut [ParameterState]) {
         for compressor in self.compressors.iter().flatten() {
-            lock(compressor).save(&mut parameters);
+            lock(compressor).save(parameters);
         }
-        Some(CompressionState { parameters })
     }
 
-    /// Goes on from what [`compression_state`](Self::compression_state) gave, where it is of the same lengths.
+    /// Goes on from what [`save`](Self::save) gave, which is of the same lengths.
     pub(crate) fn restore(&self, state: &CompressionState) {
         for compressor in self.compressors.iter().flatten() {
             lock(compressor).restore(&state.parameters);

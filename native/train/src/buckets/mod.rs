@@ -11,6 +11,9 @@ use flambeau_collective::{RawBuffer, Result};
 pub(crate) use device::DeviceBuckets;
 pub(crate) use host::HostBuckets;
 
+use crate::compression::{CompressionState, ParameterState};
+use crate::model::ModelError;
+
 /// All buckets of a reducer. A bucket is touched by nobody else from when it is reduced until `finish` has returned.
 pub(crate) enum Buckets {
     /// In main memory that the group owns.
@@ -49,7 +52,7 @@ impl Buckets {
     pub(crate) fn reduce(&self, bucket: usize, step: u64) -> Result<u64> {
         match self {
             Buckets::Host(buckets) => buckets.reduce(bucket, step),
-            Buckets::Device(buckets) => buckets.reduce(bucket),
+            Buckets::Device(buckets) => buckets.reduce(bucket, step),
         }
     }
 
@@ -64,16 +67,38 @@ impl Buckets {
         unsafe {
             match self {
                 Buckets::Host(buckets) => buckets.finish(step, sums),
-                Buckets::Device(buckets) => buckets.finish(sums),
+                Buckets::Device(buckets) => buckets.finish(step, sums),
             }
         }
     }
 
-    /// Those in main memory.
-    pub(crate) fn host(&self) -> Option<&HostBuckets> {
+    /// The model's error that a failure on a device came from, if it was one.
+    pub(crate) fn take_failure(&self) -> Option<ModelError> {
         match self {
-            Buckets::Host(buckets) => Some(buckets),
-            Buckets::Device(_) => None,
+            Buckets::Host(_) => None,
+            Buckets::Device(buckets) => buckets.take_failure(),
+        }
+    }
+
+    /// Copies what the compression carries to the next step to the parameters' places.
+    pub(crate) fn save(&self, parameters: &mut [ParameterState]) -> Result<()> {
+        match self {
+            Buckets::Host(buckets) => {
+                buckets.save(parameters);
+                Ok(())
+            }
+            Buckets::Device(buckets) => buckets.save(parameters),
+        }
+    }
+
+    /// Goes on from what [`save`](Self::save) gave, which is of the same lengths.
+    pub(crate) fn restore(&self, state: &CompressionState) -> Result<()> {
+        match self {
+            Buckets::Host(buckets) => {
+                buckets.restore(state);
+                Ok(())
+            }
+            Buckets::Device(buckets) => buckets.restore(state),
         }
     }
 }

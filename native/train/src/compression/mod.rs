@@ -3,11 +3,18 @@
 //! Each bucket of float32 gradients has a [`Compressor`]. It makes something shorter of the bucket, the group adds that up
 //! over the ranks, and the compressor writes what came of it over the bucket: the same bits on every rank, whatever the
 //! transport. Buckets of other types travel as they are.
+//!
+//! On a device [`DeviceCompressors`] have the model's framework do the same there. What travels and what is kept are the same
+//! numbers in both places ([`plan`]), so that a training may go on elsewhere than it began.
 
+mod device;
 mod halves;
 mod largest;
 mod matrix;
 mod memory;
+mod operation;
+mod plan;
+mod planner;
 mod power_sgd;
 mod state;
 mod top_k;
@@ -15,12 +22,17 @@ mod wire;
 
 use std::ops::Range;
 
-use flambeau_collective::{DType, ProcessGroup, RawBuffer, ReduceOp, Result, Work};
+use flambeau_collective::{
+    DType, NcclGroup, NcclWork, ProcessGroup, RawBuffer, ReduceOp, Result, Work,
+};
 use half::{bf16, f16};
 
-use crate::layout::BucketInfo;
+use crate::layout::{BucketInfo, BucketLayout};
+use crate::model::ParameterInfo;
 use crate::params::{GradientCompression, TrainingParams};
+pub(crate) use device::DeviceCompressors;
 use halves::Halves;
+pub use operation::{DeviceOperation, DevicePlan, DevicePrograms, Matrices, TensorPart};
 use power_sgd::PowerSgd;
 pub use state::{CompressionState, ParameterState};
 use top_k::TopK;
@@ -86,8 +98,7 @@ impl Compression {
         bucket: &BucketInfo,
         views: &[BucketView],
     ) -> Result<Option<Box<dyn Compressor>>> {
-        // An index of 32 bits tells the elements of a bucket apart, as long as no single parameter is beyond that.
-        if bucket.dtype != DType::Float32 || u32::try_from(bucket.numel).is_err() {
+        if !is_compressible(bucket) {
             return Ok(None);
         }
         Ok(match self {
@@ -104,6 +115,12 @@ impl Compression {
     }
 }
 
+/// Whether a bucket's gradients can be compressed. An index of 32 bits tells the elements of a bucket apart, as long as no single
+/// parameter is beyond that.
+fn is_compressible(bucket: &BucketInfo) -> bool {
+    bucket.dtype == DType::Float32 && u32::try_from(bucket.numel).is_ok()
+}
+
 /// Where the gradient of one parameter lies in its bucket.
 #[derive(Clone, Debug)]
 pub(crate) struct BucketView {
@@ -113,6 +130,24 @@ pub(crate) struct BucketView {
     pub(crate) num_rows: usize,
     /// Its elements.
     pub(crate) range: Range<usize>,
+}
+
+impl BucketView {
+    /// Those of each bucket.
+    pub(crate) fn of_buckets(
+        parameters: &[ParameterInfo],
+        layout: &BucketLayout,
+    ) -> Vec<Vec<BucketView>> {
+        let of_bucket = |bucket: &BucketInfo| {
+            let view = |&index: &usize| BucketView {
+                index,
+                num_rows: parameters[index].num_rows,
+                range: layout.views[index].elements(bucket.dtype),
+            };
+            bucket.parameters.iter().map(view).collect()
+        };
+        layout.buckets.iter().map(of_bucket).collect()
+    }
 }
 
 /// Compresses one bucket, step after step: [`compress`](Self::compress), the exchange that it gives, likewise
@@ -189,7 +224,22 @@ impl Exchange {
         }
     }
 
-    /// The same, together with a sum over the ranks.
+    /// The same between devices, which goes on when the call has returned.
+    ///
+    /// # Safety
+    ///
+    /// As for [`start`](Self::start), on the device.
+    pub(crate) unsafe fn launch(&self, nccl: &NcclGroup) -> Result<NcclWork> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match *self {
+                Exchange::Reduce(buffer, op) => nccl.all_reduce(buffer, op),
+                Exchange::Gather(buffer) => nccl.all_gather(buffer),
+            }
+        }
+    }
+
+    /// The same as [`run`](Self::run), together with a sum over the ranks.
     ///
     /// # Safety
     ///

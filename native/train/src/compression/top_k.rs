@@ -7,6 +7,7 @@ use flambeau_collective::{ProcessGroup, Result};
 
 use super::largest::Largest;
 use super::memory::add;
+use super::plan::Entries;
 use super::wire::Wire;
 use super::{BucketView, Compressor, Exchange, ParameterState};
 
@@ -26,13 +27,6 @@ pub(super) struct TopK {
     world_size: usize,
 }
 
-/// What one parameter sends.
-struct Entries {
-    view: BucketView,
-    /// How many elements, at least one.
-    num: usize,
-}
-
 impl TopK {
     /// A compressor that sends `ratio` of each parameter's elements, rounded up. A collective call.
     pub(super) fn new(
@@ -41,11 +35,7 @@ impl TopK {
         views: &[BucketView],
         ratio: f64,
     ) -> Result<TopK> {
-        let entries = |view: &BucketView| Entries {
-            num: (view.range.len() as f64 * ratio).ceil() as usize,
-            view: view.clone(),
-        };
-        let views: Vec<Entries> = views.iter().map(entries).collect();
+        let views = Entries::of(views, ratio);
         let num = views.iter().map(|entries| entries.num).sum::<usize>();
         let (rank, world_size) = (group.rank(), group.world_size());
         Ok(TopK {

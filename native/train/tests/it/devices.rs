@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use flambeau_train::{ErrorKind, Gpus, Hooks, TrainingJob};
+use flambeau_collective::DType;
+use flambeau_train::{ErrorKind, Gpus, Hooks, Traffic, TrainingJob};
 use serde_json::{Value, json};
 
 use crate::host_device::{HostDevices, own_gpu};
@@ -190,6 +191,31 @@ fn a_rank_that_fails_on_its_device_ends_all() {
     }
 }
 
+#[test]
+fn a_device_that_cannot_compress_ends_all() {
+    let bench = Bench::new(97, 0);
+    for compression in COMPRESSIONS {
+        // In the first program of a step, or a later one.
+        for most in [0, 7] {
+            let job = bench.job("fault", compressed(3, "cuda", compression), false);
+            let faulty = |rank: usize| Config {
+                fault: (rank == 1).then_some(Fault::Programs { most }),
+                ..compressible(20)
+            };
+            let outcomes = try_train_on(&job, 3, faulty, |_| Hooks::default(), own_gpu);
+            for (rank, outcome) in outcomes.iter().enumerate() {
+                let error = outcome.result.as_ref().unwrap_err();
+                assert_eq!(error.is_cause(), rank == 1, "{error}");
+                let text = error.to_string();
+                assert!(text.contains("the device's memory is full"), "{text}");
+                if rank == 1 {
+                    assert_eq!(error.kind(), ErrorKind::Model, "{text}");
+                }
+            }
+        }
+    }
+}
+
 /// GPUs of these UUIDs for each rank.
 fn gpus_of(uuids: Result<&[&str], &str>) -> Gpus {
     let uuids = uuids.map(|uuids| uuids.iter().map(|uuid| (*uuid).to_string()).collect());
@@ -269,19 +295,142 @@ fn idle_gpus_are_told_of() {
     assert!(warnings(1).is_empty());
 }
 
-/// Gradients of float64 travel as they are; that float32 is compressed alike wherever it comes from is the reducer's.
+/// A model of float32 gradients, of which one parameter is a matrix.
+fn compressible(hidden: usize) -> Config {
+    Config {
+        gradients: DType::Float32,
+        num_rows: 8,
+        ..config(hidden)
+    }
+}
+
+/// What is not clipped or weighed, which a device does in other digits.
+fn compressed(world_size: usize, device: &str, compression: &str) -> Value {
+    let mut params = params(world_size, device);
+    params["gradientCompression"] = json!(compression);
+    params["gradientClipNorm"] = json!(null);
+    params["powerSgdRank"] = json!(2);
+    params["powerSgdStartStep"] = json!(3);
+    params["topKRatio"] = json!(0.1);
+    params
+}
+
+const COMPRESSIONS: [&str; 4] = ["fp16", "bf16", "topk", "powersgd"];
+
+/// That compressed trainings ended alike: to the last bit, but for PowerSGD, whose products a device adds up in another order.
+fn assert_compressed_alike(on_device: &[Outcome], on_cpu: &[Outcome], compression: &str) {
+    succeed(on_device);
+    succeed(on_cpu);
+    for (device, cpu) in on_device.iter().zip(on_cpu) {
+        assert_eq!(
+            device.model.bits(),
+            on_device[0].model.bits(),
+            "replicas differ"
+        );
+        if compression != "powersgd" {
+            assert_eq!(device.model.bits(), cpu.model.bits(), "{compression}");
+        }
+        let pairs = device.model.values.iter().flatten();
+        for (device, cpu) in pairs.zip(cpu.model.values.iter().flatten()) {
+            assert!(
+                (device - cpu).abs() <= 1e-4 * cpu.abs().max(1.0),
+                "{compression}: {device} instead of {cpu}"
+            );
+        }
+        let traffic = |outcome: &Outcome| -> Vec<Traffic> {
+            let epochs = &outcome.result.as_ref().unwrap().history.epochs;
+            epochs.iter().map(|epoch| epoch.traffic).collect()
+        };
+        assert_eq!(traffic(device), traffic(cpu));
+        let last = *traffic(device).last().unwrap();
+        assert!(last.sent_bytes < last.uncompressed_bytes, "{last:?}");
+    }
+}
+
 #[test]
-fn gradients_that_are_compressed_go_through_main_memory() {
+fn gradients_are_compressed_on_devices_as_on_the_cpu() {
     let bench = Bench::new(97, 31);
-    let config = config(5);
-    let train = |device: &str| {
-        let mut params = params(2, device);
-        params["gradientCompression"] = json!("topk");
-        let job = bench.job(&format!("compressed-{device}"), params, false);
-        run(&job, 2, &config)
+    for compression in COMPRESSIONS {
+        for world_size in [2, 3] {
+            let train = |device: &str| {
+                let name = format!("{compression}-{device}-{world_size}");
+                let job = bench.job(&name, compressed(world_size, device, compression), false);
+                run(&job, world_size, &compressible(20))
+            };
+            let (on_device, on_cpu) = (train("cuda"), train("cpu"));
+            assert!(on_device[0].model.is_on_device());
+            assert_compressed_alike(&on_device, &on_cpu, compression);
+        }
+    }
+}
+
+/// The first bucket is full, and its compression asked for, while backward goes on; what is carried moves on to the new buckets.
+#[test]
+fn several_buckets_are_compressed_on_devices() {
+    let bench = Bench::new(25, 5);
+    let config = Config {
+        is_forward: true,
+        ..compressible(140_000)
     };
-    let (on_device, on_cpu) = (train("cuda"), train("cpu"));
-    assert_alike(&on_device, &on_cpu);
-    assert!(on_device[0].model.is_on_device());
-    assert_eq!(on_device[0].model.reports, on_cpu[0].model.reports);
+    for compression in COMPRESSIONS {
+        let train = |device: &str| {
+            let name = format!("wide-{compression}-{device}");
+            let mut params = compressed(2, device, compression);
+            params["powerSgdStartStep"] = json!(0);
+            run(&bench.job(&name, params, false), 2, &config)
+        };
+        let (on_device, on_cpu) = (train("cuda"), train("cpu"));
+        assert_eq!(on_device[0].model.num_attached, 2);
+        assert_compressed_alike(&on_device, &on_cpu, compression);
+    }
+}
+
+#[test]
+fn what_was_not_sent_goes_on_elsewhere() {
+    let bench = Bench::new(97, 31);
+    let (work, store) = (
+        bench.directory.path().to_str().unwrap(),
+        crate::support::store(),
+    );
+    for compression in ["topk", "powersgd"] {
+        for (from, to) in [("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "cuda")] {
+            let name = |part: &str| format!("{compression}-{from}-{to}-{part}");
+            let params = |device: &str| {
+                let mut params = compressed(2, device, compression);
+                params["checkpointSteps"] = json!(2);
+                params
+            };
+            let broken = Config {
+                fault: Some(Fault::Error { step: 7 }),
+                ..compressible(20)
+            };
+            let outcomes = run(&bench.job(&name("broken"), params(from), false), 2, &broken);
+            assert!(outcomes.iter().all(|outcome| outcome.result.is_err()));
+            let newest = flambeau_train::checkpoint::newest(&store, work, &[name("broken")]);
+            let mut job = bench.job(&name("resumed"), params(to), false);
+            job.attempt.resume = Some(newest.unwrap().unwrap().uri);
+            let resumed = run(&job, 2, &compressible(20));
+            let whole = bench.job(&name("whole"), params(to), false);
+            let whole = run(&whole, 2, &compressible(20));
+            assert_compressed_alike(&resumed, &whole, compression);
+            if from == to {
+                assert_eq!(resumed[0].model.bits(), whole[0].model.bits());
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_of_float64_travel_as_they_are_between_devices() {
+    let bench = Bench::new(97, 31);
+    let train = |compression: &str| {
+        let job = bench.job(compression, compressed(2, "cuda", compression), false);
+        run(&job, 2, &config(20))
+    };
+    let whole = train("none");
+    for compression in COMPRESSIONS {
+        let outcomes = train(compression);
+        succeed(&outcomes);
+        assert_eq!(outcomes[0].model.bits(), whole[0].model.bits());
+    }
 }

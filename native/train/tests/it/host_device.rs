@@ -8,14 +8,84 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use flambeau_collective::{CollectiveError, Device, DeviceRuntime, Gpu, Stream};
-use flambeau_train::{BucketInfo, Devices, Gpus};
+use flambeau_collective::{CollectiveError, DType, Device, DeviceRuntime, Gpu, Stream};
+use flambeau_train::{BucketInfo, DevicePlan, Devices, Gpus};
 use nccl_stand_in::{HostEvent, HostRuntime, HostStream, framework_stream};
+
+use crate::host_programs::HostPrograms;
 
 /// 64 bytes, on such a boundary, as buckets are laid out.
 #[repr(align(64))]
 #[derive(Clone)]
-struct Line([f64; 8]);
+#[expect(dead_code, reason = "only its size and place matter")]
+struct Line([u64; 8]);
+
+/// Memory of the device.
+pub struct HostTensor {
+    dtype: DType,
+    len: usize,
+    lines: Vec<Line>,
+}
+
+impl HostTensor {
+    pub fn zeros(dtype: DType, len: usize) -> Self {
+        HostTensor {
+            dtype,
+            len,
+            lines: vec![Line([0; 8]); (len * dtype.size()).div_ceil(64)],
+        }
+    }
+
+    /// Where it begins, and what it holds.
+    pub fn place(&mut self) -> (usize, DType, usize) {
+        (self.lines.as_mut_ptr() as usize, self.dtype, self.len)
+    }
+
+    /// Gives `work` each number.
+    fn update(&mut self, mut work: impl FnMut(&mut f64)) {
+        let (address, dtype, len) = self.place();
+        for index in 0..len {
+            // SAFETY: as many elements of the type, whose every pattern of bits is a number.
+            unsafe {
+                match dtype {
+                    DType::Float64 => work(&mut *(address as *mut f64).add(index)),
+                    DType::Float32 => {
+                        let place = (address as *mut f32).add(index);
+                        let mut number = f64::from(*place);
+                        work(&mut number);
+                        *place = number as f32;
+                    }
+                    other => panic!("gradients of {other}"),
+                }
+            }
+        }
+    }
+}
+
+/// The stream of a rank's framework.
+pub struct HostQueue {
+    stream: Box<HostStream>,
+    name: Stream,
+}
+
+impl HostQueue {
+    /// Adds work, which takes its time: whoever does not wait for it reads too early.
+    pub fn launch(&self, work: impl FnOnce() + Send + 'static) {
+        self.stream.launch(move || {
+            thread::sleep(Duration::from_micros(200));
+            work();
+        });
+    }
+
+    /// Waits for the work.
+    pub fn synchronize(&self) {
+        let reached = HostEvent::default();
+        reached.record(&self.stream);
+        while !reached.is_done() {
+            thread::yield_now();
+        }
+    }
+}
 
 /// A directory with the stand-in, which cargo builds beside this program's own file, as `libnccl.so.2`.
 pub fn nccl_directory() -> PathBuf {
@@ -66,9 +136,8 @@ pub fn own_gpu(rank: usize) -> Gpus {
 /// A rank's device as a framework has it: a stream, and memory for gradients.
 pub struct HostDevice {
     device: Device,
-    stream: Box<HostStream>,
-    name: Stream,
-    buckets: Vec<Vec<Line>>,
+    pub queue: Arc<HostQueue>,
+    buckets: Vec<HostTensor>,
     /// Batches that are staged and not yet used.
     pub num_staged: usize,
 }
@@ -76,7 +145,7 @@ pub struct HostDevice {
 impl Drop for HostDevice {
     fn drop(&mut self) {
         // What is left of a training that failed would write to the buckets.
-        self.synchronize();
+        self.queue.synchronize();
     }
 }
 
@@ -85,8 +154,7 @@ impl HostDevice {
         let (stream, name) = framework_stream();
         HostDevice {
             device: Device::Cuda(index),
-            stream,
-            name,
+            queue: Arc::new(HostQueue { stream, name }),
             buckets: vec![],
             num_staged: 0,
         }
@@ -97,39 +165,27 @@ impl HostDevice {
     }
 
     pub fn stream(&self) -> Stream {
-        self.name
-    }
-
-    /// Adds work to the stream, which takes its time: whoever does not wait for it reads too early.
-    pub fn launch(&self, work: impl FnOnce() + Send + 'static) {
-        self.stream.launch(move || {
-            thread::sleep(Duration::from_micros(200));
-            work();
-        });
-    }
-
-    /// Waits for the stream's work.
-    pub fn synchronize(&self) {
-        let reached = HostEvent::default();
-        reached.record(&self.stream);
-        while !reached.is_done() {
-            thread::yield_now();
-        }
+        self.queue.name
     }
 
     pub fn allocate(&mut self, buckets: &[BucketInfo]) -> Vec<*mut c_void> {
-        self.synchronize();
-        let zeros = |bucket: &BucketInfo| vec![Line([0.0; 8]); bucket.num_bytes().div_ceil(64)];
+        self.queue.synchronize();
+        let zeros = |bucket: &BucketInfo| HostTensor::zeros(bucket.dtype, bucket.numel);
         self.buckets = buckets.iter().map(zeros).collect();
-        let address = |bucket: &mut Vec<Line>| bucket.as_mut_ptr().cast();
+        let address = |bucket: &mut HostTensor| bucket.place().0 as *mut c_void;
         self.buckets.iter_mut().map(address).collect()
     }
 
-    /// Gives `work` all gradients, piece by piece, once the stream has come to here.
-    pub fn update(&mut self, mut work: impl FnMut(&mut [f64])) {
-        self.synchronize();
-        for line in self.buckets.iter_mut().flatten() {
-            work(&mut line.0);
+    /// As [`HostPrograms::new`].
+    pub fn prepare(&mut self, plan: &DevicePlan, most: Option<usize>) -> HostPrograms {
+        HostPrograms::new(&mut self.buckets, plan, self.queue.clone(), most)
+    }
+
+    /// Gives `work` all gradients, once the stream has come to here.
+    pub fn update(&mut self, mut work: impl FnMut(&mut f64)) {
+        self.queue.synchronize();
+        for bucket in &mut self.buckets {
+            bucket.update(&mut work);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Models with a hand-written backward, in float64.
+//! Models with a hand-written backward, in float64 but for the gradients where a test says so.
 
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
@@ -8,8 +8,9 @@ use std::sync::Arc;
 use flambeau_collective::{DType, Device, Stream};
 use flambeau_data::Batch;
 use flambeau_train::{
-    BucketInfo, EpochRecord, EpochReport, GradientReducer, LossSums, MicroBatch, Model, ModelError,
-    ParameterInfo, StagedBatch, StagedData, StepContext, StepReport, TensorRef, Tensors,
+    BucketInfo, DevicePlan, DevicePrograms, EpochRecord, EpochReport, GradientReducer, LossSums,
+    MicroBatch, Model, ModelError, ParameterInfo, StagedBatch, StagedData, StepContext, StepReport,
+    TensorRef, Tensors,
 };
 
 use crate::host_device::{self, HostDevice};
@@ -42,6 +43,10 @@ pub enum Fault {
     Drift {
         step: u64,
     },
+    /// The device refuses to compress after so many programs.
+    Programs {
+        most: usize,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -57,6 +62,10 @@ pub struct Config {
     pub is_forward: bool,
     /// Gradients beyond this are infinite, as those beyond 65504 are in float16.
     pub limit: f64,
+    /// What gradients are reduced as: float64, or float32, which can be compressed.
+    pub gradients: DType,
+    /// The rows of the matrix that `w1` counts as.
+    pub num_rows: usize,
     /// Why the model can't be on a device.
     pub cuda_obstacle: Option<String>,
 }
@@ -71,6 +80,8 @@ impl Config {
             fault: None,
             is_forward: false,
             limit: f64::INFINITY,
+            gradients: DType::Float64,
+            num_rows: 1,
             cuda_obstacle: Some("the model of a test that needs no device".into()),
         }
     }
@@ -302,16 +313,37 @@ impl TestModel {
 ///
 /// # Safety
 ///
-/// The view has as many elements, and is the caller's.
-unsafe fn put(view: *mut f64, gradient: &[f64], is_filled: bool) {
+/// The view has as many elements of the type, and is the caller's.
+unsafe fn put(view: *mut c_void, dtype: DType, gradient: &[f64], is_filled: bool) {
+    for (index, &value) in gradient.iter().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if dtype == DType::Float64 {
+                let place = view.cast::<f64>().add(index);
+                *place = if is_filled { *place + value } else { value };
+            } else {
+                let place = view.cast::<f32>().add(index);
+                let value = value as f32;
+                *place = if is_filled { *place + value } else { value };
+            }
+        }
+    }
+}
+
+/// The numbers of a view.
+///
+/// # Safety
+///
+/// It has as many elements of the type, which nobody writes.
+unsafe fn get(view: *const c_void, dtype: DType, numel: usize) -> Vec<f64> {
     // SAFETY: the caller's promise.
-    let view = unsafe { slice::from_raw_parts_mut(view, gradient.len()) };
-    for (view, gradient) in view.iter_mut().zip(gradient) {
-        *view = if is_filled {
-            *view + gradient
+    unsafe {
+        if dtype == DType::Float64 {
+            slice::from_raw_parts(view.cast::<f64>(), numel).to_vec()
         } else {
-            *gradient
-        };
+            let values = slice::from_raw_parts(view.cast::<f32>(), numel);
+            values.iter().map(|&value| f64::from(value)).collect()
+        }
     }
 }
 
@@ -358,32 +390,34 @@ impl Model for TestModel {
         Ok(device.allocate(buckets))
     }
 
+    fn prepare_programs(
+        &mut self,
+        plan: &DevicePlan,
+    ) -> Result<Box<dyn DevicePrograms>, ModelError> {
+        let most = match self.config.fault {
+            Some(Fault::Programs { most }) => Some(most),
+            _ => None,
+        };
+        Ok(Box::new(self.on_device().prepare(plan, most)))
+    }
+
     fn scale_gradients(&mut self, factor: f64) -> Result<(), ModelError> {
-        self.on_device().update(|gradients| {
-            gradients
-                .iter_mut()
-                .for_each(|gradient| *gradient *= factor);
-        });
+        self.on_device().update(|gradient| *gradient *= factor);
         Ok(())
     }
 
     fn unscale_gradients(&mut self, factor: f64) -> Result<bool, ModelError> {
         self.scale_gradients(factor)?;
         let mut is_finite = true;
-        self.on_device().update(|gradients| {
-            is_finite &= gradients.iter().all(|gradient| gradient.is_finite());
-        });
+        self.on_device()
+            .update(|gradient| is_finite &= gradient.is_finite());
         Ok(is_finite)
     }
 
     fn clip_gradients(&mut self, max_norm: f64) -> Result<(), ModelError> {
         let mut squares = 0.0;
-        self.on_device().update(|gradients| {
-            squares += gradients
-                .iter()
-                .map(|gradient| gradient * gradient)
-                .sum::<f64>();
-        });
+        self.on_device()
+            .update(|gradient| squares += *gradient * *gradient);
         self.scale_gradients((max_norm / (squares.sqrt() + 1e-6)).min(1.0))
     }
 
@@ -391,8 +425,12 @@ impl Model for TestModel {
         let info = |&(name, numel): &(&str, usize)| ParameterInfo {
             name: name.into(),
             numel,
-            num_rows: 1,
-            dtype: DType::Float64,
+            num_rows: if name == "w1" {
+                self.config.num_rows
+            } else {
+                1
+            },
+            dtype: self.config.gradients,
             device: self.device.as_ref().map_or(Device::Cpu, HostDevice::device),
         };
         Ok(parameters(&self.config).iter().map(info).collect())
@@ -486,16 +524,18 @@ impl Model for TestModel {
             if is_idle || (is_gate && !gate_used) {
                 continue;
             }
-            let gradient = &gradients[index];
-            let view = reducer.view_ptr(index).cast::<f64>();
+            let (gradient, dtype) = (&gradients[index], self.config.gradients);
+            let view = reducer.view_ptr(index);
             let is_filled = reducer.is_filled(index);
-            match self.device.as_ref().filter(|_| reducer.is_on_device()) {
-                // SAFETY: the view has as many float64 as the parameter, and is ours until it is marked.
-                None => unsafe { put(view, gradient, is_filled) },
+            match &self.device {
+                // SAFETY: the view has as many elements as the parameter, and is ours until it is marked.
+                None => unsafe { put(view, dtype, gradient, is_filled) },
                 Some(device) => {
                     let (view, gradient) = (view as usize, gradient.clone());
                     // SAFETY: as above, in the order of the stream.
-                    device.launch(move || unsafe { put(view as *mut f64, &gradient, is_filled) });
+                    device.queue.launch(move || unsafe {
+                        put(view as *mut c_void, dtype, &gradient, is_filled);
+                    });
                 }
             }
             reducer.mark_ready(index)?;
@@ -511,16 +551,15 @@ impl Model for TestModel {
     fn optimizer_step(&mut self, context: &StepContext<'_>) -> Result<(), ModelError> {
         let reducer = self.reducer.clone().unwrap();
         if let Some(device) = &self.device {
-            device.synchronize();
+            device.queue.synchronize();
         }
         for (index, value) in self.values.iter_mut().enumerate() {
             if !context.used[index] {
                 continue;
             }
             // SAFETY: after the reduction the view is the optimizer's to read.
-            let gradient = unsafe {
-                slice::from_raw_parts(reducer.view_ptr(index).cast::<f64>(), value.len())
-            };
+            let gradient =
+                unsafe { get(reducer.view_ptr(index), self.config.gradients, value.len()) };
             let (first, second) = &mut self.moments[index];
             self.steps[index] += 1;
             match self.config.optimizer {

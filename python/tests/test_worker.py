@@ -1,0 +1,52 @@
+"""A worker's process, which Spark keeps from task to task."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from harness import make_job, tensor, write_shards
+from torch import nn
+
+from flambeau import _adapter
+from flambeau._worker import RankOutcome, WorkerRequest, run_rank
+
+
+class Fails(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError("as the test wants it")
+
+
+def run(directory: Path, module: nn.Module) -> RankOutcome:
+    """Trains on one rank, in this process."""
+    x = np.zeros((64, 12), np.float32)
+    shards = write_shards(directory / "data", {"x": x, "y": x[:, 0].copy()})
+    job = make_job(directory, shards, [tensor("x")], [tensor("y")], batchSize=16, device="cpu", numThreads=1)
+    program = {"model": module, "loss": "mse", "optimizer": "adam", "metrics": None}
+    request = WorkerRequest(json.dumps(job), secret=bytes(16), program=cloudpickle.dumps(program))
+    return run_rank(request, 0, 1, lambda message: [message], "127.0.0.1")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("width", [8, 700], ids=["one bucket", "several buckets"])
+def test_a_training_leaves_nothing_behind(
+    width: int, fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapters: list[weakref.ref[Any]] = []
+    make = _adapter.ModuleModel.__init__
+
+    def noted(self: Any, *args: Any) -> None:
+        adapters.append(weakref.ref(self))
+        make(self, *args)
+
+    monkeypatch.setattr(_adapter.ModuleModel, "__init__", noted)
+    layers = [nn.Linear(12, width), nn.Linear(width, width), nn.Linear(width, 1)]
+    outcome = run(tmp_path, nn.Sequential(*layers, *([Fails()] if fails else [])))
+    assert outcome.ok != fails, outcome.traceback
+    assert [adapter() for adapter in adapters] == [None]
