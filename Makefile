@@ -21,6 +21,7 @@ PLATFORM := linux-$(shell uname -m)
 NATIVES := build/native/native/$(PLATFORM)
 GRADLE := $(RUN) +gradle gradle --no-daemon --quiet --console=plain
 SPARKS := spark35 spark40
+STAND_IN := build/cuda-stand-in/.built
 EXAMPLES := $(shell find examples -name '*.scala')
 LINTED := python tests examples benchmarks notebooks .ci
 
@@ -47,7 +48,7 @@ jvm: build/jvm/.built
 
 #: make test          lint, then every Rust, Scala, Python and cross-language test
 .PHONY: test
-test: build
+test: build $(STAND_IN)
 	@$(RUN) +g++ +gradle $(BIN)/python .ci/check.py
 
 #: make test-jvm      the Scala tests alone
@@ -79,6 +80,11 @@ GPU_RUN := $(if $(GPU_NEEDS),$(RUN) +g++)
 .PHONY: test-gpu
 test-gpu: $(GPU_NEEDS)
 	@$(GPU_RUN) $(GPU_PYTHON) .ci/gpu.py
+
+#: make test-gpu-stand-in   the same on a machine without a GPU, with threads in a GPU's place
+.PHONY: test-gpu-stand-in
+test-gpu-stand-in: build $(STAND_IN)
+	@$(RUN) +g++ $(BIN)/python .ci/gpu.py --stand-in
 
 #: make bench-gpu     training on GPUs beside DDP on NCCL; benchmarks/GPU.md
 .PHONY: bench-gpu
@@ -161,6 +167,21 @@ build/native/.built: build/libtorch/build-version $(NATIVE)
 		cmp -s build/native/$$file $(NATIVES)/$$file && rm build/native/$$file || mv build/native/$$file $(NATIVES)/; \
 		ln -f $(NATIVES)/$$file python/flambeau/_bin/; done
 	@objdump -T $(NATIVES)/* | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1 | sed 's/GLIBC_//' >build/native/glibc
+	@touch $@
+
+# What stands in for CUDA and NCCL in tests: a library before torch's CUDA runtime, one with kernels, which the first one
+# opens, and one for NCCL. CUDA's headers come with torch's wheels.
+$(STAND_IN): build/libtorch/build-version $(wildcard tests/cuda-stand-in/*) $(shell find tests/nccl-stand-in native/collective/src -name '*.rs')
+	@echo "flambeau: building the stand-ins for CUDA and NCCL"
+	@mkdir -p $(@D)
+	@site=$$(readlink -f build/libtorch/include/../..) && cd tests/cuda-stand-in \
+		&& $(CURDIR)/$(RUN) +g++ g++ -std=c++17 -O1 -Wall -Wextra -fPIC -shared -o $(CURDIR)/$(@D)/libcuda.so.1 \
+			-Wl,-soname,libcuda.so.1 -isystem "$$site/nvidia/cu13/include" -isystem "$$site/triton/backends/nvidia/include" \
+			machine.cpp runtime.cpp driver.cpp -lpthread -ldl \
+		&& $(CURDIR)/$(RUN) +g++ g++ -std=c++20 -O1 -Wall -fPIC -shared -o $(CURDIR)/$(@D)/libcuda_kernels.so \
+			-isystem "$$site/torch/include" kernels.cpp -L"$$site/torch/lib" -ltorch_cpu -lc10
+	@$(RUN) cargo build --release --locked --quiet -p nccl-stand-in
+	@cp target/release/libnccl_stand_in.so $(@D)/libnccl.so.2
 	@touch $@
 
 build/jvm/.built: build/native/.built $(JVM)

@@ -1,22 +1,31 @@
 """Run the tests that need a GPU, in Rust and in Python, and say what passed and what was skipped, and why.
 
     python .ci/gpu.py
+    python .ci/gpu.py --stand-in
 
 Needs a Python with torch, numpy, pyarrow and pytest, and the native extension in this checkout or installed.
 What needs Spark is skipped where there is none, and Rust's tests where there is no Cargo.
+
+With --stand-in two threads of this machine are the GPUs, behind torch's own code for CUDA: the libraries of
+build/cuda-stand-in. That shows that things happen in the right order and on the right device, not that a GPU
+computes them.
 """
 
+import argparse
 import os
 import re
 import shutil
 import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
-from check import (
+from steps import (
     PYTHON_SECONDS,
     REPORTS,
     ROOT,
     RUST_SECONDS,
     Tally,
+    close,
     junit_tally,
     run,
     rust_tally,
@@ -25,46 +34,64 @@ from check import (
 )
 
 MARK = re.compile(r"mark\.gpu\b")
+STAND_IN = ROOT / "build" / "cuda-stand-in"
 
 
-def rust() -> Tally:
-    """The tests that are named for CUDA or a GPU."""
+def environment(stand_in: bool) -> dict[str, str]:
+    """What the tests find their own modules by, and the stand-ins for CUDA and NCCL where they are wanted."""
+    paths = [str(ROOT / "python"), str(ROOT / "python" / "tests"), os.environ.get("PYTHONPATH", "")]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    if stand_in:
+        variables |= {
+            "LD_PRELOAD": str(STAND_IN / "libcuda.so.1"),
+            "FLAMBEAU_NCCL": str(STAND_IN / "libnccl.so.2"),
+            "FLAMBEAU_TEST_CUDA_DEVICES": "2",
+            "FLAMBEAU_TEST_CUDA_LOG": str(REPORTS / "gpu-waits.log"),
+        }
+    return variables
+
+
+# Modules of libtorch's tests, which run on every device that is there.
+LIBTORCH_TESTS = "buckets:: losses:: metrics:: optimizers:: programs:: scoring:: training::"
+
+
+def rust(name: str, variables: Mapping[str, str]) -> Tally:
+    """The tests that are named for CUDA or a GPU, and libtorch's. Of the whole workspace, as elsewhere: Cargo
+    would compile a part of it anew.
+    """
     if shutil.which("cargo") is None:
         return Tally(skips=["the Rust tests: there is no Cargo"])
-    crates = "-p flambeau-collective -p flambeau-train -p flambeau-torch"
-    cargo = f"cargo test --release --locked {crates} -- cuda gpu --show-output"
-    status, output = run("cargo test", [*timed(RUST_SECONDS), *cargo.split()], ROOT)
-    return settle(rust_tally(output), "cargo test", status)
+    cargo = f"cargo test --release --locked --workspace -- cuda gpu {LIBTORCH_TESTS} --show-output"
+    status, output = run(name, [*timed(RUST_SECONDS), *cargo.split()], ROOT, variables)
+    return settle(rust_tally(output), name, status)
 
 
-def python() -> Tally:
+def python(name: str, report: Path, variables: Mapping[str, str]) -> Tally:
     """Those with the mark `gpu`. Other files are not opened: they may import what is not here."""
-    report = REPORTS / "gpu.xml"
     report.unlink(missing_ok=True)
     tests = [*(ROOT / "python" / "tests").glob("test_*.py"), *(ROOT / "tests").glob("test_*.py")]
     marked = [str(path) for path in sorted(tests) if MARK.search(path.read_text())]
     options = ["-c", "python/pyproject.toml", "-m", "gpu", "-ra", f"--junitxml={report}"]
     command = [sys.executable, "-m", "pytest", *options, *marked]
-    status, _ = run("pytest", [*timed(PYTHON_SECONDS), *command], ROOT)
-    return settle(junit_tally([report] if report.exists() else []), "pytest", status)
+    status, _ = run(name, [*timed(PYTHON_SECONDS), *command], ROOT, variables)
+    return settle(junit_tally([report] if report.exists() else []), name, status)
+
+
+def tallies(stand_in: bool) -> Iterator[Tally]:
+    """Run both."""
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    variables = environment(stand_in)
+    suffix = ", with a stand-in for CUDA" if stand_in else " on a GPU"
+    yield rust(f"cargo test{suffix}", variables)
+    report = REPORTS / ("gpu-stand-in.xml" if stand_in else "gpu.xml")
+    yield python(f"pytest{suffix}", report, variables)
 
 
 def main() -> int:
-    """Run both and print the total; 0 only if nothing failed."""
-    REPORTS.mkdir(parents=True, exist_ok=True)
-    paths = [str(ROOT / "python"), str(ROOT / "python" / "tests"), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    tallies = [rust(), python()]
-    print()
-    for skip in (skip for tally in tallies for skip in tally.skips):
-        print(f"SKIPPED {skip}")
-    for failure in (failure for tally in tallies for failure in tally.failures):
-        print(f"FAILED {failure}")
-    passed, failed, skipped = (
-        sum(count) for count in zip(*((t.passed, t.failed, len(t.skips)) for t in tallies), strict=True)
-    )
-    print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)
-    return 1 if failed else 0
+    """Run them and print the total; 0 only if nothing failed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--stand-in", action="store_true", help="with threads in the place of GPUs")
+    return close(tallies(parser.parse_args().stand_in))
 
 
 if __name__ == "__main__":

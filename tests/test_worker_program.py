@@ -217,10 +217,33 @@ def test_a_gpu_learns_what_the_cpu_does(tmp_path: Path, program: Path, rows: Pat
     def train(device: str, gpus: Sequence[str] = ()) -> list[float]:
         job = job_of(tmp_path, program, [rows], device, batchSize=30, epochs=5, device=device)
         with Ranks(job, 1, gpus=gpus) as ranks:
-            ranks.meet()
             return history(ranks.outcomes(120)[0])
 
     assert train("cuda", ["0"]) == pytest.approx(train("cpu"), rel=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="SKIPPED: there are no two GPUs")
+@pytest.mark.skipif(not PROGRAM.exists(), reason="SKIPPED: there is no flambeau-worker")
+@pytest.mark.skipif(not torch.__version__.startswith(f"{TORCH}."), reason=f"SKIPPED: torch is not {TORCH}")
+@pytest.mark.parametrize("compression", ["fp16", "topk", "powersgd"])
+def test_two_gpus_compress_what_the_cpu_does(tmp_path: Path, rows: Path, compression: str) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+    program = save_script(module, tmp_path / "net.pt")
+    params = {"numWorkers": 2, "batchSize": 30, "epochs": 5, "verifyReplicas": True}
+    params |= {"gradientCompression": compression, "powerSgdStartStep": 2, "topKRatio": 0.2}
+
+    def train(device: str) -> tuple[list[float], list[int]]:
+        with Ranks(job_of(tmp_path, program, [rows], device, device=device, **params), 2) as ranks:
+            outcome = ranks.meet().outcomes(120)[0]
+        sent = [epoch["sentBytes"] for epoch in outcome["result"]["history"]["epochs"]]
+        return history(outcome), sent
+
+    losses, sent = train("cuda")
+    expected_losses, expected_sent = train("cpu")
+    assert losses == pytest.approx(expected_losses, rel=1e-3)
+    assert sent == expected_sent
 
 
 def test_a_loss_or_optimizer_that_is_not_known_is_refused(tmp_path: Path, program: Path, rows: Path) -> None:
@@ -337,6 +360,21 @@ def test_rows_are_scored_as_the_module_does(tmp_path: Path, program: Path, rows:
     np.testing.assert_allclose(scores, expected, rtol=1e-6)
     missing = run("score", program, rows, tmp_path / "none.parquet", "--input", "z", "--libtorch", LIBTORCH)
     assert missing.returncode == 1 and "no column z" in missing.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="SKIPPED: torch can use no GPU here")
+def test_rows_are_scored_on_a_gpu(tmp_path: Path, program: Path, rows: Path) -> None:
+    scores = []
+    for name, gpu in (("cpu", []), ("cuda", ["--gpu", torch.cuda.device_count() - 1])):
+        path = tmp_path / f"{name}.parquet"
+        done = run("score", program, rows, path, "--input", "x", "--libtorch", LIBTORCH, *gpu)
+        assert done.returncode == 0, done.stderr
+        scores.append(pq.read_table(path)["prediction"].to_numpy())
+    np.testing.assert_allclose(*scores, rtol=1e-5)
+    beyond = ["--input", "x", "--gpu", torch.cuda.device_count(), "--libtorch", LIBTORCH]
+    missing = run("score", program, rows, tmp_path / "none.parquet", *beyond)
+    assert missing.returncode == 1 and "invalid device ordinal" in missing.stderr
 
 
 class TwoOutputs(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import pickle
 import secrets
 import socket
@@ -20,6 +21,8 @@ import pyarrow.parquet as pq
 from flambeau._worker import RankOutcome, WorkerRequest, run_rank
 
 HERE = Path(__file__).parent
+GPU_IS_STAND_IN = "cuda-stand-in" in os.environ.get("LD_PRELOAD", "")
+"""Whether threads stand in for GPUs (`make test-gpu-stand-in`)."""
 
 
 def write_shards(
@@ -97,7 +100,7 @@ _CONTEXT.set_forkserver_preload(["torch._dynamo", "flambeau._adapter", "flambeau
 
 
 class Ranks:
-    """The processes of one attempt."""
+    """The processes of one attempt, with these environment variables beside what they inherit."""
 
     def __init__(
         self,
@@ -105,6 +108,7 @@ class Ranks:
         program: Mapping[str, Any] | bytes,
         world_size: int,
         directory: Path,
+        environment: Mapping[str, str] | None = None,
         **request: Any,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -120,7 +124,9 @@ class Ranks:
         )
         address = f"127.0.0.1:{free_port()}"
         self.processes = [
-            _CONTEXT.Process(target=_run, args=(message, rank, world_size, address, outcome))
+            _CONTEXT.Process(
+                target=_run, args=(message, rank, world_size, address, outcome, environment or {})
+            )
             for rank, outcome in enumerate(self.outcomes)
         ]
         for process in self.processes:
@@ -141,8 +147,16 @@ class Ranks:
             process.join()
 
 
-def _run(request: WorkerRequest, rank: int, world_size: int, address: str, outcome_path: Path) -> None:
+def _run(
+    request: WorkerRequest,
+    rank: int,
+    world_size: int,
+    address: str,
+    outcome_path: Path,
+    environment: Mapping[str, str],
+) -> None:
     """One rank, in its own process; leaves its outcome in a file."""
+    os.environ.update(environment)
     from flambeau._native import TcpRendezvous
 
     def all_gather(payload: bytes) -> list[bytes]:
@@ -186,3 +200,11 @@ def train(
         assert outcome.ok, outcome.traceback
     result = json.loads(outcomes[0].result_json or "")
     return result, load_file(result["weights"]["uri"].removeprefix("file://"))
+
+
+def wait_for_checkpoints(attempt: Path, num: int) -> None:
+    """Waits until an attempt has written so many checkpoints."""
+    deadline = time.monotonic() + 60
+    while len(list(attempt.glob("checkpoints/*/COMMITTED"))) < num:
+        assert time.monotonic() < deadline, "no checkpoint came"
+        time.sleep(0.01)

@@ -152,9 +152,56 @@ def test_a_batch_beyond_the_memory_says_what_to_do(tmp_path: Path) -> None:
 def test_what_a_task_kept_for_further_batches_is_given_back(tmp_path: Path) -> None:
     _, columns = batches()
     module = nn.Sequential(nn.Linear(WIDTH, 4096), nn.ReLU(), nn.Linear(4096, 1))
-    list(on_gpu(module, tmp_path, 2048).score(iter(columns)))
     gc.collect()
     torch.cuda.empty_cache()
     kept = torch.cuda.memory_reserved()
     list(on_gpu(module, tmp_path, 2048).score(iter(columns)))
     assert torch.cuda.memory_reserved() == kept
+    scored = on_gpu(module, tmp_path, 2048).score(iter(columns))
+    next(scored)
+    assert torch.cuda.memory_reserved() > kept
+    # As Spark does where it has rows enough (LIMIT).
+    scored.close()
+    assert torch.cuda.memory_reserved() == kept
+
+
+class Fragile(nn.Module):
+    """Refuses the rows of an Arrow batch after the first one, and has a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 1)
+        self.register_buffer("factor", torch.full((1 << 20,), 2.0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) == 1:
+            raise RuntimeError("one row is too few")
+        return self.linear(x) * self.factor[:1]
+
+
+@pytest.mark.gpu
+def test_a_module_leaves_the_gpu_with_a_task_that_fails_and_comes_back(tmp_path: Path) -> None:
+    rows, columns = batches()
+    module = Fragile()
+    gc.collect()
+    kept = torch.cuda.memory_allocated()
+    fragile = on_gpu(module, tmp_path, 2048)
+    with pytest.raises(RuntimeError, match="one row is too few"):
+        list(fragile.score(iter(columns)))
+    gc.collect()
+    assert torch.cuda.memory_allocated() == kept
+    [result] = fragile.score(iter(columns[:1]))
+    expected = module(torch.from_numpy(rows[0])).detach().numpy()
+    np.testing.assert_allclose(np.array(result.to_pylist()).reshape(-1, 1), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.gpu
+def test_a_module_stays_while_another_scores_with_it(tmp_path: Path) -> None:
+    rows, columns = batches()
+    doubling = on_gpu(Doubling(), tmp_path, 100)
+    first, second = doubling.score(iter(columns)), doubling.score(iter(columns))
+    next(first)
+    begun = next(second)
+    first.close()
+    for part, result in zip(rows, [begun, *second], strict=True):
+        np.testing.assert_array_equal(np.array(result.to_pylist(), np.float32).reshape(part.shape), 2 * part)

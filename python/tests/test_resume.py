@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from harness import Ranks, make_job, tensor, train, write_shards
+from harness import Ranks, make_job, tensor, train, wait_for_checkpoints, write_shards
 from torch import nn
 
 from flambeau import _native
@@ -93,10 +93,3 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, world_size: int, 
     assert timeless[0] == timeless[1]
     assert "precision" not in params or whole["history"]["epochs"][0]["skippedSteps"] > 0
     assert result["numSteps"] == whole["numSteps"]
-
-
-def wait_for_checkpoints(attempt: Path, num: int) -> None:
-    deadline = time.monotonic() + 60
-    while len(list(attempt.glob("checkpoints/*/COMMITTED"))) < num:
-        assert time.monotonic() < deadline, "no checkpoint came"
-        time.sleep(0.01)
