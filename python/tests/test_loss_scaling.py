@@ -105,8 +105,8 @@ def test_accumulated_gradients_are_unscaled_before_they_are_clipped(tmp_path: Pa
     params = {"epochs": 2, "gradientAccumulationSteps": 2, "gradientClipNorm": 0.5}
     weights, our_scales, our_skipped = ours(tmp_path, columns, 1, **params)
     assert (our_scales, our_skipped) == (scales, skipped) and skipped[0] > 0
-    # torch sums the squares of the norm in float32, we in float64, and float16 makes more of the difference on
-    # some processors than on others: 1e-6 to 2e-6 in a weight.
+    # torch sums the squares of the norm in float32, we in float64, and float16 makes more of the difference
+    # on some processors than on others: 1e-6 to 2e-6 in a weight.
     for name, weight in module.state_dict().items():
         torch.testing.assert_close(weights[name], weight, rtol=1e-4, atol=1e-5)
 
