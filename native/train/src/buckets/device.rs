@@ -71,16 +71,8 @@ impl DeviceBuckets {
             Some(compressors) => compressors.compress(bucket, step)?,
             None => None,
         };
-        let (exchange, num_bytes) = match compressed {
-            Some(exchange) => {
-                let num_bytes = exchange.num_bytes();
-                (exchange, num_bytes)
-            }
-            None => (
-                Exchange::Reduce(self.raw(bucket), ReduceOp::Average),
-                self.layout.whole_bytes[bucket],
-            ),
-        };
+        let whole_bytes = self.layout.whole_bytes[bucket];
+        let (exchange, num_bytes) = Exchange::of_bucket(compressed, self.raw(bucket), whole_bytes);
         // SAFETY: the bucket is full, so that only what comes after `finish` on the model's stream touches it and what was made
         // of it.
         let work = unsafe { exchange.launch(&self.nccl.upgrade()?)? };

@@ -107,16 +107,11 @@ impl HostBuckets {
             // SAFETY: the bucket is full, so nobody touches it until `finish` has returned.
             lock(compressor).compress(step, unsafe { self.gradients(bucket) })
         });
-        match compressed {
-            Some(exchange) => {
-                let num_bytes = exchange.num_bytes();
-                (exchange, num_bytes)
-            }
-            None => (
-                Exchange::Reduce(self.raw(bucket), ReduceOp::Average),
-                self.layout.whole_bytes[bucket],
-            ),
-        }
+        Exchange::of_bucket(
+            compressed,
+            self.raw(bucket),
+            self.layout.whole_bytes[bucket],
+        )
     }
 
     /// The second exchange of the buckets whose compressors have one, all at once. Returns the bytes that travel.

@@ -185,9 +185,25 @@ pub(crate) enum Exchange {
 }
 
 impl Exchange {
+    /// The exchange for a full bucket: of what its compressor made of it, else of the bucket itself, which is averaged. With it
+    /// the bytes that travel, `bucket_bytes` for the bucket.
+    pub(crate) fn of_bucket(
+        compressed: Option<Exchange>,
+        bucket: RawBuffer,
+        bucket_bytes: u64,
+    ) -> (Exchange, u64) {
+        match compressed {
+            None => (Exchange::Reduce(bucket, ReduceOp::Average), bucket_bytes),
+            Some(exchange) => {
+                let num_bytes = exchange.num_bytes();
+                (exchange, num_bytes)
+            }
+        }
+    }
+
     /// The bytes that travel: those of a buffer to be reduced count twice, once on their way to be summed, and once on
     /// the way back.
-    pub(crate) fn num_bytes(&self) -> u64 {
+    fn num_bytes(&self) -> u64 {
         match self {
             Exchange::Reduce(buffer, _) => 2 * buffer.bytes() as u64,
             Exchange::Gather(buffer) => buffer.bytes() as u64,
