@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +82,8 @@ class ModuleModel:
         self._bucket_tensors: list[Tensor] = []
         self._hooks: list[RemovableHandle] = []
         self._reducer: GradientReducer | None = None
-        self._learning_rate: float | None = None
+        self._rate_factor = 1.0
+        """What the optimizer's learning rates are of those that it was made with."""
         self._is_whole = False
         """Whether every `.grad` is its parameter's view."""
         self._precision = precision
@@ -371,12 +373,12 @@ class ModuleModel:
         """The norm of each bucket: float64 [buckets]. What lies between the views is 0."""
         return torch.stack([norm.double() for norm in torch._foreach_norm(self._bucket_tensors, order)])
 
-    def optimizer_step(self, used: Sequence[bool] | None, learning_rate: float | None) -> None:
+    def optimizer_step(self, used: Sequence[bool] | None, rate_factor: float) -> None:
         """Steps the optimizer over the reduced gradients and drops them.
 
         `used` says which parameters any rank used in this step, None that all were: one that only others used
         takes its view, which holds the average; one that none used keeps no gradient, so that the optimizer
-        passes it over.
+        passes it over. `rate_factor` is what the learning rates are multiplied by.
         """
         parameters = self._parameters
         if used is None and not self._is_whole:
@@ -386,11 +388,15 @@ class ModuleModel:
         elif used is not None:
             for parameter, view, is_used in zip(parameters, self._views, used, strict=True):
                 parameter.grad = view if is_used else None
-        if learning_rate is not None and learning_rate != self._learning_rate:
-            _optimizers.set_learning_rate(self.optimizer, learning_rate)
-            self._learning_rate = learning_rate
+        if rate_factor != self._rate_factor:
+            _optimizers.scale_learning_rates(self.optimizer, rate_factor)
+            self._rate_factor = rate_factor
         self._step()
         self._drop_gradients()
+
+    def learning_rate(self) -> float | None:
+        """The learning rate that the optimizer was made with, None where it has none."""
+        return _optimizers.learning_rate(self.optimizer)
 
     def skip_step(self) -> None:
         """In place of `optimizer_step` where the gradients overflowed."""
@@ -459,7 +465,7 @@ class ModuleModel:
                 buffers[name].copy_(value)
         with uncompiled():
             self.optimizer.load_state_dict(state["optimizer"])
-        self._learning_rate = None
+        self._rate_factor = math.nan
 
     def save_rank_state(self) -> bytes:
         """This rank's random generators: torch's, CUDA's where it runs, numpy's and Python's."""

@@ -46,6 +46,17 @@ class EstimatorArguments(TypedDict, total=False):
     shuffle: bool | None
     shuffleWindow: int | None
     stepSize: float | None
+    scaleLearningRate: bool | None
+    warmupEpochs: float | None
+    lrSchedule: str | None
+    lrEndFactor: float | None
+    lrDecayRate: float | None
+    lrDecayEpochs: int | None
+    monitor: str | None
+    monitorMode: str | None
+    monitorMinDelta: float | None
+    earlyStoppingPatience: int | None
+    restoreBestWeights: bool | None
     gradientAccumulationSteps: int | None
     gradientClipNorm: float | None
     gradientCompression: str | None
@@ -106,7 +117,8 @@ _INSTEAD = {
     "partitions_per_process": "it is not needed: the rows are shared out evenly however they are stored",
     "inmemory_cache_all": "give memoryBudget, in bytes for each worker",
     "run_id": "each fit has an id of its own",
-    "callbacks": "they are not supported; model.history has each epoch's losses and metrics",
+    "callbacks": "give earlyStoppingPatience, restoreBestWeights, warmupEpochs or lrSchedule for what they did; "
+    "model.history has each epoch's losses and metrics",
     "gradient_compression": 'give gradientCompression, such as "fp16"',
     "use_gpu": 'give device, such as "cuda"',
 }

@@ -1,6 +1,6 @@
 """The native half of Flambeau: the extension module built from `native/python`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from typing import Any, Literal, overload
 
@@ -136,5 +136,9 @@ def train(
     Raises `flambeau.errors.RankFailure`, whose cause is the exception itself.
     """
 
-def validate_job(job_json: str) -> None:
-    """Checks a training job. Raises `flambeau.errors.ParamError` (a ValueError) naming param and value."""
+def validate_job(job_json: str, metrics: Sequence[str] | None = None) -> None:
+    """Checks a training job; `metrics` are its metrics by name, where they are known and it does not hold
+    them.
+
+    Raises `flambeau.errors.ParamError` (a ValueError) naming param and value.
+    """

@@ -91,6 +91,11 @@ class NativeProgram:
         """What a rank imports: no torch, which its child has as libtorch."""
         return ("flambeau._native_runtime",)
 
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics of the history by name."""
+        return list(self.metrics)
+
     def check(self, inputs: Sequence[TensorColumns]) -> None:
         """Refuses what no worker takes of the module on these inputs. Raises ParamError."""
         from flambeau._adapter import check_program

@@ -42,9 +42,32 @@ def build(optimizer: Any, module: nn.Module, step_size: float | None) -> torch.o
     with uncompiled():
         built = _make(optimizer, module)
     _check(built, module)
-    if step_size is not None:
-        set_learning_rate(built, step_size)
+    for group in built.param_groups:
+        if step_size is not None:
+            _set_rate(group, step_size)
+        # As torch's schedulers keep it, so that it is part of the optimizer's state.
+        if group.get("lr") is not None:
+            group["initial_lr"] = float(group["lr"])
     return built
+
+
+def learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
+    """The learning rate that the first parameter group was made with, None where it has none."""
+    return optimizer.param_groups[0].get("initial_lr")
+
+
+def scale_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Sets the learning rate of every parameter group to so much of what it was made with.
+
+    Raises `ParamError` for a group without one.
+    """
+    for group in optimizer.param_groups:
+        if "initial_lr" not in group:
+            raise ParamError(
+                f"optimizer: {type(optimizer).__name__} has no learning rate that lrSchedule, warmupEpochs "
+                "or scaleLearningRate could change; leave them unset, or give it an lr"
+            )
+        _set_rate(group, group["initial_lr"] * factor)
 
 
 def step(optimizer: Any, built: torch.optim.Optimizer) -> Callable[[], Any]:
@@ -53,13 +76,11 @@ def step(optimizer: Any, built: torch.optim.Optimizer) -> Callable[[], Any]:
     return step_of(built) if is_named(optimizer) else built.step
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Sets the learning rate of every parameter group."""
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(learning_rate)
-        else:
-            group["lr"] = learning_rate
+def _set_rate(group: dict[str, Any], rate: float) -> None:
+    if isinstance(group.get("lr"), torch.Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
 
 
 def _make(optimizer: Any, module: nn.Module) -> torch.optim.Optimizer:

@@ -67,6 +67,13 @@ class PythonProgram:
         compiles = self.compiles or not is_named(self.objects["optimizer"])
         return (*needed, COMPILER) if compiles else needed
 
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics of the history by name. Raises ParamError for what is none."""
+        from flambeau._metrics import build
+
+        return [metric.name for metric in build(self.objects["metrics"])]
+
     def check(self, inputs: Sequence[TensorColumns]) -> None:
         """Refuses what a worker would refuse of the objects on these inputs. Raises ParamError."""
         from flambeau._adapter import check_program

@@ -41,6 +41,10 @@ class Program(Protocol):
     def modules(self) -> tuple[str, ...]:
         """What a rank imports to train it."""
 
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics of the history by name. Raises ParamError for what is none."""
+
     def check(self, inputs: Sequence[TensorColumns]) -> None:
         """Refuses what a worker would refuse of the objects on these inputs. Raises ParamError."""
 
@@ -126,9 +130,11 @@ class Training:
             "data": {"train": ["draft"], "spec": {"inputs": [_DRAFT], "labels": [], "weight": None}},
             "attempt": {"id": "draft", "workDir": "draft"},
         }
-        _native.validate_job(json.dumps(draft))
+        draft_json = json.dumps(draft)
+        _native.validate_job(draft_json)
         work = _cluster.work_directory(spark, estimator.getWorkDir(), store_options(spark))
         program = program_of(estimator, spark)
+        _native.validate_job(draft_json, program.metric_names)
         num_gpus = estimator.getNumGpusPerWorker()
         _cluster.check_slots(spark, estimator.getNumWorkers(), estimator.getSlotTimeout(), num_gpus)
         return cls(estimator, spark, program, work)

@@ -46,6 +46,7 @@ _RECORD_KEYS = {
     "numRows": "num_rows",
     "seconds": "seconds",
     "rowsPerSecond": "rows_per_second",
+    "learningRate": "learning_rate",
     "dataSeconds": "data_seconds",
     "modelSeconds": "model_seconds",
     "reduceSeconds": "reduce_seconds",
@@ -66,6 +67,7 @@ class TrainingSummary:
     ----------
     objectiveHistory : the mean training loss of each epoch.
     totalIterations : the number of epochs.
+    bestEpoch : the epoch, counted from 0, in which `monitor` was best, None where that is not known.
     numSteps : the number of optimizer steps.
     numRows : the number of training rows.
     numValidationRows : the number of validation rows.
@@ -74,6 +76,7 @@ class TrainingSummary:
 
     objectiveHistory: list[float]
     totalIterations: int
+    bestEpoch: int | None
     numSteps: int
     numRows: int
     numValidationRows: int
@@ -158,7 +161,8 @@ class TorchModel(
 
         `epoch` (from 0), `steps`, `num_rows`, `seconds`, `rows_per_second`, `loss`, each metric by its name,
         and with validation rows `val_loss` and `val_<metric>`. None stands where a value was not a finite
-        number. `data_seconds`, `model_seconds` (forward, loss and backward), `reduce_seconds` (waiting for
+        number. `learning_rate` is that of the epoch's last step and of the optimizer's first parameter group.
+        `data_seconds`, `model_seconds` (forward, loss and backward), `reduce_seconds` (waiting for
         slower workers included) and `optimizer_seconds` tell where the first worker's `seconds` went.
         `sent_bytes` are the gradients that each worker sent, `uncompressed_bytes` what they would have been
         without gradientCompression. Models of older versions have none of these. With precision fp16,
@@ -190,7 +194,12 @@ class TorchModel(
     def summary(self) -> TrainingSummary:
         """What the training came to."""
         losses = self.history["loss"]
-        return TrainingSummary(objectiveHistory=losses, totalIterations=len(losses), **self._counts)
+        return TrainingSummary(
+            objectiveHistory=losses,
+            totalIterations=len(losses),
+            bestEpoch=self._history.get("bestEpoch"),
+            **self._counts,
+        )
 
     def module(self) -> nn.Module:
         """The trained module in eval mode on the CPU, with weights of its own: a plain `torch.nn.Module`.

@@ -92,11 +92,12 @@ def native_steps(job: dict[str, Any], program: NativeProgram, world_size: int, f
 def test_the_first_hundred_losses_are_those_of_python(
     tmp_path: Path, world_size: int, optimizer: str
 ) -> None:
-    """With batch norm and dropout: the generators are seeded and drawn from alike."""
+    """With batch norm, dropout and a schedule: the generators are seeded and drawn from alike."""
     num_steps, batch_size = 100, 16
     shards = write_shards(tmp_path / "data", columns(num_steps * batch_size * world_size), num_shards=2)
     options = {"name": optimizer, "options": {"lr": 0.02}}
     params = {"numWorkers": world_size, "batchSize": batch_size, "numThreads": 1, "seed": 5}
+    params |= {"scaleLearningRate": True, "warmupEpochs": 0.1, "lrSchedule": "cosine"}
     job = make_job(tmp_path / "work", shards, [tensor("x")], [tensor("y")], checkpointInterval=-1, **params)
     loss = Recorded(nn.functional.mse_loss, str(tmp_path))
     train(job, {"model": net(), "loss": loss, "optimizer": options}, world_size, tmp_path / "ranks")

@@ -22,10 +22,7 @@ EXAMPLES = {
     "inputTypes": ["int64"],
     "labelCols": ["a", "b"],
     "memoryBudget": 1 << 20,
-    "device": "cpu",
-    "gradientCompression": "bf16",
     "numGpusPerWorker": 1,
-    "precision": "bf16",
     "verbose": 0,
     "boolean": True,
     "integer": 5,
@@ -64,7 +61,7 @@ def test_doc_default_and_type_are_those_of_the_schema(name: str) -> None:
         assert estimator.getOrDefault(param) == default
         assert type(estimator.getOrDefault(param)) is type(default)
     kind = next(kind for kind in types_of(schema) if kind != "null")
-    value = EXAMPLES.get(name, EXAMPLES.get(kind))
+    value = EXAMPLES.get(name, schema.get("enum", [EXAMPLES.get(kind)])[-1])
     estimator._set(**{name: value})
     assert getattr(estimator, "get" + name[0].upper() + name[1:])() == value
 

@@ -9,11 +9,17 @@ use pyo3::prelude::*;
 
 use crate::error;
 
-/// Checks a training job. Raises `flambeau.errors.ParamError` (a ValueError) that names the param, its value and what is allowed.
+/// Checks a training job, with the names of its metrics where they are known and the job does not hold them. Raises
+/// `flambeau.errors.ParamError` (a ValueError) that names the param, its value and what is allowed.
 #[pyfunction]
-pub(crate) fn validate_job(py: Python<'_>, job_json: &str) -> PyResult<()> {
+#[pyo3(signature = (job_json, metrics = None))]
+pub(crate) fn validate_job(
+    py: Python<'_>,
+    job_json: &str,
+    metrics: Option<Vec<String>>,
+) -> PyResult<()> {
     TrainingJob::from_json(job_json)
-        .map(drop)
+        .and_then(|job| metrics.map_or(Ok(()), |names| job.check_metrics(&names)))
         .map_err(|failure| error::from_job(py, &failure))
 }
 

@@ -270,6 +270,15 @@ impl Model for PyModel {
         })
     }
 
+    fn learning_rate(&mut self) -> Result<Option<f64>, ModelError> {
+        Python::attach(|py| {
+            Ok(self
+                .adapter
+                .call_method0(py, "learning_rate")?
+                .extract(py)?)
+        })
+    }
+
     fn attach(&mut self, reducer: Arc<GradientReducer>) -> Result<(), ModelError> {
         Python::attach(|py| {
             self.adapter
@@ -344,8 +353,7 @@ impl Model for PyModel {
             } else {
                 Some(context.used.to_vec())
             };
-            self.optimizer_step
-                .call1(py, (used, context.learning_rate))?;
+            self.optimizer_step.call1(py, (used, context.rate_factor))?;
             Ok(())
         })
     }

@@ -80,7 +80,7 @@ fn model(criterion: &mut Criterion) -> Result<(), Failure> {
                         epoch: 0,
                         step: 0,
                         used,
-                        learning_rate: None,
+                        rate_factor: 1.0,
                     })
                 };
                 reducer.with_used(step).expect("a step of the optimizer");

@@ -349,6 +349,10 @@ impl Model for TorchModel {
         Ok(self.metrics.iter().map(Metric::num_sums).sum())
     }
 
+    fn learning_rate(&mut self) -> Result<Option<f64>, ModelError> {
+        Ok(Some(self.optimizer.learning_rate()))
+    }
+
     fn attach(&mut self, reducer: Arc<GradientReducer>) -> Result<(), ModelError> {
         // The old hooks go before the new ones come.
         self.gradients = None;
@@ -406,9 +410,6 @@ impl Model for TorchModel {
             .gradients
             .as_mut()
             .ok_or("a step came before the reducer")?;
-        if let Some(learning_rate) = context.learning_rate {
-            self.optimizer.set_learning_rate(learning_rate);
-        }
         let used = context.used.iter().enumerate();
         let updates: Vec<Update<'_>> = used
             .filter(|(_, is_used)| **is_used)
@@ -418,7 +419,7 @@ impl Model for TorchModel {
                 gradient: gradients.reduced(index),
             })
             .collect();
-        self.optimizer.step(&updates)?;
+        self.optimizer.step(&updates, context.rate_factor)?;
         drop(updates);
         gradients.clear();
         Ok(())

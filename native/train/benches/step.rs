@@ -51,6 +51,10 @@ impl Model for Idle {
         Ok(0)
     }
 
+    fn learning_rate(&mut self) -> Result<Option<f64>, ModelError> {
+        Ok(None)
+    }
+
     fn attach(&mut self, reducer: Arc<GradientReducer>) -> Result<(), ModelError> {
         self.reducer = Some(reducer);
         Ok(())

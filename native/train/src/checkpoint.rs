@@ -2,8 +2,9 @@
 //!
 //! A checkpoint is a directory `<workDir>/attempts/<id>/checkpoints/<step>/` with `shared.bin` (the model and the
 //! optimizer), one `rank-<rank>.bin` for each rank (random generators), `compression-<rank>.bin` too where the compression
-//! of gradients carries something from step to step, `state.json` (where training is, the sums of the running epoch,
-//! the history, the loss scale), and, written last, `COMMITTED`, which lists all parts with size and SHA-256.
+//! of gradients carries something from step to step, the files of `best/` (the weights of the best epoch) where those are
+//! kept, `state.json` (where training is, the sums of the running epoch, the history, the loss scale), and, written last,
+//! `COMMITTED`, which lists all parts with size and SHA-256.
 //! Without `COMMITTED` there is no checkpoint.
 
 use bytes::Bytes;
@@ -17,11 +18,13 @@ use crate::error::Cause;
 use crate::history::{History, Traffic};
 use crate::params::GradientCompression;
 use crate::scaler::LossScaler;
+use crate::weights::LocalWeights;
 
 const FORMAT: u32 = 1;
 const MARKER: &str = "COMMITTED";
 const SHARED: &str = "shared.bin";
 const STATE: &str = "state.json";
+const BEST: &str = "best/";
 
 /// How many whole checkpoints an attempt keeps: the newest, and one more in case the newest cannot be read.
 const KEPT: usize = 2;
@@ -202,6 +205,18 @@ impl State {
     }
 }
 
+/// What a rank gives to a checkpoint beside the state.
+pub(crate) struct Contents<'a> {
+    /// Model and optimizer; of rank 0.
+    pub(crate) shared: Option<Vec<u8>>,
+    /// The rank's random generators.
+    pub(crate) rank: Vec<u8>,
+    /// What the compression of gradients carries, if anything.
+    pub(crate) compression: Option<Vec<u8>>,
+    /// The weights of the best epoch; of rank 0, where they are kept.
+    pub(crate) best: Option<&'a LocalWeights>,
+}
+
 /// Writes the checkpoints of an attempt and removes the old ones.
 pub(crate) struct CheckpointWriter {
     store: Store,
@@ -219,8 +234,8 @@ impl CheckpointWriter {
         }
     }
 
-    /// Writes a checkpoint: all ranks call it, each with its own part, rank 0 with the `shared` part too. Returns
-    /// a warning where an old checkpoint could not be removed.
+    /// Writes a checkpoint: all ranks call it, each with its own contents. Returns a warning where an old checkpoint
+    /// could not be removed.
     ///
     /// # Errors
     ///
@@ -229,16 +244,22 @@ impl CheckpointWriter {
         &mut self,
         group: &ProcessGroup,
         state: &State,
-        shared: Option<Vec<u8>>,
-        rank_state: Vec<u8>,
-        compression: Option<Vec<u8>>,
+        contents: Contents<'_>,
     ) -> Result<Option<String>, Cause> {
         let uri = step_directory(&self.directory, state.position.step);
-        let mut parts = vec![self.put(&uri, &rank_part(group.rank()), rank_state)?];
-        if let Some(state) = compression {
+        let mut parts = vec![self.put(&uri, &rank_part(group.rank()), contents.rank)?];
+        if let Some(state) = contents.compression {
             parts.push(self.put(&uri, &compression_part(group.rank()), state)?);
         }
-        if let Some(shared) = shared {
+        if let Some(weights) = contents.best {
+            let stored = weights.store(&self.store, &format!("{uri}/{BEST}"))?;
+            parts.extend(stored.files.into_iter().map(|file| Part {
+                name: format!("{BEST}{}", file.name),
+                size: file.size,
+                sha256: file.sha256,
+            }));
+        }
+        if let Some(shared) = contents.shared {
             parts.push(self.put(&uri, SHARED, shared)?);
             parts.push(self.put(&uri, STATE, to_json(state))?);
         }
@@ -299,6 +320,8 @@ pub(crate) struct Checkpoint {
     pub(crate) rank_state: Option<Bytes>,
     /// What the compression of gradients carried; none where it carries nothing.
     pub(crate) compression: Option<CompressionState>,
+    /// On rank 0: the weights of the best epoch, where they were kept.
+    pub(crate) best: Option<LocalWeights>,
 }
 
 impl Checkpoint {
@@ -368,7 +391,14 @@ impl Checkpoint {
                 compression_of,
             )?),
         };
+        let best = marker.parts.iter().filter(|_| group.rank() == 0);
+        let best: Result<Vec<(String, Bytes)>, Cause> = best
+            .filter_map(|listed| Some((listed.name.strip_prefix(BEST)?, &listed.name)))
+            .map(|(file, name)| Ok((file.to_string(), part(name)?)))
+            .collect();
+        let best = Some(best?).filter(|files| !files.is_empty());
         Ok(Checkpoint {
+            best: best.map(LocalWeights::from_files).transpose()?,
             compression,
             shared: part(SHARED)?,
             state,

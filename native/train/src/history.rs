@@ -13,6 +13,9 @@ pub type NamedValue = (String, Option<f64>);
 pub struct History {
     /// One record for each finished epoch, in order.
     pub epochs: Vec<EpochRecord>,
+    /// The epoch in which `monitor` was best; `None` while it has had no finite value.
+    #[serde(default)]
+    pub best_epoch: Option<u64>,
 }
 
 /// Where the seconds of steps went on one rank. What is left of an epoch's seconds is the loop itself, callbacks and
@@ -74,6 +77,9 @@ pub struct EpochRecord {
     pub seconds: f64,
     /// Training rows per second over all ranks.
     pub rows_per_second: f64,
+    /// The learning rate of the epoch's last step, of the optimizer's first group of parameters; `None` where that has none.
+    #[serde(default)]
+    pub learning_rate: Option<f64>,
     /// Where rank 0's seconds went.
     #[serde(flatten, default)]
     pub times: StepTimes,
@@ -92,4 +98,26 @@ pub struct EpochRecord {
     pub validation_loss: Option<f64>,
     /// Metrics over the validation rows; empty without validation rows.
     pub validation_metrics: Vec<NamedValue>,
+}
+
+#[cfg(test)]
+impl EpochRecord {
+    /// A record that holds nothing yet.
+    pub(crate) fn empty(epoch: u64) -> EpochRecord {
+        EpochRecord {
+            epoch,
+            steps: 0,
+            num_rows: 0,
+            seconds: 0.0,
+            rows_per_second: 0.0,
+            learning_rate: None,
+            times: StepTimes::default(),
+            scaling: None,
+            traffic: Traffic::default(),
+            loss: None,
+            metrics: vec![],
+            validation_loss: None,
+            validation_metrics: vec![],
+        }
+    }
 }

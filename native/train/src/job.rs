@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bounds;
 use crate::error::JobError;
+use crate::monitor::Monitor;
 use crate::params::{Precision, TrainingParams};
 use crate::program::NativeProgram;
 
@@ -100,6 +101,15 @@ impl TrainingJob {
         Ok(job)
     }
 
+    /// Checks what the params say of the metrics, for a training with metrics of these names.
+    ///
+    /// # Errors
+    ///
+    /// [`JobError::Invalid`] for a `monitor` that names none of them.
+    pub fn check_metrics(&self, names: &[String]) -> Result<(), JobError> {
+        Monitor::new(&self.params, names).map(drop)
+    }
+
     /// The job as JSON, every param written out.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("a job has string keys and finite numbers only")
@@ -162,6 +172,16 @@ impl TrainingJob {
                 "true".into(),
                 "false for the native runtime, whose programs are compiled already".into(),
             );
+        }
+        if params.warmup_epochs > params.epochs as f64 {
+            return refuse(
+                "warmupEpochs",
+                params.warmup_epochs.to_string(),
+                format!("at most epochs ({})", params.epochs),
+            );
+        }
+        if let Some(program) = &self.program {
+            self.check_metrics(&program.metrics)?;
         }
         let (lanes, workers) = (params.lanes(), params.num_workers);
         if lanes < workers {

@@ -21,6 +21,7 @@ mod host;
 mod job;
 mod layout;
 mod model;
+mod monitor;
 mod params;
 mod program;
 mod reducer;
@@ -53,12 +54,12 @@ pub use model::{
     StepContext, StepReport, TensorRef, Tensors,
 };
 pub use params::{
-    DeviceChoice, FeaturesColumn, GradientCompression, InputType, Precision, TrainingParams,
+    DeviceChoice, FeaturesColumn, GradientCompression, InputType, LrSchedule, MonitorMode,
+    Precision, TrainingParams,
 };
 pub use program::{
     LossSpec, NamedOptions, NativeProgram, ProgramForm, ScriptedLoss, StoredWeights,
 };
 pub use reducer::{GradientReducer, ReduceError, ReducerOptions};
 pub use result::{StoredFile, TrainingResult, WeightsInfo};
-pub use schedule::Schedule;
 pub use worker::Worker;

@@ -143,8 +143,8 @@ pub struct StepContext<'a> {
     /// For each parameter whether any rank used it. An unused one has no gradient (None in torch); a used one has the
     /// reducer's view, on every rank.
     pub used: &'a [bool],
-    /// The learning rate to set; `None` leaves the optimizer's.
-    pub learning_rate: Option<f64>,
+    /// What each learning rate that the optimizer was made with is multiplied by in this step; often exactly 1.
+    pub rate_factor: f64,
 }
 
 /// What an optimizer step came to, over all ranks.
@@ -263,6 +263,10 @@ pub trait Model {
 
     /// The number of sums that hold the state of the metrics; constant, and the same on all ranks.
     fn num_metric_sums(&mut self) -> Result<usize, ModelError>;
+
+    /// The learning rate that the optimizer was made with, or that `stepSize` has set: that of its first group of
+    /// parameters. `None` where it has none.
+    fn learning_rate(&mut self) -> Result<Option<f64>, ModelError>;
 
     /// Takes the reducer that gradients go to from now on. Called before the first batch, and once more after the
     /// first step where buckets were laid out anew; there are no gradients then.

@@ -51,6 +51,64 @@ impl JsonSchema for Precision {
     }
 }
 
+/// How the learning rate falls over the training.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LrSchedule {
+    /// Not at all.
+    #[default]
+    Constant,
+    /// By the same amount in each step.
+    Linear,
+    /// Along half a wave of the cosine.
+    Cosine,
+    /// By a factor after each so many epochs.
+    Step,
+    /// By a factor over so many epochs, evenly.
+    Exponential,
+}
+
+impl JsonSchema for LrSchedule {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "LrSchedule".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "enum": ["constant", "linear", "cosine", "step", "exponential"] })
+    }
+}
+
+/// Which of two values of the monitored number is better.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MonitorMode {
+    /// What its name says.
+    #[default]
+    Auto,
+    /// The smaller.
+    Min,
+    /// The larger.
+    Max,
+}
+
+impl JsonSchema for MonitorMode {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "MonitorMode".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "enum": ["auto", "min", "max"] })
+    }
+}
+
 /// What gradients travel as between the workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -262,6 +320,56 @@ pub struct TrainingParams {
     #[schemars(title = "Step size (learning rate)", range(min = 0.0))]
     pub step_size: Option<f64>,
 
+    /// Whether the learning rate is multiplied by numWorkers, since the global batch is that many times larger than one
+    /// worker's. With warmupEpochs it grows from the rate of one worker.
+    #[schemars(title = "Scale learning rate")]
+    pub scale_learning_rate: bool,
+
+    /// Number of epochs, which need not be whole, over which the learning rate grows step by step to its full value, at
+    /// most epochs. 0 begins with that.
+    #[schemars(title = "Warm-up epochs", range(min = 0.0))]
+    pub warmup_epochs: f64,
+
+    /// How the learning rate falls after the warm-up: constant, not at all; linear or cosine, step by step to lrEndFactor
+    /// of it at the end of the last epoch; step, to lrDecayRate of what it was after every lrDecayEpochs epochs;
+    /// exponential, by as much, but evenly in each step.
+    #[schemars(title = "Learning rate schedule")]
+    pub lr_schedule: LrSchedule,
+
+    /// What lrSchedule linear and cosine leave of the learning rate at the end of the last epoch.
+    #[schemars(title = "Learning rate end factor", range(min = 0.0, max = 1.0))]
+    pub lr_end_factor: f64,
+
+    /// What lrSchedule step and exponential multiply the learning rate by in lrDecayEpochs epochs.
+    #[schemars(title = "Learning rate decay rate", range(max = 1.0), extend("exclusiveMinimum" = 0.0))]
+    pub lr_decay_rate: f64,
+
+    /// Number of epochs in which lrSchedule step and exponential multiply the learning rate by lrDecayRate.
+    #[schemars(title = "Learning rate decay epochs", range(min = 1, max = 1_000_000))]
+    pub lr_decay_epochs: u64,
+
+    /// Name of the loss or metric in the history that says which epoch was the best, such as val_loss or val_accuracy.
+    /// When not set, val_loss where there are validation rows, else loss.
+    #[schemars(title = "Monitor", length(min = 1))]
+    pub monitor: Option<String>,
+
+    /// Whether the smaller (min) or the larger (max) value of monitor is better. auto goes by its name, for the loss and
+    /// the named metrics.
+    #[schemars(title = "Monitor mode")]
+    pub monitor_mode: MonitorMode,
+
+    /// By how much more than this an epoch must be better than the best one so far to become the best.
+    #[schemars(title = "Monitor minimum delta", range(min = 0.0))]
+    pub monitor_min_delta: f64,
+
+    /// Number of epochs in a row without a new best one after which training stops. When not set, it takes all epochs.
+    #[schemars(title = "Early stopping patience", range(min = 1, max = 1_000_000))]
+    pub early_stopping_patience: Option<u64>,
+
+    /// Whether the fitted model has the weights of the best epoch, by monitor, rather than of the last.
+    #[schemars(title = "Restore best weights")]
+    pub restore_best_weights: bool,
+
     /// Number of batches whose gradients are accumulated before each step of the optimizer. The step is that of one
     /// batch that many times larger.
     #[schemars(title = "Gradient accumulation steps", range(min = 1, max = 1_000_000))]
@@ -400,6 +508,17 @@ impl Default for TrainingParams {
             shuffle: true,
             shuffle_window: None,
             step_size: None,
+            scale_learning_rate: false,
+            warmup_epochs: 0.0,
+            lr_schedule: LrSchedule::Constant,
+            lr_end_factor: 0.0,
+            lr_decay_rate: 0.1,
+            lr_decay_epochs: 10,
+            monitor: None,
+            monitor_mode: MonitorMode::Auto,
+            monitor_min_delta: 0.0,
+            early_stopping_patience: None,
+            restore_best_weights: false,
             gradient_accumulation_steps: 1,
             gradient_clip_norm: None,
             gradient_compression: GradientCompression::None,
@@ -426,6 +545,11 @@ impl Default for TrainingParams {
 }
 
 impl TrainingParams {
+    /// Whether some rows are kept for validation.
+    pub fn validates(&self) -> bool {
+        self.validation_fraction > 0.0 || self.validation_indicator_col.is_some()
+    }
+
     /// Rows of a global batch: `batchSize x numWorkers`, whatever number of ranks runs the job.
     pub fn global_batch(&self) -> usize {
         self.batch_size * self.num_workers

@@ -251,16 +251,21 @@ impl<'a> Stepper<'a> {
         Ok(None)
     }
 
+    /// What the learning rates are multiplied by in a step.
+    pub(crate) fn rate_factor(&self, step: u64) -> f64 {
+        self.settings.schedule.factor(step)
+    }
+
     fn optimize(&mut self, plan: &StepPlan) -> Result<(), Cause> {
+        let rate_factor = self.rate_factor(plan.step);
         let model = &mut *self.model;
-        let learning_rate = self.settings.schedule.learning_rate(plan.step);
         self.reducer
             .with_used(|used| {
                 model.optimizer_step(&StepContext {
                     epoch: plan.epoch,
                     step: plan.step,
                     used,
-                    learning_rate,
+                    rate_factor,
                 })
             })
             .map_err(Cause::Model)
@@ -315,8 +320,10 @@ impl<'a> Stepper<'a> {
             Some(&order),
             options,
         )?;
-        let state = self.reducer.compression_state()?;
-        reducer.restore(self.reducer.num_steps(), state.as_ref())?;
+        let state = self.reducer.compression_state();
+        let state = state.map_err(|failure| self.reducer.cause_of(failure))?;
+        let restored = reducer.restore(self.reducer.num_steps(), state.as_ref());
+        restored.map_err(|failure| reducer.cause_of(failure))?;
         self.reducer = reducer;
         Ok(())
     }

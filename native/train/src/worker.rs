@@ -6,7 +6,7 @@ use flambeau_collective::{CollectiveError, NcclGroup, ProcessGroup};
 use flambeau_data::{SampleOrder, Store};
 
 use crate::allocator::KeepFreed;
-use crate::checkpoint::{Checkpoint, CheckpointWriter, Fixed, Position, State};
+use crate::checkpoint::{Checkpoint, CheckpointWriter, Contents, Fixed, Position, State};
 use crate::compression::Compression;
 use crate::dataset::{Dataset, Datasets};
 use crate::device::{self, Gpus};
@@ -18,6 +18,7 @@ use crate::hooks::{Hooks, Listener};
 use crate::host;
 use crate::job::TrainingJob;
 use crate::model::{EpochReport, Model, StepReport, Tensors};
+use crate::monitor::Monitor;
 use crate::params::Precision;
 use crate::reducer::ReducerOptions;
 use crate::replicas;
@@ -26,7 +27,7 @@ use crate::scaler::LossScaler;
 use crate::schedule::Schedule;
 use crate::step::{StepPlan, StepSettings, Stepper};
 use crate::sums::LossTotals;
-use crate::weights;
+use crate::weights::LocalWeights;
 
 /// The training of one rank.
 pub struct Worker<'a> {
@@ -128,6 +129,7 @@ impl<'a> Worker<'a> {
         replicas::check_same_model(model, &group)?;
         let num_metrics = model.num_metric_sums().map_err(Cause::Model)?;
         let fixed = fixed(&job, &datasets.train, num_metrics);
+        let monitor = monitor(&job, model, num_metrics)?;
         if job.attempt.resume.is_none() {
             replicas::broadcast(model, &group, Tensors::All)?;
         }
@@ -136,7 +138,7 @@ impl<'a> Worker<'a> {
             .accelerator
             .as_ref()
             .map(|accelerator| accelerator.nccl.clone());
-        let mut compression = None;
+        let (mut compression, mut best) = (None, None);
         let (position, history, scaler) = match &job.attempt.resume {
             None => {
                 model
@@ -159,12 +161,13 @@ impl<'a> Worker<'a> {
             Some(uri) => {
                 let mut checkpoint = Checkpoint::read(&store, &group, uri, &fixed)?;
                 compression = checkpoint.compression.take();
+                best = checkpoint.best.take();
                 resume(checkpoint, &job, &group, model)?
             }
         };
         let params = &job.params;
         let settings = StepSettings {
-            schedule: Schedule::new(params.step_size),
+            schedule: Schedule::new(params, steps_per_epoch(&job, &datasets.train)),
             clip_norm: params.gradient_clip_norm,
             reducer: ReducerOptions {
                 overlaps: has_spare_core(&job, &group),
@@ -207,6 +210,8 @@ impl<'a> Worker<'a> {
             fixed,
             position,
             history,
+            monitor,
+            best,
             events,
             on_event,
             on_step,
@@ -221,14 +226,15 @@ impl<'a> Worker<'a> {
 
         let model = &mut *run.stepper.model;
         replicas::broadcast(model, &run.group, Tensors::Buffers)?;
-        let weights = match rank {
-            0 => Some(weights::store_weights(
-                model,
-                &store,
-                &run.job.attempt.models_directory(),
-            )?),
+        let weights = match (rank, run.best.take()) {
+            (0, Some(best)) => Some(best),
+            (0, None) => Some(LocalWeights::of(model)?),
             _ => None,
         };
+        let directory = run.job.attempt.models_directory();
+        let weights = weights
+            .map(|weights| weights.store(&store, &directory))
+            .transpose()?;
         run.warnings.extend(model.warnings().map_err(Cause::Model)?);
         run.tell(Event::End);
         if let Some(events) = &mut run.events {
@@ -269,6 +275,9 @@ struct Run<'a> {
     fixed: Fixed,
     position: Position,
     history: History,
+    monitor: Monitor,
+    /// On rank 0: the weights of the best epoch, with `restoreBestWeights`.
+    best: Option<LocalWeights>,
     /// On rank 0.
     events: Option<EventWriter>,
     on_event: Option<Listener<Event>>,
@@ -280,7 +289,7 @@ struct Run<'a> {
 impl Run<'_> {
     fn epochs(&mut self, place: &mut Place) -> Result<(), Cause> {
         let epochs = self.job.params.epochs;
-        let steps_per_epoch = self.steps_per_epoch();
+        let steps_per_epoch = steps_per_epoch(&self.job, &self.datasets.train);
         let (epoch, step) = (self.position.epoch, self.position.step);
         let (num_rows, world_size) = (self.fixed.num_rows, self.group.world_size());
         self.tell(Event::Start(Start {
@@ -291,7 +300,7 @@ impl Run<'_> {
             num_rows,
             world_size,
         }));
-        while self.position.epoch < epochs {
+        while self.position.epoch < epochs && !self.monitor.is_over(&self.history) {
             place.epoch = Some(self.position.epoch);
             let pace = self.epoch(place)?;
             place.step = None;
@@ -308,7 +317,7 @@ impl Run<'_> {
     fn epoch(&mut self, place: &mut Place) -> Result<Pace, Cause> {
         let order = self.datasets.train.order.clone();
         let num_batches = order.steps_per_epoch();
-        let steps_per_epoch = self.steps_per_epoch();
+        let steps_per_epoch = steps_per_epoch(&self.job, &self.datasets.train);
         let mut totals = LossTotals::from_bits(&self.position.totals);
         let (began, mut paused) = (Instant::now(), Duration::ZERO);
         let rows_before = self.position.num_rows;
@@ -381,6 +390,8 @@ impl Run<'_> {
 
     /// Evaluates, records the epoch, and moves on to the next.
     fn end_epoch(&mut self, pace: Pace) -> Result<(), Cause> {
+        let last_step = self.position.step.saturating_sub(1);
+        let rate_factor = self.stepper.rate_factor(last_step);
         let model = &mut *self.stepper.model;
         replicas::broadcast(model, &self.group, Tensors::Buffers)?;
         if self.job.params.verify_replicas {
@@ -413,12 +424,14 @@ impl Run<'_> {
             loss: None,
             metrics: vec![],
         });
+        let rate = model.learning_rate().map_err(Cause::Model)?;
         let record = EpochRecord {
             epoch: self.position.epoch,
             steps: self.position.step,
             num_rows: self.position.num_rows,
             seconds: pace.seconds,
             rows_per_second: pace.rows_per_second,
+            learning_rate: rate.map(|rate| rate * rate_factor),
             times: pace.times,
             scaling: self.stepper.scaler.as_mut().map(LossScaler::end_epoch),
             traffic: self.position.traffic,
@@ -430,6 +443,12 @@ impl Run<'_> {
         model
             .on_epoch_end(&EpochReport { record: &record })
             .map_err(Cause::Model)?;
+        if self.monitor.is_best(&record, &self.history) {
+            self.history.best_epoch = Some(record.epoch);
+            if self.job.params.restore_best_weights && self.group.rank() == 0 {
+                self.best = Some(LocalWeights::of(model)?);
+            }
+        }
         self.tell(Event::Epoch(record.clone()));
         self.history.epochs.push(record);
         let totals = LossTotals::new(totals.metrics().len()).to_bits();
@@ -451,7 +470,10 @@ impl Run<'_> {
     /// Whether `checkpointInterval` asks for a checkpoint after this many epochs. After the last come the weights.
     fn is_checkpoint_due_after_epoch(&self, epochs: u64) -> bool {
         let interval = self.job.params.checkpoint_interval;
-        interval > 0 && epochs.is_multiple_of(interval as u64) && epochs < self.job.params.epochs
+        interval > 0
+            && epochs.is_multiple_of(interval as u64)
+            && epochs < self.job.params.epochs
+            && !self.monitor.is_over(&self.history)
     }
 
     /// Whether `checkpointSteps` asks for one now; not where the end of the epoch makes one anyway.
@@ -473,8 +495,7 @@ impl Run<'_> {
         } else {
             None
         };
-        let rank_state = model.save_rank_state().map_err(Cause::Model)?;
-        let compression = self.stepper.compression_state()?;
+        let rank = model.save_rank_state().map_err(Cause::Model)?;
         let world_size = self.group.world_size();
         let state = State::new(
             world_size,
@@ -486,16 +507,14 @@ impl Run<'_> {
         self.warnings.extend(self.checkpoints.write(
             &self.group,
             &state,
-            shared,
-            rank_state,
-            compression,
+            Contents {
+                shared,
+                rank,
+                compression: self.stepper.compression_state()?,
+                best: self.best.as_ref(),
+            },
         )?);
         Ok(())
-    }
-
-    fn steps_per_epoch(&self) -> u64 {
-        let batches = self.datasets.train.order.steps_per_epoch();
-        batches.div_ceil(u64::from(self.job.params.gradient_accumulation_steps))
     }
 
     fn tell(&self, event: Event) {
@@ -547,6 +566,25 @@ fn fixed(job: &TrainingJob, train: &Dataset, num_metric_sums: usize) -> Fixed {
         num_metric_sums,
         gradient_compression: params.gradient_compression,
     }
+}
+
+/// Optimizer steps in an epoch.
+fn steps_per_epoch(job: &TrainingJob, train: &Dataset) -> u64 {
+    let batches = train.order.steps_per_epoch();
+    batches.div_ceil(u64::from(job.params.gradient_accumulation_steps))
+}
+
+/// What decides on the best epoch and the last. The metrics' names come with their values, whatever those are.
+fn monitor(
+    job: &TrainingJob,
+    model: &mut dyn Model,
+    num_metric_sums: usize,
+) -> Result<Monitor, Cause> {
+    let metrics = model
+        .finish_metrics(&vec![0.0; num_metric_sums])
+        .map_err(Cause::Model)?;
+    let names: Vec<String> = metrics.into_iter().map(|(name, _)| name).collect();
+    Ok(Monitor::new(&job.params, &names)?)
 }
 
 /// Whether the ranks of this host leave a core free for communication threads. Without `numThreads` they use all.

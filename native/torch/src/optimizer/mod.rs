@@ -86,11 +86,15 @@ impl Optimizer {
         self.learning_rate = learning_rate;
     }
 
-    /// One step on the parameters that have a gradient.
-    pub(crate) fn step(&mut self, updates: &[Update<'_>]) -> Result<(), TorchError> {
+    /// One step on the parameters that have a gradient, at its learning rate times `rate_factor`.
+    pub(crate) fn step(
+        &mut self,
+        updates: &[Update<'_>],
+        rate_factor: f64,
+    ) -> Result<(), TorchError> {
         match updates {
             [] => Ok(()),
-            _ => self.rule.step(updates, self.learning_rate),
+            _ => self.rule.step(updates, self.learning_rate * rate_factor),
         }
     }
 

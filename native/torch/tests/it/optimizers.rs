@@ -50,7 +50,7 @@ fn updates_are_those_of_torch() {
 }
 
 #[test]
-fn a_learning_rate_of_the_schedule_is_the_optimizers() {
+fn a_step_has_its_factor_of_the_learning_rate() {
     let dtype = flambeau_data::DType::Float64;
     let fields = json!({"loss": {"script": path("output-loss.pt")}, "optimizer": {"name": "sgd", "options": {"lr": 5.0}}});
     let mut trainer = Trainer::new(&job(&path("linear-float64.pt"), dtype, WIDTH, 0, fields));
@@ -64,11 +64,11 @@ fn a_learning_rate_of_the_schedule_is_the_optimizers() {
         )
     };
     trainer.micro(ones(), 0, true, 1);
-    trainer.finish(Some(0.5));
+    trainer.finish(0.125);
     let after = trainer.tensors();
     for (name, values) in &before {
         for (before, after) in values.iter().zip(&after[name]) {
-            assert_eq!(before - 0.5, *after, "{name}");
+            assert_eq!(before - 0.625, *after, "{name}");
         }
     }
 }

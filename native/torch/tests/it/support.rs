@@ -280,7 +280,7 @@ impl Trainer {
     }
 
     /// Reduces and steps the optimizer.
-    pub fn finish(&mut self, learning_rate: Option<f64>) {
+    pub fn finish(&mut self, rate_factor: f64) {
         self.reducer.finish(&mut []).unwrap();
         let (model, step) = (&mut self.model, self.step);
         self.reducer.with_used(|used| {
@@ -288,7 +288,7 @@ impl Trainer {
                 epoch: 0,
                 step,
                 used,
-                learning_rate,
+                rate_factor,
             };
             model.optimizer_step(&context).unwrap();
         });
@@ -299,7 +299,7 @@ impl Trainer {
     pub fn step(&mut self, batch: Batch) -> LossSums {
         let num_rows = batch.num_rows;
         let sums = self.micro(batch, 0, true, num_rows);
-        self.finish(None);
+        self.finish(1.0);
         sums
     }
 

@@ -248,7 +248,7 @@ fn micro_batches_accumulate_to_the_gradient_of_all_rows() {
         parts.micro(part(0, 3), 0, false, rows);
         parts.micro(part(3, 5), 1, false, rows);
         parts.micro(part(5, 7), 2, true, rows);
-        parts.finish(None);
+        parts.finish(1.0);
         let (whole, parts) = (&whole.tensors()["scale"], &parts.tensors()["scale"]);
         for (a, b) in whole.iter().zip(parts) {
             assert!((a - b).abs() < 1e-15, "{whole:?} {parts:?} ({place:?})");

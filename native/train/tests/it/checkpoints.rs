@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use flambeau_train::{Cause, ErrorKind, TrainingJob, checkpoint};
+use flambeau_train::{Cause, ErrorKind, TrainingJob, TrainingResult, checkpoint};
 use serde_json::{Value, json};
 
 use crate::model::{Config, Fault, Net, Optimizer};
@@ -57,6 +57,11 @@ fn stop_at(
     .map(|info| info.uri)
 }
 
+/// Where weights were written, and what.
+fn weights_of(result: &TrainingResult) -> Option<&str> {
+    result.weights.as_ref().map(|weights| &*weights.sha256)
+}
+
 fn assert_same_end(outcomes: &[Outcome], unbroken: &[Outcome]) {
     for (outcome, unbroken) in outcomes.iter().zip(unbroken) {
         assert_eq!(outcome.model.bits(), unbroken.model.bits());
@@ -65,6 +70,8 @@ fn assert_same_end(outcomes: &[Outcome], unbroken: &[Outcome]) {
             unbroken.result.as_ref().unwrap(),
         );
         assert_eq!(result.num_steps, expected.num_steps);
+        assert_eq!(result.history.best_epoch, expected.history.best_epoch);
+        assert_eq!(weights_of(result), weights_of(expected));
         assert_eq!(result.history.epochs.len(), expected.history.epochs.len());
         for (record, expected) in result.history.epochs.iter().zip(&expected.history.epochs) {
             let mut record = record.clone();
@@ -119,6 +126,41 @@ fn the_loss_scale_and_the_skipped_steps_go_on_too() {
         assert!(
             skipped[0] == 5 && skipped[1] > 0 && skipped[2] < 5,
             "{skipped:?}"
+        );
+    }
+}
+
+#[test]
+fn the_best_weights_the_patience_and_the_schedule_go_on_too() {
+    for world_size in [1, 2] {
+        let mut params = params(world_size);
+        // The loss falls from the first epoch on, so that this one stays the best.
+        for (name, value) in [
+            ("epochs", json!(9)),
+            ("validationFraction", json!(0.2)),
+            ("monitorMode", json!("max")),
+            ("earlyStoppingPatience", json!(2)),
+            ("restoreBestWeights", json!(true)),
+            ("warmupEpochs", json!(0.5)),
+            ("lrSchedule", json!("exponential")),
+            ("lrDecayEpochs", json!(1)),
+        ] {
+            params[name] = value;
+        }
+        let unbroken = assert_resumes(&params, world_size, &config());
+        let result = unbroken[0].result.as_ref().unwrap();
+        assert_eq!(result.history.epochs.len(), 3);
+        assert_eq!(result.history.best_epoch, Some(0));
+        // The weights that were kept are those of a training that ends there.
+        params["epochs"] = json!(1);
+        let short = train(
+            &Bench::new(97, 31).job("short", params, false),
+            world_size,
+            &config(),
+        );
+        assert_eq!(
+            weights_of(short[0].result.as_ref().unwrap()),
+            weights_of(result)
         );
     }
 }

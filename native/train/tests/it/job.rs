@@ -72,6 +72,34 @@ fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowe
             "stepSize is -0.1, but must be a number or null, at least 0",
         ),
         (
+            "warmupEpochs",
+            json!(1.5),
+            "warmupEpochs is 1.5, but must be at most epochs (1)",
+        ),
+        (
+            "lrSchedule",
+            json!("onecycle"),
+            "lrSchedule is \"onecycle\", but must be one of constant, linear, cosine, step, exponential",
+        ),
+        ("lrEndFactor", json!(1.5), "lrEndFactor is 1.5"),
+        (
+            "lrDecayRate",
+            json!(0),
+            "lrDecayRate is 0, but must be a number, greater than 0.0 and at most 1.0",
+        ),
+        ("lrDecayEpochs", json!(0), "lrDecayEpochs is 0"),
+        (
+            "monitorMode",
+            json!("best"),
+            "monitorMode is \"best\", but must be one of auto, min, max",
+        ),
+        ("monitorMinDelta", json!(-1), "monitorMinDelta is -1"),
+        (
+            "earlyStoppingPatience",
+            json!(0),
+            "earlyStoppingPatience is 0",
+        ),
+        (
             "gradientAccumulationSteps",
             json!(0),
             "gradientAccumulationSteps is 0",
@@ -197,6 +225,42 @@ fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowe
             read(&job(params)).unwrap();
         }
     }
+}
+
+#[test]
+fn a_monitor_is_something_of_the_history() {
+    let metrics = ["mae".to_string(), "bias".into(), "top5_accuracy".into()];
+    let check = |params: Value| {
+        let checked = read(&job(params)).unwrap().check_metrics(&metrics);
+        checked.map_err(|error| error.to_string())
+    };
+    for params in [
+        json!({}),
+        json!({"monitor": "top5_accuracy"}),
+        json!({"monitor": "val_mae", "validationFraction": 0.1}),
+        json!({"monitor": "val_loss", "validationIndicatorCol": "held_out"}),
+        json!({"monitor": "bias", "monitorMode": "min"}),
+    ] {
+        assert_eq!(check(params), Ok(()));
+    }
+    let names = "loss, mae, bias, top5_accuracy";
+    assert_eq!(
+        check(json!({"monitor": "val_mae"})),
+        Err(format!(
+            "monitor is \"val_mae\", but must be one of {names}; those of validation rows need validationFraction or \
+             validationIndicatorCol"
+        ))
+    );
+    assert_eq!(
+        check(json!({"monitor": "val_rmse", "validationFraction": 0.1})),
+        Err(format!(
+            "monitor is \"val_rmse\", but must be one of {names}, val_loss, val_mae, val_bias, val_top5_accuracy"
+        ))
+    );
+    assert_eq!(
+        check(json!({"monitor": "bias"})),
+        Err("monitorMode is auto, but must be min or max for bias, whose name does not say what is better".into())
+    );
 }
 
 /// The bounds of the schema are those that are enforced: one step outside each is refused, and the bound itself is not.

@@ -440,6 +440,12 @@ impl Model for TestModel {
         Ok(2)
     }
 
+    fn learning_rate(&mut self) -> Result<Option<f64>, ModelError> {
+        let (Optimizer::SgdMomentum { rate, .. } | Optimizer::Adam { rate }) =
+            self.config.optimizer;
+        Ok(Some(rate))
+    }
+
     fn attach(&mut self, reducer: Arc<GradientReducer>) -> Result<(), ModelError> {
         self.reducer = Some(reducer);
         self.num_attached += 1;
@@ -564,14 +570,14 @@ impl Model for TestModel {
             self.steps[index] += 1;
             match self.config.optimizer {
                 Optimizer::SgdMomentum { rate, momentum } => {
-                    let rate = context.learning_rate.unwrap_or(rate);
+                    let rate = rate * context.rate_factor;
                     for i in 0..value.len() {
                         first[i] = momentum * first[i] + gradient[i];
                         value[i] -= rate * first[i];
                     }
                 }
                 Optimizer::Adam { rate } => {
-                    let rate = context.learning_rate.unwrap_or(rate);
+                    let rate = rate * context.rate_factor;
                     let (beta1, beta2) = (0.9f64, 0.999f64);
                     for i in 0..value.len() {
                         first[i] = beta1 * first[i] + (1.0 - beta1) * gradient[i];

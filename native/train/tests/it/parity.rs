@@ -196,7 +196,7 @@ fn a_parameter_that_a_batch_does_not_use_is_left_alone_by_the_optimizer() {
 }
 
 #[test]
-fn step_size_overrides_the_optimizers_rate() {
+fn a_scaled_rate_is_that_of_all_workers() {
     let bench = Bench::new(97, 0);
     let with_rate = |rate| {
         Config::new(
@@ -207,13 +207,13 @@ fn step_size_overrides_the_optimizers_rate() {
             },
         )
     };
-    let job = bench.job("rate", json!({"batchSize": 12, "stepSize": 0.02}), false);
-    let own = bench.job("rate", json!({"batchSize": 12}), false);
-    let overridden = train(&job, 1, &with_rate(0.5));
-    assert_eq!(
-        overridden[0].model.bits(),
-        train(&own, 1, &with_rate(0.02))[0].model.bits()
-    );
+    let params = json!({"batchSize": 12, "numWorkers": 2, "scaleLearningRate": true, "epochs": 2});
+    let scaled = train(&bench.job("rate", params, false), 2, &with_rate(0.01));
+    let params = json!({"batchSize": 12, "numWorkers": 2, "epochs": 2});
+    let plain = train(&bench.job("rate", params, false), 2, &with_rate(0.02));
+    assert_eq!(scaled[0].model.bits(), plain[0].model.bits());
+    let result = scaled[0].result.as_ref().unwrap();
+    assert_eq!(result.history.epochs[1].learning_rate, Some(0.02));
 }
 
 #[test]

@@ -10,6 +10,8 @@ trait HasTrainingParams
     with HasLabelColumns
     with HasValidation
     with HasTrainingLoop
+    with HasLearningRate
+    with HasEarlyStopping
     with HasDevice
     with HasWorkers {
 

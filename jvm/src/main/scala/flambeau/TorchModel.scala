@@ -25,7 +25,8 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
   /** What each epoch came to: one value an epoch, by name.
     *
     * `epoch` (from 0), `steps`, `num_rows`, `seconds`, `rows_per_second`, `loss`, each metric by its name, and with
-    * validation rows `val_loss` and `val_<metric>`. NaN stands where a value was not a finite number. `data_seconds`,
+    * validation rows `val_loss` and `val_<metric>`. NaN stands where a value was not a finite number.
+    * `learning_rate` is that of the epoch's last step and of the optimizer's first parameter group. `data_seconds`,
     * `model_seconds` (forward, loss and backward), `reduce_seconds` (waiting for slower workers included) and
     * `optimizer_seconds` tell where the first worker's `seconds` went. `sent_bytes` are the gradients that each worker
     * sent, `uncompressed_bytes` what they would have been without gradientCompression. Models of older versions have
@@ -44,6 +45,7 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     new TrainingSummary(
       losses,
       losses.length,
+      Option(trained.history.get("bestEpoch")).filterNot(_.isNull).map(_.asInt),
       counts.numSteps,
       counts.numRows,
       counts.numValidationRows,

@@ -89,6 +89,8 @@ private[flambeau] object Counts {
   *   the mean training loss of each epoch
   * @param totalIterations
   *   the number of epochs
+  * @param bestEpoch
+  *   the epoch, counted from 0, in which `monitor` was best, none where that is not known
   * @param numSteps
   *   the number of optimizer steps
   * @param trainingSeconds
@@ -97,6 +99,7 @@ private[flambeau] object Counts {
 final class TrainingSummary private[flambeau] (
     val objectiveHistory: Array[Double],
     val totalIterations: Int,
+    val bestEpoch: Option[Int],
     val numSteps: Long,
     val numRows: Long,
     val numValidationRows: Long,
@@ -111,6 +114,7 @@ private[flambeau] object History {
     "numRows" -> "num_rows",
     "seconds" -> "seconds",
     "rowsPerSecond" -> "rows_per_second",
+    "learningRate" -> "learning_rate",
     "dataSeconds" -> "data_seconds",
     "modelSeconds" -> "model_seconds",
     "reduceSeconds" -> "reduce_seconds",

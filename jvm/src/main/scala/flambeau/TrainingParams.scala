@@ -1,10 +1,10 @@
 package flambeau
 
 import org.apache.spark.ml.param.{BooleanParam, DoubleParam, IntParam, LongParam, Param}
-import org.apache.spark.ml.param.shared.{HasCheckpointInterval, HasSeed, HasStepSize}
+import org.apache.spark.ml.param.shared.{HasCheckpointInterval, HasSeed}
 
 /** How the rows are gone through and the optimizer stepped. */
-trait HasTrainingLoop extends CheckedParams with HasSeed with HasStepSize {
+trait HasTrainingLoop extends CheckedParams with HasSeed {
 
   final val batchSize: IntParam = new IntParam(
     this,
@@ -73,16 +73,6 @@ trait HasTrainingLoop extends CheckedParams with HasSeed with HasStepSize {
 
   /** The value of `shuffleWindow`; NoSuchElementException where it is not set. */
   def getShuffleWindow: Int = $(shuffleWindow)
-
-  final override val stepSize: DoubleParam = new DoubleParam(
-    this,
-    "stepSize",
-    "Learning rate. When not set, the rate that the optimizer was made with is kept.",
-    Check.Real(0.0).of("stepSize")
-  )
-
-  /** Sets `stepSize`. */
-  def setStepSize(value: Double): this.type = setChecked(stepSize, value)
 
   final val gradientAccumulationSteps: IntParam = new IntParam(
     this,

@@ -70,6 +70,21 @@ class FitSuite extends SparkSuite {
     assertClose(epochs.history("loss"), TrainingCases.numbers("flights", "python.json", "epochs"), 1e-4)
   }
 
+  test("a training that stops early has the weights of its best epoch") {
+    val df = rows("doubles").coalesce(1)
+    def predictions(model: TorchRegressionModel): Seq[Double] =
+      model.transform(df).select("prediction").collect().map(_.getDouble(0)).toSeq
+    // The loss falls, so that the first epoch stays the one with the largest.
+    val stopping = doubles.setMonitorMode("max").setEarlyStoppingPatience(2).setRestoreBestWeights(true)
+    val stopped = stopping.setLrSchedule("step").setLrDecayEpochs(1).fit(df)
+    assert(stopped.summary.totalIterations == 3 && stopped.summary.bestEpoch.contains(0))
+    assertClose(stopped.history("learning_rate"), Array(0.1, 0.01, 0.001), 1e-12)
+    assert(predictions(stopped) == predictions(doubles.setEpochs(1).fit(df)))
+    assert(predictions(stopped) != predictions(doubles.setEpochs(3).fit(df)))
+    val refused = intercept[ParamException](doubles.setMonitor("val_loss").fit(df))
+    assert(refused.getMessage.contains("monitor is \"val_loss\", but must be one of loss;"))
+  }
+
   test("half precision comes near what PySpark comes to in float32, and fp16 tells its loss scale") {
     val expected = TrainingCases.numbers("flights", "python.json", "epochs").last
     for (precision <- Seq("bf16", "fp16")) {
