@@ -117,7 +117,7 @@ _INSTEAD = {
     "partitions_per_process": "it is not needed: the rows are shared out evenly however they are stored",
     "inmemory_cache_all": "give memoryBudget, in bytes for each worker",
     "run_id": "each fit has an id of its own",
-    "callbacks": "give earlyStoppingPatience, restoreBestWeights, warmupEpochs or lrSchedule for what they did; "
+    "callbacks": "give earlyStoppingPatience, restoreBestWeights, warmupEpochs or lrSchedule in their place; "
     "model.history has each epoch's losses and metrics",
     "gradient_compression": 'give gradientCompression, such as "fp16"',
     "use_gpu": 'give device, such as "cuda"',
