@@ -57,7 +57,9 @@ private[flambeau] object ShardsInPlace {
 
   /** Whether Spark finds something at a path or glob. */
   private def exists(spark: SparkSession, path: String): Boolean =
-    try spark.read.text(path).schema.nonEmpty
+    // Twice, since Spark looks for a streaming sink's metadata in a single path, and warns with a stack trace where
+    // there is no such path.
+    try spark.read.text(path, path).schema.nonEmpty
     catch { case _: AnalysisException => false }
 
   /** Why a column's values cannot be read out of its files as they are; none where they can. */
