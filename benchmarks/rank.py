@@ -20,7 +20,7 @@ import torch._dynamo  # noqa: F401  optimizers import it at first use
 from harness import serve
 
 from flambeau import _native
-from flambeau._adapter import ModuleModel
+from flambeau._module.adapter import ModuleModel
 
 SECRET = b"ranks of a benchmark, on loopback"
 

@@ -24,8 +24,9 @@ from harness import Case, Child, Contender, Goal, peer, spark_session
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.dlpack import from_dlpack
 
-from flambeau import _native, _shards
+from flambeau import _native
 from flambeau._columns import TensorColumns
+from flambeau._fit import shards
 
 BATCH = 512
 OURS, LIMIT, LOADER = "Flambeau", "limit: pyarrow, one thread", "DataLoader over pyarrow"
@@ -191,7 +192,7 @@ class Files:
     def _write(self, rows: Rows, codec: str, directory: Path) -> None:
         source = self._scratch / "source.parquet"
         pq.write_table(rows.make(), source, row_group_size=10_000)
-        options = _shards._write_options(_shards.DataColumns(rows.tensors, (), None, None))
+        options = shards._write_options(shards.DataColumns(rows.tensors, (), None, None))
         spark = spark_session("reading")
         read = spark.read.parquet(str(source)).repartition(rows.num_files)
         read.write.mode("overwrite").options(**{**options, "compression": codec}).parquet(str(directory))

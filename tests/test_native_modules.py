@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from worker_program import LIBTORCH, ROOT, Rank, run
 
 from flambeau._columns import TensorColumns
-from flambeau._program import FILE_NAMES, compile_programs, probe_output
-from flambeau._weights import FILE_NAME, save_module
+from flambeau._saved.program import FILE_NAMES, compile_programs, probe_output
+from flambeau._saved.weights import FILE_NAME, save_module
 
 PAGE = ROOT / "docs/native-modules.md"
 FORMS = {"scripted": "TorchScript", "exported": "torch.export"}

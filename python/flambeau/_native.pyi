@@ -128,10 +128,10 @@ def train(
 
     All ranks call it with the same job. `all_gather` is called once, with bytes, and returns every rank's
     bytes in rank order. `secret` proves that ranks belong together; `bind_address` is the IP address that
-    the other ranks reach this one at. `adapter` is a `flambeau._adapter.ModuleModel`. `transport` is "auto",
-    "sharedMemory" or "tcp". `gpu_addresses` are those that the cluster has assigned to the rank, None where
-    it assigns none. Waits at most the job's `timeout` in any one operation, and not at all once a signal
-    handler raises.
+    the other ranks reach this one at. `adapter` is a `flambeau._module.adapter.ModuleModel`. `transport` is
+    "auto", "sharedMemory" or "tcp". `gpu_addresses` are those that the cluster has assigned to the rank, None
+    where it assigns none. Waits at most the job's `timeout` in any one operation, and not at all once a
+    signal handler raises.
 
     Raises `flambeau.errors.RankFailure`, whose cause is the exception itself.
     """

@@ -12,13 +12,13 @@ from pyspark.ml import Estimator
 from pyspark.ml.param import Param
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
-from flambeau import _cluster
-from flambeau._arguments import EstimatorArguments, resolve_arguments
-from flambeau._multiple import Fits
-from flambeau._objects import OBJECT_PARAMS, PYTHON_PARAMS, HasObjects
-from flambeau._training import Training
+from flambeau._fit import cluster
+from flambeau._fit.multiple import Fits
+from flambeau._fit.training import Training
 from flambeau._workdir import new_id, temporary_directory
 from flambeau.params import HasRuntime, HasTrainingParams
+from flambeau.params.arguments import EstimatorArguments, resolve_arguments
+from flambeau.params.objects import OBJECT_PARAMS, PYTHON_PARAMS, HasObjects
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -89,11 +89,11 @@ class TorchEstimator(HasTrainingParams, HasRuntime, HasObjects, Estimator[Any], 
             shards = training.in_place(path)
             return training.run(shards, shards.columns.inputs, visible)
 
-        return _cluster.interruptible(training.spark, train)
+        return cluster.interruptible(training.spark, train)
 
     def write(self) -> MLWriter:
         """A writer that saves the params as Spark ML does, and the objects beside them."""
-        from flambeau._saving import EstimatorWriter
+        from flambeau._saved.saving import EstimatorWriter
 
         return EstimatorWriter(self)
 
@@ -102,7 +102,7 @@ class TorchEstimator(HasTrainingParams, HasRuntime, HasObjects, Estimator[Any], 
         """A reader for what `write` saved. `spark.flambeau.allowPickle=false` refuses objects that are
         pickles.
         """
-        from flambeau._saving import EstimatorReader
+        from flambeau._saved.saving import EstimatorReader
 
         return EstimatorReader(cls)
 
@@ -126,7 +126,7 @@ class TorchEstimator(HasTrainingParams, HasRuntime, HasObjects, Estimator[Any], 
             with training.written(dataset, columns, visible) as shards:
                 return training.run(shards, columns.inputs, visible)
 
-        return _cluster.interruptible(training.spark, train)
+        return cluster.interruptible(training.spark, train)
 
     def _job_params(self) -> dict[str, Any]:
         """The training job's `params`: every param with a value that is JSON."""

@@ -13,7 +13,6 @@ from pyspark.ml import Model
 from pyspark.ml.param import Params
 from pyspark.ml.util import MLReadable, MLWritable
 
-from flambeau import _slots
 from flambeau._columns import (
     TensorColumns,
     expressions,
@@ -21,9 +20,10 @@ from flambeau._columns import (
     resolve_inputs,
     resolve_tensor,
 )
-from flambeau._named import name_of
-from flambeau._program import OutputSpec, OutputTensor, check_signature, dump_skeleton, instantiate
-from flambeau._weights import WeightsRef, fetched, load_into
+from flambeau._module.named import name_of
+from flambeau._saved.program import OutputSpec, OutputTensor, check_signature, dump_skeleton, instantiate
+from flambeau._saved.weights import WeightsRef, fetched, load_into
+from flambeau._transform import slots
 from flambeau.errors import DataError, ParamError
 from flambeau.params import (
     HasClassColumns,
@@ -217,14 +217,14 @@ class TorchModel(
 
     def write(self) -> MLWriter:
         """A writer of this model: `write().overwrite().save(path)`."""
-        from flambeau._saving import ModelWriter
+        from flambeau._saved.saving import ModelWriter
 
         return ModelWriter(self)
 
     @classmethod
     def read(cls) -> MLReader[Any]:
         """A reader of models of this class."""
-        from flambeau._saving import ModelReader
+        from flambeau._saved.saving import ModelReader
 
         return ModelReader(cls)
 
@@ -237,7 +237,7 @@ class TorchModel(
         pickle. Raises FlambeauError for what is not a saved model of this class, and where
         `spark.flambeau.allowPickle` is false and there is a pickle only.
         """
-        from flambeau._saving import ModelReader
+        from flambeau._saved.saving import ModelReader
 
         return cast("Self", ModelReader(cls, module).load(path))
 
@@ -247,7 +247,7 @@ class TorchModel(
 
         It comes by way of a temporary directory of the driver; Spark hands its weights out to the workers.
         """
-        from flambeau._saving import ModelReader
+        from flambeau._saved.saving import ModelReader
 
         with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
             path = f"file://{folder}/model"
@@ -288,10 +288,10 @@ class TorchModel(
             return dataset
         columns, tensors = self._columns_of(dataset)
         if self.getRuntime() == "native":
-            from flambeau import _native_scoring
+            from flambeau._transform import native_scoring
 
-            return _native_scoring.transform(self, dataset)
-        gpu_tasks = _slots.num_slots(dataset.sparkSession)
+            return native_scoring.transform(self, dataset)
+        gpu_tasks = slots.num_slots(dataset.sparkSession)
         score = self._udf(tensors, [param for param, _ in outputs], len(columns), gpu_tasks)(*columns)
         return self._add_outputs(dataset, score, F.col)
 
@@ -299,7 +299,7 @@ class TorchModel(
         """The DataFrame's columns for the module, converted as they were for training, and the tensors they
         make.
         """
-        from flambeau._udf import whole_arrays
+        from flambeau._transform.udf import whole_arrays
 
         schema = dataset.schema
         found = resolve_inputs(schema, self)
@@ -326,8 +326,8 @@ class TorchModel(
     def _udf(
         self, tensors: Sequence[TensorColumns], wanted: Sequence[str], num_columns: int, gpu_tasks: int
     ) -> Any:
-        from flambeau._scoring import Scorer
-        from flambeau._udf import scalar_udf
+        from flambeau._transform.scoring import Scorer
+        from flambeau._transform.udf import scalar_udf
 
         scorer = Scorer(
             # The graph for training stays here.

@@ -17,7 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-from flambeau._placement import visible
+from flambeau._transform.placement import visible
 
 PACKAGE = Path(__file__).resolve().parents[1]
 _START_SECONDS = 90

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from flambeau import TorchClassifier, TorchEstimator, TorchRegressor
 from flambeau._columns import TensorColumns
-from flambeau._program import dump_skeleton, probe_output
-from flambeau._weights import save_module
+from flambeau._saved.program import dump_skeleton, probe_output
+from flambeau._saved.weights import save_module
 
 HISTORY = {
     "epochs": [

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flambeau._worker import RankOutcome, WorkerRequest, run_rank
+from flambeau._fit.worker import RankOutcome, WorkerRequest, run_rank
 
 HERE = Path(__file__).parent
 GPU_IS_STAND_IN = "cuda-stand-in" in os.environ.get("LD_PRELOAD", "")
@@ -96,7 +96,7 @@ def free_port() -> int:
 
 # Ranks are forked from a server that has imported torch once (and what its optimizers import).
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch._dynamo", "flambeau._adapter", "flambeau._native", "harness"])
+_CONTEXT.set_forkserver_preload(["torch._dynamo", "flambeau._module.adapter", "flambeau._native", "harness"])
 
 
 class Ranks:

@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from flambeau import _adapter, _optimizers
+from flambeau._module import optimizers
+from flambeau._module.adapter import ModuleModel
 from flambeau.errors import DataError, FlambeauError, ParamError, WorkerError, WorkerLost
 
 X = [("x", ["x"])]
 
 
-def adapter(module: nn.Module, optimizer="sgd", loss="mse", inputs=X, **rest) -> _adapter.ModuleModel:
-    return _adapter.ModuleModel({"model": module, "loss": loss, "optimizer": optimizer}, inputs, **rest)
+def adapter(module: nn.Module, optimizer="sgd", loss="mse", inputs=X, **rest) -> ModuleModel:
+    return ModuleModel({"model": module, "loss": loss, "optimizer": optimizer}, inputs, **rest)
 
 
 class Pair(nn.Module):
@@ -94,10 +95,10 @@ def test_refused_modules(module, message: str) -> None:
         adapter(module())
 
 
-@pytest.mark.parametrize("name", _optimizers.NAMES)
+@pytest.mark.parametrize("name", optimizers.NAMES)
 def test_named_optimizers_are_torchs(name: str) -> None:
     module = nn.Linear(2, 2)
-    optimizer = _optimizers.build(name, module, 0.125)
+    optimizer = optimizers.build(name, module, 0.125)
     assert type(optimizer).__name__.lower() == name
     assert all(group["lr"] == 0.125 for group in optimizer.param_groups)
     if name in ("adam", "adamw", "sgd", "adagrad"):
@@ -113,17 +114,17 @@ def test_an_optimizer_without_a_fused_kernel_for_gpus_is_not_fused(monkeypatch: 
         "_dispatch_has_kernel_for_dispatch_key",
         lambda name, key: key != "CUDA" or (name != "aten::_fused_adagrad_" and has_kernel(name, "CPU")),
     )
-    assert not _optimizers.build("adagrad", nn.Linear(1, 1), None).defaults["fused"]
-    assert _optimizers.build("adam", nn.Linear(1, 1), None).defaults["fused"]
+    assert not optimizers.build("adagrad", nn.Linear(1, 1), None).defaults["fused"]
+    assert optimizers.build("adam", nn.Linear(1, 1), None).defaults["fused"]
 
 
 def test_named_optimizers_take_torchs_options() -> None:
     module = nn.Linear(2, 2)
     given = {"name": "sgd", "options": {"lr": 0.5, "momentum": 0.9, "nesterov": True, "fused": False}}
-    optimizer = _optimizers.build(given, module, None)
+    optimizer = optimizers.build(given, module, None)
     wanted = torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.9, nesterov=True, fused=False)
     assert type(optimizer) is torch.optim.SGD and optimizer.defaults == wanted.defaults
-    assert _optimizers.build({"name": "adam"}, module, None).defaults["fused"]
+    assert optimizers.build({"name": "adam"}, module, None).defaults["fused"]
 
 
 def test_an_instance_keeps_its_parameters_through_a_pickle() -> None:
@@ -132,11 +133,11 @@ def test_an_instance_keeps_its_parameters_through_a_pickle() -> None:
     program = pickle.loads(
         cloudpickle.dumps({"model": module, "loss": "mse", "optimizer": optimizer, "metrics": None})
     )
-    built = _adapter.ModuleModel(program, X)
+    built = ModuleModel(program, X)
     assert built.optimizer.param_groups[0]["params"][0] is built.module.weight
     assert built.optimizer.param_groups[1]["lr"] == 0.5
     with pytest.raises(ParamError, match="not the model's"):
-        _optimizers.build(optimizer, nn.Linear(2, 2), None)
+        optimizers.build(optimizer, nn.Linear(2, 2), None)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ def test_an_instance_keeps_its_parameters_through_a_pickle() -> None:
 )
 def test_refused_optimizers(optimizer, message: str) -> None:
     with pytest.raises(ParamError, match=message):
-        _optimizers.build(optimizer, nn.Linear(2, 2), None)
+        optimizers.build(optimizer, nn.Linear(2, 2), None)
 
 
 def draws() -> tuple[float, float, float]:

@@ -15,8 +15,9 @@ from pyspark.sql import SparkSession
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from flambeau import ParamError, TorchRegressor, _random
-from flambeau._compiled import CompiledModule
+from flambeau import ParamError, TorchRegressor
+from flambeau._module import generators
+from flambeau._module.compiled import CompiledModule
 
 
 class Net(nn.Module):
@@ -108,7 +109,7 @@ def test_a_trial_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(1)
     output = compiled(x)
     assert module.num_calls == 2 and ready == []
-    after = _random.state()
+    after = generators.state()
     torch.manual_seed(1)
     assert output.equal(twin(x)) and torch.equal(after["torch"], torch.get_rng_state())
     for (name, buffer), other in zip(module.named_buffers(), twin.buffers(), strict=True):

@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from torch import nn
 
-from flambeau import TorchRegressor, _cluster
+from flambeau import TorchRegressor
+from flambeau._fit import cluster
 
 
 class Slow(nn.Module):
@@ -32,8 +33,8 @@ class Slow(nn.Module):
 
 
 def test_the_session_is_a_connect_one(connect: SparkSession) -> None:
-    assert _cluster.classic_context(connect) is None
-    assert _cluster.is_local(connect)
+    assert cluster.classic_context(connect) is None
+    assert cluster.is_local(connect)
 
 
 def test_no_context_is_touched(connect: SparkSession) -> None:

@@ -13,7 +13,7 @@ import torch
 from test_devices import DEVICES
 from torch import Tensor
 
-from flambeau._device_programs import DevicePrograms
+from flambeau._module.device_programs import DevicePrograms
 
 
 def programs(

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.dlpack import to_dlpack
 
-from flambeau import _adapter, _devices
-from flambeau._losses import HostFacts
-from flambeau._losses import build as build_loss
+from flambeau._module import devices
+from flambeau._module.adapter import ModuleModel
+from flambeau._module.losses import HostFacts
+from flambeau._module.losses import build as build_loss
 from flambeau.errors import DataError
 
 DEVICES = [
@@ -44,12 +45,10 @@ class OneRank:
         self.ready += indices
 
 
-def occupied(
-    module: nn.Module, loss: object, device: torch.device, metrics: object = None
-) -> _adapter.ModuleModel:
+def occupied(module: nn.Module, loss: object, device: torch.device, metrics: object = None) -> ModuleModel:
     """An adapter on a device, attached to a reducer of one rank."""
     program = {"model": module, "loss": loss, "optimizer": torch.optim.Adam, "metrics": metrics}
-    adapter = _adapter.ModuleModel(program, [("x", ["x"])])
+    adapter = ModuleModel(program, [("x", ["x"])])
     adapter.occupy(device)
     sizes = [numel for _, numel, _, _ in adapter.parameters()]
     adapter.allocate_buckets([("float32", sum(sizes))])
@@ -92,7 +91,7 @@ def test_a_batch_on_a_device_is_trained_as_a_plain_loop_does(
     reference = network(outputs)
     optimizer = torch.optim.Adam(reference.parameters())
     plain, plain_metric = build_loss(CASES[name][0]), adapter.metrics[0]
-    ahead: list[_devices.Rows] = []
+    ahead: list[devices.Rows] = []
     todo = batches(label, weight)
     for step, (x, y, w) in enumerate(todo):
         while len(ahead) < 2 and step + len(ahead) < len(todo):
@@ -109,7 +108,7 @@ def test_a_batch_on_a_device_is_trained_as_a_plain_loop_does(
         assert denominator == pytest.approx(expected_denominator, rel=1e-12)
         assert mean == pytest.approx(value.item() * expected_denominator, rel=1e-5)
         assert sums == pytest.approx(expected, rel=1e-5)
-        adapter.optimizer_step(None, None)
+        adapter.optimizer_step(None, 1.0)
         optimizer.step()
         optimizer.zero_grad()
     for own, other in zip(adapter.module.parameters(), reference.parameters(), strict=True):
@@ -138,7 +137,7 @@ def test_what_the_ranks_make_of_gradients_is_what_the_optimizer_steps_on(device:
         bucket.mul_(0.5)
         for parameter in reference.parameters():
             parameter.grad.mul_(0.5)
-        adapter.optimizer_step(None, None)
+        adapter.optimizer_step(None, 1.0)
         optimizer.step()
         optimizer.zero_grad()
         assert all(parameter.grad is None for parameter in adapter.module.parameters())
@@ -149,7 +148,7 @@ def test_what_the_ranks_make_of_gradients_is_what_the_optimizer_steps_on(device:
     before = [parameter.clone() for parameter in adapter.module.parameters()]
     used = [False] * len(before)
     used[0] = True
-    adapter.optimizer_step(used, None)
+    adapter.optimizer_step(used, 1.0)
     changed = [not torch.equal(a, b) for a, b in zip(before, adapter.module.parameters(), strict=True)]
     assert changed == used
 
@@ -204,11 +203,11 @@ def test_state_crosses_between_a_device_and_the_cpu(device: torch.device, tmp_pa
     adapter = occupied(network(1), "mse", device)
     x, y = torch.randn(6, 4), torch.randn(6)
     adapter.train_staged(adapter.stage([to_dlpack(x)], [to_dlpack(y)], None, 6), 6.0, 1.0)
-    adapter.optimizer_step(None, None)
+    adapter.optimizer_step(None, 1.0)
     with open(tmp_path / "state", "wb") as file:
         adapter.save_state(file)
     program = {"model": network(1), "loss": "mse", "optimizer": torch.optim.Adam}
-    plain = _adapter.ModuleModel(program, [("x", ["x"])])
+    plain = ModuleModel(program, [("x", ["x"])])
     plain.load_state((tmp_path / "state").read_bytes())
     for own, other in zip(plain.module.parameters(), adapter.module.parameters(), strict=True):
         assert own.device.type == "cpu"
@@ -235,7 +234,7 @@ def test_a_class_label_out_of_range_is_refused_before_a_device_would_assert() ->
 
 
 def test_torch_says_why_it_has_no_gpu() -> None:
-    obstacle = _devices.cuda_obstacle()
+    obstacle = devices.cuda_obstacle()
     if torch.cuda.is_available():
         assert obstacle is None
     else:

@@ -20,7 +20,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from torch import nn
 
-from flambeau import TorchClassifier, TorchEstimator, TorchModel, TorchRegressor, _shards
+from flambeau import TorchClassifier, TorchEstimator, TorchModel, TorchRegressor
+from flambeau._fit import shards
 
 WEIGHTS = np.array([1.5, -2.0, 0.5])
 
@@ -166,13 +167,13 @@ def test_fit_multiple_is_thread_safe_and_writes_once(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writes: list[str] = []
-    write = _shards.write
+    write = shards.write
 
     def counted(df: DataFrame, columns: Any, directory: str) -> Any:
         writes.append(directory)
         return write(df, columns, directory)
 
-    monkeypatch.setattr(_shards, "write", counted)
+    monkeypatch.setattr(shards, "write", counted)
     df, estimator = linear_rows(spark, 200), regressor(epochs=1)
     maps = [{estimator.epochs: 1}, {estimator.epochs: 2}, {estimator.featuresCol: ["x2", "x1", "x0"]}]
     iterator = estimator.fitMultiple(df, maps)

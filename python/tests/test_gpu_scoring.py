@@ -18,8 +18,8 @@ from test_scoring import packed, scorer
 from torch import Tensor, nn
 
 from flambeau import FlambeauError
-from flambeau._gpu_scoring import GpuScoring, explained
-from flambeau._scoring import Scorer
+from flambeau._transform.gpu_scoring import GpuScoring, explained
+from flambeau._transform.scoring import Scorer
 
 SIZES = (1000, 1, 0, 777, 2048, 5)
 WIDTH = 32

@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 from torch import nn
 
 from flambeau import FlambeauError, ParamError, TorchModel, TorchRegressor
-from flambeau import _weights as weights_module
-from flambeau._weights import WeightsRef
+from flambeau._saved import weights as weights_module
+from flambeau._saved.weights import WeightsRef
 
 ROWS, BATCH = 48, 8
 

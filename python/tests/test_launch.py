@@ -16,10 +16,11 @@ import pytest
 from conftest import connect_server
 from pyspark.sql import SparkSession
 
-from flambeau import ClusterError, FlambeauError, ParamError, WorkerError, WorkerLost, _cluster, _launch
-from flambeau._python_runtime import PythonProgram
+from flambeau import ClusterError, FlambeauError, ParamError, WorkerError, WorkerLost
+from flambeau._fit import cluster, launch
+from flambeau._fit.python_runtime import PythonProgram
+from flambeau._fit.worker import EnvironmentMismatchError, RankOutcome, WorkerRequest, versions
 from flambeau._workdir import WorkDirectory, age_of, new_id, spark_path
-from flambeau._worker import EnvironmentMismatchError, RankOutcome, WorkerRequest, versions
 
 
 class UsersError(Exception):
@@ -33,39 +34,39 @@ def failed(rank: int, kind: str = "user", is_cause: bool = True, **fields: Any) 
 
 
 def test_slots_of_local_mode_are_exact(any_spark: SparkSession) -> None:
-    assert _cluster.count_slots(any_spark) == 2
-    _cluster.check_slots(any_spark, 2, 0)
+    assert cluster.count_slots(any_spark) == 2
+    cluster.check_slots(any_spark, 2, 0)
 
 
 def test_more_workers_than_slots_are_refused_at_once(any_spark: SparkSession) -> None:
     start = time.monotonic()
     with pytest.raises(ClusterError, match="numWorkers is 3 and the cluster has 2 task slots"):
-        _cluster.check_slots(any_spark, 3, 0)
+        cluster.check_slots(any_spark, 3, 0)
     assert time.monotonic() - start < 2
 
 
 def test_slot_timeout_waits(any_spark: SparkSession) -> None:
     start = time.monotonic()
     with pytest.raises(ClusterError, match=r"after 1\.5 s"):
-        _cluster.check_slots(any_spark, 3, 1.5)
+        cluster.check_slots(any_spark, 3, 1.5)
     assert 1.4 < time.monotonic() - start < 6
 
 
 def test_dynamic_allocation_is_refused(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"spark.dynamicAllocation.enabled": "true", "spark.master": "yarn"}
-    monkeypatch.setattr(_cluster, "setting", lambda _, name, default="": settings.get(name, default))
+    monkeypatch.setattr(cluster, "setting", lambda _, name, default="": settings.get(name, default))
     with pytest.raises(ClusterError, match=r"spark\.dynamicAllocation\.enabled"):
-        _cluster.check_slots(spark, 1, 0)
+        cluster.check_slots(spark, 1, 0)
 
 
 def test_a_work_directory_must_be_given_on_a_cluster(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert Path(_cluster.work_directory(spark, None, {}).uri).is_dir()
-    monkeypatch.setattr(_cluster, "setting", lambda _, name, default="": "spark://a:7077")
+    assert Path(cluster.work_directory(spark, None, {}).uri).is_dir()
+    monkeypatch.setattr(cluster, "setting", lambda _, name, default="": "spark://a:7077")
     with pytest.raises(ParamError, match="workDir must be given"):
-        _cluster.work_directory(spark, None, {})
-    assert _cluster.work_directory(spark, "s3://bucket/a/", {}).uri == "s3://bucket/a"
+        cluster.work_directory(spark, None, {})
+    assert cluster.work_directory(spark, "s3://bucket/a/", {}).uri == "s3://bucket/a"
 
 
 def test_paths_as_spark_takes_them() -> None:
@@ -77,26 +78,26 @@ def test_paths_as_spark_takes_them() -> None:
 
 def test_the_work_directory_is_seen_and_probed(any_spark: SparkSession, tmp_path: Path) -> None:
     work = WorkDirectory(str(tmp_path / "work"))
-    assert _cluster.is_visible(any_spark, work)
-    _cluster.probe(any_spark, work, 2, versions())
+    assert cluster.is_visible(any_spark, work)
+    cluster.probe(any_spark, work, 2, versions())
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_the_probe_names_what_workers_cannot_reach(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(FlambeauError, match="not a directory that all workers reach"):
-        _cluster.probe(spark, WorkDirectory(str(tmp_path / "file")), 2, versions())
+        cluster.probe(spark, WorkDirectory(str(tmp_path / "file")), 2, versions())
     with pytest.raises(EnvironmentMismatchError, match=r"torch is 0\.1 on the driver"):
-        _cluster.probe(spark, WorkDirectory(str(tmp_path / "work")), 2, versions() | {"torch": "0.1"})
+        cluster.probe(spark, WorkDirectory(str(tmp_path / "work")), 2, versions() | {"torch": "0.1"})
 
 
 def test_files_reach_the_work_directory_through_spark(any_spark: SparkSession, tmp_path: Path) -> None:
     work, data = WorkDirectory(str(tmp_path)), bytes(range(256)) * 10000
     for visible in (True, False):
         uri = work.path("attempts", f"{visible}", "program.pkl")
-        _launch.put(any_spark, work, visible, uri, data)
+        launch.put(any_spark, work, visible, uri, data)
         assert Path(uri).read_bytes() == data
-        _launch.remove(any_spark, work, visible, "attempts", f"{visible}")
+        launch.remove(any_spark, work, visible, "attempts", f"{visible}")
         assert not Path(uri).exists()
 
 
@@ -119,7 +120,7 @@ def test_all_gather_over_a_barrier_stage(any_spark: SparkSession) -> None:
     def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         from pyspark import BarrierTaskContext
 
-        from flambeau._launch import StageRendezvous, bind_address
+        from flambeau._fit.launch import StageRendezvous, bind_address
 
         for _ in batches:
             pass
@@ -137,7 +138,7 @@ def test_a_rank_that_fails_early_frees_the_others(spark: SparkSession) -> None:
     def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         from pyspark import BarrierTaskContext
 
-        from flambeau._launch import StageRendezvous
+        from flambeau._fit.launch import StageRendezvous
         from flambeau.errors import WorkerLost
 
         for _ in batches:
@@ -161,11 +162,11 @@ def test_a_rank_that_fails_early_frees_the_others(spark: SparkSession) -> None:
 def test_each_rank_answers_with_a_row(spark: SparkSession) -> None:
     program = cloudpickle.dumps({"model": None})
     request = WorkerRequest("{}", b"secret", program, versions={"torch": "0.1"})
-    outcomes = _launch.run_stage(spark, request, 2)
+    outcomes = launch.run_stage(spark, request, 2)
     assert [outcome.rank for outcome in outcomes] == [0, 1]
     assert {outcome.error_kind for outcome in outcomes} == {"environment"}
     with pytest.raises(EnvironmentMismatchError, match=r"torch 0\.1"):
-        raise _launch.exception_of(outcomes[0])
+        raise launch.exception_of(outcomes[0])
 
 
 def test_a_crashed_worker_is_lost(spark: SparkSession) -> None:
@@ -176,8 +177,8 @@ def test_a_crashed_worker_is_lost(spark: SparkSession) -> None:
             return os._exit, (9,)
 
     job = json.dumps({"data": {"spec": {"inputs": []}}, "params": {}})
-    with pytest.raises(_launch._Lost, match="a worker was lost"):
-        _launch.run_stage(spark, WorkerRequest(job, b"secret", cloudpickle.dumps(EndsItsProcess())), 2)
+    with pytest.raises(launch._Lost, match="a worker was lost"):
+        launch.run_stage(spark, WorkerRequest(job, b"secret", cloudpickle.dumps(EndsItsProcess())), 2)
 
 
 @pytest.mark.parametrize(
@@ -190,21 +191,21 @@ def test_a_crashed_worker_is_lost(spark: SparkSession) -> None:
     ],
 )
 def test_which_spark_errors_are_lost_workers(text: str, is_lost: bool) -> None:
-    assert any(lost in text for lost in _launch._LOST_TEXTS) == is_lost
+    assert any(lost in text for lost in launch._LOST_TEXTS) == is_lost
 
 
 def test_the_first_cause_is_told() -> None:
     ok = RankOutcome(0, "host-a", True, "{}")
-    assert _launch.first_cause([ok, ok]) is None
+    assert launch.first_cause([ok, ok]) is None
     late, lost, cause = failed(0, "lost", False), failed(1, "lost"), failed(2, "user")
-    assert _launch.first_cause([ok, late, lost, cause]) is cause
-    assert _launch.first_cause([late, lost]) is lost
-    assert _launch.first_cause([late]) is late
+    assert launch.first_cause([ok, late, lost, cause]) is cause
+    assert launch.first_cause([late, lost]) is lost
+    assert launch.first_cause([late]) is late
 
 
 def test_an_exception_comes_back_as_itself() -> None:
     outcome = failed(1, pickle=cloudpickle.dumps(UsersError("no such embedding")))
-    error = _launch.exception_of(outcome)
+    error = launch.exception_of(outcome)
     assert type(error) is UsersError and str(error) == "no such embedding"
     assert (error.rank, error.host, error.epoch, error.step) == (1, "host-a", 1, 7)  # type: ignore[attr-defined]
     assert "on worker 1 (host-a), epoch 1, step 7" in error.__notes__[0]
@@ -213,15 +214,15 @@ def test_an_exception_comes_back_as_itself() -> None:
 
 def test_an_exception_that_cannot_come_back_is_a_worker_error() -> None:
     for data in (None, b"not a pickle"):
-        error = _launch.exception_of(failed(1, pickle=data))
+        error = launch.exception_of(failed(1, pickle=data))
         assert isinstance(error, WorkerError)
         assert (error.rank, error.host, error.epoch, error.step) == (1, "host-a", 1, 7)
         assert "m.E: it broke" in str(error) and "Traceback: ..." in str(error)
 
 
-def launch(spark: SparkSession, max_restarts: int) -> _launch.Launch:
+def launch_of(spark: SparkSession, max_restarts: int) -> launch.Launch:
     program = PythonProgram(b"", {})
-    return _launch.Launch(
+    return launch.Launch(
         spark, WorkDirectory("/nowhere"), {}, program, 2, max_restarts, 0.0, True, lambda _: nullcontext()
     )
 
@@ -237,13 +238,13 @@ def test_only_lost_workers_are_tried_again(spark: SparkSession, monkeypatch: pyt
             raise answer
         return [answer]
 
-    monkeypatch.setattr(_launch, "run_stage", stage)
-    monkeypatch.setattr(_cluster, "on_worker", lambda *_: "/nowhere/attempts/a/checkpoints/3")
-    lost = _launch._Lost(WorkerLost("a worker was lost"))
+    monkeypatch.setattr(launch, "run_stage", stage)
+    monkeypatch.setattr(cluster, "on_worker", lambda *_: "/nowhere/attempts/a/checkpoints/3")
+    lost = launch._Lost(WorkerLost("a worker was lost"))
 
     done = {"done": True, "warnings": ["slow"]}
     answers[:] = [lost, failed(1, "collective"), RankOutcome(0, "h", True, json.dumps(done))]
-    assert launch(spark, 3).run() == done
+    assert launch_of(spark, 3).run() == done
     assert [one["resume"] for one in requests] == [None] + ["/nowhere/attempts/a/checkpoints/3"] * 2
     assert len({one["id"] for one in requests}) == len({one["secret"] for one in requests}) == 3
 
@@ -251,20 +252,20 @@ def test_only_lost_workers_are_tried_again(spark: SparkSession, monkeypatch: pyt
         requests.clear()
         answers[:] = [failed(1, kind)]
         with pytest.raises(WorkerError):
-            launch(spark, 3).run()
+            launch_of(spark, 3).run()
         assert len(requests) == 1
 
     requests.clear()
     answers[:] = [lost] * 3
     with pytest.raises(WorkerLost):
-        launch(spark, 2).run()
+        launch_of(spark, 2).run()
     assert len(requests) == 3
 
 
 def test_gpus_are_refused_where_spark_assigns_none(any_spark: SparkSession) -> None:
     text = r"numGpusPerWorker is 1, but Spark assigns no GPUs in local mode: leave it at 0"
     with pytest.raises(ClusterError, match=text):
-        _cluster.check_slots(any_spark, 1, 0, num_gpus=1)
+        cluster.check_slots(any_spark, 1, 0, num_gpus=1)
 
 
 @pytest.mark.parametrize(
@@ -278,37 +279,37 @@ def test_what_keeps_a_cluster_from_assigning_gpus(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, version: str, gpus: str, expected: str
 ) -> None:
     settings = {"spark.master": "spark://a:7077", "spark.executor.resource.gpu.amount": gpus}
-    monkeypatch.setattr(_cluster, "setting", lambda _, name, default="": settings.get(name) or default)
+    monkeypatch.setattr(cluster, "setting", lambda _, name, default="": settings.get(name) or default)
     monkeypatch.setattr(spark, "version", version)
     with pytest.raises(ClusterError, match=expected):
-        _cluster.check_slots(spark, 1, 0, num_gpus=1)
+        cluster.check_slots(spark, 1, 0, num_gpus=1)
 
 
 @pytest.mark.parametrize(
     ("gpus", "share", "expected"), [(4, 1, 4), (4, 2, 2), (5, 2, 2), (1, 0.5, 2), (2, 0.3, 6), (1, 0.25, 4)]
 )
 def test_tasks_that_have_gpus_at_once(gpus: int, share: float, expected: int) -> None:
-    assert _cluster._tasks_on(gpus, share) == expected
+    assert cluster._tasks_on(gpus, share) == expected
 
 
 def test_gpus_reach_the_ranks_of_a_connect_session(connect: SparkSession, tmp_path: Path) -> None:
     script = tmp_path / "discover"
     script.write_text('#!/bin/sh\necho \'{"name": "gpu", "addresses": ["GPU-a", "GPU-b"]}\'\n')
     script.chmod(0o755)
-    cluster = {
+    settings = {
         "spark.master": "local-cluster[1,2,1024]",
         "spark.worker.resource.gpu.amount": "2",
         "spark.worker.resource.gpu.discoveryScript": str(script),
         "spark.executor.resource.gpu.amount": "2",
     }
-    with connect_server(tmp_path, **cluster) as session:
+    with connect_server(tmp_path, **settings) as session:
 
         def given() -> list[str]:
-            _cluster.check_slots(session, 2, 30, num_gpus=1)
-            outcomes = _launch.run_stage(session, TellsItsGpus(), 2, num_gpus=1)
+            cluster.check_slots(session, 2, 30, num_gpus=1)
+            outcomes = launch.run_stage(session, TellsItsGpus(), 2, num_gpus=1)
             return [outcome.result_json or "" for outcome in outcomes]
 
-        assert sorted(_cluster.interruptible(session, given)) == ["GPU-a", "GPU-b"]
+        assert sorted(cluster.interruptible(session, given)) == ["GPU-a", "GPU-b"]
 
 
 class TellsItsGpus:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from flambeau import _metrics
+from flambeau._module import metrics
 from flambeau.errors import DataError, ParamError
 
 
-def over_parts(metrics, output, label, weight=None, **options) -> dict[str, float]:
-    built = _metrics.build(metrics, **options)
+def over_parts(given, output, label, weight=None, **options) -> dict[str, float]:
+    built = metrics.build(given, **options)
     sums = [torch.zeros(metric.size, dtype=torch.float64) for metric in built]
     bounds = (0, 2, 3, 10, len(output))
     for start, end in itertools.pairwise(bounds):
@@ -64,8 +64,8 @@ def test_binary(form: str) -> None:
         "probability": logit.sigmoid(),
         "two columns": torch.stack([-logit, logit], 1),
     }
-    metrics = ["accuracy", "precision", "recall", "f1"]
-    found = over_parts(metrics, output[form], label, threshold=0.5 if form == "probability" else 0.0)
+    names = ["accuracy", "precision", "recall", "f1"]
+    found = over_parts(names, output[form], label, threshold=0.5 if form == "probability" else 0.0)
     predicted, actual = (logit > 0).numpy(), label.bool().numpy()
     precision = (predicted & actual).sum() / predicted.sum()
     recall = (predicted & actual).sum() / actual.sum()
@@ -94,11 +94,11 @@ def test_callables() -> None:
 
 def test_what_is_refused() -> None:
     with pytest.raises(ParamError, match="unknown name 'auc'"):
-        _metrics.build(["auc"])
+        metrics.build(["auc"])
     with pytest.raises(ParamError, match="given twice"):
-        _metrics.build(["mae", "mae"])
+        metrics.build(["mae", "mae"])
     with pytest.raises(ParamError, match="taken by the loss"):
-        _metrics.build({"loss": "mae"})
+        metrics.build({"loss": "mae"})
     with pytest.raises(DataError, match="two classes"):
         over_parts(["f1"], torch.randn(23, 3), torch.zeros(23))
     with pytest.raises(DataError, match=r"metric mae: the model's output has shape \[2, 3\]"):

@@ -21,11 +21,12 @@ from harness import free_port, make_job, tensor, train, write_shards
 from pyspark.sql import DataFrame, SparkSession
 from torch import Tensor, nn
 
-from flambeau import DataError, ParamError, TorchClassifier, TorchRegressor, WorkerError, WorkerLost, _launch
+from flambeau import DataError, ParamError, TorchClassifier, TorchRegressor, WorkerError, WorkerLost
 from flambeau._columns import TensorColumns
-from flambeau._native_program import NativeProgram
-from flambeau._native_runtime import NativeRequest, binary, libtorch_of
-from flambeau._worker import RankOutcome
+from flambeau._fit import launch
+from flambeau._fit.native_program import NativeProgram
+from flambeau._fit.native_runtime import NativeRequest, binary, libtorch_of
+from flambeau._fit.worker import RankOutcome
 
 pytestmark = pytest.mark.skipif(
     not torch.__version__.startswith("2.13."), reason="SKIPPED: flambeau-worker runs on torch 2.13"
@@ -430,7 +431,7 @@ def test_how_a_program_ended_is_told(
     outcome = request.run(0, 1, lambda payload: [payload], "127.0.0.1")
     assert isinstance(outcome, RankOutcome) and not outcome.ok
     assert outcome.error_kind == kind and said in (outcome.message or "")
-    error = _launch.exception_of(outcome)
+    error = launch.exception_of(outcome)
     assert isinstance(error, WorkerError) and error.rank == 0
     if kind == "diverged":
         assert (error.host, error.epoch, error.step) == ("h", 1, 7)

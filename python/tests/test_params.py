@@ -10,8 +10,8 @@ import torch
 from pyspark.ml.param.shared import HasFeaturesCol, HasLabelCol, HasPredictionCol, HasSeed, HasWeightCol
 
 from flambeau import ParamError, TorchClassifier, TorchEstimator, TorchRegressor, _native
-from flambeau._arguments import EstimatorArguments
-from flambeau._objects import PYTHON_PARAMS
+from flambeau.params.arguments import EstimatorArguments
+from flambeau.params.objects import PYTHON_PARAMS
 
 SCHEMA = json.loads(_native.job_schema())
 PROPERTIES: dict[str, dict[str, Any]] = SCHEMA["$defs"]["TrainingParams"]["properties"]

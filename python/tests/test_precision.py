@@ -11,9 +11,9 @@ import torch
 from harness import make_job, tensor, train, write_shards
 from torch import Tensor, nn
 
-from flambeau._losses import build as build_loss
-from flambeau._metrics import build as build_metrics
-from flambeau._precision import tensor_float32
+from flambeau._module.losses import build as build_loss
+from flambeau._module.metrics import build as build_metrics
+from flambeau._module.precision import tensor_float32
 
 NUM_STEPS, BATCH_SIZE = 40, 24
 

@@ -16,11 +16,10 @@ import torch
 from safetensors.torch import load_file, load_model
 from torch import Tensor, nn
 
-from flambeau import _program
-from flambeau._archive import check_exported
 from flambeau._columns import TensorColumns
-from flambeau._program import compile_programs, dump_skeleton, instantiate, probe_output
-from flambeau._weights import WeightsRef, load_into, save_module
+from flambeau._saved.archive import check_exported
+from flambeau._saved.program import _export, compile_programs, dump_skeleton, instantiate, probe_output
+from flambeau._saved.weights import WeightsRef, load_into, save_module
 from flambeau.errors import DataError, FlambeauError, ParamError
 
 FOUR = [fitted.features(4)]
@@ -158,7 +157,7 @@ def test_a_training_graph_that_trains_otherwise_is_not_kept(tmp_path: Path) -> N
 
 
 def test_ties_hold_in_an_exported_archive() -> None:
-    data = _program._export(fitted.Tied().eval(), [TensorColumns("i", ("i",), "int64", ())])
+    data = _export(fitted.Tied().eval(), [TensorColumns("i", ("i",), "int64", ())])
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         name = next(name for name in archive.namelist() if name.endswith("weights_config.json"))
         config = json.loads(archive.read(name))["config"]
@@ -296,7 +295,7 @@ def test_lazy_modules_are_refused_by_name() -> None:
 
 @pytest.fixture(scope="module")
 def exported() -> bytes:
-    return _program._export(fitted.Mlp().eval(), FOUR)
+    return _export(fitted.Mlp().eval(), FOUR)
 
 
 def edited(data: bytes, edit: Callable[[str, bytes], bytes]) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flambeau._progress import Progress, _told_that_unseen
+from flambeau._fit.progress import Progress, _told_that_unseen
 from flambeau._workdir import WorkDirectory
 
 START = {

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import flambeau
-from flambeau._program import instantiate
-from flambeau._weights import load_into
+from flambeau._saved.program import instantiate
+from flambeau._saved.weights import load_into
 from flambeau.errors import FlambeauError, ParamError
 
 

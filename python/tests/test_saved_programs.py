@@ -24,9 +24,9 @@ from flambeau import (
     TorchRegressor,
     load_pipeline,
 )
-from flambeau._program import instantiate
-from flambeau._program_files import ProgramFiles, scripted_archive
-from flambeau._weights import load_into
+from flambeau._saved.program import instantiate
+from flambeau._saved.program_files import ProgramFiles, scripted_archive
+from flambeau._saved.weights import load_into
 
 
 class Scaled(nn.Module):

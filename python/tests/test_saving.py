@@ -30,9 +30,9 @@ from flambeau import (
     TorchRegressor,
     load_pipeline,
 )
-from flambeau import _weights as weights_module
-from flambeau._directory import Directory
-from flambeau._weights import WeightsRef, chunk_size, read_through_spark
+from flambeau._saved import weights as weights_module
+from flambeau._saved.directory import Directory
+from flambeau._saved.weights import WeightsRef, chunk_size, read_through_spark
 from flambeau.errors import ParamError
 
 
@@ -293,8 +293,8 @@ def test_a_new_process_predicts_the_same_bits(spark: SparkSession, tmp_path: Pat
     torch.save(x, tmp_path / "x.pt")
     script = f"""
         import torch
-        from flambeau._program import instantiate
-        from flambeau._weights import load_into
+        from flambeau._saved.program import instantiate
+        from flambeau._saved.weights import load_into
         folder = {str(tmp_path / "saved")!r}
         x = torch.load({str(tmp_path / "x.pt")!r})
         for form, name in (("exported", "program.pt2"), ("scripted", "program.pt")):
@@ -332,7 +332,7 @@ def test_a_model_larger_than_what_a_driver_accepts(tmp_path: Path) -> None:
         from torch import nn
 
         from flambeau import TorchModel
-        from flambeau._weights import WeightsRef, chunk_size
+        from flambeau._saved.weights import WeightsRef, chunk_size
 
         class Sampled(nn.Module):
             def forward(self, x):

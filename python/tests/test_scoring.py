@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from flambeau._columns import TensorColumns
-from flambeau._program import dump_skeleton, probe_output
-from flambeau._scoring import InputRows, Scorer
-from flambeau._weights import save_module
+from flambeau._saved.program import dump_skeleton, probe_output
+from flambeau._saved.weights import save_module
+from flambeau._transform.scoring import InputRows, Scorer
 
 RANDOM = np.random.default_rng(0)
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from flambeau import _optimizers
-from flambeau._uncompiled import COMPILER, step_of, uncompiled
+from flambeau._module import optimizers
+from flambeau._module.uncompiled import COMPILER, step_of, uncompiled
 
 # Each runs in a process of its own: this one has loaded the compiler.
 _TRAINS = """
 import io, sys, torch
 from torch import nn
-from flambeau import _optimizers
-from flambeau._adapter import ModuleModel
+from flambeau._module import optimizers
+from flambeau._module.adapter import ModuleModel
 
 def net():
     torch.manual_seed(0)
@@ -32,7 +32,7 @@ def train(module, step):
         step()
 
 ours = []
-for name in _optimizers.NAMES:
+for name in optimizers.NAMES:
     model = ModuleModel({"model": net(), "loss": "mse", "optimizer": name}, [("x", ["x"])])
     train(model.module, model._step)
     state = io.BytesIO()
@@ -42,7 +42,7 @@ for name in _optimizers.NAMES:
     ours.append(model)
 assert "torch._dynamo" not in sys.modules, "the compiler was loaded"
 
-for name, model in zip(_optimizers.NAMES, ours):
+for name, model in zip(optimizers.NAMES, ours):
     module = net()
     options = {"fused": True} if model.optimizer.defaults.get("fused") else {}
     optimizer = type(model.optimizer)(module.parameters(), **options)
@@ -57,7 +57,7 @@ assert "torch._dynamo" in sys.modules
 _COMPILES = """
 import torch
 from torch import nn
-from flambeau._uncompiled import uncompiled
+from flambeau._module.uncompiled import uncompiled
 
 module = nn.Linear(4, 1)
 with uncompiled():
@@ -110,4 +110,4 @@ def test_global_hooks_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_optimizer_of_the_users_steps_as_it_is() -> None:
     optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
     for given in (optimizer, torch.optim.SGD, lambda parameters: optimizer):
-        assert _optimizers.step(given, optimizer) == optimizer.step
+        assert optimizers.step(given, optimizer) == optimizer.step

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from flambeau import _imports, _meeting, _warm_up
-from flambeau._launch import StageRendezvous
-from flambeau._meeting import MeetingPlace, meeting_place
+from flambeau._fit import imports, meeting, warm_up
+from flambeau._fit.launch import StageRendezvous
+from flambeau._fit.meeting import MeetingPlace, meeting_place
 from flambeau.errors import WorkerLost
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def pids_with(spark: SparkSession, module: str) -> set[tuple[int, bool]]:
     """The Python workers of a stage of two tasks, and whether each has a module once its imports are over."""
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        from flambeau._imports import finish_importing
+        from flambeau._fit.imports import finish_importing
 
         for _ in batches:
             pass
@@ -39,27 +39,27 @@ def pids_with(spark: SparkSession, module: str) -> set[tuple[int, bool]]:
 def test_the_stage_after_meets_workers_that_have_imported(
     any_spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_warm_up, "is_warm", lambda _: False)
+    monkeypatch.setattr(warm_up, "is_warm", lambda _: False)
     assert not any(has for _, has in pids_with(any_spark, "this"))
-    with _warm_up.warming_up(any_spark, 2, ["this", "no.such.module"]):
+    with warm_up.warming_up(any_spark, 2, ["this", "no.such.module"]):
         pass
     assert any(has for _, has in pids_with(any_spark, "this"))
 
 
 def test_a_session_is_warm_after_a_fit(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_warm_up, "_last_used", type(_warm_up._last_used)())
-    assert not _warm_up.is_warm(spark)
-    _warm_up.used(spark)
-    assert _warm_up.is_warm(spark)
-    monkeypatch.setattr(_warm_up, "_IDLE_SECONDS", 0.0)
-    assert not _warm_up.is_warm(spark)
+    monkeypatch.setattr(warm_up, "_last_used", type(warm_up._last_used)())
+    assert not warm_up.is_warm(spark)
+    warm_up.used(spark)
+    assert warm_up.is_warm(spark)
+    monkeypatch.setattr(warm_up, "_IDLE_SECONDS", 0.0)
+    assert not warm_up.is_warm(spark)
 
 
 def test_a_job_that_fails_is_no_ones_matter(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_warm_up, "is_warm", lambda _: False)
-    monkeypatch.setattr(_warm_up, "_task", lambda _: 1 / 0)
+    monkeypatch.setattr(warm_up, "is_warm", lambda _: False)
+    monkeypatch.setattr(warm_up, "_task", lambda _: 1 / 0)
     ran = []
-    with _warm_up.warming_up(spark, 2, ["this"]):
+    with warm_up.warming_up(spark, 2, ["this"]):
         ran.append(True)
     assert ran
 
@@ -67,9 +67,9 @@ def test_a_job_that_fails_is_no_ones_matter(spark: SparkSession, monkeypatch: py
 def test_imports_are_finished_before_anything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(0.5)\ndone = True\n")
     monkeypatch.syspath_prepend(tmp_path)
-    _imports.start_importing(["slow_to_import"])
-    _imports.start_importing(["this"])  # while one is under way, others are left
-    _imports.finish_importing()
+    imports.start_importing(["slow_to_import"])
+    imports.start_importing(["this"])  # while one is under way, others are left
+    imports.finish_importing()
     assert sys.modules["slow_to_import"].done and "this" not in sys.modules
     del sys.modules["slow_to_import"]
 
@@ -113,7 +113,7 @@ def test_a_rank_that_leaves_frees_the_others(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_never_comes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_meeting, "_LONGEST_SECONDS", 0.05)
+    monkeypatch.setattr(meeting, "_LONGEST_SECONDS", 0.05)
     with pytest.raises(WorkerLost, match="worker 1 did not come") as raised:
         MeetingPlace(str(tmp_path), 0, 2).allGather("here")
     assert raised.value.rank == 1

@@ -14,8 +14,8 @@ import torch
 from harness import make_job, tensor, write_shards
 from torch import nn
 
-from flambeau import _adapter
-from flambeau._worker import RankOutcome, WorkerRequest, run_rank
+from flambeau._fit.worker import RankOutcome, WorkerRequest, run_rank
+from flambeau._module.adapter import ModuleModel
 
 
 class Fails(nn.Module):
@@ -39,13 +39,13 @@ def test_a_training_leaves_nothing_behind(
     width: int, fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapters: list[weakref.ref[Any]] = []
-    make = _adapter.ModuleModel.__init__
+    make = ModuleModel.__init__
 
     def noted(self: Any, *args: Any) -> None:
         adapters.append(weakref.ref(self))
         make(self, *args)
 
-    monkeypatch.setattr(_adapter.ModuleModel, "__init__", noted)
+    monkeypatch.setattr(ModuleModel, "__init__", noted)
     layers = [nn.Linear(12, width), nn.Linear(width, width), nn.Linear(width, 1)]
     outcome = run(tmp_path, nn.Sequential(*layers, *([Fails()] if fails else [])))
     assert outcome.ok != fails, outcome.traceback

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from pyspark.sql import SparkSession
 
-from flambeau import ClusterError, TorchRegressor, _cluster
-from flambeau._launch import run_stage
-from flambeau._worker import RankOutcome
+from flambeau import ClusterError, TorchRegressor
+from flambeau._fit import cluster
+from flambeau._fit.launch import run_stage
+from flambeau._fit.worker import RankOutcome
 
 
 class TellsItsGpus:
@@ -76,7 +77,7 @@ def main() -> None:
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     num_gpus = 0 if arguments.per_task else 1
-    _cluster.check_slots(spark, 2, 0, num_gpus)
+    cluster.check_slots(spark, 2, 0, num_gpus)
     outcome: dict[str, Any] = {"gpus": gpus_of_ranks(spark, num_gpus)}
     if num_gpus:
         outcome["gpus without asking"] = gpus_of_ranks(spark, 0)
@@ -86,7 +87,7 @@ def main() -> None:
         outcome["native losses"] = losses(spark, work_dir, device="cpu", numGpusPerWorker=1, **native)
         outcome["losses without asking"] = losses(spark, work_dir, device="cpu")
     try:
-        _cluster.check_slots(spark, 3, 0, num_gpus)
+        cluster.check_slots(spark, 3, 0, num_gpus)
     except ClusterError as error:
         outcome["refusal"] = str(error)
     spark.stop()

@@ -1,4 +1,4 @@
-//! `flambeau._adapter.ModuleModel` as the training loop's model.
+//! `flambeau._module.adapter.ModuleModel` as the training loop's model.
 
 use std::any::Any;
 use std::ffi::c_void;

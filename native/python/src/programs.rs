@@ -1,4 +1,4 @@
-//! `flambeau._device_programs.DevicePrograms`: what the adapter computes for the compression of gradients on a device.
+//! `flambeau._module.device_programs.DevicePrograms`: what the adapter computes for the compression of gradients on a device.
 
 use std::ffi::c_void;
 

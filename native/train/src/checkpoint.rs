@@ -11,9 +11,9 @@ use bytes::Bytes;
 use flambeau_collective::ProcessGroup;
 use flambeau_data::{DataError, Store};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use crate::compression::CompressionState;
+use crate::digest;
 use crate::error::Cause;
 use crate::history::{History, Traffic};
 use crate::params::GradientCompression;
@@ -287,7 +287,7 @@ impl CheckpointWriter {
         let part = Part {
             name: name.into(),
             size: bytes.len() as u64,
-            sha256: sha256_hex(&bytes),
+            sha256: digest::of_bytes(&bytes),
         };
         self.store.put(&format!("{uri}/{name}"), bytes.into())?;
         Ok(part)
@@ -359,7 +359,7 @@ impl Checkpoint {
             let listed = marker.parts.iter().find(|part| part.name == name);
             let listed = listed.ok_or_else(|| refuse(format!("it has no part {name}")))?;
             let bytes = store.get(&format!("{uri}/{name}"))?;
-            if sha256_hex(&bytes) != listed.sha256 {
+            if digest::of_bytes(&bytes) != listed.sha256 {
                 return Err(refuse(format!(
                     "its part {name} is damaged: its SHA-256 is not the one written"
                 )));
@@ -413,16 +413,6 @@ fn compression_part(rank: usize) -> String {
 
 fn rank_part(rank: usize) -> String {
     format!("rank-{rank}.bin")
-}
-
-/// The SHA-256 of bytes in lower-case hexadecimal.
-pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
-}
-
-/// Bytes in lower-case hexadecimal.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn to_json(value: &impl Serialize) -> Vec<u8> {

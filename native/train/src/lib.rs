@@ -11,6 +11,7 @@ pub mod checkpoint;
 mod compression;
 mod dataset;
 mod device;
+mod digest;
 mod elements;
 mod error;
 mod evaluate;

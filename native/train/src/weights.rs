@@ -1,15 +1,13 @@
 //! The trained weights on their way into the store.
 
-use std::fs::{self, File};
-use std::io::{self, Read};
-use std::path::Path;
+use std::fs;
+use std::io;
 
 use bytes::Bytes;
 use flambeau_data::{DataError, Store};
-use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
-use crate::checkpoint::hex;
+use crate::digest;
 use crate::error::Cause;
 use crate::model::Model;
 use crate::result::{StoredFile, WeightsInfo};
@@ -60,7 +58,7 @@ impl LocalWeights {
 
     fn measured(directory: TempDir, names: Vec<String>) -> Result<LocalWeights, Cause> {
         let file = |name: String| {
-            let (size, sha256) = measure(&directory.path().join(&name))
+            let (size, sha256) = digest::of_file(&directory.path().join(&name))
                 .map_err(io_error(&format!("reading {name} of the weights")))?;
             Ok(LocalFile { name, size, sha256 })
         };
@@ -96,22 +94,6 @@ impl LocalWeights {
 
 fn directory() -> Result<TempDir, Cause> {
     tempfile::tempdir().map_err(io_error("a temporary directory for the weights"))
-}
-
-/// Size and SHA-256 of a file, in one pass and a small buffer.
-fn measure(path: &Path) -> io::Result<(u64, String)> {
-    let mut file = File::open(path)?;
-    let mut hash = Sha256::new();
-    let mut buffer = vec![0u8; 1 << 20];
-    let mut size = 0;
-    loop {
-        let length = file.read(&mut buffer)?;
-        if length == 0 {
-            return Ok((size, hex(&hash.finalize())));
-        }
-        hash.update(&buffer[..length]);
-        size += length as u64;
-    }
 }
 
 fn io_error(what: &str) -> impl FnOnce(io::Error) -> Cause {

@@ -16,7 +16,7 @@ from pyspark.ml.param.shared import (
     HasWeightCol,
 )
 
-from flambeau._converters import (
+from flambeau.params.converters import (
     Integer,
     Number,
     input_types,
@@ -26,7 +26,7 @@ from flambeau._converters import (
     text_or_empty,
     text_or_list,
 )
-from flambeau._objects import CheckedParams
+from flambeau.params.objects import CheckedParams
 
 if TYPE_CHECKING:
     pass

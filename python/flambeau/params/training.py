@@ -10,7 +10,7 @@ from pyspark.ml.param.shared import (
     HasStepSize,
 )
 
-from flambeau._converters import (
+from flambeau.params.converters import (
     Integer,
     Number,
     boolean,
@@ -18,7 +18,7 @@ from flambeau._converters import (
     saved_model,
     text,
 )
-from flambeau._objects import CheckedParams
+from flambeau.params.objects import CheckedParams
 
 if TYPE_CHECKING:
     from flambeau.model import TorchModel

@@ -9,14 +9,14 @@ from pyspark.ml.param.shared import (
     HasCheckpointInterval,
 )
 
-from flambeau._converters import (
+from flambeau.params.converters import (
     Integer,
     Number,
     boolean,
     one_of,
     text,
 )
-from flambeau._objects import CheckedParams
+from flambeau.params.objects import CheckedParams
 
 if TYPE_CHECKING:
     pass

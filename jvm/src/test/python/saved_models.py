@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
 
-from flambeau._weights import save_module
+from flambeau._saved.weights import save_module
 
 NUM_ROWS = 1000
 

@@ -1,0 +1,429 @@
+"""Runs a training job on Spark: one barrier stage, one task for each rank, started again where a worker was
+lost.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import pickle
+import re
+import secrets
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from flambeau._fit import cluster
+from flambeau._fit.worker import EnvironmentMismatchError, RankOutcome
+from flambeau._workdir import WorkDirectory, new_id
+from flambeau.errors import ClusterError, FlambeauError, WorkerError, WorkerLost
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark import BarrierTaskContext
+    from pyspark.sql import SparkSession
+
+    from flambeau._fit.meeting import MeetingPlace
+
+log = logging.getLogger("flambeau")
+
+# Larger files go through the work directory: Spark ships a task's closure with every task.
+_MAX_FILE_IN_CLOSURE = 1 << 20
+_CHUNK_BYTES = 1 << 20
+
+# An executor that is lost comes back within this time, or Spark's cluster manager does not replace it.
+_RECOVERY_SECONDS = 120.0
+
+_RETRIED_KINDS = ("lost", "collective")
+
+# How Spark tells that a worker went away, in its own error texts.
+_LOST_TEXTS = (
+    "ExecutorLostFailure",
+    "Executor heartbeat timed out",
+    "Python worker exited unexpectedly",
+    "Python worker killed",
+    "Lost executor",
+    "worker lost",
+    "java.net.SocketException: Connection reset",
+    "java.io.EOFException",
+)
+
+_OK, _FAILED = "+", "-"
+
+
+class RankRequest(Protocol):
+    """What every rank of an attempt gets. It is pickled for Spark's tasks."""
+
+    @property
+    def meeting_place(self) -> str | None:
+        """The directory where the ranks meet; None where they meet through Spark."""
+
+    def run(
+        self,
+        rank: int,
+        world_size: int,
+        all_gather: Callable[[bytes], list[bytes]],
+        bind_address: str,
+        gpu_addresses: Sequence[str] | None = None,
+    ) -> RankOutcome:
+        """Trains a rank in the task and says how it ended; raises nothing. `gpu_addresses` are the GPUs that
+        Spark assigned to the task, None where it assigned none.
+        """
+
+
+class Payload(Protocol):
+    """What is trained, as it goes to the workers."""
+
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        """Its files by name; large ones go through the work directory."""
+
+    def request(
+        self, job: Mapping[str, Any], secret: bytes, placed: Mapping[str, str], shares_machine: bool
+    ) -> RankRequest:
+        """The request of an attempt. `placed` has the URIs of the files in the work directory, the others
+        travel with the request; `shares_machine` says whether workers run on this machine.
+        """
+
+
+@dataclass
+class Launch:
+    """A training that is ready to run.
+
+    `job` is the training job without its `attempt`; `visible` says whether this process reads the work
+    directory; `watch` makes what shows an attempt's progress, given the attempt's id; `num_gpus` is how many
+    GPUs Spark is asked for with each worker.
+    """
+
+    spark: SparkSession
+    work: WorkDirectory
+    job: Mapping[str, Any]
+    payload: Payload
+    num_workers: int
+    max_restarts: int
+    slot_timeout: float
+    visible: bool
+    watch: Callable[[str], AbstractContextManager[Any]]
+    num_gpus: int = 0
+    id: str = field(default_factory=new_id)
+    attempts: list[str] = field(default_factory=list)
+    """The ids of the attempts that were made, newest last."""
+
+    def run(self) -> dict[str, Any]:
+        """Trains, and returns rank 0's result as `native/train` tells it.
+
+        A lost worker starts the training again from the newest whole checkpoint, up to `max_restarts` times.
+        Raises the user's own exception where one was raised on a worker and can be unpickled here, else a
+        WorkerError; either says where it was.
+        """
+        placed = self._place_files()
+        while True:
+            resume = self._newest_checkpoint() if self.attempts else None
+            attempt = new_id()
+            self.attempts.append(attempt)
+            try:
+                with self.watch(attempt):
+                    return self._attempt(attempt, resume, placed)
+            except _Lost as lost:
+                restarts = len(self.attempts) - 1
+                if restarts >= self.max_restarts:
+                    raise lost.error from lost.__cause__
+                log.warning(
+                    "training is started again (%d of at most %d restarts): %s",
+                    restarts + 1,
+                    self.max_restarts,
+                    _first_line(lost.error),
+                )
+                self._await_slots(lost.error)
+
+    def clean(self) -> None:
+        """Removes what the attempts left in the work directory; a failure to do so is told and no more."""
+        placed = [self.id] if self._large_files() else []
+        for name in [*self.attempts, *placed]:
+            remove(self.spark, self.work, self.visible, "attempts", name)
+
+    def _attempt(self, attempt: str, resume: str | None, placed: Mapping[str, str]) -> dict[str, Any]:
+        where = {"id": attempt, "workDir": self.work.uri, "resume": resume}
+        request = self.payload.request(
+            {**self.job, "attempt": where},
+            secrets.token_bytes(32),
+            placed,
+            cluster.shares_machine(self.spark),
+        )
+        outcomes = run_stage(self.spark, request, self.num_workers, self.num_gpus)
+        failed = first_cause(outcomes)
+        if failed is None:
+            results = {outcome.rank: json.loads(outcome.result_json or "{}") for outcome in outcomes}
+            told = (warning for rank in sorted(results) for warning in results[rank]["warnings"])
+            return {**results[0], "warnings": list(dict.fromkeys(told))}
+        error = exception_of(failed)
+        if failed.error_kind in _RETRIED_KINDS:
+            raise _Lost(error)
+        raise error
+
+    def _large_files(self) -> dict[str, bytes]:
+        """The payload's files that do not travel with the tasks."""
+        return {name: data for name, data in self.payload.files.items() if len(data) > _MAX_FILE_IN_CLOSURE}
+
+    def _place_files(self) -> dict[str, str]:
+        """Writes the large files into the work directory and returns their URIs by name."""
+        placed = {}
+        for name, data in self._large_files().items():
+            placed[name] = self.work.path("attempts", self.id, name)
+            put(self.spark, self.work, self.visible, placed[name], data)
+        return placed
+
+    def _newest_checkpoint(self) -> str | None:
+        """The newest whole checkpoint of the attempts so far, as the workers see it."""
+        uri, attempts, options = self.work.uri, list(self.attempts), dict(self.work.store_options)
+
+        def newest() -> str | None:
+            from flambeau import _native
+
+            return _native.newest_checkpoint(uri, attempts, options)
+
+        found: str | None = cluster.on_worker(self.spark, newest)
+        return found
+
+    def _await_slots(self, lost: Exception) -> None:
+        wait = max(self.slot_timeout, _RECOVERY_SECONDS)
+        try:
+            cluster.check_slots(self.spark, self.num_workers, wait, self.num_gpus)
+        except ClusterError as error:
+            raise error from lost
+
+
+class _Lost(Exception):
+    """A worker was lost, or did not answer in time: worth another attempt. `error` is what the user gets
+    without one.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def run_stage(
+    spark: SparkSession, request: RankRequest, num_workers: int, num_gpus: int = 0
+) -> list[RankOutcome]:
+    """Runs one barrier stage with a task for each rank and returns how each ended, by rank.
+
+    With `num_gpus` of 1 Spark assigns a GPU to each task. Waits for as long as the training takes. Raises
+    _Lost where Spark lost a worker, and EnvironmentMismatchError where the workers' Python has no flambeau.
+    """
+    task = rank_task(request)
+    # Spark 3.5 knows no such argument.
+    profile: dict[str, Any] = {"profile": cluster.gpu_profile(spark)} if num_gpus else {}
+    stage = spark.range(0, num_workers, 1, num_workers).mapInArrow(
+        task, "rank int, outcome binary", barrier=True, **profile
+    )
+    try:
+        rows = stage.collect()
+    except Exception as error:
+        text = str(error)
+        if "No module named 'flambeau" in text:
+            raise EnvironmentMismatchError(
+                "the workers' Python cannot import flambeau: install it there, or point PYSPARK_PYTHON (or "
+                "spark.pyspark.python) at a Python that has it"
+            ) from error
+        if any(lost in text for lost in _LOST_TEXTS):
+            raise _Lost(WorkerLost(f"a worker was lost: {_reason(text)}")) from error
+        raise
+    return sorted((pickle.loads(row.outcome) for row in rows), key=lambda outcome: outcome.rank)
+
+
+def rank_task(request: RankRequest) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+    """The function that Spark runs in each task of the stage: it trains one rank and yields one row."""
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        import pickle
+
+        import pyarrow
+        from pyspark import BarrierTaskContext
+
+        from flambeau._fit.launch import StageRendezvous, bind_address
+        from flambeau._fit.meeting import MeetingPlace
+
+        for _ in batches:
+            pass
+        context = BarrierTaskContext.get()
+        addresses = [info.address for info in context.getTaskInfos()]
+        rank, place = context.partitionId(), request.meeting_place
+        rendezvous = StageRendezvous(MeetingPlace(place, rank, len(addresses)) if place else context)
+        address = bind_address(addresses, rank)
+        gpus = context.resources().get("gpu")
+        given = None if gpus is None else gpus.addresses
+        outcome = request.run(rank, len(addresses), rendezvous.all_gather, address, given)
+        rendezvous.leave()
+        yield pyarrow.RecordBatch.from_pydict(
+            {"rank": pyarrow.array([rank], "int32"), "outcome": [pickle.dumps(outcome)]}
+        )
+
+    return task
+
+
+class StageRendezvous:
+    """The one all-gather of a barrier stage, which a rank that fails before it leaves with a mark for the
+    others.
+
+    Without the mark they would wait for `spark.barrier.sync.timeout`, a year by default.
+    """
+
+    def __init__(self, context: BarrierTaskContext | MeetingPlace) -> None:
+        self._context = context
+        self._done = False
+
+    def all_gather(self, payload: bytes) -> list[bytes]:
+        """Every rank's payload, by rank. Waits for all ranks; raises WorkerLost where one left instead."""
+        self._done = True
+        replies = self._context.allGather(_OK + base64.b64encode(payload).decode())
+        left = [rank for rank, reply in enumerate(replies) if not reply.startswith(_OK)]
+        if left:
+            raise WorkerLost(f"worker {left[0]} failed before the workers met", rank=left[0])
+        return [base64.b64decode(reply[len(_OK) :]) for reply in replies]
+
+    def leave(self) -> None:
+        """Frees the ranks that wait in `all_gather`, where this one never called it."""
+        if not self._done:
+            self._done = True
+            self._context.allGather(_FAILED)
+
+
+def bind_address(addresses: Sequence[str], rank: int) -> str:
+    """The IP address that the other ranks reach this one at; loopback where all executors are on one host.
+
+    `addresses` are the executors', `host:port`, by rank.
+    """
+    hosts = [address.rsplit(":", 1)[0].strip("[]") for address in addresses]
+    if len(set(hosts)) == 1:
+        return "127.0.0.1"
+    return str(socket.getaddrinfo(hosts[rank], None, type=socket.SOCK_STREAM)[0][4][0])
+
+
+def first_cause(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
+    """The outcome that says why the others failed; None where all went well.
+
+    Where several ranks say that it began with them, one with an error of its own comes before one that missed
+    another.
+    """
+    failed = [outcome for outcome in outcomes if not outcome.ok]
+    return min(
+        failed,
+        key=lambda outcome: (not outcome.is_cause, outcome.error_kind in _RETRIED_KINDS, outcome.rank),
+        default=None,
+    )
+
+
+def exception_of(outcome: RankOutcome) -> Exception:
+    """The exception of a failed rank: of its own class where it can be unpickled, else a WorkerError with the
+    traceback.
+
+    It says where it was, in its attributes `rank`, `host`, `epoch` and `step` and in a note.
+    """
+    where = f"on worker {outcome.rank} ({outcome.host})"
+    if outcome.epoch is not None:
+        where += f", epoch {outcome.epoch}"
+    if outcome.step is not None:
+        where += f", step {outcome.step}"
+    place = {"rank": outcome.rank, "host": outcome.host, "epoch": outcome.epoch, "step": outcome.step}
+    error = _unpickled(outcome.pickle)
+    if error is None:
+        return WorkerError(
+            f"{outcome.error_type}: {outcome.message} ({where})",
+            rank=outcome.rank,
+            host=outcome.host,
+            epoch=outcome.epoch,
+            step=outcome.step,
+            traceback=outcome.traceback,
+        )
+    for name, value in place.items():
+        if getattr(error, name, None) is None:
+            _set_attribute(error, name, value)
+    if not isinstance(error, FlambeauError) or outcome.error_kind == "user":
+        where += f"\n\nThe worker's traceback:\n{outcome.traceback}"
+    error.add_note(where)
+    return error
+
+
+def _unpickled(data: bytes | None) -> Exception | None:
+    """The exception of a pickle; None where there is none, or where its class cannot be had here."""
+    if data is None:
+        return None
+    try:
+        error = pickle.loads(data)
+    except Exception:
+        return None
+    return error if isinstance(error, Exception) else None
+
+
+def _set_attribute(error: Exception, name: str, value: Any) -> None:
+    try:
+        setattr(error, name, value)
+    except AttributeError:
+        # A class with slots, or with a property of that name; the note says it too.
+        log.debug("%s takes no attribute %s", type(error).__name__, name)
+
+
+def put(spark: SparkSession, work: WorkDirectory, visible: bool, uri: str, data: bytes) -> None:
+    """Writes a file into the work directory, through a Spark task where this process does not see it."""
+    options = dict(work.store_options)
+    if visible:
+        from flambeau import _native
+
+        _native.Store(options).put(uri, data)
+        return
+
+    def write(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        import tempfile
+
+        import pyarrow
+
+        from flambeau import _native
+
+        with tempfile.NamedTemporaryFile() as file:
+            for batch in batches:
+                for chunk in batch.column("chunk"):
+                    file.write(chunk.as_buffer())
+            file.flush()
+            _native.Store(options).put_file(uri, file.name)
+        yield pyarrow.RecordBatch.from_pydict({"written": [True]})
+
+    chunks = [
+        (start, bytearray(data[start : start + _CHUNK_BYTES])) for start in range(0, len(data), _CHUNK_BYTES)
+    ]
+    rows = spark.createDataFrame(chunks, "start long, chunk binary").repartition(1)
+    rows.sortWithinPartitions("start").mapInArrow(write, "written boolean").collect()
+
+
+def remove(spark: SparkSession, work: WorkDirectory, visible: bool, *parts: str) -> None:
+    """Deletes a path of the work directory, through a Spark task where this process does not see it.
+
+    A failure is told and no more, so that it hides neither a result nor an earlier error.
+    """
+    path, options = work.path(*parts), dict(work.store_options)
+
+    def delete() -> None:
+        from flambeau import _native
+
+        _native.Store(options).delete_prefix(path)
+
+    try:
+        if visible:
+            work.delete(*parts)
+        else:
+            cluster.on_worker(spark, delete)
+    except Exception as error:
+        log.warning("%s could not be removed: %s", path, _first_line(error))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _reason(text: str) -> str:
+    """The part of a Spark error that says how a worker was lost."""
+    found = re.search(r"(ExecutorLostFailure.*|Python worker exited.*|Lost executor.*)", text)
+    return found.group(1).strip() if found else _first_line(Exception(text))

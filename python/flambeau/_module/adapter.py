@@ -1,0 +1,620 @@
+"""The nn.Module as the model that the native worker trains.
+
+`ModuleModel` is called from Rust by the training loop, on one thread, but for the gradient hooks, which
+autograd may call on threads of its own. Batches come as DLPack capsules over pooled native buffers, which a
+tensor gives back when it dies. Gradients live in the reducer's flat buckets: `.grad` is None before the first
+backward of a step; a hook copies the gradient that autograd made into the parameter's view of its bucket
+and makes `.grad` that view, in which later micro-steps accumulate.
+
+On a GPU the buckets are tensors of torch's. What happens in a step is queued on one stream, torch's present
+one, and the host runs ahead of it: it waits for the loss, which is there before backward, and for nothing
+else.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack
+from torch.utils.hooks import RemovableHandle
+
+from flambeau._module import devices, generators, losses, metrics, optimizers
+from flambeau._module.compiled import CompiledModule
+from flambeau._module.device_programs import DevicePrograms
+from flambeau._module.devices import BatchCopier, Readback, Rows
+from flambeau._module.precision import autocast
+from flambeau._module.uncompiled import uncompiled
+from flambeau.errors import DataError, ParamError
+
+if TYPE_CHECKING:
+    from flambeau._native import GradientReducer
+
+_DTYPES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.int64: "int64",
+}
+"""The dtypes that collectives know; other tensors travel as raw bytes."""
+
+_GRADIENT_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+class ModuleModel:
+    """An nn.Module with its loss, optimizer and metrics, as the native worker sees it.
+
+    `program` holds `model`, `loss`, `optimizer` and `metrics` as they came out of one pickle, so that an
+    optimizer instance holds the module's own parameters. `inputs` are the data set's input tensors, as (name,
+    columns). `precision` is that of forward and loss: "float32" leaves the module as it is, "bf16" and "fp16"
+    autocast. `compiles` has torch.compile make what is called in training. Raises `ParamError` for what can't
+    be trained, before anything is read.
+    """
+
+    def __init__(
+        self,
+        program: Mapping[str, Any],
+        inputs: Sequence[tuple[str, Sequence[str]]],
+        step_size: float | None = None,
+        precision: str = "float32",
+        compiles: bool = False,
+    ) -> None:
+        module = program["model"]
+        _check_module(module)
+        _check_forward(module, inputs)
+        self.module: nn.Module = module
+        self.loss = losses.build(program["loss"])
+        self.optimizer = optimizers.build(program["optimizer"], module, step_size)
+        self._step = optimizers.step(program["optimizer"], self.optimizer)
+        self.metrics = metrics.build(
+            program.get("metrics"),
+            getattr(self.loss, "threshold", 0.0),
+            getattr(self.loss, "ignore_index", None),
+        )
+        self._names, self._parameters = _trainable(module)
+        self._views: list[Tensor] = []
+        self._bucket_tensors: list[Tensor] = []
+        self._hooks: list[RemovableHandle] = []
+        self._reducer: GradientReducer | None = None
+        self._rate_factor = 1.0
+        """What the optimizer's learning rates are of those that it was made with."""
+        self._is_whole = False
+        """Whether every `.grad` is its parameter's view."""
+        self._precision = precision
+        self._autocast = autocast(precision, torch.device("cpu"))
+        self._compiled = CompiledModule(module) if compiles else None
+        self._forward = self._compiled or module
+        """What is called in training."""
+        self._device: torch.device | None = None
+        """The GPU, None on the CPU."""
+        self._stream: torch.cuda.Stream | None = None
+        """The GPU's stream whose work the reducer waits for."""
+        self._copier: BatchCopier | None = None
+        self._host_copies: list[tuple[Tensor, Tensor]] = []
+        """What `tensors` gave last, of tensors on a GPU: each with its copy in main memory."""
+        module.train()
+
+    # The device.
+
+    def cuda_obstacle(self) -> str | None:
+        """Why the module can't be trained on a GPU here, None where it can."""
+        return devices.cuda_obstacle()
+
+    def nccl_directories(self) -> list[str]:
+        """Where the NCCL that came with torch may lie."""
+        return devices.nccl_directories()
+
+    def to_device(self, index: int) -> int:
+        """Moves everything to `cuda:index`, and returns the `cudaStream_t` that work is queued on from then
+        on.
+        """
+        torch.cuda.set_device(index)
+        self.occupy(torch.device("cuda", index))
+        self._stream = torch.cuda.current_stream()
+        return self._stream.cuda_stream
+
+    def occupy(self, device: torch.device) -> None:
+        """Moves everything to a device."""
+        # In place: the optimizer and the hooks know the parameters as the objects that they are.
+        self.module.to(device)
+        self.loss.to(device)
+        if self.optimizer.state:
+            with uncompiled():
+                self.optimizer.load_state_dict(self.optimizer.state_dict())
+        self._autocast = autocast(self._precision, device)
+        self._device, self._copier = device, BatchCopier(device)
+
+    def allocate_buckets(self, wanted: Sequence[tuple[str, int]]) -> list[int]:
+        """A flat tensor of zeros on the device for each (dtype, number of elements); returns their
+        addresses. They live until the next call.
+        """
+        self._bucket_tensors = [
+            torch.zeros(numel, dtype=getattr(torch, dtype), device=self._device) for dtype, numel in wanted
+        ]
+        return [bucket.data_ptr() for bucket in self._bucket_tensors]
+
+    def prepare_programs(
+        self, wanted: Sequence[tuple[str, int]], programs: Sequence[Sequence[tuple[Any, ...]]]
+    ) -> DevicePrograms:
+        """Makes tensors beside the buckets of the last call, and programs on all of them ready."""
+        return DevicePrograms(self._bucket_tensors, self._stream, wanted, programs)
+
+    # What the worker asks at the start.
+
+    def parameters(self) -> list[tuple[str, int, int, str]]:
+        """The trainable parameters as (name, number of elements, first dimension, dtype), tied ones once, in
+        registration order.
+        """
+        return [
+            (name, parameter.numel(), *(parameter.shape[:1] or (1,)), _DTYPES[parameter.dtype])
+            for name, parameter in zip(self._names, self._parameters, strict=True)
+        ]
+
+    def num_metric_sums(self) -> int:
+        """How many float64 sums the metrics add to those of the loss."""
+        return sum(metric.size for metric in self.metrics)
+
+    def attach(self, reducer: GradientReducer) -> None:
+        """Makes each parameter's view of the reducer's buckets; called again when the buckets are laid out
+        anew.
+        """
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._views.clear()
+        if self._device is None:
+            self._bucket_tensors = [from_dlpack(capsule) for capsule in reducer.buckets()]
+        for index, parameter in enumerate(self._parameters):
+            bucket, offset = reducer.view(index)
+            flat = self._bucket_tensors[bucket][offset : offset + parameter.numel()]
+            # A dense parameter's gradient has its strides (channels_last, say), so that copies and optimizers
+            # stay flat.
+            self._views.append(flat.as_strided(parameter.shape, parameter.stride()))
+        self._reducer = reducer
+        while self._hooks:
+            self._hooks.pop().remove()
+        if len(self._bucket_tensors) > 1:
+            for index, parameter in enumerate(self._parameters):
+                hook = self._hook(index, self._views[index], reducer.mark_ready)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def tensors(self, only_buffers: bool = False) -> list[tuple[str, int, int, str | None, int]]:
+        """Parameters and buffers, or the latter alone, as (name, pointer, number of elements, dtype or None,
+        bytes): what replicas share.
+
+        The pointers are to main memory, to copies of what lies on a device, and hold until the module next
+        runs. A tensor with a dtype that collectives don't know has None.
+        """
+        named = [] if only_buffers else list(self.module.named_parameters())
+        self._host_copies = []
+        shared = []
+        for name, tensor in (*named, *self.module.named_buffers()):
+            tensor = tensor.detach()
+            if tensor.numel() == 0:
+                continue
+            if not _is_dense(tensor):
+                raise ParamError(
+                    f"model: {name} has elements that share memory; make it a tensor of its own with .clone()"
+                )
+            if self._device is not None:
+                copy = tensor.to("cpu")
+                self._host_copies.append((tensor, copy))
+                tensor = copy
+            dtype = _DTYPES.get(tensor.dtype)
+            num_bytes = tensor.numel() * tensor.element_size()
+            shared.append((name, tensor.data_ptr(), tensor.numel(), dtype, num_bytes))
+        return shared
+
+    def take_tensors(self) -> None:
+        """Takes over what `tensors` gave last, on a device, after others have written there."""
+        with torch.no_grad():
+            for tensor, copy in self._host_copies:
+                tensor.copy_(copy)
+        self._host_copies = []
+
+    def set_num_threads(self, num_threads: int) -> None:
+        """Sets the number of threads that torch computes with; called once the ranks of this host are
+        known.
+        """
+        torch.set_num_threads(num_threads)
+
+    def seed(self, seed: int, step: int, rank: int) -> None:
+        """Seeds Python's, numpy's and torch's generators from (seed, step, rank) alone."""
+        generators.seed(seed, step, rank)
+
+    def warnings(self) -> list[str]:
+        """What the user should know although nothing failed."""
+        return [self._compiled.warning] if self._compiled and self._compiled.warning else []
+
+    # What happens in a step.
+
+    def _hook(self, index: int, view: Tensor, mark_ready: Callable[[int], None]) -> Callable[[Tensor], None]:
+        # Holds nothing that holds the parameter: Python finds no cycle that goes through such a hook, and the
+        # module would outlive its training.
+        name, stream = self._names[index], self._stream
+
+        def gradient_is_accumulated(parameter: Tensor) -> None:
+            gradient = parameter.grad
+            if gradient is not view:
+                if gradient is None or gradient.is_sparse:
+                    raise _sparse(name)
+                view.copy_(gradient)
+                parameter.grad = view
+            if stream is not None:
+                # Autograd computes a gradient on the stream that forward first used the parameter on.
+                present = torch.cuda.current_stream(parameter.device)
+                if present != stream:
+                    stream.wait_stream(present)
+            mark_ready(index)
+
+        return gradient_is_accumulated
+
+    def _gather(self, reducer: GradientReducer) -> None:
+        """What the hooks do, for all parameters at once after backward.
+
+        With one bucket there is nothing to overlap, and a hook costs several times as much a parameter.
+        """
+        ready, views, gradients = [], [], []
+        for index, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if gradient is not view:
+                if gradient.is_sparse:
+                    raise _sparse(self._names[index])
+                views.append(view)
+                gradients.append(gradient)
+                parameter.grad = view
+            ready.append(index)
+        if views:
+            torch._foreach_copy_(views, gradients)
+        self._is_whole = len(ready) == len(self._parameters)
+        reducer.mark_all_ready(ready)
+
+    def train_batch(
+        self,
+        inputs: Sequence[Any],
+        labels: Sequence[Any],
+        weight: Any | None,
+        num_rows: int,
+        reference: float,
+        loss_scale: float,
+    ) -> list[float]:
+        """Forward, loss and backward of one micro-step; returns numerator, denominator and the metrics' sums.
+
+        Backward runs on the local mean times denominator / `reference`, so that ranks and micro-steps weigh
+        by what they hold, and times `loss_scale`, which the reduced gradients are divided by.
+        """
+        return self._train(_rows(inputs, labels, weight, num_rows), reference, loss_scale)
+
+    def stage(self, inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_rows: int) -> Rows:
+        """Begins to copy a batch to the device."""
+        rows = _rows(inputs, labels, weight, num_rows)
+        rows.labels, rows.facts = self.loss.on_host(rows.labels, rows.weight)
+        return self._copier.send(rows)  # type: ignore[union-attr]
+
+    def train_staged(self, rows: Rows, reference: float, loss_scale: float) -> list[float]:
+        """As `train_batch`, of a batch that `stage` gave."""
+        self._copier.receive(rows)  # type: ignore[union-attr]
+        return self._train(rows, reference, loss_scale)
+
+    def _train(self, rows: Rows, reference: float, loss_scale: float) -> list[float]:
+        with self._autocast:
+            output = self._forward(*rows.inputs)
+            value, denominator = self.loss(output, rows.labels, rows.weight, rows.num_rows, rows.facts)
+        # On a device the numbers set out before backward, which is not waited for.
+        readback = None if self._device is None else self._read_back(output, value, rows)
+        if denominator:
+            if not value.requires_grad:
+                raise self._detached()
+            factor = denominator / reference * loss_scale
+            (value if factor == 1.0 else _times(value, factor)).backward()
+            if not self._hooks:
+                self._gather(self._reducer)  # type: ignore[arg-type]
+        return self._sums(output, value, denominator, rows, readback)
+
+    def _read_back(self, output: Any, value: Tensor, rows: Rows) -> Readback:
+        """The loss and the metrics' sums on their way from the device."""
+        parts = [value.detach().to(torch.float64).reshape(1)]
+        if self.metrics:
+            parts.append(self._metric_sums(output, rows))
+        return Readback(torch.cat(parts))
+
+    def _sums(
+        self, output: Any, value: Tensor, denominator: float, rows: Rows, readback: Readback | None
+    ) -> list[float]:
+        """Numerator, denominator and the metrics' sums."""
+        if readback is not None:
+            mean, *metrics = readback.wait()
+        else:
+            mean = value.item() if denominator else 0.0
+            metrics = self._metric_sums(output, rows).tolist() if self.metrics else []
+        return [mean * denominator if denominator else 0.0, denominator, *metrics]
+
+    def _detached(self) -> ParamError:
+        return ParamError(
+            f"{getattr(self.loss, 'name', 'the loss')} does not depend on any trainable parameter: "
+            "is the output detached, or made under no_grad, from .item() or by numpy?"
+        )
+
+    def _metric_sums(self, output: Any, rows: Rows) -> Tensor:
+        with torch.no_grad(), self._autocast:
+            return torch.cat(
+                [metric.update(output, rows.labels, rows.weight, rows.num_rows) for metric in self.metrics]
+            )
+
+    # The reduced gradients on a device.
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiplies all by `factor`; exactly 1 leaves them alone."""
+        if factor != 1.0:
+            torch._foreach_mul_(self._bucket_tensors, factor)
+
+    def unscale_gradients(self, factor: float) -> bool:
+        """Multiplies all by `factor`, and returns whether they are finite, which it waits for."""
+        self.scale_gradients(factor)
+        return bool(torch.isfinite(self._norms(torch.inf)).all())
+
+    def clip_gradients(self, max_norm: float) -> None:
+        """Scales all down to a 2-norm of at most `max_norm`, by the factor that PyTorch's
+        `clip_grad_norm_` has.
+        """
+        norm = torch.linalg.vector_norm(self._norms(2.0))
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for bucket in self._bucket_tensors:
+            bucket.mul_(factor)
+
+    def _norms(self, order: float) -> Tensor:
+        """The norm of each bucket: float64 [buckets]. What lies between the views is 0."""
+        return torch.stack([norm.double() for norm in torch._foreach_norm(self._bucket_tensors, order)])
+
+    def optimizer_step(self, used: Sequence[bool] | None, rate_factor: float) -> None:
+        """Steps the optimizer over the reduced gradients and drops them.
+
+        `used` says which parameters any rank used in this step, None that all were: one that only others used
+        takes its view, which holds the average; one that none used keeps no gradient, so that the optimizer
+        passes it over. `rate_factor` is what the learning rates are multiplied by.
+        """
+        parameters = self._parameters
+        if used is None and not self._is_whole:
+            for parameter, view in zip(parameters, self._views, strict=True):
+                if parameter.grad is None:
+                    parameter.grad = view
+        elif used is not None:
+            for parameter, view, is_used in zip(parameters, self._views, used, strict=True):
+                parameter.grad = view if is_used else None
+        if rate_factor != self._rate_factor:
+            optimizers.scale_learning_rates(self.optimizer, rate_factor)
+            self._rate_factor = rate_factor
+        self._step()
+        self._drop_gradients()
+
+    def learning_rate(self) -> float | None:
+        """The learning rate that the optimizer was made with, None where it has none."""
+        return optimizers.learning_rate(self.optimizer)
+
+    def skip_step(self) -> None:
+        """In place of `optimizer_step` where the gradients overflowed."""
+        self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._is_whole = False
+
+    # Evaluation.
+
+    def evaluate_batch(
+        self, inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_rows: int
+    ) -> list[float]:
+        """Forward and loss in eval mode; returns numerator, denominator and the metrics' sums."""
+        return self._evaluate(_rows(inputs, labels, weight, num_rows))
+
+    def evaluate_staged(self, rows: Rows) -> list[float]:
+        """As `evaluate_batch`, of a batch that `stage` gave."""
+        self._copier.receive(rows)  # type: ignore[union-attr]
+        return self._evaluate(rows)
+
+    def _evaluate(self, rows: Rows) -> list[float]:
+        self.module.eval()
+        try:
+            # Not inference_mode: a module may cache a tensor that it makes here, and training could not use
+            # that one.
+            with torch.no_grad(), self._autocast:
+                output = self.module(*rows.inputs)
+                value, denominator = self.loss(output, rows.labels, rows.weight, rows.num_rows, rows.facts)
+        finally:
+            self.module.train()
+        readback = None if self._device is None else self._read_back(output, value, rows)
+        return self._sums(output, value, denominator, rows, readback)
+
+    def finish_metrics(self, sums: Sequence[float]) -> list[tuple[str, float]]:
+        """The metrics by name, from their sums over all rows."""
+        finished = []
+        start = 0
+        for metric in self.metrics:
+            finished.append((metric.name, float(metric.finish(list(sums[start : start + metric.size])))))
+            start += metric.size
+        return finished
+
+    # State.
+
+    def save_state(self, file: Any) -> None:
+        """Writes the module's and the optimizer's state to a binary file object."""
+        with uncompiled():
+            optimizer = self.optimizer.state_dict()
+        state = {
+            "model": self.module.state_dict(),
+            "unlisted": _unlisted_buffers(self.module),
+            "optimizer": optimizer,
+        }
+        torch.save(state, file)
+
+    def load_state(self, data: bytes) -> None:
+        """Takes back what `save_state` wrote."""
+        state = _load(data)
+        self.module.load_state_dict(state["model"])
+        buffers = dict(self.module.named_buffers())
+        with torch.no_grad():
+            for name, value in state["unlisted"].items():
+                buffers[name].copy_(value)
+        with uncompiled():
+            self.optimizer.load_state_dict(state["optimizer"])
+        self._rate_factor = math.nan
+
+    def save_rank_state(self) -> bytes:
+        """This rank's random generators: torch's, CUDA's where it runs, numpy's and Python's."""
+        file = io.BytesIO()
+        torch.save(generators.state(), file)
+        return file.getvalue()
+
+    def load_rank_state(self, data: bytes) -> None:
+        """Takes back what `save_rank_state` gave."""
+        generators.set_state(_load(data))
+
+    def write_weights(self, directory: str) -> list[str]:
+        """Writes the module's weights as `weights.safetensors` under `directory`; returns the names of the
+        files written.
+        """
+        from flambeau._saved.weights import save_module
+
+        save_module(self.module, Path(directory) / "weights.safetensors")
+        return ["weights.safetensors"]
+
+
+def _rows(inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_rows: int) -> Rows:
+    """A batch of capsules as tensors."""
+    return Rows(
+        list(map(from_dlpack, inputs)),
+        list(map(from_dlpack, labels)),
+        None if weight is None else from_dlpack(weight),
+        num_rows,
+    )
+
+
+def _sparse(name: str) -> ParamError:
+    return ParamError(
+        f"model: {name} got a sparse gradient, which is not supported; make it dense, with sparse=False"
+    )
+
+
+def _times(loss: Tensor, factor: float) -> Tensor:
+    """A loss times a factor, in a type that holds both: the first loss scale is beyond float16."""
+    return (loss.float() if loss.dtype == torch.float16 else loss) * factor
+
+
+def _load(data: bytes) -> dict[str, Any]:
+    """Reads a checkpoint of our own making; only what an optimizer keeps as an object of a class needs the
+    full unpickler.
+    """
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+
+
+def _unlisted_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers that state_dict leaves out (persistent=False)."""
+    listed = module.state_dict(keep_vars=True)
+    return {name: buffer for name, buffer in module.named_buffers() if name not in listed}
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill one piece of memory, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted(
+        (st, si) for st, si in zip(tensor.stride(), tensor.shape, strict=True) if si > 1
+    ):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _trainable(module: nn.Module) -> tuple[list[str], list[nn.Parameter]]:
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad and p.numel() > 0]
+    return [name for name, _ in named], [parameter for _, parameter in named]
+
+
+def _check_module(module: Any) -> None:
+    """Refuses, by name and with what to do, what can't be trained data-parallel."""
+    if not isinstance(module, nn.Module):
+        raise ParamError(f"model: expected a torch.nn.Module, got {type(module).__name__}")
+    if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise ParamError(
+            f"model: give the plain module, not the one wrapped in {type(module).__name__}: pass model.module"
+        )
+    for name, child in module.named_modules():
+        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse:
+            raise ParamError(
+                f"model: {name} makes sparse gradients, which are not supported; make it with sparse=False"
+            )
+        if isinstance(child, nn.SyncBatchNorm):
+            raise ParamError(
+                f"model: {name} is a SyncBatchNorm, which is not supported; use BatchNorm, which "
+                "takes each rank's rows"
+            )
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if torch.nn.parameter.is_lazy(tensor):
+            raise ParamError(
+                f"model: {name} is not initialised yet; call the module once on example inputs first"
+            )
+        if tensor.is_sparse:
+            raise ParamError(f"model: {name} is a sparse tensor, which is not supported; use a dense one")
+        if tensor.device.type != "cpu":
+            raise ParamError(
+                f"model: {name} is on {tensor.device}, but must come from the CPU: pass model.cpu(); each "
+                "worker moves it to its own device"
+            )
+    names, parameters = _trainable(module)
+    for name, parameter in zip(names, parameters, strict=True):
+        if parameter.is_complex():
+            raise ParamError(
+                f"model: {name} is complex, which is not supported; keep real and imaginary parts "
+                "as two parameters"
+            )
+        if parameter.dtype not in _GRADIENT_DTYPES:
+            raise ParamError(
+                f"model: {name} has dtype {parameter.dtype}; trainable ones are float32, float64, "
+                "float16 or bfloat16"
+            )
+        if not _is_dense(parameter):
+            raise ParamError(
+                f"model: {name} has elements that share memory; make it a parameter of its own with .clone()"
+            )
+    if not parameters:
+        raise ParamError("model: no parameter is trainable; at least one must have requires_grad=True")
+
+
+def _check_forward(module: nn.Module, inputs: Sequence[tuple[str, Sequence[str]]]) -> None:
+    """Refuses inputs that `forward` can't take, naming both."""
+    try:
+        signature = inspect.signature(module.forward)
+    except (TypeError, ValueError):
+        return  # compiled code without a signature: the first batch will tell
+    try:
+        signature.bind(*inputs)
+    except TypeError as error:
+        given = ", ".join(f"{name} (from {', '.join(columns)})" for name, columns in inputs)
+        raise DataError(
+            f"the model's forward{signature} can't be called with the {len(inputs)} input "
+            f"tensors {given}: {error}; "
+            "inputCols gives one tensor per argument, featuresCol one tensor in all"
+        ) from None
+
+
+def check_program(
+    program: Mapping[str, Any], inputs: Sequence[tuple[str, Sequence[str]]], step_size: float | None
+) -> None:
+    """Refuses, before any worker starts, what `ModuleModel` would refuse. Leaves the module as it was."""
+    _check_module(program["model"])
+    _check_forward(program["model"], inputs)
+    losses.build(program["loss"])
+    metrics.build(program.get("metrics"))
+    optimizers.build(program["optimizer"], program["model"], None)

@@ -1,0 +1,1 @@
+"""Models and estimators as files: programs, weights and metadata."""
