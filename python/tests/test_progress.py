@@ -66,6 +66,17 @@ def test_the_bar_follows_the_events(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "epoch 2/2" in shown and "loss 0.25, validation loss 0.75, mae 0.125, 640 rows/s" in shown
 
 
+def test_the_bar_of_a_training_that_stopped_early_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = tmp_path / "attempts" / "a" / "events"
+    write(events, 1, START | {"epochs": 9}, EPOCH, {"kind": "end"})
+    with Progress(WorkDirectory(str(tmp_path)), "a", True, 1) as progress:
+        pass
+    assert (progress._bar.n, progress._bar.total) == (20, 90)
+    assert "stopped early after epoch 2/9: " in capsys.readouterr().err
+
+
 def test_a_loss_that_is_not_a_number_is_shown_as_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

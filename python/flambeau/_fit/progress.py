@@ -86,6 +86,8 @@ class Progress:
             self._validation = self._validated(event)
             self._move(event["steps"], event["epoch"])
             self._describe(event["loss"], event["rowsPerSecond"])
+        elif kind == "end" and self._bar.n < self._bar.total:
+            self._bar.set_description(f"stopped early after {self._bar.desc.removesuffix(': ')}")
 
     def _open(self, event: Mapping[str, Any]) -> None:
         from tqdm.auto import tqdm

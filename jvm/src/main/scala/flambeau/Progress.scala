@@ -16,6 +16,7 @@ private[flambeau] final class Progress private (work: WorkDirectory, attempt: St
   @volatile private var isEnding = false
   private var nextFile = 1
   private var numEpochs = 0L
+  private var lastEpoch = 0L
 
   private val thread = new Thread(() => poll(), "flambeau-progress")
   thread.setDaemon(true)
@@ -50,8 +51,12 @@ private[flambeau] final class Progress private (work: WorkDirectory, attempt: St
 
   private def show(event: JsonNode): Unit = event.path("kind").asText match {
     case "start" => numEpochs = event.path("epochs").asLong
-    case "epoch" => log.info(Progress.line(event, numEpochs))
-    case _       => ()
+    case "epoch" =>
+      lastEpoch = event.path("epoch").asLong + 1
+      log.info(Progress.line(event, numEpochs))
+    case "end" if lastEpoch < numEpochs =>
+      log.info("training stopped early after epoch {} of {}", lastEpoch, numEpochs)
+    case _ => ()
   }
 }
 
