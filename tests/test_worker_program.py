@@ -53,6 +53,18 @@ def test_two_ranks_train(tmp_path: Path, program: Path, rows: Path) -> None:
     assert first["result"]["weights"]["size"] > 0 and second["result"]["weights"] is None
 
 
+def test_weights_that_are_kept_on_the_way_change_nothing(tmp_path: Path, program: Path, rows: Path) -> None:
+    def train(name: str, **params: Any) -> dict[str, Any]:
+        job = job_of(tmp_path, program, [rows], name, batchSize=30, epochs=5, **params)
+        with Ranks(job, 1) as ranks:
+            return ranks.outcomes()[0]
+
+    kept, plain = train("kept", restoreBestWeights=True), train("plain")
+    assert history(kept) == history(plain)
+    assert kept["result"]["history"]["bestEpoch"] == 4
+    assert kept["result"]["weights"]["sha256"] == plain["result"]["weights"]["sha256"]
+
+
 def test_the_loop_without_a_launcher_meets_over_tcp(tmp_path: Path, program: Path, rows: Path) -> None:
     """Three ranks learn what one rank with three lanes learns: the same batches."""
     torch.manual_seed(0)
@@ -214,12 +226,13 @@ def test_without_a_gpu_cuda_is_refused_with_what_each_rank_lacks(
 @pytest.mark.skipif(not PROGRAM.exists(), reason="SKIPPED: there is no flambeau-worker")
 @pytest.mark.skipif(not torch.__version__.startswith(f"{TORCH}."), reason=f"SKIPPED: torch is not {TORCH}")
 def test_a_gpu_learns_what_the_cpu_does(tmp_path: Path, program: Path, rows: Path) -> None:
-    def train(device: str, gpus: Sequence[str] = ()) -> list[float]:
-        job = job_of(tmp_path, program, [rows], device, batchSize=30, epochs=5, device=device)
+    def train(device: str, gpus: Sequence[str] = (), **params: Any) -> list[float]:
+        job = job_of(tmp_path, program, [rows], device, batchSize=30, epochs=5, device=device, **params)
         with Ranks(job, 1, gpus=gpus) as ranks:
             return history(ranks.outcomes(120)[0])
 
-    assert train("cuda", ["0"]) == pytest.approx(train("cpu"), rel=1e-4)
+    # The program leaves the GPU for a moment after each epoch, to be kept.
+    assert train("cuda", ["0"], restoreBestWeights=True) == pytest.approx(train("cpu"), rel=1e-4)
 
 
 @pytest.mark.gpu

@@ -47,7 +47,8 @@ def test_it_ends_when_the_patience_is_used_up_with_the_best_weights(tmp_path: Pa
     assert best > 0 and len(losses) == best + 4 < 30
     assert history["bestEpoch"] == best
     _, expected = overfitted(tmp_path / "short", epochs=best + 1)
-    _, last = overfitted(tmp_path / "long", epochs=best + 4)
+    long, last = overfitted(tmp_path / "long", epochs=best + 4)
+    assert [record["validationLoss"] for record in long["history"]["epochs"]] == losses
     assert all(weights[name].equal(weight) for name, weight in expected.items())
     assert not all(weights[name].equal(weight) for name, weight in last.items())
 

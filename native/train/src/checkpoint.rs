@@ -24,7 +24,7 @@ const FORMAT: u32 = 1;
 const MARKER: &str = "COMMITTED";
 const SHARED: &str = "shared.bin";
 const STATE: &str = "state.json";
-const BEST: &str = "best/";
+const BEST: &str = "best";
 
 /// How many whole checkpoints an attempt keeps: the newest, and one more in case the newest cannot be read.
 const KEPT: usize = 2;
@@ -254,7 +254,7 @@ impl CheckpointWriter {
         if let Some(weights) = contents.best {
             let stored = weights.store(&self.store, &format!("{uri}/{BEST}"))?;
             parts.extend(stored.files.into_iter().map(|file| Part {
-                name: format!("{BEST}{}", file.name),
+                name: format!("{BEST}/{}", file.name),
                 size: file.size,
                 sha256: file.sha256,
             }));
@@ -391,14 +391,16 @@ impl Checkpoint {
                 compression_of,
             )?),
         };
-        let best = marker.parts.iter().filter(|_| group.rank() == 0);
-        let best: Result<Vec<(String, Bytes)>, Cause> = best
-            .filter_map(|listed| Some((listed.name.strip_prefix(BEST)?, &listed.name)))
-            .map(|(file, name)| Ok((file.to_string(), part(name)?)))
-            .collect();
-        let best = Some(best?).filter(|files| !files.is_empty());
+        let kept = |part: &Part| Some(part.name.strip_prefix(BEST)?.strip_prefix('/')?.to_string());
+        let mut best = vec![];
+        for listed in marker.parts.iter().filter(|_| group.rank() == 0) {
+            if let Some(file) = kept(listed) {
+                best.push((file, part(&listed.name)?));
+            }
+        }
+        let best = (!best.is_empty()).then(|| LocalWeights::from_files(best));
         Ok(Checkpoint {
-            best: best.map(LocalWeights::from_files).transpose()?,
+            best: best.transpose()?,
             compression,
             shared: part(SHARED)?,
             state,
