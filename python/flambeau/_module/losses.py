@@ -296,15 +296,26 @@ def _reducing(module: nn.Module, reduction: str) -> nn.Module:
     return clone
 
 
-class ElementwiseLoss:
-    """A loss module of torch's whose mean is over all elements of output and label, which have one shape."""
-
-    ignore_index: int | None = None
+class _TorchLoss:
+    """A loss module of torch's, in two forms that share their buffers: its mean, and one value a target."""
 
     def __init__(self, module: nn.Module) -> None:
         self.name = f"loss {type(module).__name__}"
         self._unreduced = _reducing(module, "none")
         self._mean = _reducing(module, "mean")
+
+    def to(self, device: torch.device) -> None:
+        self._unreduced.to(device)
+        self._mean.to(device)
+
+
+class ElementwiseLoss(_TorchLoss):
+    """A loss module of torch's whose mean is over all elements of output and label, which have one shape."""
+
+    ignore_index: int | None = None
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
         self.threshold = 0.5 if isinstance(module, nn.BCELoss) else 0.0
 
     def __call__(
@@ -323,13 +334,8 @@ class ElementwiseLoss:
     def on_host(self, labels: list[Tensor], weight: Tensor | None) -> tuple[list[Tensor], HostFacts]:
         return labels, _weight_facts(weight)
 
-    def to(self, device: torch.device) -> None:
-        # The two share their buffers.
-        self._unreduced.to(device)
-        self._mean.to(device)
 
-
-class ClassLoss:
+class ClassLoss(_TorchLoss):
     """Cross entropy or negative log likelihood: the mean is over the targets that count, each by its class's
     weight.
     """
@@ -337,12 +343,10 @@ class ClassLoss:
     threshold = 0.0
 
     def __init__(self, module: nn.Module) -> None:
-        self.name = f"loss {type(module).__name__}"
+        super().__init__(module)
         self.ignore_index = int(module.ignore_index)  # type: ignore[arg-type]
         self._class_weight: Tensor | None = module.weight  # type: ignore[assignment]
         self._class_weight_on_host = self._class_weight
-        self._unreduced = _reducing(module, "none")
-        self._mean = _reducing(module, "mean")
 
     def __call__(
         self,
@@ -380,9 +384,7 @@ class ClassLoss:
         return [label], HostFacts(_sum(target_weights), classes)
 
     def to(self, device: torch.device) -> None:
-        # The two share their buffers.
-        self._unreduced.to(device)
-        self._mean.to(device)
+        super().to(device)
         self._class_weight = self._mean.weight  # type: ignore[assignment]
 
     def _evaluate(
@@ -394,9 +396,8 @@ class ClassLoss:
         facts: HostFacts | None,
     ) -> tuple[Tensor, float]:
         known = facts.denominator if facts is not None else None
-        if (
-            label.is_floating_point()
-        ):  # class probabilities: torch divides by the rows, whatever the class weights
+        if label.is_floating_point():
+            # Class probabilities: torch divides by the rows, whatever the class weights.
             if weight is None:
                 return self._mean(output, label), float(num_rows)
             return _weighted(_per_row(self._unreduced(output, label)), weight, facts)
