@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from flambeau._columns import TensorColumns
+from flambeau._program import _hollow
 from flambeau.errors import FlambeauError, ParamError
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
 FILE_NAMES = {
@@ -203,14 +203,6 @@ def dump_skeleton(module: nn.Module) -> bytes:
     except Exception as error:
         raise ParamError(f"model: {type(module).__name__} cannot be pickled: {error}") from error
     return buffer.getvalue()
-
-
-def _hollow(shape: tuple[int, ...], dtype: torch.dtype, is_parameter: bool, requires_grad: bool) -> Tensor:
-    """A tensor of that shape that takes the memory of one element; its data is to be replaced."""
-    import torch
-
-    tensor = torch.zeros((), dtype=dtype).expand(shape)
-    return torch.nn.Parameter(tensor, requires_grad=requires_grad) if is_parameter else tensor
 
 
 def instantiate(programs: Mapping[str, bytes], *, device: str = "cpu") -> nn.Module:
