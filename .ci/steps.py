@@ -14,7 +14,7 @@ REPORTS = ROOT / "build" / "test"
 # The longest that the tests of one language may take, in seconds, compiling them included.
 RUST_SECONDS = 1500
 SCALA_SECONDS = 1500
-PYTHON_SECONDS = 2700
+PYTHON_SECONDS = 3000
 
 
 @dataclass
