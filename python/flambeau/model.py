@@ -134,9 +134,9 @@ class TorchModel(
     ) -> Self:
         """A model with the estimator's params and uid.
 
-        `programs` are the forms of the module, such as `_program.dump_skeleton` as `pickle`, `history` a
+        `programs` are the forms of the module, such as `program.dump_skeleton` as `pickle`, `history` a
         training result's history (`{"epochs": [...]}`), `inputs` the tensors it was trained on with their
-        shapes, `output` what `_program.probe_output` found. Raises ParamError where the output is not what
+        shapes, `output` what `program.probe_output` found. Raises ParamError where the output is not what
         this kind of model gives.
         """
         model = cls()

@@ -178,7 +178,7 @@ def check_signature(module: nn.Module, inputs: Sequence[TensorColumns]) -> None:
 
 
 def dump_skeleton(module: nn.Module) -> bytes:
-    """A module by cloudpickle without the data of the tensors in its `state_dict`, which `_weights` holds."""
+    """A module by cloudpickle without the data of the tensors in its `state_dict`, which `weights` holds."""
     import torch
 
     hollow: dict[int, Tensor] = {}

@@ -2,7 +2,7 @@
 
 A Python worker loads a module once, by the hashes of its program and weights, and keeps the last few. Batches
 are copied into memory of torch's own alignment, so that a row's outputs have the same bits in every process.
-Where the model's `device` finds a GPU it computes there, for as many tasks at a time as `_slots` lets in. A
+Where the model's `device` finds a GPU it computes there, for as many tasks at a time as `slots` lets in. A
 module is on the GPU for a task's turn only, since the next turn may be another process's: in between it lies
 in the weights' file, which all processes of a machine share.
 """
