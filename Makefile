@@ -1,5 +1,5 @@
 # make quickstart   build everything and train on real data
-# make test         every check and test there is
+# make test         the checks and tests of every change
 #
 # Each target installs what it needs into .venv and build/, and does nothing twice.
 
@@ -36,7 +36,7 @@ quickstart: $(VENV)/.extension
 
 #: make build         the environment in .venv with the native extension, the libtorch programs, the jar
 .PHONY: build
-build: $(VENV)/.extension natives jvm
+build: natives jvm
 
 #: make natives       flambeau-worker and libflambeau_jni.so, for the jar and in python/flambeau/_bin
 .PHONY: natives
@@ -46,10 +46,16 @@ natives: build/native/.built
 .PHONY: jvm
 jvm: build/jvm/.built
 
-#: make test          lint, then every Rust, Scala, Python and cross-language test
+#: make test          lint, build, then the Rust, Scala, Python and cross-language tests
 .PHONY: test
-test: build $(STAND_IN)
+test: $(VENV)/.synced build/libtorch/build-version
 	@$(RUN) +g++ +gradle $(BIN)/python .ci/check.py
+
+#: make test-all      the same with the long tests, then the older Spark lines
+.PHONY: test-all
+test-all: $(VENV)/.synced build/libtorch/build-version
+	@FLAMBEAU_LONG=1 $(RUN) +g++ +gradle $(BIN)/python .ci/check.py
+	@$(MAKE) --no-print-directory test-matrix
 
 #: make test-jvm      the Scala tests alone
 .PHONY: test-jvm
@@ -83,8 +89,11 @@ test-gpu: $(GPU_NEEDS)
 
 #: make test-gpu-stand-in   the same on a machine without a GPU, with threads in a GPU's place
 .PHONY: test-gpu-stand-in
-test-gpu-stand-in: build $(STAND_IN)
+test-gpu-stand-in: build stand-in
 	@$(RUN) +g++ $(BIN)/python .ci/gpu.py --stand-in
+
+.PHONY: stand-in
+stand-in: $(STAND_IN)
 
 #: make bench-gpu     training on GPUs beside DDP on NCCL; benchmarks/GPU.md
 .PHONY: bench-gpu
@@ -111,7 +120,7 @@ build/peers/%/.installed: benchmarks/peers/%.txt $(VENV)/.synced
 
 #: make lint          formatting, lints and types
 .PHONY: lint
-lint: $(VENV)/.extension build/libtorch/build-version
+lint: $(VENV)/.synced build/libtorch/build-version
 	@$(RUN) +g++ +gradle $(BIN)/python .ci/check.py --lint
 
 #: make format        rewrite the sources as lint wants them
@@ -144,10 +153,17 @@ $(VENV)/.synced: $(VENV)/.uv python/uv.lock
 	@UV_PROJECT_ENVIRONMENT=$(CURDIR)/$(VENV) $(UV) sync --frozen --inexact --compile-bytecode --project python --no-install-project
 	@touch $@
 
-$(VENV)/.extension: $(VENV)/.synced $(EXTENSION) python/pyproject.toml
+# The extension where it is imported from, and the package's directory on the environment's path.
+INSTALL_EXTENSION = cmp -s target/release/lib_native.so python/flambeau/_native.abi3.so \
+	|| { cp target/release/lib_native.so build/_native.so && mv build/_native.so python/flambeau/_native.abi3.so; }; \
+	echo $(CURDIR)/python >$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/flambeau.pth; \
+	touch $(VENV)/.extension
+
+$(VENV)/.extension: $(VENV)/.synced $(EXTENSION)
 	@echo "flambeau: building the native extension"
-	@cd python && ../$(RUN) $(BIN)/maturin develop --release --locked --uv --quiet
-	@touch $(CURDIR)/$@
+	@mkdir -p build
+	@$(RUN) cargo build --release --locked --quiet -p flambeau-python
+	@$(INSTALL_EXTENSION)
 
 # libtorch in the form that torch-sys takes: links to the torch of the environment, whose headers and libraries it is.
 build/libtorch/build-version: $(VENV)/.synced
@@ -157,10 +173,12 @@ build/libtorch/build-version: $(VENV)/.synced
 		&& sed -n "s/^__version__ = '\([0-9.]*\).*/\1/p" "$$torch/version.py" >$@
 
 # What the JVM and Python start or load, without debug information, and the oldest glibc that it runs with. Cargo knows
-# best whether there is anything to compile; the files change only where their contents do.
+# best whether there is anything to compile; the files change only where their contents do. The extension too: built
+# alone, its dependencies have fewer features, and Cargo would compile what it shares with the others twice.
 build/native/.built: build/libtorch/build-version $(NATIVE)
-	@echo "flambeau: building flambeau-worker and libflambeau_jni.so"
-	@$(RUN) +g++ cargo build --release --locked --quiet -p flambeau-worker -p flambeau-jni
+	@echo "flambeau: building the native extension, flambeau-worker and libflambeau_jni.so"
+	@$(RUN) +g++ cargo build --release --locked --quiet -p flambeau-python -p flambeau-worker -p flambeau-jni
+	@$(INSTALL_EXTENSION)
 	@mkdir -p $(NATIVES) python/flambeau/_bin
 	@for file in flambeau-worker libflambeau_jni.so; do \
 		strip --strip-debug -o build/native/$$file target/release/$$file; \

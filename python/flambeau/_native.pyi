@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from typing import Any, Literal, overload
 
+__version__: str
+
 class Batch:
     """One rank's rows of one step; tensors are DLPack capsules, each to be consumed once."""
 

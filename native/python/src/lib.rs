@@ -40,4 +40,11 @@ mod _native {
     use crate::store::PyStore;
     #[pymodule_export]
     use crate::train::train;
+
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
 }

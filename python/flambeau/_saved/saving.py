@@ -13,7 +13,6 @@ docs/saved-models.md has the whole format.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import logging
 import os
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import cloudpickle
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
+from flambeau import _native
 from flambeau._columns import TensorColumns
 from flambeau._module.named import is_named
 from flambeau._saved.directory import Directory, is_connect
@@ -429,13 +429,9 @@ def versions() -> dict[str, Any]:
     """What wrote a directory."""
     import torch
 
-    try:
-        ours = importlib.metadata.version("flambeau")
-    except importlib.metadata.PackageNotFoundError:
-        ours = "unknown"
     return {
         "formatVersion": FORMAT_VERSION,
-        "flambeauVersion": ours,
+        "flambeauVersion": _native.__version__,
         "pythonVersion": platform.python_version(),
         "torchVersion": str(torch.__version__),
     }

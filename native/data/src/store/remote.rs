@@ -39,6 +39,8 @@ pub(super) struct Remote {
 
 impl Remote {
     pub(super) fn new(options: &HashMap<String, String>) -> std::io::Result<Self> {
+        // An error says that the process has one already, which is as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("flambeau-store")
