@@ -1,8 +1,8 @@
-"""Run every lint and every test, and add up what passed.
+"""Run every lint, build everything, run every test, and add up what passed.
 
-Each step runs whatever the earlier ones did, so that one run shows all that is wrong. The closing line counts
-Rust's, Scala's and Python's tests together. A lint that fails, or a step that ends badly without naming a
-failed test, counts as one failure.
+Lints come first, and one that fails ends the run. After that each step runs whatever the others did, so that
+one run shows all that is wrong. Tests wait more than they compute, so those of several languages run at the
+same time. The closing line counts Rust's, Scala's and Python's tests together.
 """
 
 import argparse
@@ -11,40 +11,70 @@ import sys
 from pathlib import Path
 
 import gpu
-from steps import (
-    PYTHON_SECONDS,
-    REPORTS,
-    ROOT,
-    RUST_SECONDS,
-    SCALA_SECONDS,
-    Tally,
-    close,
-    junit_tally,
-    run,
-    rust_tally,
-    settle,
-    timed,
-)
+from steps import REPORTS, ROOT, Step, close, junit_tally, run, rust_tally, side_by_side
 
 BIN = Path(sys.executable).parent
+PYTHON = ROOT / "python"
 GRADLE = ["gradle", "--no-daemon", "--quiet", "--console=plain"]
 LINTED = ["python", "tests", "examples", "benchmarks", "notebooks", ".ci"]
+SHELL = [".ci/run", ".ci/with-tools", "examples/retrain/retrain.sh"]
+# Processes for Python's tests. Three keep two cores busy: each waits for Spark, or for ranks, most of the
+# time.
+PYTEST_PROCESSES = 3
+CARGO_TEST = "cargo test --release --locked --workspace --no-fail-fast"
 
 
-def lints() -> list[tuple[str, list[str], Path]]:
-    """Name, command and directory of each lint."""
+def quick_lints() -> list[Step]:
+    """Those that compile nothing."""
     linted = [f"../{name}" for name in LINTED if (ROOT / name).is_dir()]
-    python = ROOT / "python"
-    clippy = "cargo clippy --release --locked --workspace --all-targets -- -D warnings"
     return [
-        ("cargo fmt", ["cargo", "fmt", "--check"], ROOT),
-        ("cargo clippy", clippy.split(), ROOT),
-        ("scalafmt", [*GRADLE, "checkFormat"], ROOT),
-        ("ruff check", [str(BIN / "ruff"), "check", *linted], python),
-        ("ruff format", [str(BIN / "ruff"), "format", "--check", *linted], python),
-        ("mypy", [str(BIN / "mypy")], python),
-        ("uv.lock", [str(BIN / "uv"), "lock", "--check", "--quiet"], python),
+        Step("cargo fmt", ["cargo", "fmt", "--check"]),
+        Step("ruff check", [str(BIN / "ruff"), "check", *linted], PYTHON),
+        Step("ruff format", [str(BIN / "ruff"), "format", "--check", *linted], PYTHON),
+        Step("uv.lock", [str(BIN / "uv"), "lock", "--check", "--quiet"], PYTHON),
+        Step("scalafmt", [*GRADLE, "checkFormat"]),
+        Step("mypy", [str(BIN / "mypy")], PYTHON),
     ]
+
+
+def clippy() -> Step:
+    """Rust's lints, which type-check all crates and what they depend on."""
+    command = "cargo clippy --release --locked --workspace --all-targets -- -D warnings"
+    return Step("cargo clippy", command.split())
+
+
+def builds() -> dict[str, list[Step]]:
+    """What the tests run, each kind in a lane of its own."""
+    make = ["make", "--no-print-directory"]
+    return {
+        "native": [
+            Step("make natives", [*make, "natives"]),
+            Step("compile Rust's tests", [*CARGO_TEST.split(), "--no-run"]),
+            Step("make stand-in", [*make, "stand-in"]),
+        ],
+        "jvm": [Step("compile Scala", [*GRADLE, "compileAll", "-x", "natives"])],
+    }
+
+
+def tests() -> dict[str, list[Step]]:
+    """The tests, in two lanes."""
+    scala = REPORTS / "jvm"
+    shutil.rmtree(scala, ignore_errors=True)
+    report = REPORTS / "python.xml"
+    report.unlink(missing_ok=True)
+    pytest = [str(BIN / "python"), "-m", "pytest", "-ra", "--durations=25", f"--junitxml={report}"]
+    spread = ["-n", str(PYTEST_PROCESSES), "--dist", "loadfile"]
+    return {
+        "rust, jvm": [
+            Step("cargo test", [*CARGO_TEST.split(), "--", "--show-output"], count=rust_tally),
+            Step(
+                "ScalaTest",
+                [*GRADLE, "test", "-x", "natives"],
+                count=lambda _: junit_tally(scala.rglob("*.xml")),
+            ),
+        ],
+        "python": [Step("pytest", [*pytest, *spread], PYTHON, count=lambda _: junit_tally([report]))],
+    }
 
 
 def main() -> int:
@@ -54,30 +84,17 @@ def main() -> int:
     options = parser.parse_args()
     REPORTS.mkdir(parents=True, exist_ok=True)
 
-    tallies: list[Tally] = []
-    for name, command, cwd in lints():
-        status, _ = run(name, command, cwd)
-        tallies.append(settle(Tally(), name, status))
-    if not options.lint:
-        cargo = "cargo test --release --locked --workspace --no-fail-fast -- --show-output"
-        status, output = run("cargo test", [*timed(RUST_SECONDS), *cargo.split()], ROOT)
-        tallies.append(settle(rust_tally(output), "cargo test", status))
-
-        scala = REPORTS / "jvm"
-        shutil.rmtree(scala, ignore_errors=True)
-        status, _ = run("ScalaTest", [*timed(SCALA_SECONDS), *GRADLE, "test"], ROOT)
-        tallies.append(settle(junit_tally(scala.rglob("*.xml")), "ScalaTest", status))
-
-        python = REPORTS / "python.xml"
-        python.unlink(missing_ok=True)
-        pytest = [str(BIN / "python"), "-m", "pytest", "-ra", f"--junitxml={python}"]
-        status, _ = run("pytest", [*timed(PYTHON_SECONDS), *pytest], ROOT / "python")
-        # It writes its report at the end; there is none where it was stopped.
-        tallies.append(settle(junit_tally([python] if python.exists() else []), "pytest", status))
-
-        tallies += gpu.tallies(stand_in=True)
-
-    return close(tallies)
+    outcomes = [run(step) for step in quick_lints()]
+    if not any(outcome.tally.failed for outcome in outcomes):
+        outcomes.append(run(clippy()))
+    if options.lint or any(outcome.tally.failed for outcome in outcomes):
+        return close(outcomes)
+    outcomes += side_by_side(builds())
+    if any(outcome.tally.failed for outcome in outcomes):
+        return close(outcomes)
+    outcomes.append(run(Step("make jvm", ["make", "--no-print-directory", "jvm"])))
+    outcomes += side_by_side(tests())
+    return close(outcomes, again=[run(step) for step in gpu.steps(stand_in=True)])
 
 
 if __name__ == "__main__":

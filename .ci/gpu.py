@@ -16,22 +16,10 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from steps import (
-    PYTHON_SECONDS,
-    REPORTS,
-    ROOT,
-    RUST_SECONDS,
-    Tally,
-    close,
-    junit_tally,
-    run,
-    rust_tally,
-    settle,
-    timed,
-)
+from steps import REPORTS, ROOT, Step, close, junit_tally, run, rust_tally
 
 MARK = re.compile(r"mark\.gpu\b")
 STAND_IN = ROOT / "build" / "cuda-stand-in"
@@ -55,43 +43,44 @@ def environment(stand_in: bool) -> dict[str, str]:
 LIBTORCH_TESTS = "buckets:: losses:: metrics:: optimizers:: programs:: scoring:: training::"
 
 
-def rust(name: str, variables: Mapping[str, str]) -> Tally:
+def rust(name: str, variables: Mapping[str, str]) -> Step:
     """The tests that are named for CUDA or a GPU, and libtorch's. Of the whole workspace, as elsewhere: Cargo
     would compile a part of it anew.
     """
-    if shutil.which("cargo") is None:
-        return Tally(skips=["the Rust tests: there is no Cargo"])
-    cargo = f"cargo test --release --locked --workspace -- cuda gpu {LIBTORCH_TESTS} --show-output"
-    status, output = run(name, [*timed(RUST_SECONDS), *cargo.split()], ROOT, variables)
-    return settle(rust_tally(output), name, status)
+    cargo = (
+        f"cargo test --release --locked --workspace --no-fail-fast -- cuda gpu {LIBTORCH_TESTS} --show-output"
+    )
+    return Step(name, cargo.split(), environment=variables, count=rust_tally)
 
 
-def python(name: str, report: Path, variables: Mapping[str, str]) -> Tally:
+def python(name: str, report: Path, variables: Mapping[str, str]) -> Step:
     """Those with the mark `gpu`. Other files are not opened: they may import what is not here."""
     report.unlink(missing_ok=True)
     tests = [*(ROOT / "python" / "tests").glob("test_*.py"), *(ROOT / "tests").glob("test_*.py")]
     marked = [str(path) for path in sorted(tests) if MARK.search(path.read_text())]
-    options = ["-c", "python/pyproject.toml", "-m", "gpu", "-ra", f"--junitxml={report}"]
+    options = ["-c", "python/pyproject.toml", "-m", "gpu", "-ra", "--durations=10", f"--junitxml={report}"]
     command = [sys.executable, "-m", "pytest", *options, *marked]
-    status, _ = run(name, [*timed(PYTHON_SECONDS), *command], ROOT, variables)
-    return settle(junit_tally([report] if report.exists() else []), name, status)
+    return Step(name, command, environment=variables, count=lambda _: junit_tally([report]))
 
 
-def tallies(stand_in: bool) -> Iterator[Tally]:
-    """Run both."""
+def steps(stand_in: bool) -> list[Step]:
+    """Both; Rust's only where there is a Cargo."""
     REPORTS.mkdir(parents=True, exist_ok=True)
     variables = environment(stand_in)
     suffix = ", with a stand-in for CUDA" if stand_in else " on a GPU"
-    yield rust(f"cargo test{suffix}", variables)
     report = REPORTS / ("gpu-stand-in.xml" if stand_in else "gpu.xml")
-    yield python(f"pytest{suffix}", report, variables)
+    tests = [python(f"pytest{suffix}", report, variables)]
+    if shutil.which("cargo") is None:
+        print("SKIPPED the Rust tests: there is no Cargo")
+        return tests
+    return [rust(f"cargo test{suffix}", variables), *tests]
 
 
 def main() -> int:
     """Run them and print the total; 0 only if nothing failed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--stand-in", action="store_true", help="with threads in the place of GPUs")
-    return close(tallies(parser.parse_args().stand_in))
+    return close([run(step) for step in steps(parser.parse_args().stand_in)])
 
 
 if __name__ == "__main__":

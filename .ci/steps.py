@@ -1,20 +1,23 @@
 """What the checks are made of: commands whose output is shown as it comes, and counts of tests."""
 
+import os
 import re
 import subprocess
 import sys
 import threading
+import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "test"
-# The longest that the tests of one language may take, in seconds, compiling them included.
-RUST_SECONDS = 1500
-SCALA_SECONDS = 1500
-PYTHON_SECONDS = 3000
+EXPECTED_SKIPS = Path(__file__).resolve().parent / "expected-skips.txt"
+# The longest that one step may take, in seconds, compiling included. A step that is stopped reports what it
+# counted.
+STEP_SECONDS = 2400
+_PRINTING = threading.Lock()
 
 
 @dataclass
@@ -27,20 +30,44 @@ class Tally:
     failures: list[str] = field(default_factory=list)
 
 
-def timed(seconds: int) -> list[str]:
-    """What to put before a command so that it ends after so many seconds at the latest."""
-    return ["timeout", "--kill-after=30", str(seconds)]
+def no_tests(output: str) -> Tally:
+    """The count of a step that is no test: it fails or it does not."""
+    return Tally()
 
 
-def run(
-    name: str, command: list[str], cwd: Path, environment: Mapping[str, str] | None = None
-) -> tuple[int, str]:
-    """Run a command, showing its output as it comes; its exit status and the output as text."""
-    print(f"\n== {name}", flush=True)
+@dataclass(frozen=True)
+class Step:
+    """A command, and how what it counted is read from its output."""
+
+    name: str
+    command: Sequence[str]
+    cwd: Path = ROOT
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    count: Callable[[str], Tally] = no_tests
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a step."""
+
+    step: Step
+    tally: Tally
+    seconds: float
+
+
+def run(step: Step, mark: str = "") -> Outcome:
+    """Run a step and show its output as it comes, each line behind `mark`.
+
+    After `STEP_SECONDS` it is interrupted as by Ctrl-C, at which test runners write their reports, and killed
+    a minute later. A step that ends badly without a failed test (it did not compile, it crashed) is one
+    failure by itself.
+    """
+    _show(f"\n{mark}== {step.name}\n")
+    started = time.monotonic()
     process = subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=environment,
+        ["timeout", "--signal=INT", "--kill-after=60", str(STEP_SECONDS), *step.command],
+        cwd=step.cwd,
+        env=step.environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -49,50 +76,79 @@ def run(
     )
     lines: list[str] = []
 
-    def show() -> None:
+    def read() -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            sys.stdout.write(line)
-            sys.stdout.flush()
+            _show(mark + line)
             lines.append(line)
 
     # A JVM that a test left behind may hold the pipe open for longer than the command itself lives.
-    reader = threading.Thread(target=show, daemon=True)
+    reader = threading.Thread(target=read, daemon=True)
     reader.start()
     status = process.wait()
     reader.join(timeout=10)
-    return status, "".join(lines)
+    seconds = time.monotonic() - started
+    tally = step.count("".join(lines))
+    if status != 0 and tally.failed == 0:
+        tally.failed = 1
+        tally.failures.append(f"{step.name} ended with status {status}")
+    _show(f"{mark}== {step.name}: {tally.passed} passed, {tally.failed} failed in {seconds:.0f} s\n")
+    return Outcome(step, tally, seconds)
+
+
+def side_by_side(lanes: Mapping[str, Sequence[Step]]) -> list[Outcome]:
+    """Run each lane's steps in order, the lanes at the same time. Lines begin with their lane's name."""
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in lanes}
+
+    def follow(name: str) -> None:
+        for step in lanes[name]:
+            outcomes[name].append(run(step, f"{name} | "))
+
+    threads = [threading.Thread(target=follow, args=(name,)) for name in lanes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [outcome for name in lanes for outcome in outcomes[name]]
+
+
+def _show(text: str) -> None:
+    with _PRINTING:
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 def rust_tally(output: str) -> Tally:
-    """Count from cargo's `test result:` lines.
+    """Count from libtest's lines, one a test, so that a run that was stopped counts too.
 
     libtest knows no skip at run time: a test that lacks what it needs prints `SKIPPED: reason` and returns;
-    it counts here as skipped.
+    it counts here as skipped. One that did a part of its work prints `SKIPPED on a GPU: reason`, and counts
+    as passed and skipped.
     """
     tally = Tally()
-    for passed, failed, ignored in re.findall(
-        r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored", output, re.MULTILINE
-    ):
-        tally.passed += int(passed)
-        tally.failed += int(failed)
-        tally.skips += ["an ignored Rust test"] * int(ignored)
+    for name, result in re.findall(r"^test (.+?)(?: - .*)? \.\.\. (ok|FAILED|ignored)", output, re.MULTILINE):
+        if result == "ok":
+            tally.passed += 1
+        elif result == "FAILED":
+            tally.failed += 1
+            tally.failures.append(name)
+        else:
+            tally.skips.append(f"{name}: an ignored Rust test")
     # With --show-output each test that printed has one section of its own.
     for name, section in re.findall(
         r"^---- (\S+) stdout ----\n(.*?)(?=^----|^successes:|^failures:|\Z)", output, re.MULTILINE | re.DOTALL
     ):
-        reason = re.search(r"^SKIPPED: (.*)$", section, re.MULTILINE)
-        if reason:
-            tally.passed -= 1
-            tally.skips.append(f"{name}: {reason[1].strip()}")
-    tally.failures = re.findall(r"^test (\S+) \.\.\. FAILED$", output, re.MULTILINE)
+        for part, reason in re.findall(r"^SKIPPED( on [^:]*)?: (.*)$", section, re.MULTILINE):
+            tally.passed -= not part
+            tally.skips.append(f"{name}{part}: {reason.strip()}")
     return tally
 
 
 def junit_tally(reports: Iterable[Path]) -> Tally:
-    """Count from JUnit reports, as pytest and ScalaTest write them."""
+    """Count from JUnit reports, as pytest and ScalaTest write them. A missing one counts nothing."""
     tally = Tally()
-    for case in (case for report in reports for case in ElementTree.parse(report).iter("testcase")):
+    written = (report for report in reports if report.exists())
+    for case in (case for report in written for case in ElementTree.parse(report).iter("testcase")):
         name = f"{case.get('classname')}::{case.get('name')}"
         skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
@@ -105,25 +161,36 @@ def junit_tally(reports: Iterable[Path]) -> Tally:
     return tally
 
 
-def settle(tally: Tally, name: str, status: int) -> Tally:
-    """A step that failed without a failed test (it did not compile, it crashed) is one failure by itself."""
-    if status != 0 and tally.failed == 0:
-        tally.failed += 1
-        tally.failures.append(f"{name} ended with status {status}")
-    return tally
+def unexpected(skips: Iterable[str]) -> list[str]:
+    """Those that no line of `expected-skips.txt`, a regular expression each, names."""
+    lines = (line.strip() for line in EXPECTED_SKIPS.read_text().splitlines())
+    patterns = [re.compile(line) for line in lines if line and not line.startswith("#")]
+    return [skip for skip in skips if not any(pattern.search(skip) for pattern in patterns)]
 
 
-def close(tallies: Iterable[Tally]) -> int:
-    """Print what was skipped, what failed, and the total; 0 only if nothing failed."""
-    tallies = list(tallies)
-    passed, failed = sum(tally.passed for tally in tallies), sum(tally.failed for tally in tallies)
-    skips = [skip for tally in tallies for skip in tally.skips]
+def close(outcomes: Sequence[Outcome], again: Sequence[Outcome] = ()) -> int:
+    """Print what was skipped, what failed, the time of each step and the total; 0 only if nothing failed.
+
+    `again` are steps that run tests another time, under other conditions: their failures count, and their
+    passes are told apart.
+    """
+    everything = [*outcomes, *again]
+    skips = [skip for outcome in everything for skip in outcome.tally.skips]
+    failures = [failure for outcome in everything for failure in outcome.tally.failures]
+    failures += [f"an unexpected skip: {skip}" for skip in unexpected(skips)]
     print()
     for skip in skips:
         print(f"SKIPPED {skip}")
-    for tally in tallies:
-        for failure in tally.failures:
-            print(f"FAILED {failure}")
-    closing = f"{passed} passed, {failed} failed"
+    print(f"\n{'step':40} {'seconds':>7} {'passed':>7} {'failed':>7} {'skipped':>7}")
+    for outcome in everything:
+        tally = outcome.tally
+        counts = f"{tally.passed:7} {tally.failed:7} {len(tally.skips):7}"
+        print(f"{outcome.step.name:40} {outcome.seconds:7.0f} {counts}")
+    if again:
+        print(f"of which run another time: {sum(outcome.tally.passed for outcome in again)} tests")
+    for failure in failures:
+        print(f"FAILED {failure}")
+    passed = sum(outcome.tally.passed for outcome in outcomes)
+    closing = f"{passed} passed, {len(failures)} failed"
     print(closing + (f", {len(skips)} skipped" if skips else ""), flush=True)
-    return 1 if failed else 0
+    return 1 if failures else 0

@@ -67,6 +67,15 @@ did not make holds one mode. It trains only where no operator depends on the mod
 norm is fixed in it.
 """
 RUNS = "trains, scores"
+# Those that are tried on each change: several inputs, ids, attention with state, a loss of one's own,
+# refusals.
+SHORT = {
+    "two towers (several inputs)",
+    "DLRM",
+    "LSTM with dropout",
+    "transformer encoder",
+    "several outputs, loss of one's own",
+}
 
 
 @dataclass(frozen=True)
@@ -240,11 +249,18 @@ def outcome_of(case: Case, form: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=() if case.name in SHORT or case.refused else pytest.mark.long)
+        for case in CASES
+    ],
+)
 def test_a_module_trains_and_scores_as_in_eager_torch(case: Case, form: str, folder: Path) -> None:
     assert (outcome_of(case, form, folder) == RUNS) == (form not in case.refused)
 
 
+@pytest.mark.long
 def test_the_page_holds_what_was_found(folder: Path) -> None:
     def row(case: Case) -> str:
         return f"| {case.name} | " + " | ".join(outcome_of(case, form, folder) for form in FORMS) + " |\n"

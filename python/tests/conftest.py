@@ -23,6 +23,14 @@ PACKAGE = Path(__file__).resolve().parents[1]
 _START_SECONDS = 90
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is long, unless FLAMBEAU_LONG is set."""
+    if not os.environ.get("FLAMBEAU_LONG"):
+        long = [item for item in items if item.get_closest_marker("long") is not None]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips what needs a GPU where there is none, and says why."""
     if item.get_closest_marker("gpu") is not None and not visible().uuids:

@@ -258,7 +258,7 @@ def test_too_little_memory_is_torchs_error_on_all_ranks(tmp_path: Path) -> None:
         ({"precision": "fp16"}, "mae", 2),
         *((params, "mae", 1) for params in COMPRESSIONS),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_the_host_waits_for_the_loss_alone(
     tmp_path: Path, params: dict[str, Any], metric: Any, waits: int
