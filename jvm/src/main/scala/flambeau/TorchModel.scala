@@ -72,9 +72,16 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
   /** The schema with the outputs' columns; throws as `transform` does. */
   override def transformSchema(schema: StructType): StructType = {
     checkParams()
-    for ((param, field) <- outputFields if schema.fieldNames.contains(field.name))
+    for ((param, field) <- outputFields; taken <- schema.fieldNames.find(Columns.isSame(_, field.name)))
       throw new ParamException(
-        s"$param: the DataFrame has a column '${field.name}' already; drop it or set another $param"
+        s"$param: the DataFrame has a column '$taken' already" +
+          (if (taken == field.name) "" else s", which is '${field.name}' to Spark (spark.sql.caseSensitive is false)") +
+          s"; drop it or set another $param"
+      )
+    for (Seq((one, first), (other, second)) <- outputFields.combinations(2) if Columns.isSame(first.name, second.name))
+      throw new ParamException(
+        s"$one is '${first.name}' and $other '${second.name}', which are one column: give each its own name, or leave " +
+          "one out with an empty name"
       )
     if (outputFields.nonEmpty) inputsOf(schema)
     StructType(schema.fields ++ outputFields.map(_._2))
