@@ -43,6 +43,11 @@ final case class ScorerSpec(
     device: String = "auto"
 ) {
 
+  /** With the names alone of the stores' options, whose values may be secrets. */
+  override def toString: String =
+    s"ScorerSpec($form, $program, $weights, $inputs, $output, $batchSize, $classes, $fields, " +
+      s"${store.keys.toSeq.sorted.mkString("store(", ", ", ")")}, $device)"
+
   /** What makes two scorers of one device the same: everything but where the files lie. */
   private[jni] def key: String =
     s"${program.sha256}|${weights.map(_.sha256)}|$form|$inputs|$output|$batchSize|$classes|$fields"

@@ -1,6 +1,7 @@
 package flambeau.jni
 
 import java.nio.charset.StandardCharsets.UTF_8
+import java.nio.file.attribute.PosixFilePermissions
 import java.nio.file.{Files, Paths}
 
 import flambeau.{FlambeauException, SparkSuite, StoreException}
@@ -25,6 +26,11 @@ class ScorerSuite extends SparkSuite {
 
   private def sums(scorer: Scorer, batch: InputBatch): Seq[Double] =
     scorer.score(batch)(0).asInstanceOf[Array[Double]].toSeq
+
+  test("a scorer's description tells of its stores' options by name alone") {
+    val told = spec(4).copy(store = Map("azure_storage_account_key" -> "hidden")).toString
+    assert(told.contains("azure_storage_account_key") && !told.contains("hidden"), told)
+  }
 
   test("a batch is filled, scored, cleared and filled again") {
     val scorer = Scorer(spec(4), none)
@@ -97,6 +103,26 @@ class ScorerSuite extends SparkSuite {
     assert(error.getMessage.contains(file.toString))
     Files.delete(file)
     intercept[StoreException](stored.local(api, "{}"))
+  }
+
+  test("fetched files are kept in a directory of the user's own, and in no link or one that others open") {
+    val temporary = System.getProperty("java.io.tmpdir")
+    val name = s"flambeau-cache-${System.getProperty("user.name")}"
+    val folders = Seq("own", "link", "open").map(folder => Files.createDirectories(directory.resolve(folder)))
+    Files.createSymbolicLink(folders(1).resolve(name), folders.head)
+    Files.setPosixFilePermissions(
+      Files.createDirectory(folders(2).resolve(name)),
+      PosixFilePermissions.fromString("rwxrwxrwx")
+    )
+    try {
+      System.setProperty("java.io.tmpdir", folders.head.toString)
+      assert(StoredFile.cacheDirectory() == folders.head.resolve(name))
+      assert(StoredFile.cacheDirectory() == folders.head.resolve(name))
+      for (folder <- folders.tail) {
+        System.setProperty("java.io.tmpdir", folder.toString)
+        assert(intercept[FlambeauException](StoredFile.cacheDirectory()).getMessage.contains("nobody else may open"))
+      }
+    } finally System.setProperty("java.io.tmpdir", temporary)
   }
 
   test("URIs that mean local paths are told from object stores") {
