@@ -18,6 +18,9 @@ private[flambeau] object Columns {
     "matrix" -> "turn it into an array of numbers and give its shape in inputShapes"
   )
 
+  // Other types may have the same simple name, and another layout.
+  private val VectorTypes = Seq("org.apache.spark.ml.linalg.VectorUDT", "org.apache.spark.mllib.linalg.VectorUDT")
+
   /** The input tensors, in the order of forward's arguments, that the params ask for on a DataFrame of this schema.
     *
     * Throws DataException for a column that is missing or of a type that no tensor is made of, and ParamException for
@@ -99,7 +102,7 @@ private[flambeau] object Columns {
   }
 
   /** Whether a column of this type holds Spark ML (or MLlib) vectors. */
-  def isVector(dtype: DataType): Boolean = dtype.getClass.getSimpleName == "VectorUDT"
+  def isVector(dtype: DataType): Boolean = VectorTypes.contains(dtype.getClass.getName)
 
   /** How many arrays are nested in a type. */
   def depth(dtype: DataType): Int = dtype match {

@@ -113,6 +113,13 @@ class LaunchSuite extends SparkSuite {
     }
   }
 
+  test("a work directory of a scheme that the store does not know is refused in the store's own words") {
+    val uri = "hdfs://name:8020/work"
+    val error = intercept[ParamException](Cluster.workDirectory(spark, Some(uri)))
+    val native = intercept[FlambeauException](WorkDirectory(uri, Settings.of(spark)).read(uri))
+    assert(error.getMessage == s"workDir: ${native.getMessage}")
+  }
+
   test("what tasks get tells of no secret, and Spark redacts options that are called one") {
     val confs = Map(
       "spark.flambeau.store.secret.azure_storage_account_key" -> "hidden-1",
