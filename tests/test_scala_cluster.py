@@ -78,8 +78,12 @@ def weights(directory: Path) -> bytes:
     return (directory / "model" / "weights.safetensors").read_bytes()
 
 
-def test_two_executor_jvms_train_what_one_does(case: Path, undisturbed: bytes, tmp_path: Path) -> None:
-    fit("local-cluster[2,1,1024]", case, tmp_path, "train")
+def test_two_executor_jvms_train_what_one_does_and_score_what_hadoop_has(
+    case: Path, undisturbed: bytes, tmp_path: Path
+) -> None:
+    outcome = fit("local-cluster[2,1,1024]", case, tmp_path, "score")
+    assert outcome["scored"] == [4000, 4000]
+    assert outcome["fetched"] == 2  # the program and the weights, once for the machine
     assert weights(tmp_path) == undisturbed
     assert list((tmp_path / "work").glob("attempts/*/*")) == []
 

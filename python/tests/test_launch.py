@@ -20,6 +20,7 @@ from flambeau import ClusterError, FlambeauError, ParamError, WorkerError, Worke
 from flambeau._fit import cluster, launch
 from flambeau._fit.python_runtime import PythonProgram
 from flambeau._fit.worker import EnvironmentMismatchError, RankOutcome, WorkerRequest, versions
+from flambeau._saved.weights import open_store, store_options
 from flambeau._workdir import WorkDirectory, age_of, new_id, spark_path
 
 
@@ -67,6 +68,29 @@ def test_a_work_directory_must_be_given_on_a_cluster(
     with pytest.raises(ParamError, match="workDir must be given"):
         cluster.work_directory(spark, None, {})
     assert cluster.work_directory(spark, "s3://bucket/a/", {}).uri == "s3://bucket/a"
+
+
+def test_a_work_directory_on_hdfs_is_refused_in_the_stores_own_words(spark: SparkSession) -> None:
+    uri = "hdfs://name:8020/work"
+    with pytest.raises(ParamError) as refused:
+        cluster.work_directory(spark, uri, {})
+    with pytest.raises(Exception, match="hdfs") as native:
+        open_store({}).size(uri)
+    assert str(refused.value) == f"workDir: {native.value}"
+
+
+def test_options_of_stores_that_are_called_secret_are_redacted_by_spark(spark: SparkSession) -> None:
+    confs = {"secret.azure_storage_account_key": "hidden", "aws_region": "eu-west-1"}
+    names = {f"spark.flambeau.store.{name}": value for name, value in confs.items()}
+    for name, value in names.items():
+        spark.conf.set(name, value)
+    try:
+        assert store_options(spark) == {"azure_storage_account_key": "hidden", "aws_region": "eu-west-1"}
+        shown = {row["key"]: row["value"] for row in spark.sql("SET").collect()}
+        assert [shown[name] for name in names] == ["*********(redacted)", "eu-west-1"]
+    finally:
+        for name in names:
+            spark.conf.unset(name)
 
 
 def test_paths_as_spark_takes_them() -> None:

@@ -58,7 +58,7 @@ def in_python(frame: DataFrame) -> dict[str, Any]:
             model=modules.Several(), loss=several_loss, featuresCol="numbers", **common
         ).fit(numbers),
         "pickled": TorchRegressor(model=modules.Unwritable(), featuresCol="numbers", **common).fit(numbers),
-        "pipeline": Pipeline(stages=[*stages(), regressor]).fit(frame),
+        "pipeline": Pipeline(stages=[*stages(), Pipeline(stages=[regressor])]).fit(frame),
         "estimator": regressor,
     }
 
@@ -87,7 +87,9 @@ def in_scala(scala: Scala, frame: DataFrame, folder: Path) -> dict[str, Any]:
     return {
         "regressor": scala.estimator("TorchRegressor", **line).fit(numbers._jdf),
         "classifier": scala.estimator("TorchClassifier", **classes, **common).fit(numbers._jdf),
-        "pipeline": scala.pipeline([*(stage._to_java() for stage in stages()), regressor]).fit(frame._jdf),
+        "pipeline": scala.pipeline(
+            [*(stage._to_java() for stage in stages()), scala.pipeline([regressor])]
+        ).fit(frame._jdf),
         "estimator": regressor,
     }
 

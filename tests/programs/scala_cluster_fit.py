@@ -4,7 +4,8 @@ test needs as one JSON line.
     scala_cluster_fit.py --master MASTER --jar JAR --data FILE --net FILE --work-dir DIR --behaviour train
         [--gpu-script FILE]
 
-With a script that tells Spark of GPUs, it asks for one with each worker.
+With a script that tells Spark of GPUs, it asks for one with each worker. The behaviour `score` trains
+undisturbed, and scores with the model, loaded twice from where Hadoop alone reads it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 TESTS = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(TESTS))
@@ -66,6 +68,22 @@ def watch_gpus(assigned: dict[int, str]) -> None:
         time.sleep(0.02)
 
 
+def scored_twice(spark: Any, scala: Any, model: Any, data: str) -> list[int]:
+    """The numbers of rows that two copies of the model score, loaded from a file system of Hadoop's.
+
+    This process alone knows of that file system beforehand.
+    """
+    hadoop = spark.sparkContext._jsc.hadoopConfiguration()
+    hadoop.set("fs.viewfs.mounttable.models.link./data", f"file://{Path.cwd()}")
+    model.write().save("viewfs://models/data/remote")
+    counts = []
+    for _ in range(2):
+        loaded = scala.flambeau.TorchModel.load("viewfs://models/data/remote")
+        frame = scala.scored(loaded, spark.read.parquet(data))
+        counts.append(frame.where("prediction is not null").count())
+    return counts
+
+
 def gpu_confs(script: str) -> dict[str, str]:
     """What lets Spark know of the GPUs that a script tells of."""
     return {
@@ -85,8 +103,13 @@ def main() -> None:
     parser.add_argument("--gpu-script")
     options = parser.parse_args()
     script = options.gpu_script
-    spark = session(options.jar, options.master, gpu_confs(script) if script else None)
-    estimator = Scala(spark).estimator(
+    # What executors fetch, they have not fetched before.
+    fetched = Path.cwd() / "fetched"
+    fetched.mkdir()
+    confs = {"spark.executor.extraJavaOptions": f"-Djava.io.tmpdir={fetched}"}
+    spark = session(options.jar, options.master, confs | (gpu_confs(script) if script else {}))
+    scala = Scala(spark)
+    estimator = scala.estimator(
         "TorchRegressor",
         model=options.net,
         optimizer="adam",
@@ -113,6 +136,9 @@ def main() -> None:
     try:
         model = estimator.fitOnParquet(options.data)
         model.write().save(f"file://{Path.cwd()}/model")
+        if options.behaviour == "score":
+            outcome["scored"] = scored_twice(spark, scala, model, options.data)
+            outcome["fetched"] = len(list(fetched.glob("flambeau-cache-*/*")))
     except Exception as error:
         outcome["message"] = str(error)
     outcome["killed"] = len(killed)

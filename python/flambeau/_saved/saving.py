@@ -27,6 +27,7 @@ from flambeau import _native
 from flambeau._columns import TensorColumns
 from flambeau._module.named import is_named
 from flambeau._saved.directory import Directory, is_connect
+from flambeau._saved.pipelines import share_pipelines
 from flambeau._saved.program import FILE_NAMES, OutputSpec, compile_programs, instantiate
 from flambeau._saved.program_files import FORM_FILES, ProgramFiles, file_at, scripted_archive
 from flambeau._saved.weights import FILE_NAME, WeightsRef, fetched, load_into
@@ -93,6 +94,7 @@ class PlainWriter(MLWriter):
         text = json.dumps(metadata, separators=(",", ":"))
         frame = spark.createDataFrame([(text,)], "value string")
         frame.coalesce(1).write.text(f"{directory.path}/metadata")
+        share_pipelines(spark, directory.path)
 
 
 class ModelWriter(PlainWriter):

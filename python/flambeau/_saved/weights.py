@@ -105,10 +105,15 @@ def open_store(options: Mapping[str, str]) -> Any:
 
 
 def store_options(spark: SparkSession) -> dict[str, str]:
-    """The options of the object stores: the session's confs `spark.flambeau.store.<name>`."""
+    """The options of the object stores: the session's confs `spark.flambeau.store.<name>`, and
+    `spark.flambeau.store.secret.<name>`, whose values Spark shows nowhere.
+    """
     prefix = "spark.flambeau.store."
-    settings = _settings(spark)
-    return {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix).removeprefix("secret."): value
+        for name, value in _settings(spark).items()
+        if name.startswith(prefix)
+    }
 
 
 def _settings(spark: SparkSession) -> dict[str, str]:

@@ -5,7 +5,7 @@ import java.util.UUID
 import scala.reflect.ClassTag
 import scala.util.control.NonFatal
 
-import flambeau.jni.NativeLibrary
+import flambeau.jni.{NativeLibrary, StoredFile}
 import org.apache.spark.sql.SparkSession
 import org.apache.spark.{BarrierTaskContext, SparkContext}
 import org.slf4j.LoggerFactory
@@ -16,6 +16,9 @@ private[flambeau] object Cluster {
 
   private val SlotPollMillis = 1000L
   private val RegistrationMillis = 30000L
+
+  // Those of the native store, as it names them where it refuses another.
+  private val Schemes = Seq("file", "dbfs", "s3", "s3a", "abfs", "abfss", "gs")
 
   private val Local = """local(?:\[(\d+|\*)(?:,.*)?\])?""".r
   private val SeveralJvms = """local-cluster\[\s*\d+\s*,\s*(\d+)\s*,.*\]""".r
@@ -176,7 +179,12 @@ private[flambeau] object Cluster {
 
   /** The work directory of a fit: the given one, or a temporary one in local mode. */
   def workDirectory(spark: SparkSession, path: Option[String]): WorkDirectory = path match {
-    case Some(location)         => WorkDirectory(WorkDirectory.absolute(location), Settings.of(spark))
+    case Some(location) =>
+      for (scheme <- StoredFile.schemeOf(location) if !Schemes.contains(scheme))
+        throw new ParamException(
+          s"workDir: the scheme `$scheme` of $location is not supported; supported: local paths, ${Schemes.mkString(", ")}"
+        )
+      WorkDirectory(WorkDirectory.absolute(location), Settings.of(spark))
     case None if isLocal(spark) => WorkDirectory(WorkDirectory.temporary, Settings.of(spark))
     case None =>
       throw new ParamException(

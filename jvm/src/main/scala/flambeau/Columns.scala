@@ -1,5 +1,6 @@
 package flambeau
 
+import org.apache.spark.sql.SparkSession
 import org.apache.spark.sql.types._
 
 /** From DataFrame columns to tensors: which columns make which tensor, and of what type.
@@ -16,6 +17,9 @@ private[flambeau] object Columns {
     "map" -> "select its values as columns of their own",
     "matrix" -> "turn it into an array of numbers and give its shape in inputShapes"
   )
+
+  // Other types may have the same simple name, and another layout.
+  private val VectorTypes = Seq("org.apache.spark.ml.linalg.VectorUDT", "org.apache.spark.mllib.linalg.VectorUDT")
 
   /** The input tensors, in the order of forward's arguments, that the params ask for on a DataFrame of this schema.
     *
@@ -65,15 +69,31 @@ private[flambeau] object Columns {
     TensorColumns(name, columns, chosen, shape)
   }
 
-  /** The schema's field of that name. Throws DataException that lists what there is. */
-  def findField(schema: StructType, column: String, role: String): StructField =
-    schema.fields.find(_.name == column).getOrElse {
+  /** The schema's field of that name. Throws DataException that lists what there is, and where several are called so. */
+  def findField(schema: StructType, column: String, role: String): StructField = {
+    val field = schema.fields.find(_.name == column).getOrElse {
       val hint =
         Similarity.closest(column, schema.fieldNames.toSeq).fold("")(name => s"; did you mean '$name'?")
       throw new DataException(
         s"no column '$column' for the $role: the DataFrame has ${schema.fieldNames.mkString(", ")}$hint"
       )
     }
+    val same = schema.fieldNames.filter(isSame(_, column))
+    if (same.length > 1) {
+      val why = if (same.distinct.length > 1) ", which are one name to Spark (spark.sql.caseSensitive is false)" else ""
+      throw new DataException(
+        s"column '$column' for the $role is not the only one of that name: the DataFrame has ${same.mkString(", ")}$why; " +
+          "rename or drop all but one"
+      )
+    }
+    field
+  }
+
+  /** Whether two names mean the same column to Spark, which ignores case unless spark.sql.caseSensitive is set. */
+  def isSame(one: String, other: String): Boolean = one == other || one.equalsIgnoreCase(other) && {
+    val session = SparkSession.getActiveSession.orElse(SparkSession.getDefaultSession)
+    !session.exists(_.conf.get("spark.sql.caseSensitive", "false").equalsIgnoreCase("true"))
+  }
 
   /** Spark's name of a type, as users write it: `string`, `array<float>`, `vector`. */
   def typeName(dtype: DataType): String = {
@@ -82,7 +102,7 @@ private[flambeau] object Columns {
   }
 
   /** Whether a column of this type holds Spark ML (or MLlib) vectors. */
-  def isVector(dtype: DataType): Boolean = dtype.getClass.getSimpleName == "VectorUDT"
+  def isVector(dtype: DataType): Boolean = VectorTypes.contains(dtype.getClass.getName)
 
   /** How many arrays are nested in a type. */
   def depth(dtype: DataType): Int = dtype match {

@@ -54,7 +54,7 @@ private[flambeau] final class Directory(spark: SparkSession, location: String) {
       case Some(local) if Files.isRegularFile(local) => guarded(upload(configuration, local, target))
       case Some(local)                               => uploadFromExecutor(local.toString, target)
       case None =>
-        val local = file.local(NativeLibrary.api(settings.get), settings.storeJson)
+        val local = file.local(NativeLibrary.api(settings.get), settings.storeJson, configuration)
         guarded(upload(configuration, local, target))
     }
     SavedFile(file.size, file.sha256)
@@ -70,42 +70,30 @@ private[flambeau] final class Directory(spark: SparkSession, location: String) {
     bytes
   }
 
-  /** A reference to a file that executors can follow. One that only Hadoop's file system knows is handed out by Spark. */
+  /** A reference to a file that executors can follow. */
   def reference(name: String, saved: SavedFile): StoredFile = {
-    val scheme = root.toUri.getScheme
-    localRoot match {
-      case Some(directory) => StoredFile(directory.resolve(name).toString, saved.size, saved.sha256)
-      case None if StoreSchemes.contains(scheme) => StoredFile(at(name).toString, saved.size, saved.sha256)
-      case None =>
-        val local = Files.createTempDirectory("flambeau-").resolve(s"${saved.sha256}-$name")
-        guarded(download(name, local))
-        spark.sparkContext.addFile(local.toString)
-        StoredFile(s"spark-file:${local.getFileName}", saved.size, saved.sha256)
-    }
+    val uri = localRoot.fold(at(name).toString)(_.resolve(name).toString)
+    StoredFile(uri, saved.size, saved.sha256)
   }
 
   /** A reference to the file that the path itself is. */
-  def asFile: StoredFile = {
-    val parent = new Directory(spark, root.getParent.toString)
-    val local = localRoot.getOrElse {
-      val copy = Files.createTempDirectory("flambeau-").resolve(root.getName)
-      guarded(download("", copy))
-      copy
-    }
-    val found = StoredFile.of(local)
-    parent.reference(root.getName, SavedFile(found.size, found.sha256))
-  }
+  def asFile: StoredFile = localRoot.fold {
+    val digest = MessageDigest.getInstance("SHA-256")
+    val size = guarded(withStream(fileSystem(configuration, location).open(root)) { stream =>
+      val chunk = new Array[Byte](1 << 20)
+      Iterator.continually(stream.read(chunk)).takeWhile(_ >= 0).map { count =>
+        digest.update(chunk, 0, count)
+        count.toLong
+      }.sum
+    })
+    StoredFile(root.toString, size, hex(digest.digest()))
+  }(StoredFile.of)
 
   private def at(name: String): Path = if (name.isEmpty) root else new Path(root, name)
 
   /** The directory as this machine's, where it is on it. */
   private def localRoot: Option[LocalPath] =
     if (root.toUri.getScheme == "file") Some(Paths.get(root.toUri.getPath)) else None
-
-  private def download(name: String, local: LocalPath): Unit =
-    withStream(fileSystem(configuration, location).open(at(name))) { stream =>
-      Files.copy(stream, local, StandardCopyOption.REPLACE_EXISTING)
-    }
 
   private def uploadFromExecutor(local: String, target: String): Unit = {
     val shared = new SerializableConfiguration(configuration)
@@ -128,9 +116,6 @@ private[flambeau] final class Directory(spark: SparkSession, location: String) {
 private[flambeau] final case class SavedFile(size: Long, sha256: String)
 
 private[flambeau] object Directory {
-
-  /** The schemes that the native store reads by itself. */
-  private val StoreSchemes = Seq("dbfs", "s3", "s3a", "abfs", "abfss", "gs")
 
   private def fileSystem(configuration: Configuration, path: String): FileSystem =
     new Path(path).getFileSystem(configuration)
@@ -165,6 +150,7 @@ private[flambeau] object Directory {
     bytes.toByteArray
   }
 
-  private def hash(bytes: Array[Byte]): String =
-    MessageDigest.getInstance("SHA-256").digest(bytes).map(byte => f"${byte & 0xff}%02x").mkString
+  private def hash(bytes: Array[Byte]): String = hex(MessageDigest.getInstance("SHA-256").digest(bytes))
+
+  private def hex(bytes: Array[Byte]): String = bytes.map(byte => f"${byte & 0xff}%02x").mkString
 }

@@ -1,5 +1,7 @@
 package flambeau
 
+import java.util.Arrays
+
 import scala.collection.mutable.ArrayBuffer
 
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
@@ -9,14 +11,12 @@ import org.apache.spark.unsafe.Platform
   *
   * @param numFields
   *   of each row
-  * @param capacity
-  *   the largest number of rows
   */
-private[flambeau] final class HeldRows(numFields: Int, capacity: Int) {
+private[flambeau] final class HeldRows(numFields: Int) {
   private val pages = ArrayBuffer.empty[Array[Byte]]
-  private val pageOf = new Array[Int](capacity)
-  private val startOf = new Array[Int](capacity)
-  private val sizeOf = new Array[Int](capacity)
+  private var pageOf = new Array[Int](64)
+  private var startOf = new Array[Int](64)
+  private var sizeOf = new Array[Int](64)
   private val row = new UnsafeRow(numFields)
   private var count = 0
   private var page = 0
@@ -33,6 +33,11 @@ private[flambeau] final class HeldRows(numFields: Int, capacity: Int) {
   def add(copied: UnsafeRow): Unit = {
     val size = copied.getSizeInBytes
     makeRoom(size)
+    if (count == pageOf.length) {
+      pageOf = Arrays.copyOf(pageOf, count * 2)
+      startOf = Arrays.copyOf(startOf, count * 2)
+      sizeOf = Arrays.copyOf(sizeOf, count * 2)
+    }
     copied.writeToMemory(pages(page), Platform.BYTE_ARRAY_OFFSET + end)
     pageOf(count) = page
     startOf(count) = end

@@ -2,14 +2,18 @@ package flambeau
 
 import java.security.SecureRandom
 import java.util.Base64
+import java.util.concurrent.{ConcurrentHashMap, TimeoutException}
 
+import scala.collection.JavaConverters._
 import scala.collection.mutable
+import scala.concurrent.Await
+import scala.concurrent.duration._
 import scala.util.control.NonFatal
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
 import org.apache.spark.sql.SparkSession
-import org.apache.spark.{BarrierTaskContext, SparkException}
+import org.apache.spark.{BarrierTaskContext, FutureAction, SparkException}
 import org.slf4j.LoggerFactory
 
 /** A training that is ready to run: one barrier stage, one task for each rank, started again where a worker was lost.
@@ -107,6 +111,13 @@ private[flambeau] object Launch {
   // An executor that is lost comes back within this time, or Spark's cluster manager does not replace it.
   private val RecoverySeconds = 120.0
 
+  /** For how long ranks may go on after one of them has failed. Those that live notice it in less than a second, or at the
+    * end of the forward or backward that they are in. Tests make it shorter.
+    */
+  @volatile private[flambeau] var grace: FiniteDuration = 30.seconds
+
+  private val PollTime = 100.millis
+
   // How Spark tells that an executor went away, in its own error texts.
   private val LostTexts =
     Seq("ExecutorLostFailure", "Executor heartbeat timed out", "Lost executor", "worker lost")
@@ -116,10 +127,11 @@ private[flambeau] object Launch {
     def reason: String = firstLine(error)
   }
 
-  /** Runs one barrier stage with a task for each rank, each with so many GPUs, and returns how each ended, by rank.
+  /** Runs one barrier stage with a task for each rank, each with so many GPUs, and returns how they ended, by rank.
     *
-    * Waits for as long as the training takes. An interrupt of this thread cancels the stage. Throws Lost where Spark lost an
-    * executor.
+    * Waits for as long as the training takes. Once a rank has failed, the others have `grace` to end as well; then
+    * the stage is cancelled, and what came until then is returned, so that a worker that is frozen keeps nobody waiting.
+    * An interrupt of this thread cancels the stage. Throws Lost where Spark lost an executor.
     */
   private def runStage(
       spark: SparkSession,
@@ -132,13 +144,36 @@ private[flambeau] object Launch {
     val stage = (if (numGpus > 0) TaskGpus.oneEach(ranks) else ranks)
       .barrier()
       .mapPartitions(_ => Iterator.single(task.run(BarrierTaskContext.get())))
-    try Cluster.interruptible(sc)(stage.collect().toSeq.sortBy(_.rank))
+    val outcomes = new ConcurrentHashMap[Int, RankOutcome]
+    def ended: Seq[RankOutcome] = outcomes.values.asScala.toList.sortBy(_.rank)
+    try Cluster.interruptible(sc) {
+        val job = sc.submitJob[RankOutcome, RankOutcome, Unit](
+          stage,
+          _.next(),
+          0 until numWorkers,
+          (rank, outcome) => outcomes.put(rank, outcome),
+          ()
+        )
+        while (!isReady(job, PollTime) && !ended.exists(_.result.isEmpty)) {}
+        if (isReady(job, grace)) Await.result(job, Duration.Inf)
+        else {
+          val late = (0 until numWorkers).filterNot(outcomes.containsKey(_))
+          log.warn(s"worker ${late.mkString(", ")} did not end within $grace after the failure: cancelling the stage")
+          job.cancel()
+        }
+        ended
+      }
     catch {
       case error: SparkException if LostTexts.exists(String.valueOf(error.getMessage).contains(_)) =>
         val text = s"a worker was lost: ${reason(error)}"
         throw new Lost(new WorkerLostException(text, None, None, None, None, error))
     }
   }
+
+  /** Waits for the end of a job, for that time at most, and returns whether it has ended. */
+  private def isReady(job: FutureAction[_], atMost: FiniteDuration): Boolean =
+    try Await.ready(job, atMost).isCompleted
+    catch { case _: TimeoutException => false }
 
   /** Deletes a path of the work directory, through a Spark task where this process does not see it.
     *

@@ -55,6 +55,13 @@ private[flambeau] final case class Metadata(path: String, json: ObjectNode) {
 private[flambeau] object Metadata {
   val FormatVersion = 1
 
+  /** The directory of a stage in that of a pipeline. */
+  private val InPipeline = """(.+)/stages/\d+_[^/]+""".r
+
+  /** The classes of pipelines, of both languages, with those of Scala. */
+  private val Pipelines = (for (name <- Seq("Pipeline", "PipelineModel"); from <- Seq("pyspark.ml.pipeline", "org.apache.spark.ml"))
+    yield s"$from.$name" -> s"org.apache.spark.ml.$name").toMap
+
   /** Why forms of a program are missing, in brackets for a message; empty where there are no reasons. */
   def bracketed(reasons: Map[String, String]): String =
     if (reasons.isEmpty) "" else reasons.map { case (form, why) => s"$form: $why" }.mkString(" (", "; ", ")")
@@ -116,7 +123,28 @@ private[flambeau] object Metadata {
       .put("flambeauVersion", Build.version)
       .put("torchVersion", Build.torch)
     json.replace("flambeau", all.setAll[ObjectNode](ours))
-    import spark.implicits._
-    Seq(Json.text(json)).toDF("value").coalesce(1).write.text(s"$path/metadata")
+    writeLine(spark, path, json, "error")
+    sharePipelines(spark, path)
   }
+
+  private def writeLine(spark: SparkSession, path: String, json: ObjectNode, mode: String): Unit = {
+    import spark.implicits._
+    Seq(Json.text(json)).toDF("value").coalesce(1).write.mode(mode).text(s"$path/metadata")
+  }
+
+  /** Lets Spark's own readers of both languages take the pipeline that the stage at a path was saved in, and those around
+    * that. Scala's go by the class that the metadata name, and PySpark's by a param `language`.
+    */
+  private def sharePipelines(spark: SparkSession, path: String): Unit =
+    path.replaceAll("/+$", "") match {
+      case InPipeline(parent) if new Directory(spark, parent).exists("metadata") =>
+        val metadata = read(spark, parent)
+        for (name <- Pipelines.get(metadata.className)) {
+          val params = metadata.json.path("paramMap").deepCopy[ObjectNode]().put("language", "Python")
+          val shared = metadata.json.deepCopy().put("class", name).set[ObjectNode]("paramMap", params)
+          if (shared != metadata.json) writeLine(spark, parent, shared, "overwrite")
+          sharePipelines(spark, parent)
+        }
+      case _ => ()
+    }
 }

@@ -8,8 +8,9 @@ import org.apache.spark.sql.SparkSession
 /** Where a program's files are for the driver, and where the workers find them. */
 private[flambeau] object ProgramFiles {
 
-  /** The file as the native store of this process takes it. */
-  def onDriver(file: StoredFile): StoredFile = StoredFile.localPath(file.uri).fold(file)(at(file, _))
+  /** The file as the native store of this process takes it; one that only Hadoop's file systems have is fetched. */
+  def onDriver(spark: SparkSession, file: StoredFile): StoredFile =
+    (if (file.isHadoops) Some(fetched(spark, file)) else StoredFile.localPath(file.uri)).fold(file)(at(file, _))
 
   /** The file where all workers find it: itself, or on a cluster a copy in the work directory of what only this machine
     * has.
@@ -23,7 +24,7 @@ private[flambeau] object ProgramFiles {
       name: String,
       file: StoredFile
   ): StoredFile = here(spark, file) match {
-    case None => if (Cluster.isLocal(spark)) onDriver(file) else file
+    case None => if (Cluster.isLocal(spark)) onDriver(spark, file) else file
     case Some(local) =>
       val target = work.path("attempts", id, name)
       if (isVisible)
@@ -47,7 +48,13 @@ private[flambeau] object ProgramFiles {
   private def here(spark: SparkSession, file: StoredFile): Option[Path] = {
     val isShared = Seq("/Volumes/", "/dbfs/", "dbfs:").exists(file.uri.startsWith)
     if (Cluster.isLocal(spark) || isShared) None
+    else if (file.isHadoops) Some(fetched(spark, file))
     else StoredFile.localPath(file.uri).filter(Files.isRegularFile(_))
+  }
+
+  private def fetched(spark: SparkSession, file: StoredFile): Path = {
+    val settings = Settings.of(spark)
+    file.local(NativeLibrary.api(settings.get), settings.storeJson, spark.sparkContext.hadoopConfiguration)
   }
 
   private def at(file: StoredFile, path: Path): StoredFile = file.copy(uri = path.toString)

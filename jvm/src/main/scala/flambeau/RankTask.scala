@@ -27,6 +27,9 @@ private[flambeau] final case class RankTask(
 ) {
   import RankTask._
 
+  /** Without the secret and the job, which has the options of the stores. */
+  override def toString: String = s"RankTask($settings, $meetingPlace)"
+
   /** Trains one rank. Waits for as long as the training takes; a task that Spark kills ends its worker and throws
     * TaskKilledException or InterruptedException.
     */

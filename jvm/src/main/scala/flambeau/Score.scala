@@ -6,6 +6,7 @@ import org.apache.spark.sql.catalyst.expressions.{Attribute, AttributeSet, SortO
 import org.apache.spark.sql.catalyst.plans.logical.{LogicalPlan, UnaryNode}
 import org.apache.spark.sql.catalyst.plans.physical.Partitioning
 import org.apache.spark.sql.execution.{SparkPlan, SparkStrategy, UnaryExecNode}
+import org.apache.spark.sql.execution.adaptive.QueryStageExec
 import org.apache.spark.sql.execution.metric.{SQLMetric, SQLMetrics}
 import org.apache.spark.sql.execution.vectorized.OnHeapColumnVector
 import org.apache.spark.sql.types.{StructField, StructType}
@@ -28,6 +29,9 @@ private[flambeau] final case class Score(
   override def maxRows: Option[Long] = child.maxRows
   override def maxRowsPerPartition: Option[Long] = child.maxRowsPerPartition
 
+  /** The same without the predictions that nobody reads, given the places of those that somebody does. */
+  def keep(places: Seq[Int]): Score = copy(task = task.keep(places), predictions = places.map(predictions))
+
   /** What plans show; the task has much of no interest, and options of stores. */
   protected override def stringArgs: Iterator[Any] = Iterator(inputs, predictions)
 
@@ -45,7 +49,8 @@ private[flambeau] final case class ScoreExec(
   override def producedAttributes: AttributeSet = AttributeSet(predictions)
   override def outputPartitioning: Partitioning = child.outputPartitioning
   override def outputOrdering: Seq[SortOrder] = child.outputOrdering
-  override def supportsColumnar: Boolean = child.supportsColumnar
+  override def supportsColumnar: Boolean =
+    child.supportsColumnar && task.isNarrow && ScoreExec.hasKnownVectors(child)
 
   /** The classes of the vectors, for which Spark compiles what reads them. */
   override def vectorTypes: Option[Seq[String]] =
@@ -80,7 +85,24 @@ private[flambeau] final case class ScoreExec(
   protected override def withNewChildInternal(newChild: SparkPlan): ScoreExec = copy(child = newChild)
 }
 
-/** Plans [[Score]]. Sessions know of it by [[Scoring]], without a setting. */
+private[flambeau] object ScoreExec {
+
+  /** Spark's own vectors, whose numbers lie in this process's memory. Others, such as those on a GPU, are read as rows. */
+  private val Known = Seq(
+    "execution.vectorized.OnHeapColumnVector",
+    "execution.vectorized.OffHeapColumnVector",
+    "execution.vectorized.ConstantColumnVector",
+    "execution.datasources.orc.OrcColumnVector",
+    "vectorized.ArrowColumnVector"
+  ).map("org.apache.spark.sql." + _)
+
+  private def hasKnownVectors(plan: SparkPlan): Boolean = plan match {
+    case stage: QueryStageExec => hasKnownVectors(stage.plan)
+    case other                 => other.vectorTypes.exists(_.forall(Known.contains))
+  }
+}
+
+/** Plans [[Score]]. Sessions know of it by [[Scoring]], or by [[FlambeauExtensions]]. */
 private[flambeau] object ScoreStrategy extends SparkStrategy {
   override def apply(plan: LogicalPlan): Seq[SparkPlan] = plan match {
     case Score(task, inputs, predictions, child) =>

@@ -18,9 +18,9 @@ private[flambeau] final class ScoredRows(
     metrics: ScoringMetrics
 ) extends Iterator[InternalRow] {
   private val program = new LoadedTask(task, ordinals, metrics)
-  private val held = new HeldRows(carried.length, program.capacity)
-  private val predictions = new Predictions(task.outputs, program.capacity)
-  private val outputs = new ColumnarBatch(predictions.vectors.toArray[ColumnVector], program.capacity)
+  private val held = new HeldRows(carried.length)
+  private var predictions = new Predictions(task.outputs, 0)
+  private var outputs = batchOf(predictions)
   private val toUnsafe = UnsafeProjection.create(carried)
   private val outputToUnsafe = UnsafeProjection.create(task.outputSchema)
   private val joiner = GenerateUnsafeRowJoiner.create(carried, task.outputSchema)
@@ -50,7 +50,14 @@ private[flambeau] final class ScoredRows(
       program.add(row)
       held.add(row)
     }
+    if (predictions.capacity < program.numRows) {
+      predictions = new Predictions(task.outputs, program.numRows)
+      outputs = batchOf(predictions)
+    }
     nextRow = 0
     numRows = program.score(predictions, 0)
   }
+
+  private def batchOf(predictions: Predictions): ColumnarBatch =
+    new ColumnarBatch(predictions.vectors.toArray[ColumnVector], predictions.capacity)
 }

@@ -1,6 +1,6 @@
 package flambeau
 
-import flambeau.jni.{GpuSlots, InputBatch, ScorerSpec, TensorRows}
+import flambeau.jni.{GpuSlots, InputBatch}
 import org.apache.spark.sql.{Column, DataFrame, SparkSession}
 import org.apache.spark.sql.catalyst.expressions.{Alias, Attribute, AttributeReference}
 import org.apache.spark.sql.catalyst.plans.logical.{LogicalPlan, Project}
@@ -35,21 +35,22 @@ private[flambeau] object Scoring {
       AttributeReference(field.name, field.dataType, field.nullable, field.metadata)()
     }
     val task = ScoringTask(
-      spec(model, tensors, outputs.map(_._1), settings),
+      model.scorerSpec(tensors, outputs.map(_._1), settings, df.sparkSession),
       settings,
       sources.zip(inputs).map { case (source, input) => source.read(input.dataType) },
       outputs.map { case (_, field) => field.dataType -> OutputColumn(field.dataType, model.trained.output) }
     )
-    letPlan(df.sparkSession)
+    teach(df.sparkSession)
     // Aliases are what Spark renews where a frame is joined with itself.
     val named = predictions.map(prediction => Alias(prediction, prediction.name)())
     Plans.toFrame(df, Project(plan.output ++ named, Score(task, inputs, predictions, child)))
   }
 
-  /** Has a session's planner know [[Score]]. Sessions that Spark derives from it, such as a stream's, know it too. */
-  private def letPlan(spark: SparkSession): Unit = synchronized {
-    val known = spark.experimental.extraStrategies
-    if (!known.contains(ScoreStrategy)) spark.experimental.extraStrategies = known :+ ScoreStrategy
+  /** Has a session plan [[Score]] and optimize around it. Sessions that Spark derives from it, such as a stream's, know it too. */
+  private def teach(spark: SparkSession): Unit = synchronized {
+    val known = spark.experimental
+    if (!known.extraStrategies.contains(ScoreStrategy)) known.extraStrategies :+= ScoreStrategy
+    if (!known.extraOptimizations.contains(LateScoreRule)) known.extraOptimizations :+= LateScoreRule
   }
 
   /** A column that the program reads.
@@ -90,31 +91,5 @@ private[flambeau] object Scoring {
         if (isRead) None else Some(conversion)
       )
     }
-  }
-
-  private def spec(
-      model: TorchModel,
-      tensors: Seq[TensorColumns],
-      wanted: Seq[String],
-      settings: Settings
-  ): ScorerSpec = {
-    val trained = model.trained
-    val form = ProgramForms.chosen(trained.programs.keys).get
-    new ScorerSpec(
-      form = form,
-      program = trained.programs(form),
-      weights = Some(trained.weights),
-      inputs = tensors.map(tensor =>
-        TensorRows(Some(tensor.name), tensor.dtype, tensor.shape.getOrElse(Nil).map(_.toLong))
-      ),
-      output = trained.output.tensors.map(tensor =>
-        TensorRows(tensor.name, tensor.dtype, tensor.shape.map(_.toLong))
-      ),
-      batchSize = model.getInferenceBatchSize,
-      classes = model.classes,
-      fields = if (model.classes.isDefined) wanted.map(_.stripSuffix("Col")) else Nil,
-      store = settings.storeOptions,
-      device = model.getDevice
-    )
   }
 }

@@ -30,6 +30,15 @@ private[flambeau] final case class ScoringTask(
     StructField(s"_$index", dtype)
   })
 
+  /** The same for some of the outputs, by their places. */
+  def keep(places: Seq[Int]): ScoringTask = copy(
+    spec = spec.copy(fields = if (spec.fields.isEmpty) Nil else places.map(spec.fields)),
+    outputs = places.map(outputs)
+  )
+
+  /** Whether the outputs of a batch of Spark's, which has about 4096 rows, are of a size to be held as one. */
+  def isNarrow: Boolean = spec.outputRowBytes <= (64 << 10)
+
   /** Scores a partition's rows in batches of `spec.batchSize`. A batch is read ahead of the row that is asked for, and no
     * more; a partition without rows loads no program. A row is good until the next one is asked for.
     *
@@ -68,8 +77,12 @@ private[flambeau] final class LoadedTask(task: ScoringTask, ordinals: Array[Int]
   /** Whether no more rows fit. */
   def isFull: Boolean = batch.isFull
 
+  /** How many rows were read and not scored yet. */
+  def numRows: Int = batch.numRows
+
   /** Reads the inputs of a row. */
   def add(row: UnsafeRow): Unit = {
+    batch.makeRoom(1)
     var index = 0
     while (index < inputs.length) {
       val input = inputs(index)
@@ -86,6 +99,7 @@ private[flambeau] final class LoadedTask(task: ScoringTask, ordinals: Array[Int]
 
   /** Reads the inputs of rows of a batch. */
   def add(columns: ColumnarBatch, start: Int, count: Int): Unit = {
+    batch.makeRoom(count)
     for ((input, ordinal) <- inputs.zip(ordinals)) {
       val to = batch.buffer(input.input)
       val at = batch.end(input.input) + input.offset

@@ -1,10 +1,12 @@
 package flambeau
 
+import flambeau.jni.{ScorerSpec, TensorRows}
 import org.apache.spark.ml.Model
 import org.apache.spark.ml.param.ParamMap
 import org.apache.spark.ml.util.{MLReadable, MLReader, MLWritable, MLWriter}
-import org.apache.spark.sql.{DataFrame, Dataset}
+import org.apache.spark.sql.{DataFrame, Dataset, SparkSession}
 import org.apache.spark.sql.types._
+import org.apache.spark.util.SerializableConfiguration
 
 /** A trained module as a Spark ML transformer.
   *
@@ -66,15 +68,23 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
   private[flambeau] def scored(df: DataFrame, settings: Settings): DataFrame = {
     val outputs = outputFields
     transformSchema(df.schema, logging = false)
-    if (outputs.isEmpty) df else Scoring(this, outputs, df, settings)
+    if (outputs.isEmpty) df
+    else RowScoring.unless(settings)(Scoring(this, outputs, df, settings))(RowScoring(this, outputs, df, settings))
   }
 
   /** The schema with the outputs' columns; throws as `transform` does. */
   override def transformSchema(schema: StructType): StructType = {
     checkParams()
-    for ((param, field) <- outputFields if schema.fieldNames.contains(field.name))
+    for ((param, field) <- outputFields; taken <- schema.fieldNames.find(Columns.isSame(_, field.name)))
       throw new ParamException(
-        s"$param: the DataFrame has a column '${field.name}' already; drop it or set another $param"
+        s"$param: the DataFrame has a column '$taken' already" +
+          (if (taken == field.name) "" else s", which is '${field.name}' to Spark (spark.sql.caseSensitive is false)") +
+          s"; drop it or set another $param"
+      )
+    for (Seq((one, first), (other, second)) <- outputFields.combinations(2) if Columns.isSame(first.name, second.name))
+      throw new ParamException(
+        s"$one is '${first.name}' and $other '${second.name}', which are one column: give each its own name, or leave " +
+          "one out with an empty name"
       )
     if (outputFields.nonEmpty) inputsOf(schema)
     StructType(schema.fields ++ outputFields.map(_._2))
@@ -98,6 +108,38 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
 
   /** How a classifier's outputs read; none for a model that writes the outputs themselves. */
   private[flambeau] def classes: Option[String] = None
+
+  /** What scores these inputs, given the params that name the wanted outputs' columns. */
+  private[flambeau] def scorerSpec(
+      tensors: Seq[TensorColumns],
+      wanted: Seq[String],
+      settings: Settings,
+      spark: SparkSession
+  ): ScorerSpec = {
+    val form = ProgramForms.chosen(trained.programs.keys).get
+    val program = trained.programs(form)
+    val hadoop =
+      if (Seq(program, trained.weights).exists(_.isHadoops))
+        Some(spark.sparkContext.broadcast(new SerializableConfiguration(spark.sparkContext.hadoopConfiguration)))
+      else None
+    new ScorerSpec(
+      form = form,
+      program = program,
+      weights = Some(trained.weights),
+      inputs = tensors.map(tensor =>
+        TensorRows(Some(tensor.name), tensor.dtype, tensor.shape.getOrElse(Nil).map(_.toLong))
+      ),
+      output = trained.output.tensors.map(tensor =>
+        TensorRows(tensor.name, tensor.dtype, tensor.shape.map(_.toLong))
+      ),
+      batchSize = getInferenceBatchSize,
+      classes = classes,
+      fields = if (classes.isDefined) wanted.map(_.stripSuffix("Col")) else Nil,
+      store = settings.storeOptions,
+      device = getDevice,
+      hadoop = hadoop
+    )
+  }
 
   /** The schema's columns for the module: the tensors that they make, of the types and shapes that were trained on. */
   private[flambeau] def inputsOf(schema: StructType): Seq[TensorColumns] = {

@@ -129,7 +129,7 @@ private[flambeau] final class Training private (
     val data = Json.obj()
     data.replace("train", Json.strings(Seq("draft")))
     data.replace("spec", spec)
-    val draft = job(data, program.placed((_, file) => ProgramFiles.onDriver(file)))
+    val draft = job(data, program.placed((_, file) => ProgramFiles.onDriver(spark, file)))
     draft.replace("attempt", Json.obj().put("id", "draft").put("workDir", "draft"))
     Json.parse(native.checkJob(Json.text(draft)), "the check of the job")
   }

@@ -4,6 +4,7 @@ import java.nio.file.{Files, Path, Paths}
 import java.util.concurrent.atomic.AtomicReference
 
 import scala.collection.JavaConverters._
+import scala.concurrent.duration._
 import scala.util.{Failure, Success, Try}
 
 import org.apache.spark.SparkException
@@ -81,6 +82,18 @@ class FaultSuite extends SparkSuite {
       assertNoWorker()
       assert(spark.range(10).count() == 10)
     }
+
+  test("a frozen worker costs nothing but time") {
+    val expected = undisturbed.trained.weights.sha256
+    val grace = Launch.grace
+    Launch.grace = 1.second
+    try {
+      val running = new Running(slow("frozen"))
+      kill("STOP", Workers.pids().head)
+      assert(running.result().get.trained.weights.sha256 == expected)
+      assertNoWorker()
+    } finally Launch.grace = grace
+  }
 
   test("without restarts the error says which worker was killed, how, and its last words") {
     val running = new Running(slow("no-restart").setMaxRestarts(0))

@@ -113,6 +113,31 @@ class LaunchSuite extends SparkSuite {
     }
   }
 
+  test("a work directory of a scheme that the store does not know is refused in the store's own words") {
+    val uri = "hdfs://name:8020/work"
+    val error = intercept[ParamException](Cluster.workDirectory(spark, Some(uri)))
+    val native = intercept[FlambeauException](WorkDirectory(uri, Settings.of(spark)).read(uri))
+    assert(error.getMessage == s"workDir: ${native.getMessage}")
+  }
+
+  test("what tasks get tells of no secret, and Spark redacts options that are called one") {
+    val confs = Map(
+      "spark.flambeau.store.secret.azure_storage_account_key" -> "hidden-1",
+      "spark.flambeau.store.aws_region" -> "eu-west-1"
+    )
+    confs.foreach { case (name, value) => spark.conf.set(name, value) }
+    try {
+      val settings = Settings.of(spark)
+      assert(settings.storeOptions == Map("azure_storage_account_key" -> "hidden-1", "aws_region" -> "eu-west-1"))
+      val task = RankTask("""{"store": "hidden-2"}""", "hidden-3", settings, None)
+      for (text <- Seq(settings.toString, task.toString))
+        assert(!text.contains("hidden") && text.contains("azure_storage_account_key"), text)
+      // What Spark itself redacts, here and in its UI.
+      val shown = spark.sql("SET").collect().map(row => row.getString(0) -> row.getString(1)).toMap
+      assert(confs.keys.map(shown).toSeq == Seq("*********(redacted)", "eu-west-1"))
+    } finally confs.keys.foreach(spark.conf.unset)
+  }
+
   test("ranks meet in a directory where they share this machine's files") {
     val work = WorkDirectory("/work", Settings.of(spark))
     assert(MeetingPlace.of(work, "a1", sharesMachine = true).contains("/work/attempts/a1/meeting"))

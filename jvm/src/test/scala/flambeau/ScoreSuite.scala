@@ -1,10 +1,14 @@
 package flambeau
 
 import org.apache.spark.ml.functions.array_to_vector
-import org.apache.spark.sql.{DataFrame, Row}
-import org.apache.spark.sql.execution.FileSourceScanExec
+import org.apache.spark.rdd.RDD
+import org.apache.spark.sql.{DataFrame, Row, SparkSession}
+import org.apache.spark.sql.catalyst.InternalRow
+import org.apache.spark.sql.catalyst.expressions.Attribute
+import org.apache.spark.sql.execution.{FileSourceScanExec, SparkPlan, UnaryExecNode}
 import org.apache.spark.sql.execution.adaptive.AdaptiveSparkPlanHelper
 import org.apache.spark.sql.functions._
+import org.apache.spark.sql.types.{DataType, StringType, UserDefinedType}
 
 /** Scoring as a part of Spark's plans: on columns and on rows, below and above Spark's own operators. What torch makes of
   * the rows is the oracle.
@@ -191,6 +195,119 @@ class ScoreSuite extends SparkSuite with AdaptiveSparkPlanHelper {
     } finally base.unpersist()
   }
 
+  /** Rows of a directory with a partition for each remainder of `id`. */
+  private lazy val partitioned: DataFrame = {
+    rows("mlp").withColumn("part", $"id" % 4).write.partitionBy("part").parquet(path("partitioned"))
+    spark.read.parquet(path("partitioned"))
+  }
+
+  /** What a plan reads: columns, and the filters that Parquet and the partitions get. */
+  private def scans(df: DataFrame): Seq[(Set[String], String, String)] =
+    collect(df.queryExecution.executedPlan) { case scan: FileSourceScanExec =>
+      // A filter on what a function gives is one of the function itself, which no file gets past reading.
+      def plain(filters: Seq[Any]): String =
+        filters.map(_.toString.replaceAll("#\\d+L?", "")).filterNot(_.contains("UDF(")).sorted.mkString(", ")
+      (scan.requiredSchema.fieldNames.toSet, plain(scan.partitionFilters), plain(scan.dataFilters))
+    }
+
+  private def numScored(df: DataFrame): Int =
+    collect(df.queryExecution.executedPlan) { case score: ScoreExec => score }.length
+
+  test("predicates and columns reach the files as they do past a column of a function, here and in other sessions") {
+    val sum = udf((a: Double, b: Double) => a + b)
+    val queries = Seq[(String, DataFrame => DataFrame)](
+      "a partition" -> (_.where($"part" === 1)),
+      "a partition and a prediction" -> (_.where($"part" === 1 && $"prediction" > -1000)),
+      "a column" -> (_.where($"a" > 0).select("id", "prediction")),
+      "a column, after others" -> (_.select($"id" + 1 as "next", $"prediction", $"part").where($"next" > 500)),
+      "no prediction" -> (_.select("id")),
+      "no prediction, of some rows" -> (_.where($"part" === 2 && $"a" > 0).select("id")),
+      "a number of rows" -> (_.groupBy().count()),
+      "a join" -> (df => df.join(df.select($"id", $"prediction" as "again"), "id").where($"part" === 3).select("id", "again"))
+    )
+    for ((name, query) <- queries; adaptive <- Seq("true", "false"))
+      withSetting("spark.sql.adaptive.enabled", adaptive) {
+        val base = partitioned
+        val scored = query(load("mlp").transform(base))
+        val oracle = query(base.withColumn("prediction", sum($"a".cast("double"), $"b".cast("double"))))
+        assert(scored.count() == oracle.count(), name)
+        scored.collect()
+        oracle.collect()
+        assert(scans(scored) == scans(oracle), name)
+      }
+  }
+
+  test("what nobody reads is not computed") {
+    val df = rows("classes")
+    val scored = TorchClassificationModel.load(SavedModels.model("classes")).transform(df)
+    val whole = scored.select("id", "prediction", "rawPrediction", "probability").orderBy("id").collect()
+    for ((names, outputs) <- Seq(Seq("prediction") -> 1, Seq("probability", "prediction") -> 2)) {
+      val some = scored.select(("id" +: names).map(col): _*).orderBy("id")
+      assert(some.collect().toSeq == whole.map(row => Row.fromSeq(("id" +: names).map(row.getAs[Any](_)))).toSeq)
+      assert(collect(some.queryExecution.executedPlan) { case score: ScoreExec => score.predictions.length } == Seq(outputs))
+    }
+    val none = scored.where($"id" > 10).select("id")
+    assert(none.collect().length == df.where($"id" > 10).count() && numScored(none) == 0)
+    // A row that a filter leaves out is not looked at.
+    val holes = rows("mlp").withColumn("a", when($"id" =!= 77, $"a"))
+    assert(isClose(load("mlp").transform(holes).where($"a".isNotNull)))
+  }
+
+  test("a session with the extension plans and optimizes the view of another") {
+    val at = partitioned.inputFiles.head.replaceAll("/part=.*", "")
+    val before = (SparkSession.getActiveSession, SparkSession.getDefaultSession)
+    SparkSession.clearActiveSession()
+    SparkSession.clearDefaultSession()
+    try {
+      val first = SparkSession.builder().withExtensions(new FlambeauExtensions).getOrCreate()
+      load("mlp").transform(first.read.parquet(at)).createOrReplaceGlobalTempView("scored")
+      val other = first.newSession()
+      assert(other.experimental.extraStrategies.isEmpty && other.experimental.extraOptimizations.isEmpty)
+      val some = other.table("global_temp.scored").where("part = 1 and prediction > -1000")
+      assert(some.collect().length == 250 && isClose(some))
+      assert(scans(some).map(_._2) == Seq("(part = 1), isnotnull(part)"))
+      val ids = other.table("global_temp.scored").select("id")
+      assert(ids.collect().length == 1000 && numScored(ids) == 0)
+    } finally {
+      before._1.foreach(SparkSession.setActiveSession)
+      before._2.foreach(SparkSession.setDefaultSession)
+    }
+  }
+
+  test("rows are scored by Spark's public interfaces alone where that is asked for, or all that there is") {
+    for (name <- Seq("mlp", "column", "array", "several", "classes", "binary")) {
+      val expected = texts(load(name).transform(rows(name)))
+      withSetting(RowScoring.Key, "rows") {
+        val scored = load(name).transform(rows(name))
+        assert(scored.schema == load(name).transformSchema(rows(name).schema), name)
+        assert(texts(scored) == expected && numScored(scored) == 0, name)
+      }
+    }
+    withSetting(RowScoring.Key, "rows") {
+      val holes = load("column").transform(rows("column").withColumn("x", when($"id" =!= 77, $"x")))
+      val error = intercept[Throwable](holes.collect())
+      assert(error.toString.contains("column 'x' holds a null"), error)
+      val twice = load("mlp").transform(rows("mlp").select($"*", $"expected"))
+      assert(twice.select("prediction").collect().length == 1000)
+    }
+    withSetting(RowScoring.Key, "quickly") {
+      assert(intercept[ParamException](load("mlp").transform(rows("mlp"))).getMessage ==
+        "spark.flambeau.scoring is 'quickly': give 'operator' or 'rows'")
+    }
+    val plain = rows("mlp")
+    val settings = Settings(Map.empty)
+    assert(RowScoring.unless(settings)(throw new NoSuchMethodError("of another Spark"))(plain) eq plain)
+    intercept[IllegalStateException](RowScoring.unless(settings)(throw new IllegalStateException("ours"))(plain))
+  }
+
+  test("vectors of other makes than Spark's are read as rows") {
+    val foreign = new ForeignVectors(rows("mlp").queryExecution.executedPlan)
+    val score = operator(load("mlp").transform(rows("mlp")))
+    assert(score.supportsColumnar && !score.copy(child = foreign).supportsColumnar)
+    assert(Columns.isVector(org.apache.spark.ml.linalg.SQLDataTypes.VectorType))
+    assert(!Columns.isVector(new ForeignVectors.VectorUDT))
+  }
+
   test("a stream is scored as it comes") {
     val at = path("stream")
     rows("mlp").repartition(3).write.parquet(at)
@@ -219,5 +336,25 @@ class ScoreSuite extends SparkSuite with AdaptiveSparkPlanHelper {
     val operators = operator(load("mlp").transform(rows("mlp")))
     assert(operators.metrics("numOutputRows").value == 1000)
     assert(operators.metrics("scoringTime").value > 0)
+  }
+}
+
+/** A plan whose columns are in vectors of another make. */
+private case class ForeignVectors(child: SparkPlan) extends UnaryExecNode {
+  override def output: Seq[Attribute] = child.output
+  override def supportsColumnar: Boolean = true
+  override def vectorTypes: Option[Seq[String]] = Some(Seq("ai.rapids.GpuColumnVector"))
+  protected override def doExecute(): RDD[InternalRow] = child.execute()
+  protected override def withNewChildInternal(newChild: SparkPlan): ForeignVectors = copy(newChild)
+}
+
+private object ForeignVectors {
+
+  /** A type that has but its name from Spark's vectors. */
+  class VectorUDT extends UserDefinedType[String] {
+    override def sqlType: DataType = StringType
+    override def serialize(obj: String): Any = obj
+    override def deserialize(datum: Any): String = datum.toString
+    override def userClass: Class[String] = classOf[String]
   }
 }

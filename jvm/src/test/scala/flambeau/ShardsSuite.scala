@@ -70,6 +70,15 @@ class ShardsSuite extends SparkSuite {
       """[{"name":"features","columns":["x","n"],"dtype":"float32","shape":[2]}]""")
   }
 
+  test("a column of which there are two is refused before anything is read") {
+    for (other <- Seq("x", "X"); role <- Seq("input", "label")) {
+      val both = table.select($"*", lit("a text").as(other))
+      val asked = if (role == "input") params().setFeaturesCol("x") else params().setFeaturesCol("n").setLabelCol("x")
+      val error = intercept[DataException](Shards.resolve(both.schema, asked, None, wide = false))
+      assert(error.getMessage.startsWith(s"column 'x' for the $role is not the only one of that name"), error)
+    }
+  }
+
   test("a column that is input and label is written once for each") {
     val shards = written("twice", table, params().setFeaturesCol("x").setLabelCol("x"))
     val names = shards.columns.inputs.head.columns ++ shards.columns.labels.head.columns

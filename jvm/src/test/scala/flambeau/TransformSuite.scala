@@ -181,6 +181,27 @@ class TransformSuite extends SparkSuite {
     assert(load("column").transform(twice).columns.toSeq == Seq("x", "id", "id", "expected", "prediction"))
   }
 
+  test("an input of which there are two, and an output that is there in another case, are refused") {
+    val model = load("column")
+    val df = rows("column").select("id", "x")
+    for (other <- Seq("x", "X")) {
+      val error = intercept[DataException](model.transform(df.select($"*", $"x".as(other))))
+      assert(error.getMessage.contains(s"not the only one of that name: the DataFrame has id, x, $other"), error)
+    }
+    val beside = df.withColumn("Prediction", lit(1))
+    val error = intercept[ParamException](model.transform(beside))
+    assert(error.getMessage.contains("has a column 'Prediction' already, which is 'prediction' to Spark"), error)
+    val classifier = TorchClassificationModel.load(SavedModels.model("classes")).setProbabilityCol("Prediction")
+    assert(intercept[ParamException](classifier.transform(rows("classes"))).getMessage.contains("one column"))
+
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try {
+      val scored = model.transform(beside.withColumn("X", lit("a text")))
+      assert(scored.columns.toSeq == Seq("id", "x", "Prediction", "X", "prediction"))
+      assert(scored.select("prediction").collect().length == 1000)
+    } finally spark.conf.unset("spark.sql.caseSensitive")
+  }
+
   test("wrong rows and columns are refused with the column's name") {
     val model = load("column")
     val df = rows("column").select("id", "x")

@@ -3,18 +3,18 @@ package flambeau.jni
 import java.nio.{ByteBuffer, ByteOrder}
 
 /** Rows on their way to a program: one buffer of native memory for each input, row after row, used again for the next
-  * rows. One thread uses a batch.
+  * rows. The buffers grow with the rows that there are. One thread uses a batch.
   *
   * The buffers' element types are the inputs' dtypes; `bool` and `uint8` take a byte an element.
+  *
+  * @param capacity
+  *   the most rows that it takes
   */
 final class InputBatch private[jni] (inputs: Seq[TensorRows], val capacity: Int) {
-  private val bytes: Array[Int] = inputs.map { input =>
-    Math.multiplyExact(input.numElements, InputBatch.elementSize(input.dtype))
-  }.toArray
+  private val bytes: Array[Int] = inputs.map(input => Math.toIntExact(input.rowBytes)).toArray
+  private var room = capacity.min(InputBatch.FirstRows)
 
-  private[jni] val buffers: Array[ByteBuffer] = bytes.map { size =>
-    ByteBuffer.allocateDirect(Math.multiplyExact(size, capacity)).order(ByteOrder.nativeOrder())
-  }
+  private[jni] var buffers: Array[ByteBuffer] = bytes.map(size => InputBatch.allocate(size, room))
 
   private var rows = 0
 
@@ -24,7 +24,19 @@ final class InputBatch private[jni] (inputs: Seq[TensorRows], val capacity: Int)
   /** Whether no more rows fit. */
   def isFull: Boolean = rows == capacity
 
-  /** The memory of an input, to be written to by absolute places. */
+  /** Makes room for further rows, no more than `capacity` in all, before they are written. */
+  def makeRoom(count: Int): Unit = if (rows + count > room) {
+    room = (rows + count).max((room * 2L).min(capacity.toLong).toInt)
+    buffers = buffers.zip(bytes).map { case (full, size) =>
+      val larger = InputBatch.allocate(size, room)
+      val written = full.duplicate()
+      written.limit(rows * size)
+      larger.duplicate().put(written)
+      larger
+    }
+  }
+
+  /** The memory of an input, to be written to by absolute places; another one after `makeRoom`. */
   def buffer(input: Int): ByteBuffer = buffers(input)
 
   /** Bytes of one row of an input. */
@@ -41,6 +53,12 @@ final class InputBatch private[jni] (inputs: Seq[TensorRows], val capacity: Int)
 }
 
 private[flambeau] object InputBatch {
+
+  /** Rows that a batch has room for at first. */
+  private val FirstRows = 64
+
+  private def allocate(rowBytes: Int, numRows: Int): ByteBuffer =
+    ByteBuffer.allocateDirect(Math.multiplyExact(rowBytes, numRows)).order(ByteOrder.nativeOrder())
 
   /** Bytes of an element. */
   def elementSize(dtype: String): Int = dtype match {

@@ -51,8 +51,8 @@ private[jni] object LoadedPrograms {
   }
 
   private def open(api: NativeApi, spec: ScorerSpec, numThreads: Int, gpu: Option[Int]): Long = {
-    val program = spec.program.local(api, spec.storeJson)
-    val weights = spec.weights.map(_.local(api, spec.storeJson))
+    val program = spec.local(spec.program, api)
+    val weights = spec.weights.map(spec.local(_, api))
     api.openScorer(spec.json(program, weights, numThreads, gpu))
   }
 }

@@ -10,8 +10,10 @@ import org.apache.spark.util.TaskCompletionListener
 final class Scorer private (api: NativeApi, program: LoadedProgram, spec: ScorerSpec) extends AutoCloseable {
   private var open = true
 
-  /** Memory for `batchSize` rows, to be filled, scored, cleared and filled again. */
-  def newBatch(): InputBatch = new InputBatch(spec.inputs, spec.batchSize)
+  /** Memory for rows, `batchSize` or as many as [[ScorerSpec.MaxBytes]] has room for, to be filled, scored, cleared and
+    * filled again.
+    */
+  def newBatch(): InputBatch = new InputBatch(spec.inputs, spec.numRowsAtOnce)
 
   /** The outputs of a batch's rows.
     *

@@ -3,6 +3,9 @@ package flambeau.jni
 import java.nio.file.Path
 
 import flambeau.Json
+import org.apache.hadoop.conf.Configuration
+import org.apache.spark.broadcast.Broadcast
+import org.apache.spark.util.SerializableConfiguration
 
 /** A tensor's rows: its name where it has one, its dtype (`float32`, `float64`, `int64`, `bool`, `uint8`; outputs may have
   * others of torch's) and the shape of one row.
@@ -11,6 +14,9 @@ final case class TensorRows(name: Option[String], dtype: String, shape: Seq[Long
 
   /** Elements of one row. */
   def numElements: Int = Math.toIntExact(shape.product)
+
+  /** Bytes of one row of an input. */
+  private[jni] def rowBytes: Long = numElements.toLong * InputBatch.elementSize(dtype)
 }
 
 /** What scores rows, and how. It travels from the driver to the tasks.
@@ -20,7 +26,7 @@ final case class TensorRows(name: Option[String], dtype: String, shape: Seq[Long
   * @param weights
   *   safetensors; none takes the weights in the program's file
   * @param batchSize
-  *   rows that the program sees at once
+  *   rows that the program sees at once, where they are no more than [[ScorerSpec.MaxBytes]]
   * @param classes
   *   none, or how a classifier's output reads: `logits`, `log_probabilities` or `probabilities`
   * @param fields
@@ -29,6 +35,8 @@ final case class TensorRows(name: Option[String], dtype: String, shape: Seq[Long
   *   the options of the object stores
   * @param device
   *   `auto`, `cpu` or `cuda`
+  * @param hadoop
+  *   the configuration of Hadoop's file systems, where one of them has the files
   */
 final case class ScorerSpec(
     form: String,
@@ -40,12 +48,31 @@ final case class ScorerSpec(
     classes: Option[String],
     fields: Seq[String],
     store: Map[String, String],
-    device: String = "auto"
+    device: String = "auto",
+    hadoop: Option[Broadcast[SerializableConfiguration]] = None
 ) {
+
+  /** Bytes of one row of the outputs, as the JVM holds them at most: a double an element. */
+  private[flambeau] def outputRowBytes: Long = output.map(_.numElements.toLong).sum * 8 * fields.length.max(1)
+
+  /** Rows that are read and scored at a time. */
+  private[jni] def numRowsAtOnce: Int = {
+    val rowBytes = (inputs.map(_.rowBytes) :+ outputRowBytes).max.max(1)
+    (ScorerSpec.MaxBytes / rowBytes).max(1).min(batchSize.toLong).toInt
+  }
+
+  /** With the names alone of the stores' options, whose values may be secrets. */
+  override def toString: String =
+    s"ScorerSpec($form, $program, $weights, $inputs, $output, $batchSize, $classes, $fields, " +
+      s"${store.keys.toSeq.sorted.mkString("store(", ", ", ")")}, $device)"
 
   /** What makes two scorers of one device the same: everything but where the files lie. */
   private[jni] def key: String =
     s"${program.sha256}|${weights.map(_.sha256)}|$form|$inputs|$output|$batchSize|$classes|$fields"
+
+  /** A local copy of one of the files; see [[StoredFile.local]]. */
+  private[jni] def local(file: StoredFile, api: NativeApi): Path =
+    file.local(api, storeJson, hadoop.fold(new Configuration)(_.value.value))
 
   /** The options of the object stores, as [[NativeApi]] takes them. */
   private[jni] def storeJson: String = Json.text(Json.of(store, "store"))
@@ -73,4 +100,10 @@ final case class ScorerSpec(
     )
     Json.text(Json.of(message, "the scorer"))
   }
+}
+
+private[flambeau] object ScorerSpec {
+
+  /** The most bytes that an input's rows, or the outputs', take at a time, but for a single row that takes more. */
+  val MaxBytes: Long = 64L << 20
 }

@@ -1,17 +1,21 @@
 package flambeau.jni
 
 import java.io.{FileInputStream, IOException}
+import java.nio.file.LinkOption.NOFOLLOW_LINKS
 import java.nio.file.attribute.PosixFilePermissions
-import java.nio.file.{Files, Path, Paths, StandardCopyOption}
+import java.nio.file.{FileAlreadyExistsException, Files, Path, Paths, StandardCopyOption}
 import java.security.MessageDigest
 import java.util.concurrent.ConcurrentHashMap
 
 import flambeau.{FlambeauException, StoreException}
+import org.apache.hadoop.conf.Configuration
+import org.apache.hadoop.fs.{Path => HadoopPath}
 import org.apache.spark.SparkFiles
 
 /** A file and what is in it: its URI, its size in bytes, its SHA-256 in lower-case hexadecimal.
   *
-  * A URI is what the store takes, or `spark-file:` and the name of a file that Spark hands out to its executors.
+  * A URI is what the store takes, or one of Hadoop's other file systems, such as `hdfs:`. PySpark's models also name files
+  * that Spark hands out to its executors, as `spark-file:` and the file's name.
   */
 final case class StoredFile(uri: String, size: Long, sha256: String) {
 
@@ -22,34 +26,48 @@ final case class StoredFile(uri: String, size: Long, sha256: String) {
     *
     * @param storeJson
     *   the options of the object stores
+    * @param hadoop
+    *   the configuration of Hadoop's file systems
     * @throws flambeau.StoreException
     *   where the file is gone or cannot be read
     * @throws flambeau.FlambeauException
     *   where it is another file
     */
-  def local(api: NativeApi, storeJson: String): Path = {
+  def local(api: => NativeApi, storeJson: String, hadoop: Configuration): Path = {
     val path = StoredFile.localPath(uri) match {
       case Some(path) if Files.isRegularFile(path) => path
       case Some(_) =>
         throw new StoreException(s"the model's file $uri was removed, or this machine does not see it")
-      case None => fetched(api, storeJson)
+      case None => fetched(api, storeJson, hadoop)
     }
     verify(path)
     path
   }
 
-  private def fetched(api: NativeApi, storeJson: String): Path = {
+  /** Whether Hadoop's file systems alone have the file. */
+  private[flambeau] def isHadoops: Boolean =
+    StoredFile.schemeOf(uri).exists(scheme => StoredFile.localPath(uri).isEmpty && !StoredFile.StoreSchemes(scheme))
+
+  private def fetched(api: => NativeApi, storeJson: String, hadoop: Configuration): Path = {
     val folder = StoredFile.cacheDirectory()
     val path = folder.resolve(sha256)
-    if (!Files.isRegularFile(path)) {
+    if (!Files.isRegularFile(path, NOFOLLOW_LINKS)) {
       val part = Files.createTempFile(folder, sha256, ".part")
       try {
-        api.storeGetToFile(storeJson, uri, part.toString)
+        if (isHadoops) copyFromHadoop(hadoop, part) else api.storeGetToFile(storeJson, uri, part.toString)
         Files.move(part, path, StandardCopyOption.ATOMIC_MOVE)
       } finally Files.deleteIfExists(part)
     }
     path
   }
+
+  private def copyFromHadoop(hadoop: Configuration, to: Path): Unit =
+    try {
+      val from = new HadoopPath(uri)
+      val stream = from.getFileSystem(hadoop).open(from)
+      try Files.copy(stream, to, StandardCopyOption.REPLACE_EXISTING)
+      finally stream.close()
+    } catch { case error: IOException => throw new StoreException(s"$uri: ${error.getMessage}", error) }
 
   private def verify(path: Path): Unit = {
     val real = path.toRealPath()
@@ -72,11 +90,17 @@ object StoredFile {
   /** The reference to a local file that is complete. */
   def of(path: Path): StoredFile = StoredFile(path.toString, Files.size(path), hash(path))
 
+  /** The schemes of the object stores that the native store reads. */
+  private[flambeau] val StoreSchemes = Set("s3", "s3a", "abfs", "abfss", "gs")
+
+  /** A URI's scheme in lower case; none for a plain path. */
+  private[flambeau] def schemeOf(uri: String): Option[String] =
+    "^([A-Za-z][A-Za-z0-9+.-]*):".r.findFirstMatchIn(uri).map(_.group(1).toLowerCase)
+
   /** The local path that a URI means; none for an object store. */
   private[flambeau] def localPath(uri: String): Option[Path] = {
-    val scheme = "^([A-Za-z][A-Za-z0-9+.-]*):".r.findFirstMatchIn(uri).map(_.group(1).toLowerCase)
     lazy val path = new java.net.URI(uri).getPath
-    scheme match {
+    schemeOf(uri) match {
       case None               => Some(Paths.get(uri))
       case Some("file")       => Some(Paths.get(path))
       case Some("spark-file") => Some(Paths.get(SparkFiles.get(uri.substring("spark-file:".length))))
@@ -97,24 +121,30 @@ object StoredFile {
   }
 
   /** Where fetched files are kept on this machine, for this user alone. */
-  private def cacheDirectory(): Path = {
+  private[jni] def cacheDirectory(): Path = {
     val user = System.getProperty("user.name")
     val folder = Paths.get(System.getProperty("java.io.tmpdir"), s"flambeau-cache-$user")
-    try {
-      val owner = PosixFilePermissions.fromString("rwx------")
-      if (!Files.isDirectory(folder))
+    val owner = PosixFilePermissions.fromString("rwx------")
+    try
+      if (!Files.isDirectory(folder, NOFOLLOW_LINKS))
         Files.createDirectory(folder, PosixFilePermissions.asFileAttribute(owner))
-    } catch {
-      case _: java.nio.file.FileAlreadyExistsException => ()
+    catch {
+      // Another process made it meanwhile, or it is no directory, as is seen below.
+      case _: FileAlreadyExistsException => ()
       case error: IOException =>
         throw new FlambeauException(
           s"$folder cannot be made ($error): set java.io.tmpdir to a writable directory",
           error
         )
     }
-    if (Files.getOwner(folder).getName != user)
+    // Whoever else may write there could put a program in the place of one that was checked.
+    val isOwn = Files.isDirectory(folder, NOFOLLOW_LINKS) &&
+      Files.getOwner(folder, NOFOLLOW_LINKS).getName == user &&
+      Files.getPosixFilePermissions(folder, NOFOLLOW_LINKS) == owner
+    if (!isOwn)
       throw new FlambeauException(
-        s"$folder belongs to another user: set java.io.tmpdir to a directory of your own"
+        s"$folder is not a directory of $user's own that nobody else may open (a link is none): remove it, or set " +
+          "java.io.tmpdir to a directory of your own"
       )
     folder
   }

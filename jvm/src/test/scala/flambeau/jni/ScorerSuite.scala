@@ -1,9 +1,11 @@
 package flambeau.jni
 
 import java.nio.charset.StandardCharsets.UTF_8
+import java.nio.file.attribute.PosixFilePermissions
 import java.nio.file.{Files, Paths}
 
 import flambeau.{FlambeauException, SparkSuite, StoreException}
+import org.apache.hadoop.conf.Configuration
 
 class ScorerSuite extends SparkSuite {
   import ScorerSuite.put
@@ -25,6 +27,11 @@ class ScorerSuite extends SparkSuite {
 
   private def sums(scorer: Scorer, batch: InputBatch): Seq[Double] =
     scorer.score(batch)(0).asInstanceOf[Array[Double]].toSeq
+
+  test("a scorer's description tells of its stores' options by name alone") {
+    val told = spec(4).copy(store = Map("azure_storage_account_key" -> "hidden")).toString
+    assert(told.contains("azure_storage_account_key") && !told.contains("hidden"), told)
+  }
 
   test("a batch is filled, scored, cleared and filled again") {
     val scorer = Scorer(spec(4), none)
@@ -51,11 +58,36 @@ class ScorerSuite extends SparkSuite {
     val batch = new InputBatch(inputs, 3)
     assert(inputs.indices.map(batch.rowBytes) == Seq(8, 16, 16, 2))
     assert(batch.buffers.map(_.capacity).toSeq == Seq(24, 48, 48, 6))
+    assert(batch.capacity == 3)
     batch.addRows(2)
     assert(inputs.indices.map(batch.end) == Seq(16, 32, 32, 4))
     assert(batch.numRows == 2 && !batch.isFull)
     batch.clear()
     assert(inputs.indices.map(batch.end) == Seq(0, 0, 0, 0))
+  }
+
+  test("images at the default batch size are capped by their bytes") {
+    val image = TensorRows(None, "float32", Seq(3L, 224L, 224L))
+    val images = spec(4096).copy(inputs = Seq(image, TensorRows(None, "float32", Nil)), output = Seq(image))
+    // 64 MiB have room for 111 images of 3 · 224 · 224 · 4 bytes, and for half as many of doubles.
+    assert(images.copy(output = Nil).numRowsAtOnce == 111 && images.numRowsAtOnce == 55)
+    assert(spec(4096).numRowsAtOnce == 4096)
+    val huge = TensorRows(None, "uint8", Seq(100L << 20))
+    assert(images.copy(inputs = Seq(huge)).numRowsAtOnce == 1)
+    val batch = new InputBatch(images.inputs, images.numRowsAtOnce)
+    batch.makeRoom(1)
+    assert(batch.buffers.map(_.capacity.toLong).sum <= 2 * ScorerSpec.MaxBytes)
+  }
+
+  test("a batch grows with its rows, which stay what they are") {
+    val batch = new InputBatch(Seq(TensorRows(None, "float32", Seq(2L))), 100000)
+    assert(batch.buffer(0).capacity < 1000)
+    for (row <- 0 until 5000) put(batch, row.toFloat, -row.toFloat)
+    assert((0 until 5000).forall { row =>
+      batch.buffer(0).getFloat(row * 8) == row && batch.buffer(0).getFloat(row * 8 + 4) == -row
+    })
+    batch.makeRoom(95000)
+    assert(batch.buffer(0).capacity == 800000 && batch.buffer(0).getFloat(8) == 1)
   }
 
   test("the last four programs stay loaded, and those in use") {
@@ -91,12 +123,32 @@ class ScorerSuite extends SparkSuite {
     // FIPS 180-2, appendix B.1.
     assert(stored.sha256 == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")
     assert(stored.size == 3)
-    assert(stored.local(api, "{}") == file)
-    assert(stored.copy(uri = file.toUri.toString).local(api, "{}") == file)
-    val error = intercept[FlambeauException](stored.copy(sha256 = "0" * 64).local(api, "{}"))
+    assert(stored.local(api, "{}", new Configuration) == file)
+    assert(stored.copy(uri = file.toUri.toString).local(api, "{}", new Configuration) == file)
+    val error = intercept[FlambeauException](stored.copy(sha256 = "0" * 64).local(api, "{}", new Configuration))
     assert(error.getMessage.contains(file.toString))
     Files.delete(file)
-    intercept[StoreException](stored.local(api, "{}"))
+    intercept[StoreException](stored.local(api, "{}", new Configuration))
+  }
+
+  test("fetched files are kept in a directory of the user's own, and in no link or one that others open") {
+    val temporary = System.getProperty("java.io.tmpdir")
+    val name = s"flambeau-cache-${System.getProperty("user.name")}"
+    val folders = Seq("own", "link", "open").map(folder => Files.createDirectories(directory.resolve(folder)))
+    Files.createSymbolicLink(folders(1).resolve(name), folders.head)
+    Files.setPosixFilePermissions(
+      Files.createDirectory(folders(2).resolve(name)),
+      PosixFilePermissions.fromString("rwxrwxrwx")
+    )
+    try {
+      System.setProperty("java.io.tmpdir", folders.head.toString)
+      assert(StoredFile.cacheDirectory() == folders.head.resolve(name))
+      assert(StoredFile.cacheDirectory() == folders.head.resolve(name))
+      for (folder <- folders.tail) {
+        System.setProperty("java.io.tmpdir", folder.toString)
+        assert(intercept[FlambeauException](StoredFile.cacheDirectory()).getMessage.contains("nobody else may open"))
+      }
+    } finally System.setProperty("java.io.tmpdir", temporary)
   }
 
   test("URIs that mean local paths are told from object stores") {
@@ -135,6 +187,7 @@ private object ScorerSuite {
 
   /** Appends a row to a batch of one input. */
   def put(batch: InputBatch, values: Float*): Unit = {
+    batch.makeRoom(1)
     for ((value, index) <- values.zipWithIndex) batch.buffer(0).putFloat(batch.end(0) + index * 4, value)
     batch.addRows(1)
   }
