@@ -7,7 +7,7 @@ use flambeau_train::{Cause, ErrorKind, TrainingJob, TrainingResult, checkpoint};
 use serde_json::{Value, json};
 
 use crate::model::{Config, Fault, Net, Optimizer};
-use crate::support::{Bench, Outcome, store, train, try_train};
+use crate::support::{Bench, Outcome, paired, store, train, try_train};
 
 fn config() -> Config {
     Config {
@@ -63,7 +63,7 @@ fn weights_of(result: &TrainingResult) -> Option<&str> {
 }
 
 fn assert_same_end(outcomes: &[Outcome], unbroken: &[Outcome]) {
-    for (outcome, unbroken) in outcomes.iter().zip(unbroken) {
+    for (outcome, unbroken) in paired(outcomes, unbroken) {
         assert_eq!(outcome.model.bits(), unbroken.model.bits());
         let (result, expected) = (
             outcome.result.as_ref().unwrap(),
@@ -72,8 +72,7 @@ fn assert_same_end(outcomes: &[Outcome], unbroken: &[Outcome]) {
         assert_eq!(result.num_steps, expected.num_steps);
         assert_eq!(result.history.best_epoch, expected.history.best_epoch);
         assert_eq!(weights_of(result), weights_of(expected));
-        assert_eq!(result.history.epochs.len(), expected.history.epochs.len());
-        for (record, expected) in result.history.epochs.iter().zip(&expected.history.epochs) {
+        for (record, expected) in paired(&result.history.epochs, &expected.history.epochs) {
             let mut record = record.clone();
             record.seconds = expected.seconds;
             record.rows_per_second = expected.rows_per_second;
@@ -204,13 +203,8 @@ fn another_number_of_ranks_goes_on_with_generators_seeded_anew() {
         let mut resumed = bench.job(&format!("resumed-{world_size}"), params(2), false);
         resumed.attempt.resume = Some(newest.uri.clone());
         let outcomes = train(&resumed, world_size, &without_noise);
-        for (value, expected) in outcomes[0]
-            .model
-            .values
-            .concat()
-            .iter()
-            .zip(unbroken[0].model.values.concat())
-        {
+        let found = outcomes[0].model.values.concat();
+        for (value, expected) in paired(&found, &unbroken[0].model.values.concat()) {
             assert!((value - expected).abs() < 1e-10);
         }
     }

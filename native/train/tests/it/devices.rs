@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::host_device::{HostDevices, own_gpu};
 use crate::model::{Config, Fault, Net, Optimizer};
-use crate::support::{Bench, Outcome, try_train_on};
+use crate::support::{Bench, Outcome, paired, try_train_on};
 
 const ADAM: Optimizer = Optimizer::Adam { rate: 0.01 };
 
@@ -56,20 +56,14 @@ fn assert_close(device: f64, cpu: f64) {
 fn assert_alike(on_device: &[Outcome], on_cpu: &[Outcome]) {
     succeed(on_device);
     succeed(on_cpu);
-    for (device, cpu) in on_device.iter().zip(on_cpu) {
+    for (device, cpu) in paired(on_device, on_cpu) {
         assert_eq!(
             device.model.bits(),
             on_device[0].model.bits(),
             "replicas differ"
         );
         assert_eq!(device.model.seen, cpu.model.seen);
-        let pairs = device
-            .model
-            .values
-            .iter()
-            .flatten()
-            .zip(cpu.model.values.iter().flatten());
-        for (&device, &cpu) in pairs {
+        for (&device, &cpu) in paired(&device.model.values.concat(), &cpu.model.values.concat()) {
             assert_close(device, cpu);
         }
         let losses = |outcome: &Outcome| -> Vec<f64> {
@@ -79,7 +73,7 @@ fn assert_alike(on_device: &[Outcome], on_cpu: &[Outcome]) {
                 .map(|report| report.loss.unwrap_or(0.0))
                 .collect()
         };
-        for (device, cpu) in losses(device).into_iter().zip(losses(cpu)) {
+        for (&device, &cpu) in paired(&losses(device), &losses(cpu)) {
             assert_close(device, cpu);
         }
         let validation = |outcome: &Outcome| {
@@ -89,7 +83,7 @@ fn assert_alike(on_device: &[Outcome], on_cpu: &[Outcome]) {
                 .map(|epoch| epoch.validation_loss.unwrap())
                 .collect::<Vec<_>>()
         };
-        for (device, cpu) in validation(device).into_iter().zip(validation(cpu)) {
+        for (&device, &cpu) in paired(&validation(device), &validation(cpu)) {
             assert_close(device, cpu);
         }
     }
@@ -170,7 +164,7 @@ fn a_training_on_devices_goes_on_from_a_checkpoint() {
     job.attempt.resume = Some(newest.unwrap().unwrap().uri);
     let resumed = run(&job, 2, &config);
     succeed(&resumed);
-    for (resumed, unbroken) in resumed.iter().zip(&unbroken) {
+    for (resumed, unbroken) in paired(&resumed, &unbroken) {
         assert_eq!(resumed.model.bits(), unbroken.model.bits());
     }
 }
@@ -321,7 +315,7 @@ const COMPRESSIONS: [&str; 4] = ["fp16", "bf16", "topk", "powersgd"];
 fn assert_compressed_alike(on_device: &[Outcome], on_cpu: &[Outcome], compression: &str) {
     succeed(on_device);
     succeed(on_cpu);
-    for (device, cpu) in on_device.iter().zip(on_cpu) {
+    for (device, cpu) in paired(on_device, on_cpu) {
         assert_eq!(
             device.model.bits(),
             on_device[0].model.bits(),
@@ -330,8 +324,7 @@ fn assert_compressed_alike(on_device: &[Outcome], on_cpu: &[Outcome], compressio
         if compression != "powersgd" {
             assert_eq!(device.model.bits(), cpu.model.bits(), "{compression}");
         }
-        let pairs = device.model.values.iter().flatten();
-        for (device, cpu) in pairs.zip(cpu.model.values.iter().flatten()) {
+        for (device, cpu) in paired(&device.model.values.concat(), &cpu.model.values.concat()) {
             assert!(
                 (device - cpu).abs() <= 1e-4 * cpu.abs().max(1.0),
                 "{compression}: {device} instead of {cpu}"

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::loop_order::global_batches;
 use crate::model::{Config, Net, Optimizer};
 use crate::reference::{self, Reference};
-use crate::support::{Bench, Outcome, train};
+use crate::support::{Bench, Outcome, paired, train};
 
 const SGD: Optimizer = Optimizer::SgdMomentum {
     rate: 0.05,
@@ -59,15 +59,14 @@ fn check(
     }
     let reference = reference::train(config, &bench.rows, &steps(&outcomes), weighted, clip);
     let values = outcomes[0].model.values.concat();
-    assert_eq!(values.len(), reference.values.len());
-    for (index, (value, expected)) in values.iter().zip(&reference.values).enumerate() {
+    for (index, (value, expected)) in paired(&values, &reference.values).enumerate() {
         assert_close(
             *value,
             *expected,
             &format!("weight {index} on {world_size} ranks"),
         );
     }
-    for (report, expected) in outcomes[0].model.reports.iter().zip(&reference.losses) {
+    for (report, expected) in paired(&outcomes[0].model.reports, &reference.losses) {
         assert_eq!(
             report.loss.is_some(),
             expected.is_some(),
@@ -165,7 +164,7 @@ fn gradients_are_clipped_by_their_norm_over_all_parameters() {
         norms.iter().any(|&norm| norm > 0.6) && norms.iter().any(|&norm| norm < 0.6),
         "{norms:?}"
     );
-    for (norm, expected) in norms.iter().zip(&reference.norms) {
+    for (norm, expected) in paired(&norms, &reference.norms) {
         assert_close(*norm, expected.unwrap(), "the gradients' norm");
     }
 }
@@ -242,10 +241,7 @@ fn buckets_that_are_laid_out_anew_after_the_first_step_change_nothing() {
             let values = outcomes[0].model.values.concat();
             let expected = of_one.get_or_insert_with(|| values.clone());
             assert!(
-                values
-                    .iter()
-                    .zip(expected)
-                    .all(|(value, expected)| (value - *expected).abs() < 1e-10)
+                paired(&values, expected).all(|(value, expected)| (value - expected).abs() < 1e-10)
             );
         }
     }

@@ -4,7 +4,7 @@ use flambeau_train::{ErrorKind, Hooks, LossScaling};
 use serde_json::{Value, json};
 
 use crate::model::{Config, Fault, Net, Optimizer};
-use crate::support::{Bench, Outcome, train, try_train};
+use crate::support::{Bench, Outcome, paired, train, try_train};
 
 fn config(limit: f64) -> Config {
     let net = Net::Mlp { hidden: 5 };
@@ -36,7 +36,7 @@ fn where_nothing_overflows_the_scale_changes_no_bit() {
             train(&job, world_size, &config(f64::INFINITY))
         };
         let (plain, scaled) = (run("float32"), run("fp16"));
-        for (plain, scaled) in plain.iter().zip(&scaled) {
+        for (plain, scaled) in paired(&plain, &scaled) {
             assert_eq!(plain.model.bits(), scaled.model.bits());
             assert_eq!(plain.model.reports, scaled.model.reports);
         }

@@ -18,6 +18,12 @@ use crate::model::{Config, TestModel};
 
 pub const NUM_INPUTS: usize = 4;
 
+/// Both together, which have one length.
+pub fn paired<'a, A, B>(left: &'a [A], right: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
+    assert_eq!(left.len(), right.len());
+    left.iter().zip(right)
+}
+
 /// A row: inputs, label, weight.
 #[derive(Clone, Debug)]
 pub struct Row {
