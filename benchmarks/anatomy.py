@@ -1,4 +1,4 @@
-"""Where a step's time goes, as `model.history` tells it: draws docs/performance/step.svg.
+"""Where a step's time goes, as `model.history` tells it: results/anatomy.json and docs/performance/step.png.
 
     python benchmarks/anatomy.py
 
@@ -7,27 +7,19 @@ Two ranks with one thread each; means of the epochs after the first, of rank 0.
 
 from __future__ import annotations
 
+import json
 import statistics
 import tempfile
 from contextlib import closing
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-from harness import ROOT
+import pictures
+from pictures import PARTS
 from scaling import Ranks, program, write
 
-matplotlib.use("svg")
-import matplotlib.pyplot as plt
-
-PARTS = {
-    "dataSeconds": "waiting for rows",
-    "modelSeconds": "forward, loss, backward",
-    "reduceSeconds": "averaging gradients, waiting for the other rank",
-    "optimizerSeconds": "optimizer",
-    "rest": "the rest",
-}
 EPOCHS = 6
 
 
@@ -61,32 +53,14 @@ WORKS = (
 )
 
 
-def draw(steps: dict[str, dict[str, float]], path: Path) -> None:
-    """One bar for each training, of the shares of its step."""
-    figure, axes = plt.subplots(figsize=(9, 3.2), layout="constrained")
-    left = dict.fromkeys(steps, 0.0)
-    for part, text in PARTS.items():
-        shares = [100 * step[part] / sum(step.values()) for step in steps.values()]
-        axes.barh(list(steps), shares, left=list(left.values()), label=text)
-        left = {work: before + share for (work, before), share in zip(left.items(), shares, strict=True)}
-    for work, step in steps.items():
-        axes.annotate(f" {sum(step.values()):,.0f} µs", (100, work), va="center")
-    axes.set(xlim=(0, 112), xlabel="% of a step")
-    axes.invert_yaxis()
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside upper center", ncols=3, frameon=False)
-    path.parent.mkdir(exist_ok=True)
-    matplotlib.rcParams["svg.hashsalt"] = "flambeau"
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
-
-
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="flambeau-anatomy-") as name, closing(Ranks(Path(name))) as ranks:
         steps = {work.text: work.microseconds(ranks, Path(name)) for work in WORKS}
     for work, step in steps.items():
         print(f"{work}: " + ", ".join(f"{PARTS[part]} {value:,.0f} µs" for part, value in step.items()))
-    draw(steps, ROOT / "docs" / "performance" / "step.svg")
+    found = {"date": date.today().isoformat(), "microseconds": steps}
+    (pictures.RESULTS / "anatomy.json").write_text(json.dumps(found, indent=1) + "\n")
+    pictures.parts_of_a_step(steps)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Shortens the stacks of a profile, so that a flame graph of them can be read.
 
-Reads folded stacks (`inferno-collapse-perf`), prints folded stacks for `inferno-flamegraph`. Each begins at
-the first frame that matches ROOT; frames of interpreters, dispatchers and runtimes, which are in all of them,
-are left out.
+Reads folded stacks (`inferno-collapse-perf`), prints folded stacks, which `run.py --page` draws. Each begins
+at the first frame that matches ROOT; frames of interpreters, dispatchers and runtimes, which are in all of
+them, are left out.
 
     perf record -F 399 --call-graph dwarf,24576 -p PID -o perf.data -- sleep 12
     perf script -i perf.data --no-inline | inferno-collapse-perf > stacks
-    python benchmarks/flame.py 'Stepper::step' < stacks | inferno-flamegraph > step.svg
+    python benchmarks/flame.py 'Stepper::step' < stacks > benchmarks/results/step.folded
 """
 
 from __future__ import annotations

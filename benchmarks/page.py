@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import Result, short
+from pictures import pyplot, save
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -28,7 +29,7 @@ def write(suites: Sequence[str]) -> None:
     if not measured:
         return
     FIGURES.mkdir(exist_ok=True)
-    for path in FIGURES.glob("*.svg"):
+    for path in FIGURES.glob("*.png"):
         path.unlink()
     results = {name: [_result(entry) for entry in suite["results"]] for name, suite in measured.items()}
     parts = [INTRODUCTION, _summary([result for several in results.values() for result in several])]
@@ -122,12 +123,7 @@ def _goal(result: Result, name: str) -> str:
 
 def _draw(suite: str, curve: str, results: Sequence[Result]) -> str:
     """Draws each contender's medians over the cases' `x`, both in logarithms; returns the file's name."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    matplotlib.rcParams["svg.hashsalt"] = "flambeau"
+    plt = pyplot()
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     names = [name for result in results for name in result.figures]
     # A line needs two points.
@@ -145,7 +141,7 @@ def _draw(suite: str, curve: str, results: Sequence[Result]) -> str:
     axes.grid(alpha=0.3)
     if axes.get_lines():
         axes.legend()
-    file = f"{suite}-{''.join(c if c.isalnum() else '-' for c in curve.lower())}.svg"
-    figure.savefig(FIGURES / file, metadata={"Date": None})
+    file = f"{suite}-{''.join(c if c.isalnum() else '-' for c in curve.lower())}.png"
+    save(figure, FIGURES / file)
     plt.close(figure)
     return file

@@ -1,4 +1,4 @@
-"""Measures Flambeau beside what people use instead, and writes RESULTS.md and its figures.
+"""Measures Flambeau beside what people use instead, and writes RESULTS.md and all pictures.
 
     python benchmarks/run.py [--only reading,fit] [--full] [--rounds N]
     python benchmarks/run.py --page         make the page anew from results/ and measure nothing
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import page
+import pictures
 from harness import ROOT, Result, Skipped, measure
 
 SUITES = ("reading", "all_reduce", "training", "step_cost", "fit", "transform", "scaling")
@@ -90,6 +91,7 @@ def main() -> None:
         if subprocess.run(command).returncode:
             failed.append(name)
     page.write(SUITES)
+    pictures.draw()
     if failed:
         sys.exit(f"not measured, since they failed: {', '.join(failed)}")
 
