@@ -55,7 +55,7 @@ def parts_of_a_step(steps: dict[str, dict[str, float]]) -> None:
 
 
 def flame_graph(folded: Path, path: Path) -> None:
-    """Draws folded stacks as `flame.py` prints them: each frame as wide as its share, on top of its caller."""
+    """Draws folded stacks as `flame.py` prints them: frames as wide as their share, above their callers."""
     lines = (line.rpartition(" ") for line in folded.read_text().splitlines())
     stacks = [(stack.split(";"), int(count)) for stack, _, count in lines]
     widths: dict[tuple[str, ...], int] = defaultdict(int)

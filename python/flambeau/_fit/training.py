@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from flambeau._columns import TensorColumns
 from flambeau._fit import cluster, warm_up
@@ -165,7 +165,7 @@ class Training:
         self.program.check(shards.columns.inputs)
         return shards
 
-    def run(self, shards: ShardSet, inputs: tuple[TensorColumns, ...], visible: bool) -> Any:
+    def run(self, shards: ShardSet, inputs: tuple[TensorColumns, ...], visible: bool) -> TorchModel:
         """Trains on the shards and makes the model; `inputs` are in terms of the DataFrame's columns.
 
         Removes what the training left in the work directory except the model's weights.

@@ -206,7 +206,8 @@ def _check_versions(expected: Mapping[str, str]) -> None:
 
 def _load_program(program: bytes) -> dict[str, Any]:
     try:
-        return pickle.loads(program)
+        loaded: dict[str, Any] = pickle.loads(program)
+        return loaded
     except ModuleNotFoundError as error:
         raise EnvironmentMismatchError(
             f"the model, loss, optimizer or metrics come from the module {error.name!r}, which the worker on "

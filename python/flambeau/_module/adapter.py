@@ -513,10 +513,12 @@ def _load(data: bytes) -> dict[str, Any]:
     """Reads a checkpoint of our own making; only what an optimizer keeps as an object of a class needs the
     full unpickler.
     """
+    state: dict[str, Any]
     try:
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception:
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+    return state
 
 
 def _unlisted_buffers(module: nn.Module) -> dict[str, Tensor]:

@@ -291,8 +291,8 @@ def _weight_facts(weight: Tensor | None) -> HostFacts:
 
 def _reducing(module: nn.Module, reduction: str) -> nn.Module:
     """The same loss module with another reduction; the user's stays as it is."""
-    clone: Any = copy.copy(module)
-    clone.reduction = reduction
+    clone = copy.copy(module)
+    clone.reduction = reduction  # type: ignore[assignment]
     return clone
 
 

@@ -190,7 +190,7 @@ def dump_skeleton(module: nn.Module) -> bytes:
         if isinstance(value, torch.Tensor):
             hollow[id(value)] = value
 
-    class Pickler(cloudpickle.Pickler):
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             if id(obj) in hollow:
                 is_parameter = isinstance(obj, torch.nn.Parameter)
@@ -264,8 +264,8 @@ def _read_scripted(data: bytes, device: str) -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         extra = {FIXED: ""}
-        module = torch.jit.load(io.BytesIO(data), map_location=device, _extra_files=extra)
-        module._flambeau_fixed = frozenset(json.loads(extra[FIXED] or "[]"))
+        module: nn.Module = torch.jit.load(io.BytesIO(data), map_location=device, _extra_files=extra)
+        module._flambeau_fixed = frozenset(json.loads(extra[FIXED] or "[]"))  # type: ignore[assignment]
         return module
 
 

@@ -74,7 +74,7 @@ class WeightsRef:
             path = local_path(self.uri)
             if path is not None:
                 return path.is_file() and path.stat().st_size == self.size
-            return open_store(self.store_options).size(self.uri) == self.size
+            return bool(open_store(self.store_options).size(self.uri) == self.size)
         except (OSError, ValueError):
             return False
 

@@ -44,7 +44,7 @@ _NUMPY = {
     "bool": np.bool_,
     "uint8": np.uint8,
 }
-_modules: OrderedDict[tuple[str, ...], Any] = OrderedDict()
+_modules: OrderedDict[tuple[str, ...], nn.Module] = OrderedDict()
 _users: Counter[Any] = Counter()
 """How many score with a module on a GPU."""
 _lock = threading.Lock()
@@ -250,7 +250,8 @@ def _values(array: pa.Array, name: str, tensor: TensorColumns, dtype: Any) -> np
         raise DataError(
             f"column {name!r} holds single numbers, where arrays of {math.prod(tensor.shape)} were trained on"
         )
-    return array.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
+    values: np.ndarray[Any, Any] = array.to_numpy(zero_copy_only=False)
+    return values.astype(dtype, copy=False)
 
 
 def _refuse_nulls(array: pa.Array, name: str, what: str = "a null") -> None:
