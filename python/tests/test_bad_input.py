@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import threading
 import time
@@ -84,7 +85,7 @@ def test_a_null(spark: SparkSession) -> None:
 
 def test_a_null_inside_an_array(spark: SparkSession) -> None:
     df = rows(spark).withColumn("x", F.array("x", F.when(F.col("id") != 30, F.col("x"))))
-    with pytest.raises(DataError, match=r"'?x'?.*null"):
+    with pytest.raises(DataError, match=r"column `x` holds a null at row 10 of"):
         regressor(model=nn.Linear(2, 1), inputShapes=None).fit(df)
 
 
@@ -104,7 +105,7 @@ def test_a_negative_weight(spark: SparkSession) -> None:
 
 def test_a_ragged_array(spark: SparkSession) -> None:
     df = rows(spark).withColumn("x", F.when(F.col("id") < 30, F.array("x", "x")).otherwise(F.array("x")))
-    with pytest.raises(DataError, match="x"):
+    with pytest.raises(DataError, match=r"column `x` holds 1 elements at row 10 of .* where 2 are expected"):
         regressor(model=nn.Linear(2, 1), inputShapes=None).fit(df)
 
 
@@ -180,9 +181,9 @@ def test_a_label_outside_the_logits(spark: SparkSession) -> None:
 
 
 def test_a_loss_of_the_wrong_shape(spark: SparkSession) -> None:
-    with pytest.raises((DataError, ParamError), match="shape"):
+    with pytest.raises(DataError, match=r"the model's output has shape \[32, 2\] and the label \[32\]"):
         regressor(model=nn.Linear(1, 2)).fit(rows(spark))
-    with pytest.raises((DataError, ParamError), match="loss"):
+    with pytest.raises(ParamError, match=r"loss <lambda> returned shape \[3, 3\] for 32 rows"):
         regressor(loss=lambda output, label: torch.zeros(3, 3, requires_grad=True)).fit(rows(spark))
 
 
@@ -207,12 +208,12 @@ def test_a_users_exception_comes_back_once(spark: SparkSession, tmp_path: Path) 
 def test_objects_of_the_wrong_kind(spark: SparkSession) -> None:
     df = rows(spark)
     for params, said in [
-        ({"model": None}, "model"),
-        ({"model": "linear"}, "model"),
-        ({"loss": "msee"}, "loss"),
-        ({"optimizer": "adm"}, "optimizer"),
-        ({"optimizer": lambda p: torch.optim.LBFGS(p)}, "LBFGS"),
-        ({"metrics": ["f2"]}, "metrics"),
+        ({"model": None}, "model must be a torch.nn.Module, got NoneType"),
+        ({"model": "linear"}, "model is the path 'linear'"),
+        ({"loss": "msee"}, "loss: unknown name 'msee'"),
+        ({"optimizer": "adm"}, "optimizer: unknown name 'adm'"),
+        ({"optimizer": lambda p: torch.optim.LBFGS(p)}, "optimizer: LBFGS evaluates the loss several times"),
+        ({"metrics": ["f2"]}, "metrics: unknown name 'f2'"),
     ]:
         with pytest.raises(ParamError, match=said):
             regressor(**params).fit(df)
@@ -250,7 +251,7 @@ def test_another_torch_version(spark: SparkSession, monkeypatch: pytest.MonkeyPa
 
 def test_a_work_directory_in_the_way(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(Exception, match="file"):
+    with pytest.raises(Exception, match=re.escape(f"not a directory: file:{tmp_path}/file")):
         regressor(workDir=str(tmp_path / "file")).fit(rows(spark))
 
 

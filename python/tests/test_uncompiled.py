@@ -42,14 +42,14 @@ for name in optimizers.NAMES:
     ours.append(model)
 assert "torch._dynamo" not in sys.modules, "the compiler was loaded"
 
-for name, model in zip(optimizers.NAMES, ours):
+for name, model in zip(optimizers.NAMES, ours, strict=True):
     module = net()
     options = {"fused": True} if model.optimizer.defaults.get("fused") else {}
     optimizer = type(model.optimizer)(module.parameters(), **options)
     train(module, optimizer.step)
     optimizer.load_state_dict(optimizer.state_dict())
     train(module, optimizer.step)
-    for one, other in zip(module.parameters(), model.module.parameters()):
+    for one, other in zip(module.parameters(), model.module.parameters(), strict=True):
         assert torch.equal(one, other), name
 assert "torch._dynamo" in sys.modules
 """

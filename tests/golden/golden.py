@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from pyspark.ml.feature import StringIndexer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -24,9 +25,14 @@ def rows(spark: SparkSession) -> DataFrame:
 
 
 def with_numbers(frame: DataFrame, name: str = "") -> DataFrame:
-    """The rows with the array that the models that stand alone read; a pipeline makes its own columns."""
+    """The rows with the array that the models that stand alone read; a pipeline makes its own columns.
+
+    The estimator's are those that it had in the pipeline.
+    """
     if name == "pipeline":
         return frame
+    if name == "estimator":
+        frame = StringIndexer(inputCol="carrier", outputCol="category").fit(frame).transform(frame)
     return frame.withColumn("numbers", F.array(F.col("a").cast("float"), F.col("b").cast("float")))
 
 

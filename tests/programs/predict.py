@@ -3,7 +3,7 @@
     predict.py --by load_pipeline|PipelineModels|PipelineModel|JvmPipelineModel --paths JSON [--jar JAR]
 
 `--paths` maps names to directories. The outcome maps each name to `{"predictions"}`, or `{"error"}` where the
-stage was refused.
+stage was refused. An estimator, in a directory of that name, is fitted to the rows first.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ TESTS = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TESTS), str(TESTS / "golden")]
 
 
+def is_estimator(path: str) -> bool:
+    return Path(path).name == "estimator"
+
+
 def main() -> None:
     from golden import predictions, rows, with_numbers
     from local_session import session
@@ -38,10 +42,18 @@ def main() -> None:
     scala = Scala(spark)
 
     def in_the_jvm(load: Callable[[str], Any]) -> Callable[[str, DataFrame], DataFrame]:
-        return lambda path, frame: scala.scored(load(path), frame)
+        def scored(path: str, frame: DataFrame) -> DataFrame:
+            stage = load(path)
+            return scala.scored(stage.fit(frame._jdf) if is_estimator(path) else stage, frame)
+
+        return scored
+
+    def load_pipeline(path: str, frame: DataFrame) -> DataFrame:
+        stage: Any = flambeau.load_pipeline(path)
+        return (stage.fit(frame) if is_estimator(path) else stage).transform(frame)
 
     ways: dict[str, Callable[[str, DataFrame], DataFrame]] = {
-        "load_pipeline": lambda path, frame: flambeau.load_pipeline(path).transform(frame),
+        "load_pipeline": load_pipeline,
         "PipelineModel": lambda path, frame: PipelineModel.load(path).transform(frame),
         "PipelineModels": in_the_jvm(lambda path: scala.flambeau.PipelineModels.loadStage(path)),
         "JvmPipelineModel": in_the_jvm(lambda path: scala.jvm.org.apache.spark.ml.PipelineModel.load(path)),
