@@ -97,8 +97,10 @@ fn programs_compute_what_pytorch_does() {
         let (program, expected) = (both(case), Expected::of(case));
         let inputs = expected.list("input");
         let scored = tch::no_grad(|| program.forward(&inputs, false)).unwrap();
-        for (actual, expected) in tensors(&scored).iter().zip(expected.list("eval")) {
-            assert_same(&format!("{case}: evaluation"), actual, &expected);
+        let wanted = expected.list("eval");
+        assert_eq!(tensors(&scored).len(), wanted.len(), "{case}");
+        for (actual, expected) in tensors(&scored).iter().zip(&wanted) {
+            assert_same(&format!("{case}: evaluation"), actual, expected);
         }
         tch::manual_seed(SEED);
         let trained = tensors(
@@ -574,6 +576,7 @@ fn older_layouts_are_read() {
         for version in ["2.7", "2.8"] {
             let program = exported::load(&archive(case, version), None)
                 .unwrap_or_else(|error| panic!("{case} as of torch {version}: {error}"));
+            assert_eq!(now.tensors().len(), program.tensors().len(), "{case}");
             for (entry, other) in now.tensors().iter().zip(program.tensors()) {
                 assert_eq!(
                     (&entry.name, entry.is_buffer, entry.requires_grad),
@@ -582,8 +585,10 @@ fn older_layouts_are_read() {
                 assert_same(&entry.name, &entry.tensor, &other.tensor);
             }
             let outputs = tch::no_grad(|| program.forward(&expected.list("input"), false)).unwrap();
-            for (actual, expected) in tensors(&outputs).iter().zip(expected.list("eval")) {
-                assert_same(&format!("{case} as of torch {version}"), actual, &expected);
+            let wanted = expected.list("eval");
+            assert_eq!(tensors(&outputs).len(), wanted.len(), "{case}");
+            for (actual, expected) in tensors(&outputs).iter().zip(&wanted) {
+                assert_same(&format!("{case} as of torch {version}"), actual, expected);
             }
         }
     }

@@ -53,6 +53,7 @@ fn check_metric(place: Place, case: &Value) {
             weight,
         );
         let found = trainer.evaluate(rows);
+        assert_eq!(sums.len(), found.metrics.len());
         sums.iter_mut()
             .zip(&found.metrics)
             .for_each(|(sum, part)| *sum += part);

@@ -4,7 +4,7 @@ use flambeau_train::BucketSizes;
 use serde_json::json;
 
 use crate::support::{
-    Place, Trainer, batch, distance, dtype, expected, job, numbers, path, places, tensor,
+    Place, Trainer, batch, distance, dtype, expected, job, numbers, paired, path, places, tensor,
 };
 
 const WIDTH: usize = 34;
@@ -67,7 +67,7 @@ fn a_step_has_its_factor_of_the_learning_rate() {
     trainer.finish(0.125);
     let after = trainer.tensors();
     for (name, values) in &before {
-        for (before, after) in values.iter().zip(&after[name]) {
+        for (before, after) in paired(values, &after[name]) {
             assert_eq!(before - 0.625, *after, "{name}");
         }
     }

@@ -9,7 +9,7 @@ use flambeau_train::{
 };
 use serde_json::json;
 
-use crate::support::{Place, Trainer, job, path, places};
+use crate::support::{Place, Trainer, job, paired, path, places};
 
 /// The elements of the second and of the last parameter of the oracle's linear program.
 const FEW: usize = 12;
@@ -80,8 +80,7 @@ fn plan(tensors: &[(DType, usize)], operations: Vec<DeviceOperation>) -> DeviceP
 }
 
 fn assert_close(found: &[f64], wanted: &[f64]) {
-    assert_eq!(found.len(), wanted.len());
-    for (found, wanted) in found.iter().zip(wanted) {
+    for (found, wanted) in paired(found, wanted) {
         assert!((found - wanted).abs() < 1e-5, "{found} instead of {wanted}");
     }
 }
@@ -108,8 +107,9 @@ fn gradients_become_16_bit_floats_and_come_back() {
             case.trainer.set_view(1, &[9.0; FEW]);
             case.programs.run(1).unwrap();
             for (index, len) in [(1, FEW), (2, MANY)] {
-                let errors = case.trainer.view(index).into_iter().zip(numbers(len));
-                let errors: Vec<f64> = errors.map(|(a, b)| (a - b).abs()).collect();
+                let errors: Vec<f64> = paired(&case.trainer.view(index), &numbers(len))
+                    .map(|(a, b)| (a - b).abs())
+                    .collect();
                 assert!(errors.iter().all(|&error| error <= largest), "{errors:?}");
                 assert!(errors.iter().any(|&error| error > largest / 100.0));
             }
@@ -359,9 +359,9 @@ fn the_largest_are_taken_and_the_first_of_equal_ones() {
                 wanted[index] = values[index] * 0.75;
             }
             let found = case.trainer.view(1);
-            for (found, wanted) in found.iter().zip(wanted) {
+            for (&found, &wanted) in paired(&found, &wanted) {
                 assert!(
-                    *found == wanted || (found.is_nan() && wanted.is_nan()),
+                    found == wanted || (found.is_nan() && wanted.is_nan()),
                     "{found} {wanted}"
                 );
             }

@@ -76,12 +76,17 @@ pub fn dtype(name: &Value) -> DType {
     serde_json::from_value(name.clone()).unwrap()
 }
 
+/// Both together, which have one length.
+pub fn paired<'a, A, B>(left: &'a [A], right: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
+    assert_eq!(left.len(), right.len());
+    left.iter().zip(right)
+}
+
 /// How far two vectors are apart, in the size of the second.
 pub fn distance(a: &[f64], b: &[f64]) -> f64 {
-    assert_eq!(a.len(), b.len());
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
     let size = norm(&mut b.iter().copied());
-    norm(&mut a.iter().zip(b).map(|(x, y)| x - y)) / size.max(1e-30)
+    norm(&mut paired(a, b).map(|(x, y)| x - y)) / size.max(1e-30)
 }
 
 pub fn tensor(dtype: DType, shape: &[usize], values: &[f64]) -> HostTensor {

@@ -7,7 +7,8 @@ use flambeau_train::{BucketSizes, Model, Tensors, TrainingJob};
 use serde_json::{Value, json};
 
 use crate::support::{
-    Place, Trainer, alone, batch, dtype, expected, job, numbers, oracle, path, places, tensor,
+    Place, Trainer, alone, batch, dtype, expected, job, numbers, oracle, paired, path, places,
+    tensor,
 };
 
 const ROWS: usize = 16;
@@ -61,7 +62,9 @@ fn check_state(trainer: &mut Trainer, case: &Value) {
 fn train_whole(place: Place, case: &Value, sizes: BucketSizes) -> Trainer {
     let mut trainer = Trainer::at(place, &job_of(case), sizes);
     trainer.model.seed(11, 0, 0).unwrap();
-    for (batch, loss) in batches(case).into_iter().zip(numbers(&case["losses"])) {
+    let (batches, losses) = (batches(case), numbers(&case["losses"]));
+    assert_eq!(batches.len(), losses.len());
+    for (batch, loss) in batches.into_iter().zip(losses) {
         let sums = trainer.step(batch);
         assert_eq!(sums.numerator / sums.denominator, loss);
     }
@@ -250,7 +253,7 @@ fn micro_batches_accumulate_to_the_gradient_of_all_rows() {
         parts.micro(part(5, 7), 2, true, rows);
         parts.finish(1.0);
         let (whole, parts) = (&whole.tensors()["scale"], &parts.tensors()["scale"]);
-        for (a, b) in whole.iter().zip(parts) {
+        for (a, b) in paired(whole, parts) {
             assert!((a - b).abs() < 1e-15, "{whole:?} {parts:?} ({place:?})");
         }
     }

@@ -75,6 +75,7 @@ class TransformSuite extends SparkSuite {
     for (row <- found.collect()) {
       val logits = row.getSeq[Float](3).map(_.toDouble)
       val exponents = logits.map(math.exp)
+      assert(row.getSeq[Double](0).size == 3 && row.getSeq[Double](1).size == 3)
       assert(row.getSeq[Double](0).zip(logits).forall { case (a, b) => math.abs(a - b) < 1e-6 })
       assert(row.getSeq[Double](1).zip(exponents.map(_ / exponents.sum)).forall { case (a, b) =>
         math.abs(a - b) < 1e-6
