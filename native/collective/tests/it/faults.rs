@@ -269,11 +269,7 @@ fn an_abort_frees_everyone_and_its_reason_wins() {
         for _ in 0..3 {
             let processes = start(4, placement, "abort", &[]);
             assert_eq!(processes[1].hear(LIMIT), "aborted");
-            for (rank, said) in hear_all(
-                &survivors(&processes, 1),
-                Instant::now(),
-                Duration::from_secs(1),
-            ) {
+            for (rank, said) in hear_all(&survivors(&processes, 1), Instant::now(), LIMIT) {
                 assert_eq!(
                     said, "aborted by 1: the loss is NaN",
                     "rank {rank}, {placement}"
@@ -309,11 +305,7 @@ fn a_panic_is_no_farewell() {
     for placement in PLACEMENTS {
         let processes = start(3, placement, "panic", &[]);
         assert_eq!(processes[0].hear(LIMIT), "panicked");
-        for (rank, said) in hear_all(
-            &survivors(&processes, 0),
-            Instant::now(),
-            Duration::from_secs(1),
-        ) {
+        for (rank, said) in hear_all(&survivors(&processes, 0), Instant::now(), LIMIT) {
             assert_eq!(
                 said, "aborted by 0: a thread of this rank panicked",
                 "rank {rank}, {placement}"

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::env;
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
@@ -165,7 +165,7 @@ pub fn join(options: impl FnOnce(usize) -> GroupOptions) -> ProcessGroup {
 
 /// Starts `world_size` processes of this test binary that run `scenario`; they end with the values.
 pub fn processes(world_size: usize, scenario: &str, arguments: &[(&str, &str)]) -> Vec<Process> {
-    let address = free_address();
+    let address = held_address();
     let arguments: Vec<_> = arguments
         .iter()
         .copied()
@@ -176,13 +176,15 @@ pub fn processes(world_size: usize, scenario: &str, arguments: &[(&str, &str)]) 
     })
 }
 
-/// Where rank 0 may listen: free a moment ago.
-pub fn free_address() -> String {
-    TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .to_string()
+/// Where rank 0 may listen, at a port that nobody else is given as long as this process lives.
+pub fn held_address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    // As long as a connection has the port, the system hands it to no one who asks for any; whoever names it may listen there.
+    let client = TcpStream::connect(address).unwrap();
+    let (server, _) = listener.accept().unwrap();
+    std::mem::forget((client, server));
+    address.to_string()
 }
 
 /// The test that runs the scenarios of `faults`.

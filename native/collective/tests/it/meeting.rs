@@ -9,21 +9,13 @@ use flambeau_collective::{
     CollectiveError, GroupOptions, ProcessGroup, Rendezvous, TcpRendezvous, Transport,
 };
 
-use crate::harness::{self, PATIENCE, Placement};
+use crate::harness::{self, PATIENCE, Placement, held_address};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn free_address() -> String {
-    TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .to_string()
-}
-
 #[test]
 fn a_tcp_rendezvous_gathers_in_rank_order_whoever_comes_first() {
-    let address = free_address();
+    let address = held_address();
     thread::scope(|scope| {
         for rank in 0..4 {
             let address = &address;
@@ -47,7 +39,7 @@ fn a_tcp_rendezvous_gathers_in_rank_order_whoever_comes_first() {
 
 #[test]
 fn a_group_meets_over_tcp_with_strangers_at_the_door() {
-    let address = free_address();
+    let address = held_address();
     thread::scope(|scope| {
         for rank in 0..3 {
             let address = &address;
@@ -78,7 +70,7 @@ fn a_group_meets_over_tcp_with_strangers_at_the_door() {
 
 #[test]
 fn a_missing_rank_is_named() {
-    let address = free_address();
+    let address = held_address();
     thread::scope(|scope| {
         for rank in 0..2 {
             let address = &address;
@@ -96,7 +88,7 @@ fn a_missing_rank_is_named() {
 
 #[test]
 fn a_wrong_secret_is_refused_at_the_rendezvous() {
-    let address = free_address();
+    let address = held_address();
     thread::scope(|scope| {
         scope.spawn(|| {
             let mut rendezvous = TcpRendezvous::new(&address, 0, 2, b"secret", 2 * SECOND).unwrap();
@@ -140,7 +132,7 @@ fn a_wrong_secret_is_refused_between_peers() {
 #[test]
 fn the_secret_is_never_sent() {
     let secret = b"a secret that is easy to find in a capture";
-    let (front, back) = (TcpListener::bind("127.0.0.1:0").unwrap(), free_address());
+    let (front, back) = (TcpListener::bind("127.0.0.1:0").unwrap(), held_address());
     let address = front.local_addr().unwrap().to_string();
     let capture = thread::spawn({
         let back = back.clone();

@@ -75,7 +75,7 @@ impl Ranks {
 
     /// Starts the processes.
     fn run(&self, scenario: &str) -> Vec<Process> {
-        let address = harness::free_address();
+        let address = harness::held_address();
         let arguments: Vec<_> = self
             .arguments
             .iter()
