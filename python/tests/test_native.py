@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from harness import Ranks, make_job, run_ranks, tensor, train, write_shards
+from heap import Heap
 from torch import nn
 from torch.utils.dlpack import from_dlpack
 
@@ -33,6 +34,7 @@ def columns() -> dict[str, np.ndarray]:
         "id": np.arange(100),
         "flag": np.arange(100) % 2 == 0,
         "double": generator.standard_normal(100),
+        "weight": generator.random(100),
     }
 
 
@@ -57,7 +59,7 @@ def test_batches_are_the_columns(tmp_path: Path, columns: dict[str, np.ndarray])
         shards,
         [tensor("x", shape=[3]), tensor("id", dtype="int64"), tensor("both", "id", "double")],
         [tensor("flag", dtype="bool")],
-        weight=tensor("double", dtype="float64") if (columns["double"] >= 0).all() else None,
+        weight=tensor("weight", dtype="float64"),
         numWorkers=2,
         batchSize=8,
         seed=3,
@@ -76,6 +78,8 @@ def test_batches_are_the_columns(tmp_path: Path, columns: dict[str, np.ndarray])
             assert id_.tolist() == ids and id_.dtype == torch.int64
             assert both.numpy().tolist() == np.stack([ids, columns["double"][ids]], 1).astype("f4").tolist()
             assert flag.tolist() == columns["flag"][ids].tolist() and flag.dtype == torch.bool
+            weight = from_dlpack(batch["weight"])
+            assert weight.tolist() == columns["weight"][ids].tolist() and weight.dtype == torch.float64
             seen += ids
     assert sorted(seen) == sorted(2 * list(range(50, 100)))  # rank 1 has lane 1
     assert seen[:50] != seen[50:]
@@ -86,23 +90,38 @@ def test_a_batch_is_asked_by_name(tmp_path: Path, columns) -> None:
     reader.start(0)
     batches = list(reader)
     assert [(batch["step"], batch["num_rows"]) for batch in batches] == [(0, 30), (1, 30), (2, 30), (3, 10)]
-    assert batches[3]["row_ids"] == batches[3]["row_ids"] == list(range(90, 100))
+    assert batches[3]["row_ids"] == list(range(90, 100))
     assert len(batches[0]["inputs"]) == len(batches[0]["labels"]) == 1 and batches[0]["weight"] is None
     with pytest.raises(KeyError, match="nothing"):
         batches[0]["nothing"]
 
 
-def test_an_unconsumed_capsule_gives_its_memory_back(tmp_path: Path, columns) -> None:
-    job = job_over(tmp_path, columns, batchSize=5)
+def resident_bytes() -> int:
+    """The memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.parametrize("is_consumed", [False, True])
+def test_a_capsule_gives_its_memory_back(tmp_path: Path, is_consumed: bool) -> None:
+    """Whether the tensor that it became goes away, or the capsule that nobody made one of."""
+    x = np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)
+    job = job_over(tmp_path, {"x": x, "y": x[:, 0]}, batchSize=256, shuffle=False)
     reader = _native.BatchReader(json.dumps(job), 0, 1)
-    for _ in range(2):
+    after = []
+    for _ in range(20):
         reader.start(0)
-        kept = [batch["inputs"] for batch in reader]
-        tensors = [from_dlpack(capsules[0]) for capsules in kept[::2]]
-        total = sum(float(tensor.sum()) for tensor in tensors)
-        del kept
-        gc.collect()
-        assert sum(float(tensor.sum()) for tensor in tensors) == total
+        capsules = [batch["inputs"][0] for batch in reader]
+        if is_consumed:
+            tensors = [from_dlpack(capsule) for capsule in capsules]
+            del capsules
+            gc.collect()
+            assert torch.cat(tensors).numpy().tobytes() == x.tobytes()
+            del tensors
+        else:
+            del capsules
+        after.append(resident_bytes())
+    # What all batches of two epochs take, of the eighteen that would stay.
+    assert after[-1] - after[1] < 2 * x.nbytes
 
 
 def test_store(tmp_path: Path) -> None:
@@ -309,8 +328,8 @@ def test_metrics_inputs_and_outputs_of_all_kinds(tmp_path: Path, columns) -> Non
     assert dict(last["metrics"])["error"] > 0
 
 
-class CountsFaults(nn.Module):
-    """A layer of 48 MB that writes down, at each call, how many pages the process has been given so far."""
+class NotesHeap(nn.Module):
+    """A layer of 48 MB that writes down, at each call, what memory the process has before and after it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -318,18 +337,22 @@ class CountsFaults(nn.Module):
         self.layer = nn.Linear(3, 4_000_000)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = Heap.now()
+        output = self.layer(x)
+        after = Heap.now()
         with self.path.open("a") as file:
-            file.write(f"{resource.getrusage(resource.RUSAGE_SELF).ru_minflt}\n")
-        return self.layer(x).mean(1)
+            file.write(json.dumps([before.heaps, after.heaps, after.blocks - before.blocks]) + "\n")
+        return output.mean(1)
 
 
 def test_gradients_reuse_the_memory_of_those_before(tmp_path: Path, columns) -> None:
     job = job_over(tmp_path, columns, batchSize=5)
-    faults = tmp_path / "faults"
-    train(job, program(model=CountsFaults(faults)), 1, tmp_path / "run")
-    counts = [int(line) for line in faults.read_text().splitlines()]
-    # The gradient of 3 rows, the output of 5 and its gradient.
-    pages_of_a_step = (3 + 5 + 5) * 4_000_000 * 4 // resource.getpagesize()
-    assert len(counts) == 20
-    # Left to itself, glibc maps them anew in each of these ten steps. The heap may still grow by some.
-    assert counts[-1] - counts[-11] < 2 * pages_of_a_step
+    notes = tmp_path / "notes"
+    train(job, program(model=NotesHeap(notes)), 1, tmp_path / "run")
+    steps = [json.loads(line) for line in notes.read_text().splitlines()]
+    assert len(steps) == 20
+    # Left to itself, glibc gives an output of 80 MB pages of its own, or returns its heap's after a step.
+    assert {blocks for _, _, blocks in steps} == {0}
+    heaps = [size for before, after, _ in steps for size in (before, after)]
+    assert heaps == sorted(heaps)
+    assert heaps[-1] > 5 * 4_000_000 * 4

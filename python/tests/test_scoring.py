@@ -1,20 +1,20 @@
 """The worker's side of transform, without Spark: what the module is given, and what its memory does.
 
-Oracles: numpy's stack of the columns, the module on one tensor of all rows, and the kernel's count of pages.
+Oracles: numpy's stack of the columns, the module on one tensor of all rows, and the allocator's own account.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import resource
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from heap import Heap
 from torch import Tensor, nn
 
 from flambeau._columns import TensorColumns
@@ -89,13 +89,18 @@ def test_a_module_may_write_to_its_input(tmp_path: Path) -> None:
 def test_batches_lie_in_the_memory_of_those_before(tmp_path: Path) -> None:
     # In a process of its own, as Spark has it: what ran before in this one decides what its allocator does.
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        num_batches, faults = pool.apply(faults_of_scoring, (tmp_path,))
-    # Eight tensors of 1,024 pages live at once in each half of a batch; the heap may still grow by one.
-    assert faults < num_batches * 1024
+        within, between = pool.apply(heaps_of_scoring, (tmp_path,))
+    assert len(between) == 12
+    # Eight tensors of 4 MiB live at once; left to itself, glibc keeps 8 MiB of what is free when they go.
+    assert max(within) > 8 * 4 << 20
+    assert min(between[4:]) > max(within) - (4 << 20)
 
 
 class Branches(nn.Module):
     """Holds the outputs of eight layers at once: more than glibc would keep of its own accord."""
+
+    heaps: ClassVar[list[int]] = []
+    """What memory the process had for them at each call."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -103,26 +108,24 @@ class Branches(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = [layer(x) for layer in self.layers]
+        self.heaps.append(Heap.now().heaps)
         return torch.stack([output.mean(1) for output in outputs]).sum(0)
 
 
-def faults_of_scoring(folder: Path) -> tuple[int, int]:
-    """How many batches were scored once memory had been allocated, and how many pages were given for them."""
+def heaps_of_scoring(folder: Path) -> tuple[list[int], list[int]]:
+    """How large the heaps are while batches are scored, and after each."""
     num_rows, width = 8192, 256
     module = Branches(width)
     values = RANDOM.normal(size=(num_rows, 4)).astype(np.float32)
     batch = tuple(pa.array(column) for column in values.T)
     scored = scorer(module, [packed(4)], folder, 4096).score(batch for _ in range(12))
-    for _ in range(4):
-        next(scored)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    num_batches = 0
+    between = []
     # Each batch's results go before the next one's come, as Spark has it.
     for result in scored:
-        num_batches += 1
         last = result.to_numpy().copy()
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        between.append(Heap.now().heaps)
+    within = Branches.heaps.copy()
     with torch.inference_mode():
         expected = module.eval()(torch.from_numpy(values))
     np.testing.assert_allclose(last, expected.double(), rtol=1e-5, atol=1e-6)
-    return num_batches, faults
+    return within, between
