@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from harness import one_thread
 from programs.native_modules import CASES, NUM_IDS, Case, GaussianLoss
 from torch import Tensor, nn
 from worker_program import LIBTORCH, ROOT, Rank, run
@@ -214,6 +215,7 @@ def native_scores(form: str, rows: Rows, folder: Path, output: list[dict[str, An
 
 
 @cache
+@one_thread()
 def outcome_of(case: Case, form: str, folder: Path) -> str:
     """RUNS where the module trains and scores as eager torch does, else the reason as the docs tell it.
 
@@ -222,7 +224,6 @@ def outcome_of(case: Case, form: str, folder: Path) -> str:
     folder = folder / f"{CASES.index(case)}-{form}"
     folder.mkdir(exist_ok=True)
     torch.manual_seed(3)
-    torch.set_num_threads(1)
     module = case.make()
     rows = rows_of(case, folder)
     save_module(module, folder / FILE_NAME)

@@ -5,7 +5,6 @@ import os
 import re
 import resource
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from ports import held_port
 from torch import Tensor, nn
 from worker_program import LARGE, LIBTORCH, PROGRAM, Rank, Ranks, job_of, run, save_script, write_rows
 
@@ -76,16 +76,17 @@ def test_the_loop_without_a_launcher_meets_over_tcp(tmp_path: Path, program: Pat
             tensor["dtype"] = "float64"
         (tmp_path / "job.json").write_text(json.dumps(job))
         (tmp_path / "secret").write_text("of all ranks")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{probe.getsockname()[1]}"
         command = [PROGRAM, "train", "--job", tmp_path / "job.json", "--world-size", world_size]
-        command += ["--rendezvous", address, "--secret-file", tmp_path / "secret", "--libtorch", LIBTORCH]
-        ranks = [
-            subprocess.Popen(list(map(str, [*command, "--rank", rank])), stdout=subprocess.PIPE, text=True)
-            for rank in range(world_size)
-        ]
-        last = [rank.communicate(timeout=60)[0].splitlines()[-1] for rank in ranks]
+        command += ["--secret-file", tmp_path / "secret", "--libtorch", LIBTORCH]
+        with held_port() as port:
+            command += ["--rendezvous", f"127.0.0.1:{port}"]
+            ranks = [
+                subprocess.Popen(
+                    list(map(str, [*command, "--rank", rank])), stdout=subprocess.PIPE, text=True
+                )
+                for rank in range(world_size)
+            ]
+            last = [rank.communicate(timeout=60)[0].splitlines()[-1] for rank in ranks]
         assert [rank.returncode for rank in ranks] == [0] * world_size
         return json.loads(last[0])
 

@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle
 import torch
 import torch.distributed as dist
-from harness import free_port
+from ports import held_port
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -26,13 +26,15 @@ def train(program: Mapping[str, Any], directory: Path) -> list[dict[str, Any]]:
     scaled, by `scales` after each step. `backend` is "gloo", on the CPU, or "nccl", with rank r on the GPU r.
     """
     (directory / "program.pkl").write_bytes(cloudpickle.dumps(dict(program)))
-    port = str(free_port())
     results = [directory / f"ddp-{rank}.pt" for rank, _ in enumerate(program["batches"])]
-    ranks = [
-        subprocess.Popen([sys.executable, __file__, directory / "program.pkl", str(rank), port, result])
-        for rank, result in enumerate(results)
-    ]
-    assert not any(rank.wait(120) for rank in ranks)
+    with held_port() as port:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, __file__, directory / "program.pkl", str(rank), str(port), result]
+            )
+            for rank, result in enumerate(results)
+        ]
+        assert not any(rank.wait(120) for rank in ranks)
     return [torch.load(result) for result in results]
 
 

@@ -7,9 +7,9 @@ import multiprocessing
 import os
 import pickle
 import secrets
-import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
+from ports import held_port
 
 from flambeau._fit.worker import RankOutcome, WorkerRequest, run_rank
 
@@ -87,11 +89,15 @@ def make_job(
     }
 
 
-def free_port() -> int:
-    """A port of loopback that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Computes as a rank does that has one thread; the setting is the process's, which has other tests."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 # Ranks are forked from a server that has imported torch once (and what its optimizers import).
@@ -122,7 +128,8 @@ class Ranks:
             sys_path=(str(HERE),),
             **request,
         )
-        address = f"127.0.0.1:{free_port()}"
+        self._holder = ExitStack()
+        address = f"127.0.0.1:{self._holder.enter_context(held_port())}"
         self.processes = [
             _CONTEXT.Process(
                 target=_run, args=(message, rank, world_size, address, outcome, environment or {})
@@ -145,6 +152,7 @@ class Ranks:
         for process in self.processes:
             process.kill()
             process.join()
+        self._holder.close()
 
 
 def _run(

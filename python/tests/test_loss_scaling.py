@@ -11,7 +11,7 @@ import ddp
 import numpy as np
 import pytest
 import torch
-from harness import make_job, run_ranks, tensor, train, write_shards
+from harness import make_job, one_thread, run_ranks, tensor, train, write_shards
 from test_precision import BATCH_SIZE, NUM_STEPS, batches, mlp, optimizer, rows
 from torch import Tensor, nn
 
@@ -20,6 +20,7 @@ from flambeau import DivergedError
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
+@one_thread()
 def plain(
     all_batches: Sequence[tuple[Tensor, Tensor]],
     loss: Loss,
@@ -28,7 +29,6 @@ def plain(
     clip_norm: float | None = None,
 ) -> tuple[nn.Module, list[float], list[int]]:
     """A loop with torch's GradScaler: the module, and each epoch's scale and skipped steps."""
-    torch.set_num_threads(1)
     module = mlp()
     stepper = optimizer(list(module.parameters()))
     scaler = torch.amp.GradScaler("cpu")

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import free_port, make_job, tensor, train, write_shards
+from harness import make_job, tensor, train, write_shards
+from ports import held_port
 from pyspark.sql import DataFrame, SparkSession
 from torch import Tensor, nn
 
@@ -71,14 +72,19 @@ def native_lines(
     assert isinstance(request, NativeRequest)
     (folder / "job.json").write_text(json.dumps(request.job_with_files(folder)))
     command = [str(binary()), "train", "--job", str(folder / "job.json"), "--report-steps"]
-    command += ["--world-size", str(world_size), "--rendezvous", f"127.0.0.1:{free_port()}"]
-    command += ["--libtorch", str(libtorch_of(None))]
+    command += ["--world-size", str(world_size), "--libtorch", str(libtorch_of(None))]
     environment = {**os.environ, "FLAMBEAU_SECRET": "of this test"}
-    ranks = [
-        subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True, env=environment)
-        for rank in range(world_size)
-    ]
-    lines = [[json.loads(line) for line in rank.communicate(timeout=120)[0].splitlines()] for rank in ranks]
+    with held_port() as port:
+        command += ["--rendezvous", f"127.0.0.1:{port}"]
+        ranks = [
+            subprocess.Popen(
+                [*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True, env=environment
+            )
+            for rank in range(world_size)
+        ]
+        lines = [
+            [json.loads(line) for line in rank.communicate(timeout=120)[0].splitlines()] for rank in ranks
+        ]
     assert all("result" in of_rank[-1] for of_rank in lines), lines
     return lines[0]
 

@@ -8,7 +8,7 @@ import ddp
 import numpy as np
 import pytest
 import torch
-from harness import make_job, tensor, train, write_shards
+from harness import make_job, one_thread, tensor, train, write_shards
 from torch import Tensor, nn
 
 from flambeau._module.losses import build as build_loss
@@ -53,9 +53,9 @@ def ours(directory: Path, columns: dict[str, np.ndarray], num_ranks: int, **para
     return train(job, program, num_ranks, directory / "ranks")
 
 
+@one_thread()
 def test_one_rank_is_plain_autocast_to_the_bit(tmp_path: Path) -> None:
     columns = rows(1)
-    torch.set_num_threads(1)
     module = mlp()
     stepper = optimizer(list(module.parameters()))
     losses = []
@@ -125,7 +125,7 @@ def test_tf32_is_set_for_gpus_alone_and_set_back() -> None:
     for precision in ("float32", "bf16", "fp16"):
         with tensor_float32(precision):
             assert flags() == before
-    with pytest.raises(ZeroDivisionError), tensor_float32("tf32"):
+    with pytest.raises(ZeroDivisionError), tensor_float32("tf32"):  # noqa: PT012 - an error from within
         assert flags() == (True, True)
         raise ZeroDivisionError
     assert flags() == before

@@ -15,6 +15,7 @@ import cloudpickle
 import fitted
 import pytest
 import torch
+from harness import one_thread
 from pyspark.ml.util import DefaultParamsReader
 from pyspark.sql import SparkSession
 from test_transform import arrays_of, column
@@ -309,13 +310,8 @@ def test_a_new_process_predicts_the_same_bits(spark: SparkSession, tmp_path: Pat
         timeout=300,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.inference_mode():
-            expected = model.module()(x)
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(), torch.inference_mode():
+        expected = model.module()(x)
     for form in ("exported", "scripted"):
         assert torch.equal(torch.load(tmp_path / "saved" / f"{form}.out"), expected), form
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import make_job, run_ranks, tensor, train, write_shards
+from harness import make_job, one_thread, run_ranks, tensor, train, write_shards
 from test_precision import BATCH_SIZE, NUM_STEPS, batches, mlp, rows
 from torch import nn
 from torch.optim import Optimizer
@@ -75,9 +75,9 @@ def job_of(directory: Path, num_ranks: int, **params: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES)
+@one_thread()
 def test_it_is_a_loop_with_torchs_scheduler(tmp_path: Path, case: str) -> None:
     params, schedule = CASES[case]
-    torch.set_num_threads(1)
     columns = rows(1)
     columns["y"] -= 100
     module = mlp()
