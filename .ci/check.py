@@ -32,6 +32,7 @@ def quick_lints() -> list[Step]:
         Step("ruff check", [str(BIN / "ruff"), "check", *linted], PYTHON),
         Step("ruff format", [str(BIN / "ruff"), "format", "--check", *linted], PYTHON),
         Step("uv.lock", [str(BIN / "uv"), "lock", "--check", "--quiet"], PYTHON),
+        Step("shellcheck", [str(BIN / "shellcheck"), *SHELL]),
         Step("scalafmt", [*GRADLE, "checkFormat"]),
         Step("mypy", [str(BIN / "mypy")], PYTHON),
     ]

@@ -9,6 +9,7 @@ import pickle
 import resource
 import signal
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import cloudpickle
@@ -354,5 +355,5 @@ def test_gradients_reuse_the_memory_of_those_before(tmp_path: Path, columns) -> 
     # Left to itself, glibc gives an output of 80 MB pages of its own, or returns its heap's after a step.
     assert {blocks for _, _, blocks in steps} == {0}
     heaps = [size for before, after, _ in steps for size in (before, after)]
-    assert heaps == sorted(heaps)
-    assert heaps[-1] > 5 * 4_000_000 * 4
+    assert heaps[-1] > 80e6
+    assert min(later - earlier for earlier, later in pairwise(heaps)) > -40e6
