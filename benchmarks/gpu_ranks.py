@@ -122,7 +122,7 @@ class Ranks:
                 "epochs": work.epochs,
                 "numThreads": 4,
                 "memoryBudget": 4 << 30,
-                "timeout": 60.0,
+                "collectiveTimeout": 60.0,
                 "checkpointInterval": -1,
                 **params,
             },

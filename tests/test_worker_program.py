@@ -75,7 +75,7 @@ def test_the_loop_without_a_launcher_meets_over_tcp(tmp_path: Path, program: Pat
         for tensor in [*job["data"]["spec"]["inputs"], *job["data"]["spec"]["labels"]]:
             tensor["dtype"] = "float64"
         (tmp_path / "job.json").write_text(json.dumps(job))
-        (tmp_path / "secret").write_text("of all ranks")
+        (tmp_path / "secret").write_text("a secret of all ranks")
         command = [PROGRAM, "train", "--job", tmp_path / "job.json", "--world-size", world_size]
         command += ["--secret-file", tmp_path / "secret", "--libtorch", LIBTORCH]
         with held_port() as port:
@@ -94,6 +94,20 @@ def test_the_loop_without_a_launcher_meets_over_tcp(tmp_path: Path, program: Pat
     one = train("one", 1, numWorkers=1, batchSize=30)
     assert three["result"]["worldSize"] == 3
     assert history(three) == pytest.approx(history(one), rel=1e-12)
+
+
+def test_ranks_with_other_jobs_are_refused(tmp_path: Path, program: Path, rows: Path) -> None:
+    """Before they train, and on both sides: replicas would part without a word."""
+    jobs = [
+        job_of(tmp_path, program, [rows], numWorkers=2, seed=seed, stepSize=rate)
+        for seed, rate in [(0, 0.01), (1, 0.02)]
+    ]
+    with Ranks(jobs[0], 0) as ranks:
+        ranks.all = [Rank(job, rank, 2) for rank, job in enumerate(jobs)]
+        errors = [outcome["error"] for outcome in ranks.meet().outcomes()]
+    for error in errors:
+        assert error["kind"] == "job" and error["isCause"]
+        assert re.search(r"rank 1 on \S+ differs from rank 0 on \S+ in seed, stepSize;", error["message"])
 
 
 def test_a_rank_that_is_killed_frees_the_other(tmp_path: Path, program: Path, rows: Path) -> None:

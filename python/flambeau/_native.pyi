@@ -22,7 +22,7 @@ class BatchReader:
     """The batches of training rows that one rank of a job sees.
 
     Reads the footers of the job's training shards when made. Iterating gives the batches to the end of the
-    epoch that `start` chose; an iteration waits at most the job's `timeout` for rows.
+    epoch that `start` chose; an iteration waits at most the job's `collectiveTimeout` for rows.
     """
 
     def __new__(cls, job_json: str, rank: int, world_size: int) -> BatchReader: ...
@@ -69,12 +69,18 @@ class Store:
 class TcpRendezvous:
     """A rendezvous for launchers without Spark.
 
-    Rank 0 serves `address` ("host:port"); the others connect to it and prove that they know `secret`.
-    Waits for at most `timeout` seconds.
+    Rank 0 serves `address` ("host:port"); the others connect to it and prove that they know `secret`, at
+    least 16 bytes, and are of the same `attempt`. Waits for at most `timeout` seconds.
     """
 
     def __new__(
-        cls, address: str, rank: int, world_size: int, secret: bytes, timeout: float = 60.0
+        cls,
+        address: str,
+        rank: int,
+        world_size: int,
+        secret: bytes,
+        timeout: float = 60.0,
+        attempt: str = "",
     ) -> TcpRendezvous: ...
     def all_gather(self, payload: bytes) -> list[bytes]:
         """Gives every rank the payloads of all ranks, in rank order. All ranks call it equally often."""
@@ -132,8 +138,8 @@ def train(
     bytes in rank order. `secret` proves that ranks belong together; `bind_address` is the IP address that
     the other ranks reach this one at. `adapter` is a `flambeau._module.adapter.ModuleModel`. `transport` is
     "auto", "sharedMemory" or "tcp". `gpu_addresses` are those that the cluster has assigned to the rank, None
-    where it assigns none. Waits at most the job's `timeout` in any one operation, and not at all once a
-    signal handler raises.
+    where it assigns none. Waits at most the job's `collectiveTimeout` in any one operation, and not at all
+    once a signal handler raises.
 
     Raises `flambeau.errors.RankFailure`, whose cause is the exception itself.
     """

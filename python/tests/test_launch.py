@@ -185,7 +185,7 @@ def test_a_rank_that_fails_early_frees_the_others(spark: SparkSession) -> None:
 
 def test_each_rank_answers_with_a_row(spark: SparkSession) -> None:
     program = cloudpickle.dumps({"model": None})
-    request = WorkerRequest("{}", b"secret", program, versions={"torch": "0.1"})
+    request = WorkerRequest("{}", bytes(16), program, versions={"torch": "0.1"})
     outcomes = launch.run_stage(spark, request, 2)
     assert [outcome.rank for outcome in outcomes] == [0, 1]
     assert {outcome.error_kind for outcome in outcomes} == {"environment"}
@@ -202,7 +202,7 @@ def test_a_crashed_worker_is_lost(spark: SparkSession) -> None:
 
     job = json.dumps({"data": {"spec": {"inputs": []}}, "params": {}})
     with pytest.raises(launch._Lost, match="a worker was lost"):
-        launch.run_stage(spark, WorkerRequest(job, b"secret", cloudpickle.dumps(EndsItsProcess())), 2)
+        launch.run_stage(spark, WorkerRequest(job, bytes(16), cloudpickle.dumps(EndsItsProcess())), 2)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_the_ranks_of_a_barrier_stage_hold_one_identity(spark: SparkSession) -> 
         context = BarrierTaskContext.get()
         all_gather = StageRendezvous(context).all_gather
         found, identity = _native.nccl_meeting(
-            [directory], context.partitionId(), 2, all_gather, b"secret", "127.0.0.1"
+            [directory], context.partitionId(), 2, all_gather, bytes(16), "127.0.0.1"
         )
         yield pa.RecordBatch.from_pydict({"version": [found], "identity": [identity]})
 
@@ -66,7 +66,7 @@ def test_a_rank_without_nccl_is_named_on_all(spark: SparkSession) -> None:
             os.environ["FLAMBEAU_NCCL"] = "/nowhere/libnccl.so.2"
         try:
             all_gather = StageRendezvous(context).all_gather
-            _native.nccl_meeting([directory], rank, 2, all_gather, b"secret", "127.0.0.1")
+            _native.nccl_meeting([directory], rank, 2, all_gather, bytes(16), "127.0.0.1")
             told = "met"
         except CollectiveError as error:
             told = str(error)

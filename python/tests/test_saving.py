@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -221,6 +222,17 @@ def test_an_estimator_keeps_its_objects_together(spark: SparkSession, tmp_path: 
     assert loaded.getEpochs() == 3 and loaded.getLoss() == "l1" and loaded.getMetrics() == ["mae"]
     assert loaded.getOptimizer().param_groups[0]["params"][0] is next(loaded.getModel().parameters())
     assert torch.equal(loaded.getModel().output.weight, module.output.weight)
+
+
+def test_an_estimator_of_an_earlier_version_is_read(spark: SparkSession, tmp_path: Path) -> None:
+    """Where `collectiveTimeout` was called `timeout`."""
+    golden = Path(__file__).parents[2] / "tests" / "golden" / "format-1" / "python" / "estimator"
+    path = shutil.copytree(golden, tmp_path / "saved")
+    (metadata,) = path.glob("metadata/part-*")
+    metadata.write_text(metadata.read_text().replace('"epochs":2', '"epochs":2,"timeout":7.5', 1))
+    loaded = TorchRegressor.load(str(path))
+    assert loaded.getEpochs() == 2 and loaded.getCollectiveTimeout() == 7.5
+    assert loaded.getHeartbeatTimeout() == 30.0
 
 
 def test_large_objects_travel_in_pieces_on_connect(connect: SparkSession, tmp_path: Path) -> None:

@@ -1,22 +1,20 @@
 //! How the ranks of one host come to share memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::mem;
+use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
 
 use crate::board::Board;
 use crate::descriptor;
-use crate::health::Wait;
+use crate::gate::{self, Listener, Refusal};
+use crate::health::{Health, Wait};
 use crate::options::{GroupOptions, Transport};
 use crate::patience::{Patience, Timed};
 use crate::secret::{Proof, Purpose, random};
-
-/// How long one connection may take to prove itself, so that a stranger on the host cannot hold up the others for long.
-const HANDSHAKE: Duration = Duration::from_secs(5);
 
 /// A socket in the abstract namespace of this host, over which the leader gives out the memory. Closed when dropped.
 pub(crate) struct Door {
@@ -74,9 +72,10 @@ pub(crate) fn attach(
     leader_door: &str,
     members: &[usize],
     proof: &Proof,
+    health: &Arc<Health>,
     wait: &Wait<'_>,
 ) -> io::Result<Option<Attachment>> {
-    let rank = wait.health.rank;
+    let rank = health.rank;
     let Some(me) = members
         .iter()
         .position(|member| *member == rank)
@@ -85,59 +84,101 @@ pub(crate) fn attach(
         return Ok(None);
     };
     if me == 0 {
-        lead(&door, members, proof, wait)
+        lead(&door, members, proof, health, wait)
     } else {
         follow(leader_door, members, me, proof, wait)
     }
     .map(Some)
 }
 
-fn lead(door: &Door, members: &[usize], proof: &Proof, wait: &Wait<'_>) -> io::Result<Attachment> {
+fn lead(
+    door: &Door,
+    members: &[usize],
+    proof: &Proof,
+    health: &Arc<Health>,
+    wait: &Wait<'_>,
+) -> io::Result<Attachment> {
     let board = Board::create(members.to_vec(), 0, &proof.context)?;
     let Some(listener) = &door.listener else {
         return Err(io::ErrorKind::NotConnected.into());
     };
-    let mut links = BTreeMap::new();
-    while links.len() + 1 < members.len() {
-        match listener.accept() {
-            Ok((mut stream, _)) => {
-                stream.set_nonblocking(false)?;
-                if let Ok((Purpose::Attach, rank)) =
-                    proof.accept(&mut stream, &Patience::new(HANDSHAKE, None))
-                    && let Some(index) = members.iter().position(|member| *member == rank)
-                {
-                    descriptor::send(&stream, 1, board.file())?;
-                    links.insert(index, stream);
-                }
-            }
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-                ) =>
-            {
-                let absent = || {
-                    members
-                        .iter()
-                        .enumerate()
-                        .filter(|(index, _)| !links.contains_key(index))
-                };
-                if members.iter().any(|member| wait.health.voted_no(*member)) {
-                    return Err(io::Error::other(
-                        "another rank of this host cannot share memory",
-                    ));
-                }
-                wait.check(|| absent().map(|(_, rank)| *rank).collect())
-                    .map_err(io::Error::other)?;
-                thread::sleep(Duration::from_millis(1));
-            }
-            Err(error) => return Err(error),
+    let expected: BTreeSet<usize> = members[1..].iter().copied().collect();
+    let refused_by = {
+        let (health, expected) = (health.clone(), expected.clone());
+        move || expected.iter().any(|member| health.voted_no(*member))
+    };
+    let stop = {
+        let (health, refused_by) = (health.clone(), refused_by.clone());
+        move || {
+            let interrupt = &health.options.interrupt;
+            health.failure().is_some()
+                || refused_by()
+                || interrupt.as_ref().is_some_and(|interrupt| interrupt())
         }
+    };
+    let patience = Patience::new(wait.remaining(), Some(Arc::new(stop)));
+    let accepted = gate::accept(listener, proof, Purpose::Attach, &expected, &patience);
+    let streams = match accepted {
+        Ok(streams) => streams,
+        Err(Refusal::Missing { error, .. }) if refused_by() => {
+            let reason = "another rank of this host cannot share memory";
+            return Err(io::Error::new(error.kind(), reason));
+        }
+        Err(Refusal::Missing { missing, error, .. }) => {
+            let absent = || missing.into_iter().collect();
+            return Err(wait.check(absent).err().map_or(error, io::Error::other));
+        }
+        Err(Refusal::Twice(rank)) => {
+            let reason = format!("two processes came as rank {rank}");
+            return Err(io::Error::other(reason));
+        }
+    };
+    for stream in streams.values() {
+        descriptor::send(stream, 1, board.file())?;
     }
     Ok(Attachment {
         board: Arc::new(board),
-        links,
+        // Members are in rank order, and so are the streams.
+        links: (1..).zip(streams.into_values()).collect(),
     })
+}
+
+impl Listener for UnixListener {
+    type Stream = UnixStream;
+
+    /// Any user of the host can connect to an abstract socket; ranks of one job are one user's.
+    fn next(&self) -> Option<UnixStream> {
+        loop {
+            let (stream, _) = self.accept().ok()?;
+            // SAFETY: the call takes no argument and cannot fail.
+            let own = unsafe { libc::geteuid() };
+            if user_of(&stream).is_ok_and(|user| user == own) {
+                stream.set_nonblocking(false).ok()?;
+                return Some(stream);
+            }
+        }
+    }
+}
+
+/// The user who connected a socket, as the kernel saw it.
+fn user_of(stream: &UnixStream) -> io::Result<libc::uid_t> {
+    // SAFETY: all-zero credentials are a valid value to be overwritten.
+    let mut credentials: libc::ucred = unsafe { mem::zeroed() };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the descriptor is open, and pointer and length are those of a live value.
+    let outcome = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut len,
+        )
+    };
+    match outcome {
+        0 => Ok(credentials.uid),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 fn follow(
@@ -178,6 +219,101 @@ fn follow(
                 wait.check(|| vec![members[0]]).map_err(io::Error::other)?;
             }
             Err(error) => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::call::Operation;
+    use crate::error::Peer;
+
+    fn rank(rank: usize) -> (Arc<Health>, Proof) {
+        let peer = |rank| Peer {
+            rank,
+            host: "here".into(),
+        };
+        let peers = vec![peer(0), peer(1)];
+        let health = Health::new(rank, peers, vec![None, None], GroupOptions::default());
+        let proof = Proof {
+            secret: b"of both of the ranks".to_vec(),
+            context: [7; 32],
+        };
+        (Arc::new(health), proof)
+    }
+
+    /// How long two ranks take to share memory after `strangers` have come to the leader's door.
+    fn attach_after(strangers: impl FnOnce(&SocketAddr) -> Vec<UnixStream>) -> Duration {
+        let door = Door::open(&GroupOptions::default());
+        let name = door.name();
+        let held = strangers(&SocketAddr::from_abstract_name(&name).unwrap());
+        let started = Instant::now();
+        thread::scope(|scope| {
+            let join = |door: Door, member: usize| {
+                let name = &name;
+                scope.spawn(move || {
+                    let (health, proof) = rank(member);
+                    let wait = Wait {
+                        health: &health,
+                        operation: Operation::Barrier,
+                        sequence: 0,
+                        started,
+                        timeout: Duration::from_secs(20),
+                        interruptible: true,
+                    };
+                    attach(door, name, &[0, 1], &proof, &health, &wait)
+                })
+            };
+            let members = [join(door, 0), join(Door::open(&GroupOptions::default()), 1)];
+            for member in members {
+                assert!(member.join().unwrap().unwrap().is_some());
+            }
+        });
+        drop(held);
+        started.elapsed()
+    }
+
+    #[test]
+    fn silent_connections_keep_no_rank_waiting() {
+        let took = attach_after(|door| {
+            (0..100)
+                .map(|_| UnixStream::connect_addr(door).unwrap())
+                .collect()
+        });
+        assert!(took < Duration::from_secs(3), "{took:?}");
+    }
+
+    /// Even one that holds the secret.
+    #[test]
+    fn another_users_connection_is_refused() {
+        let (connected, is_connected) = mpsc::channel();
+        let mut stranger = None;
+        attach_after(|door| {
+            let door = door.clone();
+            stranger = Some(thread::spawn(move || {
+                const NOBODY: libc::uid_t = 65534;
+                // SAFETY: the bare system call changes the user of this thread alone, which ends here.
+                let changed = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) };
+                let mut stream = UnixStream::connect_addr(&door).unwrap();
+                connected.send(()).unwrap();
+                let patience = Patience::new(Duration::from_secs(10), None);
+                let (_, proof) = rank(1);
+                (changed == 0).then(|| proof.connect(&mut stream, Purpose::Attach, 1, &patience))
+            }));
+            is_connected.recv().unwrap();
+            Vec::new()
+        });
+        match stranger.unwrap().join().unwrap() {
+            Some(outcome) => {
+                let error = outcome.unwrap_err();
+                assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
+            }
+            None => println!("SKIPPED: only root can play another user"),
         }
     }
 }

@@ -5,6 +5,7 @@
 //! 3. The ranks of one host try to share memory; all ranks vote, so that all know where it worked.
 //! 4. The leaders of the hosts make data connections.
 
+use std::array;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -27,12 +28,12 @@ use crate::monitor::Monitor;
 use crate::options::{GroupOptions, Transport};
 use crate::patience::Patience;
 use crate::rendezvous::Rendezvous;
-use crate::secret::{Proof, Purpose, random};
+use crate::secret::{self, Proof, Purpose, random};
 use crate::topology::Topology;
 use crate::wire::{Reader, Writer};
 
 /// Changes with anything that ranks tell each other.
-const PROTOCOL: u32 = 1;
+const PROTOCOL: u32 = 2;
 
 /// How long a refused connection is tried again: the other end listened before the rendezvous, so it is gone.
 const REFUSALS: Duration = Duration::from_secs(1);
@@ -53,6 +54,8 @@ struct Card {
     host_id: String,
     address: SocketAddr,
     door: String,
+    /// The beginning of each term's hash.
+    terms: Vec<u64>,
 }
 
 impl Card {
@@ -66,7 +69,10 @@ impl Card {
             .bytes(self.host_id.as_bytes());
         let card = card
             .bytes(self.address.to_string().as_bytes())
-            .bytes(self.door.as_bytes());
+            .bytes(self.door.as_bytes())
+            .u32(self.terms.len() as u32);
+        let card = self.terms.iter().fold(card, |card, term| card.u64(*term));
+        // No two groups have the same cards, and so none has another's context.
         Ok(card.bytes(&random::<16>()?).finish())
     }
 
@@ -82,6 +88,9 @@ impl Card {
             host_id: reader.string()?,
             address: reader.string()?.parse().ok()?,
             door: reader.string()?,
+            terms: (0..reader.u32()?)
+                .map(|_| reader.u64())
+                .collect::<Option<_>>()?,
         })
     }
 }
@@ -104,6 +113,7 @@ pub(crate) fn connect(rendezvous: &mut dyn Rendezvous, options: GroupOptions) ->
             mesh: None,
         });
     }
+    secret::check(&options.secret)?;
     if options.bind_address.is_unspecified() {
         return Err(CollectiveError::invalid(format!(
             "bind address {}: the other ranks connect to it, so it must be an address of this host that they reach",
@@ -113,6 +123,7 @@ pub(crate) fn connect(rendezvous: &mut dyn Rendezvous, options: GroupOptions) ->
 
     let failed = |error| CollectiveError::io(format!("listen on {}", options.bind_address), error);
     let listener = TcpListener::bind((options.bind_address, 0)).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
     let door = Door::open(&options);
     let card = Card {
         world_size,
@@ -125,6 +136,7 @@ pub(crate) fn connect(rendezvous: &mut dyn Rendezvous, options: GroupOptions) ->
         },
         address: listener.local_addr().map_err(failed)?,
         door: door.name(),
+        terms: options.terms.iter().map(hash).collect(),
     };
     let payloads = rendezvous.all_gather(
         &card
@@ -133,6 +145,7 @@ pub(crate) fn connect(rendezvous: &mut dyn Rendezvous, options: GroupOptions) ->
     )?;
     let patience = Patience::new(options.connect_timeout, options.interrupt.clone());
     let cards = read_cards(&payloads, &card)?;
+    compare_terms(&cards, &options.terms)?;
     let peers: Vec<Peer> = cards
         .iter()
         .enumerate()
@@ -192,7 +205,14 @@ pub(crate) fn connect(rendezvous: &mut dyn Rendezvous, options: GroupOptions) ->
         .collect();
     let mut topology = Topology::new(&labels, rank);
     let members = topology.members().to_vec();
-    let attached = attach::attach(door, &cards[members[0]].door, &members, &proof, &wait);
+    let attached = attach::attach(
+        door,
+        &cards[members[0]].door,
+        &members,
+        &proof,
+        &health,
+        &wait,
+    );
     let shares = health.vote(attached.is_ok(), &wait)?;
     // A host where one member could not attach is split into hosts of one rank each.
     let is_split =
@@ -302,6 +322,43 @@ fn read_cards(payloads: &[Vec<u8>], own: &Card) -> Result<Vec<Card>> {
         .collect()
 }
 
+/// The beginning of a term's hash: enough to see a difference.
+fn hash((name, value): &(String, String)) -> u64 {
+    let digest: [u8; 32] = Sha256::digest(format!("{name}={value}")).into();
+    u64::from_le_bytes(array::from_fn(|index| digest[index]))
+}
+
+/// Checks that all ranks mean the same. All of them come to the same answer, from the same cards.
+fn compare_terms(cards: &[Card], own: &[(String, String)]) -> Result<()> {
+    let peer = |rank: usize| Peer {
+        rank,
+        host: cards[rank].host.clone(),
+    };
+    if let Some(rank) = (0..cards.len()).find(|rank| cards[*rank].terms.len() != own.len()) {
+        return Err(CollectiveError::rendezvous(format!(
+            "{} runs another version",
+            peer(rank)
+        )));
+    }
+    let names = |rank: usize| -> Vec<String> {
+        let differs = |index: &usize| cards[rank].terms[*index] != cards[0].terms[*index];
+        let indices = (0..own.len()).filter(differs);
+        indices.map(|index| own[index].0.clone()).collect()
+    };
+    let differing: Vec<_> = (1..cards.len())
+        .map(|rank| (peer(rank), names(rank)))
+        .filter(|(_, names)| !names.is_empty())
+        .collect();
+    if differing.is_empty() {
+        return Ok(());
+    }
+    let reference = peer(0);
+    Err(CollectiveError::Terms {
+        reference,
+        differing,
+    })
+}
+
 /// What connections are made from.
 struct Web<'a> {
     rank: usize,
@@ -399,7 +456,7 @@ impl Web<'_> {
         }
     }
 
-    fn refused(&self, refusal: Refusal, patience: &Patience) -> CollectiveError {
+    fn refused<S>(&self, refusal: Refusal<S>, patience: &Patience) -> CollectiveError {
         match refusal {
             Refusal::Twice(rank) => {
                 CollectiveError::rendezvous(format!("two processes are {}", self.peers[rank]))
@@ -442,4 +499,58 @@ enum Failure {
     Stopped,
     /// This rank could not be reached.
     With(usize, io::Error),
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::corpus::mutations;
+
+    fn card(num_terms: usize) -> Card {
+        Card {
+            world_size: 3,
+            transport: 0,
+            host: "a host".into(),
+            host_id: "a boot and a namespace".into(),
+            address: "127.0.0.1:4242".parse().unwrap(),
+            door: "flambeau-0123".into(),
+            terms: vec![1; num_terms],
+        }
+    }
+
+    #[test]
+    fn a_card_arrives_as_it_was_sent() {
+        let sent = card(2);
+        let read = Card::decode(&sent.encode().unwrap()).unwrap();
+        assert_eq!((read.world_size, read.transport), (3, 0));
+        assert_eq!((&read.host, &read.host_id), (&sent.host, &sent.host_id));
+        assert_eq!((read.address, &read.door), (sent.address, &sent.door));
+        assert_eq!(read.terms, sent.terms);
+    }
+
+    proptest! {
+        /// Ranks that are nearly of this version are taken, or refused in words.
+        #[test]
+        fn nearly_a_peers_cards_are_taken_or_refused(
+            others in prop::collection::vec(mutations(card(2).encode().unwrap()), 2)
+        ) {
+            let own = card(2);
+            let payloads = [vec![own.encode().unwrap()], others].concat();
+            let terms = ["seed", "epochs"].map(|name| (name.to_owned(), "1".to_owned()));
+            let compared = read_cards(&payloads, &own)
+                .and_then(|cards| compare_terms(&cards, &terms).map(|()| cards));
+            match compared {
+                Ok(cards) => prop_assert!(cards.iter().all(|card| card.world_size == 3)),
+                Err(error) => {
+                    let is_refusal = matches!(
+                        error,
+                        CollectiveError::Rendezvous { .. } | CollectiveError::Terms { .. }
+                    );
+                    prop_assert!(is_refusal, "{error:?}");
+                }
+            }
+        }
+    }
 }

@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::slice;
 use std::time::Instant;
 
-const HEAD: usize = 24;
+pub(crate) const HEAD: usize = 24;
 
 /// What a frame is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    fn encode(&self) -> [u8; HEAD] {
+    pub(crate) fn encode(&self) -> [u8; HEAD] {
         let mut bytes = [0; HEAD];
         bytes[..8].copy_from_slice(&self.exchange.to_le_bytes());
         bytes[8] = self.kind as u8;

@@ -148,6 +148,17 @@ pub enum CollectiveError {
         #[source]
         source: Option<Arc<io::Error>>,
     },
+    /// The ranks are not given the same job, or not the same attempt.
+    #[error(
+        "the ranks do not run the same job: {}; give all ranks one job",
+        describe_terms(reference, differing)
+    )]
+    Terms {
+        /// Rank 0, which the others are compared with.
+        reference: Peer,
+        /// The ranks that differ from it, and in what.
+        differing: Vec<(Peer, Vec<String>)>,
+    },
     /// The operating system refused something.
     #[error("{context}: {source}")]
     Io {
@@ -211,6 +222,14 @@ fn describe_found(found: &[(Peer, String)]) -> String {
     found
         .iter()
         .map(|(peer, what)| format!("{peer} has {what}"))
+        .collect::<Vec<_>>()
+        .join("; ")
+}
+
+fn describe_terms(reference: &Peer, differing: &[(Peer, Vec<String>)]) -> String {
+    differing
+        .iter()
+        .map(|(peer, names)| format!("{peer} differs from {reference} in {}", names.join(", ")))
         .collect::<Vec<_>>()
         .join("; ")
 }

@@ -2,22 +2,46 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::iter;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use crate::patience::Patience;
+use crate::patience::{Patience, Timed};
 use crate::secret::{Proof, Purpose};
 
-/// How many unproven connections are looked at at a time; more wait in the listener's queue.
-const MAX_PENDING: usize = 256;
+/// How long a connection may take to prove itself. An honest one needs two ways there and back, and may pause between.
+const HANDSHAKE: Duration = Duration::from_secs(30);
+
+/// How many unproven connections are examined at a time. One more takes the place of the oldest, which has had the longest
+/// to say who it is: so silent connections keep nobody waiting, however many they are.
+const MAX_PENDING: usize = 128;
+
+/// What connections come in at, non-blocking.
+pub(crate) trait Listener {
+    type Stream: Timed + Send + 'static;
+
+    /// The next connection, blocking, that is worth examining; `None` when there is none now.
+    fn next(&self) -> Option<Self::Stream>;
+}
+
+impl Listener for TcpListener {
+    type Stream = TcpStream;
+
+    fn next(&self) -> Option<TcpStream> {
+        let (stream, _) = self.accept().ok()?;
+        stream.set_nonblocking(false).ok()?;
+        stream.set_nodelay(true).ok()?;
+        Some(stream)
+    }
+}
 
 /// What ended `accept` before all had come.
-pub(crate) enum Refusal {
+pub(crate) enum Refusal<S> {
     /// The wait ended: who had come and who had not, and how many connections could not prove themselves meanwhile.
     Missing {
-        accepted: BTreeMap<usize, TcpStream>,
+        accepted: BTreeMap<usize, S>,
         missing: BTreeSet<usize>,
         strangers: usize,
         error: io::Error,
@@ -29,57 +53,64 @@ pub(crate) enum Refusal {
 /// Accepts one connection for `purpose` from each of the `expected` ranks.
 ///
 /// Each is examined on its own thread, so that a stranger who says nothing delays nobody.
-pub(crate) fn accept(
-    listener: &TcpListener,
+pub(crate) fn accept<L: Listener>(
+    listener: &L,
     proof: &Proof,
     purpose: Purpose,
     expected: &BTreeSet<usize>,
     patience: &Patience,
-) -> Result<BTreeMap<usize, TcpStream>, Refusal> {
+) -> Result<BTreeMap<usize, L::Stream>, Refusal<L::Stream>> {
     let mut accepted = BTreeMap::new();
     let mut strangers = 0;
-    let mut pending = 0;
+    let mut pending = Pending::<L::Stream>(BTreeMap::new());
     let (sender, receiver) = mpsc::channel();
-    let give_up = |accepted: BTreeMap<usize, TcpStream>, strangers, error| {
-        let missing = expected
-            .iter()
-            .copied()
-            .filter(|rank| !accepted.contains_key(rank))
-            .collect();
-        Refusal::Missing {
-            accepted,
-            missing,
-            strangers,
-            error,
-        }
-    };
-    if let Err(error) = listener.set_nonblocking(true) {
-        return Err(give_up(accepted, strangers, error));
-    }
+    let mut numbers = 0u64..;
     while accepted.len() < expected.len() {
         let slice = match patience.slice() {
             Ok(slice) => slice,
-            Err(error) => return Err(give_up(accepted, strangers, error)),
+            Err(error) => {
+                let absent = |rank: &usize| !accepted.contains_key(rank);
+                return Err(Refusal::Missing {
+                    missing: expected.iter().copied().filter(absent).collect(),
+                    accepted,
+                    strangers,
+                    error,
+                });
+            }
         };
-        while pending < MAX_PENDING {
-            let Ok((stream, _)) = listener.accept() else {
-                break;
+        for (mut stream, number) in iter::from_fn(|| listener.next())
+            .zip(&mut numbers)
+            .take(MAX_PENDING)
+        {
+            let Ok(handle) = stream.duplicate() else {
+                continue;
             };
-            pending += 1;
+            if pending.0.len() == MAX_PENDING
+                && let Some((_, oldest)) = pending.0.pop_first()
+            {
+                oldest.hang_up();
+                strangers += 1;
+            }
             let (sender, proof) = (sender.clone(), proof.clone());
-            let patience = patience.with_interrupt(None);
-            thread::spawn(move || {
-                let examined = examine(stream, &proof, &patience);
-                let _ = sender.send(examined);
-            });
+            let patience = patience.at_most(HANDSHAKE);
+            let examine = move || {
+                let examined = proof.accept(&mut stream, &patience);
+                let _ = sender.send((number, examined.map(|who| (who, stream))));
+            };
+            if thread::Builder::new().spawn(examine).is_ok() {
+                pending.0.insert(number, handle);
+            }
         }
         // A short wait: the next connection shows only on the listener.
-        let Ok(examined) = receiver.recv_timeout(slice.min(Duration::from_millis(2))) else {
+        let Ok((number, examined)) = receiver.recv_timeout(slice.min(Duration::from_millis(2)))
+        else {
             continue;
         };
-        pending -= 1;
+        if pending.0.remove(&number).is_none() {
+            continue;
+        }
         match examined {
-            Ok((stream, what, rank)) if what == purpose && expected.contains(&rank) => {
+            Ok(((what, rank), stream)) if what == purpose && expected.contains(&rank) => {
                 if accepted.insert(rank, stream).is_some() {
                     return Err(Refusal::Twice(rank));
                 }
@@ -90,15 +121,14 @@ pub(crate) fn accept(
     Ok(accepted)
 }
 
-fn examine(
-    mut stream: TcpStream,
-    proof: &Proof,
-    patience: &Patience,
-) -> io::Result<(TcpStream, Purpose, usize)> {
-    stream.set_nonblocking(false)?;
-    stream.set_nodelay(true)?;
-    let (purpose, rank) = proof.accept(&mut stream, patience)?;
-    Ok((stream, purpose, rank))
+/// The connections under examination, in the order in which they came. Hung up when dropped, so that no thread outlasts the
+/// wait.
+struct Pending<S: Timed>(BTreeMap<u64, S>);
+
+impl<S: Timed> Drop for Pending<S> {
+    fn drop(&mut self) {
+        self.0.values().for_each(Timed::hang_up);
+    }
 }
 
 /// Connects to `address` as `rank`, trying again while nobody listens there, for at most `refusals`.

@@ -20,8 +20,9 @@ use crate::segment::Segment;
 use crate::turn::Turn;
 use crate::work::{Work, Worker};
 
-/// The longest message that `broadcast_bytes` and `all_gather_bytes` take for true.
-const MAX_MESSAGE: usize = 1 << 40;
+/// The most bytes that `broadcast_bytes` and `all_gather_bytes` carry, all ranks' together: they are for descriptions, not for
+/// data.
+const MAX_MESSAGE: usize = 1 << 30;
 
 /// The ranks of a job, connected. Cheap to clone; the last clone to be dropped leaves the group in good order.
 ///
@@ -35,7 +36,7 @@ const MAX_MESSAGE: usize = 1 << 40;
 /// **Waits** last at most `GroupOptions::timeout` and end early when a rank dies (at once), freezes (after
 /// `heartbeat_timeout`), leaves, aborts, or calls something else, and when the interrupt fires. Any of these fails the
 /// group on all ranks, for good: contents of buffers in the failed call are unspecified, and every later call returns the
-/// first cause.
+/// first cause. So does a panic of a thread that is in a call or holds a clone, even where it is caught.
 ///
 /// **Blocking calls** run on the caller's thread. Each `*_async` call is carried out on a communication thread that the
 /// first of them starts.
@@ -329,12 +330,15 @@ impl ProcessGroup {
         unsafe { self.core().call(Operation::Barrier, 0, &[], &[]) }
     }
 
-    /// Every rank's `payload`, in rank order. Payloads may differ in length. Two collectives.
+    /// Every rank's `payload`, in rank order. Payloads may differ in length. Two collectives. The longest payload times the
+    /// number of ranks is at most 1 GiB.
     ///
     /// # Errors
-    /// What fails the group; `Io` when there is no memory for what the others send.
+    /// `InvalidArgument` for a longer payload; what fails the group; `Io`, which fails it, when there is no memory for what
+    /// the others send.
     pub fn all_gather_bytes(&self, payload: &[u8]) -> Result<Vec<Vec<u8>>> {
         let (rank, world_size) = (self.rank(), self.world_size());
+        check_message(payload, world_size)?;
         let mut lens = vec![0i64; world_size];
         lens[rank] = payload.len() as i64;
         // SAFETY: the vector is alive and nobody else's.
@@ -345,9 +349,10 @@ impl ProcessGroup {
                 DType::Int64,
             ))?
         };
-        let longest = lens.iter().copied().max().unwrap_or(0);
         // All ranks see the same lengths, and so make the same second call, or none.
-        let (longest, mut bytes) = self.zeroed(longest, world_size)?;
+        let lens = self.lengths(&lens)?;
+        let longest = lens.iter().copied().max().unwrap_or(0);
+        let mut bytes = self.zeroed(longest * world_size)?;
         bytes[rank * longest..][..payload.len()].copy_from_slice(payload);
         // SAFETY: the vector is alive and nobody else's.
         unsafe {
@@ -360,22 +365,24 @@ impl ProcessGroup {
         Ok(lens
             .iter()
             .enumerate()
-            .map(|(rank, len)| bytes[rank * longest..][..*len as usize].to_vec())
+            .map(|(rank, len)| bytes[rank * longest..][..*len].to_vec())
             .collect())
     }
 
-    /// Rank `root`'s `payload`; the others' is not looked at. Two collectives.
+    /// Rank `root`'s `payload`, of at most 1 GiB; the others' is not looked at. Two collectives.
     ///
     /// # Errors
-    /// As `broadcast`; `Io` when there is no memory for what comes.
+    /// As `broadcast`; `InvalidArgument` for a longer payload; `Io`, which fails the group, when there is no memory for what
+    /// comes.
     pub fn broadcast_bytes(&self, payload: &[u8], root: usize) -> Result<Vec<u8>> {
+        check_message(payload, 1)?;
         let mut len = payload.len() as i64;
         // SAFETY: the number is alive and nobody else's.
         unsafe { self.broadcast(RawBuffer::cpu((&raw mut len).cast(), 1, DType::Int64), root)? };
         let mut bytes = if self.rank() == root {
             payload.to_vec()
         } else {
-            self.zeroed(len, 1)?.1
+            self.zeroed(self.lengths(&[len])?[0])?
         };
         // SAFETY: the vector is alive and nobody else's.
         unsafe {
@@ -387,24 +394,34 @@ impl ProcessGroup {
         Ok(bytes)
     }
 
-    /// Room for `count` runs of a length that came from a peer.
-    fn zeroed(&self, len: i64, count: usize) -> Result<(usize, Vec<u8>)> {
-        let refused = || {
-            let error = CollectiveError::io(
-                format!("make room for a message of {len} bytes"),
-                std::io::ErrorKind::OutOfMemory.into(),
-            );
-            self.core().health.fail(error)
-        };
-        let len = usize::try_from(len)
-            .ok()
-            .filter(|len| *len <= MAX_MESSAGE)
-            .ok_or_else(refused)?;
-        let total = len.checked_mul(count).ok_or_else(refused)?;
+    /// Lengths that came from peers, once they are found to be such as peers can send.
+    fn lengths(&self, lens: &[i64]) -> Result<Vec<usize>> {
+        let most = MAX_MESSAGE / lens.len();
+        let known = |len: &i64| usize::try_from(*len).ok().filter(|len| *len <= most);
+        let wrong = lens
+            .iter()
+            .enumerate()
+            .find(|(_, len)| known(len).is_none());
+        if let Some((index, len)) = wrong {
+            return Err(self.health().fail(CollectiveError::io(
+                format!("message {index} is of {len} bytes, where {most} are allowed"),
+                std::io::ErrorKind::InvalidData.into(),
+            )));
+        }
+        Ok(lens.iter().filter_map(known).collect())
+    }
+
+    /// Room for what comes from peers.
+    fn zeroed(&self, len: usize) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        bytes.try_reserve_exact(total).map_err(|_| refused())?;
-        bytes.resize(total, 0);
-        Ok((len, bytes))
+        bytes.try_reserve_exact(len).map_err(|_| {
+            self.health().fail(CollectiveError::io(
+                format!("make room for messages of {len} bytes"),
+                std::io::ErrorKind::OutOfMemory.into(),
+            ))
+        })?;
+        bytes.resize(len, 0);
+        Ok(bytes)
     }
 
     /// Memory of `bytes` zero bytes that the other ranks of this host reach too, so that collectives on it need no copy. A
@@ -476,7 +493,7 @@ impl ProcessGroup {
     ) -> Result<Work> {
         let mut worker = lock(&self.shared.worker);
         if worker.is_none() {
-            *worker = Some(Worker::start()?);
+            *worker = Some(Worker::start(self.health().clone())?);
         }
         let Some(worker) = &*worker else {
             unreachable!("the worker was just started")
@@ -486,7 +503,7 @@ impl ProcessGroup {
         let number = core.turn.take();
         // SAFETY: the caller's promise.
         let job = move || unsafe { core.numbered(number, operation, root, &buffers, &ops, false) };
-        Ok(worker.submit(Box::new(job), &self.core().health))
+        Ok(worker.submit(Box::new(job)))
     }
 }
 
@@ -552,6 +569,7 @@ impl Core {
         body: impl FnOnce(&Wait<'_>) -> Result<T>,
     ) -> Result<T> {
         let health = &*self.health;
+        let _unwinding = InCall { health };
         let _turn = self.turn.wait(number, || {
             // A call before this one may be on the communication thread, which asks nobody.
             if interruptible
@@ -564,6 +582,7 @@ impl Core {
             {
                 health.fail(CollectiveError::Interrupted);
             }
+            health.failure().is_some()
         });
         if let Some(error) = health.failure() {
             return Err(error);
@@ -602,10 +621,37 @@ impl Core {
     }
 }
 
-impl Drop for Shared {
+/// Refuses what no rank would take for true, before anything is sent.
+fn check_message(payload: &[u8], count: usize) -> Result<()> {
+    let most = MAX_MESSAGE / count;
+    if payload.len() <= most {
+        return Ok(());
+    }
+    Err(CollectiveError::invalid(format!(
+        "a message of {} bytes: {count} such messages may have at most {most} each",
+        payload.len()
+    )))
+}
+
+/// A call of this rank's, from before its turn to its end.
+struct InCall<'a> {
+    health: &'a Health,
+}
+
+impl Drop for InCall<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.core.health.abort("a thread of this rank panicked");
+            // Whoever catches the panic may keep the group, and no rank can go on from within a call.
+            self.health.abort("a thread of this rank panicked");
+        }
+    }
+}
+
+impl Drop for ProcessGroup {
+    /// A thread that unwinds leaves its rank's work undone, whoever else still holds the group.
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.abort("a thread of this rank panicked");
         }
     }
 }

@@ -213,13 +213,13 @@ impl Health {
     }
 
     /// Fails the group because this rank wants it so.
-    pub(crate) fn abort(&self, reason: &str) {
+    pub(crate) fn abort(&self, reason: &str) -> CollectiveError {
         let Peer { rank, host } = self.peer(self.rank);
         self.fail(CollectiveError::Aborted {
             rank,
             host,
             reason: reason.to_owned(),
-        });
+        })
     }
 
     /// Fails the group for the loss of `rank`.
@@ -419,12 +419,12 @@ impl Wait<'_> {
         Ok(())
     }
 
+    pub(crate) fn remaining(&self) -> Duration {
+        self.timeout.saturating_sub(self.started.elapsed())
+    }
+
     pub(crate) fn slice(&self) -> Duration {
-        SLICE.min(
-            self.timeout
-                .saturating_sub(self.started.elapsed())
-                .max(Duration::from_millis(1)),
-        )
+        SLICE.min(self.remaining().max(Duration::from_millis(1)))
     }
 }
 

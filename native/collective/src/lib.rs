@@ -10,8 +10,8 @@
 //! use std::time::Duration;
 //!
 //! // One rank of one; the other ranks of a larger world pass the address where rank 0 listens.
-//! let mut rendezvous = TcpRendezvous::new("127.0.0.1:0", 0, 1, b"secret", Duration::from_secs(60))?;
-//! let group = ProcessGroup::connect(&mut rendezvous, GroupOptions { secret: b"secret".to_vec(), ..Default::default() })?;
+//! let mut rendezvous = TcpRendezvous::new("127.0.0.1:0", 0, 1, b"", Duration::from_secs(60))?;
+//! let group = ProcessGroup::connect(&mut rendezvous, GroupOptions::default())?;
 //! let mut gradient = vec![1.0f32, 2.0];
 //! let buffer = RawBuffer::cpu(gradient.as_mut_ptr().cast(), gradient.len(), DType::Float32);
 //! // SAFETY: the vector outlives the call, and nobody else uses it meanwhile.
@@ -29,6 +29,8 @@ mod bootstrap;
 mod buffer;
 mod call;
 mod connection;
+#[cfg(test)]
+mod corpus;
 mod descriptor;
 mod direct;
 mod error;

@@ -217,8 +217,19 @@ impl Life {
             match (&line.stream).read(&mut chunk) {
                 Ok(0) => self.ended = Some(now),
                 Ok(read) => {
-                    self.received.extend_from_slice(&chunk[..read]);
                     self.heard = now;
+                    self.received.extend_from_slice(&chunk[..read]);
+                    // At once, so that no more is kept than one notice, however fast a peer sends.
+                    match Notice::decode_all(&mut self.received) {
+                        Ok(notices) => notices
+                            .into_iter()
+                            .for_each(|notice| health.hear(self.rank, notice)),
+                        // Whoever speaks like this is not the rank that it was.
+                        Err(_) => {
+                            self.ended = Some(now);
+                            break;
+                        }
+                    }
                     continue;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -226,13 +237,6 @@ impl Life {
                 Err(_) => self.ended = Some(now),
             }
             break;
-        }
-        match Notice::decode_all(&mut self.received) {
-            Ok(notices) => notices
-                .into_iter()
-                .for_each(|notice| health.hear(self.rank, notice)),
-            // Whoever speaks like this is not the rank that it was.
-            Err(_) => self.ended = Some(now),
         }
     }
 }

@@ -236,6 +236,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::corpus::mutations;
 
     fn peer() -> impl Strategy<Value = Peer> {
         (0usize..1000, ".{0,20}").prop_map(|(rank, host)| Peer { rank, host })
@@ -310,6 +311,23 @@ mod tests {
                 })
                 .collect();
             prop_assert_eq!(texts, errors.iter().map(|error| format!("{error:?}")).collect::<Vec<_>>());
+        }
+
+        /// What is left over never grows past one notice, however many come.
+        #[test]
+        fn nearly_a_peers_bytes_are_refused_or_kept(
+            mut bytes in prop::collection::vec(failure(), 1..4).prop_flat_map(|errors| {
+                let own = Peer { rank: 0, host: "here".into() };
+                let notices = errors.into_iter().map(|error| Notice::Failure(Box::new(error)));
+                let others = [Notice::Heartbeat { entered: 3 }, Notice::Vote(true), Notice::Goodbye { entered: 9 }];
+                mutations(others.into_iter().chain(notices).flat_map(|notice| notice.encode(&own)).collect())
+            }),
+        ) {
+            let len = bytes.len();
+            if let Ok(notices) = Notice::decode_all(&mut bytes) {
+                prop_assert!(notices.len() * 5 <= len - bytes.len());
+                prop_assert!(bytes.len() < 5 + MAX_PAYLOAD);
+            }
         }
 
         #[test]

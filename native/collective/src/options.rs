@@ -29,13 +29,18 @@ pub struct GroupOptions {
     pub connect_timeout: Duration,
     /// How often a rank says that it lives, from a thread that needs nothing of the training thread. Default 250 ms.
     pub heartbeat_interval: Duration,
-    /// The silence after which a connected rank counts as frozen. Default 3 s.
+    /// The silence after which a connected rank counts as frozen. Default 30 s, which outlives the pause of a virtual machine that moves.
     pub heartbeat_timeout: Duration,
     /// The address to listen on, which is also the one that the other ranks connect to; it must not be `0.0.0.0`.
     /// Default 127.0.0.1.
     pub bind_address: IpAddr,
-    /// The attempt's secret. Connections prove that they know it and never send it. The same on all ranks.
+    /// The attempt's secret, at least 16 bytes where there are several ranks. Connections prove that they know it and never
+    /// send it. The same on all ranks.
     pub secret: Vec<u8>,
+    /// What all ranks must mean alike, as names and values: the params of their job, and which attempt it is. The ranks
+    /// compare hashes of the values before they connect, and refuse to where some differ. Names and their order are those
+    /// of this release. Default none.
+    pub terms: Vec<(String, String)>,
     /// Which way the bytes go; the same on all ranks. Default `Auto`.
     pub transport: Transport,
     /// Ends waits from outside, for instance on a signal. Default none.
@@ -51,9 +56,10 @@ impl Default for GroupOptions {
             timeout: Duration::from_secs(600),
             connect_timeout: Duration::from_secs(60),
             heartbeat_interval: Duration::from_millis(250),
-            heartbeat_timeout: Duration::from_secs(3),
+            heartbeat_timeout: Duration::from_secs(30),
             bind_address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             secret: Vec::new(),
+            terms: Vec::new(),
             transport: Transport::Auto,
             interrupt: None,
             host_id: None,

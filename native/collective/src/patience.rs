@@ -1,7 +1,7 @@
 //! A wait that ends: its deadline, and the caller's wish to stop it.
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,11 @@ impl Patience {
             interrupt,
             ..self.clone()
         }
+    }
+
+    /// The same, but from now on for at most `limit`, and with nobody to end it early.
+    pub(crate) fn at_most(&self, limit: Duration) -> Self {
+        Patience::new(limit.min(self.remaining()), None)
     }
 
     pub(crate) fn interrupt(&self) -> Option<&Interrupt> {
@@ -103,21 +108,36 @@ fn is_retry(error: &io::Error) -> bool {
     )
 }
 
-/// A blocking stream whose reads and writes can be bounded.
-pub(crate) trait Timed: Read + Write {
+/// A blocking stream whose reads and writes can be bounded, and ended from another thread.
+pub(crate) trait Timed: Read + Write + Sized {
     fn set_slice(&self, slice: Duration) -> io::Result<()>;
+
+    /// Another handle of the same stream.
+    fn duplicate(&self) -> io::Result<Self>;
+
+    /// Ends the stream for all its handles, and for the other end.
+    fn hang_up(&self);
 }
 
-impl Timed for TcpStream {
-    fn set_slice(&self, slice: Duration) -> io::Result<()> {
-        self.set_read_timeout(Some(slice))?;
-        self.set_write_timeout(Some(slice))
-    }
+macro_rules! timed {
+    ($stream:ty) => {
+        impl Timed for $stream {
+            fn set_slice(&self, slice: Duration) -> io::Result<()> {
+                self.set_read_timeout(Some(slice))?;
+                self.set_write_timeout(Some(slice))
+            }
+
+            fn duplicate(&self) -> io::Result<Self> {
+                self.try_clone()
+            }
+
+            fn hang_up(&self) {
+                // One that has ended already is what is wanted.
+                let _ = self.shutdown(Shutdown::Both);
+            }
+        }
+    };
 }
 
-impl Timed for UnixStream {
-    fn set_slice(&self, slice: Duration) -> io::Result<()> {
-        self.set_read_timeout(Some(slice))?;
-        self.set_write_timeout(Some(slice))
-    }
-}
+timed!(TcpStream);
+timed!(UnixStream);

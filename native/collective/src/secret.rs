@@ -15,6 +15,7 @@ use std::io;
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
+use crate::error::{CollectiveError, Result};
 use crate::patience::{Patience, Timed};
 
 const MAGIC: &[u8; 8] = b"FLAMBEA1";
@@ -46,6 +47,24 @@ impl Purpose {
             .into_iter()
             .find(|purpose| *purpose as u8 == code)
     }
+}
+
+/// The least length of a secret, in bytes: 128 bits.
+const LEAST: usize = 16;
+
+/// Checks that a secret of several ranks is none that could be tried out.
+///
+/// # Errors
+/// `InvalidArgument` for one that is too short.
+pub(crate) fn check(secret: &[u8]) -> Result<()> {
+    if secret.len() >= LEAST {
+        return Ok(());
+    }
+    Err(CollectiveError::invalid(format!(
+        "the secret has {} bytes, but must have at least {LEAST}: give all ranks the same random ones, such as `openssl rand \
+         -hex 32` prints",
+        secret.len()
+    )))
 }
 
 /// The secret, and the context it is used in.
@@ -152,9 +171,9 @@ fn refused(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::UnexpectedEof
         | io::ErrorKind::ConnectionReset
-        | io::ErrorKind::BrokenPipe => {
-            denied("the other end hung up during the handshake: its secret or its group differs")
-        }
+        | io::ErrorKind::BrokenPipe => denied(
+            "the other end hung up during the handshake: its secret, its attempt or its world size differs",
+        ),
         _ => error,
     }
 }

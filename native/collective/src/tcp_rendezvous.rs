@@ -13,11 +13,13 @@ use crate::gate::{self, Refusal};
 use crate::options::Interrupt;
 use crate::patience::Patience;
 use crate::rendezvous::Rendezvous;
-use crate::secret::{Proof, Purpose};
+use crate::secret::{self, Context, Proof, Purpose};
 use crate::wire::{Reader, Writer};
 
 /// The longest payload, and the longest answer: a rendezvous carries addresses, not data.
 const MAX_MESSAGE: usize = 64 << 20;
+/// What room is made for at a time.
+const PIECE: usize = 1 << 20;
 const GATHERED: u8 = 0;
 const FAILED: u8 = 1;
 
@@ -60,7 +62,8 @@ impl TcpRendezvous {
     /// free one: see `address`); the others connect in the first `all_gather`, and may come before rank 0 does.
     ///
     /// # Errors
-    /// `InvalidArgument` for a rank outside the world or an address that cannot be resolved, `Io` when rank 0 cannot listen.
+    /// `InvalidArgument` for a rank outside the world, a secret of several ranks that has less than 16 bytes or an address
+    /// that cannot be resolved, `Io` when rank 0 cannot listen.
     pub fn new(
         address: &str,
         rank: usize,
@@ -72,6 +75,9 @@ impl TcpRendezvous {
             return Err(CollectiveError::invalid(format!(
                 "rank {rank} is outside a world of {world_size}"
             )));
+        }
+        if world_size > 1 {
+            secret::check(secret)?;
         }
         let resolved = address
             .to_socket_addrs()
@@ -87,6 +93,7 @@ impl TcpRendezvous {
         let (place, address) = if rank == 0 {
             let context = || format!("listen for the rendezvous on {resolved}");
             let listener = TcpListener::bind(resolved)
+                .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
                 .map_err(|error| CollectiveError::io(context(), error))?;
             let address = listener
                 .local_addr()
@@ -101,10 +108,9 @@ impl TcpRendezvous {
         } else {
             (Place::Member { stream: None }, resolved)
         };
-        let context = Sha256::digest(format!("flambeau rendezvous of {world_size}")).into();
         let proof = Proof {
             secret: secret.to_vec(),
-            context,
+            context: context(world_size, ""),
         };
         Ok(TcpRendezvous {
             rank,
@@ -115,6 +121,13 @@ impl TcpRendezvous {
             address,
             place,
         })
+    }
+
+    /// Binds the meeting to this attempt: ranks of another one are strangers to it, even with the same secret. The same on
+    /// all ranks; to be called before the first `all_gather`.
+    pub fn for_attempt(mut self, attempt: &str) -> Self {
+        self.proof.context = context(self.world_size, attempt);
+        self
     }
 
     /// Lets `interrupt`, asked at least every 100 ms, end the waits.
@@ -348,6 +361,10 @@ impl Rendezvous for TcpRendezvous {
     }
 }
 
+fn context(world_size: usize, attempt: &str) -> Context {
+    Sha256::digest(format!("flambeau rendezvous of {world_size} in {attempt}")).into()
+}
+
 fn send(stream: &mut TcpStream, message: &[u8], patience: &Patience) -> io::Result<()> {
     patience.write_all(stream, &(message.len() as u32).to_le_bytes())?;
     patience.write_all(stream, message)
@@ -363,7 +380,12 @@ fn receive(stream: &mut TcpStream, patience: &Patience) -> io::Result<Vec<u8>> {
             format!("a message of {len} bytes"),
         ));
     }
-    let mut message = vec![0; len];
-    patience.read_exact(stream, &mut message)?;
+    // Room is made as bytes come, and not for a length alone.
+    let mut message = Vec::new();
+    while message.len() < len {
+        let start = message.len();
+        message.resize(len.min(start + PIECE), 0);
+        patience.read_exact(stream, &mut message[start..])?;
+    }
     Ok(message)
 }

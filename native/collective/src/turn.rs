@@ -17,16 +17,20 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// The number of the next call. Every number taken must come to its `wait`.
+    /// The number of the next call. Every number taken must come to its `wait`, or the group has failed.
     pub(crate) fn take(&self) -> u64 {
         self.taken.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Waits for the calls before `number`, each of which ends by its own deadline; `idle` is called at least every `SLICE`.
-    /// The turn ends when the returned value is dropped.
-    pub(crate) fn wait(&self, number: u64, mut idle: impl FnMut()) -> Current<'_> {
+    /// Waits for the calls before `number`, each of which ends by its own deadline; `gives_up` is asked at least every `SLICE`,
+    /// and ends the wait with `None`. The turn ends when the returned value is dropped.
+    pub(crate) fn wait(
+        &self,
+        number: u64,
+        mut gives_up: impl FnMut() -> bool,
+    ) -> Option<Current<'_>> {
         if self.finished.load(Ordering::Acquire) + 1 != number {
-            self.waiting.fetch_add(1, Ordering::SeqCst);
+            let _waiting = Waiting::new(&self.waiting);
             let mut queue = lock(&self.queue);
             while self.finished.load(Ordering::SeqCst) + 1 != number {
                 queue = match self.advanced.wait_timeout(queue, SLICE) {
@@ -34,13 +38,29 @@ impl Turn {
                     Err(poisoned) => poisoned.into_inner().0,
                 };
                 drop(queue);
-                idle();
+                if gives_up() {
+                    return None;
+                }
                 queue = lock(&self.queue);
             }
-            drop(queue);
-            self.waiting.fetch_sub(1, Ordering::SeqCst);
         }
-        Current { turn: self }
+        Some(Current { turn: self })
+    }
+}
+
+/// One more that waits, until it is dropped.
+struct Waiting<'a>(&'a AtomicU64);
+
+impl<'a> Waiting<'a> {
+    fn new(count: &'a AtomicU64) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Waiting(count)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Operations in flight, and the thread that carries them out.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
@@ -90,6 +91,7 @@ type Job = Box<dyn FnOnce() -> Result<()> + Send>;
 pub(crate) struct Worker {
     jobs: Option<Sender<(Job, Arc<Outcome>)>>,
     thread: Option<JoinHandle<()>>,
+    health: Arc<Health>,
 }
 
 impl Worker {
@@ -97,13 +99,17 @@ impl Worker {
     ///
     /// # Errors
     /// `Io` when the system gives none.
-    pub(crate) fn start() -> Result<Self> {
+    pub(crate) fn start(health: Arc<Health>) -> Result<Self> {
         let (jobs, queue) = mpsc::channel::<(Job, Arc<Outcome>)>();
+        let watched = health.clone();
         let thread = thread::Builder::new()
             .name("flambeau-collective".into())
             .spawn(move || {
                 for (job, outcome) in queue {
-                    let result = job();
+                    // A panic fails the group, so that neither this rank nor another waits for what will not come.
+                    let result = catch_unwind(AssertUnwindSafe(job)).unwrap_or_else(|_| {
+                        Err(watched.abort("its communication thread panicked"))
+                    });
                     *lock(&outcome.result) = Some(result);
                     outcome.there.notify_all();
                 }
@@ -112,22 +118,20 @@ impl Worker {
         Ok(Worker {
             jobs: Some(jobs),
             thread: Some(thread),
+            health,
         })
     }
 
     /// Queues a job; jobs run one after the other.
-    pub(crate) fn submit(&self, job: Job, health: &Arc<Health>) -> Work {
+    pub(crate) fn submit(&self, job: Job) -> Work {
         let outcome = Arc::new(Outcome::default());
-        if let Some(jobs) = &self.jobs
-            && let Err(unsent) = jobs.send((job, outcome.clone()))
-        {
-            // The thread is gone, which only a panic in it can bring about: do it here, so that every call is made.
-            let result = unsent.0.0();
-            *lock(&outcome.result) = Some(result);
+        if let Some(jobs) = &self.jobs {
+            jobs.send((job, outcome.clone()))
+                .expect("the thread takes jobs until this value is dropped");
         }
         Work {
             outcome,
-            health: health.clone(),
+            health: self.health.clone(),
         }
     }
 }
@@ -138,5 +142,38 @@ impl Drop for Worker {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::error::Peer;
+    use crate::options::GroupOptions;
+
+    #[test]
+    fn a_panic_on_the_communication_thread_ends_the_work_and_the_group() {
+        let host = "here".to_owned();
+        let peers = vec![Peer { rank: 0, host }];
+        let options = GroupOptions::default();
+        let health = Arc::new(Health::new(0, peers, vec![None], options));
+        let worker = Worker::start(health.clone()).unwrap();
+        let work = worker.submit(Box::new(|| panic!("as a defect of ours may")));
+        let started = Instant::now();
+        while !work.is_done() {
+            assert!(started.elapsed() < Duration::from_secs(5), "it hangs");
+            thread::sleep(Duration::from_millis(1));
+        }
+        let error = work.wait().unwrap_err();
+        assert!(
+            matches!(&error, CollectiveError::Aborted { rank: 0, .. }),
+            "{error:?}"
+        );
+        assert_eq!(health.failure().unwrap().to_string(), error.to_string());
+        // The thread is still there for what is queued behind.
+        let next = worker.submit(Box::new(move || health.failure().map_or(Ok(()), Err)));
+        assert_eq!(next.wait().unwrap_err().to_string(), error.to_string());
     }
 }

@@ -103,7 +103,7 @@ fn open(
     let steps_per_epoch = order.steps_per_epoch();
     let options = ReaderOptions {
         memory_budget: job.params.memory_budget,
-        timeout: Duration::from_secs_f64(job.params.timeout),
+        timeout: Duration::from_secs_f64(job.params.collective_timeout),
         interrupt: Some(signals.callback()),
         ..ReaderOptions::default()
     };

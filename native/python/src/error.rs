@@ -98,6 +98,7 @@ pub(crate) fn from_train(py: Python<'_>, error: TrainError, interruption: Option
             let kind = match &*error {
                 CollectiveError::PeerLost { .. } => "lost",
                 CollectiveError::Interrupted => "cancelled",
+                CollectiveError::Terms { .. } => "job",
                 CollectiveError::Mismatch { .. } | CollectiveError::InvalidArgument { .. } => {
                     "internal"
                 }

@@ -64,7 +64,7 @@ impl Rendezvous for CallableRendezvous {
 }
 
 /// A rendezvous for launchers without Spark. Rank 0 serves `address` ("host:port"); the others connect to it and
-/// prove that they know `secret`.
+/// prove that they know `secret`, at least 16 bytes, and are of the same `attempt`.
 #[pyclass(frozen, name = "TcpRendezvous", module = "flambeau._native")]
 pub(crate) struct PyTcpRendezvous {
     inner: Mutex<TcpRendezvous>,
@@ -74,7 +74,7 @@ pub(crate) struct PyTcpRendezvous {
 impl PyTcpRendezvous {
     /// Waits for all ranks, for at most `timeout` seconds.
     #[new]
-    #[pyo3(signature = (address, rank, world_size, secret, timeout = 60.0))]
+    #[pyo3(signature = (address, rank, world_size, secret, timeout = 60.0, attempt = ""))]
     fn new(
         py: Python<'_>,
         address: &str,
@@ -82,6 +82,7 @@ impl PyTcpRendezvous {
         world_size: usize,
         secret: Vec<u8>,
         timeout: f64,
+        attempt: &str,
     ) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(timeout).map_err(|error| {
             pyo3::exceptions::PyValueError::new_err(format!("timeout: {error}"))
@@ -89,7 +90,7 @@ impl PyTcpRendezvous {
         let made = py.detach(|| TcpRendezvous::new(address, rank, world_size, &secret, timeout));
         let inner = made.map_err(|failure| error::from_collective(py, &failure))?;
         Ok(PyTcpRendezvous {
-            inner: Mutex::new(inner),
+            inner: Mutex::new(inner.for_attempt(attempt)),
         })
     }
 

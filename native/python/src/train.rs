@@ -21,7 +21,7 @@ use crate::signals::Signals;
 /// All ranks call it with the same job. `all_gather` is called once, with bytes, and returns every rank's bytes in rank order.
 /// `secret` proves that ranks belong together; `bind_address` is the IP address that the other ranks reach this one at.
 /// `adapter` is a `flambeau._module.adapter.ModuleModel`. `transport` is "auto", "sharedMemory" or "tcp". `gpu_addresses` are those
-/// that the cluster has assigned to the rank, None where it assigns none. Waits at most the job's `timeout` in any one
+/// that the cluster has assigned to the rank, None where it assigns none. Waits at most the job's `collectiveTimeout` in any one
 /// operation, and not at all once a signal handler raises.
 ///
 /// Raises `flambeau.errors.RankFailure`, whose cause is the exception itself.
@@ -129,7 +129,9 @@ fn run(
 ) -> Result<String, Failure> {
     let job = TrainingJob::from_json(job_json).map_err(|error| Failure::Early(error.into()))?;
     let store = Store::new(&job.store).map_err(|error| Failure::Early(error.into()))?;
-    options.timeout = Duration::from_secs_f64(job.params.timeout);
+    options.timeout = Duration::from_secs_f64(job.params.collective_timeout);
+    options.terms = job.terms();
+    options.heartbeat_timeout = Duration::from_secs_f64(job.params.heartbeat_timeout);
     let group =
         ProcessGroup::connect(rendezvous, options).map_err(|error| Failure::Early(error.into()))?;
     model

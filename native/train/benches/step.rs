@@ -181,7 +181,7 @@ fn train(
     rank: usize,
     world_size: usize,
 ) -> Result<Duration, Failure> {
-    let secret = b"step overhead".to_vec();
+    let secret = b"overhead of a step".to_vec();
     let mut rendezvous =
         TcpRendezvous::new(address, rank, world_size, &secret, Duration::from_secs(10))?;
     let group = ProcessGroup::connect(

@@ -61,9 +61,10 @@ fn connect(rank: &str, world_size: &str, address: &str, bind_address: &str) -> P
         world_size.parse().expect("a number"),
     );
     let mut rendezvous =
-        TcpRendezvous::new(address, rank, world_size, b"speed", TIMEOUT).expect("rendezvous");
+        TcpRendezvous::new(address, rank, world_size, b"speed of one machine", TIMEOUT)
+            .expect("rendezvous");
     let options = GroupOptions {
-        secret: b"speed".to_vec(),
+        secret: b"speed of one machine".to_vec(),
         timeout: TIMEOUT,
         bind_address: bind_address.parse().expect("an address"),
         transport: Transport::Tcp,

@@ -62,7 +62,7 @@ impl Datasets {
         let options = |rows: u64| ReaderOptions {
             memory_budget: (job.params.memory_budget as f64 * rows as f64 / total as f64) as u64,
             num_threads: reader_threads(group),
-            timeout: Duration::from_secs_f64(job.params.timeout),
+            timeout: Duration::from_secs_f64(job.params.collective_timeout),
             interrupt: interrupt.clone(),
             ..ReaderOptions::default()
         };

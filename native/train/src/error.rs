@@ -140,10 +140,13 @@ impl Cause {
             Cause::Job(_) | Cause::Version(_) | Cause::Checkpoint { .. } => ErrorKind::Job,
             Cause::Data(DataError::Interrupted) => ErrorKind::Cancelled,
             Cause::Data(_) | Cause::BatchLost(_) | Cause::Io { .. } => ErrorKind::Data,
-            Cause::Collective(source) if matches!(**source, CollectiveError::Interrupted) => {
-                ErrorKind::Cancelled
-            }
-            Cause::Collective(_) => ErrorKind::Collective,
+            Cause::Collective(source) => match &**source {
+                CollectiveError::Interrupted => ErrorKind::Cancelled,
+                CollectiveError::Terms { .. } | CollectiveError::InvalidArgument { .. } => {
+                    ErrorKind::Job
+                }
+                _ => ErrorKind::Collective,
+            },
             Cause::Model(_) | Cause::ModelMismatch(_) => ErrorKind::Model,
             Cause::Diverged { .. } | Cause::Overflow { .. } => ErrorKind::Diverged,
             Cause::Cancelled => ErrorKind::Cancelled,

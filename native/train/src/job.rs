@@ -5,12 +5,13 @@ use std::collections::HashMap;
 use flambeau_data::DatasetSpec;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::bounds;
 use crate::error::JobError;
 use crate::monitor::Monitor;
-use crate::params::{Precision, TrainingParams};
-use crate::program::NativeProgram;
+use crate::params::{self, Precision, TrainingParams};
+use crate::program::{LossSpec, NativeProgram};
 
 /// The version of the job's format that this build reads and writes.
 pub const FORMAT: u32 = 1;
@@ -92,8 +93,11 @@ impl TrainingJob {
     /// [`JobError`] names the field, the value that it has and what is allowed: for a field that does not exist, a
     /// value of the wrong type or outside its bounds, and values that do not go together.
     pub fn from_json(text: &str) -> Result<TrainingJob, JobError> {
-        let value: serde_json::Value = serde_json::from_str(text).map_err(JobError::Malformed)?;
-        if let Some(params) = value.get("params") {
+        let mut value: Value = serde_json::from_str(text).map_err(JobError::Malformed)?;
+        if let Some(params) = value.get_mut("params") {
+            if let Some(params) = params.as_object_mut() {
+                params::rename(params);
+            }
             bounds::check_params(params)?;
         }
         let job: TrainingJob = serde_json::from_value(value).map_err(JobError::Malformed)?;
@@ -108,6 +112,42 @@ impl TrainingJob {
     /// [`JobError::Invalid`] for a `monitor` that names none of them.
     pub fn check_metrics(&self, names: &[String]) -> Result<(), JobError> {
         Monitor::new(&self.params, names).map(drop)
+    }
+
+    /// What all ranks must have alike, by name, for `GroupOptions::terms`: each param but those that concern one machine,
+    /// the attempt, the data, and of a program what is not its place on this rank's machine.
+    pub fn terms(&self) -> Vec<(String, String)> {
+        const OF_ONE_MACHINE: [&str; 3] = ["memoryBudget", "numThreads", "verbose"];
+        let json = |value: Result<Value, _>| value.expect("a job is JSON");
+        let params = json(serde_json::to_value(&self.params));
+        let mut terms: Vec<(String, String)> = params
+            .as_object()
+            .into_iter()
+            .flatten()
+            .filter(|(name, _)| !OF_ONE_MACHINE.contains(&name.as_str()))
+            .map(|(name, value)| (name.clone(), value.to_string()))
+            .collect();
+        let program = self.program.as_ref();
+        let loss = program.map(|program| match &program.loss {
+            LossSpec::Named(loss) => json(serde_json::to_value(loss)),
+            LossSpec::Scripted(_) => "a script".into(),
+        });
+        let optimizer = program.map(|program| json(serde_json::to_value(&program.optimizer)));
+        let weights = program.map(|program| {
+            let weights = program.weights.as_ref();
+            (program.form, weights.map(|weights| &weights.sha256))
+        });
+        let metrics = program.map(|program| &program.metrics);
+        let others = [
+            ("data", json(serde_json::to_value(&self.data))),
+            ("attempt", json(serde_json::to_value(&self.attempt))),
+            ("program", json(serde_json::to_value(weights))),
+            ("loss", json(serde_json::to_value(loss))),
+            ("optimizer", json(serde_json::to_value(optimizer))),
+            ("metrics", json(serde_json::to_value(metrics))),
+        ];
+        terms.extend(others.map(|(name, value)| (name.into(), value.to_string())));
+        terms
     }
 
     /// The job as JSON, every param written out.
@@ -221,19 +261,17 @@ impl TrainingJob {
 }
 
 /// Makes one line of each description: where the source breaks its lines is none of a reader's business.
-fn unwrap_lines(schema: &mut serde_json::Value) {
+fn unwrap_lines(schema: &mut Value) {
     match schema {
-        serde_json::Value::Object(fields) => {
+        Value::Object(fields) => {
             for (name, value) in fields {
                 match value {
-                    serde_json::Value::String(text) if name == "description" => {
-                        *text = text.replace('\n', " ")
-                    }
+                    Value::String(text) if name == "description" => *text = text.replace('\n', " "),
                     other => unwrap_lines(other),
                 }
             }
         }
-        serde_json::Value::Array(elements) => elements.iter_mut().for_each(unwrap_lines),
+        Value::Array(elements) => elements.iter_mut().for_each(unwrap_lines),
         _ => {}
     }
 }

@@ -2,6 +2,7 @@
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 /// The tensor type that an input is given as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -446,8 +447,13 @@ pub struct TrainingParams {
 
     /// Seconds that a worker waits for another in one operation before it gives up. A dead worker is noticed in
     /// seconds; this is for one that is slow.
-    #[schemars(title = "Timeout", range(max = 31_536_000.0), extend("exclusiveMinimum" = 0.0))]
-    pub timeout: f64,
+    #[schemars(title = "Collective timeout", range(max = 31_536_000.0), extend("exclusiveMinimum" = 0.0))]
+    pub collective_timeout: f64,
+
+    /// Seconds without a sign of life after which a worker counts as lost, though its connections stand: one that is
+    /// stopped, or whose network is gone. A virtual machine may pause for some seconds and is not lost.
+    #[schemars(title = "Heartbeat timeout", range(min = 1.0, max = 31_536_000.0))]
+    pub heartbeat_timeout: f64,
 
     /// Seconds to wait for numWorkers free task slots before training is refused. 0 refuses at once.
     #[schemars(title = "Slot timeout", range(min = 0.0, max = 31_536_000.0))]
@@ -532,7 +538,8 @@ impl Default for TrainingParams {
             checkpoint_interval: 1,
             checkpoint_steps: None,
             max_restarts: 3,
-            timeout: 600.0,
+            collective_timeout: 600.0,
+            heartbeat_timeout: 30.0,
             slot_timeout: 0.0,
             work_dir: None,
             inference_batch_size: 4096,
@@ -540,6 +547,20 @@ impl Default for TrainingParams {
             verify_replicas: false,
             num_threads: None,
             memory_budget: 1 << 30,
+        }
+    }
+}
+
+/// Former names of params, which jobs that were kept may still say, and their present ones.
+const RENAMED: [(&str, &str); 1] = [("timeout", "collectiveTimeout")];
+
+/// Gives the params of a job as JSON their present names.
+pub(crate) fn rename(params: &mut Map<String, Value>) {
+    for (former, name) in RENAMED {
+        if !params.contains_key(name)
+            && let Some(value) = params.remove(former)
+        {
+            params.insert(name.into(), value);
         }
     }
 }

@@ -114,7 +114,7 @@ fn train(
     let mut rendezvous = LineRendezvous {
         rank,
         world_size: start.world_size,
-        timeout: Duration::from_secs_f64(job.params.timeout),
+        timeout: Duration::from_secs_f64(job.params.collective_timeout),
         lines: lines.clone(),
         meeting,
         cancelled: cancelled.clone(),

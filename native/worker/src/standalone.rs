@@ -62,9 +62,10 @@ fn train(arguments: &TrainArguments, lines: &Arc<Lines>) -> Result<TrainingResul
         rank,
         arguments.world_size,
         &secret,
-        Duration::from_secs_f64(job.params.timeout),
+        Duration::from_secs_f64(job.params.collective_timeout),
     )
-    .map_err(|error| Failure::early(rank, error))?;
+    .map_err(|error| Failure::early(rank, error))?
+    .for_attempt(&job.attempt.id);
     let settings = Settings {
         rank,
         bind_address,

@@ -59,7 +59,9 @@ pub(crate) fn train(
         secret: settings.secret,
         bind_address: settings.bind_address,
         transport: transport(rank, &settings.transport)?,
-        timeout: Duration::from_secs_f64(job.params.timeout),
+        timeout: Duration::from_secs_f64(job.params.collective_timeout),
+        terms: job.terms(),
+        heartbeat_timeout: Duration::from_secs_f64(job.params.heartbeat_timeout),
         ..GroupOptions::default()
     };
     let store = Store::new(&job.store).map_err(|error| early(error.into()))?;

@@ -76,7 +76,7 @@ class NativeRequest:
 
         `all_gather` is called at most once, from this thread, and may wait. `gpu_addresses` are the GPUs that
         Spark assigned to the task, None where it assigned none. Waits for as long as the training takes; the
-        child's own waits are bounded by the job's `timeout`.
+        child's own waits are bounded by the job's `collectiveTimeout`.
         """
         host = socket.gethostname()
         try:

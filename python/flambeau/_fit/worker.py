@@ -110,7 +110,7 @@ def run_rank(
     `all_gather` is called at most once, from this thread, and may wait. `bind_address` is the IP address that
     the other ranks reach this process at. `gpu_addresses` are the GPUs that the scheduler assigned to the
     rank: ordinals among those that the process sees, or UUIDs; None where it assigned none. Waits are bounded
-    by the job's `timeout`.
+    by the job's `collectiveTimeout`.
     """
     outcome = _outcome(
         rank, lambda: _train(request, rank, world_size, all_gather, bind_address, gpu_addresses)

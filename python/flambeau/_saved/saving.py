@@ -354,9 +354,19 @@ class EstimatorReader(MLReader[Any]):
             objects["model"], runtime = directory.uri, "native"
         estimator._set(runtime=runtime)
         estimator._resetUid(metadata["uid"])
+        _rename(metadata)
         DefaultParamsReader.getAndSetParams(estimator, metadata)
         estimator._set_objects(objects)
         return estimator
+
+
+_RENAMED = {"timeout": "collectiveTimeout"}
+"""Former names of params, and their present ones."""
+
+
+def _rename(metadata: dict[str, Any]) -> None:
+    for key in ("paramMap", "defaultParamMap"):
+        metadata[key] = {_RENAMED.get(name, name): value for name, value in metadata[key].items()}
 
 
 def load_pipeline(path: str, module: nn.Module | None = None) -> Any:

@@ -69,7 +69,8 @@ class EstimatorArguments(TypedDict, total=False):
     checkpointInterval: int | None
     checkpointSteps: int | None
     maxRestarts: int | None
-    timeout: float | None
+    collectiveTimeout: float | None
+    heartbeatTimeout: float | None
     slotTimeout: float | None
     workDir: str | None
     inferenceBatchSize: int | None

@@ -118,12 +118,21 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
         Integer(0, 1000),
     )
 
-    timeout: Param[float] = Param(
+    collectiveTimeout: Param[float] = Param(
         Params._dummy(),
-        "timeout",
+        "collectiveTimeout",
         "Seconds that a worker waits for another in one operation before it gives up. A dead worker "
         "is noticed in seconds; this is for one that is slow.",
         Number(0.0, 31_536_000.0, open_below=True),
+    )
+
+    heartbeatTimeout: Param[float] = Param(
+        Params._dummy(),
+        "heartbeatTimeout",
+        "Seconds without a sign of life after which a worker counts as lost, though its connections "
+        "stand: one that is stopped, or whose network is gone. A virtual machine may pause for some "
+        "seconds and is not lost.",
+        Number(1.0, 31_536_000.0),
     )
 
     slotTimeout: Param[float] = Param(
@@ -165,7 +174,8 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
             memoryBudget=1 << 30,
             checkpointInterval=1,
             maxRestarts=3,
-            timeout=600.0,
+            collectiveTimeout=600.0,
+            heartbeatTimeout=30.0,
             slotTimeout=0.0,
             verbose=1,
             verifyReplicas=False,
@@ -231,13 +241,21 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
         """The value of `maxRestarts`, or its default."""
         return self.getOrDefault(self.maxRestarts)
 
-    def setTimeout(self, value: float) -> Self:
-        """Sets `timeout`."""
-        return self._set(timeout=value)
+    def setCollectiveTimeout(self, value: float) -> Self:
+        """Sets `collectiveTimeout`."""
+        return self._set(collectiveTimeout=value)
 
-    def getTimeout(self) -> float:
-        """The value of `timeout`, or its default."""
-        return self.getOrDefault(self.timeout)
+    def getCollectiveTimeout(self) -> float:
+        """The value of `collectiveTimeout`, or its default."""
+        return self.getOrDefault(self.collectiveTimeout)
+
+    def setHeartbeatTimeout(self, value: float) -> Self:
+        """Sets `heartbeatTimeout`."""
+        return self._set(heartbeatTimeout=value)
+
+    def getHeartbeatTimeout(self) -> float:
+        """The value of `heartbeatTimeout`, or its default."""
+        return self.getOrDefault(self.heartbeatTimeout)
 
     def setSlotTimeout(self, value: float) -> Self:
         """Sets `slotTimeout`."""

@@ -13,9 +13,10 @@ const TIMEOUT: Duration = Duration::from_secs(3600);
 
 pub fn run(rank: usize, world_size: usize, address: &str, bind_address: &str, transport: &str) {
     let mut rendezvous =
-        TcpRendezvous::new(address, rank, world_size, b"speed", TIMEOUT).expect("rendezvous");
+        TcpRendezvous::new(address, rank, world_size, b"speed of one machine", TIMEOUT)
+            .expect("rendezvous");
     let options = GroupOptions {
-        secret: b"speed".to_vec(),
+        secret: b"speed of one machine".to_vec(),
         timeout: TIMEOUT,
         bind_address: bind_address.parse().expect("an address"),
         transport: match transport {

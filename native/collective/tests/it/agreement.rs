@@ -66,6 +66,37 @@ fn all_reduce(
     }
 }
 
+/// The lengths of messages come from the peers: those that cannot be true end the group, before there is room for them.
+#[test]
+fn about_how_long_a_message_can_be() {
+    for (len, allowed) in [
+        (-1i64, 1 << 29),
+        (1 << 40, 1 << 29),
+        ((1 << 29) + 1, 1 << 29),
+    ] {
+        let errors = harness::ranks(
+            2,
+            |rank| Placement::OneHost.options(rank),
+            |group| {
+                if group.rank() == 0 {
+                    return group.all_gather_bytes(b"a message").unwrap_err();
+                }
+                // As a rank of another version, or with a defect, may.
+                let mut lens = [0, len];
+                // SAFETY: the array is alive and nobody else's.
+                unsafe {
+                    let raw = RawBuffer::cpu(lens.as_mut_ptr().cast(), 2, DType::Int64);
+                    group.all_gather(raw).unwrap();
+                }
+                group.barrier().unwrap_err()
+            },
+        );
+        let expected = format!("message 1 is of {len} bytes, where {allowed} are allowed");
+        assert!(errors[0].to_string().contains(&expected), "{}", errors[0]);
+        assert!(errors[1].to_string().contains(&expected), "{}", errors[1]);
+    }
+}
+
 #[test]
 fn about_the_operation() {
     disagree(

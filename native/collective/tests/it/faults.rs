@@ -34,20 +34,28 @@ fn placed(name: &str, rank: usize) -> GroupOptions {
     placement.options(rank)
 }
 
-/// Not a test by itself: what the processes started by the tests below run. Does nothing in the test run proper.
+/// The test whose program each rank of the tests below runs, in a scenario of theirs.
 #[test]
-fn a_rank_in_its_own_process() {
-    let Some(scenario) = harness::scenario() else {
-        return;
-    };
+fn ranks_in_their_own_processes_work_and_part() {
+    match harness::scenario() {
+        Some(scenario) => play(&scenario),
+        None => all_say(&start(2, "one host", "finish and go", &[]), "done"),
+    }
+}
+
+fn play(scenario: &str) {
     let placement = harness::argument("PLACEMENT");
-    let group = harness::join(|rank| GroupOptions {
-        timeout: timeout(),
-        ..placed(&placement, rank)
+    let group = harness::join(|rank| {
+        let options = placed(&placement, rank);
+        GroupOptions {
+            timeout: seconds("TIMEOUT").unwrap_or(harness::PATIENCE),
+            heartbeat_timeout: seconds("HEARTBEAT").unwrap_or(options.heartbeat_timeout),
+            ..options
+        }
     });
     group.barrier().unwrap();
     say("ready");
-    match scenario.as_str() {
+    match scenario {
         // Until someone else is killed or stopped.
         "reduce forever" => say(describe(&reduce_forever(&group))),
         // The victim computes while the others wait for it in a collective.
@@ -58,9 +66,8 @@ fn a_rank_in_its_own_process() {
             say(describe(&group.barrier().unwrap_err()));
         }
         "dawdle" => {
-            let seconds: u64 = harness::argument("SECONDS").parse().unwrap();
             if group.rank() == 1 {
-                thread::sleep(Duration::from_secs(seconds));
+                thread::sleep(seconds("SECONDS").unwrap());
             }
             let sum = reduce(&group, 1000).unwrap();
             say(sum);
@@ -107,7 +114,8 @@ fn a_rank_in_its_own_process() {
         }
         "panic" => {
             if group.rank() == 0 {
-                let moved = group;
+                // While others of this process hold the group too.
+                let moved = group.clone();
                 let _ = thread::spawn(move || {
                     let _held = moved;
                     panic!("as a user's callback may");
@@ -123,10 +131,9 @@ fn a_rank_in_its_own_process() {
     }
 }
 
-fn timeout() -> Duration {
-    harness::argument("TIMEOUT")
-        .parse()
-        .map_or(harness::PATIENCE, Duration::from_secs_f64)
+fn seconds(name: &str) -> Option<Duration> {
+    let seconds = harness::argument(name).parse().ok()?;
+    Some(Duration::from_secs_f64(seconds))
 }
 
 fn reduce(group: &ProcessGroup, len: usize) -> Result<f32, CollectiveError> {
@@ -219,7 +226,7 @@ fn a_killed_rank_is_named_by_every_survivor() {
 fn a_frozen_rank_is_named_by_every_survivor() {
     for placement in PLACEMENTS {
         for (scenario, victim) in [("reduce forever", 1), ("wait for the last", 3)] {
-            let processes = start(4, placement, scenario, &[]);
+            let processes = start(4, placement, scenario, &[("HEARTBEAT", "2.5")]);
             thread::sleep(Duration::from_millis(200));
             processes[victim].signal(libc::SIGSTOP);
             for (rank, said) in hear_all(&survivors(&processes, victim), Instant::now(), LIMIT) {
@@ -242,14 +249,28 @@ fn a_frozen_rank_is_named_by_every_survivor() {
     }
 }
 
+/// For longer than a frozen one would be.
 #[test]
 fn a_slow_rank_is_waited_for() {
-    let groups: Vec<_> = [("one host", "8"), ("tcp", "8"), ("two hosts", "20")]
-        .into_iter()
-        .map(|(placement, seconds)| start(4, placement, "dawdle", &[("SECONDS", seconds)]))
-        .collect();
+    let groups = PLACEMENTS.map(|placement| {
+        let arguments = [("SECONDS", "5"), ("HEARTBEAT", "2")];
+        start(4, placement, "dawdle", &arguments)
+    });
     for processes in groups {
         all_say(&processes, "4");
+    }
+}
+
+/// As a process does whose virtual machine moves to another host. The heartbeats' timeout is the default.
+#[test]
+fn a_rank_that_pauses_for_some_seconds_is_waited_for() {
+    let groups = PLACEMENTS.map(|placement| start(4, placement, "dawdle", &[("SECONDS", "1")]));
+    let signal = |signal| groups.iter().for_each(|ranks| ranks[2].signal(signal));
+    signal(libc::SIGSTOP);
+    thread::sleep(Duration::from_secs(4));
+    signal(libc::SIGCONT);
+    for processes in &groups {
+        all_say(processes, "4");
     }
 }
 

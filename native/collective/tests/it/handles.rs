@@ -1,5 +1,6 @@
 //! Asynchronous operations, threads, interrupts.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -164,6 +165,55 @@ fn an_interrupt_ends_every_wait_and_frees_the_others() {
                 },
             );
         }
+    }
+}
+
+/// The interrupt is the caller's code, and so are panics in it. Whoever catches one still holds the group.
+#[test]
+fn a_panic_inside_a_call_frees_the_others() {
+    for asynchronous in [false, true] {
+        let armed = Arc::new(AtomicBool::new(false));
+        let options = |rank: usize| {
+            let armed = armed.clone();
+            let interrupt = move || {
+                assert!(!armed.load(Ordering::Relaxed), "as a callback may");
+                false
+            };
+            let mut options = Placement::OneHost.options(rank);
+            options.interrupt = (rank == 0).then(|| Arc::new(interrupt) as _);
+            options
+        };
+        harness::ranks(2, options, |group| {
+            group.barrier().unwrap();
+            if group.rank() == 1 {
+                let started = Instant::now();
+                while group.failure().is_none() && started.elapsed() < Duration::from_secs(5) {
+                    thread::sleep(Duration::from_millis(5));
+                }
+                let failure = group.failure();
+                assert!(
+                    matches!(&failure, Some(CollectiveError::Aborted { rank: 0, reason, .. }) if reason.contains("panicked")),
+                    "{failure:?}"
+                );
+                return;
+            }
+            armed.store(true, Ordering::Relaxed);
+            let mut values = vec![1.0; 10];
+            let caught = catch_unwind(AssertUnwindSafe(|| {
+                // SAFETY: the vector outlives the handle, whose end is waited for.
+                let queued = asynchronous
+                    .then(|| unsafe { group.all_reduce_async(raw(&mut values), ReduceOp::Sum) });
+                // Waits in the call, or for its turn behind the other.
+                let _ = group.barrier();
+                queued
+            }));
+            assert!(caught.is_err());
+            // Nor do calls of this rank wait for a turn that never comes.
+            assert!(matches!(
+                group.barrier().unwrap_err(),
+                CollectiveError::Aborted { rank: 0, .. }
+            ));
+        });
     }
 }
 

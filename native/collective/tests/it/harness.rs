@@ -16,6 +16,9 @@ use flambeau_collective::{GroupOptions, ProcessGroup, Rendezvous, Result, TcpRen
 /// Longer than any test; a hang ends as an error that names who was missing.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// What the ranks of a group prove to each other that they hold.
+pub const SECRET: &[u8] = b"between the ranks of a group";
+
 /// How ranks are placed: one host for all, or a label for each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Placement {
@@ -41,7 +44,7 @@ impl Placement {
         GroupOptions {
             timeout: PATIENCE,
             connect_timeout: PATIENCE,
-            secret: b"between us".to_vec(),
+            secret: SECRET.to_vec(),
             transport,
             host_id,
             ..Default::default()
@@ -136,7 +139,7 @@ pub struct Process {
 
 const SCENARIO: &str = "FLAMBEAU_TEST_SCENARIO";
 
-/// What a process was started for, if it was started by `processes`.
+/// What this process was started for, where `processes_by` started it.
 pub fn scenario() -> Option<String> {
     env::var(SCENARIO).ok()
 }
@@ -152,14 +155,9 @@ pub fn join(options: impl FnOnce(usize) -> GroupOptions) -> ProcessGroup {
         argument("RANK").parse().unwrap(),
         argument("WORLD").parse().unwrap(),
     );
-    let mut rendezvous = TcpRendezvous::new(
-        &argument("ADDRESS"),
-        rank,
-        world_size,
-        b"between us",
-        PATIENCE,
-    )
-    .expect("rendezvous");
+    let mut rendezvous =
+        TcpRendezvous::new(&argument("ADDRESS"), rank, world_size, SECRET, PATIENCE)
+            .expect("rendezvous");
     ProcessGroup::connect(&mut rendezvous, options(rank)).expect("connect")
 }
 
@@ -188,7 +186,7 @@ pub fn held_address() -> String {
 }
 
 /// The test that runs the scenarios of `faults`.
-pub const FAULTS: &str = "faults::a_rank_in_its_own_process";
+pub const FAULTS: &str = "faults::ranks_in_their_own_processes_work_and_part";
 
 /// As `processes`, of scenarios that the test `entry` runs; `command` says how the program is started, and the arguments hold
 /// the `ADDRESS` to meet at.

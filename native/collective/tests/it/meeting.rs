@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use flambeau_collective::{
     CollectiveError, GroupOptions, ProcessGroup, Rendezvous, TcpRendezvous, Transport,
 };
 
-use crate::harness::{self, PATIENCE, Placement, held_address};
+use crate::harness::{self, PATIENCE, Placement, SECRET, held_address};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -23,7 +24,7 @@ fn a_tcp_rendezvous_gathers_in_rank_order_whoever_comes_first() {
                 // Rank 0, which serves, comes last.
                 thread::sleep(Duration::from_millis(200 * (4 - rank as u64) % 800));
                 let mut rendezvous =
-                    TcpRendezvous::new(address, rank, 4, b"secret", PATIENCE).unwrap();
+                    TcpRendezvous::new(address, rank, 4, SECRET, PATIENCE).unwrap();
                 for round in 0..3u8 {
                     let payload = vec![round; rank * 1000];
                     let gathered = rendezvous.all_gather(&payload).unwrap();
@@ -45,7 +46,7 @@ fn a_group_meets_over_tcp_with_strangers_at_the_door() {
             let address = &address;
             scope.spawn(move || {
                 let mut rendezvous =
-                    TcpRendezvous::new(address, rank, 3, b"between us", PATIENCE).unwrap();
+                    TcpRendezvous::new(address, rank, 3, SECRET, PATIENCE).unwrap();
                 let group =
                     ProcessGroup::connect(&mut rendezvous, Placement::Tcp.options(rank)).unwrap();
                 group.barrier().unwrap();
@@ -68,6 +69,100 @@ fn a_group_meets_over_tcp_with_strangers_at_the_door() {
     });
 }
 
+/// More than a meeting examines at a time.
+#[test]
+fn silent_connections_keep_nobody_waiting() {
+    let (sender, address) = mpsc::channel();
+    let started = Instant::now();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut rendezvous = TcpRendezvous::new("127.0.0.1:0", 0, 2, SECRET, PATIENCE).unwrap();
+            sender.send(rendezvous.address()).unwrap();
+            rendezvous.all_gather(b"").unwrap();
+        });
+        let address = address.recv().unwrap();
+        let silent: Vec<_> = (0..300)
+            .map(|_| TcpStream::connect(address).unwrap())
+            .collect();
+        let mut rendezvous =
+            TcpRendezvous::new(&address.to_string(), 1, 2, SECRET, PATIENCE).unwrap();
+        rendezvous.all_gather(b"").unwrap();
+        drop(silent);
+    });
+    assert!(started.elapsed() < 10 * SECOND, "{:?}", started.elapsed());
+}
+
+/// A straggler of another attempt, which holds the same secret, comes to the address that an attempt meets at.
+#[test]
+fn another_attempts_rank_is_a_stranger() {
+    let address = held_address();
+    let come = |rank, attempt, timeout| {
+        TcpRendezvous::new(&address, rank, 2, SECRET, timeout)
+            .unwrap()
+            .for_attempt(attempt)
+            .all_gather(attempt.as_bytes())
+    };
+    thread::scope(|scope| {
+        let server = scope.spawn(|| come(0, "second", PATIENCE));
+        let error = come(1, "first", PATIENCE).unwrap_err();
+        assert!(error.to_string().contains("attempt"), "{error}");
+        let gathered = come(1, "second", PATIENCE).unwrap();
+        assert_eq!(gathered, [b"second", b"second"]);
+        server.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_weak_secret_is_refused() {
+    for secret in [&b""[..], b"fifteen bytes.."] {
+        let error = TcpRendezvous::new("127.0.0.1:0", 0, 2, secret, SECOND).unwrap_err();
+        let expected = format!(
+            "the secret has {} bytes, but must have at least 16",
+            secret.len()
+        );
+        assert!(error.to_string().contains(&expected), "{error}");
+        let options = GroupOptions {
+            secret: secret.to_vec(),
+            ..Placement::Tcp.options(0)
+        };
+        let error = ProcessGroup::connect(&mut harness::Table::seats(2).remove(0), options);
+        assert!(error.unwrap_err().to_string().contains(&expected));
+    }
+    // Who is alone has nobody to prove it to.
+    TcpRendezvous::new("127.0.0.1:0", 0, 1, b"", SECOND).unwrap();
+}
+
+#[test]
+fn ranks_that_mean_different_things_are_named() {
+    let options = |rank: usize| {
+        let seed = if rank == 2 { "1" } else { "0" };
+        let batch = if rank > 0 { "32" } else { "64" };
+        GroupOptions {
+            terms: [("seed", seed), ("epochs", "3"), ("batchSize", batch)]
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .to_vec(),
+            host_id: Some(format!("host-{rank}")),
+            ..Placement::Tcp.options(rank)
+        }
+    };
+    for error in harness::connecting(3, options, Result::unwrap_err) {
+        assert!(matches!(error, CollectiveError::Terms { .. }), "{error:?}");
+        assert_eq!(
+            error.to_string(),
+            "the ranks do not run the same job: rank 1 on host-1 differs from rank 0 on host-0 in batchSize; rank 2 on \
+             host-2 differs from rank 0 on host-0 in seed, batchSize; give all ranks one job"
+        );
+    }
+    // Those of another release have others altogether.
+    let options = |rank: usize| GroupOptions {
+        terms: vec![("seed".into(), "0".into()); rank],
+        ..Placement::Tcp.options(rank)
+    };
+    for error in harness::connecting(2, options, Result::unwrap_err) {
+        assert!(error.to_string().contains("another version"), "{error}");
+    }
+}
+
 #[test]
 fn a_missing_rank_is_named() {
     let address = held_address();
@@ -75,7 +170,7 @@ fn a_missing_rank_is_named() {
         for rank in 0..2 {
             let address = &address;
             scope.spawn(move || {
-                let mut rendezvous = TcpRendezvous::new(address, rank, 3, b"secret", SECOND).unwrap();
+                let mut rendezvous = TcpRendezvous::new(address, rank, 3, SECRET, SECOND).unwrap();
                 let error = rendezvous.all_gather(b"here").unwrap_err();
                 assert!(error.to_string().contains("rank 2"), "{error}");
                 if rank == 0 {
@@ -91,12 +186,13 @@ fn a_wrong_secret_is_refused_at_the_rendezvous() {
     let address = held_address();
     thread::scope(|scope| {
         scope.spawn(|| {
-            let mut rendezvous = TcpRendezvous::new(&address, 0, 2, b"secret", 2 * SECOND).unwrap();
+            let mut rendezvous = TcpRendezvous::new(&address, 0, 2, SECRET, 2 * SECOND).unwrap();
             let error = rendezvous.all_gather(b"").unwrap_err();
             assert!(error.to_string().contains("could not prove"), "{error}");
         });
         scope.spawn(|| {
-            let mut rendezvous = TcpRendezvous::new(&address, 1, 2, b"guess", 30 * SECOND).unwrap();
+            let mut rendezvous =
+                TcpRendezvous::new(&address, 1, 2, b"a guess of sixteen", 30 * SECOND).unwrap();
             let started = Instant::now();
             let error = rendezvous.all_gather(b"").unwrap_err();
             assert!(error.to_string().contains("secret"), "{error}");
@@ -109,9 +205,9 @@ fn a_wrong_secret_is_refused_at_the_rendezvous() {
 fn a_wrong_secret_is_refused_between_peers() {
     let options = |rank: usize| GroupOptions {
         secret: if rank == 1 {
-            b"guess".to_vec()
+            b"a guess of sixteen".to_vec()
         } else {
-            b"between us".to_vec()
+            SECRET.to_vec()
         },
         connect_timeout: 2 * SECOND,
         ..Placement::OneHost.options(rank)

@@ -112,7 +112,7 @@ fn ranks_that_cannot_attach_fall_back_to_tcp() {
 #[test]
 fn ranks_in_two_namespaces_work_together_until_the_wire_is_cut() {
     let Some(network) = network() else { return };
-    let processes = start(&network, &[]);
+    let processes = start(&network, &[("HEARTBEAT", "2.5")]);
     all_say(&processes, "ready");
     for (rank, process) in processes.iter().enumerate() {
         assert_eq!(process.hear(PATIENCE), "10", "rank {rank}");

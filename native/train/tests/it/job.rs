@@ -118,9 +118,14 @@ fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowe
         ("checkpointSteps", json!(0), "checkpointSteps is 0"),
         ("maxRestarts", json!(-1), "maxRestarts is -1"),
         (
-            "timeout",
+            "collectiveTimeout",
             json!(0),
-            "timeout is 0, but must be a number, greater than 0",
+            "collectiveTimeout is 0, but must be a number, greater than 0",
+        ),
+        (
+            "heartbeatTimeout",
+            json!(0.9),
+            "heartbeatTimeout is 0.9, but must be a number, at least 1.0 and at most",
         ),
         ("slotTimeout", json!(-1), "slotTimeout is -1"),
         ("inferenceBatchSize", json!(0), "inferenceBatchSize is 0"),
@@ -354,6 +359,77 @@ fn what_is_not_a_job_is_refused() {
             "{error}\ninstead of {expected}"
         );
     }
+}
+
+/// As in jobs that were written before it was called so.
+#[test]
+fn a_former_name_of_a_param_is_read() {
+    let mut value = job(json!({}));
+    value["params"]["timeout"] = json!(7.5);
+    let job = read(&value).unwrap();
+    assert_eq!(job.params.collective_timeout, 7.5);
+    assert!(!job.to_json().contains("\"timeout\""));
+    value["params"]["collectiveTimeout"] = json!(8);
+    let error = read(&value).unwrap_err().to_string();
+    assert!(
+        error.starts_with("there is no param timeout (given as 7.5)"),
+        "{error}"
+    );
+}
+
+/// What ranks compare when they meet: all of the job but what may differ from machine to machine.
+#[test]
+fn the_terms_of_a_job_name_what_differs() {
+    let whole = |params: Value| {
+        let mut value = job(params);
+        value["program"] = json!({
+            "form": "scripted",
+            "eval": "/tmp/a/program.pt",
+            "loss": {"name": "mse"},
+            "optimizer": {"name": "sgd", "options": {"lr": 0.1}},
+        });
+        value
+    };
+    let differing = |change: &dyn Fn(&mut Value)| -> Vec<String> {
+        let mut value = whole(json!({}));
+        let before = read(&value).unwrap().terms();
+        change(&mut value);
+        let after = read(&value).unwrap().terms();
+        assert_eq!(before.len(), after.len());
+        let pairs = before.into_iter().zip(after);
+        pairs
+            .filter(|(before, after)| before != after)
+            .map(|((before, _), (after, _))| {
+                assert_eq!(before, after);
+                after
+            })
+            .collect()
+    };
+    assert_eq!(
+        differing(&|job| job["params"] = json!({"seed": 1, "stepSize": 0.5})),
+        ["seed", "stepSize"]
+    );
+    assert_eq!(
+        differing(&|job| job["program"]["optimizer"]["options"]["lr"] = json!(0.2)),
+        ["optimizer"]
+    );
+    assert_eq!(
+        differing(&|job| job["attempt"]["id"] = json!("a2")),
+        ["attempt"]
+    );
+    assert_eq!(
+        differing(&|job| job["data"]["train"] = json!(["/data/part-1.parquet"])),
+        ["data"]
+    );
+    let none: [String; 0] = [];
+    assert_eq!(
+        differing(&|job| {
+            job["params"] = json!({"numThreads": 2, "memoryBudget": 1 << 24, "verbose": 0});
+            job["program"]["eval"] = json!("/tmp/b/program.pt");
+            job["store"] = json!({"aws_access_key_id": "another"});
+        }),
+        none
+    );
 }
 
 /// `FLAMBEAU_BLESS=1` writes the file anew.

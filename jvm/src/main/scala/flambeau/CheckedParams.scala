@@ -47,7 +47,8 @@ trait CheckedParams extends Params {
     * Python has. Throws ParamException for a name that is none.
     */
   private[flambeau] def setFromJson(values: JsonNode, asDefault: Boolean): Unit =
-    for ((name, json) <- Json.fields(values) if !CheckedParams.PythonOnly.contains(name)) {
+    for ((written, json) <- Json.fields(values) if !CheckedParams.PythonOnly.contains(written)) {
+      val name = CheckedParams.Renamed.getOrElse(written, written)
       if (!hasParam(name)) throw new ParamException(s"${getClass.getSimpleName} has no param '$name'")
       val param = getParam(name).asInstanceOf[Param[Any]]
       val value = param.jsonDecode(Json.text(json))
@@ -59,4 +60,7 @@ private object CheckedParams {
 
   /** Which runtime trains: in Scala there is one. */
   private val PythonOnly = Set("runtime")
+
+  /** Former names of params, which saved estimators may still say, and their present ones. */
+  private val Renamed = Map("timeout" -> "collectiveTimeout")
 }

@@ -351,19 +351,34 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
   /** The value of `maxRestarts`, or its default. */
   def getMaxRestarts: Int = $(maxRestarts)
 
-  final val timeout: DoubleParam = new DoubleParam(
+  final val collectiveTimeout: DoubleParam = new DoubleParam(
     this,
-    "timeout",
+    "collectiveTimeout",
     "Seconds that a worker waits for another in one operation before it gives up. A dead worker is " +
       "noticed in seconds; this is for one that is slow.",
-    Check.Real(0.0, 31536000.0, openBelow = true).of("timeout")
+    Check.Real(0.0, 31536000.0, openBelow = true).of("collectiveTimeout")
   )
 
-  /** Sets `timeout`. */
-  def setTimeout(value: Double): this.type = setChecked(timeout, value)
+  /** Sets `collectiveTimeout`. */
+  def setCollectiveTimeout(value: Double): this.type = setChecked(collectiveTimeout, value)
 
-  /** The value of `timeout`, or its default. */
-  def getTimeout: Double = $(timeout)
+  /** The value of `collectiveTimeout`, or its default. */
+  def getCollectiveTimeout: Double = $(collectiveTimeout)
+
+  final val heartbeatTimeout: DoubleParam = new DoubleParam(
+    this,
+    "heartbeatTimeout",
+    "Seconds without a sign of life after which a worker counts as lost, though its connections stand: " +
+      "one that is stopped, or whose network is gone. A virtual machine may pause for some seconds and is " +
+      "not lost.",
+    Check.Real(1.0, 31536000.0).of("heartbeatTimeout")
+  )
+
+  /** Sets `heartbeatTimeout`. */
+  def setHeartbeatTimeout(value: Double): this.type = setChecked(heartbeatTimeout, value)
+
+  /** The value of `heartbeatTimeout`, or its default. */
+  def getHeartbeatTimeout: Double = $(heartbeatTimeout)
 
   final val slotTimeout: DoubleParam = new DoubleParam(
     this,
@@ -425,7 +440,8 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     memoryBudget -> 1073741824L,
     checkpointInterval -> 1,
     maxRestarts -> 3,
-    timeout -> 600.0,
+    collectiveTimeout -> 600.0,
+    heartbeatTimeout -> 30.0,
     slotTimeout -> 0.0,
     verbose -> 1,
     verifyReplicas -> false

@@ -202,14 +202,18 @@ class ParamsSuite extends AnyFunSuite {
   test("params come back from their JSON") {
     val params = fresh().setFeaturesCol("x").setInputShapes(Array(Array(2), Array())).setSeed(
       Long.MaxValue
-    ).setTimeout(0.5)
+    ).setCollectiveTimeout(0.5)
     val json = params.jsonOf(params.params.toSeq.filter(params.isSet).map(param =>
       param -> params.getOrDefault(param)
     ))
     val other = fresh()
     other.setFromJson(json, asDefault = false)
-    assert(other.getFeaturesCol == Features("x") && other.getSeed == Long.MaxValue && other.getTimeout == 0.5)
+    assert(other.getFeaturesCol == Features("x") && other.getSeed == Long.MaxValue)
+    assert(other.getCollectiveTimeout == 0.5)
     assert(other.getInputShapes.map(_.toSeq).toSeq == Seq(Seq(2), Nil))
+    // As an estimator of an earlier version has it.
+    other.setFromJson(Json.parse("""{"timeout": 7.5}"""), asDefault = false)
+    assert(other.getCollectiveTimeout == 7.5)
     assert(intercept[ParamException](
       other.setFromJson(Json.parse("""{"bogus": 1}"""), asDefault = false)
     ).getMessage ==

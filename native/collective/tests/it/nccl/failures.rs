@@ -217,7 +217,7 @@ fn a_killed_rank_is_named_by_every_survivor() {
 
 #[test]
 fn a_frozen_rank_is_named_by_every_survivor() {
-    let ranks = Ranks::new(3);
+    let ranks = Ranks::new(3).argument("HEARTBEAT", "2.5");
     let processes = connected(&ranks, "work");
     thread::sleep(Duration::from_millis(200));
     processes[0].signal(libc::SIGSTOP);

@@ -17,7 +17,7 @@ use flambeau_collective::{
 };
 use nccl_stand_in::HostRuntime;
 
-use crate::harness::{self, Placement, Process, argument, processes_by, scenario};
+use crate::harness::{self, Placement, Process, argument, processes_by};
 
 /// The stand-in, which cargo builds beside this program's own file.
 fn stand_in() -> PathBuf {
@@ -97,7 +97,7 @@ impl Ranks {
             command
         };
         processes_by(
-            "nccl::a_rank_in_its_own_process",
+            "nccl::ranks_in_their_own_processes_refuse_what_cannot_be_meant",
             self.world_size,
             scenario,
             &arguments,
@@ -106,26 +106,34 @@ impl Ranks {
     }
 }
 
-/// Not a test by itself: what the processes started by the tests run. Does nothing in the test run proper.
+/// The test whose program each rank of the tests runs, in a scenario of theirs.
 #[test]
-fn a_rank_in_its_own_process() {
-    let Some(scenario) = scenario() else {
-        return;
-    };
+fn ranks_in_their_own_processes_refuse_what_cannot_be_meant() {
+    match harness::scenario() {
+        Some(scenario) => play(&scenario),
+        None => harness::all_say(&Ranks::new(2).run("refused"), "refused"),
+    }
+}
+
+fn play(scenario: &str) {
     if scenario == "open" {
         return loading::open_one();
     }
-    let seconds = |name: &str| {
+    let seconds = |name: &str, default| {
         argument(name)
             .parse()
-            .map_or(harness::PATIENCE, Duration::from_secs_f64)
+            .map_or(default, Duration::from_secs_f64)
     };
-    let group = harness::join(|rank| GroupOptions {
-        timeout: seconds("TIMEOUT"),
-        ..Placement::OneHost.options(rank)
+    let group = harness::join(|rank| {
+        let options = Placement::OneHost.options(rank);
+        GroupOptions {
+            timeout: seconds("TIMEOUT", options.timeout),
+            heartbeat_timeout: seconds("HEARTBEAT", options.heartbeat_timeout),
+            ..options
+        }
     });
     group.barrier().unwrap();
-    match scenario.as_str() {
+    match scenario {
         "meet" => loading::meet(&group),
         "connect in vain" => loading::connect_in_vain(&group),
         "work" => failures::work(&group),

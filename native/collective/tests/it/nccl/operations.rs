@@ -200,8 +200,3 @@ fn every_operation_equals_the_process_groups() {
         all_say(&ranks.run("every operation"), "equal");
     }
 }
-
-#[test]
-fn calls_that_cannot_be_meant_are_refused() {
-    all_say(&Ranks::new(2).run("refused"), "refused");
-}
