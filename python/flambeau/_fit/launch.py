@@ -37,7 +37,7 @@ _CHUNK_BYTES = 1 << 20
 # An executor that is lost comes back within this time, or Spark's cluster manager does not replace it.
 _RECOVERY_SECONDS = 120.0
 
-_RETRIED_KINDS = ("lost", "collective")
+_RETRIED_KINDS = ("lost", "collective", "store")
 
 # How Spark tells that a worker went away, in its own error texts.
 _LOST_TEXTS = (
