@@ -68,8 +68,8 @@ class RankOutcome:
     result_json: str | None = None
     """The training's result, where `ok`."""
     error_kind: str | None = None
-    """As `RankFailure.kind`, or `environment` where the worker itself lacks something: `lost`, `collective` and
-    `store` may be tried again.
+    """As `RankFailure.kind`, or `environment` where the worker itself lacks something: `lost`, `collective`
+    and `store` may be tried again.
     """
     error_type: str | None = None
     """The exception's class, qualified."""
