@@ -14,6 +14,7 @@ import torch
 from harness import make_job, tensor, write_shards
 from torch import nn
 
+from flambeau._fit.launch import RETRIED_KINDS
 from flambeau._fit.worker import RankOutcome, WorkerRequest, run_rank
 from flambeau._module.adapter import ModuleModel
 
@@ -50,3 +51,10 @@ def test_a_training_leaves_nothing_behind(
     outcome = run(tmp_path, nn.Sequential(*layers, *([Fails()] if fails else [])))
     assert outcome.ok != fails, outcome.traceback
     assert [adapter() for adapter in adapters] == [None]
+
+
+def test_a_program_that_the_store_does_not_give_is_worth_another_attempt(tmp_path: Path) -> None:
+    request = WorkerRequest("{}", secret=bytes(16), program_uri=str(tmp_path / "program"))
+    outcome = run_rank(request, 0, 1, lambda message: [message], "127.0.0.1")
+    assert outcome.error_type == "flambeau.errors.StoreError", outcome.traceback
+    assert outcome.error_kind in RETRIED_KINDS

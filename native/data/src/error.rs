@@ -1,5 +1,6 @@
 //! What can be wrong with a dataset, a store, or a request for batches.
 
+use std::io;
 use std::time::Duration;
 
 /// The crate's error. Rows are counted from 0 within the file that `uri` names.
@@ -163,6 +164,12 @@ pub enum DataError {
         /// What is wrong.
         reason: String,
     },
+    /// A manifest that does not hold together.
+    #[error("the manifest cannot be used: {reason}")]
+    InvalidManifest {
+        /// What is wrong.
+        reason: String,
+    },
     /// No rows at all.
     #[error("the dataset is empty: {num_shards} Parquet files with no rows")]
     EmptyDataset {
@@ -261,4 +268,114 @@ pub enum DataError {
     /// The reader was used after an error without a new `start`, or before its first.
     #[error("the batch reader is not started (or stopped after an error); call start")]
     NotStarted,
+}
+
+impl DataError {
+    /// Whether the same request may go better later: a store that throttled, timed out, failed by itself or could not be
+    /// reached, and rows that came too late. Neither what a file holds nor a request that a store refuses.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            DataError::Timeout { .. } => true,
+            DataError::Store { source, .. } => is_transient(&**source),
+            DataError::Io { source, .. } => is_transient(source),
+            _ => false,
+        }
+    }
+}
+
+fn is_transient(error: &(dyn std::error::Error + 'static)) -> bool {
+    use io::ErrorKind;
+    use object_store::Error;
+    if let Some(error) = error.downcast_ref::<Error>() {
+        // What is left after object_store's own retries; refusals have variants of their own.
+        return matches!(error, Error::Generic { .. } | Error::JoinError { .. });
+    }
+    let Some(error) = error.downcast_ref::<io::Error>() else {
+        return false;
+    };
+    if let Some(within) = error.get_ref() {
+        return is_transient(within);
+    }
+    // What mounted stores and network file systems fail with.
+    let by_kind = matches!(
+        error.kind(),
+        ErrorKind::TimedOut
+            | ErrorKind::Interrupted
+            | ErrorKind::WouldBlock
+            | ErrorKind::ResourceBusy
+            | ErrorKind::StaleNetworkFileHandle
+            | ErrorKind::ConnectionReset
+            | ErrorKind::ConnectionAborted
+            | ErrorKind::ConnectionRefused
+            | ErrorKind::NotConnected
+            | ErrorKind::HostUnreachable
+            | ErrorKind::NetworkUnreachable
+            | ErrorKind::NetworkDown
+            | ErrorKind::BrokenPipe
+    );
+    by_kind || error.raw_os_error() == Some(libc::EIO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_store(source: object_store::Error) -> DataError {
+        DataError::Store {
+            operation: "read",
+            uri: "s3://bucket/x".into(),
+            source: Box::new(source),
+        }
+    }
+
+    fn of_disk(code: i32) -> DataError {
+        DataError::Io {
+            operation: "read",
+            uri: "/Volumes/x".into(),
+            source: io::Error::from_raw_os_error(code),
+        }
+    }
+
+    #[test]
+    fn what_may_go_better_later() {
+        let late = DataError::Timeout {
+            uri: "x".into(),
+            waited: Duration::from_secs(1),
+        };
+        let throttled = of_store(object_store::Error::Generic {
+            store: "S3",
+            source: "503 SlowDown after 10 retries".into(),
+        });
+        let passed_on = DataError::Io {
+            operation: "read",
+            uri: "x".into(),
+            source: io::Error::other(object_store::Error::Generic {
+                store: "S3",
+                source: "a reset connection".into(),
+            }),
+        };
+        for error in [
+            late,
+            throttled,
+            passed_on,
+            of_disk(libc::EIO),
+            of_disk(libc::ETIMEDOUT),
+        ] {
+            assert!(error.is_transient(), "{error}");
+        }
+        let forbidden = of_store(object_store::Error::PermissionDenied {
+            path: "x".into(),
+            source: "403".into(),
+        });
+        let gone = DataError::NotFound { uri: "x".into() };
+        for error in [
+            forbidden,
+            gone,
+            of_disk(libc::EACCES),
+            of_disk(libc::ENOSPC),
+            DataError::NotStarted,
+        ] {
+            assert!(!error.is_transient(), "{error}");
+        }
+    }
 }

@@ -15,7 +15,7 @@ use crate::decode::{
     shape_of_first,
 };
 use crate::error::DataError;
-use crate::manifest::{ColumnInfo, ColumnKind, Element, RowGroup, Shard};
+use crate::manifest::{ColumnInfo, ColumnKind, Element, MAX_GROUP_ROWS, RowGroup, Shard};
 use crate::spec::{DType, DatasetSpec};
 use crate::store::{Store, percent_decode};
 
@@ -137,8 +137,12 @@ fn row_group(
     group: &RowGroupMetaData,
     mask: &ProjectionMask,
 ) -> Result<RowGroup, DataError> {
-    let Ok(num_rows) = u64::try_from(group.num_rows()) else {
-        let source = ParquetError::General(format!("a row group of {} rows", group.num_rows()));
+    let num_rows = u64::try_from(group.num_rows());
+    let Some(num_rows) = num_rows.ok().filter(|rows| *rows <= MAX_GROUP_ROWS) else {
+        let source = ParquetError::General(format!(
+            "a row group of {} rows; 0 to {MAX_GROUP_ROWS} are allowed",
+            group.num_rows()
+        ));
         return Err(DataError::Parquet {
             uri: uri.to_owned(),
             source,
@@ -151,7 +155,9 @@ fn row_group(
         .filter(|(leaf, _)| mask.leaf_included(*leaf));
     Ok(RowGroup {
         num_rows,
-        stored_bytes: leaves.map(|(_, leaf)| leaf.byte_range().1).sum(),
+        stored_bytes: leaves
+            .map(|(_, leaf)| leaf.byte_range().1)
+            .fold(0, u64::saturating_add),
     })
 }
 

@@ -62,6 +62,10 @@ pub struct ColumnInfo {
     pub shape: Vec<usize>,
 }
 
+/// The most rows of a row group. A page of Parquet counts its values in 32 bits, and writers make groups far smaller; what
+/// says otherwise is damaged, or would take memory out of all proportion to its size.
+pub(crate) const MAX_GROUP_ROWS: u64 = i32::MAX as u64;
+
 /// One row group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -154,6 +158,53 @@ impl Manifest {
             shards,
             num_rows,
         })
+    }
+
+    /// Reads what serde wrote, and checks that it holds together.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidManifest`] for other bytes, and for a manifest that [`read`](Self::read) could not have given.
+    pub fn from_json(json: &[u8]) -> Result<Self, DataError> {
+        let fail = |reason: String| DataError::InvalidManifest { reason };
+        let manifest: Manifest =
+            serde_json::from_slice(json).map_err(|error| fail(error.to_string()))?;
+        manifest
+            .spec
+            .validate()
+            .map_err(|error| fail(error.to_string()))?;
+        // A list of Arrow's counts its elements in 32 bits.
+        let is_small = |shape: &[usize]| {
+            let product = |product: usize, length: &usize| product.checked_mul(*length);
+            let elements = shape.iter().try_fold(1, product);
+            elements.is_some_and(|elements| elements <= i32::MAX as usize)
+        };
+        if let Some(info) = manifest.columns.iter().find(|info| !is_small(&info.shape)) {
+            return Err(fail(format!(
+                "column `{}` of shape {:?}",
+                info.name, info.shape
+            )));
+        }
+        for tensor in manifest.spec.tensors() {
+            let missing = |name: &&String| !manifest.columns.iter().any(|info| info.name == **name);
+            if let Some(name) = tensor.columns.iter().find(missing) {
+                return Err(fail(format!("it has no column `{name}`")));
+            }
+            let shape = tensor.shape.as_deref().unwrap_or_default();
+            if !is_small(shape) || row_shape(tensor, &manifest.columns).is_err() {
+                return Err(fail(format!("tensor `{}` of shape {shape:?}", tensor.name)));
+            }
+        }
+        let lengths = || manifest.row_groups().map(|(_, group)| group.num_rows);
+        if let Some(rows) = lengths().find(|rows| *rows > MAX_GROUP_ROWS) {
+            return Err(fail(format!("a row group of {rows} rows")));
+        }
+        if manifest.num_rows == 0 || lengths().sum::<u64>() != manifest.num_rows {
+            return Err(fail(format!(
+                "{} rows, which are not those of its row groups",
+                manifest.num_rows
+            )));
+        }
+        Ok(manifest)
     }
 
     /// The spec with every shape known.

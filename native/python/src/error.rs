@@ -93,7 +93,14 @@ pub(crate) fn from_train(py: Python<'_>, error: TrainError, interruption: Option
         (None, Cause::Data(DataError::Interrupted)) => {
             ("cancelled", from_data(py, &DataError::Interrupted))
         }
-        (None, Cause::Data(error)) => ("data", from_data(py, &error)),
+        (None, Cause::Data(error)) => {
+            let kind = if error.is_transient() {
+                "store"
+            } else {
+                "data"
+            };
+            (kind, from_data(py, &error))
+        }
         (None, Cause::Collective(error)) => {
             let kind = match &*error {
                 CollectiveError::PeerLost { .. } => "lost",

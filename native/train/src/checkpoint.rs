@@ -4,20 +4,28 @@
 //! optimizer), one `rank-<rank>.bin` for each rank (random generators), `compression-<rank>.bin` too where the compression
 //! of gradients carries something from step to step, the files of `best/` (the weights of the best epoch) where those are
 //! kept, `state.json` (where training is, the sums of the running epoch, the history, the loss scale), and, written last,
-//! `COMMITTED`, which lists all parts with size and SHA-256.
+//! `COMMITTED`, which lists all parts with size and SHA-256 and names the checkpoint before this one.
 //! Without `COMMITTED` there is no checkpoint.
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
 
 use bytes::Bytes;
 use flambeau_collective::ProcessGroup;
 use flambeau_data::{DataError, Store};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::compression::CompressionState;
 use crate::digest;
-use crate::error::Cause;
+use crate::error::{Cause, error_chain};
 use crate::history::{History, Traffic};
+use crate::job::Attempt;
 use crate::params::GradientCompression;
 use crate::scaler::LossScaler;
+use crate::sums::LossTotals;
 use crate::weights::LocalWeights;
 
 const FORMAT: u32 = 1;
@@ -28,6 +36,10 @@ const BEST: &str = "best";
 
 /// How many whole checkpoints an attempt keeps: the newest, and one more in case the newest cannot be read.
 const KEPT: usize = 2;
+
+/// How long the ranks that have written their part go without a word from one that has not. Short beside any time-out of
+/// the group's.
+const BETWEEN_WORDS: Duration = Duration::from_millis(200);
 
 /// A whole checkpoint in the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,10 +66,7 @@ pub fn newest(
 ) -> Result<Option<CheckpointInfo>, DataError> {
     let mut found: Vec<CheckpointInfo> = vec![];
     for attempt in attempts {
-        let directory = format!(
-            "{}/attempts/{attempt}/checkpoints",
-            work_dir.trim_end_matches('/')
-        );
+        let directory = checkpoints_directory(work_dir, attempt);
         for uri in store.list(&directory)? {
             let mut parts = uri.rsplit('/');
             let (file, step) = (
@@ -84,8 +93,7 @@ pub fn newest(
 }
 
 fn is_whole(store: &Store, uri: &str) -> Result<bool, DataError> {
-    let Ok(marker) = serde_json::from_slice::<Marker>(&store.get(&format!("{uri}/{MARKER}"))?)
-    else {
+    let Ok(marker) = Marker::parse(&store.get(&format!("{uri}/{MARKER}"))?) else {
         return Ok(false);
     };
     for part in &marker.parts {
@@ -94,6 +102,13 @@ fn is_whole(store: &Store, uri: &str) -> Result<bool, DataError> {
         }
     }
     Ok(true)
+}
+
+fn checkpoints_directory(work_dir: &str, attempt: &str) -> String {
+    format!(
+        "{}/attempts/{attempt}/checkpoints",
+        work_dir.trim_end_matches('/')
+    )
 }
 
 fn step_directory(directory: &str, step: u64) -> String {
@@ -114,6 +129,89 @@ struct Part {
 struct Marker {
     format: u32,
     parts: Vec<Part>,
+    /// What to go on from where this one is damaged; none for a training's first.
+    #[serde(default)]
+    before: Option<Predecessor>,
+}
+
+/// Another checkpoint of the work directory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Predecessor {
+    attempt: String,
+    step: u64,
+}
+
+impl Predecessor {
+    /// The checkpoint of a URI; none for one outside the attempts of this work directory.
+    fn at(uri: &str, work_dir: &str) -> Option<Predecessor> {
+        let attempts = format!("{}/attempts/", work_dir.trim_end_matches('/'));
+        let mut parts = uri.strip_prefix(&attempts)?.split('/');
+        let (attempt, _, step) = (parts.next()?, parts.next()?, parts.next()?);
+        let found = Predecessor {
+            attempt: attempt.into(),
+            step: step.parse().ok()?,
+        };
+        (found.uri(work_dir) == uri).then_some(found)
+    }
+
+    fn uri(&self, work_dir: &str) -> String {
+        step_directory(&checkpoints_directory(work_dir, &self.attempt), self.step)
+    }
+}
+
+impl Marker {
+    /// The marker of a checkpoint, or what is wrong with it: rank 0 reads it and tells all ranks.
+    fn agreed(
+        store: &Store,
+        group: &ProcessGroup,
+        uri: &str,
+    ) -> Result<Result<Marker, String>, Cause> {
+        let mut message = vec![];
+        if group.rank() == 0 {
+            let marker = match store.get(&format!("{uri}/{MARKER}")) {
+                Err(DataError::NotFound { .. }) => Err(format!(
+                    "it has no {MARKER} marker, so it was never finished"
+                )),
+                bytes => Marker::parse(&bytes?),
+            };
+            message = to_json(&marker);
+        }
+        serde_json::from_slice(&group.broadcast_bytes(&message, 0)?)
+            .map_err(|error| Cause::Version(error.to_string()))
+    }
+
+    /// Reads a marker, or says what is wrong with it. A name of a part or an attempt that leads elsewhere is refused.
+    fn parse(bytes: &[u8]) -> Result<Marker, String> {
+        let marker: Marker =
+            serde_json::from_slice(bytes).map_err(|error| format!("{MARKER}: {error}"))?;
+        if marker.format != FORMAT {
+            return Err(format!(
+                "its format is {}, this version reads {FORMAT}",
+                marker.format
+            ));
+        }
+        for Part { name, .. } in &marker.parts {
+            let file = best_file(name).unwrap_or(name);
+            if !is_plain(file) {
+                return Err(format!(
+                    "{MARKER} lists {name:?}, which is not the plain name of a file in it"
+                ));
+            }
+        }
+        match &marker.before {
+            Some(before) if !is_plain(&before.attempt) => Err(format!(
+                "{MARKER} names the attempt {:?}, which is not a plain name",
+                before.attempt
+            )),
+            _ => Ok(marker),
+        }
+    }
+}
+
+/// Whether a name is one of a file in a directory, on any store: no path, nothing above, nothing that a URI escapes.
+fn is_plain(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    !name.is_empty() && !name.starts_with('.') && name.chars().all(plain)
 }
 
 /// What of a job, its data and its model fixes the meaning of a position and its sums: a resume keeps all of it.
@@ -203,10 +301,28 @@ impl State {
             scaler,
         }
     }
+
+    /// Reads a state and compares it with what must not have changed, or says what is wrong.
+    fn parse(bytes: &[u8], fixed: &Fixed) -> Result<State, String> {
+        let state: State =
+            serde_json::from_slice(bytes).map_err(|error| format!("{STATE}: {error}"))?;
+        if let Some(difference) = state.fixed.difference(fixed) {
+            return Err(format!("the job has changed: {difference}"));
+        }
+        let num_totals = LossTotals::new(fixed.num_metric_sums).len();
+        if state.world_size == 0 || state.position.totals.len() != num_totals {
+            return Err(format!(
+                "{STATE}: {} sums of {} ranks make no sense",
+                state.position.totals.len(),
+                state.world_size
+            ));
+        }
+        Ok(state)
+    }
 }
 
 /// What a rank gives to a checkpoint beside the state.
-pub(crate) struct Contents<'a> {
+pub(crate) struct Contents {
     /// Model and optimizer; of rank 0.
     pub(crate) shared: Option<Vec<u8>>,
     /// The rank's random generators.
@@ -214,106 +330,215 @@ pub(crate) struct Contents<'a> {
     /// What the compression of gradients carries, if anything.
     pub(crate) compression: Option<Vec<u8>>,
     /// The weights of the best epoch; of rank 0, where they are kept.
-    pub(crate) best: Option<&'a LocalWeights>,
+    pub(crate) best: Option<Arc<LocalWeights>>,
 }
 
-/// Writes the checkpoints of an attempt and removes the old ones.
-pub(crate) struct CheckpointWriter {
-    store: Store,
-    directory: String,
-    written: Vec<String>,
-}
-
-impl CheckpointWriter {
-    /// A writer for the attempt of this directory.
-    pub(crate) fn new(store: Store, attempt_directory: &str) -> CheckpointWriter {
-        CheckpointWriter {
-            store,
-            directory: format!("{attempt_directory}/checkpoints"),
-            written: vec![],
-        }
-    }
-
-    /// Writes a checkpoint: all ranks call it, each with its own contents. Returns a warning where an old checkpoint
-    /// could not be removed.
-    ///
-    /// # Errors
-    ///
-    /// What the store or the group says; the checkpoint then does not exist.
-    pub(crate) fn write(
-        &mut self,
-        group: &ProcessGroup,
+impl Contents {
+    /// Puts the parts of one rank into the store.
+    fn store(
+        self,
+        store: &Store,
+        uri: &str,
+        rank: usize,
         state: &State,
-        contents: Contents<'_>,
-    ) -> Result<Option<String>, Cause> {
-        let uri = step_directory(&self.directory, state.position.step);
-        let mut parts = vec![self.put(&uri, &rank_part(group.rank()), contents.rank)?];
-        if let Some(state) = contents.compression {
-            parts.push(self.put(&uri, &compression_part(group.rank()), state)?);
+    ) -> Result<Vec<Part>, DataError> {
+        let put = |name: &str, bytes: Vec<u8>| -> Result<Part, DataError> {
+            let part = Part {
+                name: name.into(),
+                size: bytes.len() as u64,
+                sha256: digest::of_bytes(&bytes),
+            };
+            store.put(&format!("{uri}/{name}"), bytes.into())?;
+            Ok(part)
+        };
+        let mut parts = vec![put(&rank_part(rank), self.rank)?];
+        if let Some(state) = self.compression {
+            parts.push(put(&compression_part(rank), state)?);
         }
-        if let Some(weights) = contents.best {
-            let stored = weights.store(&self.store, &format!("{uri}/{BEST}"))?;
+        if let Some(weights) = self.best {
+            let stored = weights.store(store, &format!("{uri}/{BEST}"))?;
             parts.extend(stored.files.into_iter().map(|file| Part {
                 name: format!("{BEST}/{}", file.name),
                 size: file.size,
                 sha256: file.sha256,
             }));
         }
-        if let Some(shared) = contents.shared {
-            parts.push(self.put(&uri, SHARED, shared)?);
-            parts.push(self.put(&uri, STATE, to_json(state))?);
+        if let Some(shared) = self.shared {
+            parts.push(put(SHARED, shared)?);
+            parts.push(put(STATE, to_json(state))?);
         }
+        Ok(parts)
+    }
+}
+
+/// Writes the checkpoints of an attempt and removes the old ones.
+pub(crate) struct CheckpointWriter {
+    store: Store,
+    attempt: String,
+    directory: String,
+    written: Vec<String>,
+    /// What comes before the next one.
+    before: Option<Predecessor>,
+}
+
+impl CheckpointWriter {
+    /// A writer for an attempt, which may have gone on from a checkpoint.
+    pub(crate) fn new(store: Store, attempt: &Attempt, resumed: Option<&str>) -> CheckpointWriter {
+        CheckpointWriter {
+            store,
+            attempt: attempt.id.clone(),
+            directory: checkpoints_directory(&attempt.work_dir, &attempt.id),
+            written: vec![],
+            before: resumed.and_then(|uri| Predecessor::at(uri, &attempt.work_dir)),
+        }
+    }
+
+    /// Writes a checkpoint: all ranks call it, each with its own contents, and it returns once the checkpoint is there or
+    /// has failed. However long a store takes, no rank's wait counts into the group's time-out; the store's own deadlines
+    /// end it.
+    ///
+    /// Returns a warning, on rank 0, where the checkpoint could not be written, so that there is none, or where an old one
+    /// could not be removed.
+    ///
+    /// # Errors
+    ///
+    /// What the group says.
+    pub(crate) fn write(
+        &mut self,
+        group: &ProcessGroup,
+        state: State,
+        contents: Contents,
+    ) -> Result<Option<String>, Cause> {
+        let (rank, step) = (group.rank(), state.position.step);
+        let uri = step_directory(&self.directory, step);
+        let (store, to) = (self.store.clone(), uri.clone());
+        let parts = together(group, move || {
+            contents
+                .store(&store, &to, rank, &state)
+                .map_err(|error| format!("rank {rank}: {}", error_chain(&error)))
+        })?;
         // Once all ranks are here, all parts are written.
-        let gathered = group.all_gather_bytes(&to_json(&parts))?;
-        if group.rank() != 0 {
-            return Ok(None);
-        }
-        let mut marker = Marker {
-            format: FORMAT,
-            parts: vec![],
+        let commit = Commit {
+            store: self.store.clone(),
+            uri: uri.clone(),
+            parts: parts.map(|parts| parts.concat()),
+            before: self.before.clone(),
+            old: (self.written.len() == KEPT).then(|| self.written[0].clone()),
         };
-        for parts in &gathered {
-            let parts: Vec<Part> =
-                serde_json::from_slice(parts).map_err(|error| Cause::Version(error.to_string()))?;
-            marker.parts.extend(parts);
-        }
-        self.store
-            .put(&format!("{uri}/{MARKER}"), to_json(&marker).into())?;
-        self.written.push(uri);
-        Ok(self.remove_old())
-    }
-
-    fn put(&self, uri: &str, name: &str, bytes: Vec<u8>) -> Result<Part, DataError> {
-        let part = Part {
-            name: name.into(),
-            size: bytes.len() as u64,
-            sha256: digest::of_bytes(&bytes),
-        };
-        self.store.put(&format!("{uri}/{name}"), bytes.into())?;
-        Ok(part)
-    }
-
-    fn remove_old(&mut self) -> Option<String> {
-        let mut warning = None;
-        while self.written.len() > KEPT {
-            let uri = self.written.remove(0);
-            // The marker first: what is half removed must not count as whole.
-            let removed = self
-                .store
-                .delete(&format!("{uri}/{MARKER}"))
-                .and_then(|()| self.store.delete_prefix(&uri));
-            if let Err(error) = removed {
-                warning = Some(format!(
-                    "the old checkpoint {uri} could not be removed: {error}"
-                ));
+        let committed = together(group, move || match rank {
+            0 => commit.run(),
+            _ => Ok(None),
+        })?;
+        match committed {
+            Ok(warnings) => {
+                if self.written.len() == KEPT {
+                    self.written.remove(0);
+                }
+                self.written.push(uri);
+                self.before = Some(Predecessor {
+                    attempt: self.attempt.clone(),
+                    step,
+                });
+                Ok(warnings.into_iter().flatten().next())
             }
+            Err(reason) => Ok((rank == 0).then(|| {
+                format!(
+                    "the checkpoint after {step} steps could not be written, and training goes on without it: {reason}"
+                )
+            })),
         }
-        warning
+    }
+}
+
+/// What rank 0 does once the ranks have written their parts, or could not.
+struct Commit {
+    store: Store,
+    uri: String,
+    parts: Result<Vec<Part>, String>,
+    before: Option<Predecessor>,
+    /// The checkpoint that goes for it.
+    old: Option<String>,
+}
+
+impl Commit {
+    /// Writes the marker and removes the old checkpoint, about which there may be a warning; where there can be no marker
+    /// it removes the parts and says why.
+    fn run(self) -> Result<Option<String>, String> {
+        let Commit {
+            store,
+            uri,
+            parts,
+            before,
+            old,
+        } = self;
+        let committed = parts.and_then(|parts| {
+            let marker = Marker {
+                format: FORMAT,
+                parts,
+                before,
+            };
+            store
+                .put(&format!("{uri}/{MARKER}"), to_json(&marker).into())
+                .map_err(|error| error_chain(&error))
+        });
+        if let Err(reason) = committed {
+            // Parts without a marker only take room, and the first error is the one to tell.
+            let _ = remove(&store, &uri);
+            return Err(reason);
+        }
+        let removed = old.map_or(Ok(()), |old| {
+            remove(&store, &old)
+                .map_err(|error| format!("the old checkpoint {old} could not be removed: {error}"))
+        });
+        Ok(removed.err())
+    }
+}
+
+fn remove(store: &Store, uri: &str) -> Result<(), DataError> {
+    // The marker first: what is half removed must not count as whole.
+    store.delete(&format!("{uri}/{MARKER}"))?;
+    store.delete_prefix(uri)
+}
+
+/// Does on every rank what may take long, and gives what it came to on all of them, or what one of them failed with. A
+/// thread does it, and the ranks exchange a word every [`BETWEEN_WORDS`] until it is done everywhere.
+///
+/// # Errors
+///
+/// What the group says. The thread may go on then.
+fn together<T: Serialize + DeserializeOwned + Send + 'static>(
+    group: &ProcessGroup,
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<Result<Vec<T>, String>, Cause> {
+    let (sender, receiver) = mpsc::channel();
+    let spawned = thread::Builder::new()
+        .name("flambeau-checkpoint".into())
+        .spawn(move || sender.send(work()));
+    let mut done = spawned.err().map(|error| Err(error.to_string()));
+    loop {
+        if done.is_none() {
+            done = match receiver.recv_timeout(BETWEEN_WORDS) {
+                Ok(result) => Some(result),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => Some(Err("a panic".into())),
+            };
+        }
+        let told = group.all_gather_bytes(&to_json(&done))?;
+        let told: Vec<Option<Result<T, String>>> = told
+            .iter()
+            .map(|told| serde_json::from_slice(told))
+            .collect::<Result<_, _>>()
+            .map_err(|error| Cause::Version(error.to_string()))?;
+        if let Some(results) = told.into_iter().collect::<Option<Vec<_>>>() {
+            return Ok(results.into_iter().collect());
+        }
     }
 }
 
 /// A checkpoint that is read back.
 pub(crate) struct Checkpoint {
+    /// Its directory.
+    pub(crate) uri: String,
     pub(crate) state: State,
     pub(crate) shared: Bytes,
     /// This rank's part; none where the checkpoint is from another number of ranks.
@@ -322,65 +547,112 @@ pub(crate) struct Checkpoint {
     pub(crate) compression: Option<CompressionState>,
     /// On rank 0: the weights of the best epoch, where they were kept.
     pub(crate) best: Option<LocalWeights>,
+    /// Why it is not the one that was asked for, where it is not.
+    pub(crate) warning: Option<String>,
+}
+
+/// Why a checkpoint was not read.
+enum Unread {
+    /// A part is not there, or not as it was written.
+    Damaged(String),
+    Failed(Cause),
+}
+
+impl<E: Into<Cause>> From<E> for Unread {
+    fn from(cause: E) -> Self {
+        Unread::Failed(cause.into())
+    }
 }
 
 impl Checkpoint {
-    /// Reads a checkpoint on all ranks and checks it against what must not have changed.
+    /// Reads a checkpoint on all ranks and checks it against what must not have changed. Where a part is damaged, on
+    /// whatever rank, all of them take the checkpoint before it.
     ///
     /// # Errors
     ///
-    /// [`Cause::Checkpoint`] for one that is not whole, damaged, or of another job.
+    /// [`Cause::Checkpoint`] for one that is not whole, of another job, or damaged with no good one before it.
     pub(crate) fn read(
         store: &Store,
         group: &ProcessGroup,
+        attempt: &Attempt,
         uri: &str,
         fixed: &Fixed,
     ) -> Result<Checkpoint, Cause> {
-        let uri = uri.trim_end_matches('/');
+        let mut uri = uri.trim_end_matches('/').to_string();
+        // The one that was asked for, and what is wrong with it.
+        let mut damaged: Option<(String, String)> = None;
+        loop {
+            let refuse = |reason: String| {
+                let (uri, reason) = damaged.clone().unwrap_or((uri.clone(), reason));
+                Cause::Checkpoint { uri, reason }
+            };
+            let marker = Marker::agreed(store, group, &uri)?.map_err(refuse)?;
+            let (checkpoint, damage) =
+                match Checkpoint::read_parts(store, group, &uri, &marker, fixed) {
+                    Ok(checkpoint) => (Some(checkpoint), String::new()),
+                    Err(Unread::Damaged(reason)) => (None, reason),
+                    Err(Unread::Failed(cause)) => return Err(cause),
+                };
+            let told = group.all_gather_bytes(damage.as_bytes())?;
+            let damage = told.into_iter().find(|reason| !reason.is_empty());
+            if let (Some(checkpoint), None) = (checkpoint, &damage) {
+                let warning = damaged.map(|(damaged, reason)| {
+                    format!(
+                        "checkpoint {damaged} is damaged ({reason}), so training goes on from the one before it, {uri}"
+                    )
+                });
+                return Ok(Checkpoint {
+                    warning,
+                    ..checkpoint
+                });
+            }
+            let reason = String::from_utf8_lossy(&damage.unwrap_or_default()).into_owned();
+            let Some(before) = marker.before else {
+                return Err(refuse(reason));
+            };
+            damaged.get_or_insert((uri, reason));
+            uri = before.uri(&attempt.work_dir);
+        }
+    }
+
+    fn read_parts(
+        store: &Store,
+        group: &ProcessGroup,
+        uri: &str,
+        marker: &Marker,
+        fixed: &Fixed,
+    ) -> Result<Checkpoint, Unread> {
         let refuse = |reason: String| Cause::Checkpoint {
             uri: uri.into(),
             reason,
         };
-        let marker_uri = format!("{uri}/{MARKER}");
-        if store.size(&marker_uri)?.is_none() {
-            return Err(refuse(format!(
-                "it has no {MARKER} marker, so it was never finished"
-            )));
-        }
-        let marker: Marker = serde_json::from_slice(&store.get(&marker_uri)?)
-            .map_err(|error| refuse(format!("{MARKER}: {error}")))?;
-        if marker.format != FORMAT {
-            return Err(refuse(format!(
-                "its format is {}, this version reads {FORMAT}",
-                marker.format
-            )));
-        }
-        let part = |name: &str| -> Result<Bytes, Cause> {
+        let part = |name: &str| -> Result<Bytes, Unread> {
             let listed = marker.parts.iter().find(|part| part.name == name);
             let listed = listed.ok_or_else(|| refuse(format!("it has no part {name}")))?;
-            let bytes = store.get(&format!("{uri}/{name}"))?;
+            let bytes = match store.get(&format!("{uri}/{name}")) {
+                Err(DataError::NotFound { .. }) => {
+                    return Err(Unread::Damaged(format!("its part {name} is gone")));
+                }
+                bytes => bytes?,
+            };
             if digest::of_bytes(&bytes) != listed.sha256 {
-                return Err(refuse(format!(
-                    "its part {name} is damaged: its SHA-256 is not the one written"
+                return Err(Unread::Damaged(format!(
+                    "the SHA-256 of its part {name} is not the one written"
                 )));
             }
             Ok(bytes)
         };
-        let state: State = serde_json::from_slice(&part(STATE)?)
-            .map_err(|error| refuse(format!("{STATE}: {error}")))?;
-        if let Some(difference) = state.fixed.difference(fixed) {
-            return Err(refuse(format!("the job has changed: {difference}")));
-        }
+        let state = State::parse(&part(STATE)?, fixed).map_err(refuse)?;
         let same_world = state.world_size == group.world_size();
         let rank_state = if same_world {
             Some(part(&rank_part(group.rank()))?)
         } else {
             None
         };
-        let compression_of = |rank: usize| -> Result<CompressionState, Cause> {
+        let compression_of = |rank: usize| -> Result<CompressionState, Unread> {
             let name = compression_part(rank);
-            CompressionState::from_bytes(&part(&name)?)
-                .ok_or_else(|| refuse(format!("its part {name} is damaged")))
+            let state = CompressionState::from_bytes(&part(&name)?);
+            Ok(state.ok_or_else(|| refuse(format!("its part {name} is malformed")))?)
         };
         let compression = match fixed.gradient_compression.has_state() {
             false => None,
@@ -391,22 +663,28 @@ impl Checkpoint {
                 compression_of,
             )?),
         };
-        let kept = |part: &Part| Some(part.name.strip_prefix(BEST)?.strip_prefix('/')?.to_string());
         let mut best = vec![];
         for listed in marker.parts.iter().filter(|_| group.rank() == 0) {
-            if let Some(file) = kept(listed) {
-                best.push((file, part(&listed.name)?));
+            if let Some(file) = best_file(&listed.name) {
+                best.push((file.to_string(), part(&listed.name)?));
             }
         }
         let best = (!best.is_empty()).then(|| LocalWeights::from_files(best));
         Ok(Checkpoint {
+            uri: uri.into(),
             best: best.transpose()?,
             compression,
             shared: part(SHARED)?,
             state,
             rank_state,
+            warning: None,
         })
     }
+}
+
+/// The name of a file of the best weights, where a part is one.
+fn best_file(part: &str) -> Option<&str> {
+    part.strip_prefix(BEST)?.strip_prefix('/')
 }
 
 fn compression_part(rank: usize) -> String {

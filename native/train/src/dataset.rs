@@ -136,8 +136,8 @@ fn manifest(
         return Ok(Arc::new(manifest));
     }
     let message = group.broadcast_bytes(&[], 0)?;
-    let manifest = serde_json::from_slice(&message)
-        .map_err(|error| Cause::Version(format!("its manifest cannot be read: {error}")))?;
+    let manifest =
+        Manifest::from_json(&message).map_err(|error| Cause::Version(error.to_string()))?;
     Ok(Arc::new(manifest))
 }
 

@@ -44,8 +44,10 @@ pub enum JobError {
 pub enum ErrorKind {
     /// The job, or a checkpoint that does not fit it.
     Job,
-    /// The rows, or the store that holds them.
+    /// The rows, or a file that is not there or not what it should be.
     Data,
+    /// The store: it throttled, timed out or could not be reached. Another attempt may go better.
+    Store,
     /// Communication between ranks: lost, slow or aborted peers.
     Collective,
     /// The model: a user's exception.
@@ -139,6 +141,7 @@ impl Cause {
         match self {
             Cause::Job(_) | Cause::Version(_) | Cause::Checkpoint { .. } => ErrorKind::Job,
             Cause::Data(DataError::Interrupted) => ErrorKind::Cancelled,
+            Cause::Data(error) if error.is_transient() => ErrorKind::Store,
             Cause::Data(_) | Cause::BatchLost(_) | Cause::Io { .. } => ErrorKind::Data,
             Cause::Collective(source) => match &**source {
                 CollectiveError::Interrupted => ErrorKind::Cancelled,

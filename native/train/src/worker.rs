@@ -1,5 +1,6 @@
 //! The training of one rank, from its job to its result.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flambeau_collective::{CollectiveError, NcclGroup, ProcessGroup};
@@ -138,7 +139,8 @@ impl<'a> Worker<'a> {
             .accelerator
             .as_ref()
             .map(|accelerator| accelerator.nccl.clone());
-        let (mut compression, mut best) = (None, None);
+        let (mut compression, mut best, mut resumed) = (None, None, None);
+        let mut warnings: Vec<String> = placement.warning.into_iter().collect();
         let (position, history, scaler) = match &job.attempt.resume {
             None => {
                 model
@@ -159,9 +161,11 @@ impl<'a> Worker<'a> {
                 )
             }
             Some(uri) => {
-                let mut checkpoint = Checkpoint::read(&store, &group, uri, &fixed)?;
+                let mut checkpoint = Checkpoint::read(&store, &group, &job.attempt, uri, &fixed)?;
                 compression = checkpoint.compression.take();
-                best = checkpoint.best.take();
+                best = checkpoint.best.take().map(Arc::new);
+                warnings.extend(checkpoint.warning.take());
+                resumed = Some(checkpoint.uri.clone());
                 resume(checkpoint, &job, &group, model)?
             }
         };
@@ -185,7 +189,7 @@ impl<'a> Worker<'a> {
             scaler,
             hooks,
         )?;
-        if let Some(uri) = &job.attempt.resume
+        if let Some(uri) = &resumed
             && !stepper.restore(position.step, compression.as_ref())?
         {
             return Err(Cause::Checkpoint {
@@ -196,7 +200,7 @@ impl<'a> Worker<'a> {
         let events = (rank == 0).then(|| {
             EventWriter::new(store.clone(), format!("{}/events", job.attempt.directory()))
         });
-        let checkpoints = CheckpointWriter::new(store.clone(), &job.attempt.directory());
+        let checkpoints = CheckpointWriter::new(store.clone(), &job.attempt, resumed.as_deref());
         let num_rows = datasets.train.num_rows;
         let num_validation_rows = datasets
             .validation
@@ -216,11 +220,8 @@ impl<'a> Worker<'a> {
             on_event,
             on_step,
             checkpoints,
-            warnings: placement
-                .warning
-                .filter(|_| rank == 0)
-                .into_iter()
-                .collect(),
+            // All ranks find these alike.
+            warnings: if rank == 0 { warnings } else { vec![] },
         };
         run.epochs(place)?;
 
@@ -228,7 +229,7 @@ impl<'a> Worker<'a> {
         replicas::broadcast(model, &run.group, Tensors::Buffers)?;
         let weights = match (rank, run.best.take()) {
             (0, Some(best)) => Some(best),
-            (0, None) => Some(LocalWeights::of(model)?),
+            (0, None) => Some(Arc::new(LocalWeights::of(model)?)),
             _ => None,
         };
         let directory = run.job.attempt.models_directory();
@@ -277,7 +278,7 @@ struct Run<'a> {
     history: History,
     monitor: Monitor,
     /// On rank 0: the weights of the best epoch, with `restoreBestWeights`.
-    best: Option<LocalWeights>,
+    best: Option<Arc<LocalWeights>>,
     /// On rank 0.
     events: Option<EventWriter>,
     on_event: Option<Listener<Event>>,
@@ -446,7 +447,7 @@ impl Run<'_> {
         if self.monitor.is_best(&record, &self.history) {
             self.history.best_epoch = Some(record.epoch);
             if self.job.params.restore_best_weights && self.group.rank() == 0 {
-                self.best = Some(LocalWeights::of(model)?);
+                self.best = Some(Arc::new(LocalWeights::of(model)?));
             }
         }
         self.tell(Event::Epoch(record.clone()));
@@ -506,12 +507,12 @@ impl Run<'_> {
         );
         self.warnings.extend(self.checkpoints.write(
             &self.group,
-            &state,
+            state,
             Contents {
                 shared,
                 rank,
                 compression: self.stepper.compression_state()?,
-                best: self.best.as_ref(),
+                best: self.best.clone(),
             },
         )?);
         Ok(())

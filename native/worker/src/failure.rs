@@ -11,8 +11,8 @@ use serde::Serialize;
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Failure {
-    /// `job`, `data`, `collective`, `model`, `diverged`, `cancelled`, `replicas`, `environment` or `panic`. Only `collective`
-    /// is worth another attempt.
+    /// `job`, `data`, `store`, `collective`, `model`, `diverged`, `cancelled`, `replicas`, `environment` or `panic`. Only
+    /// `collective` and `store` are worth another attempt.
     pub(crate) kind: &'static str,
     /// What happened, with its causes.
     pub(crate) message: String,
@@ -88,6 +88,7 @@ fn kind_of(cause: &Cause) -> &'static str {
     if let Cause::Model(error) = cause {
         match error.downcast_ref() {
             Some(TorchError::Param(_)) => return "job",
+            Some(TorchError::Store(error)) if error.is_transient() => return "store",
             Some(TorchError::Data(_) | TorchError::Store(_) | TorchError::Io { .. }) => {
                 return "data";
             }
@@ -97,6 +98,7 @@ fn kind_of(cause: &Cause) -> &'static str {
     match cause.kind() {
         ErrorKind::Job => "job",
         ErrorKind::Data => "data",
+        ErrorKind::Store => "store",
         ErrorKind::Collective => "collective",
         ErrorKind::Model => "model",
         ErrorKind::Diverged => "diverged",

@@ -37,7 +37,7 @@ _CHUNK_BYTES = 1 << 20
 # An executor that is lost comes back within this time, or Spark's cluster manager does not replace it.
 _RECOVERY_SECONDS = 120.0
 
-_RETRIED_KINDS = ("lost", "collective")
+RETRIED_KINDS = ("lost", "collective", "store")
 
 # How Spark tells that a worker went away, in its own error texts.
 _LOST_TEXTS = (
@@ -160,7 +160,7 @@ class Launch:
             told = (warning for rank in sorted(results) for warning in results[rank]["warnings"])
             return {**results[0], "warnings": list(dict.fromkeys(told))}
         error = exception_of(failed)
-        if failed.error_kind in _RETRIED_KINDS:
+        if failed.error_kind in RETRIED_KINDS:
             raise _Lost(error)
         raise error
 
@@ -312,7 +312,7 @@ def first_cause(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
     failed = [outcome for outcome in outcomes if not outcome.ok]
     return min(
         failed,
-        key=lambda outcome: (not outcome.is_cause, outcome.error_kind in _RETRIED_KINDS, outcome.rank),
+        key=lambda outcome: (not outcome.is_cause, outcome.error_kind in RETRIED_KINDS, outcome.rank),
         default=None,
     )
 

@@ -31,6 +31,7 @@ from flambeau.errors import (
     DivergedError,
     FlambeauError,
     ParamError,
+    StoreError,
     WorkerError,
     WorkerLost,
 )
@@ -242,6 +243,7 @@ def _converse(
 _CLASSES: dict[str, type[FlambeauError]] = {
     "job": ParamError,
     "data": DataError,
+    "store": StoreError,
     "collective": CollectiveError,
     "diverged": DivergedError,
     "cancelled": CancelledError,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flambeau._fit.imports import finish_importing, forget_threads
-from flambeau.errors import DataError, FlambeauError, ParamError, RankFailure
+from flambeau.errors import DataError, FlambeauError, ParamError, RankFailure, StoreError
 
 _MAX_TEXT = 64 << 10
 _MAX_PICKLE = 1 << 20
@@ -68,8 +68,8 @@ class RankOutcome:
     result_json: str | None = None
     """The training's result, where `ok`."""
     error_kind: str | None = None
-    """As `RankFailure.kind`, or `environment` where the worker itself lacks something: `lost` and
-    `collective` may be tried again.
+    """As `RankFailure.kind`, or `environment` where the worker itself lacks something: `lost`, `collective`
+    and `store` may be tried again.
     """
     error_type: str | None = None
     """The exception's class, qualified."""
@@ -228,6 +228,8 @@ def _kind(exception: BaseException) -> str:
         return "environment"
     if isinstance(exception, DataError):
         return "data"
+    if isinstance(exception, StoreError):
+        return "store"
     if isinstance(exception, ParamError):
         return "job"
     return "cancelled" if isinstance(exception, KeyboardInterrupt) else "user"

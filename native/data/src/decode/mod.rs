@@ -525,7 +525,7 @@ fn stored_ranges(
                 }
                 ranges.extend(selection.scan_ranges(locations));
             }
-            _ => ranges.push(start..start + length),
+            _ => ranges.push(start..start.saturating_add(length)),
         }
     }
     ranges

@@ -48,6 +48,19 @@ impl ShardBytes {
         size: u64,
         mut ranges: Vec<Range<u64>>,
     ) -> std::result::Result<Self, DataError> {
+        if let Some(range) = ranges
+            .iter()
+            .find(|range| range.start > range.end || range.end > size)
+        {
+            let message = format!(
+                "its footer says that a column lies in bytes {}..{} of {size}",
+                range.start, range.end
+            );
+            return Err(DataError::Parquet {
+                uri: uri.to_owned(),
+                source: ParquetError::EOF(message),
+            });
+        }
         ranges.sort_by_key(|range| range.start);
         let pieces = store.get_ranges(uri, &ranges)?;
         let held = ranges.iter().map(|range| range.start).zip(pieces).collect();
@@ -63,7 +76,7 @@ impl ShardBytes {
         let next = self.held.partition_point(|(offset, _)| *offset <= start);
         let (offset, bytes) = self.held.get(next.checked_sub(1)?)?;
         let from = start - offset;
-        (from + length <= bytes.len() as u64)
+        (from.saturating_add(length) <= bytes.len() as u64)
             .then(|| bytes.slice(from as usize..(from + length) as usize))
     }
 }
@@ -89,7 +102,7 @@ impl ChunkReader for ShardBytes {
         if let Some(bytes) = self.held(start, length as u64) {
             return Ok(bytes);
         }
-        let end = start + length as u64;
+        let end = start.saturating_add(length as u64);
         if end > self.size {
             let message = format!("bytes {start}..{end} of a file of {} bytes", self.size);
             return Err(ParquetError::EOF(message));

@@ -26,13 +26,12 @@ pub(super) fn read_ranges(path: &Path, ranges: &[Range<u64>]) -> io::Result<Vec<
     let mut pieces = vec![Bytes::new(); ranges.len()];
     let mut rest = order.as_slice();
     while let Some(&first) = rest.first() {
-        let start = ranges[first].start;
-        let mut end = ranges[first].end;
+        let Range { start, mut end } = ranges[first].clone();
         let mut taken = 1;
         while let Some(range) = rest
             .get(taken)
             .map(|&index| &ranges[index])
-            .filter(|range| range.start <= end + GAP)
+            .filter(|range| range.start <= end.saturating_add(GAP))
         {
             end = end.max(range.end);
             taken += 1;
@@ -50,12 +49,19 @@ pub(super) fn read_ranges(path: &Path, ranges: &[Range<u64>]) -> io::Result<Vec<
 
 fn read_range(file: &mut File, start: u64, end: u64) -> io::Result<Bytes> {
     let length = end.saturating_sub(start);
+    let too_short = || {
+        let message = format!("bytes {start}..{end} were asked for, but it ends before");
+        io::Error::new(ErrorKind::UnexpectedEof, message)
+    };
+    // A length that is wrong must not become memory that there is not.
+    if end > file.metadata()?.len() {
+        return Err(too_short());
+    }
     let mut bytes = Vec::with_capacity(length as usize);
     file.seek(SeekFrom::Start(start))?;
     file.take(length).read_to_end(&mut bytes)?;
     if (bytes.len() as u64) < length {
-        let message = format!("bytes {start}..{end} were asked for, but it ends before");
-        return Err(io::Error::new(ErrorKind::UnexpectedEof, message));
+        return Err(too_short());
     }
     Ok(bytes.into())
 }

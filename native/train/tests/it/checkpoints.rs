@@ -1,13 +1,18 @@
 //! Checkpoints, and trainings that go on from them.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
-use flambeau_train::{Cause, ErrorKind, TrainingJob, TrainingResult, checkpoint};
+use flambeau_collective::GroupOptions;
+use flambeau_data::Store;
+use flambeau_train::{Cause, ErrorKind, Hooks, TrainingJob, TrainingResult, Worker, checkpoint};
 use serde_json::{Value, json};
 
-use crate::model::{Config, Fault, Net, Optimizer};
-use crate::support::{Bench, Outcome, paired, store, train, try_train};
+use crate::bucket::{self, Bucket};
+use crate::model::{Config, Fault, Net, Optimizer, TestModel};
+use crate::support::{Bench, Outcome, group_options, paired, ranks_with, store, train, try_train};
 
 fn config() -> Config {
     Config {
@@ -320,13 +325,160 @@ fn a_damaged_part_and_a_changed_job_are_refused() {
             .contains("globalBatch was 24 and is now 12")
     );
 
-    let shared = uri.join("shared.bin");
-    let mut bytes = fs::read(&shared).unwrap();
-    bytes[7] ^= 1;
-    fs::write(&shared, bytes).unwrap();
+    for uri in checkpoints_of(&bench, "first") {
+        damage(&uri.join("shared.bin"));
+    }
     let error = refusal(params);
     assert!(
-        matches!(&*error.cause, Cause::Checkpoint { reason, .. } if reason.contains("shared.bin")),
+        matches!(&*error.cause, Cause::Checkpoint { uri: of, reason }
+            if Path::new(of) == uri && reason.contains("shared.bin")),
         "{error}"
     );
+}
+
+/// Changes a byte of a file and keeps its size.
+fn damage(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    bytes[7] ^= 1;
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_damaged_checkpoint_is_passed_over_for_the_one_before_it() {
+    let bench = Bench::new(97, 31);
+    let unbroken = train(&bench.job("unbroken", params(2), false), 2, &config());
+    let resume = |attempt: &str, newest: &str| {
+        let mut job = bench.job(attempt, params(2), false);
+        job.attempt.resume = Some(newest.into());
+        job
+    };
+    let check = |attempt: &str, newest: &str, before: &str| {
+        let outcomes = train(&resume(attempt, newest), 2, &config());
+        assert_same_end(&outcomes, &unbroken);
+        let warnings = &outcomes[0].result.as_ref().unwrap().warnings;
+        assert!(
+            warnings.len() == 1
+                && [newest, "rank-1.bin", before]
+                    .iter()
+                    .all(|text| warnings[0].contains(text)),
+            "{warnings:?}"
+        );
+    };
+    let first = bench.job("first", params(2), false);
+    let newest = stop_at(&bench, &first, 2, &config(), 9).unwrap();
+    let before = newest.replace("0000000008", "0000000005");
+    // A part that rank 1 alone reads.
+    damage(&Path::new(&newest).join("rank-1.bin"));
+    check("within", &newest, &before);
+
+    damage(&Path::new(&newest).join("rank-1.bin"));
+    let second = resume("second", &newest);
+    let last = stop_at(&bench, &second, 2, &config(), 11).unwrap();
+    damage(&Path::new(&last).join("rank-1.bin"));
+    check("across", &last, &newest);
+}
+
+#[test]
+fn a_checkpoint_that_cannot_be_written_is_a_warning() {
+    let bench = Bench::new(97, 31);
+    let unbroken = train(&bench.job("unbroken", params(2), false), 2, &config());
+    fs::create_dir_all(bench.path("attempts/full")).unwrap();
+    fs::write(bench.path("attempts/full/checkpoints"), "in the way").unwrap();
+    let outcomes = train(&bench.job("full", params(2), false), 2, &config());
+    assert_same_end(&outcomes, &unbroken);
+    let warnings = &outcomes[0].result.as_ref().unwrap().warnings;
+    // Checkpoints after steps 4, 8 and 12, and after the epochs that end with steps 5 and 10.
+    assert_eq!(warnings.len(), 5, "{warnings:?}");
+    assert!(
+        warnings[0].contains("after 4 steps could not be written")
+            && warnings[0].contains("attempts/full/checkpoints"),
+        "{warnings:?}"
+    );
+}
+
+#[test]
+fn a_slow_store_does_not_use_up_the_time_of_the_other_ranks() {
+    let bench = Bench::new(97, 0);
+    let timeout = Duration::from_secs(1);
+    let bucket = Arc::new(Bucket {
+        slow: Some(("checkpoints/0000000005/shared.bin", 2 * timeout)),
+        ..Bucket::default()
+    });
+    let store = Store::new(&bucket::serve(&bucket)).unwrap();
+    let mut job = bench.job(
+        "slow",
+        json!({"numWorkers": 2, "batchSize": 12, "epochs": 2}),
+        false,
+    );
+    job.attempt.work_dir = "s3://bucket/work".into();
+    let options = GroupOptions {
+        timeout,
+        ..group_options()
+    };
+    let results = ranks_with(&options, 2, |group| {
+        let mut model = TestModel::new(config(), group.rank());
+        Worker::new(
+            job.clone(),
+            group,
+            &mut model,
+            store.clone(),
+            Hooks::default(),
+        )
+        .run()
+    });
+    for result in results {
+        assert_eq!(result.unwrap().warnings, [""; 0]);
+    }
+    let newest = checkpoint::newest(&store, "s3://bucket/work", &["slow".into()]).unwrap();
+    assert_eq!(newest.unwrap().step, 5);
+}
+
+#[test]
+fn names_that_lead_out_of_a_checkpoint_are_refused() {
+    let bench = Bench::new(97, 31);
+    let params = json!({
+        "numWorkers": 1, "batchSize": 12, "epochs": 3, "validationFraction": 0.2, "restoreBestWeights": true,
+    });
+    train(&bench.job("first", params.clone(), false), 1, &config());
+    let uri = checkpoints_of(&bench, "first").pop().unwrap();
+    let good: Value = serde_json::from_slice(&fs::read(uri.join("COMMITTED")).unwrap()).unwrap();
+    let refusal = |marker: &Value| {
+        fs::write(uri.join("COMMITTED"), marker.to_string()).unwrap();
+        let mut job = bench.job("again", params.clone(), false);
+        job.attempt.resume = Some(uri.to_str().unwrap().into());
+        let outcomes = try_train(&job, 1, |_| config(), |_| Default::default());
+        outcomes[0].result.as_ref().err().map(ToString::to_string)
+    };
+    let parts = good["parts"].as_array().unwrap();
+    let best = parts
+        .iter()
+        .position(|part| part["name"].as_str().unwrap().starts_with("best/"))
+        .unwrap();
+    // In the store it lies where it is listed; on this machine it would lie beside the temporary directory.
+    let outside = format!("flambeau-outside-{}", std::process::id());
+    fs::copy(
+        uri.join(parts[best]["name"].as_str().unwrap()),
+        uri.join(&outside),
+    )
+    .unwrap();
+    let absolute = format!("best/{}", std::env::temp_dir().join(&outside).display());
+    for name in [
+        format!("best/../{outside}"),
+        absolute,
+        "../state.json".into(),
+    ] {
+        let mut marker = good.clone();
+        marker["parts"][best]["name"] = json!(name);
+        let text = refusal(&marker).unwrap_or_default();
+        assert!(!std::env::temp_dir().join(&outside).exists());
+        assert!(
+            text.contains(&name) && text.contains("plain name"),
+            "{text}"
+        );
+    }
+    let mut marker = good.clone();
+    marker["before"]["attempt"] = json!("../../elsewhere");
+    let text = refusal(&marker).unwrap_or_default();
+    assert!(text.contains("../../elsewhere"), "{text}");
+    assert_eq!(refusal(&good), None);
 }

@@ -1,5 +1,7 @@
 //! Trainings of real models over real process groups and Parquet files, ranks as threads.
 
+#[path = "../../../data/tests/it/bucket.rs"]
+mod bucket;
 mod checkpoints;
 mod compression;
 mod devices;
@@ -10,9 +12,12 @@ mod host_programs;
 mod job;
 mod loop_order;
 mod model;
+#[path = "../../../data/tests/it/mutation.rs"]
+mod mutation;
 mod parity;
 mod records;
 mod reducer;
 mod reference;
 mod scaling;
+mod strangers;
 mod support;

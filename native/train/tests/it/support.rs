@@ -193,6 +193,28 @@ pub fn ranks_over<R: Send>(
     world_size: usize,
     body: impl Fn(ProcessGroup) -> R + Sync,
 ) -> Vec<R> {
+    let options = GroupOptions {
+        transport,
+        ..group_options()
+    };
+    ranks_with(&options, world_size, body)
+}
+
+/// The options of a group whose ranks are threads of this process.
+pub fn group_options() -> GroupOptions {
+    GroupOptions {
+        timeout: Duration::from_secs(60),
+        secret: b"a secret of the test".to_vec(),
+        ..GroupOptions::default()
+    }
+}
+
+/// The same with a group of these options.
+pub fn ranks_with<R: Send>(
+    options: &GroupOptions,
+    world_size: usize,
+    body: impl Fn(ProcessGroup) -> R + Sync,
+) -> Vec<R> {
     let meeting = Arc::new(Meeting {
         barrier: Barrier::new(world_size),
         payloads: Mutex::new(vec![vec![]; world_size]),
@@ -202,18 +224,12 @@ pub fn ranks_over<R: Send>(
             .map(|rank| {
                 let (meeting, body) = (meeting.clone(), &body);
                 scope.spawn(move || {
-                    let options = GroupOptions {
-                        timeout: Duration::from_secs(60),
-                        secret: b"a secret of the test".to_vec(),
-                        transport,
-                        ..GroupOptions::default()
-                    };
                     let mut rendezvous = ThreadRendezvous {
                         meeting,
                         rank,
                         world_size,
                     };
-                    body(ProcessGroup::connect(&mut rendezvous, options).unwrap())
+                    body(ProcessGroup::connect(&mut rendezvous, options.clone()).unwrap())
                 })
             })
             .collect();

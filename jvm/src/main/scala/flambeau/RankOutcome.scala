@@ -35,6 +35,7 @@ private[flambeau] final case class RankOutcome(
     kind match {
       case "job"                 => new ParamException(text, place)
       case "data"                => new DataException(text, place)
+      case "store"               => new StoreException(text, place)
       case "environment"         => new ClusterException(text, place)
       case "lost" | "collective" => new WorkerLostException(text, Some(rank), Some(host), epoch, step)
       case _                     => place
@@ -46,12 +47,12 @@ private[flambeau] final case class RankOutcome(
 }
 
 private[flambeau] object RankOutcome {
-  private val Retried = Seq("lost", "collective")
+  private val Retried = Seq("lost", "store", "collective")
 
   /** The outcome that says why the others failed; none where all went well.
     *
     * Where several ranks say that it began with them, one with an error of its own comes first, then one whose process
-    * was killed, then one that missed another.
+    * was killed, then one whose store failed, then one that missed another.
     */
   def firstCause(outcomes: Seq[RankOutcome]): Option[RankOutcome] = {
     val failed = outcomes.filter(_.result.isEmpty)

@@ -66,6 +66,8 @@ class LaunchSuite extends SparkSuite {
     assert(RankOutcome.firstCause(outcomes).exists(_.rank == 2))
     assert(RankOutcome.firstCause(outcomes :+ failed(3, "data")).exists(_.rank == 3))
     assert(RankOutcome.firstCause(Seq(RankOutcome(0, "a", result = Some("{}")))).isEmpty)
+    val store = failed(0, "store")
+    assert(store.isRetried && store.exception.isInstanceOf[StoreException])
   }
 
   test("outcomes become exceptions that say where it was") {
