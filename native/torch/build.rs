@@ -19,13 +19,16 @@ fn main() {
     cc::Build::new()
         .cpp(true)
         .std("c++20")
-        .include(libtorch.join("include"))
-        .include(libtorch.join("include/torch/csrc/api/include"))
+        // As of the system: what its headers warn of is not ours.
+        .flag("-isystem")
+        .flag(libtorch.join("include"))
+        .flag("-isystem")
+        .flag(libtorch.join("include/torch/csrc/api/include"))
         // Headers that take what they use of the operators alone compile in a fraction of the time.
         .define("AT_PER_OPERATOR_HEADERS", None)
         .flag("-fvisibility=hidden")
-        .flag_if_supported("-Wno-unused-parameter")
-        .warnings(false)
+        .warnings(true)
+        .extra_warnings(true)
         .files(sources)
         .compile("flambeau_torch");
     // $LIBTORCH/lib may be a directory of links, while libtorch finds its own libraries beside the real files.

@@ -85,6 +85,15 @@ class TcpRendezvous:
     def all_gather(self, payload: bytes) -> list[bytes]:
         """Gives every rank the payloads of all ranks, in rank order. All ranks call it equally often."""
 
+def check_script_file(name: str, data: bytes) -> None:
+    """Refuses a file of a TorchScript archive that has code for the load itself to run.
+
+    Raises `flambeau.errors.DataError`.
+    """
+
+def impure_operators(names: list[str]) -> list[str]:
+    """Those of the operators, such as `aten::from_file`, that may do more than compute."""
+
 def inspect(uris: list[str], spec_json: str, store_options: dict[str, str] | None = None) -> str:
     """Reads the footers of Parquet shards and checks them against a dataset spec.
 

@@ -100,7 +100,7 @@ class TorchEstimator(HasTrainingParams, HasRuntime, HasObjects, Estimator[Any], 
     @classmethod
     def read(cls) -> MLReader[Any]:
         """A reader for what `write` saved. `spark.flambeau.allowPickle=false` refuses objects that are
-        pickles.
+        pickles, and programs that do more than compute.
         """
         from flambeau._saved.saving import EstimatorReader
 

@@ -235,7 +235,8 @@ class TorchModel(
         `path` is the directory that it was saved to. `module`, where given, is a module of the class that was
         trained, itself untrained: it takes the saved program's place, so that no program is read, and no
         pickle. Raises FlambeauError for what is not a saved model of this class, and where
-        `spark.flambeau.allowPickle` is false and there is a pickle only.
+        `spark.flambeau.allowPickle` or `spark.flambeau.allowScripts` is false and refuses every program that
+        there is. A program is code of whoever saved it.
         """
         from flambeau._saved.saving import ModelReader
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 import textwrap
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,6 +162,96 @@ def test_pickles_are_refused_on_every_path(spark: SparkSession, tmp_path: Path) 
     finally:
         spark.conf.unset("spark.flambeau.allowPickle")
     assert torch.equal(given.module().layer.weight, module.layer.weight)
+
+
+class Writing(nn.Module):
+    """Writes a file when it runs."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.path = path
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.save(x, self.path)
+        return self.layer(x)
+
+
+def with_program(model: Path, form: str, data: bytes) -> None:
+    """Has a saved model hold this program and no other, with its hash in the metadata."""
+    metadata = metadata_of(model)
+    ours, name = metadata["flambeau"], {"scripted": "program.pt", "exported": "program.pt2"}[form]
+    ours["programs"] = {form: name}
+    ours["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (model / name).write_bytes(data)
+    (part,) = model.glob("metadata/part-*")
+    part.write_text(json.dumps(metadata))
+    for checksum in model.glob("metadata/.part-*.crc"):
+        checksum.unlink()
+
+
+def reading_a_file(exported: bytes, path: Path) -> bytes:
+    """The exported program, whose first operator makes a file of that path."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(exported)) as source, zipfile.ZipFile(buffer, "w") as target:
+        for name in source.namelist():
+            data = source.read(name)
+            if name.endswith("models/model.json"):
+                program = json.loads(data)
+                node = program["graph_module"]["graph"]["nodes"][0]
+                node["target"] = "torch.ops.aten.from_file.default"
+                given = {
+                    "filename": {"as_string": str(path)},
+                    "shared": {"as_bool": True},
+                    "size": {"as_int": 4},
+                }
+                node["inputs"] = [{"name": key, "arg": value, "kind": 1} for key, value in given.items()]
+                data = json.dumps(program).encode()
+            target.writestr(name, data)
+    return buffer.getvalue()
+
+
+def test_programs_that_do_more_than_compute_are_refused(no_pickles: SparkSession, tmp_path: Path) -> None:
+    path, written = tmp_path / "model", tmp_path / "written"
+    frame = no_pickles.createDataFrame([([1.0, 2.0, 3.0, 4.0],)], "features array<float>")
+    fitted.regressor(tmp_path / "fit").save(str(path))
+    before = TorchModel.load(str(path))
+    assert set(before._programs) == {"scripted", "exported"}
+    script = io.BytesIO()
+    torch.jit.save(torch.jit.script(Writing(str(written))), script)
+    impure = {
+        "scripted": (script.getvalue(), "aten::save"),
+        "exported": (reading_a_file(before._programs["exported"], written), "aten::from_file"),
+    }
+    for form, (data, operator) in impure.items():
+        with_program(path, form, data)
+        with pytest.raises(
+            FlambeauError, match=f"{form}: spark.flambeau.allowPickle is false, and it calls {operator}"
+        ):
+            TorchModel.load(str(path))
+        assert not written.exists()
+    # Without the conf it is the user's to trust.
+    no_pickles.conf.set("spark.flambeau.allowPickle", "true")
+    with_program(path, "scripted", impure["scripted"][0])
+    TorchModel.load(str(path)).transform(frame).collect()
+    assert written.exists()
+
+
+def test_scripts_are_refused_where_the_session_says_so(spark: SparkSession, tmp_path: Path) -> None:
+    model, estimator, net = (str(tmp_path / name) for name in ("model", "estimator", "net.pt"))
+    fitted.regressor(tmp_path / "fit").save(model)
+    torch.jit.save(torch.jit.script(fitted.Mlp()), net)
+    TorchRegressor(model=net, loss="mse", optimizer="sgd", runtime="native").save(estimator)
+    spark.conf.set("spark.flambeau.allowScripts", "false")
+    try:
+        assert set(TorchModel.load(model)._programs) == {"exported"}
+        with pytest.raises(
+            FlambeauError, match=r"program\.pt may not be read: spark\.flambeau\.allowScripts"
+        ):
+            TorchRegressor.load(estimator)
+    finally:
+        spark.conf.unset("spark.flambeau.allowScripts")
+    assert TorchRegressor.load(estimator).getModel() == estimator
 
 
 def test_a_module_can_be_given_and_must_fit(spark: SparkSession, tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 //! `NativeApi`'s functions on jobs.
 
+use std::collections::HashMap;
+
+use flambeau_data::Store;
 use flambeau_train::TrainingJob;
 use jni::EnvUnowned;
 use jni::objects::{JObject, JString};
@@ -22,6 +25,25 @@ extern "system" fn Java_flambeau_jni_NativeApi_checkJob<'frame>(
         let text = serde_json::to_string(&found)
             .expect("a report has string keys and finite numbers only");
         Ok(JString::from_str(env, text)?)
+    })
+    .resolve::<Throw>()
+}
+
+#[unsafe(no_mangle)]
+extern "system" fn Java_flambeau_jni_NativeApi_checkPure<'frame>(
+    mut env: EnvUnowned<'frame>,
+    _this: JObject<'frame>,
+    form: JString<'frame>,
+    program: JString<'frame>,
+) {
+    env.with_env(|env| {
+        let [form, program] = texts(env, [&form, &program])?;
+        let form = serde_json::from_value(form.into()).map_err(|source| NativeError::Message {
+            what: "the program's form",
+            source,
+        })?;
+        let program = Store::new(&HashMap::new())?.get(&program)?;
+        Ok(flambeau_torch::check_pure(form, &program)?)
     })
     .resolve::<Throw>()
 }

@@ -8,7 +8,12 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 /// An exception of `flambeau.errors` with keyword arguments.
-fn raise(py: Python<'_>, class: &str, message: &str, fields: &[(&str, Bound<'_, PyAny>)]) -> PyErr {
+pub(crate) fn raise(
+    py: Python<'_>,
+    class: &str,
+    message: &str,
+    fields: &[(&str, Bound<'_, PyAny>)],
+) -> PyErr {
     let make = || -> PyResult<PyErr> {
         let class = py.import("flambeau.errors")?.getattr(class)?;
         let keywords = PyDict::new(py);

@@ -65,3 +65,18 @@ pub(crate) fn newest_checkpoint(
         .map(|found| found.map(|info| info.uri))
         .map_err(|failure| error::from_data(py, &failure))
 }
+
+/// Those of the operators, such as `aten::from_file`, that may do more than compute.
+#[pyfunction]
+pub(crate) fn impure_operators(names: Vec<String>) -> Vec<String> {
+    let mut names = names;
+    names.retain(|name| !flambeau_train::is_pure_operator(name));
+    names
+}
+
+/// Refuses a file of a TorchScript archive that has code for the load itself to run. Raises `flambeau.errors.DataError`.
+#[pyfunction]
+pub(crate) fn check_script_file(py: Python<'_>, name: &str, data: &[u8]) -> PyResult<()> {
+    flambeau_train::check_script_file(name, data)
+        .map_err(|reason| error::raise(py, "DataError", &reason, &[]))
+}

@@ -29,7 +29,9 @@ mod _native {
     #[pymodule_export]
     use crate::batches::PyBatchReader;
     #[pymodule_export]
-    use crate::inspection::{inspect, job_schema, newest_checkpoint, validate_job};
+    use crate::inspection::{
+        check_script_file, impure_operators, inspect, job_schema, newest_checkpoint, validate_job,
+    };
     #[pymodule_export]
     use crate::nccl::nccl_meeting;
     #[pymodule_export]

@@ -1,8 +1,10 @@
 // What every function that Rust calls shares: exceptions become texts, and tensors are pointers to at::Tensor that
-// tch's Tensor owns.
+// tch's Tensor owns. A function that gives no text back is noexcept: it fails for want of memory alone, and that ends the
+// process, as it does in Rust.
 #pragma once
 
 #include <cstring>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -16,8 +18,10 @@ using TensorPtr = at::Tensor*;
 using ConstTensorPtr = const at::Tensor*;
 
 // A copy that Rust frees with flambeau_free_text.
-inline char* copy_text(const std::string& text) {
-  return strdup(text.c_str());
+inline char* copy_text(const std::string& text) noexcept {
+  char* copy = strdup(text.c_str());
+  if (copy == nullptr) std::terminate();
+  return copy;
 }
 
 // Runs `body` and returns null, or the text of the exception that it threw.

@@ -42,14 +42,14 @@ at::Tensor norm_of_all(const std::vector<at::Tensor>& tensors, const at::Scalar&
 extern "C" {
 
 // The file that libtorch's CPU part was loaded from.
-char* flambeau_libtorch_path() {
+char* flambeau_libtorch_path() noexcept {
   Dl_info info;
   const auto* symbol = reinterpret_cast<const void*>(&at::globalContext);
   return copy_text(dladdr(symbol, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "");
 }
 
 // Opens a library for good. Returns null, or why it cannot be opened.
-char* flambeau_open_library(const char* path) {
+char* flambeau_open_library(const char* path) noexcept {
   return dlopen(path, RTLD_NOW | RTLD_LOCAL) != nullptr ? nullptr : copy_text(dlerror());
 }
 
@@ -82,7 +82,7 @@ char* flambeau_stream_of_pool(int index, c10::Stream** result) {
       [&] { *result = new c10::Stream(implementation(cuda(index)).getStreamFromGlobalPool(cuda(index))); });
 }
 
-void flambeau_stream_free(c10::Stream* stream) {
+void flambeau_stream_free(c10::Stream* stream) noexcept {
   delete stream;
 }
 
@@ -111,7 +111,7 @@ char* flambeau_event_after(const c10::Stream* stream, c10::Event** result) {
   });
 }
 
-void flambeau_event_free(c10::Event* event) {
+void flambeau_event_free(c10::Event* event) noexcept {
   delete event;
 }
 

@@ -1,5 +1,7 @@
 #include "dispatch.h"
 
+#include "border.h"
+
 #include <ATen/ATen.h>
 #include <ATen/ScalarOps.h>
 #include <ATen/autocast_mode.h>
@@ -8,36 +10,15 @@
 #include <ATen/core/jit_type.h>
 #include <ATen/core/stack.h>
 
-#include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#define EXPORT extern "C" __attribute__((visibility("default")))
+using namespace flambeau;
 
 namespace {
-
-char* message_of(const char* text) {
-  char* copy = strdup(text);
-  return copy != nullptr ? copy : strdup("out of memory");
-}
-
-template <typename Body>
-char* guarded(Body body) {
-  try {
-    body();
-    return nullptr;
-  } catch (const c10::Error& error) {
-    return message_of(error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    return message_of(error.what());
-  } catch (...) {
-    return message_of("an exception that is none of the standard library's");
-  }
-}
 
 // A value of an argument: a constant, what is in a slot, or a list with at least one slot in it.
 struct Operand {
@@ -240,9 +221,7 @@ c10::IValue value_of(const Operand& operand, const flambeau_frame& frame) {
 
 }  // namespace
 
-EXPORT void flambeau_free_message(char* message) { free(message); }
-
-EXPORT char* flambeau_call_new(const char* name, const char* overload, flambeau_call** call) {
+char* flambeau_call_new(const char* name, const char* overload, flambeau_call** call) {
   return guarded([&] {
     auto op = c10::Dispatcher::singleton().findSchema({name, overload});
     TORCH_CHECK(op.has_value(), "libtorch has no such operator");
@@ -260,33 +239,39 @@ EXPORT char* flambeau_call_new(const char* name, const char* overload, flambeau_
   });
 }
 
-EXPORT void flambeau_call_free(flambeau_call* call) { delete call; }
+void flambeau_call_free(flambeau_call* call) noexcept { delete call; }
 
-EXPORT size_t flambeau_call_num_arguments(const flambeau_call* call) { return call->arguments.size(); }
+size_t flambeau_call_num_arguments(const flambeau_call* call) noexcept { return call->arguments.size(); }
 
-EXPORT const char* flambeau_call_argument_name(const flambeau_call* call, size_t index) {
-  return call->op.schema().arguments().at(index).name().c_str();
+const char* flambeau_call_argument_name(const flambeau_call* call, size_t index) noexcept {
+  return call->op.schema().arguments()[index].name().c_str();
 }
 
-EXPORT size_t flambeau_call_num_returns(const flambeau_call* call) { return call->returns.size(); }
+size_t flambeau_call_num_returns(const flambeau_call* call) noexcept { return call->returns.size(); }
 
-EXPORT char* flambeau_call_set(flambeau_call* call, size_t index, const flambeau_value* value) {
+bool flambeau_call_aliases(const flambeau_call* call, size_t index, bool* writes) noexcept {
+  const auto* alias = call->op.schema().arguments()[index].alias_info();
+  *writes = alias != nullptr && alias->isWrite();
+  return alias != nullptr;
+}
+
+char* flambeau_call_set(flambeau_call* call, size_t index, const flambeau_value* value) {
   return guarded([&] {
     const auto& argument = call->op.schema().arguments().at(index);
     call->arguments.at(index) = operand_of(argument.type(), argument.N(), *value);
   });
 }
 
-EXPORT void flambeau_call_return(
-    flambeau_call* call, size_t index, const int64_t* slots, size_t num_slots, bool is_list) {
-  call->returns.at(index) = Return{is_list, {slots, slots + num_slots}};
+void flambeau_call_return(
+    flambeau_call* call, size_t index, const int64_t* slots, size_t num_slots, bool is_list) noexcept {
+  call->returns[index] = Return{is_list, {slots, slots + num_slots}};
 }
 
-EXPORT void flambeau_call_release(flambeau_call* call, const size_t* slots, size_t num_slots) {
+void flambeau_call_release(flambeau_call* call, const size_t* slots, size_t num_slots) noexcept {
   call->releases.assign(slots, slots + num_slots);
 }
 
-EXPORT char* flambeau_call_check(const flambeau_call* call) {
+char* flambeau_call_check(const flambeau_call* call) {
   return guarded([&] {
     for (size_t i = 0; i < call->arguments.size(); i++) {
       TORCH_CHECK(
@@ -296,14 +281,14 @@ EXPORT char* flambeau_call_check(const flambeau_call* call) {
   });
 }
 
-EXPORT char* flambeau_call_move(flambeau_call* call, const char* from, const char* to) {
+char* flambeau_call_move(flambeau_call* call, const char* from, const char* to) {
   return guarded([&] {
     const c10::Device source(from), target(to);
     for (auto& argument : call->arguments) move(argument, source, target);
   });
 }
 
-EXPORT char* flambeau_call_run(const flambeau_call* call, flambeau_frame* frame) {
+char* flambeau_call_run(const flambeau_call* call, flambeau_frame* frame) {
   return guarded([&] {
     auto& stack = frame->stack;
     stack.clear();
@@ -337,17 +322,17 @@ EXPORT char* flambeau_call_run(const flambeau_call* call, flambeau_frame* frame)
   });
 }
 
-EXPORT flambeau_frame* flambeau_frame_new(size_t num_slots) {
+flambeau_frame* flambeau_frame_new(size_t num_slots) noexcept {
   return new flambeau_frame{std::vector<c10::IValue>(num_slots), {}};
 }
 
-EXPORT void flambeau_frame_free(flambeau_frame* frame) { delete frame; }
+void flambeau_frame_free(flambeau_frame* frame) noexcept { delete frame; }
 
-EXPORT void flambeau_frame_set_tensor(flambeau_frame* frame, size_t slot, const at::Tensor* tensor) {
+void flambeau_frame_set_tensor(flambeau_frame* frame, size_t slot, const at::Tensor* tensor) noexcept {
   frame->slots[slot] = *tensor;
 }
 
-EXPORT void flambeau_frame_set_number(flambeau_frame* frame, size_t slot, const flambeau_number* number) {
+void flambeau_frame_set_number(flambeau_frame* frame, size_t slot, const flambeau_number* number) noexcept {
   auto& target = frame->slots[slot];
   switch (number->kind) {
     case FLAMBEAU_BOOL:
@@ -361,7 +346,7 @@ EXPORT void flambeau_frame_set_number(flambeau_frame* frame, size_t slot, const 
   }
 }
 
-EXPORT char* flambeau_frame_tensor(const flambeau_frame* frame, size_t slot, at::Tensor** tensor) {
+char* flambeau_frame_tensor(const flambeau_frame* frame, size_t slot, at::Tensor** tensor) {
   return guarded([&] {
     const auto& value = frame->slots.at(slot);
     TORCH_CHECK(value.isTensor() && value.toTensor().defined(), "is no tensor but ", value.tagKind());
@@ -369,7 +354,7 @@ EXPORT char* flambeau_frame_tensor(const flambeau_frame* frame, size_t slot, at:
   });
 }
 
-EXPORT char* flambeau_frame_number(const flambeau_frame* frame, size_t slot, flambeau_number* number) {
+char* flambeau_frame_number(const flambeau_frame* frame, size_t slot, flambeau_number* number) {
   return guarded([&] {
     const auto& value = frame->slots.at(slot);
     if (value.isBool()) {
@@ -383,7 +368,7 @@ EXPORT char* flambeau_frame_number(const flambeau_frame* frame, size_t slot, fla
   });
 }
 
-EXPORT char* flambeau_autocast_enter(
+char* flambeau_autocast_enter(
     const char* device_type, bool enabled, int32_t scalar_type, bool cache_enabled, flambeau_autocast* previous) {
   return guarded([&] {
     const auto type = c10::Device(device_type).type();
@@ -399,7 +384,7 @@ EXPORT char* flambeau_autocast_enter(
   });
 }
 
-EXPORT void flambeau_autocast_leave(const flambeau_autocast* previous) {
+void flambeau_autocast_leave(const flambeau_autocast* previous) noexcept {
   const auto type = static_cast<c10::DeviceType>(previous->device_type);
   if (at::autocast::decrement_nesting() == 0) {
     at::autocast::clear_cache();

@@ -4,7 +4,7 @@
 // of times on frames, which hold the values of a graph in numbered slots.
 //
 // A function that returns `char*` returns null on success, else a message that the caller frees with
-// `flambeau_free_message`. No exception leaves this file.
+// `flambeau_free_text`. The others fail for want of memory alone, which ends the process.
 
 #pragma once
 
@@ -54,26 +54,27 @@ struct flambeau_number {
   double real;
 };
 
-void flambeau_free_message(char* message);
-
 // A call of the operator, such as "aten::add" with overload "Tensor", with all arguments at their defaults.
 char* flambeau_call_new(const char* name, const char* overload, flambeau_call** call);
-void flambeau_call_free(flambeau_call* call);
+void flambeau_call_free(flambeau_call* call) noexcept;
 
 // Arguments and returns in the order of the schema. The name lives as long as the process.
-size_t flambeau_call_num_arguments(const flambeau_call* call);
-const char* flambeau_call_argument_name(const flambeau_call* call, size_t index);
-size_t flambeau_call_num_returns(const flambeau_call* call);
+size_t flambeau_call_num_arguments(const flambeau_call* call) noexcept;
+const char* flambeau_call_argument_name(const flambeau_call* call, size_t index) noexcept;
+size_t flambeau_call_num_returns(const flambeau_call* call) noexcept;
+
+// Whether returns may lie in the memory of the argument, or are it; `writes` says whether it gets new values.
+bool flambeau_call_aliases(const flambeau_call* call, size_t index, bool* writes) noexcept;
 
 // Sets an argument, converted to the type that the schema has for it.
 char* flambeau_call_set(flambeau_call* call, size_t index, const flambeau_value* value);
 
 // Says where a return goes: its value into `slots[0]`, or with `is_list` each element of it into its slot. A negative
 // slot leaves the value out.
-void flambeau_call_return(flambeau_call* call, size_t index, const int64_t* slots, size_t num_slots, bool is_list);
+void flambeau_call_return(flambeau_call* call, size_t index, const int64_t* slots, size_t num_slots, bool is_list) noexcept;
 
 // The slots to empty once the arguments have been read.
-void flambeau_call_release(flambeau_call* call, const size_t* slots, size_t num_slots);
+void flambeau_call_release(flambeau_call* call, const size_t* slots, size_t num_slots) noexcept;
 
 // The last step of making a call: fails where an argument without a default was not set.
 char* flambeau_call_check(const flambeau_call* call);
@@ -84,10 +85,10 @@ char* flambeau_call_move(flambeau_call* call, const char* from, const char* to);
 char* flambeau_call_run(const flambeau_call* call, flambeau_frame* frame);
 
 // A frame with so many empty slots. A slot given to a function of the frame is one of them.
-flambeau_frame* flambeau_frame_new(size_t num_slots);
-void flambeau_frame_free(flambeau_frame* frame);
-void flambeau_frame_set_tensor(flambeau_frame* frame, size_t slot, const at::Tensor* tensor);
-void flambeau_frame_set_number(flambeau_frame* frame, size_t slot, const flambeau_number* number);
+flambeau_frame* flambeau_frame_new(size_t num_slots) noexcept;
+void flambeau_frame_free(flambeau_frame* frame) noexcept;
+void flambeau_frame_set_tensor(flambeau_frame* frame, size_t slot, const at::Tensor* tensor) noexcept;
+void flambeau_frame_set_number(flambeau_frame* frame, size_t slot, const flambeau_number* number) noexcept;
 
 // The tensor in a slot, as a new handle that the caller owns.
 char* flambeau_frame_tensor(const flambeau_frame* frame, size_t slot, at::Tensor** tensor);
@@ -103,5 +104,5 @@ struct flambeau_autocast {
 };
 char* flambeau_autocast_enter(
     const char* device_type, bool enabled, int32_t scalar_type, bool cache_enabled, flambeau_autocast* previous);
-void flambeau_autocast_leave(const flambeau_autocast* previous);
+void flambeau_autocast_leave(const flambeau_autocast* previous) noexcept;
 }

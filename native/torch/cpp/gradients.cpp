@@ -50,7 +50,7 @@ class ViewHook : public torch::autograd::PostAccumulateGradHook {
 
 extern "C" {
 
-Gradients* flambeau_gradients_new(const ConstTensorPtr* parameters, const ConstTensorPtr* views, size_t count) {
+Gradients* flambeau_gradients_new(const ConstTensorPtr* parameters, const ConstTensorPtr* views, size_t count) noexcept {
   return new Gradients{tensors_of(parameters, count), tensors_of(views, count)};
 }
 
@@ -83,12 +83,12 @@ char* flambeau_gradients_gather(Gradients* gradients, bool* ready) {
 }
 
 // Drops all gradients; the reducer's memory stays.
-void flambeau_gradients_clear(Gradients* gradients) {
+void flambeau_gradients_clear(Gradients* gradients) noexcept {
   for (auto& parameter : gradients->parameters) parameter.mutable_grad().reset();
 }
 
 // Takes gradients and hooks off the parameters.
-void flambeau_gradients_free(Gradients* gradients) {
+void flambeau_gradients_free(Gradients* gradients) noexcept {
   flambeau_gradients_clear(gradients);
   for (auto& parameter : gradients->parameters) {
     torch::autograd::impl::set_post_acc_grad_hooks(parameter, nullptr);

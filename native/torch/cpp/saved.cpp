@@ -1,16 +1,18 @@
 #include "saved.h"
 
+#include "border.h"
+
 #include <ATen/ATen.h>
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
-#include <cstring>
 #include <memory>
 #include <vector>
 
-extern "C" __attribute__((visibility("default"))) char* flambeau_saved_tensors(
-    const char* data, size_t size, void* context, flambeau_take_tensor take) {
-  try {
+using namespace flambeau;
+
+char* flambeau_saved_tensors(const char* data, size_t size, void* context, flambeau_take_tensor take) {
+  return guarded([&] {
     const auto value = torch::jit::pickle_load(std::vector<char>(data, data + size));
     TORCH_CHECK(value.isGenericDict(), "it holds no dict but ", value.tagKind());
     for (const auto& entry : value.toGenericDict()) {
@@ -19,12 +21,5 @@ extern "C" __attribute__((visibility("default"))) char* flambeau_saved_tensors(
       auto tensor = std::make_unique<at::Tensor>(entry.value().toTensor());
       take(context, name.data(), name.size(), tensor.release());
     }
-    return nullptr;
-  } catch (const c10::Error& error) {
-    return strdup(error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    return strdup(error.what());
-  } catch (...) {
-    return strdup("an exception that is none of the standard library's");
-  }
+  });
 }

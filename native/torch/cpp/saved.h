@@ -14,6 +14,6 @@ extern "C" {
 typedef void (*flambeau_take_tensor)(void* context, const char* name, size_t length, at::Tensor* tensor);
 
 // Gives each tensor of the dict with its name. libtorch's own unpickler reads it, which makes tensors and no objects of
-// Python's. Returns null, else a message that the caller frees with `flambeau_free_message`.
+// Python's. Returns null, else a message that the caller frees with `flambeau_free_text`.
 char* flambeau_saved_tensors(const char* data, size_t size, void* context, flambeau_take_tensor take);
 }

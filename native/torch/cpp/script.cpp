@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include <ATen/ops/zeros.h>
+#include <caffe2/serialize/inline_container.h>
 #include <caffe2/serialize/read_adapter_interface.h>
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/api/module.h>
@@ -184,6 +185,29 @@ void move_constants(torch::jit::Block* block, const at::Device& from, const at::
   }
 }
 
+// Takes a name and bytes.
+using Take = void (*)(void* context, const char* name, size_t length, const char* data, size_t size);
+
+// Whether a file of an archive may hold code, by the end of its name.
+bool may_hold_code(const std::string& name) {
+  const auto dot = name.rfind('.');
+  auto end = dot == std::string::npos ? "" : name.substr(dot);
+  std::transform(end.begin(), end.end(), end.begin(), [](unsigned char c) { return std::tolower(c); });
+  return end == ".py" || end == ".pkl" || end == ".json";
+}
+
+// The operators of a block and of those inside it, and, of objects that C++ made, the names of their classes.
+void collect_operators(const torch::jit::Block* block, std::set<std::string>& found) {
+  for (const auto* node : block->nodes()) {
+    found.insert(node->kind().toQualString());
+    for (const auto* output : node->outputs()) {
+      const auto type = output->type()->annotation_str();
+      if (type.find("torch.classes") != std::string::npos) found.insert(type);
+    }
+    for (const auto* inner : node->blocks()) collect_operators(inner, found);
+  }
+}
+
 at::Device device_of(int gpu) {
   return gpu < 0 ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<at::DeviceIndex>(gpu));
 }
@@ -215,6 +239,34 @@ class Hollow {
 
 extern "C" {
 
+// Gives the files of an archive that may hold code, as a load finds them.
+char* flambeau_script_files(const char* data, size_t size, void* context, Take take) {
+  return guarded([&] {
+    caffe2::serialize::PyTorchStreamReader reader(std::make_shared<MemoryReader>(data, size));
+    for (const auto& name : reader.getAllRecords()) {
+      if (!may_hold_code(name)) continue;
+      const auto [bytes, num_bytes] = reader.getRecord(name);
+      take(context, name.data(), name.size(), static_cast<const char*>(bytes.get()), num_bytes);
+    }
+  });
+}
+
+// Gives the names of the operators that any function of the archive calls.
+char* flambeau_script_operators(Script* script, void* context, Take take) {
+  return guarded([&] {
+    std::set<std::string> found;
+    for (auto* function : script->module._ivalue()->compilation_unit()->get_functions()) {
+      function->ensure_defined();
+      if (auto* graph_function = torch::jit::tryToGraphFunction(*function)) {
+        collect_operators(graph_function->graph()->block(), found);
+      } else {
+        found.insert(function->qualname().qualifiedName());
+      }
+    }
+    for (const auto& name : found) take(context, name.data(), name.size(), nullptr, 0);
+  });
+}
+
 // Loads an archive. `extra_name` is a file that Flambeau may have put into it; its text is "" where it is not there.
 char* flambeau_script_load(
     const char* data, size_t size, const char* extra_name, Script** result, char** extra_text) {
@@ -229,16 +281,16 @@ char* flambeau_script_load(
   });
 }
 
-void flambeau_script_free(Script* script) {
+void flambeau_script_free(Script* script) noexcept {
   delete script;
 }
 
-size_t flambeau_script_num_tensors(const Script* script) {
+size_t flambeau_script_num_tensors(const Script* script) noexcept {
   return script->tensors.size();
 }
 
 // The tensor itself, not a copy; `name` lives as long as the script.
-TensorPtr flambeau_script_tensor(const Script* script, size_t index, const char** name, bool* is_buffer) {
+TensorPtr flambeau_script_tensor(const Script* script, size_t index, const char** name, bool* is_buffer) noexcept {
   const auto& entry = script->tensors[index];
   *name = entry.name.c_str();
   *is_buffer = entry.is_buffer;
@@ -306,21 +358,21 @@ char* flambeau_script_loss(
   });
 }
 
-int flambeau_output_kind(const Output* output, const char** other) {
+int flambeau_output_kind(const Output* output, const char** other) noexcept {
   *other = output->other.c_str();
   return output->kind;
 }
 
-size_t flambeau_output_len(const Output* output) {
+size_t flambeau_output_len(const Output* output) noexcept {
   return output->tensors.size();
 }
 
-TensorPtr flambeau_output_tensor(const Output* output, size_t index, const char** name) {
+TensorPtr flambeau_output_tensor(const Output* output, size_t index, const char** name) noexcept {
   *name = output->names[index].c_str();
   return new at::Tensor(output->tensors[index]);
 }
 
-void flambeau_output_free(Output* output) {
+void flambeau_output_free(Output* output) noexcept {
   delete output;
 }
 

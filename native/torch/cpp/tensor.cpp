@@ -29,7 +29,7 @@ at::Generator generator_of(int gpu) {
 
 extern "C" {
 
-void flambeau_free_text(char* text) {
+void flambeau_free_text(char* text) noexcept {
   free(text);
 }
 
@@ -53,7 +53,7 @@ char* flambeau_tensor_over(
 }
 
 // The same number for handles of one object, so that data set on one is the other's.
-size_t flambeau_identity(ConstTensorPtr tensor) {
+size_t flambeau_identity(ConstTensorPtr tensor) noexcept {
   return reinterpret_cast<size_t>(tensor->unsafeGetTensorImpl());
 }
 
@@ -89,12 +89,12 @@ char* flambeau_seed_generator(int gpu, uint64_t seed) {
 }
 
 // Inference mode on this thread until it is given back, on the same thread and in reverse order.
-void* flambeau_enter_inference_mode() {
+void* flambeau_enter_inference_mode() noexcept {
   return new c10::InferenceMode(true);
 }
 
 // Autocast to a type on this thread until it is given back, on the same thread and in reverse order.
-Autocast* flambeau_enter_autocast(bool on_gpu, int scalar_type) {
+Autocast* flambeau_enter_autocast(bool on_gpu, int scalar_type) noexcept {
   auto* before = new Autocast{on_gpu ? at::kCUDA : at::kCPU};
   at::autocast::set_autocast_enabled(before->device, true);
   at::autocast::set_autocast_dtype(before->device, static_cast<at::ScalarType>(scalar_type));
@@ -103,7 +103,7 @@ Autocast* flambeau_enter_autocast(bool on_gpu, int scalar_type) {
 }
 
 // The outermost one drops the weights that were cast.
-void flambeau_leave_autocast(Autocast* before) {
+void flambeau_leave_autocast(Autocast* before) noexcept {
   if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
   at::autocast::set_autocast_dtype(before->device, before->dtype);
   at::autocast::set_autocast_enabled(before->device, before->is_enabled);
@@ -111,11 +111,12 @@ void flambeau_leave_autocast(Autocast* before) {
 }
 
 // Whether autocast is on for the device of a tensor.
-bool flambeau_is_autocasting(ConstTensorPtr tensor) {
-  return at::autocast::is_autocast_enabled(tensor->device().type());
+bool flambeau_is_autocasting(ConstTensorPtr tensor) noexcept {
+  const auto type = tensor->device().type();
+  return at::autocast::is_autocast_available(type) && at::autocast::is_autocast_enabled(type);
 }
 
-void flambeau_leave_inference_mode(void* guard) {
+void flambeau_leave_inference_mode(void* guard) noexcept {
   delete static_cast<c10::InferenceMode*>(guard);
 }
 }

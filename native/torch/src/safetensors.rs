@@ -12,6 +12,9 @@ use crate::tensor::{bytes_of, kind_name, of_bytes};
 /// Vector kernels give other last bits on memory that is aligned otherwise; torch aligns its own to this.
 const ALIGNMENT: usize = 64;
 
+/// The longest header, as the safetensors crate has it: more is no description of tensors.
+const MAX_HEADER: usize = 100_000_000;
+
 const CODES: [(Kind, &str); 12] = [
     (Kind::Double, "F64"),
     (Kind::Float, "F32"),
@@ -140,6 +143,11 @@ fn parse(bytes: &[u8]) -> Result<SafeTensors<'_>, String> {
         .split_first_chunk::<8>()
         .ok_or("it is shorter than 8 bytes")?;
     let length = usize::try_from(u64::from_le_bytes(*length)).map_err(|error| error.to_string())?;
+    if length > MAX_HEADER {
+        return Err(format!(
+            "its header should be {length} bytes long, and at most {MAX_HEADER} are read"
+        ));
+    }
     if length > rest.len() {
         return Err(format!(
             "its header should be {length} bytes long, but {} are left",
@@ -159,11 +167,32 @@ fn parse(bytes: &[u8]) -> Result<SafeTensors<'_>, String> {
             entries.insert(name, entry);
         }
     }
+    check_places(&entries, data.len())?;
     Ok(SafeTensors {
         entries,
         metadata,
         data,
     })
+}
+
+/// Refuses tensors that share bytes, and bytes that are no tensor's, as the format does.
+fn check_places(entries: &BTreeMap<String, Entry>, num_bytes: usize) -> Result<(), String> {
+    let mut places: Vec<(usize, usize)> = entries.values().map(|e| (e.start, e.end)).collect();
+    places.sort_unstable();
+    let mut end = 0;
+    for (start, next) in places {
+        if start != end {
+            return Err(format!("its tensors overlap or leave a gap at byte {end}"));
+        }
+        end = next;
+    }
+    match end == num_bytes {
+        true => Ok(()),
+        false => Err(format!(
+            "{} bytes after its tensors are none's",
+            num_bytes - end
+        )),
+    }
 }
 
 fn entry(value: &Value, num_bytes: usize) -> Option<Entry> {
@@ -254,6 +283,10 @@ mod tests {
             .contains("does not fit")
         );
         assert!(broken(&|b| b[8] = b'[').is_some());
+        assert!(broken(&|b| b.push(0)).unwrap().contains("are none's"));
+        let long = (MAX_HEADER as u64 + 1).to_le_bytes();
+        let long = broken(&|b| b[..8].copy_from_slice(&long)).unwrap();
+        assert!(long.contains("at most 100000000"), "{long}");
         let swap = |from: &str, to: &str| {
             let at = bytes
                 .windows(from.len())
@@ -265,6 +298,40 @@ mod tests {
         };
         assert!(swap("\"F32\"", "\"F99\""));
         assert!(swap("[2,4]", "[2,5]"));
+        // Both tensors in the same bytes.
+        assert!(swap("[64,76]", "[0,12] "));
         assert!(swap("[2,4]", "[-2,]"));
+    }
+
+    proptest::proptest! {
+        #![proptest_config(cases())]
+
+        /// What is read has as many bytes as it says; everything else is an error.
+        #[test]
+        fn files_of_any_bytes_are_read_or_refused(
+            place in 0usize..200,
+            length in 0usize..6,
+            bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..6),
+        ) {
+            let mut file = example();
+            let start = place.min(file.len());
+            let end = (start + length).min(file.len());
+            file.splice(start..end, bytes);
+            if let Ok(read) = SafeTensors::read(&file) {
+                for name in read.names() {
+                    drop(read.tensor(name).unwrap().unwrap());
+                }
+            }
+        }
+    }
+
+    /// More cases where `FLAMBEAU_LONG` is 1.
+    fn cases() -> proptest::prelude::ProptestConfig {
+        let is_long = std::env::var("FLAMBEAU_LONG").is_ok_and(|value| value == "1");
+        proptest::prelude::ProptestConfig {
+            cases: if is_long { 100_000 } else { 500 },
+            failure_persistence: None,
+            ..Default::default()
+        }
     }
 }

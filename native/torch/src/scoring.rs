@@ -144,7 +144,12 @@ impl Scorer {
             Device::Cuda(gpu) => {
                 on_own_stream(gpu, |stream| fetch(&self.run(num_rows, inputs)?, stream))?
             }
-            _ => self.run(num_rows, inputs)?,
+            // A program may put what it returns anywhere.
+            _ => self
+                .run(num_rows, inputs)?
+                .iter()
+                .map(|output| output.f_to_device(Device::Cpu))
+                .collect::<Result<_, _>>()?,
         };
         if let Some(kind) = self.spec.classes {
             return class_columns(&outputs[0], kind, &self.spec.fields);

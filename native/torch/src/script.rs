@@ -1,16 +1,18 @@
 //! TorchScript archives as programs, and as losses.
 
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
-use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::{ptr, slice};
 
+use flambeau_train::check_script_file;
 use tch::{Device, Tensor};
 use torch_sys::C_tensor;
 
 use crate::border::{check, take_text};
 use crate::error::TorchError;
 use crate::program::{NamedTensor, Outputs, Program};
+use crate::purity::check_operators;
 use crate::tensor::gpu_of;
 
 /// The file in an archive that names the buffers registered with `persistent=False`, as a JSON list. TorchScript
@@ -32,7 +34,21 @@ struct RawOutput {
     _private: [u8; 0],
 }
 
+/// Takes a name and bytes, in the context that it was given with.
+type Take = extern "C" fn(*mut c_void, *const c_char, usize, *const c_char, usize);
+
 unsafe extern "C" {
+    fn flambeau_script_files(
+        data: *const c_char,
+        size: usize,
+        context: *mut c_void,
+        take: Take,
+    ) -> *mut c_char;
+    fn flambeau_script_operators(
+        script: *mut RawScript,
+        context: *mut c_void,
+        take: Take,
+    ) -> *mut c_char;
     fn flambeau_script_load(
         data: *const c_char,
         size: usize,
@@ -129,6 +145,40 @@ impl ScriptProgram {
         program.fixed = fixed_names(&take_text(extra))?;
         program.set_training(false)?;
         Ok(program)
+    }
+
+    /// Loads an archive in which there is nothing but what computes.
+    ///
+    /// # Errors
+    ///
+    /// [`TorchError::Param`] where the load, or any function of the archive, could do more.
+    pub(crate) fn load_pure(bytes: &[u8]) -> Result<ScriptProgram, TorchError> {
+        let mut files = Taken::default();
+        // SAFETY: the bytes and what takes the files are read during the call only.
+        check(unsafe {
+            flambeau_script_files(
+                bytes.as_ptr().cast(),
+                bytes.len(),
+                (&raw mut files).cast(),
+                Taken::take,
+            )
+        })?;
+        for (name, bytes) in &files.0 {
+            check_script_file(name, bytes).map_err(TorchError::Param)?;
+        }
+        let program = ScriptProgram::load(bytes)?;
+        check_operators(&program.operators()?)?;
+        Ok(program)
+    }
+
+    /// The names of the operators that any function of the archive calls.
+    fn operators(&self) -> Result<Vec<String>, TorchError> {
+        let mut found = Taken::default();
+        // SAFETY: the module is live, and what takes the names outlives the call.
+        check(unsafe {
+            flambeau_script_operators(self.raw, (&raw mut found).cast(), Taken::take)
+        })?;
+        Ok(found.0.into_iter().map(|(name, _)| name).collect())
     }
 
     /// Calls `forward(output, label)` of a loss: with a tuple where there are several labels, with the output alone
@@ -305,6 +355,32 @@ impl Drop for RawOutputs {
     fn drop(&mut self) {
         // SAFETY: the output is owned here and freed once.
         unsafe { flambeau_output_free(self.0) }
+    }
+}
+
+/// What C++ gave by a [`Take`]: names and bytes.
+#[derive(Default)]
+struct Taken(Vec<(String, Vec<u8>)>);
+
+impl Taken {
+    extern "C" fn take(
+        context: *mut c_void,
+        name: *const c_char,
+        length: usize,
+        data: *const c_char,
+        size: usize,
+    ) {
+        // SAFETY: the context is the `Taken` that the call was given, and the name has so many bytes.
+        let (taken, name) = unsafe {
+            let name = slice::from_raw_parts(name.cast(), length);
+            (&mut *context.cast::<Taken>(), String::from_utf8_lossy(name))
+        };
+        let bytes = match data.is_null() {
+            true => vec![],
+            // SAFETY: the data have so many bytes, which live during the call.
+            false => unsafe { slice::from_raw_parts(data.cast::<u8>(), size).to_vec() },
+        };
+        taken.0.push((name.into_owned(), bytes));
     }
 }
 

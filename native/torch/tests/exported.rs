@@ -7,7 +7,9 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use flambeau_torch::exported::{self, ExportedProgram};
-use flambeau_torch::{Outputs, Program, TorchError};
+use flambeau_torch::{Outputs, Program, TorchError, check_pure};
+use flambeau_train::ProgramForm;
+use proptest::prelude::*;
 use serde_json::{Value, json};
 use tch::Tensor;
 use zip::{ZipArchive, ZipWriter, write::SimpleFileOptions};
@@ -101,6 +103,10 @@ fn programs_compute_what_pytorch_does() {
         assert_eq!(tensors(&scored).len(), wanted.len(), "{case}");
         for (actual, expected) in tensors(&scored).iter().zip(&wanted) {
             assert_same(&format!("{case}: evaluation"), actual, expected);
+        }
+        for mode in ["eval", "train"] {
+            check_pure(ProgramForm::Exported, &archive(case, mode))
+                .unwrap_or_else(|error| panic!("{case}, {mode}: {error}"));
         }
         tch::manual_seed(SEED);
         let trained = tensors(
@@ -492,6 +498,172 @@ fn what_cannot_be_run_is_named_when_it_is_loaded() {
         );
     }
     exported::load(&edited(&whole, |_, data| Some(data)), None).unwrap();
+}
+
+/// The graph reads a file, as `torch.from_file` does.
+#[test]
+fn a_graph_that_reads_a_file_is_no_data() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("written");
+    let bytes = with_graph(&archive("sizes", "eval"), |model| {
+        let node = &mut model["graph_module"]["graph"]["nodes"][0];
+        node["target"] = json!("torch.ops.aten.from_file.default");
+        let argument = |name: &str, arg: Value| json!({"name": name, "arg": arg, "kind": 1});
+        node["inputs"] = json!([
+            argument("filename", json!({"as_string": file})),
+            argument("shared", json!({"as_bool": true})),
+            argument("size", json!({"as_int": 4})),
+        ]);
+        node["outputs"] = json!([{"as_tensor": {"name": "from_file"}}]);
+        let rest = model["graph_module"]["graph"]["nodes"]
+            .as_array_mut()
+            .unwrap();
+        rest.truncate(1);
+        model["graph_module"]["graph"]["outputs"] = json!([{"as_tensor": {"name": "from_file"}}]);
+    });
+    let error = check_pure(ProgramForm::Exported, &bytes).unwrap_err();
+    assert!(
+        error.to_string().contains("it calls aten::from_file"),
+        "{error}"
+    );
+    assert!(!file.exists());
+    // That it would.
+    let program = exported::load(&bytes, None).unwrap();
+    let _ = program.forward(&Expected::of("sizes").list("input"), false);
+    assert!(file.exists());
+}
+
+#[test]
+fn evaluation_leaves_buffers_as_they_are() {
+    let program = both("counting");
+    let inputs = Expected::of("counting").list("input");
+    let count = || {
+        let tensors = program.tensors();
+        let count = tensors.iter().find(|entry| entry.name == "count").unwrap();
+        count.tensor.double_value(&[])
+    };
+    for _ in 0..2 {
+        tch::no_grad(|| program.forward(&inputs, false)).unwrap();
+        assert_eq!(count(), 0.0);
+    }
+    program.forward(&inputs, true).unwrap();
+    assert_eq!(count(), 1.0);
+}
+
+/// A graph fails in a part with gradients that lies in one without.
+#[test]
+fn modes_end_in_reverse_order_after_an_error() {
+    let bytes = with_graph(&archive("modes", "eval"), |model| {
+        let nodes = model["graph_module"]["graph"]["nodes"]
+            .as_array_mut()
+            .unwrap();
+        let outer = nodes
+            .iter_mut()
+            .find(|node| node["target"] == "torch.ops.higher_order.wrap_with_set_grad_enabled")
+            .unwrap();
+        let mut inner = outer.clone();
+        let outer = &mut outer["inputs"][1]["arg"]["as_graph"]["graph"];
+        inner["outputs"] = outer["outputs"].clone();
+        inner["inputs"][0]["arg"]["as_bool"] = json!(true);
+        let linear = &mut inner["inputs"][1]["arg"]["as_graph"]["graph"]["nodes"][0];
+        linear["inputs"][1]["arg"] = linear["inputs"][0]["arg"].clone();
+        outer["nodes"] = json!([inner]);
+    });
+    let program = exported::load(&bytes, None).unwrap();
+    let records = || {
+        let leaf = Tensor::ones([1], tch::kind::FLOAT_CPU).set_requires_grad(true);
+        (leaf * 2).requires_grad()
+    };
+    assert!(records());
+    let inputs = Expected::of("modes").list("input");
+    let error = program.forward(&inputs, false).unwrap_err().to_string();
+    assert!(error.contains("aten.linear.default"), "{error}");
+    assert!(records());
+}
+
+#[test]
+fn what_an_archive_comes_to_in_memory_is_limited() {
+    // A weight of 100 MB of zeros takes 100 KB in a compressed archive.
+    let grown = edited(&archive("mlp", "eval"), |name, data| {
+        Some(match name.ends_with("weight_0") {
+            true => vec![0; 100 << 20],
+            false => data,
+        })
+    });
+    assert!(grown.len() < 1 << 20);
+    let error = exported::load(&grown, None).err().unwrap().to_string();
+    assert!(error.contains("comes to more than 8 times"), "{error}");
+    // One row of a weight, said to be all of its rows.
+    let wide = edited(&archive("mlp", "eval"), |name, data| {
+        if !name.ends_with("weights_config.json") {
+            return Some(data);
+        }
+        let mut config: Value = serde_json::from_slice(&data).unwrap();
+        let meta = &mut config["config"]["0.weight"]["tensor_meta"];
+        meta["sizes"] = json!([{"as_int": 1i64 << 40}, {"as_int": 4}]);
+        meta["strides"] = json!([{"as_int": 0}, {"as_int": 1}]);
+        Some(serde_json::to_vec(&config).unwrap())
+    });
+    let error = exported::load(&wide, None).err().unwrap().to_string();
+    assert!(error.contains("comes to more than 8 times"), "{error}");
+}
+
+/// How many cases of random bytes are tried: more where `FLAMBEAU_LONG` is 1.
+fn cases_of_bytes() -> ProptestConfig {
+    let is_long = std::env::var("FLAMBEAU_LONG").is_ok_and(|value| value == "1");
+    ProptestConfig {
+        cases: if is_long { 5000 } else { 48 },
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
+
+/// Changes of bytes: what lies at a place (as a part of the length) becomes other bytes, perhaps more or fewer.
+fn changes() -> impl Strategy<Value = Vec<(f64, usize, Vec<u8>)>> {
+    let bytes = prop::collection::vec(any::<u8>(), 0..8);
+    prop::collection::vec((0.0..1.0, 0..8usize, bytes), 1..6)
+}
+
+fn changed(mut data: Vec<u8>, changes: &[(f64, usize, Vec<u8>)]) -> Vec<u8> {
+    for (place, length, bytes) in changes {
+        let start = (data.len() as f64 * place) as usize;
+        let end = (start + length).min(data.len());
+        data.splice(start..end, bytes.iter().copied());
+    }
+    data
+}
+
+proptest! {
+    #![proptest_config(cases_of_bytes())]
+
+    /// Bytes of one entry, or of the archive itself, are changed: the entries' own checksums do not save the reader.
+    #[test]
+    fn archives_of_any_bytes_are_read_or_refused(
+        case in prop::sample::select(vec!["several", "mlp", "modes"]),
+        layout in prop::sample::select(vec!["eval", "train", "2.7"]),
+        place in 0.0..1.0f64,
+        changes in changes(),
+        inside in prop::bool::weighted(0.9),
+    ) {
+        let whole = archive(case, layout);
+        let bytes = if inside {
+            let names = ZipArchive::new(Cursor::new(&whole[..])).unwrap();
+            // libtorch's own reader of pickles is not ours to try.
+            let mut names: Vec<String> =
+                names.file_names().filter(|name| !name.ends_with(".pt")).map(str::to_string).collect();
+            names.sort();
+            let name = names[(names.len() as f64 * place) as usize].clone();
+            edited(&whole, |other, data| {
+                Some(if other == name { changed(data, &changes) } else { data })
+            })
+        } else {
+            changed(whole, &changes)
+        };
+        let _ = check_pure(ProgramForm::Exported, &bytes);
+        if let Ok(program) = exported::load(&bytes, None) {
+            let _ = tch::no_grad(|| program.forward(&Expected::of(case).list("input"), false));
+        }
+    }
 }
 
 #[test]

@@ -25,6 +25,7 @@ mod model;
 mod monitor;
 mod params;
 mod program;
+mod purity;
 mod reducer;
 mod replicas;
 mod result;
@@ -61,6 +62,7 @@ pub use params::{
 pub use program::{
     LossSpec, NamedOptions, NativeProgram, ProgramForm, ScriptedLoss, StoredWeights,
 };
+pub use purity::{check_script_file, is_pure_operator};
 pub use reducer::{GradientReducer, ReduceError, ReducerOptions};
 pub use result::{StoredFile, TrainingResult, WeightsInfo};
 pub use worker::Worker;

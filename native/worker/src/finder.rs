@@ -12,8 +12,10 @@ pub const VERSION: &str = "2.13";
 /// The libraries to load, in this order.
 const LIBRARIES: [&str; 2] = ["libc10.so", "libtorch_cpu.so"];
 
-/// Prints the directory of the torch package, which it does not import.
-const FIND_TORCH: &str = "import importlib.util as u; s = u.find_spec('torch'); \
+/// Prints the directory of the torch package, which it does not import. What lies in the working directory, which a command
+/// given by `-c` may import too, is none of Python's.
+const FIND_TORCH: &str = "import sys; sys.path[:] = [p for p in sys.path if p]; \
+    import importlib.util as u; s = u.find_spec('torch'); \
     print(s.submodule_search_locations[0] if s and s.submodule_search_locations else '')";
 
 /// A libtorch of the right version.
@@ -180,6 +182,22 @@ mod tests {
             assert_eq!(found.libraries.len(), 2);
             assert!(found.libraries[0].ends_with("lib/libc10.so"));
         }
+    }
+
+    #[test]
+    fn a_package_in_the_working_directory_is_not_python_s() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("torch")).unwrap();
+        fs::write(folder.path().join("torch/__init__.py"), "").unwrap();
+        let found = |script: &str| {
+            let mut python = Command::new("python3");
+            let python = python.args(["-c", script]).current_dir(folder.path());
+            String::from_utf8(python.output().unwrap().stdout).unwrap()
+        };
+        let here = folder.path().to_str().unwrap();
+        assert!(!found(FIND_TORCH).contains(here));
+        let whole_path = FIND_TORCH.split_once("import importlib").unwrap().1;
+        assert!(found(&format!("import importlib{whole_path}")).contains(here));
     }
 
     #[test]

@@ -38,6 +38,13 @@ _FUNCTIONS = frozenset([
 # fmt: on
 
 
+# Modes that a part of a graph runs under. The part is in the graph.
+_MODES = frozenset(["higher_order::wrap_with_set_grad_enabled", "higher_order::wrap_with_autocast"])
+# As in native/torch: what an archive may come to in memory, so many times its size and these bytes beside.
+_MAX_RATIO = 8
+_MAX_BESIDE = 64 << 20
+
+
 def without_pickles(data: bytes) -> bytes:
     """The archive with its sample inputs, which are a pickle and of no use to us, left empty."""
     buffer = io.BytesIO()
@@ -51,10 +58,28 @@ def without_pickles(data: bytes) -> bytes:
     return buffer.getvalue()
 
 
+def operators_of(data: bytes) -> set[str]:
+    """The operators that a checked archive calls, such as `aten::add`."""
+    called = set()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        for name in archive.namelist():
+            if "models/" in name and name.endswith(".json"):
+                targets = (found.get("target") for found in _objects(json.loads(archive.read(name))))
+                called.update(t for t in targets if isinstance(t, str) and t.startswith("torch.ops."))
+    names = {"::".join(target.split(".")[2:4]) for target in called}
+    return names - _MODES
+
+
 def check_exported(data: bytes) -> None:
     """Raises DataError where reading the archive could run code that it brings along."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+            if size > _MAX_RATIO * len(data) + _MAX_BESIDE:
+                raise DataError(
+                    f"the exported program of {len(data)} bytes has entries of {size} bytes, more than "
+                    f"{_MAX_RATIO} times its size and {_MAX_BESIDE} beside"
+                )
             names = archive.namelist()
             if len(set(names)) != len(names):
                 raise DataError("the exported program has two entries of one name")

@@ -18,6 +18,7 @@ import logging
 import os
 import platform
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import cloudpickle
@@ -30,6 +31,7 @@ from flambeau._saved.directory import Directory, is_connect
 from flambeau._saved.pipelines import share_pipelines
 from flambeau._saved.program import FILE_NAMES, OutputSpec, compile_programs, instantiate
 from flambeau._saved.program_files import FORM_FILES, ProgramFiles, file_at, scripted_archive
+from flambeau._saved.trust import ALLOW_PICKLE, pickle_allowed, refusal
 from flambeau._saved.weights import FILE_NAME, WeightsRef, fetched, load_into
 from flambeau.errors import FlambeauError
 from flambeau.params.objects import PYTHON_PARAMS
@@ -44,17 +46,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("flambeau")
 
 FORMAT_VERSION = 1
-ALLOW_PICKLE = "spark.flambeau.allowPickle"
 HISTORY = "history.json"
 OBJECTS = "objects.pkl"
 LOSS_SCRIPT = "loss.pt"
-
-
-def pickle_allowed(spark: SparkSession) -> bool:
-    """Whether the session lets saved models and estimators hold pickles, and reads them:
-    `spark.flambeau.allowPickle`.
-    """
-    return str(spark.conf.get(ALLOW_PICKLE, "true")).strip().lower() != "false"
 
 
 class PlainWriter(MLWriter):
@@ -195,13 +189,20 @@ class ModelReader(MLReader["TorchModel"]):
         if self._module is not None:
             model._use_module(self._module)
             return model
-        forms = [form for form in ours["programs"] if form != "pickle" or pickle_allowed(spark)]
-        if not forms:
+        programs, refused = {}, {}
+        for form, name in ((form, FILE_NAMES[form]) for form in ours["programs"]):
+            why = refusal(spark, form, partial(read, name))
+            if why is None:
+                programs[form] = read(name)
+            else:
+                refused[form] = why
+        if not programs.keys() - {"exportedTrain"}:
             raise FlambeauError(
-                f"{path} holds its program as a pickle, and {ALLOW_PICKLE} is false: "
-                "load it with TorchModel.load(path, module=...), giving the module that was trained"
+                f"{path} holds no program that may be read "
+                f"({'; '.join(f'{form}: {why}' for form, why in refused.items())}): load it with "
+                "TorchModel.load(path, module=...), giving the module that was trained"
             )
-        model._programs = {form: read(FILE_NAMES[form]) for form in forms}
+        model._programs = programs
         return model
 
 
@@ -340,7 +341,14 @@ class EstimatorReader(MLReader[Any]):
         directory = Directory(spark, path)
         ours = metadata["flambeau"]
         objects = dict(ours["names"])
-        blob = ours.get("files", {}).get(OBJECTS)
+        files = ours.get("files", {})
+        scripts = {"scripted": LOSS_SCRIPT} if _script_of(objects.get("loss")) == LOSS_SCRIPT else {}
+        for form, name in (*ours.get("programs", {}).items(), *scripts.items()):
+            entry = files[name]
+            why = refusal(spark, form, partial(directory.read, name, entry["size"], entry["sha256"]))
+            if why is not None:
+                raise FlambeauError(f"{path}: {name} may not be read: {why}")
+        blob = files.get(OBJECTS)
         if blob is not None:
             if not pickle_allowed(spark):
                 raise FlambeauError(

@@ -62,6 +62,19 @@ class Several(nn.Module):
         return joined.sum(1), joined, n + 1, flags, joined.unsqueeze(1).expand(-1, 2, 3)
 
 
+class Writing(Linear):
+    """Writes a file, as a script."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(1)
+        self.path = str(path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            torch.save(x, self.path)
+        return self.linear(x)
+
+
 def columns() -> dict[str, Any]:
     """The columns of all cases, by name."""
     numbers = np.random.default_rng(7)
@@ -192,6 +205,7 @@ def main(root: Path) -> None:
     save(root / "exported", "TorchRegressionModel", mlp, packed, {"featuresCol": ["a", "b"]}, form="exported")
     save(root / "pickle", "TorchModel", mlp, packed, {"featuresCol": ["a", "b"]}, form="pickle")
     save(root / "column", "TorchModel", Linear(1), array, {"featuresCol": "x"})
+    save(root / "writing", "TorchModel", Writing(root / "written"), array, {"featuresCol": "x"})
     save(root / "array", "TorchModel", Linear(4), array, {"inputCols": ["x"]})
     save(root / "several", "TorchModel", Several(), several, names)
     save(root / "classes", "TorchClassificationModel", Linear(3), array, {"featuresCol": "x"})

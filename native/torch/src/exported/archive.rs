@@ -4,7 +4,7 @@
 //! that names the entry of each tensor. Torch 2.8 wrote them by `torch.save` instead, and versions before it the graph
 //! too under another name. Sample inputs, which are a pickle, are never read.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{Cursor, Read};
 
 use serde::de::DeserializeOwned;
@@ -16,8 +16,10 @@ use super::saved::saved_tensors;
 use super::schema::{self, ExportedModel, Payload, PayloadConfig, SCHEMA_MAJOR, TensorMeta};
 use crate::error::TorchError;
 
-/// No compression of the zip format makes more than this out of a byte.
-const MAX_RATIO: u64 = 1040;
+/// How many bytes an archive may come to in memory: so many times its size, and these beside. Torch stores tensors as they
+/// are; a graph may be compressed.
+const MAX_RATIO: u64 = 8;
+const MAX_BESIDE: u64 = 64 << 20;
 const STRIDED: i64 = 0;
 
 /// An archive that is open.
@@ -63,6 +65,8 @@ impl<'a> Archive<'a> {
         let mut files = Files {
             zip: ZipArchive::new(Cursor::new(bytes)).map_err(|error| damaged(&error))?,
             len: bytes.len() as u64,
+            left: (bytes.len() as u64).saturating_mul(MAX_RATIO) + MAX_BESIDE,
+            counted: HashSet::new(),
         };
         let layout = Layout::of(&mut files)?;
         let model: ExportedModel = files.json(&layout.graph)?;
@@ -211,6 +215,12 @@ impl Stored {
             kind,
         };
         let bytes = files.read(&place.entry)?;
+        if !bytes.is_empty() {
+            let elements = place.sizes.iter().map(|&size| size as u64);
+            let elements = elements.fold(1, u64::saturating_mul);
+            let size = elements.saturating_mul(kind.elt_size_in_bytes() as u64);
+            files.count(&format!("{} as {name}", place.entry), size)?;
+        }
         let tensor = tensor_of(name, &bytes, &place)?;
         Ok((place, tensor, meta.requires_grad))
     }
@@ -354,6 +364,10 @@ pub(super) fn without_pickles(bytes: &[u8]) -> Result<Vec<u8>, TorchError> {
 struct Files<'a> {
     zip: ZipArchive<Cursor<&'a [u8]>>,
     len: u64,
+    /// How many more bytes the archive may come to.
+    left: u64,
+    /// What was taken off that: tied tensors are read under each of their names.
+    counted: HashSet<(String, u64)>,
 }
 
 impl Files<'_> {
@@ -361,15 +375,27 @@ impl Files<'_> {
         self.zip.index_for_name(name).is_some()
     }
 
-    fn read(&mut self, name: &str) -> Result<Vec<u8>, TorchError> {
-        let mut entry = self
-            .zip
-            .by_name(name)
-            .map_err(|error| refused(&format!("{name}: {error}")))?;
-        let size = entry.size();
-        if size > self.len.saturating_mul(MAX_RATIO) {
-            return Err(refused(&format!("{name} says that it has {size} bytes")));
+    /// Counts what an entry comes to in memory.
+    fn count(&mut self, name: &str, size: u64) -> Result<(), TorchError> {
+        if self.counted.contains(&(name.to_string(), size)) {
+            return Ok(());
         }
+        self.left = self.left.checked_sub(size).ok_or_else(|| {
+            refused(&format!(
+                "with the {size} bytes of {name} it comes to more than {MAX_RATIO} times its own {} bytes and {MAX_BESIDE} \
+                 beside",
+                self.len
+            ))
+        })?;
+        self.counted.insert((name.to_string(), size));
+        Ok(())
+    }
+
+    fn read(&mut self, name: &str) -> Result<Vec<u8>, TorchError> {
+        let unread = |error: zip::result::ZipError| refused(&format!("{name}: {error}"));
+        let size = self.zip.by_name(name).map_err(unread)?.size();
+        self.count(name, size)?;
+        let mut entry = self.zip.by_name(name).map_err(unread)?;
         let mut bytes = Vec::with_capacity(size.min(self.len) as usize);
         entry
             .by_ref()

@@ -1,6 +1,6 @@
 //! Makes the steps of a graph: values in numbered slots, operators looked up, constant arguments converted.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::CString;
 
 use serde::Deserialize;
@@ -45,6 +45,10 @@ pub(super) struct Steps {
     pub outputs: Vec<Value>,
     /// The operators that do one thing in training and another in evaluation.
     pub mode_flags: Vec<ModeFlag>,
+    /// The names of all operators, such as `aten::add`.
+    pub operators: Vec<String>,
+    /// The slots whose values are written to, those of inputs among them.
+    pub written: HashSet<usize>,
 }
 
 /// Compiles a graph whose inputs, by name, are in the slots that are given; slots from `num_slots` on are free.
@@ -57,6 +61,9 @@ pub(super) fn compile(
         num_slots,
         drafts: vec![],
         mode_flags: vec![],
+        operators: vec![],
+        memory_of: HashMap::new(),
+        written: HashSet::new(),
     };
     let mut scope = Scope {
         names: inputs
@@ -77,6 +84,8 @@ pub(super) fn compile(
         num_slots: compiler.num_slots,
         outputs,
         mode_flags: compiler.mode_flags,
+        operators: compiler.operators,
+        written: compiler.written,
     })
 }
 
@@ -98,6 +107,10 @@ struct Compiler {
     num_slots: usize,
     drafts: Vec<Draft>,
     mode_flags: Vec<ModeFlag>,
+    operators: Vec<String>,
+    /// For a slot whose value lies in the memory of others', the slots of these.
+    memory_of: HashMap<usize, HashSet<usize>>,
+    written: HashSet<usize>,
 }
 
 /// The names that a graph or a graph inside it sees.
@@ -289,6 +302,7 @@ impl Compiler {
         let mut call = Call::new(&operator, overload).map_err(said)?;
         let names = call.argument_names();
         let mut values = HashMap::new();
+        let mut shared: HashSet<usize> = HashSet::new();
         for input in &node.inputs {
             let index = names
                 .iter()
@@ -297,6 +311,13 @@ impl Compiler {
             let value = scope.value(&input.arg, &label)?;
             call.set(index, &value)
                 .map_err(|message| said(format!("{} {message}", input.name)))?;
+            if let (true, writes) = call.aliases(index) {
+                let memory = self.memory(&value);
+                if writes {
+                    self.written.extend(&memory);
+                }
+                shared.extend(&memory);
+            }
             values.insert(names[index], value);
         }
         call.check().map_err(said)?;
@@ -330,9 +351,21 @@ impl Compiler {
                 }
             });
         }
+        for target in &returns {
+            let slots = match target {
+                Return::One(slot) => std::slice::from_ref(slot),
+                Return::List(slots) => slots.as_slice(),
+            };
+            for slot in slots.iter().flatten() {
+                self.memory_of.insert(*slot, shared.clone());
+            }
+        }
         let mut held = vec![false; self.num_slots];
         values.values().for_each(|value| mark(value, &mut held));
         let uses = (0..held.len()).filter(|&slot| held[slot]).collect();
+        if !self.operators.contains(&operator) {
+            self.operators.push(operator);
+        }
         self.drafts.push(Draft::Call {
             call,
             label,
@@ -340,6 +373,21 @@ impl Compiler {
             returns,
         });
         Ok(())
+    }
+}
+
+impl Compiler {
+    /// The slots in whose memory a value may lie.
+    fn memory(&self, value: &Value) -> HashSet<usize> {
+        let mut held = vec![false; self.num_slots];
+        mark(value, &mut held);
+        let slots = (0..held.len()).filter(|&slot| held[slot]);
+        slots
+            .flat_map(|slot| {
+                let others = self.memory_of.get(&slot).into_iter().flatten().copied();
+                others.chain([slot])
+            })
+            .collect()
     }
 }
 

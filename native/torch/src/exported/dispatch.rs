@@ -6,6 +6,7 @@ use std::ptr;
 use tch::{Device, Tensor};
 
 use super::numbers::Number;
+use crate::border::take_text;
 
 /// An argument of a call. Enumerations are c10's numbers.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,6 +79,15 @@ impl Call {
     pub(super) fn num_returns(&self) -> usize {
         // SAFETY: the call is alive.
         unsafe { flambeau_call_num_returns(self.0.as_ptr()) }
+    }
+
+    /// Whether what is returned may lie in the memory of argument `index`, one of [`Call::argument_names`], and whether that gets
+    /// new values.
+    pub(super) fn aliases(&self, index: usize) -> (bool, bool) {
+        let mut writes = false;
+        // SAFETY: the call is alive, and the index is one of its arguments.
+        let aliases = unsafe { flambeau_call_aliases(self.0.as_ptr(), index, &mut writes) };
+        (aliases, writes)
     }
 
     /// Sets an argument; `Err` where the schema wants something else.
@@ -310,14 +320,9 @@ impl Drop for Entered {
 
 /// The error of a call into C++, whose message is freed.
 pub(super) fn check(message: *mut c_char) -> Result<(), String> {
-    if message.is_null() {
-        return Ok(());
-    }
-    // SAFETY: a message is a string that ends with zero, which is ours to free.
-    unsafe {
-        let text = CStr::from_ptr(message).to_string_lossy().into_owned();
-        flambeau_free_message(message);
-        Err(text)
+    match message.is_null() {
+        true => Ok(()),
+        false => Err(take_text(message)),
     }
 }
 
@@ -422,7 +427,6 @@ pub(super) struct RawAutocast {
 }
 
 unsafe extern "C" {
-    fn flambeau_free_message(message: *mut c_char);
     fn flambeau_call_new(
         name: *const c_char,
         overload: *const c_char,
@@ -432,6 +436,7 @@ unsafe extern "C" {
     fn flambeau_call_num_arguments(call: *const c_void) -> usize;
     fn flambeau_call_argument_name(call: *const c_void, index: usize) -> *const c_char;
     fn flambeau_call_num_returns(call: *const c_void) -> usize;
+    fn flambeau_call_aliases(call: *const c_void, index: usize, writes: *mut bool) -> bool;
     fn flambeau_call_set(call: *mut c_void, index: usize, value: *const RawValue) -> *mut c_char;
     fn flambeau_call_return(
         call: *mut c_void,

@@ -1,6 +1,6 @@
 //! A graph that is ready to run: its steps, and where its inputs come from and its outputs go.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use tch::{Device, Kind, Tensor};
 
@@ -24,10 +24,23 @@ pub(super) struct ReadyGraph {
     inputs: Vec<UserInput>,
     /// The buffers that get new values after a run, and the slots of these.
     mutated: Vec<(usize, Tensor)>,
+    /// The slots whose values operators write to.
+    written: HashSet<usize>,
     outputs: Vec<usize>,
     structure: Structure,
     /// The operators that do one thing in training and another in evaluation.
     pub(super) mode_flags: Vec<ModeFlag>,
+    /// The names of the operators that it calls.
+    pub(super) operators: Vec<String>,
+}
+
+/// The modes that a run is in. They end in reverse order, after an error too.
+struct Modes(Vec<Entered>);
+
+impl Drop for Modes {
+    fn drop(&mut self) {
+        while self.0.pop().is_some() {}
+    }
 }
 
 /// A tensor that the caller gives.
@@ -103,6 +116,8 @@ impl ReadyGraph {
             num_slots,
             outputs,
             mode_flags,
+            operators,
+            written,
         } = compile(&module.graph, names, num_inputs)?;
         if outputs.len() != module.signature.output_specs.len() {
             return Err(refused(
@@ -153,9 +168,11 @@ impl ReadyGraph {
             held,
             inputs,
             mutated,
+            written,
             outputs: returned,
             structure,
             mode_flags,
+            operators,
         })
     }
 
@@ -191,8 +208,13 @@ impl ReadyGraph {
         Ok(())
     }
 
-    /// Runs the graph on inputs whose first dimension is the rows.
-    pub(super) fn run(&self, inputs: &[Tensor]) -> Result<Outputs, TorchError> {
+    /// Runs the graph on inputs whose first dimension is the rows. Buffers get the values that it computes for them only
+    /// where `updates_buffers` says so, and then no other thread may run it.
+    pub(super) fn run(
+        &self,
+        inputs: &[Tensor],
+        updates_buffers: bool,
+    ) -> Result<Outputs, TorchError> {
         if inputs.len() != self.inputs.len() {
             let names: Vec<&str> = self
                 .inputs
@@ -208,13 +230,16 @@ impl ReadyGraph {
         }
         let mut frame = Frame::new(self.num_slots);
         for (slot, tensor) in &self.held {
-            frame.set_tensor(*slot, tensor);
+            match updates_buffers || !self.written.contains(slot) {
+                true => frame.set_tensor(*slot, tensor),
+                false => frame.set_tensor(*slot, &copy(tensor)?),
+            }
         }
         for (input, tensor) in self.inputs.iter().zip(inputs) {
             input.check(tensor)?;
             frame.set_tensor(input.slot, tensor);
         }
-        let mut entered: Vec<Entered> = vec![];
+        let mut modes = Modes(vec![]);
         for step in &self.steps {
             match step {
                 Step::Call { call, label } => call
@@ -237,15 +262,15 @@ impl ReadyGraph {
                     frame.set_number(*slot, result.map_err(|message| failed(label, &message))?);
                 }
                 Step::Enter(mode) => {
-                    entered.push(
+                    modes.0.push(
                         Entered::new(mode)
                             .map_err(|message| failed("a mode of the graph", &message))?,
                     );
                 }
-                Step::Leave => drop(entered.pop()),
+                Step::Leave => drop(modes.0.pop()),
             }
         }
-        for (slot, buffer) in &self.mutated {
+        for (slot, buffer) in self.mutated.iter().filter(|_| updates_buffers) {
             let value = frame
                 .tensor(*slot)
                 .map_err(|message| failed("a buffer", &message))?;
@@ -262,6 +287,15 @@ impl ReadyGraph {
             .collect::<Result<_, _>>()?;
         Ok(self.structure.fill(tensors))
     }
+}
+
+/// A tensor of its own with the same values.
+fn copy(tensor: &Tensor) -> Result<Tensor, TorchError> {
+    tch::no_grad(|| {
+        let mut copy = tensor.f_empty_like()?;
+        copy.f_copy_(tensor)?;
+        Ok(copy)
+    })
 }
 
 impl UserInput {

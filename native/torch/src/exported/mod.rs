@@ -26,6 +26,7 @@ use tch::{Device, Tensor};
 
 use crate::error::TorchError;
 use crate::program::{NamedTensor, Outputs, Program};
+use crate::purity::check_operators;
 use archive::{Archive, refused};
 use graph::ReadyGraph;
 use weights::Weights;
@@ -79,6 +80,17 @@ pub fn load(eval: &[u8], train: Option<&[u8]>) -> Result<ExportedProgram, TorchE
     })
 }
 
+/// Refuses an archive, of a graph in either mode, that calls what may do more than compute.
+///
+/// # Errors
+///
+/// [`TorchError::Param`] names the operators; or says why the archive cannot be loaded.
+pub(crate) fn load_pure(bytes: &[u8]) -> Result<(), TorchError> {
+    let mut archive = Archive::open(bytes)?;
+    let weights = Weights::read(&mut archive)?;
+    check_operators(&ReadyGraph::new(&mut archive, &weights)?.operators)
+}
+
 impl ExportedProgram {
     /// The program with the archives that it was loaded from, for [`Program::write`]. They are kept without their sample
     /// inputs, which are a pickle.
@@ -100,8 +112,8 @@ impl ExportedProgram {
     }
 }
 
-// SAFETY: a run only reads the program: its tensors are handles with atomic counts, and a graph that writes to its buffers
-// does so through libtorch, as the threads that score, in evaluation mode, do not.
+// SAFETY: a run in evaluation mode, which several threads may make at once, only reads the program: its tensors are handles
+// with atomic counts, and new values of buffers are dropped.
 unsafe impl Sync for ExportedProgram {}
 
 impl Program for ExportedProgram {
@@ -111,12 +123,12 @@ impl Program for ExportedProgram {
 
     fn forward(&self, inputs: &[Tensor], training: bool) -> Result<Outputs, TorchError> {
         match &self.train {
-            Some(train) if training => train.run(inputs),
+            Some(train) if training => train.run(inputs, true),
             None if training => {
                 self.check_trainable()?;
-                self.eval.run(inputs)
+                self.eval.run(inputs, true)
             }
-            _ => self.eval.run(inputs),
+            _ => self.eval.run(inputs, false),
         }
     }
 

@@ -5,6 +5,7 @@ mod losses;
 mod metrics;
 mod optimizers;
 mod programs;
+mod purity;
 mod refusals;
 mod scoring;
 mod support;

@@ -8,6 +8,7 @@ PyTorch would and prints the outputs for the inputs.
 import hashlib
 import json
 import sys
+import zipfile
 from pathlib import Path
 
 import torch
@@ -115,6 +116,49 @@ class OnThePresentGpu(nn.Module):
         if x.is_cuda:
             return x + torch.ones(3, device="cuda").get_device()
         return x
+
+
+class Writing(nn.Module):
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    def forward(self, x):
+        torch.save(x, self.path)
+        return x
+
+
+class WritingOnLoad(nn.Module):
+    """Writes a file in what a load runs."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    @torch.jit.export
+    def __getstate__(self):
+        return self.path, self.training
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[str, bool]):
+        torch.save(1, state[0])
+        self.path = state[0]
+        self.training = state[1]
+
+    def forward(self, x):
+        return x
+
+
+class Elsewhere(nn.Module):
+    """Returns what has no memory."""
+
+    def forward(self, x):
+        return x.to("meta")
+
+
+class Defaulted(nn.Module):
+    def forward(self, x, k: int = 12345):
+        return x + k
 
 
 def flat(tensor):
@@ -395,8 +439,30 @@ def traced(directory):
     return flat(module(x))
 
 
+def with_source(path, old, new):
+    """The archive with another source."""
+    with zipfile.ZipFile(path) as archive:
+        entries = {entry: archive.read(entry) for entry in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for entry, data in entries.items():
+            archive.writestr(entry, data.replace(old, new) if entry.endswith(".py") else data)
+
+
+def impure(directory):
+    """Programs that write the file `written`, each at another time."""
+    written = str(directory / "written")
+    save(Writing(written), directory / "writing.pt")
+    save(WritingOnLoad(written), directory / "writing-on-load.pt")
+    save(Defaulted(), directory / "default.pt")
+    save(Defaulted(), directory / "writing-default.pt")
+    call = f"torch.from_file('{written}', True, 4)"
+    with_source(directory / "writing-default.pt", b"k: int=12345", f"k: Tensor={call}".encode())
+
+
 def make(directory):
     torch.set_num_threads(1)
+    impure(directory)
+    save(Elsewhere(), directory / "elsewhere.pt")
     save(OnThePresentGpu(), directory / "on-the-present-gpu.pt")
     for width in (1, 3):
         for dtype_name, dtype in DTYPES.items():

@@ -89,6 +89,18 @@ fn several_outputs_keep_their_types() {
     );
 }
 
+#[test]
+fn outputs_without_memory_are_an_error() {
+    let scorer = Scorer::open(&spec(json!({
+        "program": path("elsewhere.pt"),
+        "inputs": [{"dtype": "float32", "shape": [3]}],
+        "output": [{"name": null, "dtype": "float32", "shape": [3]}],
+    })))
+    .unwrap();
+    let error = scorer.score(2, &[&floats(&[1.0; 6])]).unwrap_err();
+    assert!(error.to_string().contains("meta"), "{error}");
+}
+
 /// A traced module holds a tensor, and the device that its source asked for, as constants.
 #[test]
 fn a_gpu_scores_what_the_cpu_does() {

@@ -142,6 +142,19 @@ class Counted(nn.Module):
         return self.layer(x - self.average)
 
 
+class Counting(nn.Module):
+    """A buffer that changes in evaluation too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1.0)
+        return self.layer(x) * self.count
+
+
 class Convolutions(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(
@@ -185,6 +198,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], list[Callable[[int], Tensor]]]] 
     "several": (Several, [normal(3), lambda rows: torch.arange(rows).flip(0)]),
     "tuple": (Tuple, [normal(4)]),
     "counted": (Counted, [normal(4)]),
+    "counting": (Counting, [normal(4)]),
     "convolutions": (Convolutions, [normal(1, 8, 8)]),
     "transformer": (Transformer, [normal(5, 8)]),
 }

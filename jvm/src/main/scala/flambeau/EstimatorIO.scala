@@ -73,6 +73,17 @@ private[flambeau] final class EstimatorReader[E <: HasTrainingParams with HasObj
         s"$path holds its module, loss or optimizer as a pickle, which only Python reads: in Python, set model to a " +
           "program that flambeau.save_program wrote, loss, optimizer and metrics to names, and save the estimator again"
       )
+    val directory = new Directory(sparkSession, metadata.path)
+    val script = Some(ProgramForms.Scripted -> FileNames.LossScript).filter { case (_, name) =>
+      metadata.ours.path("files").has(name)
+    }
+    Trust.check(
+      sparkSession,
+      path,
+      (metadata.programs.toSeq ++ script).map { case (form, name) =>
+        form -> directory.reference(name, metadata.file(name))
+      }
+    )
     metadata.setParams(estimator)
     val names = metadata.ours.path("names")
     Option(names.get("loss")).foreach { json =>

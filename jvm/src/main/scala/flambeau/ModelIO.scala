@@ -74,8 +74,16 @@ private[flambeau] final class ModelReader[M <: TorchModel](wanted: Class[M]) ext
         s"$path holds its program as a pickle, which only Python reads${Metadata.bracketed(metadata.reasons)}: " +
           "score it in PySpark, or change the module so that torch.jit.script or torch.export takes it and save the model again"
       )
+    val stored = programs.map { case (form, name) => form -> directory.reference(name, metadata.file(name)) }
+    val refused =
+      stored.flatMap { case (form, file) => Trust.refusal(sparkSession, form, file).map(form -> _) }
+    val readable = stored -- refused.keys
+    if (ProgramForms.chosen(readable.keys).isEmpty)
+      throw new FlambeauException(
+        s"$path holds no program that may be read${Metadata.bracketed(refused)}: score it where the program may be run"
+      )
     val trained = Trained(
-      programs = programs.map { case (form, name) => form -> directory.reference(name, metadata.file(name)) },
+      programs = readable,
       reasons = metadata.reasons,
       weights = directory.reference(FileNames.Weights, metadata.file(FileNames.Weights)),
       inputs = Json.items(ours.get("inputs")).map(TensorColumns.of),

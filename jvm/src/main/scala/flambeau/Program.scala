@@ -69,6 +69,8 @@ private[flambeau] object Program {
       throw new ParamException("loss must be set: a name such as 'mse', or a script by setLossScript")
     }
     val source = ProgramSource.open(spark, path)
+    // What is given as model is the user's own. A saved model's program is its author's.
+    if (estimator.valueOf(estimator.model).isEmpty) Trust.check(spark, path, source.files)
     Program(
       source.form,
       source.files(source.form),

@@ -118,6 +118,52 @@ class SavingSuite extends SparkSuite {
       "torch.export takes it and save the model again")
   }
 
+  /** Runs with a conf set to false. */
+  private def without[T](conf: String)(body: => T): T = {
+    spark.conf.set(conf, "false")
+    try body
+    finally spark.conf.unset(conf)
+  }
+
+  test("a program that does more than compute is refused where pickles are, a script where scripts are") {
+    val written = SavedModels.directory.resolve("written")
+    without("spark.flambeau.allowPickle") {
+      assert(intercept[FlambeauException](load("writing")).getMessage ==
+        s"${SavedModels.model("writing")} holds no program that may be read (scripted: spark.flambeau.allowPickle is false, " +
+          "and it calls aten::save, which may do more than compute): score it where the program may be run")
+      val tuned = new TorchRegressor().setInitialModel(SavedModels.model("writing")).setLoss("mse")
+      assert(intercept[FlambeauException](Program.of(tuned, spark)).getMessage.contains("it calls aten::save"))
+      // What the user gives as the model is the user's.
+      Program.of(tuned.copy(org.apache.spark.ml.param.ParamMap.empty).setModel(SavedModels.model("writing")), spark)
+      for (name <- Seq("mlp", "exported", "several", "classes")) load(name)
+    }
+    without("spark.flambeau.allowScripts") {
+      assert(intercept[FlambeauException](load("mlp")).getMessage.contains(
+        "(scripted: spark.flambeau.allowScripts is false)"
+      ))
+      load("exported")
+    }
+    assert(!Files.exists(written))
+    load("writing").transform(spark.read.parquet(SavedModels.rows("writing"))).collect()
+    assert(Files.exists(written))
+  }
+
+  test("a saved estimator's program and loss are refused as a model's are") {
+    val saved = path("estimator")
+    new TorchRegressor()
+      .setModel(SavedModels.model("mlp"))
+      .setLossScript(SavedModels.model("writing") + "/program.pt")
+      .write
+      .save(saved)
+    TorchRegressor.load(saved)
+    without("spark.flambeau.allowPickle") {
+      assert(intercept[FlambeauException](TorchRegressor.load(saved)).getMessage.contains("it calls aten::save"))
+    }
+    without("spark.flambeau.allowScripts") {
+      intercept[FlambeauException](TorchRegressor.load(saved))
+    }
+  }
+
   test("files that were damaged after they were saved are refused") {
     val history = copied("mlp", "damaged/history")
     edit(history.resolve("history.json"))(_.replace("0.75", "0.25"))

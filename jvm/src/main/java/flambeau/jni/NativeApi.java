@@ -26,6 +26,14 @@ public final class NativeApi {
   public native String checkJob(String jobJson);
 
   /**
+   * Refuses, as a {@code flambeau.ParamException}, a program or a loss that could do more than compute. Nothing of it is run.
+   *
+   * @param form {@code scripted} or {@code exported}
+   * @param program a local path
+   */
+  public native void checkPure(String form, String program);
+
+  /**
    * The newest whole checkpoint of some attempts of a job.
    *
    * @param attemptsJson a JSON list of the attempts' ids, in the order in which they ran
