@@ -231,7 +231,7 @@ def test_only_lost_workers_are_tried_again(spark: SparkSession, monkeypatch: pyt
     requests: list[dict[str, Any]] = []
     answers: list[Any] = []
 
-    def stage(_: SparkSession, request: WorkerRequest, num_workers: int, gpus: int) -> list[RankOutcome]:
+    def stage(_: SparkSession, request: WorkerRequest, *others: Any) -> list[RankOutcome]:
         requests.append(json.loads(request.job_json)["attempt"] | {"secret": request.secret})
         answer = answers.pop(0)
         if isinstance(answer, Exception):

@@ -5,6 +5,7 @@ lost.
 from __future__ import annotations
 
 import base64
+import builtins
 import json
 import logging
 import pickle
@@ -13,10 +14,12 @@ import secrets
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flambeau._fit import cluster
+from flambeau import errors
+from flambeau._fit import cluster, ending
+from flambeau._fit.ending import Ending
 from flambeau._fit.worker import EnvironmentMismatchError, RankOutcome
 from flambeau._workdir import WorkDirectory, new_id
 from flambeau.errors import ClusterError, FlambeauError, WorkerError, WorkerLost
@@ -153,7 +156,13 @@ class Launch:
             placed,
             cluster.shares_machine(self.spark),
         )
-        outcomes = run_stage(self.spark, request, self.num_workers, self.num_gpus)
+        files = Ending(
+            self.work.path("attempts", attempt, "ranks"),
+            self.num_workers,
+            dict(self.work.store_options),
+            ending.GRACE_SECONDS,
+        )
+        outcomes = run_stage(self.spark, request, self.num_workers, self.num_gpus, files)
         failed = first_cause(outcomes)
         if failed is None:
             results = {outcome.rank: json.loads(outcome.result_json or "{}") for outcome in outcomes}
@@ -207,14 +216,19 @@ class _Lost(Exception):
 
 
 def run_stage(
-    spark: SparkSession, request: RankRequest, num_workers: int, num_gpus: int = 0
+    spark: SparkSession,
+    request: RankRequest,
+    num_workers: int,
+    num_gpus: int = 0,
+    files: Ending | None = None,
 ) -> list[RankOutcome]:
     """Runs one barrier stage with a task for each rank and returns how each ended, by rank.
 
-    With `num_gpus` of 1 Spark assigns a GPU to each task. Waits for as long as the training takes. Raises
+    With `num_gpus` of 1 Spark assigns a GPU to each task. `files` tell ranks that fail which others have ended;
+    without them they are waited for without end. Waits for as long as the training takes. Raises
     _Lost where Spark lost a worker, and EnvironmentMismatchError where the workers' Python has no flambeau.
     """
-    task = rank_task(request)
+    task = rank_task(request, files)
     # Spark 3.5 knows no such argument.
     profile: dict[str, Any] = {"profile": cluster.gpu_profile(spark)} if num_gpus else {}
     stage = spark.range(0, num_workers, 1, num_workers).mapInArrow(
@@ -224,6 +238,8 @@ def run_stage(
         rows = stage.collect()
     except Exception as error:
         text = str(error)
+        if files is not None and ending.NOT_ENDED in text:
+            return _told(spark, files)
         if "No module named 'flambeau" in text:
             raise EnvironmentMismatchError(
                 "the workers' Python cannot import flambeau: install it there, or point PYSPARK_PYTHON (or "
@@ -235,8 +251,22 @@ def run_stage(
     return sorted((pickle.loads(row.outcome) for row in rows), key=lambda outcome: outcome.rank)
 
 
-def rank_task(request: RankRequest) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
-    """The function that Spark runs in each task of the stage: it trains one rank and yields one row."""
+def _told(spark: SparkSession, files: Ending) -> list[RankOutcome]:
+    """What the ranks of a stage that was given up left in their files."""
+
+    def read() -> list[dict[str, Any]]:
+        return [asdict(outcome) for outcome in files.outcomes()]
+
+    return [RankOutcome(**told) for told in cluster.on_worker(spark, read)]
+
+
+def rank_task(
+    request: RankRequest, files: Ending | None = None
+) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+    """The function that Spark runs in each task of the stage: it trains one rank and yields one row.
+
+    A rank that fails fails its task where another does not end within the grace of `files`.
+    """
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         import pickle
@@ -256,8 +286,14 @@ def rank_task(request: RankRequest) -> Callable[[Iterable[pa.RecordBatch]], Iter
         address = bind_address(addresses, rank)
         gpus = context.resources().get("gpu")
         given = None if gpus is None else gpus.addresses
-        outcome = request.run(rank, len(addresses), rendezvous.all_gather, address, given)
+        outcome = files.begin(rank) if files else None
+        if outcome is None:
+            outcome = request.run(rank, len(addresses), rendezvous.all_gather, address, given)
         rendezvous.leave()
+        if files is not None:
+            files.end(outcome)
+            if not outcome.ok:
+                files.await_others()
         yield pyarrow.RecordBatch.from_pydict(
             {"rank": pyarrow.array([rank], "int32"), "outcome": [pickle.dumps(outcome)]}
         )
@@ -318,8 +354,8 @@ def first_cause(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
 
 
 def exception_of(outcome: RankOutcome) -> Exception:
-    """The exception of a failed rank: of its own class where it can be unpickled, else a WorkerError with the
-    traceback.
+    """The exception of a failed rank: of its own class where it can be unpickled or is Python's or ours, else a
+    WorkerError with the traceback.
 
     It says where it was, in its attributes `rank`, `host`, `epoch` and `step` and in a note.
     """
@@ -329,7 +365,7 @@ def exception_of(outcome: RankOutcome) -> Exception:
     if outcome.step is not None:
         where += f", step {outcome.step}"
     place = {"rank": outcome.rank, "host": outcome.host, "epoch": outcome.epoch, "step": outcome.step}
-    error = _unpickled(outcome.pickle)
+    error = _unpickled(outcome.pickle) or _named(outcome)
     if error is None:
         return WorkerError(
             f"{outcome.error_type}: {outcome.message} ({where})",
@@ -357,6 +393,19 @@ def _unpickled(data: bytes | None) -> Exception | None:
     except Exception:
         return None
     return error if isinstance(error, Exception) else None
+
+
+def _named(outcome: RankOutcome) -> Exception | None:
+    """An exception of Python's or of Flambeau's by its name; None for others."""
+    module, _, name = (outcome.error_type or "").rpartition(".")
+    homes = {"builtins": builtins, "flambeau.errors": errors}
+    kind = getattr(homes.get(module), name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        return None
+    try:
+        return kind(outcome.message)
+    except TypeError:
+        return None
 
 
 def _set_attribute(error: Exception, name: str, value: Any) -> None:
