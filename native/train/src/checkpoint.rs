@@ -3,7 +3,7 @@
 //! A checkpoint is a directory `<workDir>/attempts/<id>/checkpoints/<step>/` with `shared.bin` (the model and the
 //! optimizer), one `rank-<rank>.bin` for each rank (random generators), `compression-<rank>.bin` too where the compression
 //! of gradients carries something from step to step, the files of `best/` (the weights of the best epoch) where those are
-//! kept, `state.json` (where training is, the sums of the running epoch, the history, the loss scale), and, written last,
+//! kept, those of `weights/` (the weights as a model reads them) with `keepCheckpoints`, `state.json` (where training is, the sums of the running epoch, the history, the loss scale), and, written last,
 //! `COMMITTED`, which lists all parts with size and SHA-256.
 //! Without `COMMITTED` there is no checkpoint.
 
@@ -25,8 +25,9 @@ const MARKER: &str = "COMMITTED";
 const SHARED: &str = "shared.bin";
 const STATE: &str = "state.json";
 const BEST: &str = "best";
+const WEIGHTS: &str = "weights";
 
-/// How many whole checkpoints an attempt keeps: the newest, and one more in case the newest cannot be read.
+/// How many whole checkpoints an attempt keeps at least: the newest, and one more in case the newest cannot be read.
 const KEPT: usize = 2;
 
 /// A whole checkpoint in the store.
@@ -215,6 +216,8 @@ pub(crate) struct Contents<'a> {
     pub(crate) compression: Option<Vec<u8>>,
     /// The weights of the best epoch; of rank 0, where they are kept.
     pub(crate) best: Option<&'a LocalWeights>,
+    /// The weights, of rank 0, with `keepCheckpoints`.
+    pub(crate) weights: Option<LocalWeights>,
 }
 
 /// Writes the checkpoints of an attempt and removes the old ones.
@@ -222,15 +225,17 @@ pub(crate) struct CheckpointWriter {
     store: Store,
     directory: String,
     written: Vec<String>,
+    kept: usize,
 }
 
 impl CheckpointWriter {
-    /// A writer for the attempt of this directory.
-    pub(crate) fn new(store: Store, attempt_directory: &str) -> CheckpointWriter {
+    /// A writer for the attempt of this directory, which is to keep so many checkpoints, or more.
+    pub(crate) fn new(store: Store, attempt_directory: &str, kept: usize) -> CheckpointWriter {
         CheckpointWriter {
             store,
             directory: format!("{attempt_directory}/checkpoints"),
             written: vec![],
+            kept: kept.max(KEPT),
         }
     }
 
@@ -251,10 +256,11 @@ impl CheckpointWriter {
         if let Some(state) = contents.compression {
             parts.push(self.put(&uri, &compression_part(group.rank()), state)?);
         }
-        if let Some(weights) = contents.best {
-            let stored = weights.store(&self.store, &format!("{uri}/{BEST}"))?;
+        for (name, weights) in [(BEST, contents.best), (WEIGHTS, contents.weights.as_ref())] {
+            let Some(weights) = weights else { continue };
+            let stored = weights.store(&self.store, &format!("{uri}/{name}"))?;
             parts.extend(stored.files.into_iter().map(|file| Part {
-                name: format!("{BEST}/{}", file.name),
+                name: format!("{name}/{}", file.name),
                 size: file.size,
                 sha256: file.sha256,
             }));
@@ -295,7 +301,7 @@ impl CheckpointWriter {
 
     fn remove_old(&mut self) -> Option<String> {
         let mut warning = None;
-        while self.written.len() > KEPT {
+        while self.written.len() > self.kept {
             let uri = self.written.remove(0);
             // The marker first: what is half removed must not count as whole.
             let removed = self

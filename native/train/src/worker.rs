@@ -196,7 +196,11 @@ impl<'a> Worker<'a> {
         let events = (rank == 0).then(|| {
             EventWriter::new(store.clone(), format!("{}/events", job.attempt.directory()))
         });
-        let checkpoints = CheckpointWriter::new(store.clone(), &job.attempt.directory());
+        let checkpoints = CheckpointWriter::new(
+            store.clone(),
+            &job.attempt.directory(),
+            job.params.keep_checkpoints,
+        );
         let num_rows = datasets.train.num_rows;
         let num_validation_rows = datasets
             .validation
@@ -495,6 +499,9 @@ impl Run<'_> {
         } else {
             None
         };
+        let weights = (self.job.params.keep_checkpoints > 0 && self.group.rank() == 0)
+            .then(|| LocalWeights::of(model))
+            .transpose()?;
         let rank = model.save_rank_state().map_err(Cause::Model)?;
         let world_size = self.group.world_size();
         let state = State::new(
@@ -512,6 +519,7 @@ impl Run<'_> {
                 rank,
                 compression: self.stepper.compression_state()?,
                 best: self.best.as_ref(),
+                weights,
             },
         )?);
         Ok(())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +15,7 @@ from flambeau._fit import cluster, warm_up
 from flambeau._fit import shards as shard_files
 from flambeau._fit.launch import Launch, Payload, remove
 from flambeau._fit.progress import Progress
+from flambeau._fit.run import Run, job_of
 from flambeau._fit.shards import DataColumns, ShardSet
 from flambeau._fit.worker import versions
 from flambeau._transform import native_scoring
@@ -43,6 +44,10 @@ class Program(Protocol):
     @property
     def modules(self) -> tuple[str, ...]:
         """What a rank imports to train it."""
+
+    @property
+    def objects(self) -> Mapping[str, Any]:
+        """The module as `model`, and `loss`, `optimizer` and `metrics`."""
 
     @property
     def metric_names(self) -> list[str]:
@@ -168,7 +173,8 @@ class Training:
     def run(self, shards: ShardSet, inputs: tuple[TensorColumns, ...], visible: bool) -> Any:
         """Trains on the shards and makes the model; `inputs` are in terms of the DataFrame's columns.
 
-        Removes what the training left in the work directory except the model's weights.
+        Removes what the training left in the work directory except the model's weights and the newest
+        `keepCheckpoints`; where it fails, all of its checkpoints stay for the run's next fit.
         """
         from flambeau._saved.program import probe_output
         from flambeau._saved.weights import WeightsRef
@@ -186,7 +192,12 @@ class Training:
         model_class = estimator._model_class()
         # An output that this kind of model does not take is refused now rather than after the training.
         model_class()._check_output(output)
+        id = new_id()
+        what = job_of(estimator._job_params(), estimator.getRuntime(), self.program.objects)
+        files = (*shards.train, *shards.validation)
         launch = Launch(
+            id=id,
+            run_of=Run(self.spark, self.work, visible, estimator.getRunId() or id, what, files),
             spark=self.spark,
             work=self.work,
             job={
@@ -205,9 +216,12 @@ class Training:
         )
         try:
             result = launch.run()
+        except BaseException as error:
+            launch.keep(error)
+            raise
         finally:
-            launch.clean()
             warm_up.used(self.spark)
+        checkpoints = launch.clean(estimator.getKeepCheckpoints())
         for warning in result["warnings"]:
             log.warning("%s", warning)
         weights = result["weights"]
@@ -225,6 +239,7 @@ class Training:
             num_validation_rows=result["numValidationRows"],
             training_seconds=result["seconds"],
         )
+        model._checkpoints = tuple(checkpoints)
         if not native_scoring.is_possible(self.spark):
             model._set(runtime=None)
         return model

@@ -154,11 +154,24 @@ private[flambeau] object Training {
       | "weight": null}""".stripMargin
   )
 
+  /** Fits of Scala's clean up after themselves, well or not. Throws ParamException where checkpoints are to outlive one. */
+  private def refuseRuns(estimator: TorchEstimator): Unit = {
+    val asked = Seq(estimator.runId).filter(estimator.isSet) ++
+      Seq(estimator.keepCheckpoints).filter(_ => estimator.getKeepCheckpoints > 0)
+    asked.headOption.foreach { param =>
+      throw new ParamException(
+        s"${param.name} is set, but checkpoints outlive a fit in PySpark only: leave it unset, and raise maxRestarts " +
+          "where workers are lost often"
+      )
+    }
+  }
+
   /** Checks the params and what they name. Throws ParamException, and FlambeauException where this machine has no
     * libtorch.
     */
   def of(estimator: TorchEstimator, spark: SparkSession): Training = {
     estimator.checkParams()
+    refuseRuns(estimator)
     val work = Cluster.workDirectory(spark, estimator.valueOf(estimator.workDir))
     new Training(estimator, spark, work, Program.of(estimator, spark))
   }
