@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,29 @@ def test_the_sweep_goes_by_age(tmp_path: Path) -> None:
             assert (tmp_path / kind / name / "deep" / "file").exists() == stays, (kind, name)
     assert len(list((tmp_path / "models").rglob("file"))) == 3
     assert age_of("mine") is None
+
+
+def test_the_sweep_leaves_what_a_fit_that_runs_has(tmp_path: Path) -> None:
+    """A fit of nine days, whose lease is written anew every hour, and what others left behind."""
+    work = WorkDirectory(str(tmp_path))
+    days = {name: new_id_of(timedelta(days=name)) for name in (8, 9, 10)}
+    for name in days.values():
+        (tmp_path / "shards" / name).mkdir(parents=True)
+        (tmp_path / "shards" / name / "file").write_text("x")
+    lease = Path(work.lease(days[9]))
+    lease.parent.mkdir()
+    lease.write_text(new_id())
+    work.sweep()
+    assert sorted(path.parent.name for path in tmp_path.glob("shards/*/file")) == sorted([days[9], days[8]])
+    lease.write_text(new_id_of(timedelta(days=7.5)))
+    work.sweep()
+    assert not list(tmp_path.glob("shards/*/file"))
+    assert not lease.exists()
+
+
+def new_id_of(age: timedelta) -> str:
+    """An id that was made so long ago."""
+    return new_id((datetime.now(UTC) - age).strftime("%Y%m%dT%H%M%SZ"))
 
 
 def test_all_gather_over_a_barrier_stage(any_spark: SparkSession) -> None:

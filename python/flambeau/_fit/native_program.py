@@ -83,7 +83,7 @@ class NativeProgram:
         else:
             module = cloudpickle.loads(cloudpickle.dumps(model))
         if initial is not None:
-            weights = initial.load(module)
+            weights = initial.load_file(module)
         return cls(module, archives, weights, *judged, setting(spark, LIBTORCH) or None)
 
     @property

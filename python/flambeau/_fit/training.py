@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from flambeau._columns import TensorColumns
 from flambeau._fit import cluster, warm_up
@@ -19,7 +20,7 @@ from flambeau._fit.run import Run, job_of
 from flambeau._fit.shards import DataColumns, ShardSet
 from flambeau._fit.worker import versions
 from flambeau._transform import native_scoring
-from flambeau._workdir import WorkDirectory, new_id
+from flambeau._workdir import WorkDirectory, beating, new_id
 from flambeau.errors import DataError, ParamError
 from flambeau.params.objects import OBJECT_PARAMS, describe
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from flambeau.model import TorchModel
 
 log = logging.getLogger("flambeau")
+
+T = TypeVar("T")
 
 
 class Program(Protocol):
@@ -104,8 +107,15 @@ class InitialWeights:
     model: str | TorchModel
     spark: SparkSession
 
-    def load(self, module: Module) -> bytes:
+    def load(self, module: Module) -> None:
+        """Gives a module the weights. Raises ParamError where they do not fit."""
+        self._load(module, lambda path: None)
+
+    def load_file(self, module: Module) -> bytes:
         """Gives a module the weights, and returns their file. Raises ParamError where they do not fit."""
+        return self._load(module, Path.read_bytes)
+
+    def _load(self, module: Module, use: Callable[[Path], T]) -> T:
         from flambeau._saved.saving import weights_of
         from flambeau._saved.weights import fetched, load_into
 
@@ -114,7 +124,7 @@ class InitialWeights:
                 load_into(module, path)
             except ParamError as error:
                 raise ParamError(f"initialModel {self.model}: {error}") from None
-            return path.read_bytes()
+            return use(path)
 
 
 @dataclass(frozen=True)
@@ -128,7 +138,7 @@ class Training:
 
     @classmethod
     def of(cls, estimator: TorchEstimator, spark: SparkSession) -> Training:
-        """Checks params, objects and the cluster's slots. Raises ParamError and ClusterError."""
+        """Checks params and objects. Raises ParamError."""
         from flambeau import _native
         from flambeau._saved.weights import store_options
 
@@ -143,8 +153,6 @@ class Training:
         work = cluster.work_directory(spark, estimator.getWorkDir(), store_options(spark))
         program = program_of(estimator, spark)
         _native.validate_job(draft_json, program.metric_names)
-        num_gpus = estimator.getNumGpusPerWorker()
-        cluster.check_slots(spark, estimator.getNumWorkers(), estimator.getSlotTimeout(), num_gpus)
         return cls(estimator, spark, program, work)
 
     def columns(self, schema: StructType) -> DataColumns:
@@ -154,7 +162,12 @@ class Training:
         return columns
 
     def prepare(self) -> bool:
-        """Makes sure that the workers share the work directory; returns whether this process sees it too."""
+        """Makes sure that there are slots for the workers and that these share the work directory; returns
+        whether this process sees it too. Raises ClusterError and StoreError.
+        """
+        estimator = self.estimator
+        num_gpus = estimator.getNumGpusPerWorker()
+        cluster.check_slots(self.spark, estimator.getNumWorkers(), estimator.getSlotTimeout(), num_gpus)
         if not cluster.is_local(self.spark):
             num_workers, modules = self.estimator.getNumWorkers(), self.program.modules
             cluster.probe(self.spark, self.work, num_workers, versions(), modules)
@@ -163,6 +176,31 @@ class Training:
         if visible and self.estimator.getWorkDir() is not None:
             cluster.sweep(self.work)
         return visible
+
+    @contextmanager
+    def leased(self, visible: bool, since: str | None = None) -> Iterator[None]:
+        """Keeps the sweeps of other fits from what this one, or the fits that began with the id `since`, have
+        in the work directory.
+        """
+        if self.estimator.getWorkDir() is None:
+            yield
+            return
+        uri, options = self.work.lease(since or new_id()), dict(self.work.store_options)
+
+        def act(write: bool) -> None:
+            from flambeau import _native
+
+            store = _native.Store(options)
+            if write:
+                store.put(uri, new_id().encode())
+            else:
+                store.delete(uri)
+
+        def run(write: bool) -> None:
+            act(write) if visible else cluster.on_worker(self.spark, partial(act, write))
+
+        with beating(partial(run, True), partial(run, False)):
+            yield
 
     def in_place(self, path: str) -> ShardSet:
         """The Parquet files under `path` as this fit's shards."""
