@@ -28,6 +28,8 @@ SWEEP_AGE = timedelta(days=7)
 
 _SWEPT = ("shards", "attempts", "probes", "runs")
 _LEASES = "leases"
+KEPT = "KEPT"
+"""The file of an attempt that no sweep removes."""
 _BEAT_SECONDS = 3600.0
 _STAMP = "%Y%m%dT%H%M%SZ"
 _lock = threading.Lock()
@@ -120,14 +122,15 @@ class WorkDirectory:
         """Deletes what fits left behind that is older than `SWEEP_AGE` and than each fit that holds a lease.
 
         A lease counts until `SWEEP_AGE` after it was last written: as long do the checkpoints stay that a fit
-        without success has kept.
+        without success has kept. Those of `keepCheckpoints` stay.
         """
         # Ids have whole seconds, and the clocks of two drivers may part.
         oldest = max([SWEEP_AGE, *self._leases()]) + timedelta(minutes=1)
         for kind in _SWEPT:
             root = self.path(kind)
-            names = {_first_below(root, uri) for uri in self._store().list(root)}
-            for name in names:
+            uris = self._store().list(root)
+            kept = {_first_below(root, uri) for uri in uris if uri.endswith(f"/{KEPT}")}
+            for name in {_first_below(root, uri) for uri in uris} - kept:
                 age = age_of(name)
                 if age is not None and age > oldest:
                     log.info("removing %s/%s, left behind %s ago", root, name, age)

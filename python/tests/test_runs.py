@@ -128,7 +128,7 @@ def test_the_newest_checkpoints_are_models(spark: SparkSession, tmp_path: Path) 
     )
     stored = load_file(f"{model.checkpoints[1].uri}/weights/weights.safetensors")
     assert set(stored) == {"weight", "bias"}
-    assert {path.name for path in tmp_path.glob("attempts/*/*")} == {"checkpoints"}
+    assert {path.name for path in tmp_path.glob("attempts/*/*")} == {"checkpoints", "KEPT"}
     assert {path.name for path in tmp_path.glob("attempts/*/checkpoints/*") if any(path.iterdir())} == {
         "0000000020",
         "0000000030",

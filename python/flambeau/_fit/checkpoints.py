@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from flambeau._workdir import KEPT
+
 if TYPE_CHECKING:
     from flambeau.model import TorchModel
 
@@ -68,6 +70,8 @@ def keep_newest(
     kept = [found[step] for step in sorted(found)][-num:] if num else []
     for part in parts - {told["uri"] for told in kept}:
         store.delete_prefix(part)
+    for root in {told["uri"].rsplit("/", 2)[0] for told in kept}:
+        store.put(f"{root}/{KEPT}", b"")
     return kept
 
 

@@ -87,6 +87,7 @@ class _SharedShards:
         self._name = new_id()
         self._lock = threading.Lock()
         self._written: ShardSet | None = None
+        self._removed = False
 
     def get(self, df: DataFrame, columns: DataColumns) -> ShardSet:
         """The shards. Waits for the Spark job that writes them."""
@@ -99,11 +100,10 @@ class _SharedShards:
 
     def remove(self) -> None:
         """Deletes the shards; a failure is told and no more."""
-        if self._written is None:
-            return
-        with suppress(Exception):
-            self._training.remove_shards(self._name, self._visible)
-        self._written = None
+        if not self._removed:
+            self._removed = True
+            with suppress(Exception):
+                self._training.remove_shards(self._name, self._visible)
 
     @property
     def visible(self) -> bool:

@@ -154,13 +154,13 @@ private[flambeau] object Training {
       | "weight": null}""".stripMargin
   )
 
-  /** Fits of Scala's clean up after themselves, well or not. Throws ParamException where checkpoints are to outlive one. */
+  /** Throws ParamException where checkpoints are to outlive a fit: those of Scala clean up, well or not. */
   private def refuseRuns(estimator: TorchEstimator): Unit = {
-    val asked = Seq(estimator.runId).filter(estimator.isSet) ++
-      Seq(estimator.keepCheckpoints).filter(_ => estimator.getKeepCheckpoints > 0)
-    asked.headOption.foreach { param =>
+    val asked = Seq("runId").filter(_ => estimator.isSet(estimator.runId)) ++
+      Seq("keepCheckpoints").filter(_ => estimator.getKeepCheckpoints > 0)
+    asked.headOption.foreach { name =>
       throw new ParamException(
-        s"${param.name} is set, but checkpoints outlive a fit in PySpark only: leave it unset, and raise maxRestarts " +
+        s"$name is set, but checkpoints outlive a fit in PySpark only: leave it unset, and raise maxRestarts " +
           "where workers are lost often"
       )
     }
