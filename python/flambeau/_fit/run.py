@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,7 +156,8 @@ def _told(value: Any) -> Any:
     if isinstance(value, torch.nn.Module):
         tensors = [*value.named_parameters(), *value.named_buffers()]
         state = [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in tensors]
-        return [_name(type(value)), repr(value), state]
+        # What has no text of its own tells its address, which is another in each process.
+        return [_name(type(value)), re.sub(r" at 0x[0-9a-f]+", "", repr(value)), state]
     if isinstance(value, torch.optim.Optimizer):
         groups = [
             {key: _told(one) for key, one in group.items() if key != "params"} for group in value.param_groups
@@ -171,8 +173,14 @@ def _name(value: Any) -> str:
 
 
 def _code(code: CodeType) -> list[Any]:
-    constants = [_code(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
-    return [code.co_code.hex(), list(code.co_names), constants]
+    return [code.co_code.hex(), list(code.co_names), list(map(_constant, code.co_consts))]
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, CodeType):
+        return _code(value)
+    # The order of a set's strings is another in each process.
+    return sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)
 
 
 def _digest(value: Any) -> str:
