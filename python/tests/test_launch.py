@@ -247,7 +247,7 @@ def test_an_exception_that_cannot_come_back_is_a_worker_error() -> None:
 def launch_of(spark: SparkSession, max_restarts: int) -> launch.Launch:
     program = PythonProgram(b"", {})
     return launch.Launch(
-        spark, WorkDirectory("/nowhere"), {}, program, 2, max_restarts, 0.0, True, lambda _: nullcontext()
+        spark, WorkDirectory("/nowhere"), {}, program, 2, max_restarts, 0.0, False, lambda _: nullcontext()
     )
 
 
