@@ -1,7 +1,8 @@
 """The work directory: shards, attempts and models of trainings, as the driver sees it and as Spark does.
 
 `shards/<id>` and `attempts/<id>` live for one fit; `models/<id>` outlives it. Ids begin with the time they
-were made at, so that what a crash left behind is known by its age.
+were made at, so that what a crash left behind is known by its age. A fit that runs holds a lease, a file that
+it writes anew every hour: nothing that was made since it began is removed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import re
 import secrets
 import tempfile
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,7 +26,11 @@ log = logging.getLogger("flambeau")
 
 SWEEP_AGE = timedelta(days=7)
 
-_SWEPT = ("shards", "attempts", "probes")
+_SWEPT = ("shards", "attempts", "probes", "runs")
+_LEASES = "leases"
+KEPT = "KEPT"
+"""The file of an attempt that no sweep removes."""
+_BEAT_SECONDS = 3600.0
 _STAMP = "%Y%m%dT%H%M%SZ"
 _lock = threading.Lock()
 _temporary: tempfile.TemporaryDirectory[str] | None = None
@@ -51,14 +58,17 @@ def private_directory(name: str) -> Path:
     return folder
 
 
-def new_id() -> str:
-    """A name for a shard set or an attempt: the time in UTC and a random part, so that no two are alike."""
-    return f"{datetime.now(UTC).strftime(_STAMP)}-{secrets.token_hex(6)}"
+def new_id(since: str | None = None) -> str:
+    """A name for a shard set or an attempt: the time in UTC and a random part, so that no two are alike. The
+    time is that of the id `since` where it is given.
+    """
+    stamp = datetime.now(UTC).strftime(_STAMP) if since is None else since.split("-")[0]
+    return f"{stamp}-{secrets.token_hex(6)}"
 
 
 def age_of(name: str) -> timedelta | None:
     """How long ago an id was made; None for a name that is not one."""
-    match = re.match(r"(\d{8}T\d{6}Z)-[0-9a-f]{12}$", name)
+    match = re.match(r"(\d{8}T\d{6}Z)-[0-9a-f]{12}(\.json)?$", name)
     if match is None:
         return None
     return datetime.now(UTC) - datetime.strptime(match.group(1), _STAMP).replace(tzinfo=UTC)
@@ -104,21 +114,73 @@ class WorkDirectory:
         """Deletes what lies under a path of the directory, as seen from this process."""
         self._store().delete_prefix(self.path(*parts))
 
+    def lease(self, since: str) -> str:
+        """The URI of a new lease, of a fit that began when the id `since` was made."""
+        return self.path(_LEASES, new_id(since))
+
     def sweep(self) -> None:
-        """Deletes shards and attempts that were left behind more than `SWEEP_AGE` ago."""
+        """Deletes what fits left behind that is older than `SWEEP_AGE` and than each fit that holds a lease.
+
+        A lease counts until `SWEEP_AGE` after it was last written: as long do the checkpoints stay that a fit
+        without success has kept. Those of `keepCheckpoints` stay.
+        """
+        # Ids have whole seconds, and the clocks of two drivers may part.
+        oldest = max([SWEEP_AGE, *self._leases()]) + timedelta(minutes=1)
         for kind in _SWEPT:
             root = self.path(kind)
-            names = {_first_below(root, uri) for uri in self._store().list(root)}
-            for name in names:
+            uris = self._store().list(root)
+            kept = {_first_below(root, uri) for uri in uris if uri.endswith(f"/{KEPT}")}
+            for name in {_first_below(root, uri) for uri in uris} - kept:
                 age = age_of(name)
-                if age is not None and age > SWEEP_AGE:
+                if age is not None and age > oldest:
                     log.info("removing %s/%s, left behind %s ago", root, name, age)
                     self.delete(kind, name)
+
+    def _leases(self) -> list[timedelta]:
+        """How long ago the fits began that hold leases. Deletes leases that no longer count."""
+        began = []
+        for uri in self._store().list(self.path(_LEASES)):
+            age = age_of(uri.rsplit("/", 1)[-1])
+            beat = age_of(self.read(uri).decode())
+            if age is not None and beat is not None and beat <= SWEEP_AGE:
+                began.append(age)
+            else:
+                self._store().delete(uri)
+        return began
 
     def _store(self) -> Any:
         from flambeau import _native
 
         return _native.Store(dict(self.store_options))
+
+
+@contextmanager
+def beating(beat: Callable[[], None], end: Callable[[], None]) -> Iterator[None]:
+    """Calls `beat` at once and every hour while the block runs, and `end` after a block that went well.
+
+    A failure of either is told and no more.
+    """
+    ended = threading.Event()
+
+    def tell(act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:
+            log.warning("the lease of a fit could not be written: %s", error)
+
+    def run() -> None:
+        while not ended.wait(_BEAT_SECONDS):
+            tell(beat)
+
+    tell(beat)
+    thread = threading.Thread(target=run, name="flambeau-lease", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    tell(end)
 
 
 def _first_below(root: str, uri: str) -> str:

@@ -85,9 +85,10 @@ class TorchEstimator(HasTrainingParams, HasRuntime, HasObjects, Estimator[Any], 
         training = Training.of(self, SparkSession.getActiveSession() or SparkSession.builder.getOrCreate())
 
         def train() -> TorchModel:
-            visible = training.prepare()
             shards = training.in_place(path)
-            return training.run(shards, shards.columns.inputs, visible)
+            visible = training.prepare()
+            with training.leased(visible):
+                return training.run(shards, shards.columns.inputs, visible)
 
         return cluster.interruptible(training.spark, train)
 
@@ -123,7 +124,7 @@ class TorchEstimator(HasTrainingParams, HasRuntime, HasObjects, Estimator[Any], 
 
         def train() -> TorchModel:
             visible = training.prepare()
-            with training.written(dataset, columns, visible) as shards:
+            with training.leased(visible), training.written(dataset, columns, visible) as shards:
                 return training.run(shards, columns.inputs, visible)
 
         return cluster.interruptible(training.spark, train)

@@ -20,6 +20,7 @@ from flambeau._columns import (
     resolve_inputs,
     resolve_tensor,
 )
+from flambeau._fit.checkpoints import Checkpoint
 from flambeau._module.named import name_of
 from flambeau._saved.program import OutputSpec, OutputTensor, check_signature, dump_skeleton, instantiate
 from flambeau._saved.weights import WeightsRef, fetched, load_into
@@ -114,6 +115,7 @@ class TorchModel(
     _counts: dict[str, Any]
     _compiled: Mapping[str, bytes] | None = None
     """The module's form for libtorch, where it was made of a module of Python's."""
+    _checkpoints: tuple[Mapping[str, Any], ...] = ()
 
     _parents: ClassVar[str] = "TorchEstimator"
 
@@ -200,6 +202,16 @@ class TorchModel(
             bestEpoch=self._history.get("bestEpoch"),
             **self._counts,
         )
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """The newest `keepCheckpoints` of the training, oldest first; `checkpoint.model()` is the model that
+        it was then. They lie in the work directory, and a saved model does not have them.
+        """
+        return [
+            Checkpoint(told["epoch"], told["step"], told["uri"], told["weights"], told["history"], self)
+            for told in self._checkpoints
+        ]
 
     def module(self) -> nn.Module:
         """The trained module in eval mode on the CPU, with weights of its own: a plain `torch.nn.Module`.

@@ -126,6 +126,17 @@ def test_a_missing_column(spark: SparkSession) -> None:
         regressor(labelCol="lable").fit(rows(spark))
 
 
+def test_a_missing_column_is_found_before_slots_are_waited_for(spark: SparkSession, tmp_path: Path) -> None:
+    rows(spark).write.parquet(str(tmp_path / "rows"))
+    estimator = regressor(labelCol="lable", numWorkers=3, slotTimeout=600.0)
+    start = time.monotonic()
+    with pytest.raises(DataError, match="no column 'lable'"):
+        estimator.fit(rows(spark))
+    with pytest.raises(DataError, match="no column 'lable'"):
+        estimator.fitOnParquet(str(tmp_path / "rows"))
+    assert time.monotonic() - start < 60
+
+
 def test_a_class_that_is_not_a_whole_number(spark: SparkSession) -> None:
     df = rows(spark).withColumn("label", F.col("id") / 2)
     with pytest.raises(DataError, match=r"column 'label' holds \d+\.5, which is not a whole number"):

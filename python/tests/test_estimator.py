@@ -4,8 +4,12 @@ plain torch.
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
+import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +225,60 @@ def test_cross_validator_in_parallel(spark: SparkSession, caplog: pytest.LogCapt
     best = grid[fitted.avgMetrics.index(min(fitted.avgMetrics))]
     assert type(fitted.bestModel.module()) is type(best[estimator.model])
     assert rmse(fitted.bestModel, df) < min(fitted.avgMetrics[2:])
+
+
+def test_an_interrupt_ends_the_fits_of_a_pool(spark: SparkSession, tmp_path: Path) -> None:
+    """The main thread, which a cross validation keeps waiting, gets the interrupt; the pool's threads fit."""
+    estimator = regressor(
+        epochs=1_000_000, batchSize=4, numWorkers=1, checkpointInterval=-1, workDir=str(tmp_path)
+    )
+    grid = ParamGridBuilder().addGrid(estimator.stepSize, [0.1, 0.2, 0.3]).build()
+    validator = CrossValidator(
+        estimator=estimator,
+        estimatorParamMaps=grid,
+        evaluator=RegressionEvaluator(),
+        numFolds=2,
+        parallelism=2,
+    )
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + 120
+        while len(list(tmp_path.glob("attempts/*/events/*"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        validator.fit(linear_rows(spark, 100))
+    deadline = time.monotonic() + 60
+    while spark.sparkContext.statusTracker().getActiveJobsIds() or left_in(tmp_path):
+        assert time.monotonic() < deadline, left_in(tmp_path)
+        time.sleep(0.1)
+
+
+def left_in(directory: Path) -> set[str]:
+    """The directories in which files lie; some may go while this looks."""
+    folders = [Path(folder).relative_to(directory) for folder, _, files in os.walk(directory) if files]
+    return {folder.parts[0] for folder in folders} - {"leases"}
+
+
+def test_a_fit_multiple_that_is_given_up_leaves_no_shards(spark: SparkSession, tmp_path: Path) -> None:
+    estimator = regressor(epochs=1, numWorkers=1, workDir=str(tmp_path))
+    maps = [{estimator.seed: 1}, {estimator.seed: 2}]
+    iterator = estimator.fitMultiple(linear_rows(spark, 50), maps)
+    next(iterator)
+    assert left_in(tmp_path) == {"models", "shards"}
+    del iterator
+    gc.collect()
+    assert left_in(tmp_path) == {"models"}
+
+
+def test_an_autoencoder_learns_its_inputs(spark: SparkSession) -> None:
+    features = VectorAssembler(inputCols=["x0", "x1", "x2"], outputCol="features")
+    df = features.transform(linear_rows(spark, 200)).select("features")
+    estimator = regressor(model=nn.Linear(3, 3), featuresCol="features", labelCol="features", loss="mse")
+    model = estimator.fit(df)
+    assert model.history["loss"][-1] < model.history["loss"][0] / 2
 
 
 def test_train_validation_split_over_a_pipeline(spark: SparkSession) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,29 @@ def test_the_sweep_goes_by_age(tmp_path: Path) -> None:
     assert age_of("mine") is None
 
 
+def test_the_sweep_leaves_what_a_fit_that_runs_has(tmp_path: Path) -> None:
+    """A fit of nine days, whose lease is written anew every hour, and what others left behind."""
+    work = WorkDirectory(str(tmp_path))
+    days = {name: new_id_of(timedelta(days=name)) for name in (8, 9, 10)}
+    for name in days.values():
+        (tmp_path / "shards" / name).mkdir(parents=True)
+        (tmp_path / "shards" / name / "file").write_text("x")
+    lease = Path(work.lease(days[9]))
+    lease.parent.mkdir()
+    lease.write_text(new_id())
+    work.sweep()
+    assert sorted(path.parent.name for path in tmp_path.glob("shards/*/file")) == sorted([days[9], days[8]])
+    lease.write_text(new_id_of(timedelta(days=7.5)))
+    work.sweep()
+    assert not list(tmp_path.glob("shards/*/file"))
+    assert not lease.exists()
+
+
+def new_id_of(age: timedelta) -> str:
+    """An id that was made so long ago."""
+    return new_id((datetime.now(UTC) - age).strftime("%Y%m%dT%H%M%SZ"))
+
+
 def test_all_gather_over_a_barrier_stage(any_spark: SparkSession) -> None:
     def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         from pyspark import BarrierTaskContext
@@ -247,7 +271,7 @@ def test_an_exception_that_cannot_come_back_is_a_worker_error() -> None:
 def launch_of(spark: SparkSession, max_restarts: int) -> launch.Launch:
     program = PythonProgram(b"", {})
     return launch.Launch(
-        spark, WorkDirectory("/nowhere"), {}, program, 2, max_restarts, 0.0, True, lambda _: nullcontext()
+        spark, WorkDirectory("/nowhere"), {}, program, 2, max_restarts, 0.0, False, lambda _: nullcontext()
     )
 
 
@@ -255,7 +279,7 @@ def test_only_lost_workers_are_tried_again(spark: SparkSession, monkeypatch: pyt
     requests: list[dict[str, Any]] = []
     answers: list[Any] = []
 
-    def stage(_: SparkSession, request: WorkerRequest, num_workers: int, gpus: int) -> list[RankOutcome]:
+    def stage(_: SparkSession, request: WorkerRequest, *others: Any) -> list[RankOutcome]:
         requests.append(json.loads(request.job_json)["attempt"] | {"secret": request.secret})
         answer = answers.pop(0)
         if isinstance(answer, Exception):

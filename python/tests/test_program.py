@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+import sys
+import threading
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +22,14 @@ from torch import Tensor, nn
 
 from flambeau._columns import TensorColumns
 from flambeau._saved.archive import check_exported
-from flambeau._saved.program import _export, compile_programs, dump_skeleton, instantiate, probe_output
+from flambeau._saved.program import (
+    _export,
+    _quiet,
+    compile_programs,
+    dump_skeleton,
+    instantiate,
+    probe_output,
+)
 from flambeau._saved.weights import WeightsRef, load_into, save_module
 from flambeau.errors import DataError, FlambeauError, ParamError
 
@@ -286,6 +297,40 @@ def test_probe_refuses_what_does_not_fit(
 ) -> None:
     with pytest.raises(ParamError, match=message):
         probe_output(module, inputs)
+
+
+def test_two_threads_that_make_programs_leave_the_process_as_it_was(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What each has swapped would be restored in the wrong order; and others go on printing meanwhile."""
+    before = sys.stdout, logging.root.manager.disable, list(warnings.filters)
+    first_is_in, second_is_in, first_is_out = threading.Event(), threading.Event(), threading.Event()
+
+    def first() -> None:
+        with _quiet():
+            first_is_in.set()
+            second_is_in.wait(0.5)
+            print("of the compiler")
+            logging.getLogger("torch").error("of the compiler")
+        first_is_out.set()
+
+    def second() -> None:
+        first_is_in.wait(10)
+        with _quiet():
+            second_is_in.set()
+            first_is_out.wait(0.5)
+
+    threads = [threading.Thread(target=target) for target in (first, second)]
+    for thread in threads:
+        thread.start()
+    first_is_in.wait(10)
+    print("of the user")
+    logging.getLogger("mine").error("of the user")
+    for thread in threads:
+        thread.join()
+    assert (sys.stdout, logging.root.manager.disable, list(warnings.filters)) == before
+    assert capsys.readouterr().out == "of the user\n"
+    assert [record.message for record in caplog.records] == ["of the user"]
 
 
 def test_lazy_modules_are_refused_by_name() -> None:

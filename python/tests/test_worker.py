@@ -14,6 +14,7 @@ import torch
 from harness import make_job, tensor, write_shards
 from torch import nn
 
+from flambeau import _native
 from flambeau._fit.launch import RETRIED_KINDS
 from flambeau._fit.worker import RankOutcome, WorkerRequest, run_rank
 from flambeau._module.adapter import ModuleModel
@@ -24,13 +25,14 @@ class Fails(nn.Module):
         raise ArithmeticError("as the test wants it")
 
 
-def run(directory: Path, module: nn.Module) -> RankOutcome:
-    """Trains on one rank, in this process."""
+def run(directory: Path, module: nn.Module | None) -> RankOutcome:
+    """Trains on one rank, in this process; without a module, what the store has."""
     x = np.zeros((64, 12), np.float32)
     shards = write_shards(directory / "data", {"x": x, "y": x[:, 0].copy()})
     job = make_job(directory, shards, [tensor("x")], [tensor("y")], batchSize=16, device="cpu", numThreads=1)
     program = {"model": module, "loss": "mse", "optimizer": "adam", "metrics": None}
-    request = WorkerRequest(json.dumps(job), secret=bytes(16), program=cloudpickle.dumps(program))
+    data = None if module is None else cloudpickle.dumps(program)
+    request = WorkerRequest(json.dumps(job), secret=bytes(16), program=data, program_uri="stored")
     return run_rank(request, 0, 1, lambda message: [message], "127.0.0.1")
 
 
@@ -58,3 +60,35 @@ def test_a_program_that_the_store_does_not_give_is_worth_another_attempt(tmp_pat
     outcome = run_rank(request, 0, 1, lambda message: [message], "127.0.0.1")
     assert outcome.error_type == "flambeau.errors.StoreError", outcome.traceback
     assert outcome.error_kind in RETRIED_KINDS
+
+
+class Pickle(bytes):
+    """Bytes that tell when nobody holds them any more."""
+
+    def __del__(self) -> None:
+        released.append(True)
+
+
+released: list[bool] = []
+
+
+def mse(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    assert released, "the pickle is held while the module trains"
+    return nn.functional.mse_loss(output, label[:, None])
+
+
+def test_a_rank_trains_without_the_pickle_that_it_came_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Store:
+        def __init__(self, options: Any) -> None:
+            pass
+
+        def get(self, uri: str) -> Pickle:
+            program = {"model": nn.Linear(12, 1), "loss": mse, "optimizer": "adam", "metrics": None}
+            return Pickle(cloudpickle.dumps(program))
+
+    monkeypatch.setattr(_native, "Store", Store)
+    released.clear()
+    outcome = run(tmp_path, None)
+    assert outcome.ok, outcome.traceback

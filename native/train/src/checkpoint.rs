@@ -3,8 +3,9 @@
 //! A checkpoint is a directory `<workDir>/attempts/<id>/checkpoints/<step>/` with `shared.bin` (the model and the
 //! optimizer), one `rank-<rank>.bin` for each rank (random generators), `compression-<rank>.bin` too where the compression
 //! of gradients carries something from step to step, the files of `best/` (the weights of the best epoch) where those are
-//! kept, `state.json` (where training is, the sums of the running epoch, the history, the loss scale), and, written last,
-//! `COMMITTED`, which lists all parts with size and SHA-256 and names the checkpoint before this one.
+//! kept, those of `weights/` (the weights as a model reads them) with `keepCheckpoints`, `state.json` (where training is, the
+//! sums of the running epoch, the history, the loss scale), and, written last, `COMMITTED`, which lists all parts with size
+//! and SHA-256 and names the checkpoint before this one.
 //! Without `COMMITTED` there is no checkpoint.
 
 use std::sync::Arc;
@@ -33,8 +34,9 @@ const MARKER: &str = "COMMITTED";
 const SHARED: &str = "shared.bin";
 const STATE: &str = "state.json";
 const BEST: &str = "best";
+const WEIGHTS: &str = "weights";
 
-/// How many whole checkpoints an attempt keeps: the newest, and one more in case the newest cannot be read.
+/// How many whole checkpoints an attempt keeps at least: the newest, and one more in case the newest cannot be read.
 const KEPT: usize = 2;
 
 /// How long the ranks that have written their part go without a word from one that has not. Short beside any time-out of
@@ -331,6 +333,8 @@ pub(crate) struct Contents {
     pub(crate) compression: Option<Vec<u8>>,
     /// The weights of the best epoch; of rank 0, where they are kept.
     pub(crate) best: Option<Arc<LocalWeights>>,
+    /// The weights, of rank 0, with `keepCheckpoints`.
+    pub(crate) weights: Option<Arc<LocalWeights>>,
 }
 
 impl Contents {
@@ -355,10 +359,11 @@ impl Contents {
         if let Some(state) = self.compression {
             parts.push(put(&compression_part(rank), state)?);
         }
-        if let Some(weights) = self.best {
-            let stored = weights.store(store, &format!("{uri}/{BEST}"))?;
+        for (name, weights) in [(BEST, self.best), (WEIGHTS, self.weights)] {
+            let Some(weights) = weights else { continue };
+            let stored = weights.store(store, &format!("{uri}/{name}"))?;
             parts.extend(stored.files.into_iter().map(|file| Part {
-                name: format!("{BEST}/{}", file.name),
+                name: format!("{name}/{}", file.name),
                 size: file.size,
                 sha256: file.sha256,
             }));
@@ -377,18 +382,25 @@ pub(crate) struct CheckpointWriter {
     attempt: String,
     directory: String,
     written: Vec<String>,
+    kept: usize,
     /// What comes before the next one.
     before: Option<Predecessor>,
 }
 
 impl CheckpointWriter {
-    /// A writer for an attempt, which may have gone on from a checkpoint.
-    pub(crate) fn new(store: Store, attempt: &Attempt, resumed: Option<&str>) -> CheckpointWriter {
+    /// A writer for an attempt, which may have gone on from a checkpoint and is to keep so many, or more.
+    pub(crate) fn new(
+        store: Store,
+        attempt: &Attempt,
+        resumed: Option<&str>,
+        kept: usize,
+    ) -> CheckpointWriter {
         CheckpointWriter {
             store,
             attempt: attempt.id.clone(),
             directory: checkpoints_directory(&attempt.work_dir, &attempt.id),
             written: vec![],
+            kept: kept.max(KEPT),
             before: resumed.and_then(|uri| Predecessor::at(uri, &attempt.work_dir)),
         }
     }
@@ -423,7 +435,7 @@ impl CheckpointWriter {
             uri: uri.clone(),
             parts: parts.map(|parts| parts.concat()),
             before: self.before.clone(),
-            old: (self.written.len() == KEPT).then(|| self.written[0].clone()),
+            old: (self.written.len() == self.kept).then(|| self.written[0].clone()),
         };
         let committed = together(group, move || match rank {
             0 => commit.run(),
@@ -431,7 +443,7 @@ impl CheckpointWriter {
         })?;
         match committed {
             Ok(warnings) => {
-                if self.written.len() == KEPT {
+                if self.written.len() == self.kept {
                     self.written.remove(0);
                 }
                 self.written.push(uri);

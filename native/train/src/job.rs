@@ -183,12 +183,16 @@ impl TrainingJob {
         self.data.spec.validate().map_err(JobError::Spec)?;
         let id = &self.attempt.id;
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-        if id.is_empty() || id.len() > 128 || !id.chars().all(plain) {
-            return refuse(
-                "attempt.id",
-                format!("{id:?}"),
-                "1 to 128 letters, digits, '-' and '_'".into(),
-            );
+        for (name, id) in [("attempt.id", Some(id)), ("runId", params.run_id.as_ref())] {
+            if let Some(id) = id
+                && (id.is_empty() || id.len() > 128 || !id.chars().all(plain))
+            {
+                return refuse(
+                    name,
+                    format!("{id:?}"),
+                    "1 to 128 letters, digits, '-' and '_'".into(),
+                );
+            }
         }
         if self.attempt.work_dir.is_empty() {
             return refuse("attempt.workDir", "\"\"".into(), "a path or a URI".into());

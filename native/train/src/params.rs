@@ -440,6 +440,18 @@ pub struct TrainingParams {
     #[schemars(title = "Checkpoint steps", range(min = 1))]
     pub checkpoint_steps: Option<u64>,
 
+    /// Number of checkpoints that a fit which succeeds leaves in the work directory: the newest ones, with the weights as a
+    /// file of their own. 0 leaves none.
+    #[schemars(title = "Keep checkpoints", range(min = 0, max = 1_000_000))]
+    pub keep_checkpoints: usize,
+
+    /// Name of the run in the work directory, of letters, digits, - and _. A fit that fails or is interrupted keeps its
+    /// checkpoints, and the next one with the same runId goes on from the newest, to the same bits. It must be the same
+    /// job on the same rows, and is refused otherwise. When not set, a fit is a run with a name of its own, which is told
+    /// where it fails.
+    #[schemars(title = "Run", length(min = 1))]
+    pub run_id: Option<String>,
+
     /// How many times training is started again after a worker was lost. An error of the module, bad data or a
     /// diverged loss never start it again.
     #[schemars(title = "Maximum restarts", range(min = 0, max = 1000))]
@@ -537,6 +549,8 @@ impl Default for TrainingParams {
             num_gpus_per_worker: 0,
             checkpoint_interval: 1,
             checkpoint_steps: None,
+            keep_checkpoints: 0,
+            run_id: None,
             max_restarts: 3,
             collective_timeout: 600.0,
             heartbeat_timeout: 30.0,

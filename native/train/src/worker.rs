@@ -200,7 +200,12 @@ impl<'a> Worker<'a> {
         let events = (rank == 0).then(|| {
             EventWriter::new(store.clone(), format!("{}/events", job.attempt.directory()))
         });
-        let checkpoints = CheckpointWriter::new(store.clone(), &job.attempt, resumed.as_deref());
+        let checkpoints = CheckpointWriter::new(
+            store.clone(),
+            &job.attempt,
+            resumed.as_deref(),
+            job.params.keep_checkpoints,
+        );
         let num_rows = datasets.train.num_rows;
         let num_validation_rows = datasets
             .validation
@@ -496,6 +501,9 @@ impl Run<'_> {
         } else {
             None
         };
+        let weights = (self.job.params.keep_checkpoints > 0 && self.group.rank() == 0)
+            .then(|| LocalWeights::of(model).map(Arc::new))
+            .transpose()?;
         let rank = model.save_rank_state().map_err(Cause::Model)?;
         let world_size = self.group.world_size();
         let state = State::new(
@@ -513,6 +521,7 @@ impl Run<'_> {
                 rank,
                 compression: self.stepper.compression_state()?,
                 best: self.best.clone(),
+                weights,
             },
         )?);
         Ok(())

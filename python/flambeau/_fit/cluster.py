@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from flambeau._fit.worker import EnvironmentMismatchError
 from flambeau._workdir import WorkDirectory, new_id, temporary_directory
-from flambeau.errors import ClusterError, FlambeauError, ParamError, StoreError
+from flambeau.errors import CancelledError, ClusterError, FlambeauError, ParamError, StoreError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,6 +33,7 @@ _EXECUTOR_GPUS = "spark.executor.resource.gpu.amount"
 _SLOT_POLL_SECONDS = 1.0
 _REGISTRATION_SECONDS = 30.0
 _CANCEL_SECONDS = 60.0
+_INTERRUPT_POLL_SECONDS = 0.5
 
 T = TypeVar("T")
 
@@ -170,8 +171,11 @@ def _tasks_on(gpus: int, share: float) -> int:
     return gpus * int(1 / share) if share < 1 else gpus // int(share)
 
 
-def interruptible(spark: SparkSession, action: Callable[[], T]) -> T:
-    """Runs `action`, which runs Spark jobs, so that an interrupt of this thread cancels them.
+def interruptible(
+    spark: SparkSession, action: Callable[[], T], interrupted: threading.Event | None = None
+) -> T:
+    """Runs `action`, which runs Spark jobs, so that an interrupt of this thread cancels them, as does
+    `interrupted`, after which CancelledError is raised.
 
     The jobs are tagged and run from a thread of their own: an interrupt in the middle of a call to the JVM
     would leave that thread's connection unusable. An interrupt waits up to `_CANCEL_SECONDS` for the action's
@@ -205,7 +209,9 @@ def interruptible(spark: SparkSession, action: Callable[[], T]) -> T:
     try:
         # Training takes as long as it takes; what it waits for has deadlines. An event and not a join: an
         # interrupted join leaves Python 3.11 believing that the thread has ended.
-        done.wait()
+        while not done.wait(None if interrupted is None else _INTERRUPT_POLL_SECONDS):
+            if interrupted is not None and interrupted.is_set():
+                raise CancelledError("the fits were interrupted")
     except BaseException:
         log.warning("cancelling the training's Spark jobs")
         cancel(tag)

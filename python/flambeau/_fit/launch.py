@@ -5,6 +5,7 @@ lost.
 from __future__ import annotations
 
 import base64
+import builtins
 import json
 import logging
 import pickle
@@ -13,10 +14,14 @@ import secrets
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flambeau._fit import cluster
+from flambeau import errors
+from flambeau._fit import cluster, ending
+from flambeau._fit.checkpoints import keep_newest
+from flambeau._fit.ending import Ending
 from flambeau._fit.worker import EnvironmentMismatchError, RankOutcome
 from flambeau._workdir import WorkDirectory, new_id
 from flambeau.errors import ClusterError, FlambeauError, WorkerError, WorkerLost
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from flambeau._fit.meeting import MeetingPlace
+    from flambeau._fit.run import Run
 
 log = logging.getLogger("flambeau")
 
@@ -109,8 +115,10 @@ class Launch:
     watch: Callable[[str], AbstractContextManager[Any]]
     num_gpus: int = 0
     id: str = field(default_factory=new_id)
+    run_of: Run | None = None
+    """The run that this is a fit of."""
     attempts: list[str] = field(default_factory=list)
-    """The ids of the attempts that were made, newest last."""
+    """The ids of the attempts that were made, newest last; those of the run's earlier fits among them."""
 
     def run(self) -> dict[str, Any]:
         """Trains, and returns rank 0's result as `native/train` tells it.
@@ -119,16 +127,25 @@ class Launch:
         Raises the user's own exception where one was raised on a worker and can be unpickled here, else a
         WorkerError; either says where it was.
         """
+        run = self.run_of
+        is_named = run is not None and run.id != self.id
+        if run is not None and is_named:
+            self.attempts = run.attempts()
+        num_earlier = len(self.attempts)
         placed = self._place_files()
         while True:
             resume = self._newest_checkpoint() if self.attempts else None
+            if resume is not None and len(self.attempts) == num_earlier:
+                log.info("going on from %s", resume)
             attempt = new_id()
             self.attempts.append(attempt)
+            if run is not None and is_named:
+                run.write(self.attempts)
             try:
                 with self.watch(attempt):
                     return self._attempt(attempt, resume, placed)
             except _Lost as lost:
-                restarts = len(self.attempts) - 1
+                restarts = len(self.attempts) - num_earlier - 1
                 if restarts >= self.max_restarts:
                     raise lost.error from lost.__cause__
                 log.warning(
@@ -139,11 +156,51 @@ class Launch:
                 )
                 self._await_slots(lost.error)
 
-    def clean(self) -> None:
-        """Removes what the attempts left in the work directory; a failure to do so is told and no more."""
-        placed = [self.id] if self._large_files() else []
-        for name in [*self.attempts, *placed]:
-            remove(self.spark, self.work, self.visible, "attempts", name)
+    def clean(self, num_checkpoints: int = 0) -> list[dict[str, Any]]:
+        """Removes what the attempts left in the work directory, but for the newest checkpoints, and the run's
+        file; returns what `keep_newest` tells of those. A failure to do so is told and no more.
+        """
+        kept: list[dict[str, Any]] = []
+        if num_checkpoints:
+            uri, attempts, options = self.work.uri, list(self.attempts), dict(self.work.store_options)
+            keep = partial(keep_newest, uri, attempts, num_checkpoints, options)
+            try:
+                kept = keep() if self.visible else cluster.on_worker(self.spark, keep)
+            except Exception as error:
+                log.warning("the checkpoints in %s could not be sorted out: %s", uri, _first_line(error))
+        else:
+            for name in self.attempts:
+                remove(self.spark, self.work, self.visible, "attempts", name)
+        self._remove_files()
+        if self.run_of is not None and self.attempts:
+            remove(self.spark, self.work, self.visible, "runs", f"{self.run_of.id}.json")
+        return kept
+
+    def keep(self, error: BaseException) -> None:
+        """Keeps the checkpoints of a fit that did not succeed for the run's next one, and says so in a
+        warning and in a note of the error. Where there are none, nothing is kept.
+        """
+        try:
+            newest = self._newest_checkpoint() if self.attempts else None
+            if newest is None or self.run_of is None:
+                self.clean()
+                return
+            self._remove_files()
+            self.run_of.write(self.attempts)
+        except Exception as other:
+            log.warning("what the training left in %s stays: %s", self.work.uri, _first_line(other))
+            return
+        text = (
+            f"the newest checkpoint is kept in {newest}: a fit of the same rows with "
+            f"runId={self.run_of.id!r} and the same workDir goes on from it"
+        )
+        log.warning("%s", text)
+        error.add_note(text)
+
+    def _remove_files(self) -> None:
+        """Removes the large files that were placed in the work directory."""
+        if self._large_files():
+            remove(self.spark, self.work, self.visible, "attempts", self.id)
 
     def _attempt(self, attempt: str, resume: str | None, placed: Mapping[str, str]) -> dict[str, Any]:
         where = {"id": attempt, "workDir": self.work.uri, "resume": resume}
@@ -153,7 +210,13 @@ class Launch:
             placed,
             cluster.shares_machine(self.spark),
         )
-        outcomes = run_stage(self.spark, request, self.num_workers, self.num_gpus)
+        files = Ending(
+            self.work.path("attempts", attempt, "ranks"),
+            self.num_workers,
+            dict(self.work.store_options),
+            ending.GRACE_SECONDS,
+        )
+        outcomes = run_stage(self.spark, request, self.num_workers, self.num_gpus, files)
         failed = first_cause(outcomes)
         if failed is None:
             results = {outcome.rank: json.loads(outcome.result_json or "{}") for outcome in outcomes}
@@ -185,7 +248,7 @@ class Launch:
 
             return _native.newest_checkpoint(uri, attempts, options)
 
-        found: str | None = cluster.on_worker(self.spark, newest)
+        found: str | None = newest() if self.visible else cluster.on_worker(self.spark, newest)
         return found
 
     def _await_slots(self, lost: Exception) -> None:
@@ -207,14 +270,19 @@ class _Lost(Exception):
 
 
 def run_stage(
-    spark: SparkSession, request: RankRequest, num_workers: int, num_gpus: int = 0
+    spark: SparkSession,
+    request: RankRequest,
+    num_workers: int,
+    num_gpus: int = 0,
+    files: Ending | None = None,
 ) -> list[RankOutcome]:
     """Runs one barrier stage with a task for each rank and returns how each ended, by rank.
 
-    With `num_gpus` of 1 Spark assigns a GPU to each task. Waits for as long as the training takes. Raises
-    _Lost where Spark lost a worker, and EnvironmentMismatchError where the workers' Python has no flambeau.
+    With `num_gpus` of 1 Spark assigns a GPU to each task. `files` tell ranks that fail which others have
+    ended; without them they are waited for without end. Waits for as long as the training takes. Raises _Lost
+    where Spark lost a worker, and EnvironmentMismatchError where the workers' Python has no flambeau.
     """
-    task = rank_task(request)
+    task = rank_task(request, files)
     # Spark 3.5 knows no such argument.
     profile: dict[str, Any] = {"profile": cluster.gpu_profile(spark)} if num_gpus else {}
     stage = spark.range(0, num_workers, 1, num_workers).mapInArrow(
@@ -224,6 +292,8 @@ def run_stage(
         rows = stage.collect()
     except Exception as error:
         text = str(error)
+        if files is not None and ending.NOT_ENDED in text:
+            return _told(spark, files)
         if "No module named 'flambeau" in text:
             raise EnvironmentMismatchError(
                 "the workers' Python cannot import flambeau: install it there, or point PYSPARK_PYTHON (or "
@@ -235,8 +305,22 @@ def run_stage(
     return sorted((pickle.loads(row.outcome) for row in rows), key=lambda outcome: outcome.rank)
 
 
-def rank_task(request: RankRequest) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
-    """The function that Spark runs in each task of the stage: it trains one rank and yields one row."""
+def _told(spark: SparkSession, files: Ending) -> list[RankOutcome]:
+    """What the ranks of a stage that was given up left in their files."""
+
+    def read() -> list[dict[str, Any]]:
+        return [asdict(outcome) for outcome in files.outcomes()]
+
+    return [RankOutcome(**told) for told in cluster.on_worker(spark, read)]
+
+
+def rank_task(
+    request: RankRequest, files: Ending | None = None
+) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+    """The function that Spark runs in each task of the stage: it trains one rank and yields one row.
+
+    A rank that fails fails its task where another does not end within the grace of `files`.
+    """
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         import pickle
@@ -256,8 +340,14 @@ def rank_task(request: RankRequest) -> Callable[[Iterable[pa.RecordBatch]], Iter
         address = bind_address(addresses, rank)
         gpus = context.resources().get("gpu")
         given = None if gpus is None else gpus.addresses
-        outcome = request.run(rank, len(addresses), rendezvous.all_gather, address, given)
+        outcome = files.begin(rank) if files else None
+        if outcome is None:
+            outcome = request.run(rank, len(addresses), rendezvous.all_gather, address, given)
         rendezvous.leave()
+        if files is not None:
+            files.end(outcome)
+            if not outcome.ok:
+                files.await_others()
         yield pyarrow.RecordBatch.from_pydict(
             {"rank": pyarrow.array([rank], "int32"), "outcome": [pickle.dumps(outcome)]}
         )
@@ -307,19 +397,19 @@ def first_cause(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
     """The outcome that says why the others failed; None where all went well.
 
     Where several ranks say that it began with them, one with an error of its own comes before one that missed
-    another.
+    another, and that one before one that said nothing.
     """
-    failed = [outcome for outcome in outcomes if not outcome.ok]
-    return min(
-        failed,
-        key=lambda outcome: (not outcome.is_cause, outcome.error_kind in RETRIED_KINDS, outcome.rank),
-        default=None,
-    )
+
+    def order(outcome: RankOutcome) -> tuple[bool, bool, bool, int]:
+        is_retried, is_silent = outcome.error_kind in RETRIED_KINDS, outcome.traceback is None
+        return not outcome.is_cause, is_retried, is_silent, outcome.rank
+
+    return min((outcome for outcome in outcomes if not outcome.ok), key=order, default=None)
 
 
 def exception_of(outcome: RankOutcome) -> Exception:
-    """The exception of a failed rank: of its own class where it can be unpickled, else a WorkerError with the
-    traceback.
+    """The exception of a failed rank: of its own class where it can be unpickled or is Python's or ours, else
+    a WorkerError with the traceback.
 
     It says where it was, in its attributes `rank`, `host`, `epoch` and `step` and in a note.
     """
@@ -329,7 +419,7 @@ def exception_of(outcome: RankOutcome) -> Exception:
     if outcome.step is not None:
         where += f", step {outcome.step}"
     place = {"rank": outcome.rank, "host": outcome.host, "epoch": outcome.epoch, "step": outcome.step}
-    error = _unpickled(outcome.pickle)
+    error = _unpickled(outcome.pickle) or _named(outcome)
     if error is None:
         return WorkerError(
             f"{outcome.error_type}: {outcome.message} ({where})",
@@ -357,6 +447,19 @@ def _unpickled(data: bytes | None) -> Exception | None:
     except Exception:
         return None
     return error if isinstance(error, Exception) else None
+
+
+def _named(outcome: RankOutcome) -> Exception | None:
+    """An exception of Python's or of Flambeau's by its name; None for others."""
+    module, _, name = (outcome.error_type or "").rpartition(".")
+    homes = {"builtins": builtins, "flambeau.errors": errors}
+    kind = getattr(homes.get(module), name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        return None
+    try:
+        return kind(outcome.message)
+    except TypeError:
+        return None
 
 
 def _set_attribute(error: Exception, name: str, value: Any) -> None:

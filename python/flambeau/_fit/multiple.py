@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from flambeau._fit import cluster
 from flambeau._fit.shards import DataColumns, ShardSet
 from flambeau._fit.training import Training
 from flambeau._workdir import WorkDirectory, new_id
+from flambeau.errors import CancelledError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -22,7 +26,8 @@ class Fits(Iterator[tuple[int, Any]]):
     """Gives `(index, model)` for each estimator, each fitted when it is asked for; safe to share among
     threads.
 
-    Shards are removed when the last fit has ended, well or not.
+    Shards are removed when the last fit has ended, well or not, or when the iterator is given up. An
+    interrupt of the main thread, which waits for a pool of threads that fit, ends all fits.
     """
 
     def __init__(self, estimators: Sequence[TorchEstimator], df: DataFrame) -> None:
@@ -31,20 +36,30 @@ class Fits(Iterator[tuple[int, Any]]):
         self._lock = threading.Lock()
         self._next = 0
         self._unfinished = len(estimators)
+        self._id = new_id()
+        self._num_running = 0
         self._shards: dict[tuple[DataColumns, WorkDirectory], _SharedShards] = {}
+        self._interrupted = threading.Event()
+        note_interrupts(self._interrupted)
+        weakref.finalize(self, _remove_visible, self._shards)
 
     def __next__(self) -> tuple[int, Any]:
         with self._lock:
             index = self._next
             if index == len(self._estimators):
                 raise StopIteration
+            if self._interrupted.is_set():
+                raise CancelledError("the fits were interrupted")
             self._next += 1
+            self._num_running += 1
         try:
             return index, self._fit(self._estimators[index])
         finally:
             with self._lock:
                 self._unfinished -= 1
-                shared = list(self._shards.values()) if self._unfinished == 0 else []
+                self._num_running -= 1
+                is_last = not self._unfinished or (self._interrupted.is_set() and not self._num_running)
+                shared = list(self._shards.values()) if is_last else []
             for shards in shared:
                 shards.remove()
 
@@ -57,9 +72,10 @@ class Fits(Iterator[tuple[int, Any]]):
             with self._lock:
                 key = (columns, training.work)
                 shared = self._shards.setdefault(key, _SharedShards(training, visible))
-            return training.run(shared.get(self._df, columns), columns.inputs, visible)
+            with training.leased(visible, self._id):
+                return training.run(shared.get(self._df, columns), columns.inputs, visible)
 
-        return cluster.interruptible(training.spark, train)
+        return cluster.interruptible(training.spark, train, self._interrupted)
 
 
 class _SharedShards:
@@ -71,6 +87,7 @@ class _SharedShards:
         self._name = new_id()
         self._lock = threading.Lock()
         self._written: ShardSet | None = None
+        self._removed = False
 
     def get(self, df: DataFrame, columns: DataColumns) -> ShardSet:
         """The shards. Waits for the Spark job that writes them."""
@@ -83,5 +100,46 @@ class _SharedShards:
 
     def remove(self) -> None:
         """Deletes the shards; a failure is told and no more."""
-        with suppress(Exception):
-            self._training.remove_shards(self._name, self._visible)
+        if not self._removed:
+            self._removed = True
+            with suppress(Exception):
+                self._training.remove_shards(self._name, self._visible)
+
+    @property
+    def visible(self) -> bool:
+        """Whether this process sees the shards."""
+        return self._visible
+
+
+def _remove_visible(shards: dict[Any, _SharedShards]) -> None:
+    """Deletes the shards of fits that nobody will ask for. Others than files that are seen from here are left
+    to the sweep: no Spark job runs from a collector of garbage.
+    """
+    for one in shards.values():
+        if one.visible:
+            one.remove()
+
+
+_waiting: weakref.WeakSet[threading.Event] = weakref.WeakSet()
+
+
+def note_interrupts(event: threading.Event) -> None:
+    """Has an interrupt (SIGINT) set `event` before it goes its usual way, for as long as the event lives.
+
+    Python tells the main thread alone of an interrupt, and only there can it be asked to tell: where this is
+    another thread, or the process does not act on interrupts, nothing is done.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    _waiting.add(event)
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before) or getattr(before, "notes_interrupts", False):
+        return
+
+    def handle(number: int, frame: FrameType | None) -> Any:
+        for waiting in list(_waiting):
+            waiting.set()
+        return before(number, frame)
+
+    handle.notes_interrupts = True  # type: ignore[attr-defined]
+    signal.signal(signal.SIGINT, handle)

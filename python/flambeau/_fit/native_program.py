@@ -83,7 +83,7 @@ class NativeProgram:
         else:
             module = cloudpickle.loads(cloudpickle.dumps(model))
         if initial is not None:
-            weights = initial.load(module)
+            weights = initial.load_file(module)
         return cls(module, archives, weights, *judged, setting(spark, LIBTORCH) or None)
 
     @property
@@ -100,9 +100,14 @@ class NativeProgram:
         """Refuses what no worker takes of the module on these inputs. Raises ParamError."""
         from flambeau._module.adapter import check_program
 
-        objects = {"model": self.module, "loss": self.loss, "metrics": self.metrics}
         columns = [(tensor.name, tensor.columns) for tensor in inputs]
-        check_program({**objects, "optimizer": dict(self.optimizer)}, columns, None)
+        check_program(self.objects, columns, None)
+
+    @property
+    def objects(self) -> dict[str, Any]:
+        """The module as `model`, and `loss`, `optimizer` and `metrics`."""
+        objects = {"model": self.module, "loss": self.loss, "metrics": self.metrics}
+        return {**objects, "optimizer": dict(self.optimizer)}
 
     def programs(self) -> dict[str, bytes]:
         """The forms of the module that a fitted model holds."""

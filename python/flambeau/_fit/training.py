@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from flambeau._columns import TensorColumns
 from flambeau._fit import cluster, warm_up
 from flambeau._fit import shards as shard_files
 from flambeau._fit.launch import Launch, Payload, remove
 from flambeau._fit.progress import Progress
+from flambeau._fit.run import Run, job_of
 from flambeau._fit.shards import DataColumns, ShardSet
 from flambeau._fit.worker import versions
 from flambeau._transform import native_scoring
-from flambeau._workdir import WorkDirectory, new_id
+from flambeau._workdir import WorkDirectory, beating, new_id
 from flambeau.errors import DataError, ParamError
 from flambeau.params.objects import OBJECT_PARAMS, describe
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flambeau")
 
+T = TypeVar("T")
+
 
 class Program(Protocol):
     """What a fit trains, in the form that its runtime takes."""
@@ -43,6 +47,10 @@ class Program(Protocol):
     @property
     def modules(self) -> tuple[str, ...]:
         """What a rank imports to train it."""
+
+    @property
+    def objects(self) -> Mapping[str, Any]:
+        """The module as `model`, and `loss`, `optimizer` and `metrics`."""
 
     @property
     def metric_names(self) -> list[str]:
@@ -99,8 +107,15 @@ class InitialWeights:
     model: str | TorchModel
     spark: SparkSession
 
-    def load(self, module: Module) -> bytes:
+    def load(self, module: Module) -> None:
+        """Gives a module the weights. Raises ParamError where they do not fit."""
+        self._load(module, lambda path: None)
+
+    def load_file(self, module: Module) -> bytes:
         """Gives a module the weights, and returns their file. Raises ParamError where they do not fit."""
+        return self._load(module, Path.read_bytes)
+
+    def _load(self, module: Module, use: Callable[[Path], T]) -> T:
         from flambeau._saved.saving import weights_of
         from flambeau._saved.weights import fetched, load_into
 
@@ -109,7 +124,7 @@ class InitialWeights:
                 load_into(module, path)
             except ParamError as error:
                 raise ParamError(f"initialModel {self.model}: {error}") from None
-            return path.read_bytes()
+            return use(path)
 
 
 @dataclass(frozen=True)
@@ -123,7 +138,7 @@ class Training:
 
     @classmethod
     def of(cls, estimator: TorchEstimator, spark: SparkSession) -> Training:
-        """Checks params, objects and the cluster's slots. Raises ParamError and ClusterError."""
+        """Checks params and objects. Raises ParamError."""
         from flambeau import _native
         from flambeau._saved.weights import store_options
 
@@ -138,8 +153,6 @@ class Training:
         work = cluster.work_directory(spark, estimator.getWorkDir(), store_options(spark))
         program = program_of(estimator, spark)
         _native.validate_job(draft_json, program.metric_names)
-        num_gpus = estimator.getNumGpusPerWorker()
-        cluster.check_slots(spark, estimator.getNumWorkers(), estimator.getSlotTimeout(), num_gpus)
         return cls(estimator, spark, program, work)
 
     def columns(self, schema: StructType) -> DataColumns:
@@ -149,7 +162,12 @@ class Training:
         return columns
 
     def prepare(self) -> bool:
-        """Makes sure that the workers share the work directory; returns whether this process sees it too."""
+        """Makes sure that there are slots for the workers and that these share the work directory; returns
+        whether this process sees it too. Raises ClusterError and StoreError.
+        """
+        estimator = self.estimator
+        num_gpus = estimator.getNumGpusPerWorker()
+        cluster.check_slots(self.spark, estimator.getNumWorkers(), estimator.getSlotTimeout(), num_gpus)
         if not cluster.is_local(self.spark):
             num_workers, modules = self.estimator.getNumWorkers(), self.program.modules
             cluster.probe(self.spark, self.work, num_workers, versions(), modules)
@@ -158,6 +176,31 @@ class Training:
         if visible and self.estimator.getWorkDir() is not None:
             cluster.sweep(self.work)
         return visible
+
+    @contextmanager
+    def leased(self, visible: bool, since: str | None = None) -> Iterator[None]:
+        """Keeps the sweeps of other fits from what this one, or the fits that began with the id `since`, have
+        in the work directory.
+        """
+        if self.estimator.getWorkDir() is None:
+            yield
+            return
+        uri, options = self.work.lease(since or new_id()), dict(self.work.store_options)
+
+        def act(write: bool) -> None:
+            from flambeau import _native
+
+            store = _native.Store(options)
+            if write:
+                store.put(uri, new_id().encode())
+            else:
+                store.delete(uri)
+
+        def run(write: bool) -> None:
+            act(write) if visible else cluster.on_worker(self.spark, partial(act, write))
+
+        with beating(partial(run, True), partial(run, False)):
+            yield
 
     def in_place(self, path: str) -> ShardSet:
         """The Parquet files under `path` as this fit's shards."""
@@ -168,7 +211,8 @@ class Training:
     def run(self, shards: ShardSet, inputs: tuple[TensorColumns, ...], visible: bool) -> TorchModel:
         """Trains on the shards and makes the model; `inputs` are in terms of the DataFrame's columns.
 
-        Removes what the training left in the work directory except the model's weights.
+        Removes what the training left in the work directory except the model's weights and the newest
+        `keepCheckpoints`; where it fails, all of its checkpoints stay for the run's next fit.
         """
         from flambeau._saved.program import probe_output
         from flambeau._saved.weights import WeightsRef
@@ -186,7 +230,12 @@ class Training:
         model_class = estimator._model_class()
         # An output that this kind of model does not take is refused now rather than after the training.
         model_class()._check_output(output)
+        id = new_id()
+        what = job_of(estimator._job_params(), estimator.getRuntime(), self.program.objects)
+        files = (*shards.train, *shards.validation)
         launch = Launch(
+            id=id,
+            run_of=Run(self.spark, self.work, visible, estimator.getRunId() or id, what, files),
             spark=self.spark,
             work=self.work,
             job={
@@ -205,9 +254,12 @@ class Training:
         )
         try:
             result = launch.run()
+        except BaseException as error:
+            launch.keep(error)
+            raise
         finally:
-            launch.clean()
             warm_up.used(self.spark)
+        checkpoints = launch.clean(estimator.getKeepCheckpoints())
         for warning in result["warnings"]:
             log.warning("%s", warning)
         weights = result["weights"]
@@ -225,6 +277,7 @@ class Training:
             num_validation_rows=result["numValidationRows"],
             training_seconds=result["seconds"],
         )
+        model._checkpoints = tuple(checkpoints)
         if not native_scoring.is_possible(self.spark):
             model._set(runtime=None)
         return model

@@ -170,14 +170,16 @@ def _train(
         ) from error
     _check_versions(request.versions)
     job = json.loads(request.job_json)
-    program = request.program
-    if program is None:
-        program = _native.Store(job.get("store") or {}).get(request.program_uri or "")
     inputs = [(tensor["name"], tensor["columns"]) for tensor in job["data"]["spec"]["inputs"]]
     params = job["params"]
     precision = params.get("precision", "float32")
+    # No name holds the pickle: it may be as large as the module, which trains for hours.
     adapter = ModuleModel(
-        _load_program(program), inputs, params.get("stepSize"), precision, params.get("compile", False)
+        _load_program(_pickle_of(request, job)),
+        inputs,
+        params.get("stepSize"),
+        precision,
+        params.get("compile", False),
     )
     with tensor_float32(precision):
         return _native.train(
@@ -202,6 +204,15 @@ def _check_versions(expected: Mapping[str, str]) -> None:
                 f"{name} {own[name]}; "
                 "use the same version on both (PYSPARK_PYTHON names the workers' Python)"
             )
+
+
+def _pickle_of(request: WorkerRequest, job: Mapping[str, Any]) -> bytes:
+    from flambeau import _native
+
+    if request.program is not None:
+        return request.program
+    data: bytes = _native.Store(job.get("store") or {}).get(request.program_uri or "")
+    return data
 
 
 def _load_program(program: bytes) -> dict[str, Any]:

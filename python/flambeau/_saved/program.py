@@ -15,12 +15,14 @@ import inspect
 import io
 import json
 import logging
+import sys
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import cloudpickle
 
@@ -456,16 +458,46 @@ def _attention_as_traced() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
+_quieting = threading.RLock()
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps torch's compiler from warning, logging and printing about modules that it cannot take; the
     reason is in the metadata.
+
+    Other threads print and log on, and wait where they want quiet themselves: what is swapped belongs to the
+    process, and would be restored in the wrong order.
     """
-    level = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
+    with _quieting:
+        thread = threading.get_ident()
+
+        def is_others(record: logging.LogRecord) -> bool:
+            return record.thread != thread or record.levelno > logging.ERROR
+
+        loggers = [one for one in logging.root.manager.loggerDict.values() if isinstance(one, logging.Logger)]
+        handlers = {handler for logger in (logging.root, *loggers) for handler in logger.handlers}
+        handlers |= {logging.lastResort} if logging.lastResort else set()
+        for handler in handlers:
+            handler.addFilter(is_others)
+        try:
+            with warnings.catch_warnings(), redirect_stdout(cast("TextIO", _OthersOutput(thread))):
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            for handler in handlers:
+                handler.removeFilter(is_others)
+
+
+class _OthersOutput:
+    """The standard output of all threads but one."""
+
+    def __init__(self, thread: int) -> None:
+        self._thread = thread
+        self._stdout = sys.stdout
+
+    def write(self, text: str) -> int:
+        return len(text) if threading.get_ident() == self._thread else self._stdout.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stdout, name)

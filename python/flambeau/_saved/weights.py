@@ -14,14 +14,15 @@ import re
 import struct
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
-from flambeau._workdir import private_directory
+from flambeau._workdir import SWEEP_AGE, private_directory
 from flambeau.errors import DataError, FlambeauError, ParamError, StoreError
 
 if TYPE_CHECKING:
@@ -311,7 +312,17 @@ def _fetched(ref: WeightsRef) -> Path:
             os.replace(part, path)
         finally:
             Path(part).unlink(missing_ok=True)
+        _evict(folder)
+    os.utime(path)
     return path
+
+
+def _evict(folder: Path) -> None:
+    """Deletes what nobody has asked for in `SWEEP_AGE`; a process that has it mapped keeps what it has."""
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > SWEEP_AGE.total_seconds():
+                path.unlink()
 
 
 def cache_directory() -> Path:

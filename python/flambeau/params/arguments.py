@@ -68,6 +68,8 @@ class EstimatorArguments(TypedDict, total=False):
     device: str | None
     checkpointInterval: int | None
     checkpointSteps: int | None
+    keepCheckpoints: int | None
+    runId: str | None
     maxRestarts: int | None
     collectiveTimeout: float | None
     heartbeatTimeout: float | None
@@ -89,6 +91,7 @@ class EstimatorArguments(TypedDict, total=False):
     inference_batch_size: int | None
     random_seed: int | None
     backward_passes_per_step: int | None
+    run_id: str | None
 
 
 _ALIASES = {
@@ -101,6 +104,7 @@ _ALIASES = {
     "inference_batch_size": "inferenceBatchSize",
     "random_seed": "seed",
     "backward_passes_per_step": "gradientAccumulationSteps",
+    "run_id": "runId",
 }
 
 # Horovod's arguments that have no param here, and what takes their place.
@@ -117,7 +121,6 @@ _INSTEAD = {
     "label_shapes": "labels take the shape of their columns",
     "partitions_per_process": "it is not needed: the rows are shared out evenly however they are stored",
     "inmemory_cache_all": "give memoryBudget, in bytes for each worker",
-    "run_id": "each fit has an id of its own",
     "callbacks": "give earlyStoppingPatience, restoreBestWeights, warmupEpochs or lrSchedule in their place; "
     "model.history has each epoch's losses and metrics",
     "gradient_compression": 'give gradientCompression, such as "fp16"',

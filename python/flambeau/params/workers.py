@@ -110,6 +110,24 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
         Integer(1),
     )
 
+    keepCheckpoints: Param[int] = Param(
+        Params._dummy(),
+        "keepCheckpoints",
+        "Number of checkpoints that a fit which succeeds leaves in the work directory: the newest ones, with "
+        "the weights as a file of their own. 0 leaves none.",
+        Integer(0, 1_000_000),
+    )
+
+    runId: Param[str] = Param(
+        Params._dummy(),
+        "runId",
+        "Name of the run in the work directory, of letters, digits, - and _. A fit that fails or is "
+        "interrupted keeps its checkpoints, and the next one with the same runId goes on from the newest, to "
+        "the same bits. It must be the same job on the same rows, and is refused otherwise. When not set, a "
+        "fit is a run with a name of its own, which is told where it fails.",
+        text,
+    )
+
     maxRestarts: Param[int] = Param(
         Params._dummy(),
         "maxRestarts",
@@ -173,6 +191,7 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
             numGpusPerWorker=0,
             memoryBudget=1 << 30,
             checkpointInterval=1,
+            keepCheckpoints=0,
             maxRestarts=3,
             collectiveTimeout=600.0,
             heartbeatTimeout=30.0,
@@ -232,6 +251,22 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
     def getCheckpointSteps(self) -> int | None:
         """The value of `checkpointSteps`, None when it is not set."""
         return self._value("checkpointSteps")
+
+    def setKeepCheckpoints(self, value: int) -> Self:
+        """Sets `keepCheckpoints`."""
+        return self._set(keepCheckpoints=value)
+
+    def getKeepCheckpoints(self) -> int:
+        """The value of `keepCheckpoints`, or its default."""
+        return self.getOrDefault(self.keepCheckpoints)
+
+    def setRunId(self, value: str) -> Self:
+        """Sets `runId`."""
+        return self._set(runId=value)
+
+    def getRunId(self) -> str | None:
+        """The value of `runId`, None when it is not set."""
+        return self._value("runId")
 
     def setMaxRestarts(self, value: int) -> Self:
         """Sets `maxRestarts`."""

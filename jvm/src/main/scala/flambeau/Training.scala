@@ -154,11 +154,24 @@ private[flambeau] object Training {
       | "weight": null}""".stripMargin
   )
 
+  /** Throws ParamException where checkpoints are to outlive a fit: those of Scala clean up, well or not. */
+  private def refuseRuns(estimator: TorchEstimator): Unit = {
+    val asked = Seq("runId").filter(_ => estimator.isSet(estimator.runId)) ++
+      Seq("keepCheckpoints").filter(_ => estimator.getKeepCheckpoints > 0)
+    asked.headOption.foreach { name =>
+      throw new ParamException(
+        s"$name is set, but checkpoints outlive a fit in PySpark only: leave it unset, and raise maxRestarts " +
+          "where workers are lost often"
+      )
+    }
+  }
+
   /** Checks the params and what they name. Throws ParamException, and FlambeauException where this machine has no
     * libtorch.
     */
   def of(estimator: TorchEstimator, spark: SparkSession): Training = {
     estimator.checkParams()
+    refuseRuns(estimator)
     val work = Cluster.workDirectory(spark, estimator.valueOf(estimator.workDir))
     new Training(estimator, spark, work, Program.of(estimator, spark))
   }

@@ -337,6 +337,36 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
   /** The value of `checkpointSteps`; NoSuchElementException where it is not set. */
   def getCheckpointSteps: Long = $(checkpointSteps)
 
+  final val keepCheckpoints: IntParam = new IntParam(
+    this,
+    "keepCheckpoints",
+    "Number of checkpoints that a fit which succeeds leaves in the work directory: the newest ones, with " +
+      "the weights as a file of their own. 0 leaves none.",
+    Check.Integer(0, 1000000).of("keepCheckpoints")
+  )
+
+  /** Sets `keepCheckpoints`. */
+  def setKeepCheckpoints(value: Int): this.type = setChecked(keepCheckpoints, value)
+
+  /** The value of `keepCheckpoints`, or its default. */
+  def getKeepCheckpoints: Int = $(keepCheckpoints)
+
+  final val runId: Param[String] = new Param[String](
+    this,
+    "runId",
+    "Name of the run in the work directory, of letters, digits, - and _. A fit that fails or is " +
+      "interrupted keeps its checkpoints, and the next one with the same runId goes on from the newest, to " +
+      "the same bits. It must be the same job on the same rows, and is refused otherwise. When not set, a " +
+      "fit is a run with a name of its own, which is told where it fails.",
+    Check.Text.of("runId")
+  )
+
+  /** Sets `runId`. */
+  def setRunId(value: String): this.type = setChecked(runId, value)
+
+  /** The value of `runId`; NoSuchElementException where it is not set. */
+  def getRunId: String = $(runId)
+
   final val maxRestarts: IntParam = new IntParam(
     this,
     "maxRestarts",
@@ -439,6 +469,7 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     numGpusPerWorker -> 0,
     memoryBudget -> 1073741824L,
     checkpointInterval -> 1,
+    keepCheckpoints -> 0,
     maxRestarts -> 3,
     collectiveTimeout -> 600.0,
     heartbeatTimeout -> 30.0,

@@ -1,0 +1,224 @@
+"""A run in the work directory: what a fit that did not succeed leaves for the next one to go on from.
+
+`runs/<id>.json` says what was trained on which rows, and which attempts have its checkpoints. Only the same
+job on the same rows goes on from them, since anything else would not end in what either of the two had come
+to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+from flambeau._fit import cluster
+from flambeau._workdir import WorkDirectory
+from flambeau.errors import ParamError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+_FORMAT = 1
+_PIECE = 8 << 20
+
+# What a run may change between its fits, since no bit of its result depends on it.
+_FREE = {
+    "checkpointInterval",
+    "checkpointSteps",
+    "collectiveTimeout",
+    "heartbeatTimeout",
+    "inferenceBatchSize",
+    "keepCheckpoints",
+    "maxRestarts",
+    "memoryBudget",
+    "predictionCol",
+    "probabilityCol",
+    "rawPredictionCol",
+    "runId",
+    "slotTimeout",
+    "timeout",
+    "verbose",
+    "verifyReplicas",
+    "workDir",
+}
+
+
+@dataclass
+class Run:
+    """A run of one job on some rows. `what` tells the job apart from others (`job_of`), `files` are the
+    shards.
+    """
+
+    spark: SparkSession
+    work: WorkDirectory
+    visible: bool
+    id: str
+    what: Mapping[str, Any]
+    files: Sequence[str] = field(default_factory=tuple)
+    _rows: str | None = None
+
+    def attempts(self) -> list[str]:
+        """The attempts that earlier fits of the run made, oldest first; none for a run that is new.
+
+        Raises ParamError where they were of another job or on other rows.
+        """
+        told = self._read()
+        if told is None:
+            return []
+        then, now = {**told["what"], "rows": told["rows"]}, {**self.what, "rows": self.rows()}
+        different = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
+        if different:
+            said = _difference(different[0], then, now)
+            raise ParamError(
+                f"runId {self.id!r} in {self.work.uri} is a run of another job: {said}; "
+                "take another runId to train anew, or give what it was"
+            )
+        names: list[str] = told["attempts"]
+        return names
+
+    def write(self, attempts: Sequence[str]) -> None:
+        """Notes the attempts. Raises StoreError."""
+        told = {"format": _FORMAT, "attempts": list(attempts), "what": self.what, "rows": self.rows()}
+        uri, data, options = self.uri, json.dumps(told).encode(), dict(self.work.store_options)
+
+        def put() -> None:
+            from flambeau import _native
+
+            _native.Store(options).put(uri, data)
+
+        self.here(put)
+
+    def rows(self) -> str:
+        """A SHA-256 of the shards' bytes, in their order. Reads them all, once."""
+        if self._rows is None:
+            self._rows = _digest(_hashes(self.spark, self.files, dict(self.work.store_options)))
+        return self._rows
+
+    @property
+    def uri(self) -> str:
+        """The run's file."""
+        return self.work.path("runs", f"{self.id}.json")
+
+    def here(self, function: Any) -> Any:
+        """Calls a function of the work directory, in a Spark task where this process does not see it."""
+        return function() if self.visible else cluster.on_worker(self.spark, function)
+
+    def _read(self) -> dict[str, Any] | None:
+        uri, options = self.uri, dict(self.work.store_options)
+
+        def read() -> str | None:
+            from flambeau import _native
+
+            store = _native.Store(options)
+            return None if store.size(uri) is None else store.get(uri).decode()
+
+        text = self.here(read)
+        told: dict[str, Any] | None = None if text is None else json.loads(text)
+        return told
+
+
+def job_of(params: Mapping[str, Any], runtime: str, objects: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells a job apart from others, as JSON: its params, and a digest of each object.
+
+    A module counts by its classes and the names, shapes and types of its tensors, not by their values, which
+    a run takes from its checkpoints; a function by its code.
+    """
+    told = {name: value for name, value in params.items() if name not in _FREE}
+    return told | {"runtime": runtime} | {name: _digest(_told(value)) for name, value in objects.items()}
+
+
+def _difference(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    if name == "rows":
+        return "its rows were others, or in another order (sort them, or use fitOnParquet on files)"
+    if name in ("model", "loss", "optimizer", "metrics"):
+        return f"its {name} was another"
+    return f"{name} was {then.get(name)!r} and is {now.get(name)!r}"
+
+
+def _told(value: Any) -> Any:
+    """What is told apart of an object of the user's, as JSON that is the same in every process."""
+    import torch
+
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _told(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_told(one) for one in value]
+    if isinstance(value, torch.nn.Module):
+        tensors = [*value.named_parameters(), *value.named_buffers()]
+        state = [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in tensors]
+        # What has no text of its own tells its address, which is another in each process.
+        return [_name(type(value)), re.sub(r" at 0x[0-9a-f]+", "", repr(value)), state]
+    if isinstance(value, torch.optim.Optimizer):
+        groups = [
+            {key: _told(one) for key, one in group.items() if key != "params"} for group in value.param_groups
+        ]
+        return [_name(type(value)), groups]
+    if isinstance(value, FunctionType):
+        return [_name(value), _told(value.__defaults__), *_code(value.__code__)]
+    return _name(value if isinstance(value, type) else type(value))
+
+
+def _name(value: Any) -> str:
+    return f"{value.__module__}.{value.__qualname__}"
+
+
+def _code(code: CodeType) -> list[Any]:
+    return [code.co_code.hex(), list(code.co_names), list(map(_constant, code.co_consts))]
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, CodeType):
+        return _code(value)
+    # The order of a set's strings is another in each process.
+    return sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _hashes(spark: SparkSession, files: Sequence[str], options: dict[str, str]) -> list[str]:
+    """The SHA-256 of each file: here where this process sees them, else in Spark tasks."""
+    from flambeau._saved.weights import local_path
+
+    paths = [local_path(uri) for uri in files]
+    if all(path is not None and path.is_file() for path in paths):
+        return [_file_hash(path) for path in paths if path is not None]
+    uris = list(files)
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        import hashlib
+
+        import pyarrow
+
+        from flambeau import _native
+
+        store = _native.Store(options)
+        for batch in batches:
+            numbers = batch.column(0).to_pylist()
+            found = []
+            for number in numbers:
+                sha, size = hashlib.sha256(), store.size(uris[number]) or 0
+                for start in range(0, size, _PIECE):
+                    sha.update(store.get_range(uris[number], start, min(size, start + _PIECE)))
+                found.append(sha.hexdigest())
+            yield pyarrow.RecordBatch.from_pydict({"number": numbers, "sha": found})
+
+    tasks = spark.range(0, len(uris), 1, min(len(uris), 64)).mapInArrow(task, "number long, sha string")
+    found = {row.number: row.sha for row in tasks.collect()}
+    return [found[number] for number in range(len(uris))]
+
+
+def _file_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

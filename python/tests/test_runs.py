@@ -1,0 +1,131 @@
+"""Runs: a fit that does not succeed keeps its checkpoints, and the next one of the same name goes on from
+them to the bits of a fit that nothing stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from safetensors.torch import load_file
+from test_native_runtime import await_children, in_background
+from test_stuck_workers import regressor, rows, weights
+from torch import Tensor, nn
+
+from flambeau import ParamError, WorkerLost
+
+
+class Fails(nn.Module):
+    """A net with dropout that raises in its 25th training forward where the file `fuse` is."""
+
+    def __init__(self, fuse: Path) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+        self.fuse = str(fuse)
+        self.forwards = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.forwards += self.training
+        if self.forwards == 25 and os.path.exists(self.fuse):
+            raise LookupError("no such embedding: 'ZZ'")
+        return self.net(x)
+
+
+def fails(fuse: Path) -> Fails:
+    torch.manual_seed(1)
+    return Fails(fuse)
+
+
+def files_of(directory: Path) -> list[str]:
+    left = {path.relative_to(directory).parts[0] for path in directory.rglob("*") if path.is_file()}
+    return sorted(left - {"leases"})
+
+
+def test_a_failed_fit_is_gone_on_with(spark: SparkSession, tmp_path: Path) -> None:
+    df, work, fuse = rows(spark), tmp_path / "work", tmp_path / "fuse"
+    params: dict[str, Any] = {"workDir": str(work), "runId": "nightly", "epochs": 4}
+    undisturbed = regressor(fails(fuse), epochs=4).fit(df)
+    fuse.touch()
+    with pytest.raises(LookupError) as failure:
+        regressor(fails(fuse), **params).fit(df)
+    newest = max(work.glob("attempts/*/checkpoints/*"))
+    assert f"the newest checkpoint is kept in {newest}: a fit of the same rows" in failure.value.__notes__[-1]
+    assert files_of(work) == ["attempts", "runs"]
+
+    fuse.unlink()
+    others: list[tuple[dict[str, Any], Any, str]] = [
+        ({"batchSize": 20}, df, "batchSize was 10 and is 20"),
+        ({"optimizer": "adam"}, df, "its optimizer was another"),
+        ({"model": nn.Linear(4, 1)}, df, "its model was another"),
+        ({}, df.withColumn("label", F.col("label") + 1), "its rows were others"),
+    ]
+    for changed, other_rows, said in others:
+        with pytest.raises(ParamError, match=f"runId 'nightly' .* another job: {said}"):
+            regressor(**({"model": fails(fuse)} | params | changed)).fit(other_rows)
+
+    resumed = regressor(fails(fuse), verifyReplicas=True, **params).fit(df)
+    for name, weight in undisturbed.module().state_dict().items():
+        assert torch.equal(resumed.module().state_dict()[name], weight), name
+    assert resumed.history["loss"] == undisturbed.history["loss"]
+    assert files_of(work) == ["models"]
+    # The run has ended: the next fit of that name begins anew, with any job.
+    assert len(regressor(nn.Linear(4, 1), **params).fit(df).history["loss"]) == 4
+
+
+@pytest.mark.skipif(
+    not torch.__version__.startswith("2.13."), reason="SKIPPED: flambeau-worker runs on torch 2.13"
+)
+def test_a_fit_without_a_name_says_its_own(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the native runtime, by a worker that is killed."""
+    df, work = rows(spark), tmp_path / "work"
+    torch.manual_seed(1)
+    net = nn.Linear(4, 1)
+    params: dict[str, Any] = {
+        "runtime": "native",
+        "epochs": 300,
+        "checkpointInterval": 10,
+        "workDir": str(work),
+    }
+    undisturbed = regressor(net, **params).fit(df)
+    thread, outcome = in_background(lambda: regressor(net, maxRestarts=0, **params).fit(df))
+    deadline = time.monotonic() + 60
+    while not list(work.glob("attempts/*/checkpoints/*/COMMITTED")):
+        assert time.monotonic() < deadline, outcome
+        time.sleep(0.02)
+    os.kill(await_children(2, 10)[1], signal.SIGKILL)
+    thread.join(60)
+    assert isinstance(outcome[0], WorkerLost)
+    [run] = work.glob("runs/*.json")
+    assert f"runId={run.stem!r}" in caplog.text
+    resumed = regressor(net, runId=run.stem, **params).fit(df)
+    assert torch.equal(weights(resumed), weights(undisturbed))
+    assert files_of(work) == ["models"]
+
+
+def test_the_newest_checkpoints_are_models(spark: SparkSession, tmp_path: Path) -> None:
+    df = rows(spark)
+    torch.manual_seed(1)
+    net = nn.Linear(4, 1)
+    model = regressor(net, epochs=4, keepCheckpoints=2, workDir=str(tmp_path)).fit(df)
+    assert [(one.epoch, one.step) for one in model.checkpoints] == [(2, 20), (3, 30)]
+    shorter = regressor(net, epochs=2).fit(df)
+    then = model.checkpoints[0].model()
+    assert torch.equal(weights(then), weights(shorter))
+    assert then.history["loss"] == shorter.history["loss"]
+    assert then.transform(df).collect() == shorter.transform(df).collect()
+    stored = load_file(f"{model.checkpoints[1].uri}/weights/weights.safetensors")
+    assert set(stored) == {"weight", "bias"}
+    assert {path.name for path in tmp_path.glob("attempts/*/*")} == {"checkpoints", "KEPT"}
+    assert {path.name for path in tmp_path.glob("attempts/*/checkpoints/*") if any(path.iterdir())} == {
+        "0000000020",
+        "0000000030",
+    }
