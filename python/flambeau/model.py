@@ -20,6 +20,7 @@ from flambeau._columns import (
     resolve_inputs,
     resolve_tensor,
 )
+from flambeau._history import RECORD_COLUMNS
 from flambeau._module.named import name_of
 from flambeau._saved.program import OutputSpec, OutputTensor, check_signature, dump_skeleton, instantiate
 from flambeau._saved.weights import WeightsRef, fetched, load_into
@@ -39,24 +40,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
     from torch import nn
-
-_RECORD_KEYS = {
-    "epoch": "epoch",
-    "steps": "steps",
-    "numRows": "num_rows",
-    "seconds": "seconds",
-    "rowsPerSecond": "rows_per_second",
-    "learningRate": "learning_rate",
-    "dataSeconds": "data_seconds",
-    "modelSeconds": "model_seconds",
-    "reduceSeconds": "reduce_seconds",
-    "optimizerSeconds": "optimizer_seconds",
-    "lossScale": "loss_scale",
-    "skippedSteps": "skipped_steps",
-    "sentBytes": "sent_bytes",
-    "uncompressedBytes": "uncompressed_bytes",
-    "loss": "loss",
-}
 
 
 @dataclass(frozen=True)
@@ -173,7 +156,7 @@ class TorchModel(
         records = self._history.get("epochs", [])
         columns: dict[str, list[Any]] = {
             name: [r.get(key) for r in records]
-            for key, name in _RECORD_KEYS.items()
+            for key, name in RECORD_COLUMNS.items()
             if any(key in r for r in records) or not records
         }
         validated = any(r.get("validationLoss") is not None or r.get("validationMetrics") for r in records)

@@ -244,6 +244,7 @@ def test_a_loss_of_the_users_is_scripted(spark: SparkSession) -> None:
             {"metrics": {"mine": lambda output, label: output.mean()}},
             "metrics: runtime='native' takes a list",
         ),
+        ({"metrics": ["mae", "auc"]}, "metrics: runtime='native' has mse, .* and no auc"),
         ({"runtime": "jvm"}, "runtime must be 'python' or 'native', got 'jvm'"),
         ({"runtime": "python", "model": "net.pt"}, "set runtime='native'"),
     ],

@@ -72,7 +72,15 @@ class PythonProgram:
         """The metrics of the history by name. Raises ParamError for what is none."""
         from flambeau._module.metrics import build
 
-        return [metric.name for metric in build(self.objects["metrics"])]
+        return [metric.name for metric in build(self.objects["metrics"])[0]]
+
+    def validation_metrics(self, weighted: bool, validates: bool) -> list[str]:
+        """The metrics that only validation rows have. Raises ParamError for such where there are no such
+        rows, and for those that take no weights where rows are `weighted`.
+        """
+        from flambeau._module.metrics import check
+
+        return check(self.objects["metrics"], weighted, validates)
 
     def check(self, inputs: Sequence[TensorColumns]) -> None:
         """Refuses what a worker would refuse of the objects on these inputs. Raises ParamError."""

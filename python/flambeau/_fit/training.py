@@ -48,6 +48,11 @@ class Program(Protocol):
     def metric_names(self) -> list[str]:
         """The metrics of the history by name. Raises ParamError for what is none."""
 
+    def validation_metrics(self, weighted: bool, validates: bool) -> list[str]:
+        """The metrics that only validation rows have, for rows with or without weights and such rows. Raises
+        ParamError for what can't be had of them.
+        """
+
     def check(self, inputs: Sequence[TensorColumns]) -> None:
         """Refuses what a worker would refuse of the objects on these inputs. Raises ParamError."""
 
@@ -137,7 +142,9 @@ class Training:
         _native.validate_job(draft_json)
         work = cluster.work_directory(spark, estimator.getWorkDir(), store_options(spark))
         program = program_of(estimator, spark)
-        _native.validate_job(draft_json, program.metric_names)
+        validates = estimator.getValidationFraction() > 0 or estimator.isSet("validationIndicatorCol")
+        of_validation = program.validation_metrics(estimator.isSet("weightCol"), validates)
+        _native.validate_job(draft_json, program.metric_names, of_validation)
         num_gpus = estimator.getNumGpusPerWorker()
         cluster.check_slots(spark, estimator.getNumWorkers(), estimator.getSlotTimeout(), num_gpus)
         return cls(estimator, spark, program, work)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.dlpack import from_dlpack
 from torch.utils.hooks import RemovableHandle
 
-from flambeau._module import devices, generators, losses, metrics, optimizers
+from flambeau._module import devices, gathered, generators, losses, metrics, optimizers
 from flambeau._module.compiled import CompiledModule
 from flambeau._module.device_programs import DevicePrograms
 from flambeau._module.devices import BatchCopier, Readback, Rows
@@ -73,11 +73,7 @@ class ModuleModel:
         self.loss = losses.build(program["loss"])
         self.optimizer = optimizers.build(program["optimizer"], module, step_size)
         self._step = optimizers.step(program["optimizer"], self.optimizer)
-        self.metrics = metrics.build(
-            program.get("metrics"),
-            getattr(self.loss, "threshold", 0.0),
-            getattr(self.loss, "ignore_index", None),
-        )
+        self.metrics, self.gathered = metrics.build(program.get("metrics"), metrics.Reading.of(self.loss))
         self._names, self._parameters = _trainable(module)
         self._views: list[Tensor] = []
         self._bucket_tensors: list[Tensor] = []
@@ -125,6 +121,10 @@ class ModuleModel:
         # In place: the optimizer and the hooks know the parameters as the objects that they are.
         self.module.to(device)
         self.loss.to(device)
+        for summed in self.metrics:
+            summed.to(device)
+        for metric in self.gathered:
+            metric.to(device)
         if self.optimizer.state:
             with uncompiled():
                 self.optimizer.load_state_dict(self.optimizer.state_dict())
@@ -432,7 +432,19 @@ class ModuleModel:
         finally:
             self.module.train()
         readback = None if self._device is None else self._read_back(output, value, rows)
+        for metric in self.gathered:
+            metric.update(output, rows.labels, rows.weight, rows.num_rows)
         return self._sums(output, value, denominator, rows, readback)
+
+    def take_gathered(self) -> bytes | None:
+        """What the metrics that are gathered have kept since the last call, which they forget; None where
+        there are none.
+        """
+        return gathered.pack(self.gathered) if self.gathered else None
+
+    def finish_gathered(self, states: Sequence[bytes]) -> list[tuple[str, float]]:
+        """Those metrics by name, from what each rank's `take_gathered` gave."""
+        return gathered.finish(self.gathered, states)
 
     def finish_metrics(self, sums: Sequence[float]) -> list[tuple[str, float]]:
         """The metrics by name, from their sums over all rows."""

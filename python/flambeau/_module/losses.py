@@ -40,6 +40,15 @@ class HostFacts:
 class Loss(Protocol):
     """A loss as the module's docstring describes it."""
 
+    threshold: float
+    """What separates the two classes of a one-column output that it takes."""
+    several: bool
+    """Whether the columns of an output are labels of their own."""
+
+    @property
+    def ignore_index(self) -> int | None:
+        """The label that does not count."""
+
     def __call__(
         self,
         output: Any,
@@ -317,6 +326,7 @@ class ElementwiseLoss(_TorchLoss):
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
         self.threshold = 0.5 if isinstance(module, nn.BCELoss) else 0.0
+        self.several = isinstance(module, nn.BCELoss | nn.BCEWithLogitsLoss)
 
     def __call__(
         self,
@@ -341,6 +351,7 @@ class ClassLoss(_TorchLoss):
     """
 
     threshold = 0.0
+    several = False
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
@@ -456,6 +467,7 @@ class CallableLoss:
 
     threshold = 0.0
     ignore_index: int | None = None
+    several = False
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self.name = f"loss {name}"
