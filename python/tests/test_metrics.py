@@ -14,6 +14,7 @@ import torchmetrics
 from harness import make_job, tensor, train, write_shards
 
 from flambeau._module import gathered, metrics
+from flambeau._module.adapter import ModuleModel
 from flambeau._module.metrics import Reading
 from flambeau.errors import DataError, ParamError
 
@@ -256,3 +257,27 @@ def test_ranks_gather_what_no_sums_make(tmp_path: Path) -> None:
     assert all(set(training) == {"f1"} and set(held) == {"auc", "f1"} for training, held in records)
     aucs = [held["auc"] for _, held in records]
     assert result["history"]["bestEpoch"] == int(np.argmax(aucs))
+
+
+def test_a_module_that_ends_in_a_sigmoid_is_cut_at_one_half() -> None:
+    x, label = torch.linspace(-2, 2, 40)[:, None], (torch.linspace(-2, 2, 40) > 0).float()
+
+    class Probability(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            with torch.no_grad():
+                self.layer.weight.fill_(1.0)
+                self.layer.bias.fill_(0.0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sigmoid(self.layer(x)).squeeze(1)
+
+    def focal(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return (output - label).abs() ** 3
+
+    for loss in (focal, "mse"):
+        program = {"model": Probability(), "loss": loss, "optimizer": "sgd", "metrics": ["accuracy"]}
+        model = ModuleModel(program, [("x", ["x"])])
+        sums = model.evaluate_batch([x.__dlpack__()], [label.__dlpack__()], None, 40)
+        assert model.finish_metrics(sums[2:]) == [("accuracy", 1.0)]

@@ -81,6 +81,11 @@ def program_of(estimator: TorchEstimator, spark: SparkSession) -> Program:
             f"model is the path {given['model']!r}: set runtime='native', which trains programs in files, or "
             "give a torch.nn.Module"
         )
+    if isinstance(given["model"], torch.jit.ScriptModule) and not native:
+        raise ParamError(
+            "model is a TorchScript module: set runtime='native', which trains those, or give the "
+            "torch.nn.Module that it was made of"
+        )
     if not isinstance(given["model"], (str, torch.nn.Module)):
         raise ParamError(f"model must be a torch.nn.Module, got {describe(given['model'])}")
     if given["loss"] is None:
@@ -192,7 +197,7 @@ class Training:
         output = probe_output(self.program.module, inputs)
         model_class = estimator._model_class()
         # An output that this kind of model does not take is refused now rather than after the training.
-        model_class()._check_output(output)
+        model_class._of_output(estimator, output)
         launch = Launch(
             spark=self.spark,
             work=self.work,

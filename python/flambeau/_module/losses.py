@@ -44,6 +44,8 @@ class Loss(Protocol):
     """What separates the two classes of a one-column output that it takes."""
     several: bool
     """Whether the columns of an output are labels of their own."""
+    tells: bool
+    """Whether it tells logits from probabilities; else the module's last operation does."""
 
     @property
     def ignore_index(self) -> int | None:
@@ -327,6 +329,7 @@ class ElementwiseLoss(_TorchLoss):
         super().__init__(module)
         self.threshold = 0.5 if isinstance(module, nn.BCELoss) else 0.0
         self.several = isinstance(module, nn.BCELoss | nn.BCEWithLogitsLoss)
+        self.tells = self.several or isinstance(module, nn.SoftMarginLoss)
 
     def __call__(
         self,
@@ -352,6 +355,7 @@ class ClassLoss(_TorchLoss):
 
     threshold = 0.0
     several = False
+    tells = True
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
@@ -468,6 +472,7 @@ class CallableLoss:
     threshold = 0.0
     ignore_index: int | None = None
     several = False
+    tells = False
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self.name = f"loss {name}"
