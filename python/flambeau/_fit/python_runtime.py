@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 import sys
@@ -112,6 +113,7 @@ class PythonProgram:
             secret=secret,
             program=None if _FILE in placed else self.data,
             program_uri=placed.get(_FILE),
+            program_sha256=hashlib.sha256(self.data).hexdigest(),
             sys_path=tuple(sys.path) if shares_machine else (),
             versions=versions(),
             meeting_place=meeting_place(job, shares_machine),

@@ -7,6 +7,7 @@ driver needs only the two messages.
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import pickle
 import platform
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flambeau._fit.imports import finish_importing, forget_threads
-from flambeau.errors import DataError, FlambeauError, ParamError, RankFailure
+from flambeau.errors import DataError, FlambeauError, ParamError, RankFailure, StoreError
 
 _MAX_TEXT = 64 << 10
 _MAX_PICKLE = 1 << 20
@@ -37,6 +38,8 @@ class WorkerRequest:
     """The cloudpickle of a dict with `model`, `loss`, `optimizer` and `metrics`."""
     program_uri: str | None = None
     """Where that lies in the store, if it is not `program`."""
+    program_sha256: str | None = None
+    """Its SHA-256 as the driver wrote it, in lower-case hexadecimal: another file is not unpickled."""
     sys_path: tuple[str, ...] = ()
     """Directories to import the user's modules from, beyond the worker's own."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -173,6 +176,8 @@ def _train(
     program = request.program
     if program is None:
         program = _native.Store(job.get("store") or {}).get(request.program_uri or "")
+        if hashlib.sha256(program).hexdigest() != request.program_sha256:
+            raise StoreError(f"{request.program_uri} is not the program that the driver wrote there")
     inputs = [(tensor["name"], tensor["columns"]) for tensor in job["data"]["spec"]["inputs"]]
     params = job["params"]
     precision = params.get("precision", "float32")

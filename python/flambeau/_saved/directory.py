@@ -62,7 +62,13 @@ class Directory:
             )
 
     def file(self, name: str) -> str:
-        """The URI of a file in the directory."""
+        """The URI of a file in the directory. Raises FlambeauError for a name that is a path: names come from
+        what was saved.
+        """
+        if name in ("", ".", "..") or any(mark in name for mark in "/\\\0"):
+            raise FlambeauError(
+                f"{self.path} names a file {name!r}, which is not a plain name: it is not read"
+            )
         return f"{self.uri.rstrip('/')}/{name}"
 
     def exists(self) -> bool:

@@ -375,7 +375,10 @@ class EstimatorReader(MLReader[Any]):
                     f"{path} holds its module, loss or optimizer as a pickle, and {ALLOW_PICKLE} is false"
                 )
             objects.update(cloudpickle.loads(directory.read(OBJECTS, blob["size"], blob["sha256"])))
-        if _script_of(objects.get("loss")) == LOSS_SCRIPT:
+        script = _script_of(objects.get("loss"))
+        if script is not None and script != LOSS_SCRIPT:
+            raise FlambeauError(f"{path} names its loss {script!r}, which is not the file {LOSS_SCRIPT}")
+        if script is not None:
             objects["loss"] = {"script": directory.file(LOSS_SCRIPT)}
         runtime = ours.get("runtime")
         if ours.get("programs"):
