@@ -122,7 +122,7 @@ def test_a_failed_overwrite_leaves_what_was_there(
     kept.save(str(path))
     try:
         refused = fail(any_spark, path, tmp_path / "two")
-        with pytest.raises(Exception):  # noqa: B017 - as many kinds as ways to fail
+        with pytest.raises(Exception):  # noqa: B017, PT011 - as many kinds as ways to fail
             refused.write().overwrite().save(str(path))
     finally:
         any_spark.conf.unset("spark.flambeau.allowPickle")

@@ -207,8 +207,9 @@ def test_a_module_that_ends_in_a_sigmoid_gives_probabilities(array_rows: DataFra
         ({"outputKinds": ["scores"]}, "outputKinds must be a list with one of number, logit"),
     ):
         with pytest.raises(ParamError, match=said):
-            estimator = TorchClassifier(loss=focal, **params)
-            fitted.fitted(estimator, module, [fitted.features(4)], tmp_path / "refused")
+            fitted.fitted(
+                TorchClassifier(loss=focal, **params), module, [fitted.features(4)], tmp_path / "refused"
+            )
 
 
 @pytest.mark.parametrize("num_classes", [2, 3])

@@ -60,8 +60,8 @@ class Head:
 
     `name` is that of its field where there are several. `kind` is `number`, which is written as it is;
     `logits`, `probabilities` or `log_probabilities` of classes, of class 1 of two where a row is one number;
-    or `labels` (logits) or `label_probabilities`, whose columns are labels of their own. `threshold` is what the
-    probability of class 1 of two, or of a label, has to exceed; `thresholds` are those of Spark ML, one a
+    or `labels` (logits) or `label_probabilities`, whose columns are labels of their own. `threshold` is what
+    the probability of class 1 of two, or of a label, has to exceed; `thresholds` are those of Spark ML, one a
     class, or one a label.
     """
 
