@@ -11,7 +11,7 @@ import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from flambeau.errors import DataError, ParamError
 
@@ -40,7 +40,7 @@ _MENDS = {
     "date": "turn it into a number, for example with unix_date or datediff",
     "timestamp": "cast it to a number, for example with unix_timestamp",
     "timestamp_ntz": "cast it to a number, for example with unix_timestamp",
-    "struct": "select its fields as columns of their own",
+    "struct": "name its fields, as struct.field",
     "map": "select its values as columns of their own",
     "matrix": "turn it into an array of numbers and give its shape in inputShapes",
 }
@@ -119,15 +119,48 @@ def resolve_tensor(
 
 
 def find_field(schema: StructType, column: str, role: str) -> StructField:
-    """The schema's field of that name, or a DataError that lists what there is."""
+    """The schema's field of that name, or a DataError that lists what there is.
+
+    `a.b` is a column of that name or, where there is none, the field `b` of the struct `a`, under that whole
+    name.
+    """
     for field in schema.fields:
         if field.name == column:
             return field
+    if (path := _path_in(schema, column)) is not None:
+        return _renamed(path[-1], column)
     close = difflib.get_close_matches(column, schema.fieldNames(), n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise DataError(
         f"no column {column!r} for the {role}: the DataFrame has {', '.join(schema.fieldNames())}{hint}"
     )
+
+
+def _path_in(schema: StructType, column: str) -> list[StructField] | None:
+    """The fields, from the outermost on, that `a.b.c` leads through; None where it leads nowhere."""
+    for field in schema.fields:
+        if field.name == column:
+            return [field]
+        if column.startswith(f"{field.name}.") and field.dataType.typeName() == "struct":
+            inner = _path_in(cast("StructType", field.dataType), column[len(field.name) + 1 :])
+            if inner is not None:
+                return [field, *inner]
+    return None
+
+
+def _renamed(field: StructField, name: str) -> StructField:
+    """The field under another name."""
+    return type(field)(name, field.dataType, field.nullable, field.metadata)
+
+
+def _column(schema: StructType, name: str) -> Column:
+    """The column, or the struct's field, that `find_field` finds."""
+    from pyspark.sql import functions as F
+
+    if name in schema.fieldNames():
+        return F.col(quoted(name))
+    path = _path_in(schema, name) or []
+    return F.col(".".join(quoted(field.name) for field in path))
 
 
 def type_name(dtype: DataType) -> str:
@@ -148,15 +181,15 @@ def expressions(schema: StructType, tensor: TensorColumns, role: Role | None = N
     weight that is not a finite number >= 0 fails the query, with a message that names the column.
     """
     return [
-        _expression(find_field(schema, column, role or "input"), tensor, role) for column in tensor.columns
+        _expression(_column(schema, column), find_field(schema, column, role or "input"), tensor, role)
+        for column in tensor.columns
     ]
 
 
-def _expression(field: StructField, tensor: TensorColumns, role: Role | None) -> Column:
+def _expression(column: Column, field: StructField, tensor: TensorColumns, role: Role | None) -> Column:
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql import functions as F
 
-    column = F.col(quoted(field.name))
     dtype, kind = tensor.dtype, _element(field.dataType)
     if is_vector(field.dataType):
         wide = dtype in ("float64", "int64")

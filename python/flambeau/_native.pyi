@@ -153,9 +153,11 @@ def train(
     Raises `flambeau.errors.RankFailure`, whose cause is the exception itself.
     """
 
-def validate_job(job_json: str, metrics: Sequence[str] | None = None) -> None:
+def validate_job(
+    job_json: str, metrics: Sequence[str] | None = None, validation_metrics: Sequence[str] | None = None
+) -> None:
     """Checks a training job; `metrics` are its metrics by name, where they are known and it does not hold
-    them.
+    them, and `validation_metrics` those that only validation rows have.
 
     Raises `flambeau.errors.ParamError` (a ValueError) naming param and value.
     """

@@ -16,12 +16,14 @@ from pyspark.ml.util import MLReadable, MLWritable
 from flambeau._columns import (
     TensorColumns,
     expressions,
+    find_field,
     quoted,
     resolve_inputs,
     resolve_tensor,
 )
 from flambeau._fit.checkpoints import Checkpoint
-from flambeau._module.named import name_of
+from flambeau._history import RECORD_COLUMNS
+from flambeau._module.kinds import kind_of
 from flambeau._saved.program import OutputSpec, OutputTensor, check_signature, dump_skeleton, instantiate
 from flambeau._saved.weights import WeightsRef, fetched, load_into
 from flambeau._transform import slots
@@ -41,23 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
     from torch import nn
 
-_RECORD_KEYS = {
-    "epoch": "epoch",
-    "steps": "steps",
-    "numRows": "num_rows",
-    "seconds": "seconds",
-    "rowsPerSecond": "rows_per_second",
-    "learningRate": "learning_rate",
-    "dataSeconds": "data_seconds",
-    "modelSeconds": "model_seconds",
-    "reduceSeconds": "reduce_seconds",
-    "optimizerSeconds": "optimizer_seconds",
-    "lossScale": "loss_scale",
-    "skippedSteps": "skipped_steps",
-    "sentBytes": "sent_bytes",
-    "uncompressedBytes": "uncompressed_bytes",
-    "loss": "loss",
-}
+    from flambeau._transform.scoring import Head
 
 
 @dataclass(frozen=True)
@@ -97,8 +83,10 @@ class TorchModel(
     """A trained module as a Spark ML transformer.
 
     `transform` adds `predictionCol`: a double where the module returns one number a row, an array where it
-    returns several, a struct where it returns several tensors (fields `_1`, `_2`, ... of a tuple, or the keys
-    of a dict). With `runtime="native"` the JVM scores, in a session that has Flambeau's jar.
+    returns several, a struct where it returns several tensors. The struct's fields are the keys of a dict or
+    the fields of a named tuple, `_1`, `_2`, ... of another tuple, or what `outputNames` says. An output to
+    which `outputKinds` gives another kind than `number` is a struct of `prediction`, `probability` and
+    `rawPrediction`. With `runtime="native"` the JVM scores, in a session that has Flambeau's jar.
 
     Models come from an estimator's `fit` or from `load`; they are not made by calling the class.
     """
@@ -141,11 +129,9 @@ class TorchModel(
         shapes, `output` what `program.probe_output` found. Raises ParamError where the output is not what
         this kind of model gives.
         """
-        model = cls()
-        model._check_output(output)
+        model = cls._of_output(estimator, output)
         model._programs, model._reasons = dict(programs), {}
-        model._weights, model._inputs, model._output = weights, tuple(inputs), output
-        model._classes = output_kind(estimator)
+        model._weights, model._inputs = weights, tuple(inputs)
         model._history = copy.deepcopy(dict(history))
         model._counts = {
             "numRows": num_rows,
@@ -154,7 +140,18 @@ class TorchModel(
             "trainingSeconds": training_seconds,
         }
         model._resetUid(estimator.uid)
+        return model
+
+    @classmethod
+    def _of_output(cls, estimator: Params, output: OutputSpec) -> Self:
+        """A model with the estimator's params that is not trained yet. Raises ParamError where the output is
+        not what this kind of model gives, and where the params do not fit it.
+        """
+        model = cls()
         estimator._copyValues(model)
+        model._check_output(output)
+        model._output, model._classes = output, output_kind(estimator, output)
+        model._heads()
         return model
 
     @property
@@ -175,7 +172,7 @@ class TorchModel(
         records = self._history.get("epochs", [])
         columns: dict[str, list[Any]] = {
             name: [r.get(key) for r in records]
-            for key, name in _RECORD_KEYS.items()
+            for key, name in RECORD_COLUMNS.items()
             if any(key in r for r in records) or not records
         }
         validated = any(r.get("validationLoss") is not None or r.get("validationMetrics") for r in records)
@@ -292,11 +289,16 @@ class TorchModel(
 
         self._check_fitted()
         outputs = self._output_columns()
+        # As Spark compares names: it would put an output in the place of such a column.
+        exact = str(dataset.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+        taken = {name if exact else name.lower(): f"a column {name!r} already" for name in dataset.columns}
         for param, name in outputs:
-            if name in dataset.columns:
+            known = name if exact else name.lower()
+            if known in taken:
                 raise ParamError(
-                    f"{param}: the DataFrame has a column {name!r} already; drop it or set another {param}"
+                    f"{param}: the DataFrame has {taken[known]}; drop it or set another {param} than {name!r}"
                 )
+            taken[known] = f"{name!r} as another output"
         if not outputs:
             return dataset
         columns, tensors = self._columns_of(dataset)
@@ -333,7 +335,7 @@ class TorchModel(
                 )
             tensors.append(TensorColumns(now.name, now.columns, then.dtype, then.shape))
             for name, column in zip(tensor.columns, expressions(schema, tensor, "input"), strict=True):
-                columns.append(whole_arrays(column, name, schema[name].dataType))
+                columns.append(whole_arrays(column, name, find_field(schema, name, "input").dataType))
         return columns, tensors
 
     def _udf(
@@ -349,7 +351,7 @@ class TorchModel(
             inputs=tuple(tensors),
             output=self._output,
             batch_size=self.getInferenceBatchSize(),
-            classes=self._classes if self._class_fields else None,
+            heads=self._heads(),
             fields=tuple(name.removesuffix("Col") for name in wanted) if self._class_fields else (),
             sys_path=tuple(sys.path),
             device=self.getDevice(),
@@ -369,9 +371,43 @@ class TorchModel(
     def _result_type(self, wanted: Sequence[str]) -> DataType:
         from pyspark.sql.types import StructField, StructType
 
+        from flambeau._transform.scoring import CLASS_FIELDS
+
+        heads = self._heads()
+        types = [
+            _column_type(tensor) if head.kind == "number" else _class_type(head.kind, CLASS_FIELDS)
+            for tensor, head in zip(self._output.tensors, heads, strict=True)
+        ]
         if self._output.single is not None:
-            return _column_type(self._output.single)
-        return StructType([StructField(str(t.name), _column_type(t)) for t in self._output.tensors])
+            return types[0]
+        named = zip(heads, types, strict=True)
+        return StructType([StructField(head.name, dtype) for head, dtype in named])
+
+    def _heads(self) -> list[Head]:
+        """The outputs as they are written. Raises ParamError where the params do not fit them."""
+        from flambeau._transform.scoring import Head
+
+        tensors = self._output.tensors
+        names = self.getOutputNames() or [str(tensor.name) for tensor in tensors]
+        kinds = self.getOutputKinds() or [self._default_kind()] * len(tensors)
+        for param, given in (("outputNames", names), ("outputKinds", kinds)):
+            if len(given) != len(tensors):
+                raise ParamError(
+                    f"{param} has {len(given)} entries, {', '.join(given)}, and the module returns "
+                    f"{len(tensors)} tensors: give one entry for each"
+                )
+        threshold, thresholds = self._value("threshold"), self._value("thresholds")
+        heads = []
+        for name, said, tensor in zip(names, kinds, tensors, strict=True):
+            kind = _checked_kind(said, tensor)
+            if kind != "number":
+                _check_thresholds(tensor, kind, threshold, thresholds)
+            heads.append(Head(name, kind, threshold, thresholds))
+        return heads
+
+    def _default_kind(self) -> str:
+        """What an output is where `outputKinds` does not say."""
+        return "number"
 
     def _add_outputs(self, dataset: DataFrame, score: Column, col: Any) -> DataFrame:
         return dataset.withColumn(self.getPredictionCol(), score)
@@ -386,6 +422,8 @@ class TorchRegressionModel(TorchModel):
     _parents = "TorchRegressor"
 
     def _check_output(self, output: OutputSpec) -> None:
+        if any(kind != "number" for kind in self._value("outputKinds") or ()):
+            raise ParamError("outputKinds: a regressor's output is a number; use TorchEstimator for others")
         if output.single is None:
             raise ParamError(
                 "model: a regressor's forward returns one tensor; use TorchEstimator for several"
@@ -399,7 +437,15 @@ class TorchClassificationModel(TorchModel, HasClassColumns):
     to 1) and `predictionCol` (the class with the largest, a double). A module with one logit a row is a
     binary classifier: its raw prediction is [-logit, logit], as Spark's LogisticRegression has it, and the
     probability its sigmoid. Where the loss takes probabilities (bce) or their logarithms (nll), the outputs
-    are read as such. An empty name leaves a column out.
+    are read as such; of a loss that is not torch's, the module's last operation says what they are: a
+    sigmoid or a softmax makes probabilities. `outputKinds` says it instead. An empty name leaves a column
+    out.
+
+    A module whose several outputs bce or bce_with_logits takes has several labels a row: `probabilityCol` has
+    that of each label, and `predictionCol` is an array of 0 and 1.
+
+    `threshold` and `thresholds` are Spark ML's: what the probability of class 1 of two has to exceed, and for
+    each class what its probability is divided by before the largest is taken.
     """
 
     __module__ = "flambeau"
@@ -408,7 +454,7 @@ class TorchClassificationModel(TorchModel, HasClassColumns):
 
     @property
     def numClasses(self) -> int:
-        """The number of classes: the module's outputs a row, 2 where it has one."""
+        """The number of classes, or of labels: the module's outputs a row, 2 where it has one."""
         tensor = self._output.tensors[0]
         return 2 if tensor.is_scalar else tensor.shape[0]
 
@@ -425,22 +471,18 @@ class TorchClassificationModel(TorchModel, HasClassColumns):
                 "or [rows] or [rows, 1] for two classes; "
                 f"it returns {[list(('rows', *t.shape)) for t in output.tensors]}: use TorchEstimator"
             )
+        if "number" in (self._value("outputKinds") or ()):
+            raise ParamError("outputKinds: a classifier's output is no number; use TorchRegressor")
 
     def _output_columns(self) -> list[tuple[str, str]]:
         names = ("rawPredictionCol", "probabilityCol", "predictionCol")
         return [(name, self.getOrDefault(name)) for name in names if self.getOrDefault(name)]
 
     def _result_type(self, wanted: Sequence[str]) -> DataType:
-        from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType
+        return _class_type(self._heads()[0].kind, [name.removesuffix("Col") for name in wanted])
 
-        vector = ArrayType(DoubleType(), False)
-        kinds: dict[str, DataType] = {
-            "prediction": DoubleType(),
-            "rawPrediction": vector,
-            "probability": vector,
-        }
-        names = [name.removesuffix("Col") for name in wanted]
-        return StructType([StructField(name, kinds[name]) for name in names])
+    def _default_kind(self) -> str:
+        return self._classes or "logits"
 
     def _add_outputs(self, dataset: DataFrame, score: Column, col: Any) -> DataFrame:
         from pyspark.ml.functions import array_to_vector
@@ -453,19 +495,56 @@ class TorchClassificationModel(TorchModel, HasClassColumns):
         return dataset.withColumn(held, score).withColumns(made).drop(held)
 
 
-def output_kind(estimator: Params) -> str:
-    """How a classifier's outputs read under its loss: logits, probabilities (bce) or log_probabilities
-    (nll).
+def output_kind(estimator: Params, output: OutputSpec) -> str:
+    """How a classifier's output reads under its loss, as `flambeau._module.kinds.kind_of` has it."""
+    known = estimator.hasParam("loss") and estimator.isDefined("loss")
+    tensor = output.tensors[0]
+    return kind_of(estimator.getOrDefault("loss") if known else None, tensor.activation, tensor.is_scalar)
+
+
+def _checked_kind(given: str, tensor: OutputTensor) -> str:
+    """A kind that `outputKinds` gives to an output, as `Head` has it. Raises ParamError where it is not one
+    of such an output.
     """
-    loss: Any = (
-        estimator.getOrDefault("loss") if estimator.hasParam("loss") and estimator.isDefined("loss") else None
-    )
-    name = name_of(loss) or getattr(loss, "__name__", type(loss).__name__)
-    if name in ("bce", "BCELoss", "binary_cross_entropy"):
-        return "probabilities"
-    if name in ("nll", "NLLLoss", "nll_loss"):
-        return "log_probabilities"
-    return "logits"
+    single = {"logit": "logits", "probability": "probabilities"}
+    what = f"outputKinds: {given!r} is for an output of {{}}, and {tensor.name or 'the output'} has "
+    what += f"{list(('rows', *tensor.shape))}"
+    if given in single and not tensor.is_scalar:
+        raise ParamError(what.format("one number a row"))
+    if given in ("labels", "label_probabilities") and (len(tensor.shape) != 1 or tensor.is_scalar):
+        raise ParamError(what.format("several labels, [rows, labels]"))
+    if given != "number" and len(tensor.shape) > 1:
+        raise ParamError(what.format("one number or one dimension a row"))
+    return single.get(given, given)
+
+
+def _check_thresholds(
+    tensor: OutputTensor, kind: str, threshold: float | None, thresholds: Sequence[float] | None
+) -> None:
+    """Raises ParamError where they do not fit an output of classes."""
+    num_classes = 2 if tensor.is_scalar else tensor.shape[0]
+    if threshold is not None and thresholds is not None:
+        raise ParamError("threshold and thresholds are both set: unset one of them, with None")
+    if threshold is not None and num_classes > 2 and not kind.startswith("label"):
+        raise ParamError(
+            f"threshold is for two classes or for labels, and there are {num_classes} classes: set "
+            "thresholds, one for each"
+        )
+    if thresholds is not None and len(thresholds) != num_classes:
+        raise ParamError(f"thresholds has {len(thresholds)} entries, and there are {num_classes} classes")
+
+
+def _class_type(kind: str, fields: Sequence[str]) -> DataType:
+    """The struct of an output of classes."""
+    from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType
+
+    vector = ArrayType(DoubleType(), False)
+    types: dict[str, DataType] = {
+        "prediction": vector if kind.startswith("label") else DoubleType(),
+        "rawPrediction": vector,
+        "probability": vector,
+    }
+    return StructType([StructField(name, types[name]) for name in fields])
 
 
 def _column_type(tensor: OutputTensor) -> DataType:

@@ -244,8 +244,13 @@ def test_a_loss_of_the_users_is_scripted(spark: SparkSession) -> None:
             {"metrics": {"mine": lambda output, label: output.mean()}},
             "metrics: runtime='native' takes a list",
         ),
+        ({"metrics": ["mae", "auc"]}, "metrics: runtime='native' has mse, .* and no auc"),
         ({"runtime": "jvm"}, "runtime must be 'python' or 'native', got 'jvm'"),
         ({"runtime": "python", "model": "net.pt"}, "set runtime='native'"),
+        (
+            {"runtime": "python", "model": torch.jit.script(nn.Linear(2, 1))},
+            "model is a TorchScript module: set runtime='native'",
+        ),
     ],
 )
 def test_what_libtorch_cannot_have_is_refused(spark: SparkSession, params: dict[str, Any], said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import time
 from pathlib import Path
@@ -12,7 +13,25 @@ import torch
 from harness import Ranks, make_job, tensor, train, wait_for_checkpoints, write_shards
 from torch import nn
 
-from flambeau import _native
+from flambeau import ParamError, _native
+from flambeau._module.adapter import ModuleModel
+
+
+class Remembered:
+    """An object in an optimizer's state."""
+
+
+def test_a_checkpoint_is_no_pickle_of_objects() -> None:
+    module = nn.Linear(2, 1)
+    made = {"model": module, "loss": "mse", "optimizer": torch.optim.SGD(module.parameters(), lr=0.1)}
+    model, file = ModuleModel(made, [("x", ["x"])]), io.BytesIO()
+    model.save_state(file)
+    model.load_state(file.getvalue())
+    made["optimizer"].state[module.weight]["kept"] = Remembered()
+    file = io.BytesIO()
+    model.save_state(file)
+    with pytest.raises(ParamError, match="objects that are no tensors or numbers"):
+        model.load_state(file.getvalue())
 
 
 def program(pause: float = 0.0) -> dict:

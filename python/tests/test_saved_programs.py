@@ -126,6 +126,16 @@ def test_a_scripted_loss_goes_along(spark: SparkSession, tmp_path: Path) -> None
     TorchRegressor(model=archive(tmp_path / "net.pt"), loss={"script": loss}).save(str(tmp_path / "saved"))
     assert names(tmp_path / "saved") == {"metadata", "program.pt", "loss.pt"}
     assert metadata_of(tmp_path / "saved")["flambeau"]["names"] == {"loss": {"script": "loss.pt"}}
+    (part,) = (tmp_path / "saved").glob("metadata/part-*")
+    text = part.read_text()
+    (part.parent / f".{part.name}.crc").unlink()
+    part.write_text(text.replace('"script":"loss.pt"', '"script":"../loss.pt"'))
+    with pytest.raises(FlambeauError, match=r"names its loss '../loss.pt', which is not the file loss.pt"):
+        TorchRegressor.load(str(tmp_path / "saved"))
+    part.write_text(text.replace('"scripted":"program.pt"', '"scripted":"../program.pt"'))
+    with pytest.raises(FlambeauError, match=r"names a file '../program.pt', which is not a plain name"):
+        ProgramFiles.of(spark, str(tmp_path / "saved"))
+    part.write_text(text)
     (tmp_path / "relative.pt").unlink()
     loaded = TorchRegressor.load(str(tmp_path / "saved"))
     loaded.save(str(tmp_path / "again"))

@@ -10,8 +10,9 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,41 @@ def test_overwrite_replaces_and_a_plain_save_does_not(spark: SparkSession, tmp_p
         fitted.regressor(tmp_path / "two").write().save(str(path))
     fitted.regressor(tmp_path / "two").write().overwrite().save(str(path))
     assert type(TorchModel.load(str(path))) is TorchRegressionModel
+
+
+def refuse_pickles(spark: SparkSession, path: Path, folder: Path) -> Any:
+    spark.conf.set("spark.flambeau.allowPickle", "false")
+    return fitted.regressor(folder, fitted.Branching())
+
+
+def lose_weights(spark: SparkSession, path: Path, folder: Path) -> Any:
+    fitted.regressor(folder).save(str(folder / "saved"))
+    model = TorchModel.load(str(folder / "saved"))
+    (folder / "saved" / "weights.safetensors").unlink()
+    return model
+
+
+def lock_objects(spark: SparkSession, path: Path, folder: Path) -> Any:
+    module = fitted.Scalar()
+    module.lock = threading.Lock()
+    return TorchRegressor(model=module)
+
+
+@pytest.mark.parametrize("fail", [refuse_pickles, lose_weights, lock_objects])
+def test_a_failed_overwrite_leaves_what_was_there(
+    any_spark: SparkSession, tmp_path: Path, fail: Callable[[SparkSession, Path, Path], Any]
+) -> None:
+    path = tmp_path / "models" / "saved"
+    kept = fitted.classifier(tmp_path / "one")
+    kept.save(str(path))
+    try:
+        refused = fail(any_spark, path, tmp_path / "two")
+        with pytest.raises(Exception):  # noqa: B017, PT011 - as many kinds as ways to fail
+            refused.write().overwrite().save(str(path))
+    finally:
+        any_spark.conf.unset("spark.flambeau.allowPickle")
+    assert torch.equal(TorchModel.load(str(path)).module().output.weight, kept.module().output.weight)
+    assert names(path.parent) == {"saved"}
 
 
 def test_a_loaded_model_is_not_saved_over_itself(spark: SparkSession, tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ is the module.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import fitted
 import numpy as np
 import pytest
 import torch
+from pyspark.ml.classification import LogisticRegression
 from pyspark.ml.linalg import DenseVector, SparseVector, VectorUDT
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -28,7 +29,7 @@ from pyspark.sql.types import (
 )
 from torch import Tensor, nn
 
-from flambeau import DataError, ParamError, TorchClassifier, TorchEstimator, TorchRegressor
+from flambeau import DataError, ParamError, TorchClassifier, TorchEstimator, TorchModel, TorchRegressor
 from flambeau._columns import TensorColumns
 
 ROWS = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
@@ -149,6 +150,132 @@ def test_several_outputs_are_a_struct(any_spark: SparkSession, tmp_path: Path) -
     assert result.schema["prediction"].dataType.simpleString() == "struct<mean:double,top:array<bigint>>"
     close(column(result, "prediction.mean"), ROWS.mean(1))
     assert column(result, "prediction.top") == np.argsort(-ROWS, 1)[:, :2].tolist()
+
+
+class Labels(nn.Module):
+    """Several labels a row, as logits or as probabilities."""
+
+    def __init__(self, sigmoid: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.sigmoid = sigmoid
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).sigmoid() if self.sigmoid else self.layer(x)
+
+
+def focal(output: Tensor, label: Tensor) -> Tensor:
+    return (output - label).abs() ** 3
+
+
+@pytest.mark.parametrize(
+    ("loss", "sigmoid"), [("bce_with_logits", False), (nn.BCELoss(), True), (focal, True)]
+)
+def test_several_labels_a_row(any_spark: SparkSession, tmp_path: Path, loss: Any, sigmoid: bool) -> None:
+    torch.manual_seed(0)
+    module = Labels(sigmoid)
+    model = fitted.fitted(TorchClassifier(loss=loss), module, [fitted.features(4)], tmp_path / "fit")
+    raw = scores(module, ROWS)
+    probability = raw if sigmoid else raw.sigmoid()
+    path = str(tmp_path / "saved")
+    model.save(path)
+    for each in (model, TorchModel.load(path)):
+        out = each.transform(arrays_of(any_spark))
+        assert out.schema["prediction"].dataType == ArrayType(DoubleType(), False)
+        close([v.toArray() for v in column(out, "rawPrediction")], raw)
+        close([v.toArray() for v in column(out, "probability")], probability)
+        assert column(out) == (probability > 0.5).double().tolist()
+    out = model.setThresholds([0.2, 0.5, 0.9]).transform(arrays_of(any_spark))
+    assert column(out) == (probability > torch.tensor([0.2, 0.5, 0.9])).double().tolist()
+
+
+def test_a_module_that_ends_in_a_sigmoid_gives_probabilities(array_rows: DataFrame, tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())
+    model = fitted.fitted(TorchClassifier(loss=focal), module, [fitted.features(4)], tmp_path)
+    out, p = model.transform(array_rows), scores(module, ROWS).reshape(-1)
+    assert column(out) == (p > 0.5).double().tolist() and 0 < sum(column(out)) < len(ROWS)
+    close([v[1] for v in column(out, "probability")], p)
+    out = model.copy({model.outputKinds: ["logit"]}).transform(array_rows)
+    close([v[1] for v in column(out, "probability")], p.sigmoid())
+    assert column(model.copy({model.threshold: 0.7}).transform(array_rows)) == (p > 0.7).double().tolist()
+    for params, said in (
+        ({"outputKinds": ["labels"]}, "'labels' is for an output of several labels"),
+        ({"outputKinds": ["logit", "logit"]}, "outputKinds has 2 entries"),
+        ({"outputKinds": ["number"]}, "a classifier's output is no number"),
+        ({"threshold": 0.5, "thresholds": [1, 1]}, "both set"),
+        ({"thresholds": [1, 1, 1]}, "thresholds has 3 entries, and there are 2 classes"),
+        ({"outputKinds": ["scores"]}, "outputKinds must be a list with one of number, logit"),
+    ):
+        with pytest.raises(ParamError, match=said):
+            fitted.fitted(
+                TorchClassifier(loss=focal, **params), module, [fitted.features(4)], tmp_path / "refused"
+            )
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_thresholds_are_spark_mls(spark: SparkSession, tmp_path: Path, num_classes: int) -> None:
+    labels = (ROWS[:, 0] > 0).astype(int) + (ROWS[:, 1] > 0.5 if num_classes == 3 else 0)
+    given = zip(range(50), ROWS, labels, strict=True)
+    rows = [(i, DenseVector(row.astype(float)), float(label)) for i, row, label in given]
+    df = spark.createDataFrame(rows, ["id", "features", "label"])
+    theirs = LogisticRegression(family="multinomial", regParam=0.1, maxIter=5).fit(df)
+    module = nn.Linear(4, num_classes, dtype=torch.float64)
+    with torch.no_grad():
+        module.weight.copy_(torch.as_tensor(theirs.coefficientMatrix.toArray()))
+        module.bias.copy_(torch.as_tensor(theirs.interceptVector.toArray()))
+    inputs = [fitted.features(4, "float64")]
+    ours = fitted.fitted(TorchClassifier(loss="cross_entropy"), module, inputs, tmp_path)
+    for thresholds in ([0.7, 0.3, 0.4], [0.1, 0.0, 0.9], [0.5, 0.5, 0.5]):
+        theirs.setThresholds(thresholds[:num_classes])
+        ours.setThresholds(thresholds[:num_classes])
+        assert column(ours.transform(df)) == column(theirs.transform(df))
+
+
+class Arrival(NamedTuple):
+    delay: Tensor
+    kind: Tensor
+
+
+class Heads(nn.Module):
+    """A number and three classes."""
+
+    def __init__(self, form: type) -> None:
+        super().__init__()
+        self.delay, self.kind = nn.Linear(4, 1), nn.Linear(4, 3)
+        self.form = form
+
+    def forward(self, x: Tensor) -> Any:
+        delay, kind = self.delay(x), self.kind(x)
+        return {"delay": delay, "kind": kind} if self.form is dict else self.form(delay, kind)
+
+
+def pair(*parts: Tensor) -> tuple[Tensor, ...]:
+    return parts
+
+
+@pytest.mark.parametrize("form", [dict, Arrival, pair])
+def test_two_heads_of_different_kinds(any_spark: SparkSession, tmp_path: Path, form: Any) -> None:
+    torch.manual_seed(0)
+    module = Heads(form)
+    estimator = TorchEstimator(loss=focal, outputKinds=["number", "logits"])
+    if form is pair:
+        estimator.setOutputNames(["delay", "kind"])
+    model = fitted.fitted(estimator, module, [fitted.features(4)], tmp_path / "fit")
+    path = str(tmp_path / "saved")
+    model.save(path)
+    x = torch.as_tensor(ROWS)
+    with torch.inference_mode():
+        delay, logits = module.delay(x).reshape(-1), module.kind(x)
+    for each in (model, TorchModel.load(path)):
+        out = each.transform(arrays_of(any_spark))
+        close(column(out, "prediction.delay"), delay)
+        assert column(out, "prediction.kind.prediction") == logits.argmax(1).double().tolist()
+        close(column(out, "prediction.kind.probability"), logits.softmax(1))
+        close(column(out, "prediction.kind.rawPrediction"), logits)
+    with pytest.raises(
+        ParamError, match="outputNames has 1 entries, delay, and the module returns 2 tensors"
+    ):
+        model.setOutputNames(["delay"]).transform(arrays_of(any_spark))
 
 
 def test_vectors_dense_and_sparse(any_spark: SparkSession, tmp_path: Path) -> None:
@@ -375,8 +502,27 @@ def test_frames_that_do_not_fit_are_refused_at_once(array_rows: DataFrame, tmp_p
         model.transform(array_rows.withColumn("features", F.lit(1.0)))
     with pytest.raises(ParamError, match="predictionCol: the DataFrame has a column 'prediction' already"):
         model.transform(array_rows.withColumn("prediction", F.lit(1.0)))
+    with pytest.raises(
+        ParamError, match=r"has a column 'Prediction' already; drop it or .* than 'prediction'"
+    ):
+        model.transform(array_rows.withColumn("Prediction", F.lit(1.0)))
+    with pytest.raises(ParamError, match="'probability' as another output"):
+        model.copy({model.predictionCol: "Probability"}).transform(array_rows)
     with pytest.raises(ParamError, match="name 2 inputs, and the model was trained on 1"):
         model.copy({model.inputCols: ["features", "id"]}).transform(array_rows)
+
+
+def test_fields_of_structs_are_inputs(array_rows: DataFrame, tmp_path: Path) -> None:
+    model = fitted.classifier(tmp_path)
+    nested = array_rows.select("id", F.struct(F.struct("features").alias("in.ner")).alias("s"))
+    named = model.copy({model.featuresCol: "s.in.ner.features"})
+    assert column(named.transform(nested)) == column(model.transform(array_rows))
+    # A column of the whole name comes first, as in Spark.
+    both = array_rows.withColumnRenamed("features", "s.x").withColumn("s", F.struct(F.lit("y").alias("x")))
+    named = model.copy({model.featuresCol: "s.x"})
+    assert column(named.transform(both)) == column(model.transform(array_rows))
+    with pytest.raises(DataError, match=r"no column 's\.z'"):
+        model.copy({model.featuresCol: "s.z"}).transform(nested)
 
 
 def test_columns_can_be_renamed_on_the_model(array_rows: DataFrame, tmp_path: Path) -> None:

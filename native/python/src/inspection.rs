@@ -9,17 +9,20 @@ use pyo3::prelude::*;
 
 use crate::error;
 
-/// Checks a training job, with the names of its metrics where they are known and the job does not hold them. Raises
-/// `flambeau.errors.ParamError` (a ValueError) that names the param, its value and what is allowed.
+/// Checks a training job, with the names of its metrics where they are known and the job does not hold them, and those
+/// of the ones that only validation rows have. Raises `flambeau.errors.ParamError` (a ValueError) that names the param, its
+/// value and what is allowed.
 #[pyfunction]
-#[pyo3(signature = (job_json, metrics = None))]
+#[pyo3(signature = (job_json, metrics = None, validation_metrics = None))]
 pub(crate) fn validate_job(
     py: Python<'_>,
     job_json: &str,
     metrics: Option<Vec<String>>,
+    validation_metrics: Option<Vec<String>>,
 ) -> PyResult<()> {
+    let of_validation = validation_metrics.unwrap_or_default();
     TrainingJob::from_json(job_json)
-        .and_then(|job| metrics.map_or(Ok(()), |names| job.check_metrics(&names)))
+        .and_then(|job| metrics.map_or(Ok(()), |names| job.check_metrics(&names, &of_validation)))
         .map_err(|failure| error::from_job(py, &failure))
 }
 

@@ -391,6 +391,28 @@ impl Model for PyModel {
         })
     }
 
+    fn take_gathered(&mut self) -> Result<Option<Vec<u8>>, ModelError> {
+        Python::attach(|py| {
+            let state = self.adapter.call_method0(py, "take_gathered")?;
+            let state = state.bind(py);
+            if state.is_none() {
+                return Ok(None);
+            }
+            let bytes = state.cast::<PyBytes>().map_err(PyErr::from)?;
+            Ok(Some(bytes.as_bytes().to_vec()))
+        })
+    }
+
+    fn finish_gathered(&mut self, states: &[Vec<u8>]) -> Result<Vec<(String, f64)>, ModelError> {
+        Python::attach(|py| {
+            let states: Vec<_> = states.iter().map(|state| PyBytes::new(py, state)).collect();
+            Ok(self
+                .adapter
+                .call_method1(py, "finish_gathered", (states,))?
+                .extract(py)?)
+        })
+    }
+
     fn save_state(&mut self) -> Result<Vec<u8>, ModelError> {
         Python::attach(|py| {
             let sink = Bound::new(py, ByteSink::default())?;

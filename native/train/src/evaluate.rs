@@ -34,9 +34,15 @@ pub(crate) fn evaluate(
     let buffer = RawBuffer::cpu(vector.as_mut_ptr().cast(), vector.len(), DType::Float64);
     // SAFETY: the vector lives and is touched by nobody else until the call returns.
     unsafe { group.all_reduce(buffer, ReduceOp::Sum) }?;
+    let mut metrics = finish_metrics(model, &totals)?;
+    if let Some(state) = model.take_gathered().map_err(Cause::Model)? {
+        let states = group.all_gather_bytes(&state)?;
+        let values = model.finish_gathered(&states).map_err(Cause::Model)?;
+        metrics.extend(finite(values));
+    }
     Ok(Evaluation {
         loss: totals.mean().filter(|loss| loss.is_finite()),
-        metrics: finish_metrics(model, &totals)?,
+        metrics,
     })
 }
 
@@ -48,8 +54,11 @@ pub(crate) fn finish_metrics(
     let values = model
         .finish_metrics(totals.metrics())
         .map_err(Cause::Model)?;
-    Ok(values
+    Ok(finite(values).collect())
+}
+
+fn finite(values: Vec<(String, f64)>) -> impl Iterator<Item = NamedValue> {
+    values
         .into_iter()
         .map(|(name, value)| (name, value.is_finite().then_some(value)))
-        .collect())
 }

@@ -105,13 +105,18 @@ impl TrainingJob {
         Ok(job)
     }
 
-    /// Checks what the params say of the metrics, for a training with metrics of these names.
+    /// Checks what the params say of the metrics, for a training with metrics of these names; those `of_validation` have
+    /// values on validation rows alone.
     ///
     /// # Errors
     ///
     /// [`JobError::Invalid`] for a `monitor` that names none of them.
-    pub fn check_metrics(&self, names: &[String]) -> Result<(), JobError> {
-        Monitor::new(&self.params, names).map(drop)
+    pub fn check_metrics(
+        &self,
+        names: &[String],
+        of_validation: &[String],
+    ) -> Result<(), JobError> {
+        Monitor::new(&self.params, names, of_validation).map(drop)
     }
 
     /// What all ranks must have alike, by name, for `GroupOptions::terms`: each param but those that concern one machine,

@@ -57,7 +57,7 @@ pub use model::{
 };
 pub use params::{
     DeviceChoice, FeaturesColumn, GradientCompression, InputType, LrSchedule, MonitorMode,
-    Precision, TrainingParams,
+    OutputKind, Precision, TrainingParams,
 };
 pub use program::{
     LossSpec, NamedOptions, NativeProgram, ProgramForm, ScriptedLoss, StoredWeights,

@@ -307,6 +307,20 @@ pub trait Model {
     /// The metrics' names and values from their sums over all batches and ranks.
     fn finish_metrics(&mut self, sums: &[f64]) -> Result<Vec<(String, f64)>, ModelError>;
 
+    /// What metrics that no sums make, such as an area under a curve, hold of the rows that were evaluated since the last
+    /// call, which it then forgets. `None` where there are no such metrics, on all ranks alike. Called at the end of an
+    /// evaluation.
+    fn take_gathered(&mut self) -> Result<Option<Vec<u8>>, ModelError> {
+        Ok(None)
+    }
+
+    /// The names and values of those metrics, from what [`take_gathered`](Model::take_gathered) gave on each rank, in rank
+    /// order; from nothing, values that are not numbers.
+    fn finish_gathered(&mut self, states: &[Vec<u8>]) -> Result<Vec<(String, f64)>, ModelError> {
+        let _ = states;
+        Ok(vec![])
+    }
+
     /// Parameters, buffers and the optimizer's state. Called on rank 0, since all ranks have the same.
     fn save_state(&mut self) -> Result<Vec<u8>, ModelError>;
 

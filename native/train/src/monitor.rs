@@ -15,12 +15,16 @@ pub(crate) struct Monitor {
 }
 
 impl Monitor {
-    /// The monitor of a job whose model has these metrics.
+    /// The monitor of a job whose model has these metrics, and those `of_validation` of validation rows alone.
     ///
     /// # Errors
     ///
     /// [`JobError::Invalid`] where there is nothing of the name, and where its name alone does not say what is better.
-    pub(crate) fn new(params: &TrainingParams, metrics: &[String]) -> Result<Monitor, JobError> {
+    pub(crate) fn new(
+        params: &TrainingParams,
+        metrics: &[String],
+        of_validation: &[String],
+    ) -> Result<Monitor, JobError> {
         let validates = params.validates();
         let name = match &params.monitor {
             Some(name) => name.clone(),
@@ -30,12 +34,12 @@ impl Monitor {
         let mut names: Vec<String> = vec!["loss".into()];
         names.extend_from_slice(metrics);
         if validates {
-            names.extend(
-                names
-                    .clone()
-                    .into_iter()
-                    .map(|name| format!("{VALIDATION}{name}")),
-            );
+            let validated: Vec<String> = names
+                .iter()
+                .chain(of_validation)
+                .map(|name| format!("{VALIDATION}{name}"))
+                .collect();
+            names.extend(validated);
         }
         if !names.contains(&name) {
             let without = match validates {
@@ -111,8 +115,13 @@ const VALIDATION: &str = "val_";
 fn is_larger_better(name: &str) -> Option<bool> {
     match name.strip_prefix(VALIDATION).unwrap_or(name) {
         "loss" | "mse" | "rmse" | "mae" => Some(false),
-        "r2" | "accuracy" | "precision" | "recall" | "f1" => Some(true),
-        name => (name.starts_with("top") && name.ends_with("_accuracy")).then_some(true),
+        "r2" | "accuracy" | "auc" | "average_precision" => Some(true),
+        name => match name.rsplit_once('_').unwrap_or(("", name)) {
+            (top, "accuracy") if top.starts_with("top") => Some(true),
+            ("" | "macro", "precision" | "recall" | "f1") => Some(true),
+            (class, "precision" | "recall" | "f1") if class.starts_with("class") => Some(true),
+            _ => None,
+        },
     }
 }
 
@@ -122,7 +131,7 @@ mod tests {
 
     /// The monitor's history of epochs with these validation losses, to where it stops.
     fn run(params: TrainingParams, losses: &[Option<f64>]) -> History {
-        let monitor = Monitor::new(&params, &[]).unwrap();
+        let monitor = Monitor::new(&params, &[], &[]).unwrap();
         let mut history = History::default();
         for (epoch, &validation_loss) in losses.iter().enumerate() {
             let record = EpochRecord {
@@ -162,6 +171,22 @@ mod tests {
     fn less_than_the_least_change_is_no_improvement() {
         let history = run(stopping(2, 0.5), &[3.0, 2.8, 2.6, 2.4].map(Some));
         assert_eq!((history.epochs.len(), history.best_epoch), (3, Some(0)));
+    }
+
+    #[test]
+    fn a_metric_of_validation_rows_alone_has_no_value_in_training() {
+        let named = |name: &str| TrainingParams {
+            monitor: Some(name.into()),
+            ..stopping(2, 0.0)
+        };
+        let auc = ["auc".to_string()];
+        assert!(Monitor::new(&named("val_auc"), &[], &auc).is_ok());
+        assert!(Monitor::new(&named("auc"), &[], &auc).is_err());
+        let unvalidated = TrainingParams {
+            validation_fraction: 0.0,
+            ..named("val_auc")
+        };
+        assert!(Monitor::new(&unvalidated, &[], &auc).is_err());
     }
 
     #[test]

@@ -23,6 +23,29 @@ pub enum InputType {
     UInt8,
 }
 
+/// What the numbers of an output mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+pub enum OutputKind {
+    /// Numbers, written as they are.
+    Number,
+    /// One unbounded score of class 1 of two.
+    Logit,
+    /// Unbounded scores of classes.
+    Logits,
+    /// The probability of class 1 of two.
+    Probability,
+    /// Probabilities of classes.
+    Probabilities,
+    /// Logarithms of probabilities of classes.
+    LogProbabilities,
+    /// Unbounded scores of labels, of which a row may have several.
+    Labels,
+    /// Probabilities of such labels.
+    LabelProbabilities,
+}
+
 /// The type that forward and loss are computed in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -265,6 +288,29 @@ pub struct TrainingParams {
     /// empty name leaves that column out.
     #[schemars(title = "Probability column")]
     pub probability_col: String,
+
+    /// Names of the fields that predictionCol has where the module returns several tensors, in their order. When not
+    /// set, the keys of a dict, the fields of a named tuple, or _1, _2, ...
+    #[schemars(title = "Output names", length(min = 1))]
+    pub output_names: Option<Vec<String>>,
+
+    /// What each tensor that the module returns is, in their order: number, which is written as it is; logits,
+    /// probabilities or log_probabilities of classes; logit or probability of class 1 of two; labels or
+    /// label_probabilities, the logits or probabilities of labels of which a row may have several. When not set, a
+    /// classifier's follows from loss and module, and all others are number.
+    #[schemars(title = "Output kinds", length(min = 1))]
+    pub output_kinds: Option<Vec<OutputKind>>,
+
+    /// What the probability of class 1 of two, or of a label, has to exceed to be predicted. When not set, 0.5, or what
+    /// thresholds says.
+    #[schemars(title = "Threshold", range(min = 0.0, max = 1.0))]
+    pub threshold: Option<f64>,
+
+    /// One threshold for each class: the class with the largest ratio of probability and threshold is predicted. Of
+    /// labels, what the probability of each has to exceed. When not set, the largest probability counts, or what
+    /// threshold says.
+    #[schemars(title = "Thresholds", length(min = 1))]
+    pub thresholds: Option<Vec<f64>>,
 
     /// Directory of a saved model whose weights training starts from; they must be those of a module like the one that
     /// is trained. When not set, training starts from the module's own weights.
@@ -514,6 +560,10 @@ impl Default for TrainingParams {
             prediction_col: "prediction".into(),
             raw_prediction_col: "rawPrediction".into(),
             probability_col: "probability".into(),
+            output_names: None,
+            output_kinds: None,
+            threshold: None,
+            thresholds: None,
             initial_model: None,
             validation_indicator_col: None,
             validation_fraction: 0.0,

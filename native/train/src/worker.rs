@@ -593,8 +593,10 @@ fn monitor(
     let metrics = model
         .finish_metrics(&vec![0.0; num_metric_sums])
         .map_err(Cause::Model)?;
-    let names: Vec<String> = metrics.into_iter().map(|(name, _)| name).collect();
-    Ok(Monitor::new(&job.params, &names)?)
+    let gathered = model.finish_gathered(&[]).map_err(Cause::Model)?;
+    let names = |named: Vec<(String, f64)>| named.into_iter().map(|(name, _)| name).collect();
+    let (names, of_validation): (Vec<String>, Vec<String>) = (names(metrics), names(gathered));
+    Ok(Monitor::new(&job.params, &names, &of_validation)?)
 }
 
 /// Whether the ranks of this host leave a core free for communication threads. Without `numThreads` they use all.

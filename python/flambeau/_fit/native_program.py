@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 LIBTORCH = "spark.flambeau.libtorch"
 """The setting that names libtorch's directory on the workers."""
+
+_METRICS = re.compile(r"mse|rmse|mae|r2|accuracy|top[1-9]\d*_accuracy|precision|recall|f1")
 
 OPTIMIZERS = ("adam", "adamw", "rmsprop", "sgd")
 
@@ -95,6 +98,10 @@ class NativeProgram:
     def metric_names(self) -> list[str]:
         """The metrics of the history by name."""
         return list(self.metrics)
+
+    def validation_metrics(self, weighted: bool, validates: bool) -> list[str]:
+        """The metrics that only validation rows have: none."""
+        return []
 
     def check(self, inputs: Sequence[TensorColumns]) -> None:
         """Refuses what no worker takes of the module on these inputs. Raises ParamError."""
@@ -257,5 +264,11 @@ def _metrics_of(metrics: Any) -> list[str]:
         raise ParamError(
             f"metrics: runtime='native' takes a list of names, got {describe(metrics)}; leave the others "
             f"out, {WAY_OUT}"
+        )
+    unknown = [metric for metric in named if not _METRICS.fullmatch(metric)]
+    if unknown:
+        raise ParamError(
+            f"metrics: runtime='native' has mse, rmse, mae, r2, accuracy, top<k>_accuracy, precision, "
+            f"recall and f1, and no {', '.join(unknown)}: leave it out, {WAY_OUT}"
         )
     return named

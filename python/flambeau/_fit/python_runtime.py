@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 import sys
@@ -72,7 +73,15 @@ class PythonProgram:
         """The metrics of the history by name. Raises ParamError for what is none."""
         from flambeau._module.metrics import build
 
-        return [metric.name for metric in build(self.objects["metrics"])]
+        return [metric.name for metric in build(self.objects["metrics"])[0]]
+
+    def validation_metrics(self, weighted: bool, validates: bool) -> list[str]:
+        """The metrics that only validation rows have. Raises ParamError for such where there are no such
+        rows, and for those that take no weights where rows are `weighted`.
+        """
+        from flambeau._module.metrics import check
+
+        return check(self.objects["metrics"], weighted, validates)
 
     def check(self, inputs: Sequence[TensorColumns]) -> None:
         """Refuses what a worker would refuse of the objects on these inputs. Raises ParamError."""
@@ -104,6 +113,7 @@ class PythonProgram:
             secret=secret,
             program=None if _FILE in placed else self.data,
             program_uri=placed.get(_FILE),
+            program_sha256=hashlib.sha256(self.data).hexdigest(),
             sys_path=tuple(sys.path) if shares_machine else (),
             versions=versions(),
             meeting_place=meeting_place(job, shares_machine),

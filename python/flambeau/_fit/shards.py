@@ -211,6 +211,8 @@ def in_place(
     for tensor, role in columns.tensors():
         for name in tensor.columns:
             why = _not_in_place(name, find_field(schema, name, role).dataType, in_paths)
+            if name not in schema.fieldNames():
+                why = "is a field of a struct, which is not read in place"
             if why is not None:
                 raise DataError(f"column {name!r} {why}: {instead}")
     flag = params.getValidationIndicatorCol() if params.isDefined(params.validationIndicatorCol) else None

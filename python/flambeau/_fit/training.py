@@ -56,6 +56,11 @@ class Program(Protocol):
     def metric_names(self) -> list[str]:
         """The metrics of the history by name. Raises ParamError for what is none."""
 
+    def validation_metrics(self, weighted: bool, validates: bool) -> list[str]:
+        """The metrics that only validation rows have, for rows with or without weights and such rows. Raises
+        ParamError for what can't be had of them.
+        """
+
     def check(self, inputs: Sequence[TensorColumns]) -> None:
         """Refuses what a worker would refuse of the objects on these inputs. Raises ParamError."""
 
@@ -83,6 +88,11 @@ def program_of(estimator: TorchEstimator, spark: SparkSession) -> Program:
         raise ParamError(
             f"model is the path {given['model']!r}: set runtime='native', which trains programs in files, or "
             "give a torch.nn.Module"
+        )
+    if isinstance(given["model"], torch.jit.ScriptModule) and not native:
+        raise ParamError(
+            "model is a TorchScript module: set runtime='native', which trains those, or give the "
+            "torch.nn.Module that it was made of"
         )
     if not isinstance(given["model"], (str, torch.nn.Module)):
         raise ParamError(f"model must be a torch.nn.Module, got {describe(given['model'])}")
@@ -152,7 +162,9 @@ class Training:
         _native.validate_job(draft_json)
         work = cluster.work_directory(spark, estimator.getWorkDir(), store_options(spark))
         program = program_of(estimator, spark)
-        _native.validate_job(draft_json, program.metric_names)
+        validates = estimator.getValidationFraction() > 0 or estimator.isSet("validationIndicatorCol")
+        of_validation = program.validation_metrics(estimator.isSet("weightCol"), validates)
+        _native.validate_job(draft_json, program.metric_names, of_validation)
         return cls(estimator, spark, program, work)
 
     def columns(self, schema: StructType) -> DataColumns:
@@ -229,7 +241,7 @@ class Training:
         output = probe_output(self.program.module, inputs)
         model_class = estimator._model_class()
         # An output that this kind of model does not take is refused now rather than after the training.
-        model_class()._check_output(output)
+        model_class._of_output(estimator, output)
         id = new_id()
         what = job_of(estimator._job_params(), estimator.getRuntime(), self.program.objects)
         files = (*shards.train, *shards.validation)

@@ -7,6 +7,7 @@ driver needs only the two messages.
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import pickle
 import platform
@@ -37,6 +38,8 @@ class WorkerRequest:
     """The cloudpickle of a dict with `model`, `loss`, `optimizer` and `metrics`."""
     program_uri: str | None = None
     """Where that lies in the store, if it is not `program`."""
+    program_sha256: str | None = None
+    """Its SHA-256 as the driver wrote it, in lower-case hexadecimal: another file is not unpickled."""
     sys_path: tuple[str, ...] = ()
     """Directories to import the user's modules from, beyond the worker's own."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -212,6 +215,8 @@ def _pickle_of(request: WorkerRequest, job: Mapping[str, Any]) -> bytes:
     if request.program is not None:
         return request.program
     data: bytes = _native.Store(job.get("store") or {}).get(request.program_uri or "")
+    if hashlib.sha256(data).hexdigest() != request.program_sha256:
+        raise StoreError(f"{request.program_uri} is not the program that the driver wrote there")
     return data
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 import io
 import math
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,10 +26,11 @@ from torch import Tensor, nn
 from torch.utils.dlpack import from_dlpack
 from torch.utils.hooks import RemovableHandle
 
-from flambeau._module import devices, generators, losses, metrics, optimizers
+from flambeau._module import devices, gathered, generators, losses, metrics, optimizers
 from flambeau._module.compiled import CompiledModule
 from flambeau._module.device_programs import DevicePrograms
 from flambeau._module.devices import BatchCopier, Readback, Rows
+from flambeau._module.last_operation import LastOperations
 from flambeau._module.precision import autocast
 from flambeau._module.uncompiled import uncompiled
 from flambeau.errors import DataError, ParamError
@@ -73,11 +75,10 @@ class ModuleModel:
         self.loss = losses.build(program["loss"])
         self.optimizer = optimizers.build(program["optimizer"], module, step_size)
         self._step = optimizers.step(program["optimizer"], self.optimizer)
-        self.metrics = metrics.build(
-            program.get("metrics"),
-            getattr(self.loss, "threshold", 0.0),
-            getattr(self.loss, "ignore_index", None),
-        )
+        self.metrics, self.gathered = metrics.build(program.get("metrics"), metrics.Reading.of(self.loss))
+        self._given_metrics = program.get("metrics")
+        self._is_read = self.loss.tells or not (self.metrics or self.gathered)
+        """Whether it is known how the metrics read the outputs."""
         self._names, self._parameters = _trainable(module)
         self._views: list[Tensor] = []
         self._bucket_tensors: list[Tensor] = []
@@ -125,6 +126,7 @@ class ModuleModel:
         # In place: the optimizer and the hooks know the parameters as the objects that they are.
         self.module.to(device)
         self.loss.to(device)
+        self._move_metrics(device)
         if self.optimizer.state:
             with uncompiled():
                 self.optimizer.load_state_dict(self.optimizer.state_dict())
@@ -305,6 +307,8 @@ class ModuleModel:
         return self._train(rows, reference, loss_scale)
 
     def _train(self, rows: Rows, reference: float, loss_scale: float) -> list[float]:
+        if not self._is_read:
+            self._read(rows)
         with self._autocast:
             output = self._forward(*rows.inputs)
             value, denominator = self.loss(output, rows.labels, rows.weight, rows.num_rows, rows.facts)
@@ -421,7 +425,31 @@ class ModuleModel:
         self._copier.receive(rows)  # type: ignore[union-attr]
         return self._evaluate(rows)
 
+    def _read(self, rows: Rows) -> None:
+        """Has the module's last operation say how the metrics read its outputs, where the loss does not."""
+        self._is_read = True
+        self.module.eval()
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), LastOperations() as made:
+                output = self.module(*[tensor[:2] for tensor in rows.inputs])
+        finally:
+            self.module.train()
+        if isinstance(output, Tensor) and made.activation(output) == "sigmoid":
+            several = output.dim() > 1 and output.shape[1] > 1
+            reading = metrics.Reading(0.5, self.loss.ignore_index, several)
+            self.metrics, self.gathered = metrics.build(self._given_metrics, reading)
+            if self._device is not None:
+                self._move_metrics(self._device)
+
+    def _move_metrics(self, device: torch.device) -> None:
+        for summed in self.metrics:
+            summed.to(device)
+        for metric in self.gathered:
+            metric.to(device)
+
     def _evaluate(self, rows: Rows) -> list[float]:
+        if not self._is_read:
+            self._read(rows)
         self.module.eval()
         try:
             # Not inference_mode: a module may cache a tensor that it makes here, and training could not use
@@ -432,7 +460,19 @@ class ModuleModel:
         finally:
             self.module.train()
         readback = None if self._device is None else self._read_back(output, value, rows)
+        for metric in self.gathered:
+            metric.update(output, rows.labels, rows.weight, rows.num_rows)
         return self._sums(output, value, denominator, rows, readback)
+
+    def take_gathered(self) -> bytes | None:
+        """What the metrics that are gathered have kept since the last call, which they forget; None where
+        there are none.
+        """
+        return gathered.pack(self.gathered) if self.gathered else None
+
+    def finish_gathered(self, states: Sequence[bytes]) -> list[tuple[str, float]]:
+        """Those metrics by name, from what each rank's `take_gathered` gave."""
+        return gathered.finish(self.gathered, states)
 
     def finish_metrics(self, sums: Sequence[float]) -> list[tuple[str, float]]:
         """The metrics by name, from their sums over all rows."""
@@ -510,14 +550,18 @@ def _times(loss: Tensor, factor: float) -> Tensor:
 
 
 def _load(data: bytes) -> dict[str, Any]:
-    """Reads a checkpoint of our own making; only what an optimizer keeps as an object of a class needs the
-    full unpickler.
+    """Reads a checkpoint: tensors, numbers and collections of them. What else an optimizer keeps has to be on
+    torch's list of safe globals.
     """
     state: dict[str, Any]
     try:
         state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception:
-        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+    except pickle.UnpicklingError as error:
+        raise ParamError(
+            "the checkpoint holds objects that are no tensors or numbers, which are not read: have the "
+            "optimizer keep tensors, or add their class by torch.serialization.add_safe_globals in the "
+            f"module that defines it ({error})"
+        ) from error
     return state
 
 

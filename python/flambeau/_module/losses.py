@@ -40,6 +40,17 @@ class HostFacts:
 class Loss(Protocol):
     """A loss as the module's docstring describes it."""
 
+    threshold: float
+    """What separates the two classes of a one-column output that it takes."""
+    several: bool
+    """Whether the columns of an output are labels of their own."""
+    tells: bool
+    """Whether it tells logits from probabilities; else the module's last operation does."""
+
+    @property
+    def ignore_index(self) -> int | None:
+        """The label that does not count."""
+
     def __call__(
         self,
         output: Any,
@@ -317,6 +328,8 @@ class ElementwiseLoss(_TorchLoss):
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
         self.threshold = 0.5 if isinstance(module, nn.BCELoss) else 0.0
+        self.several = isinstance(module, nn.BCELoss | nn.BCEWithLogitsLoss)
+        self.tells = self.several or isinstance(module, nn.SoftMarginLoss)
 
     def __call__(
         self,
@@ -341,6 +354,8 @@ class ClassLoss(_TorchLoss):
     """
 
     threshold = 0.0
+    several = False
+    tells = True
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
@@ -456,6 +471,8 @@ class CallableLoss:
 
     threshold = 0.0
     ignore_index: int | None = None
+    several = False
+    tells = False
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self.name = f"loss {name}"

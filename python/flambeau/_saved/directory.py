@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -61,7 +62,13 @@ class Directory:
             )
 
     def file(self, name: str) -> str:
-        """The URI of a file in the directory."""
+        """The URI of a file in the directory. Raises FlambeauError for a name that is a path: names come from
+        what was saved.
+        """
+        if name in ("", ".", "..") or any(mark in name for mark in "/\\\0"):
+            raise FlambeauError(
+                f"{self.path} names a file {name!r}, which is not a plain name: it is not read"
+            )
         return f"{self.uri.rstrip('/')}/{name}"
 
     def exists(self) -> bool:
@@ -69,6 +76,44 @@ class Directory:
         if self._hadoop:
             return bool(self._file_system().exists(self._hadoop_path(self.uri)))
         return self._by_whom_sees(_exists, self.uri) == b"1"
+
+    @property
+    def can_move(self) -> bool:
+        """Whether the directory can be renamed: not on Connect in an object store."""
+        return not self._connect or local_path(self.uri) is not None
+
+    def sibling(self, kind: str) -> Directory:
+        """A directory beside this one, with a name that is new."""
+        return Directory(self._spark, f"{self.path}.{kind}-{secrets.token_hex(6)}")
+
+    def replace_by(self, other: Directory) -> None:
+        """Gives `other` this directory's place, and removes what was there.
+
+        Raises StoreError where a rename fails; what was there is then there again, or beside, as it says.
+        """
+        old = self.sibling("old")
+        self._rename(old)
+        try:
+            other._rename(self)
+        except BaseException as error:
+            try:
+                old._rename(self)
+            except Exception:
+                raise StoreError(
+                    f"{other.path} could not be renamed to {self.path}; what was there is at {old.path} now"
+                ) from error
+            other.remove()
+            raise
+        old.remove()
+
+    def _rename(self, target: Directory) -> None:
+        try:
+            if self._connect:
+                self._on_worker(_move, self.uri, target.uri)
+            elif not self._file_system().rename(self._hadoop_path(self.uri), self._hadoop_path(target.uri)):
+                raise OSError("the file system refused it")
+        except Exception as error:
+            raise StoreError(f"{self.path} could not be renamed to {target.path}: {error}") from error
 
     def remove(self) -> None:
         """Removes the directory and all in it, through Spark, as its own writers do."""
@@ -244,6 +289,11 @@ def _exists(uri: str, options: dict[str, str]) -> bytes:
     path = local_path(uri)
     found = path.exists() if path is not None else bool(open_store(options).list(uri))
     return b"1" if found else b"0"
+
+
+def _move(source: str, target: str) -> bytes:
+    os.rename(str(local_path(source)), str(local_path(target)))
+    return b""
 
 
 def _size(uri: str, options: dict[str, str]) -> bytes:

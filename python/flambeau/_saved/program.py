@@ -20,7 +20,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -32,6 +32,8 @@ from flambeau.errors import FlambeauError, ParamError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from flambeau._module.last_operation import LastOperations
 
 FILE_NAMES = {
     "exported": "program.pt2",
@@ -56,11 +58,14 @@ _CHECKED_RUNS = 3
 class OutputTensor:
     """One tensor that a module returns: its name (None where it is the only one), dtype, and the shape of a
     row.
+
+    `activation` is the operation that it ends in, sigmoid, softmax or log_softmax, where a probe has told.
     """
 
     name: str | None
     dtype: str
     shape: tuple[int, ...]
+    activation: str | None = field(default=None, compare=False)
 
     @property
     def is_scalar(self) -> bool:
@@ -124,6 +129,8 @@ def probe_output(
     """
     import torch
 
+    from flambeau._module.last_operation import LastOperations
+
     check_signature(module, inputs)
     modes = [(part, part.training) for part in module.modules()]
     tried = [list(examples)] if examples is not None else [_constant(inputs, 2, value) for value in (0, 1)]
@@ -135,7 +142,9 @@ def probe_output(
             with torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 try:
-                    return output_spec(module(*tensors), len(tensors[0]))
+                    with LastOperations() as made:
+                        output = module(*tensors)
+                    return output_spec(output, len(tensors[0]), made)
                 except ParamError:
                     raise
                 except Exception as problem:
@@ -147,8 +156,8 @@ def probe_output(
     raise ParamError(f"model: forward fails on inputs of the columns' shapes ({shapes}): {error}") from error
 
 
-def output_spec(output: Any, num_rows: int) -> OutputSpec:
-    """The signature of what a module returned for `num_rows` rows."""
+def output_spec(output: Any, num_rows: int, made: LastOperations | None = None) -> OutputSpec:
+    """The signature of what a module returned for `num_rows` rows; `made` has seen it run."""
     tensors = []
     for name, tensor in named_outputs(output):
         if tensor.dim() == 0 or tensor.shape[0] != num_rows:
@@ -157,7 +166,9 @@ def output_spec(output: Any, num_rows: int) -> OutputSpec:
                 f"{num_rows} rows; "
                 "its first dimension must be the rows"
             )
-        tensors.append(OutputTensor(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape[1:])))
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        activation = made.activation(tensor) if made is not None else None
+        tensors.append(OutputTensor(name, dtype, tuple(tensor.shape[1:]), activation))
     if not tensors:
         raise ParamError("model: forward returns nothing")
     return OutputSpec(tuple(tensors))

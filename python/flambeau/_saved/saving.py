@@ -18,6 +18,7 @@ import logging
 import os
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -55,18 +56,40 @@ class PlainWriter(MLWriter):
     """A writer that works on classic Spark and on Connect."""
 
     def save(self, path: str) -> None:
-        """Saves to a directory; `overwrite()` first where there may be one already."""
+        """Saves to a directory; `overwrite()` first where there may be one already.
+
+        What is there is replaced once the new directory lies whole beside it, by two renames, so that a save
+        that fails leaves it. On Spark Connect nothing renames directories of an object store: there it is
+        removed once all that can be checked beforehand has been.
+        """
         directory = Directory(self.sparkSession, path)
         self.check(directory)
-        if self.shouldOverwrite:
-            directory.remove()
-        elif directory.exists():
+        if not directory.exists():
+            self._write_whole(directory)
+        elif not self.shouldOverwrite:
             raise FlambeauError(f"{path} exists already; use write().overwrite().save(path) to replace it")
+        elif directory.can_move:
+            beside = directory.sibling("new")
+            try:
+                self._write_whole(beside)
+            except BaseException:
+                # The first error says more.
+                with suppress(Exception):
+                    beside.remove()
+                raise
+            directory.replace_by(beside)
+        else:
+            directory.remove()
+            self._write_whole(directory)
+
+    def _write_whole(self, directory: Directory) -> None:
         self.write_to(directory)
         directory.check_reached()
 
     def check(self, directory: Directory) -> None:
-        """Raises what speaks against the save before anything is removed or written."""
+        """Raises what speaks against the save before anything is removed or written, and makes ready what may
+        fail.
+        """
 
     def write_to(self, directory: Directory) -> None:
         """Writes the files and, last, the metadata."""
@@ -106,11 +129,12 @@ class ModelWriter(PlainWriter):
                 f"the model was loaded from {directory.path} and reads its weights from there; "
                 "save it to another path"
             )
+        self._made = self._programs()
 
     def write_to(self, directory: Directory) -> None:
         """Writes program, weights and history, then the metadata."""
         model = self._model
-        programs, reasons = self._programs()
+        programs, reasons = self._made
         history = json.dumps(model._history, separators=(",", ":")).encode()
         files: dict[str, dict[str, Any]] = {}
         for name, data in [(FILE_NAMES[form], data) for form, data in programs.items()] + [
@@ -283,12 +307,20 @@ class EstimatorWriter(PlainWriter):
             raise FlambeauError(
                 f"{', '.join(self._blob)} can be saved as a pickle only, and {ALLOW_PICKLE} is false"
             )
+        self._pickled = self._pickle() if self._blob else None
         self._copied = self._files_to_copy()
         own = _plain(directory.uri)
         if self.shouldOverwrite and any(_plain(f.uri).startswith(f"{own}/") for f in self._copied.values()):
             raise FlambeauError(
                 f"the estimator's program is read from {directory.path}; save it to another path"
             )
+
+    def _pickle(self) -> bytes:
+        try:
+            data: bytes = cloudpickle.dumps(self._blob)
+        except Exception as error:
+            raise FlambeauError(f"{', '.join(self._blob)} cannot be pickled: {error}") from error
+        return data
 
     def _files_to_copy(self) -> dict[str, WeightsRef]:
         """The files of a program and of a loss that are given by their paths, by the names that they get."""
@@ -315,12 +347,8 @@ class EstimatorWriter(PlainWriter):
             ours["programs"] = {form: name for form, name in FORM_FILES.items() if name in files}
         if self._script is not None:
             ours["names"] = {**self._names, "loss": {"script": LOSS_SCRIPT}}
-        if self._blob:
-            try:
-                data = cloudpickle.dumps(self._blob)
-            except Exception as error:
-                raise FlambeauError(f"{', '.join(self._blob)} cannot be pickled: {error}") from error
-            files[OBJECTS] = directory.put(OBJECTS, data)
+        if self._pickled is not None:
+            files[OBJECTS] = directory.put(OBJECTS, self._pickled)
         if files:
             ours["files"] = files
         self.write_metadata(directory, cast("Params", self._estimator), ours, PYTHON_PARAMS)
@@ -355,7 +383,10 @@ class EstimatorReader(MLReader[Any]):
                     f"{path} holds its module, loss or optimizer as a pickle, and {ALLOW_PICKLE} is false"
                 )
             objects.update(cloudpickle.loads(directory.read(OBJECTS, blob["size"], blob["sha256"])))
-        if _script_of(objects.get("loss")) == LOSS_SCRIPT:
+        script = _script_of(objects.get("loss"))
+        if script is not None and script != LOSS_SCRIPT:
+            raise FlambeauError(f"{path} names its loss {script!r}, which is not the file {LOSS_SCRIPT}")
+        if script is not None:
             objects["loss"] = {"script": directory.file(LOSS_SCRIPT)}
         runtime = ours.get("runtime")
         if ours.get("programs"):

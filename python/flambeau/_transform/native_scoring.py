@@ -40,6 +40,13 @@ def transform(model: TorchModel, dataset: DataFrame) -> DataFrame:
 
     spark = dataset.sparkSession
     entry = _entry(spark)
+    for head in model._heads():
+        named = head.kind if head.kind.startswith("label") or not model._class_fields else "number"
+        if named != "number" or head.threshold is not None or head.thresholds is not None:
+            raise ParamError(
+                "runtime: 'native' scores no outputKinds but number, and a classifier's of one label a row, "
+                f"and neither threshold nor thresholds: unset them, {WAY_OUT}"
+            )
     if entry is None:
         raise ParamError(f"runtime: 'native' scores in Spark's JVM, {_missing(spark)}, {WAY_OUT}")
     message = {
@@ -51,7 +58,7 @@ def transform(model: TorchModel, dataset: DataFrame) -> DataFrame:
         "weights": _file(model._weights.uri, model._weights.size, model._weights.sha256),
         "inputs": [tensor.to_json() for tensor in model._inputs],
         "output": model._output.to_json(),
-        "classes": model._classes,
+        "classes": model._heads()[0].kind,
         "libtorch": libtorch_of(setting(spark, LIBTORCH) or None),
     }
     frame: Any = dataset

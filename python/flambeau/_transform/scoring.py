@@ -50,13 +50,34 @@ _users: Counter[Any] = Counter()
 _lock = threading.Lock()
 
 
+CLASS_FIELDS = ("prediction", "probability", "rawPrediction")
+"""The fields of an output of classes in a struct of several outputs."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """How an output of the module is written.
+
+    `name` is that of its field where there are several. `kind` is `number`, which is written as it is;
+    `logits`, `probabilities` or `log_probabilities` of classes, of class 1 of two where a row is one number;
+    or `labels` (logits) or `label_probabilities`, whose columns are labels of their own. `threshold` is what
+    the probability of class 1 of two, or of a label, has to exceed; `thresholds` are those of Spark ML, one a
+    class, or one a label.
+    """
+
+    name: str
+    kind: str = "number"
+    threshold: float | None = None
+    thresholds: Sequence[float] | None = None
+
+
 @dataclass(frozen=True)
 class Scorer:
     """All that a Python worker needs to score rows; it travels in the plan.
 
-    `classes` is None, or how a classifier's output reads: `logits`, `log_probabilities` or `probabilities`.
-    `fields` are the classifier's wanted columns among prediction, rawPrediction and probability. `device` is
-    the param; `gpu_tasks` is how many tasks of a machine use a GPU at a time.
+    `heads` are the outputs as they are written, in their order. `fields` are a classifier's wanted columns
+    among prediction, rawPrediction and probability, and empty for another model. `device` is the param;
+    `gpu_tasks` is how many tasks of a machine use a GPU at a time.
     """
 
     programs: Mapping[str, bytes]
@@ -64,7 +85,7 @@ class Scorer:
     inputs: Sequence[TensorColumns]
     output: OutputSpec
     batch_size: int
-    classes: str | None = None
+    heads: Sequence[Head] = ()
     fields: Sequence[str] = ()
     sys_path: Sequence[str] = field(default=())
     device: str = "auto"
@@ -116,13 +137,16 @@ class Scorer:
     def _array(self, outputs: Sequence[Tensor]) -> pa.Array:
         import torch
 
-        if self.classes is not None:
-            with torch.inference_mode():
-                return _class_columns(outputs[0], self.classes, self.fields)
-        results = [_result(tensor, spec) for tensor, spec in zip(outputs, self.output.tensors, strict=True)]
+        with torch.inference_mode():
+            if self.fields:
+                return _class_columns(outputs[0], self.heads[0], self.fields)
+            results = [
+                _result(tensor, spec) if head.kind == "number" else _class_columns(tensor, head, CLASS_FIELDS)
+                for tensor, spec, head in zip(outputs, self.output.tensors, self.heads, strict=True)
+            ]
         if self.output.single is not None:
             return results[0]
-        return pa.StructArray.from_arrays(results, names=[str(spec.name) for spec in self.output.tensors])
+        return pa.StructArray.from_arrays(results, names=[head.name for head in self.heads])
 
     def _outputs(self, module: nn.Module, rows: Sequence[InputRows], num_rows: int) -> list[Tensor]:
         """What the module returns for all rows, of the types that the results have.
@@ -151,15 +175,15 @@ class Scorer:
 
         given = dtypes or [getattr(torch, spec.dtype) for spec in self.output.tensors]
         return [
-            torch.empty((num_rows, *spec.shape), dtype=self._dtype(spec, dtype), pin_memory=pin_memory)
-            for spec, dtype in zip(self.output.tensors, given, strict=True)
+            torch.empty((num_rows, *spec.shape), dtype=self._dtype(spec, head, dtype), pin_memory=pin_memory)
+            for spec, head, dtype in zip(self.output.tensors, self.heads, given, strict=True)
         ]
 
-    def _dtype(self, spec: OutputTensor, dtype: torch.dtype) -> Any:
+    def _dtype(self, spec: OutputTensor, head: Head, dtype: torch.dtype) -> Any:
         """The type that results are made of, for an output of a dtype."""
         import torch
 
-        return torch.float64 if spec.is_scalar or self.classes is not None else _kept(dtype)
+        return torch.float64 if spec.is_scalar or head.kind != "number" else _kept(dtype)
 
     def _checked(self, output: Any, num_rows: int) -> list[Tensor]:
         """The output's tensors, where they are what the module returned when it was trained."""
@@ -347,33 +371,52 @@ def _kept(dtype: Any) -> Any:
     return torch.float32 if dtype.is_floating_point else torch.int64
 
 
-def _class_columns(scores: Tensor, kind: str, fields: Sequence[str]) -> pa.StructArray:
-    """Prediction, raw prediction and probability of a classifier's output in float64: [rows, classes], or one
-    logit a row.
+def _class_columns(scores: Tensor, head: Head, fields: Sequence[str]) -> pa.StructArray:
+    """Prediction, raw prediction and probability of an output in float64: [rows, classes], [rows, labels], or
+    one score a row.
     """
     import torch
 
-    binary = scores.dim() == 1 or scores.shape[1] == 1
-    if binary:
+    if head.kind in ("labels", "label_probabilities"):
+        raw, probability = scores, scores if head.kind == "label_probabilities" else scores.sigmoid()
+        cuts = 0.5 if head.threshold is None else head.threshold
+        limit = torch.tensor(head.thresholds or cuts, dtype=torch.float64)
+        prediction = (probability > limit).to(torch.float64)
+    elif scores.dim() == 1 or scores.shape[1] == 1:
         one = scores.reshape(-1)
-        positive = {"logits": torch.sigmoid(one), "log_probabilities": one.exp()}.get(kind, one)
+        positive = {"logits": torch.sigmoid(one), "log_probabilities": one.exp()}.get(head.kind, one)
         probability = torch.stack([1 - positive, positive], dim=1)
-        raw = torch.stack([-one, one], dim=1) if kind == "logits" else probability
-        prediction = (positive > 0.5).to(torch.float64)
+        raw = torch.stack([-one, one], dim=1) if head.kind == "logits" else probability
+        prediction = _predicted(probability, head)
     else:
-        probability = {"logits": scores.softmax(1), "log_probabilities": scores.exp()}.get(kind, scores)
-        raw = scores
-        prediction = scores.argmax(dim=1).to(torch.float64)
+        made = {"logits": scores.softmax(1), "log_probabilities": scores.exp()}
+        raw, probability = scores, made.get(head.kind, scores)
+        whole = head.threshold is None and head.thresholds is None
+        prediction = scores.argmax(dim=1).to(torch.float64) if whole else _predicted(probability, head)
 
     def vectors(values: Tensor) -> pa.Array:
         return _lists(pa.array(values.contiguous().reshape(-1).numpy()), values.shape[1], len(values))
 
-    made = {
-        "prediction": lambda: pa.array(prediction.numpy()),
+    columns = {
+        "prediction": lambda: pa.array(prediction.numpy()) if prediction.dim() == 1 else vectors(prediction),
         "rawPrediction": lambda: vectors(raw),
         "probability": lambda: vectors(probability),
     }
-    return pa.StructArray.from_arrays([made[name]() for name in fields], names=list(fields))
+    return pa.StructArray.from_arrays([columns[name]() for name in fields], names=list(fields))
+
+
+def _predicted(probability: Tensor, head: Head) -> Tensor:
+    """The class of each row, as Spark ML's classifiers choose it: that of two whose probability exceeds
+    `threshold`, or the one with the largest ratio of probability and threshold.
+    """
+    import torch
+
+    if head.thresholds is None:
+        limit = 0.5 if head.threshold is None else head.threshold
+        return (probability[:, 1] > limit).to(torch.float64)
+    limits = torch.tensor(head.thresholds, dtype=torch.float64)
+    infinite = torch.where(probability > 0, torch.inf, -torch.inf)
+    return torch.where(limits == 0, infinite, probability / limits).argmax(dim=1).to(torch.float64)
 
 
 def _shapes(named: Sequence[tuple[str | None, Sequence[int]]]) -> str:

@@ -34,6 +34,10 @@ class EstimatorArguments(TypedDict, total=False):
     predictionCol: str | None
     rawPredictionCol: str | None
     probabilityCol: str | None
+    outputNames: list[str] | None
+    outputKinds: list[str] | None
+    threshold: float | None
+    thresholds: list[float] | None
     initialModel: str | TorchModel | None
     validationIndicatorCol: str | None
     validationFraction: float | None

@@ -12,6 +12,8 @@ from pyspark.ml.param.shared import (
     HasPredictionCol,
     HasProbabilityCol,
     HasRawPredictionCol,
+    HasThreshold,
+    HasThresholds,
     HasValidationIndicatorCol,
     HasWeightCol,
 )
@@ -20,11 +22,13 @@ from flambeau.params.converters import (
     Integer,
     Number,
     input_types,
+    output_kinds,
     shapes,
     text,
     text_list,
     text_or_empty,
     text_or_list,
+    threshold_list,
 )
 from flambeau.params.objects import CheckedParams
 
@@ -102,7 +106,7 @@ class HasInputColumns(CheckedParams, HasFeaturesCol, HasInputCols):
         return self._value("inputTypes")
 
 
-class HasOutputColumns(CheckedParams, HasPredictionCol):
+class HasOutputColumns(CheckedParams, HasPredictionCol, HasThreshold, HasThresholds):
     """What a fitted model writes, and how many rows it scores at once."""
 
     predictionCol: Param[str] = Param(
@@ -111,6 +115,41 @@ class HasOutputColumns(CheckedParams, HasPredictionCol):
         "Name of the column that the fitted model writes its predictions to. An empty name leaves that "
         "column out.",
         text_or_empty,
+    )
+
+    outputNames: Param[list[str]] = Param(
+        Params._dummy(),
+        "outputNames",
+        "Names of the fields that predictionCol has where the module returns several tensors, in their "
+        "order. When not set, the keys of a dict, the fields of a named tuple, or _1, _2, ...",
+        text_list,
+    )
+
+    outputKinds: Param[list[str]] = Param(
+        Params._dummy(),
+        "outputKinds",
+        "What each tensor that the module returns is, in their order: number, which is written as it is; "
+        "logits, probabilities or log_probabilities of classes; logit or probability of class 1 of two; "
+        "labels or label_probabilities, the logits or probabilities of labels of which a row may have "
+        "several. When not set, a classifier's follows from loss and module, and all others are number.",
+        output_kinds,
+    )
+
+    threshold: Param[float] = Param(
+        Params._dummy(),
+        "threshold",
+        "What the probability of class 1 of two, or of a label, has to exceed to be predicted. When not set, "
+        "0.5, or what thresholds says.",
+        Number(0.0, 1.0),
+    )
+
+    thresholds: Param[list[float]] = Param(
+        Params._dummy(),
+        "thresholds",
+        "One threshold for each class: the class with the largest ratio of probability and threshold is "
+        "predicted. Of labels, what the probability of each has to exceed. When not set, the largest "
+        "probability counts, or what threshold says.",
+        threshold_list,
     )
 
     inferenceBatchSize: Param[int] = Param(
@@ -122,11 +161,37 @@ class HasOutputColumns(CheckedParams, HasPredictionCol):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        # Spark's mixin has 0.5, beside which thresholds could not be set.
+        self._defaultParamMap.pop(self.threshold, None)
         self._setDefault(predictionCol="prediction", inferenceBatchSize=4096)
 
     def setPredictionCol(self, value: str) -> Self:
         """Sets `predictionCol`."""
         return self._set(predictionCol=value)
+
+    def setOutputNames(self, value: list[str]) -> Self:
+        """Sets `outputNames`."""
+        return self._set(outputNames=value)
+
+    def getOutputNames(self) -> list[str] | None:
+        """The value of `outputNames`, None when it is not set."""
+        return self._value("outputNames")
+
+    def setOutputKinds(self, value: list[str]) -> Self:
+        """Sets `outputKinds`."""
+        return self._set(outputKinds=value)
+
+    def getOutputKinds(self) -> list[str] | None:
+        """The value of `outputKinds`, None when it is not set."""
+        return self._value("outputKinds")
+
+    def setThreshold(self, value: float) -> Self:
+        """Sets `threshold`."""
+        return self._set(threshold=value)
+
+    def setThresholds(self, value: list[float]) -> Self:
+        """Sets `thresholds`."""
+        return self._set(thresholds=value)
 
     def setInferenceBatchSize(self, value: int) -> Self:
         """Sets `inferenceBatchSize`."""

@@ -13,6 +13,16 @@ from pyspark.ml import Model
 
 from flambeau.errors import ParamError
 
+KINDS = (
+    "number",
+    "logit",
+    "logits",
+    "probability",
+    "probabilities",
+    "log_probabilities",
+    "labels",
+    "label_probabilities",
+)
 INPUT_TYPES = ("auto", "float32", "float64", "int64", "bool", "uint8")
 
 
@@ -129,6 +139,25 @@ def input_types(value: Any) -> list[str]:
     if isinstance(value, (list, tuple)) and value and all(item in INPUT_TYPES for item in value):
         return list(value)
     raise ParamError(f"must be a list with one of {', '.join(INPUT_TYPES)} for each input, got {value!r}")
+
+
+def output_kinds(value: Any) -> list[str]:
+    """A list of kinds of outputs."""
+    if isinstance(value, (list, tuple)) and value and all(item in KINDS for item in value):
+        return list(value)
+    raise ParamError(f"must be a list with one of {', '.join(KINDS)} for each output, got {value!r}")
+
+
+def threshold_list(value: Any) -> list[float]:
+    """Numbers of at least 0, of which one at most is 0, as Spark ML wants them."""
+    if isinstance(value, (list, tuple)) and value:
+        number = Number(0.0)
+        limits = [number(item) for item in value]
+        if limits.count(0.0) <= 1:
+            return limits
+    raise ParamError(
+        f"must be a list of a number of at least 0 for each class, one of them 0 at most, got {value!r}"
+    )
 
 
 def one_of(*allowed: str) -> Callable[[Any], str]:

@@ -236,7 +236,7 @@ fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowe
 fn a_monitor_is_something_of_the_history() {
     let metrics = ["mae".to_string(), "bias".into(), "top5_accuracy".into()];
     let check = |params: Value| {
-        let checked = read(&job(params)).unwrap().check_metrics(&metrics);
+        let checked = read(&job(params)).unwrap().check_metrics(&metrics, &[]);
         checked.map_err(|error| error.to_string())
     };
     for params in [

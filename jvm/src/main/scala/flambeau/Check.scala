@@ -115,6 +115,36 @@ private[flambeau] object Check {
     override def toString: String = s"a list with one of ${names.mkString(", ")} for each input"
   }
 
+  /** Kinds of outputs, at least one. */
+  case object OutputKinds extends Check {
+    val names: Seq[String] = Seq(
+      "number",
+      "logit",
+      "logits",
+      "probability",
+      "probabilities",
+      "log_probabilities",
+      "labels",
+      "label_probabilities"
+    )
+    override def allows(value: Any): Boolean = value match {
+      case kinds: Array[String] => kinds.nonEmpty && kinds.forall(names.contains)
+      case _                    => false
+    }
+    override def toString: String = s"a list with one of ${names.mkString(", ")} for each output"
+  }
+
+  /** Spark ML's thresholds, at least one. */
+  case object Thresholds extends Check {
+    override def allows(value: Any): Boolean = value match {
+      case limits: Array[Double] =>
+        limits.nonEmpty && limits.forall(limit => limit >= 0 && !limit.isInfinite) && limits.count(_ == 0) <= 1
+      case _ => false
+    }
+    override def toString: String =
+      "a list of a number of at least 0 for each class, one of them 0 at most"
+  }
+
   /** Names, possibly none. */
   case object Names extends Check {
     override def allows(value: Any): Boolean = value match {

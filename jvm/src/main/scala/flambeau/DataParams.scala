@@ -2,8 +2,8 @@ package flambeau
 
 import org.apache.spark.ml.param.{DoubleParam, IntParam, StringArrayParam}
 import org.apache.spark.ml.param.shared.{
-  HasInputCols, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol,
-  HasValidationIndicatorCol, HasWeightCol
+  HasInputCols, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol, HasThreshold,
+  HasThresholds, HasValidationIndicatorCol, HasWeightCol
 }
 
 /** What the module reads: `featuresCol`, or `inputCols` with a tensor for each argument of `forward`. */
@@ -66,10 +66,46 @@ trait HasInputColumns extends CheckedParams with HasInputCols {
 }
 
 /** What a fitted model writes, and how many rows it scores at once. */
-trait HasOutputColumns extends CheckedParams with HasPredictionCol {
+trait HasOutputColumns extends CheckedParams with HasPredictionCol with HasThreshold with HasThresholds {
 
   /** Sets `predictionCol`. */
   def setPredictionCol(value: String): this.type = setChecked(predictionCol, value)
+
+  final val outputNames: StringArrayParam = new StringArrayParam(
+    this,
+    "outputNames",
+    "Names of the fields that predictionCol has where the module returns several tensors, in their " +
+      "order. When not set, the keys of a dict, the fields of a named tuple, or _1, _2, ...",
+    Check.Columns.of("outputNames")
+  )
+
+  /** Sets `outputNames`. */
+  def setOutputNames(value: Array[String]): this.type = setChecked(outputNames, value)
+
+  /** The value of `outputNames`; NoSuchElementException where it is not set. */
+  def getOutputNames: Array[String] = $(outputNames)
+
+  final val outputKinds: StringArrayParam = new StringArrayParam(
+    this,
+    "outputKinds",
+    "What each tensor that the module returns is, in their order: number, which is written as it is; " +
+      "logits, probabilities or log_probabilities of classes; logit or probability of class 1 of two; " +
+      "labels or label_probabilities, the logits or probabilities of labels of which a row may have " +
+      "several. When not set, a classifier's follows from loss and module, and all others are number.",
+    Check.OutputKinds.of("outputKinds")
+  )
+
+  /** Sets `outputKinds`. */
+  def setOutputKinds(value: Array[String]): this.type = setChecked(outputKinds, value)
+
+  /** The value of `outputKinds`; NoSuchElementException where it is not set. */
+  def getOutputKinds: Array[String] = $(outputKinds)
+
+  /** Sets `threshold`. */
+  def setThreshold(value: Double): this.type = setChecked(threshold, value)
+
+  /** Sets `thresholds`. */
+  def setThresholds(value: Array[Double]): this.type = setChecked(thresholds, value)
 
   final val inferenceBatchSize: IntParam = new IntParam(
     this,

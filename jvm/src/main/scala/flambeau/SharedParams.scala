@@ -42,6 +42,17 @@ private[flambeau] object SharedParams {
         "generators of the workers.",
       Check.Integer(Long.MinValue)
     ),
+    "threshold" -> Declaration(
+      "What the probability of class 1 of two, or of a label, has to exceed to be predicted. When not " +
+        "set, 0.5, or what thresholds says.",
+      Check.Real(0.0, 1.0)
+    ),
+    "thresholds" -> Declaration(
+      "One threshold for each class: the class with the largest ratio of probability and threshold is " +
+        "predicted. Of labels, what the probability of each has to exceed. When not set, the largest " +
+        "probability counts, or what threshold says.",
+      Check.Thresholds
+    ),
     "validationIndicatorCol" -> Declaration(
       "Name of a boolean column: rows where it is true are used for validation and not for training. " +
         "Takes the place of validationFraction. When not set, validationFraction decides.",

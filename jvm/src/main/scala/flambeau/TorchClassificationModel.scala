@@ -27,7 +27,23 @@ class TorchClassificationModel private[flambeau] (uid: String, trained: Trained)
       .setParent(parent)
       .asInstanceOf[TorchClassificationModel]
 
-  private[flambeau] override def classes: Option[String] = Some(trained.classes)
+  private[flambeau] override def classes: Option[String] = Some(valueOf(outputKinds).map(_.head) match {
+    case Some("logit")       => "logits"
+    case Some("probability") => "probabilities"
+    case given               => given.getOrElse(trained.classes)
+  })
+
+  private[flambeau] override def scoredKinds: Seq[String] =
+    if (trained.output.tensors.head.isScalar) Seq("logit", "logits", "probability", "probabilities", "log_probabilities")
+    else Seq("logits", "probabilities", "log_probabilities")
+
+  private[flambeau] override def checkScored(): Unit = {
+    super.checkScored()
+    for (kind <- classes if kind.startsWith("label"))
+      throw new ParamException(
+        "the model has several labels a row, which the JVM does not score: score in PySpark with runtime='python'"
+      )
+  }
 
   private[flambeau] override def outputFields: Seq[(String, StructField)] = Seq(
     "rawPredictionCol" -> StructField(getRawPredictionCol, VectorType),

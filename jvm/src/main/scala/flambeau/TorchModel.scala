@@ -11,8 +11,8 @@ import org.apache.spark.util.SerializableConfiguration
 /** A trained module as a Spark ML transformer.
   *
   * `transform` adds `predictionCol`: a double where the module returns one number a row, an array where it returns
-  * several, a struct where it returns several tensors (fields `_1`, `_2`, ... of a tuple, or the keys of a dict). An empty
-  * name leaves the column out.
+  * several, a struct where it returns several tensors (fields `_1`, `_2`, ... of a tuple, the keys of a dict, or
+  * `outputNames`). An empty name leaves the column out.
   *
   * Models come from an estimator's `fit` or from `load`.
   */
@@ -75,6 +75,7 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
   /** The schema with the outputs' columns; throws as `transform` does. */
   override def transformSchema(schema: StructType): StructType = {
     checkParams()
+    checkScored()
     for ((param, field) <- outputFields; taken <- schema.fieldNames.find(Columns.isSame(_, field.name)))
       throw new ParamException(
         s"$param: the DataFrame has a column '$taken' already" +
@@ -101,10 +102,37 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     val dtype = trained.output.single match {
       case Some(tensor) => tensor.columnType
       case None =>
-        StructType(trained.output.tensors.map(tensor => StructField(tensor.name.get, tensor.columnType)))
+        val names = valueOf(outputNames).fold(trained.output.tensors.map(_.name.get))(_.toSeq)
+        StructType(names.zip(trained.output.tensors).map { case (name, tensor) =>
+          StructField(name, tensor.columnType)
+        })
     }
     Seq("predictionCol" -> StructField(getPredictionCol, dtype)).filter(_._2.name.nonEmpty)
   }
+
+  /** Throws ParamException for params that only PySpark scores by, and for kinds that do not fit the outputs. */
+  private[flambeau] def checkScored(): Unit = {
+    val outputs = trained.output.tensors.length
+    for (param <- Seq(outputNames, outputKinds); given <- valueOf(param) if given.length != outputs)
+      throw new ParamException(
+        s"${param.name} has ${given.length} entries, ${given.mkString(", ")}, and the module returns $outputs tensors: " +
+          "give one entry for each"
+      )
+    for (param <- Seq(threshold, thresholds) if isDefined(param))
+      throw new ParamException(
+        s"${param.name} is not scored by in the JVM: clear it and cut probabilityCol yourself, or score in PySpark " +
+          "with runtime='python'"
+      )
+    val others = valueOf(outputKinds).toSeq.flatten.filterNot(scoredKinds.contains)
+    if (others.nonEmpty)
+      throw new ParamException(
+        s"outputKinds: the JVM scores ${scoredKinds.mkString(", ")} of such a model, and no ${others.mkString(", ")}: " +
+          "score in PySpark with runtime='python'"
+      )
+  }
+
+  /** The kinds of outputs that are scored here. */
+  private[flambeau] def scoredKinds: Seq[String] = Seq("number")
 
   /** How a classifier's outputs read; none for a model that writes the outputs themselves. */
   private[flambeau] def classes: Option[String] = None

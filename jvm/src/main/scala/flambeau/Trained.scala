@@ -51,11 +51,12 @@ private[flambeau] object Trained {
     )
   }
 
-  /** How a classifier's outputs read under its loss. */
-  def outputKind(loss: Option[Loss]): String = loss match {
-    case Some(Loss.Named("bce", _)) => "probabilities"
-    case Some(Loss.Named("nll", _)) => "log_probabilities"
-    case _                          => "logits"
+  /** How a classifier's output reads under its loss: of one number a row, and of several. */
+  def outputKind(loss: Option[Loss], output: OutputSpec): String = loss match {
+    case Some(Loss.Named("bce", _)) => if (output.tensors.head.isScalar) "probabilities" else "label_probabilities"
+    case Some(Loss.Named("bce_with_logits", _)) if !output.tensors.head.isScalar => "labels"
+    case Some(Loss.Named("nll", _))                                             => "log_probabilities"
+    case _                                                                      => "logits"
   }
 }
 

@@ -113,7 +113,7 @@ private[flambeau] final class Training private (
       Program.stored(result.get("weights")),
       inputs,
       output,
-      Trained.outputKind(estimator.valueOf(estimator.loss)),
+      Trained.outputKind(estimator.valueOf(estimator.loss), output),
       result.get("history"),
       Counts(
         result.get("numRows").asLong,

@@ -7,7 +7,7 @@ import scala.collection.JavaConverters._
 
 import com.fasterxml.jackson.databind.JsonNode
 import org.apache.spark.ml.param.{
-  BooleanParam, DoubleParam, IntParam, LongParam, Param, ParamMap, StringArrayParam
+  BooleanParam, DoubleArrayParam, DoubleParam, IntParam, LongParam, Param, ParamMap, StringArrayParam
 }
 import org.apache.spark.ml.param.shared._
 import org.scalatest.funsuite.AnyFunSuite
@@ -62,7 +62,9 @@ class ParamsSuite extends AnyFunSuite {
         case "integer" => param.isInstanceOf[IntParam] || param.isInstanceOf[LongParam]
         case "number"  => param.isInstanceOf[DoubleParam]
         case "boolean" => param.isInstanceOf[BooleanParam]
-        case "array"   => param.isInstanceOf[StringArrayParam] || param.isInstanceOf[ShapesParam]
+        case "array" =>
+          param.isInstanceOf[StringArrayParam] || param.isInstanceOf[ShapesParam] ||
+          param.isInstanceOf[DoubleArrayParam]
         case "string"  => param.getClass == classOf[Param[_]] || param.isInstanceOf[FeaturesParam]
       }
       assert(fits, s"$param is a ${param.getClass} where the schema has $types")
@@ -110,7 +112,11 @@ class ParamsSuite extends AnyFunSuite {
 
     if (types.head == "array")
       test(s"$name: no empty list") {
-        val empty = if (name == "inputShapes") Array.empty[Array[Int]] else Array.empty[String]
+        val empty: Any = (fresh().getParam(name): Any) match {
+          case _: ShapesParam      => Array.empty[Array[Int]]
+          case _: DoubleArrayParam => Array.empty[Double]
+          case _                   => Array.empty[String]
+        }
         assert(intercept[ParamException](set(fresh(), name, empty)).getMessage.startsWith(s"$name must be "))
       }
   }
