@@ -194,7 +194,9 @@ fn a_network_error_waits_for_the_name_of_a_lost_rank() {
 
 #[test]
 fn a_network_error_of_no_lost_rank_is_nccls_own() {
-    let ranks = Ranks::new(2).control(Some(0), "ERROR", "6@2");
+    let ranks = Ranks::new(2)
+        .control(Some(0), "ERROR", "6@2")
+        .argument("HEARTBEAT", "2.5");
     let said = one_error(&connected(&ranks, "work"), None, LIMIT);
     assert!(
         said.starts_with("nccl on 0 in all_reduce #") && said.contains("network error"),
