@@ -88,7 +88,7 @@ class FaultSuite extends SparkSuite {
     val grace = Launch.grace
     Launch.grace = 1.second
     try {
-      val running = new Running(slow("frozen"))
+      val running = new Running(slow("frozen").setHeartbeatTimeout(2.0))
       kill("STOP", Workers.pids().head)
       assert(running.result().get.trained.weights.sha256 == expected)
       assertNoWorker()
