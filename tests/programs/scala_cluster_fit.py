@@ -80,7 +80,7 @@ def scored_twice(spark: Any, scala: Any, model: Any, data: str) -> list[int]:
     for _ in range(2):
         loaded = scala.flambeau.TorchModel.load("viewfs://models/data/remote")
         frame = scala.scored(loaded, spark.read.parquet(data))
-        counts.append(frame.where("prediction is not null").count())
+        counts.append(frame.where("abs(prediction) < 1e30").count())
     return counts
 
 

@@ -19,7 +19,8 @@ private[flambeau] object Columns {
   )
 
   // Other types may have the same simple name, and another layout.
-  private val VectorTypes = Seq("org.apache.spark.ml.linalg.VectorUDT", "org.apache.spark.mllib.linalg.VectorUDT")
+  private val VectorTypes =
+    Seq("org.apache.spark.ml.linalg.VectorUDT", "org.apache.spark.mllib.linalg.VectorUDT")
 
   /** The input tensors, in the order of forward's arguments, that the params ask for on a DataFrame of this schema.
     *
@@ -80,7 +81,9 @@ private[flambeau] object Columns {
     }
     val same = schema.fieldNames.filter(isSame(_, column))
     if (same.length > 1) {
-      val why = if (same.distinct.length > 1) ", which are one name to Spark (spark.sql.caseSensitive is false)" else ""
+      val why = if (same.distinct.length > 1)
+        ", which are one name to Spark (spark.sql.caseSensitive is false)"
+      else ""
       throw new DataException(
         s"column '$column' for the $role is not the only one of that name: the DataFrame has ${same.mkString(", ")}$why; " +
           "rename or drop all but one"

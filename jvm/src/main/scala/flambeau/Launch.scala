@@ -158,7 +158,9 @@ private[flambeau] object Launch {
         if (isReady(job, grace)) Await.result(job, Duration.Inf)
         else {
           val late = (0 until numWorkers).filterNot(outcomes.containsKey(_))
-          log.warn(s"worker ${late.mkString(", ")} did not end within $grace after the failure: cancelling the stage")
+          log.warn(
+            s"worker ${late.mkString(", ")} did not end within $grace after the failure: cancelling the stage"
+          )
           job.cancel()
         }
         ended

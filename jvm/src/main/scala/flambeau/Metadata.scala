@@ -59,8 +59,9 @@ private[flambeau] object Metadata {
   private val InPipeline = """(.+)/stages/\d+_[^/]+""".r
 
   /** The classes of pipelines, of both languages, with those of Scala. */
-  private val Pipelines = (for (name <- Seq("Pipeline", "PipelineModel"); from <- Seq("pyspark.ml.pipeline", "org.apache.spark.ml"))
-    yield s"$from.$name" -> s"org.apache.spark.ml.$name").toMap
+  private val Pipelines =
+    (for (name <- Seq("Pipeline", "PipelineModel"); from <- Seq("pyspark.ml.pipeline", "org.apache.spark.ml"))
+      yield s"$from.$name" -> s"org.apache.spark.ml.$name").toMap
 
   /** Why forms of a program are missing, in brackets for a message; empty where there are no reasons. */
   def bracketed(reasons: Map[String, String]): String =

@@ -10,7 +10,10 @@ private[flambeau] object ProgramFiles {
 
   /** The file as the native store of this process takes it; one that only Hadoop's file systems have is fetched. */
   def onDriver(spark: SparkSession, file: StoredFile): StoredFile =
-    (if (file.isHadoops) Some(fetched(spark, file)) else StoredFile.localPath(file.uri)).fold(file)(at(file, _))
+    (if (file.isHadoops) Some(fetched(spark, file)) else StoredFile.localPath(file.uri)).fold(file)(at(
+      file,
+      _
+    ))
 
   /** The file where all workers find it: itself, or on a cluster a copy in the work directory of what only this machine
     * has.

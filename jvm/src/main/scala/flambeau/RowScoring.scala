@@ -28,8 +28,10 @@ private[flambeau] object RowScoring {
         try operator
         catch {
           case error: LinkageError =>
-            log.warn(s"this Spark has other internals than Flambeau was built for ($error): scoring row by row; set " +
-              s"$Key to 'rows' to do so without this warning")
+            log.warn(
+              s"this Spark has other internals than Flambeau was built for ($error): scoring row by row; set " +
+                s"$Key to 'rows' to do so without this warning"
+            )
             rows
         }
       case other => throw new ParamException(s"$Key is '$other': give 'operator' or 'rows'")
@@ -47,9 +49,10 @@ private[flambeau] object RowScoring {
       (tensor, input) <- tensors.zipWithIndex
       (name, index) <- tensor.columns.zipWithIndex
     } yield RowInput(name, input, index * InputBatch.elementSize(tensor.dtype), tensor.dtype, numOf(tensor))
-    val converted = tensors.flatMap(Expressions(df.schema, _, Role.Input)).zipWithIndex.map { case (column, index) =>
-      column.as(s"flambeau input $index")
-    }
+    val converted =
+      tensors.flatMap(Expressions(df.schema, _, Role.Input)).zipWithIndex.map { case (column, index) =>
+        column.as(s"flambeau input $index")
+      }
     val task = RowTask(
       model.scorerSpec(tensors, outputs.map(_._1), settings, df.sparkSession),
       settings,
@@ -67,7 +70,13 @@ private[flambeau] object RowScoring {
 }
 
 /** A column of values that are ready for a tensor: the input that it is a part of, and how many bytes after the row's first. */
-private[flambeau] final case class RowInput(name: String, input: Int, offset: Int, dtype: String, numElements: Int) {
+private[flambeau] final case class RowInput(
+    name: String,
+    input: Int,
+    offset: Int,
+    dtype: String,
+    numElements: Int
+) {
   def checkLength(length: Int): Unit =
     if (length != numElements)
       throw new DataException(
@@ -142,9 +151,14 @@ private[flambeau] final case class RowTask(
     case DoubleType => element(results(place), row)
     case vector if Columns.isVector(vector) =>
       val numClasses = output.numClasses
-      Vectors.dense(results(place).asInstanceOf[Array[Double]].slice(row * numClasses, (row + 1) * numClasses))
+      Vectors.dense(results(place).asInstanceOf[Array[Double]].slice(
+        row * numClasses,
+        (row + 1) * numClasses
+      ))
     case StructType(_) =>
-      Row.fromSeq(output.tensors.zipWithIndex.map { case (tensor, index) => ofTensor(tensor, results(index), row) })
+      Row.fromSeq(output.tensors.zipWithIndex.map { case (tensor, index) =>
+        ofTensor(tensor, results(index), row)
+      })
     case _ => ofTensor(output.tensors.head, results(place), row)
   }
 

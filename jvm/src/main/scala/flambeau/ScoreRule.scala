@@ -2,7 +2,9 @@ package flambeau
 
 import org.apache.spark.sql.SparkSessionExtensions
 import org.apache.spark.sql.catalyst.expressions.{And, AttributeSet, PredicateHelper}
-import org.apache.spark.sql.catalyst.optimizer.{CollapseProject, ColumnPruning, PushDownPredicates, RemoveNoopOperators}
+import org.apache.spark.sql.catalyst.optimizer.{
+  CollapseProject, ColumnPruning, PushDownPredicates, RemoveNoopOperators
+}
 import org.apache.spark.sql.catalyst.plans.logical.{Filter, LogicalPlan, Project}
 import org.apache.spark.sql.catalyst.rules.Rule
 

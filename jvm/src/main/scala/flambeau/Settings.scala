@@ -47,7 +47,9 @@ private[flambeau] object Settings {
     val redacted = spark.conf.get("spark.redaction.regex", DefaultRedaction).r
     for (name <- settings.values.keys.toSeq.sorted if name.startsWith(Store) && !warned.contains(name)) {
       val option = name.stripPrefix(Store)
-      if (SecretOption.findFirstIn(option).isDefined && redacted.findFirstIn(name).isEmpty && warned.add(name))
+      if (
+        SecretOption.findFirstIn(option).isDefined && redacted.findFirstIn(name).isEmpty && warned.add(name)
+      )
         log.warn(s"Spark's UI and logs show the value of $name: call it $Store$Secret$option")
     }
     settings

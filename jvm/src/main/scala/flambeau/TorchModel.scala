@@ -69,7 +69,12 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     val outputs = outputFields
     transformSchema(df.schema, logging = false)
     if (outputs.isEmpty) df
-    else RowScoring.unless(settings)(Scoring(this, outputs, df, settings))(RowScoring(this, outputs, df, settings))
+    else RowScoring.unless(settings)(Scoring(this, outputs, df, settings))(RowScoring(
+      this,
+      outputs,
+      df,
+      settings
+    ))
   }
 
   /** The schema with the outputs' columns; throws as `transform` does. */
@@ -79,10 +84,14 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     for ((param, field) <- outputFields; taken <- schema.fieldNames.find(Columns.isSame(_, field.name)))
       throw new ParamException(
         s"$param: the DataFrame has a column '$taken' already" +
-          (if (taken == field.name) "" else s", which is '${field.name}' to Spark (spark.sql.caseSensitive is false)") +
+          (if (taken == field.name) ""
+           else s", which is '${field.name}' to Spark (spark.sql.caseSensitive is false)") +
           s"; drop it or set another $param"
       )
-    for (Seq((one, first), (other, second)) <- outputFields.combinations(2) if Columns.isSame(first.name, second.name))
+    for (
+      Seq((one, first), (other, second)) <- outputFields.combinations(2)
+      if Columns.isSame(first.name, second.name)
+    )
       throw new ParamException(
         s"$one is '${first.name}' and $other '${second.name}', which are one column: give each its own name, or leave " +
           "one out with an empty name"
@@ -148,7 +157,9 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     val program = trained.programs(form)
     val hadoop =
       if (Seq(program, trained.weights).exists(_.isHadoops))
-        Some(spark.sparkContext.broadcast(new SerializableConfiguration(spark.sparkContext.hadoopConfiguration)))
+        Some(
+          spark.sparkContext.broadcast(new SerializableConfiguration(spark.sparkContext.hadoopConfiguration))
+        )
       else None
     new ScorerSpec(
       form = form,

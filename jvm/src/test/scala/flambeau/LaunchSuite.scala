@@ -130,7 +130,10 @@ class LaunchSuite extends SparkSuite {
     confs.foreach { case (name, value) => spark.conf.set(name, value) }
     try {
       val settings = Settings.of(spark)
-      assert(settings.storeOptions == Map("azure_storage_account_key" -> "hidden-1", "aws_region" -> "eu-west-1"))
+      assert(settings.storeOptions == Map(
+        "azure_storage_account_key" -> "hidden-1",
+        "aws_region" -> "eu-west-1"
+      ))
       val task = RankTask("""{"store": "hidden-2"}""", "hidden-3", settings, None)
       for (text <- Seq(settings.toString, task.toString))
         assert(!text.contains("hidden") && text.contains("azure_storage_account_key"), text)

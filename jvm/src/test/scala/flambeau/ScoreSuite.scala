@@ -213,17 +213,23 @@ class ScoreSuite extends SparkSuite with AdaptiveSparkPlanHelper {
   private def numScored(df: DataFrame): Int =
     collect(df.queryExecution.executedPlan) { case score: ScoreExec => score }.length
 
-  test("predicates and columns reach the files as they do past a column of a function, here and in other sessions") {
+  test(
+    "predicates and columns reach the files as they do past a column of a function, here and in other sessions"
+  ) {
     val sum = udf((a: Double, b: Double) => a + b)
     val queries = Seq[(String, DataFrame => DataFrame)](
       "a partition" -> (_.where($"part" === 1)),
       "a partition and a prediction" -> (_.where($"part" === 1 && $"prediction" > -1000)),
       "a column" -> (_.where($"a" > 0).select("id", "prediction")),
-      "a column, after others" -> (_.select($"id" + 1 as "next", $"prediction", $"part").where($"next" > 500)),
+      "a column, after others" -> (_.select($"id" + 1 as "next", $"prediction", $"part").where(
+        $"next" > 500
+      )),
       "no prediction" -> (_.select("id")),
       "no prediction, of some rows" -> (_.where($"part" === 2 && $"a" > 0).select("id")),
       "a number of rows" -> (_.groupBy().count()),
-      "a join" -> (df => df.join(df.select($"id", $"prediction" as "again"), "id").where($"part" === 3).select("id", "again"))
+      "a join" -> (df =>
+        df.join(df.select($"id", $"prediction" as "again"), "id").where($"part" === 3).select("id", "again")
+      )
     )
     for ((name, query) <- queries; adaptive <- Seq("true", "false"))
       withSetting("spark.sql.adaptive.enabled", adaptive) {
@@ -243,8 +249,12 @@ class ScoreSuite extends SparkSuite with AdaptiveSparkPlanHelper {
     val whole = scored.select("id", "prediction", "rawPrediction", "probability").orderBy("id").collect()
     for ((names, outputs) <- Seq(Seq("prediction") -> 1, Seq("probability", "prediction") -> 2)) {
       val some = scored.select(("id" +: names).map(col): _*).orderBy("id")
-      assert(some.collect().toSeq == whole.map(row => Row.fromSeq(("id" +: names).map(row.getAs[Any](_)))).toSeq)
-      assert(collect(some.queryExecution.executedPlan) { case score: ScoreExec => score.predictions.length } == Seq(outputs))
+      assert(some.collect().toSeq == whole.map(row =>
+        Row.fromSeq(("id" +: names).map(row.getAs[Any](_)))
+      ).toSeq)
+      assert(collect(some.queryExecution.executedPlan) { case score: ScoreExec =>
+        score.predictions.length
+      } == Seq(outputs))
     }
     val none = scored.where($"id" > 10).select("id")
     assert(none.collect().length == df.where($"id" > 10).count() && numScored(none) == 0)
@@ -297,7 +307,9 @@ class ScoreSuite extends SparkSuite with AdaptiveSparkPlanHelper {
     val plain = rows("mlp")
     val settings = Settings(Map.empty)
     assert(RowScoring.unless(settings)(throw new NoSuchMethodError("of another Spark"))(plain) eq plain)
-    intercept[IllegalStateException](RowScoring.unless(settings)(throw new IllegalStateException("ours"))(plain))
+    intercept[IllegalStateException](
+      RowScoring.unless(settings)(throw new IllegalStateException("ours"))(plain)
+    )
   }
 
   test("vectors of other makes than Spark's are read as rows") {

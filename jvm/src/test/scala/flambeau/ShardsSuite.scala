@@ -73,7 +73,8 @@ class ShardsSuite extends SparkSuite {
   test("a column of which there are two is refused before anything is read") {
     for (other <- Seq("x", "X"); role <- Seq("input", "label")) {
       val both = table.select($"*", lit("a text").as(other))
-      val asked = if (role == "input") params().setFeaturesCol("x") else params().setFeaturesCol("n").setLabelCol("x")
+      val asked =
+        if (role == "input") params().setFeaturesCol("x") else params().setFeaturesCol("n").setLabelCol("x")
       val error = intercept[DataException](Shards.resolve(both.schema, asked, None, wide = false))
       assert(error.getMessage.startsWith(s"column 'x' for the $role is not the only one of that name"), error)
     }

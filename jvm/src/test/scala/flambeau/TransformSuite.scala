@@ -187,12 +187,19 @@ class TransformSuite extends SparkSuite {
     val df = rows("column").select("id", "x")
     for (other <- Seq("x", "X")) {
       val error = intercept[DataException](model.transform(df.select($"*", $"x".as(other))))
-      assert(error.getMessage.contains(s"not the only one of that name: the DataFrame has id, x, $other"), error)
+      assert(
+        error.getMessage.contains(s"not the only one of that name: the DataFrame has x, $other"),
+        error
+      )
     }
     val beside = df.withColumn("Prediction", lit(1))
     val error = intercept[ParamException](model.transform(beside))
-    assert(error.getMessage.contains("has a column 'Prediction' already, which is 'prediction' to Spark"), error)
-    val classifier = TorchClassificationModel.load(SavedModels.model("classes")).setProbabilityCol("Prediction")
+    assert(
+      error.getMessage.contains("has a column 'Prediction' already, which is 'prediction' to Spark"),
+      error
+    )
+    val classifier =
+      TorchClassificationModel.load(SavedModels.model("classes")).setProbabilityCol("Prediction")
     assert(intercept[ParamException](classifier.transform(rows("classes"))).getMessage.contains("one column"))
 
     spark.conf.set("spark.sql.caseSensitive", "true")

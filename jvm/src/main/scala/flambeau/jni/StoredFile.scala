@@ -46,7 +46,9 @@ final case class StoredFile(uri: String, size: Long, sha256: String) {
 
   /** Whether Hadoop's file systems alone have the file. */
   private[flambeau] def isHadoops: Boolean =
-    StoredFile.schemeOf(uri).exists(scheme => StoredFile.localPath(uri).isEmpty && !StoredFile.StoreSchemes(scheme))
+    StoredFile.schemeOf(uri).exists(scheme =>
+      StoredFile.localPath(uri).isEmpty && !StoredFile.StoreSchemes(scheme)
+    )
 
   private def fetched(api: => NativeApi, storeJson: String, hadoop: Configuration): Path = {
     val folder = StoredFile.cacheDirectory()

@@ -125,7 +125,8 @@ class ScorerSuite extends SparkSuite {
     assert(stored.size == 3)
     assert(stored.local(api, "{}", new Configuration) == file)
     assert(stored.copy(uri = file.toUri.toString).local(api, "{}", new Configuration) == file)
-    val error = intercept[FlambeauException](stored.copy(sha256 = "0" * 64).local(api, "{}", new Configuration))
+    val error =
+      intercept[FlambeauException](stored.copy(sha256 = "0" * 64).local(api, "{}", new Configuration))
     assert(error.getMessage.contains(file.toString))
     Files.delete(file)
     intercept[StoreException](stored.local(api, "{}", new Configuration))
@@ -146,7 +147,9 @@ class ScorerSuite extends SparkSuite {
       assert(StoredFile.cacheDirectory() == folders.head.resolve(name))
       for (folder <- folders.tail) {
         System.setProperty("java.io.tmpdir", folder.toString)
-        assert(intercept[FlambeauException](StoredFile.cacheDirectory()).getMessage.contains("nobody else may open"))
+        assert(intercept[FlambeauException](StoredFile.cacheDirectory()).getMessage.contains(
+          "nobody else may open"
+        ))
       }
     } finally System.setProperty("java.io.tmpdir", temporary)
   }
