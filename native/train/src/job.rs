@@ -230,7 +230,7 @@ impl TrainingJob {
             );
         }
         if let Some(program) = &self.program {
-            self.check_metrics(&program.metrics)?;
+            self.check_metrics(&program.metrics, &[])?;
         }
         let (lanes, workers) = (params.lanes(), params.num_workers);
         if lanes < workers {
