@@ -29,6 +29,8 @@ fn main() {
         .flag("-fvisibility=hidden")
         .warnings(true)
         .extra_warnings(true)
+        // GCC 12 sees overlapping copies in `"text" + std::string` (its bug 105651).
+        .flag_if_supported("-Wno-restrict")
         .files(sources)
         .compile("flambeau_torch");
     // $LIBTORCH/lib may be a directory of links, while libtorch finds its own libraries beside the real files.

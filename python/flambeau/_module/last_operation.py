@@ -20,7 +20,7 @@ class LastOperations(TorchDispatchMode):
     """While it is active, remembers what made each tensor. It keeps those alive, so it is for a few rows."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._made: dict[int, str] = {}
         # An address means one tensor as long as that lives.
         self._kept: list[Tensor] = []

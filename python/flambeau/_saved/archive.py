@@ -60,7 +60,7 @@ def without_pickles(data: bytes) -> bytes:
 
 def operators_of(data: bytes) -> set[str]:
     """The operators that a checked archive calls, such as `aten::add`."""
-    called = set()
+    called: set[str] = set()
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for name in archive.namelist():
             if "models/" in name and name.endswith(".json"):

@@ -61,7 +61,8 @@ def check_pure(form: str, data: bytes) -> None:
                 _native.check_script_file(name, bytes(reader.get_record(name)))
         # What a load itself runs is known to be nothing now.
         unit: Any = torch._C.CompilationUnit()
-        torch._C.import_ir_module_from_buffer(unit, data, torch.device("cpu"), {}, False)
+        read_module: Any = torch._C.import_ir_module_from_buffer
+        read_module(unit, data, torch.device("cpu"), {}, False)
         called: set[str] = set()
         for function in unit.get_functions():
             _collect(function.graph, called)
