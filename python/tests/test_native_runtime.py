@@ -73,7 +73,7 @@ def native_lines(
     (folder / "job.json").write_text(json.dumps(request.job_with_files(folder)))
     command = [str(binary()), "train", "--job", str(folder / "job.json"), "--report-steps"]
     command += ["--world-size", str(world_size), "--libtorch", str(libtorch_of(None))]
-    environment = {**os.environ, "FLAMBEAU_SECRET": "of this test"}
+    environment = {**os.environ, "FLAMBEAU_SECRET": "a secret of this test"}
     with held_port() as port:
         command += ["--rendezvous", f"127.0.0.1:{port}"]
         ranks = [

@@ -24,6 +24,7 @@ EXAMPLES = {
     "outputNames": ["a", "b"],
     "thresholds": [0.5, 1.0],
     "labelCols": ["a", "b"],
+    "heartbeatTimeout": 2.5,
     "memoryBudget": 1 << 20,
     "numGpusPerWorker": 1,
     "verbose": 0,

@@ -20,18 +20,20 @@ from torch import Tensor, nn
 from flambeau._columns import TensorColumns
 from flambeau._saved.program import dump_skeleton, probe_output
 from flambeau._saved.weights import save_module
-from flambeau._transform.scoring import InputRows, Scorer
+from flambeau._transform.scoring import Head, InputRows, Scorer
 
 RANDOM = np.random.default_rng(0)
 
 
 def scorer(module: nn.Module, inputs: Sequence[TensorColumns], folder: Path, batch_size: int) -> Scorer:
+    output = probe_output(module, list(inputs))
     return Scorer(
         programs={"pickle": dump_skeleton(module)},
         weights=save_module(module, folder / "weights.safetensors"),
         inputs=inputs,
-        output=probe_output(module, list(inputs)),
+        output=output,
         batch_size=batch_size,
+        heads=[Head(f"output{index}") for index in range(len(output.tensors))],
     )
 
 

@@ -69,7 +69,13 @@ def rows(spark: SparkSession) -> DataFrame:
 
 def regressor(model: nn.Module, **params: Any) -> TorchRegressor:
     settings: dict[str, Any] = {"inputCols": ["x"], "optimizer": "sgd", "numWorkers": 2, "numThreads": 1}
-    settings |= {"batchSize": 10, "epochs": 3, "timeout": 60.0, "verbose": 0}
+    settings |= {
+        "batchSize": 10,
+        "epochs": 3,
+        "collectiveTimeout": 60.0,
+        "heartbeatTimeout": 2.0,
+        "verbose": 0,
+    }
     return TorchRegressor(model=model, **(settings | params))
 
 
@@ -100,7 +106,7 @@ def test_a_worker_that_does_not_end_is_replaced(
     behaviour: str,
 ) -> None:
     timeout = 3.0 if behaviour == "deadlocks" else 60.0
-    model = regressor(stops(tmp_path / "marker", behaviour), timeout=timeout).fit(rows(spark))
+    model = regressor(stops(tmp_path / "marker", behaviour), collectiveTimeout=timeout).fit(rows(spark))
     assert (tmp_path / "marker").exists()
     assert torch.equal(weights(model), undisturbed)
     assert "training is started again (1 of at most 3 restarts)" in caplog.text
@@ -114,7 +120,9 @@ def test_without_restarts_the_lost_worker_is_named(spark: SparkSession, tmp_path
 def test_an_error_is_told_though_another_worker_does_not_end(spark: SparkSession, tmp_path: Path) -> None:
     start = time.monotonic()
     with pytest.raises(LookupError, match="no such embedding: 'ZZ'") as told:
-        regressor(stops(tmp_path / "marker", "deadlocks beside an error"), timeout=600.0).fit(rows(spark))
+        regressor(stops(tmp_path / "marker", "deadlocks beside an error"), collectiveTimeout=600.0).fit(
+            rows(spark)
+        )
     assert time.monotonic() - start < 30
     assert "in claims" in told.value.__notes__[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import weakref
 from pathlib import Path
@@ -25,14 +26,17 @@ class Fails(nn.Module):
         raise ArithmeticError("as the test wants it")
 
 
-def run(directory: Path, module: nn.Module | None) -> RankOutcome:
-    """Trains on one rank, in this process; without a module, what the store has."""
+def run(directory: Path, module: nn.Module | None, stored: bytes = b"") -> RankOutcome:
+    """Trains on one rank, in this process; without a module, what is stored."""
     x = np.zeros((64, 12), np.float32)
     shards = write_shards(directory / "data", {"x": x, "y": x[:, 0].copy()})
     job = make_job(directory, shards, [tensor("x")], [tensor("y")], batchSize=16, device="cpu", numThreads=1)
     program = {"model": module, "loss": "mse", "optimizer": "adam", "metrics": None}
     data = None if module is None else cloudpickle.dumps(program)
-    request = WorkerRequest(json.dumps(job), secret=bytes(16), program=data, program_uri="stored")
+    digest = hashlib.sha256(stored).hexdigest()
+    request = WorkerRequest(
+        json.dumps(job), secret=bytes(16), program=data, program_uri="stored", program_sha256=digest
+    )
     return run_rank(request, 0, 1, lambda message: [message], "127.0.0.1")
 
 
@@ -56,7 +60,8 @@ def test_a_training_leaves_nothing_behind(
 
 
 def test_a_program_that_the_store_does_not_give_is_worth_another_attempt(tmp_path: Path) -> None:
-    request = WorkerRequest("{}", secret=bytes(16), program_uri=str(tmp_path / "program"))
+    job = {"data": {"spec": {"inputs": []}}, "params": {}}
+    request = WorkerRequest(json.dumps(job), secret=bytes(16), program_uri=str(tmp_path / "program"))
     outcome = run_rank(request, 0, 1, lambda message: [message], "127.0.0.1")
     assert outcome.error_type == "flambeau.errors.StoreError", outcome.traceback
     assert outcome.error_kind in RETRIED_KINDS
@@ -80,15 +85,17 @@ def mse(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
 def test_a_rank_trains_without_the_pickle_that_it_came_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    program = {"model": nn.Linear(12, 1), "loss": mse, "optimizer": "adam", "metrics": None}
+    stored = cloudpickle.dumps(program)
+
     class Store:
         def __init__(self, options: Any) -> None:
             pass
 
         def get(self, uri: str) -> Pickle:
-            program = {"model": nn.Linear(12, 1), "loss": mse, "optimizer": "adam", "metrics": None}
-            return Pickle(cloudpickle.dumps(program))
+            return Pickle(stored)
 
     monkeypatch.setattr(_native, "Store", Store)
     released.clear()
-    outcome = run(tmp_path, None)
+    outcome = run(tmp_path, None, stored)
     assert outcome.ok, outcome.traceback

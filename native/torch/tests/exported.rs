@@ -553,7 +553,7 @@ fn evaluation_leaves_buffers_as_they_are() {
 /// A graph fails in a part with gradients that lies in one without.
 #[test]
 fn modes_end_in_reverse_order_after_an_error() {
-    let bytes = with_graph(&archive("modes", "eval"), |model| {
+    let bytes = with_graph(&archive("modes", "train"), |model| {
         let nodes = model["graph_module"]["graph"]["nodes"]
             .as_array_mut()
             .unwrap();

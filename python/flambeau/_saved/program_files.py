@@ -54,6 +54,7 @@ class ProgramFiles:
         files, programs = ours.get("files", {}), ours.get("programs", {})
 
         def file(name: str) -> WeightsRef:
+            directory.file(name)  # refuses what is no plain name
             return directory.reference(name, files[name]["size"], files[name]["sha256"])
 
         forms = {form: file(programs[form]) for form in FORM_FILES if form in programs}

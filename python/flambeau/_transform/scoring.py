@@ -85,7 +85,7 @@ class Scorer:
     inputs: Sequence[TensorColumns]
     output: OutputSpec
     batch_size: int
-    heads: Sequence[Head] = ()
+    heads: Sequence[Head]
     fields: Sequence[str] = ()
     sys_path: Sequence[str] = field(default=())
     device: str = "auto"
