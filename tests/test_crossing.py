@@ -23,7 +23,10 @@ from test_golden import check, paths
 
 HERE = Path(__file__).resolve().parent
 SAVED = HERE.parent / "docs" / "saved-models.md"
-PICKLED = {"python/pickled": "holds its program as a pickle, which only Python reads"}
+PICKLED = {
+    "python/pickled": "holds its program as a pickle, which only Python reads",
+    "python/estimator": "holds its module, loss or optimizer as a pickle, which only Python reads",
+}
 _SECONDS = 300
 
 
