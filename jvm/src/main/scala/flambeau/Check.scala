@@ -138,7 +138,9 @@ private[flambeau] object Check {
   case object Thresholds extends Check {
     override def allows(value: Any): Boolean = value match {
       case limits: Array[Double] =>
-        limits.nonEmpty && limits.forall(limit => limit >= 0 && !limit.isInfinite) && limits.count(_ == 0) <= 1
+        limits.nonEmpty && limits.forall(limit => limit >= 0 && !limit.isInfinite) && limits.count(
+          _ == 0
+        ) <= 1
       case _ => false
     }
     override def toString: String =

@@ -34,7 +34,8 @@ class TorchClassificationModel private[flambeau] (uid: String, trained: Trained)
   })
 
   private[flambeau] override def scoredKinds: Seq[String] =
-    if (trained.output.tensors.head.isScalar) Seq("logit", "logits", "probability", "probabilities", "log_probabilities")
+    if (trained.output.tensors.head.isScalar)
+      Seq("logit", "logits", "probability", "probabilities", "log_probabilities")
     else Seq("logits", "probabilities", "log_probabilities")
 
   private[flambeau] override def checkScored(): Unit = {

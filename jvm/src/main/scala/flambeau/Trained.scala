@@ -53,10 +53,11 @@ private[flambeau] object Trained {
 
   /** How a classifier's output reads under its loss: of one number a row, and of several. */
   def outputKind(loss: Option[Loss], output: OutputSpec): String = loss match {
-    case Some(Loss.Named("bce", _)) => if (output.tensors.head.isScalar) "probabilities" else "label_probabilities"
+    case Some(Loss.Named("bce", _)) =>
+      if (output.tensors.head.isScalar) "probabilities" else "label_probabilities"
     case Some(Loss.Named("bce_with_logits", _)) if !output.tensors.head.isScalar => "labels"
-    case Some(Loss.Named("nll", _))                                             => "log_probabilities"
-    case _                                                                      => "logits"
+    case Some(Loss.Named("nll", _))                                              => "log_probabilities"
+    case _                                                                       => "logits"
   }
 }
 

@@ -20,7 +20,10 @@ private[flambeau] object Trust {
       val api = NativeLibrary.api(settings.get)
       val kind = if (form == ProgramForms.ExportedTrain) ProgramForms.Exported else form
       try {
-        api.checkPure(kind, file.local(api, settings.storeJson, spark.sparkContext.hadoopConfiguration).toString)
+        api.checkPure(
+          kind,
+          file.local(api, settings.storeJson, spark.sparkContext.hadoopConfiguration).toString
+        )
         None
       } catch { case error: ParamException => Some(s"$AllowPickle is false, and ${error.getMessage}") }
     }

@@ -65,7 +65,7 @@ class ParamsSuite extends AnyFunSuite {
         case "array" =>
           param.isInstanceOf[StringArrayParam] || param.isInstanceOf[ShapesParam] ||
           param.isInstanceOf[DoubleArrayParam]
-        case "string"  => param.getClass == classOf[Param[_]] || param.isInstanceOf[FeaturesParam]
+        case "string" => param.getClass == classOf[Param[_]] || param.isInstanceOf[FeaturesParam]
       }
       assert(fits, s"$param is a ${param.getClass} where the schema has $types")
     }

@@ -130,11 +130,16 @@ class SavingSuite extends SparkSuite {
     without("spark.flambeau.allowPickle") {
       assert(intercept[FlambeauException](load("writing")).getMessage ==
         s"${SavedModels.model("writing")} holds no program that may be read (scripted: spark.flambeau.allowPickle is false, " +
-          "and it calls aten::save, which may do more than compute): score it where the program may be run")
+        "and it calls aten::save, which may do more than compute): score it where the program may be run")
       val tuned = new TorchRegressor().setInitialModel(SavedModels.model("writing")).setLoss("mse")
-      assert(intercept[FlambeauException](Program.of(tuned, spark)).getMessage.contains("it calls aten::save"))
+      assert(
+        intercept[FlambeauException](Program.of(tuned, spark)).getMessage.contains("it calls aten::save")
+      )
       // What the user gives as the model is the user's.
-      Program.of(tuned.copy(org.apache.spark.ml.param.ParamMap.empty).setModel(SavedModels.model("writing")), spark)
+      Program.of(
+        tuned.copy(org.apache.spark.ml.param.ParamMap.empty).setModel(SavedModels.model("writing")),
+        spark
+      )
       for (name <- Seq("mlp", "exported", "several", "classes")) load(name)
     }
     without("spark.flambeau.allowScripts") {
@@ -157,7 +162,9 @@ class SavingSuite extends SparkSuite {
       .save(saved)
     TorchRegressor.load(saved)
     without("spark.flambeau.allowPickle") {
-      assert(intercept[FlambeauException](TorchRegressor.load(saved)).getMessage.contains("it calls aten::save"))
+      assert(
+        intercept[FlambeauException](TorchRegressor.load(saved)).getMessage.contains("it calls aten::save")
+      )
     }
     without("spark.flambeau.allowScripts") {
       intercept[FlambeauException](TorchRegressor.load(saved))
