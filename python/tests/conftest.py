@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from ports import held_port
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,31 +95,31 @@ def connect_server(directory: Path, **more: str) -> Iterator[SparkSession]:
     from pyspark.find_spark_home import _find_spark_home
     from pyspark.sql.connect.session import SparkSession
 
-    port = _free_port()
-    settings = _settings(directory) | {
-        **more,
-        "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": str(port),
-    }
-    command = [f"{_find_spark_home()}/bin/spark-submit"]
-    for name, value in settings.items():
-        command += ["--conf", f"{name}={value}"]
-    command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
-    with open(directory / "server.log", "wb") as log:
-        server = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | _environment(), cwd=directory
-        )
-    try:
-        _await_port(port, server, directory / "server.log")
-        session = SparkSession.builder.remote(f"sc://127.0.0.1:{port}").create()
-        yield session  # type: ignore[misc]
-        session.stop()
-    finally:
-        server.terminate()
+    with held_port() as port:
+        settings = _settings(directory) | {
+            **more,
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": str(port),
+        }
+        command = [f"{_find_spark_home()}/bin/spark-submit"]
+        for name, value in settings.items():
+            command += ["--conf", f"{name}={value}"]
+        command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
+        with open(directory / "server.log", "wb") as log:
+            server = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | _environment(), cwd=directory
+            )
         try:
-            server.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            server.kill()
+            _await_port(port, server, directory / "server.log")
+            session = SparkSession.builder.remote(f"sc://127.0.0.1:{port}").create()
+            yield session  # type: ignore[misc]
+            session.stop()
+        finally:
+            server.terminate()
+            try:
+                server.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                server.kill()
 
 
 @pytest.fixture
@@ -133,13 +134,6 @@ def any_spark(request: pytest.FixtureRequest) -> SparkSession:
     """A test that takes this runs on both kinds of session."""
     session: SparkSession = request.getfixturevalue("spark" if request.param == "classic" else "connect")
     return session
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _await_port(port: int, server: subprocess.Popen[bytes], log: Path) -> None:

@@ -199,6 +199,17 @@ def test_fit_multiple_is_thread_safe_and_writes_once(
     assert not any(Path(directory).exists() for directory in writes)
 
 
+def validator(estimator: TorchRegressor, grid: list[Any]) -> CrossValidator:
+    """Two folds and two fits at a time."""
+    return CrossValidator(
+        estimator=estimator,
+        estimatorParamMaps=grid,
+        evaluator=RegressionEvaluator(),
+        numFolds=2,
+        parallelism=2,
+    )
+
+
 def test_cross_validator_in_parallel(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
     df, estimator = linear_rows(spark, 300), regressor(epochs=3, numWorkers=1)
     grid = (
@@ -210,14 +221,7 @@ def test_cross_validator_in_parallel(spark: SparkSession, caplog: pytest.LogCapt
         .build()
     )
     with caplog.at_level(logging.WARNING, logger="flambeau"):
-        validator = CrossValidator(
-            estimator=estimator,
-            estimatorParamMaps=grid,
-            evaluator=RegressionEvaluator(),
-            numFolds=2,
-            parallelism=2,
-        )
-        fitted = validator.fit(df)
+        fitted = validator(estimator, grid).fit(df)
     assert "cannot be saved" in caplog.text
     # The rate of 1e-4 learns next to nothing in three epochs.
     assert max(fitted.avgMetrics[:2]) < min(fitted.avgMetrics[2:])
@@ -233,13 +237,6 @@ def test_an_interrupt_ends_the_fits_of_a_pool(spark: SparkSession, tmp_path: Pat
         epochs=1_000_000, batchSize=4, numWorkers=1, checkpointInterval=-1, workDir=str(tmp_path)
     )
     grid = ParamGridBuilder().addGrid(estimator.stepSize, [0.1, 0.2, 0.3]).build()
-    validator = CrossValidator(
-        estimator=estimator,
-        estimatorParamMaps=grid,
-        evaluator=RegressionEvaluator(),
-        numFolds=2,
-        parallelism=2,
-    )
 
     def interrupt() -> None:
         deadline = time.monotonic() + 120
@@ -249,7 +246,7 @@ def test_an_interrupt_ends_the_fits_of_a_pool(spark: SparkSession, tmp_path: Pat
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        validator.fit(linear_rows(spark, 100))
+        validator(estimator, grid).fit(linear_rows(spark, 100))
     deadline = time.monotonic() + 60
     while spark.sparkContext.statusTracker().getActiveJobsIds() or left_in(tmp_path):
         assert time.monotonic() < deadline, left_in(tmp_path)

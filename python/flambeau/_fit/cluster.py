@@ -360,20 +360,18 @@ def sweep(work: WorkDirectory) -> None:
         log.warning("what older fits left in %s could not be removed: %s", work.uri, error)
 
 
-# Those of the native store, as it names them where it refuses another.
-_SCHEMES = ("file", "dbfs", "s3", "s3a", "abfs", "abfss", "gs")
-
-
 def work_directory(spark: SparkSession, given: str | None, store_options: Mapping[str, str]) -> WorkDirectory:
     """The work directory of a fit: the given one, or a temporary one in local mode."""
+    from flambeau._saved.weights import STORE_SCHEMES
+
     options = tuple(sorted(store_options.items()))
     if given is not None:
         found = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*):", given)
         plain = found is None
-        if found and found[1].lower() not in _SCHEMES:
+        if found and found[1].lower() not in STORE_SCHEMES:
             raise ParamError(
                 f"workDir: the scheme `{found[1].lower()}` of {given} is not supported; "
-                f"supported: local paths, {', '.join(_SCHEMES)}"
+                f"supported: local paths, {', '.join(STORE_SCHEMES[1:])}"
             )
         return WorkDirectory(os.path.abspath(given) if plain else given.rstrip("/"), options)
     if is_local(spark):

@@ -45,8 +45,9 @@ class Ending:
         """
         # A work directory that cannot be written to fails the training with an error that says so.
         with suppress(*_STORE_ERRORS):
-            if self._size(rank) is None:
-                self._store().put(self._uri(rank), b"")
+            store = self._store()
+            if self._size(store, rank) is None:
+                store.put(self._uri(rank), b"")
             else:
                 return self.outcomes()[rank]
         return None
@@ -59,10 +60,12 @@ class Ending:
 
     def await_others(self) -> None:
         """Waits up to `grace_seconds` for the other ranks to end; raises WorkerLost where one does not."""
-        deadline = time.monotonic() + self.grace_seconds
+        deadline, store = time.monotonic() + self.grace_seconds, None
         while True:
             try:
-                running = [rank for rank in range(self.world_size) if not self._size(rank)]
+                # One for all looks: each has connections of its own.
+                store = store or self._store()
+                running = [rank for rank in range(self.world_size) if not self._size(store, rank)]
             except _STORE_ERRORS:
                 return
             if not running:
@@ -73,19 +76,20 @@ class Ending:
 
     def outcomes(self) -> list[RankOutcome]:
         """How each rank ended; those that did not are lost. Raises StoreError."""
-        return [self._outcome(rank) for rank in range(self.world_size)]
+        store = self._store()
+        return [self._outcome(store, rank) for rank in range(self.world_size)]
 
-    def _outcome(self, rank: int) -> RankOutcome:
-        if self._size(rank):
-            told: dict[str, Any] = json.loads(self._store().get(self._uri(rank)))
+    def _outcome(self, store: Any, rank: int) -> RankOutcome:
+        if self._size(store, rank):
+            told: dict[str, Any] = json.loads(store.get(self._uri(rank)))
             return RankOutcome(**told)
         lost = WorkerLost(f"worker {rank} was lost, or {NOT_ENDED}", rank=rank)
         # A rank that noticed says more.
         outcome = failed_outcome(rank, "unknown host", "lost", lost, None, None, False)
         return dataclasses.replace(outcome, pickle=None, traceback=None)
 
-    def _size(self, rank: int) -> int | None:
-        size: int | None = self._store().size(self._uri(rank))
+    def _size(self, store: Any, rank: int) -> int | None:
+        size: int | None = store.size(self._uri(rank))
         return size
 
     def _uri(self, rank: int) -> str:
