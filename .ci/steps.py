@@ -17,6 +17,8 @@ EXPECTED_SKIPS = Path(__file__).resolve().parent / "expected-skips.txt"
 # The longest that one step may take, in seconds, compiling included. A step that is stopped reports what it
 # counted.
 STEP_SECONDS = 2400
+# What the end of a run tells of why a test failed; all of it stands with its step.
+MESSAGE_CHARACTERS = 600
 _PRINTING = threading.Lock()
 
 
@@ -151,9 +153,10 @@ def junit_tally(reports: Iterable[Path]) -> Tally:
     for case in (case for report in written for case in ElementTree.parse(report).iter("testcase")):
         name = f"{case.get('classname')}::{case.get('name')}"
         skipped = case.find("skipped")
-        if case.find("failure") is not None or case.find("error") is not None:
+        failure = next((found for kind in ("failure", "error") for found in case.iter(kind)), None)
+        if failure is not None:
             tally.failed += 1
-            tally.failures.append(name)
+            tally.failures.append(f"{name}: {failure.get('message', '')[:MESSAGE_CHARACTERS]}")
         elif skipped is not None:
             tally.skips.append(f"{name}: {skipped.get('message', 'cancelled or ignored')}")
         else:
