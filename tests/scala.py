@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.ml.wrapper import JavaParams
 from pyspark.sql import DataFrame, SparkSession
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,10 +52,12 @@ class Scala:
         return made
 
     def pipeline(self, stages: Sequence[Any]) -> Any:
-        """A Pipeline of JVM stages."""
+        """A Pipeline of the JVM's stages and of PySpark's, which are kept until it has them: with a stage of
+        PySpark's goes what the gateway knows of the JVM's.
+        """
         array = self._gateway.new_array(self.jvm.org.apache.spark.ml.PipelineStage, len(stages))
         for index, stage in enumerate(stages):
-            array[index] = stage
+            array[index] = stage._to_java() if isinstance(stage, JavaParams) else stage
         return self.jvm.org.apache.spark.ml.Pipeline().setStages(array)
 
     def scored(self, model: Any, frame: DataFrame) -> DataFrame:

@@ -87,9 +87,7 @@ def in_scala(scala: Scala, frame: DataFrame, folder: Path) -> dict[str, Any]:
     return {
         "regressor": scala.estimator("TorchRegressor", **line).fit(numbers._jdf),
         "classifier": scala.estimator("TorchClassifier", **classes, **common).fit(numbers._jdf),
-        "pipeline": scala.pipeline(
-            [*(stage._to_java() for stage in stages()), scala.pipeline([regressor])]
-        ).fit(frame._jdf),
+        "pipeline": scala.pipeline([*stages(), scala.pipeline([regressor])]).fit(frame._jdf),
         "estimator": regressor,
     }
 

@@ -75,9 +75,8 @@ def main() -> None:
     held_out = {"validationFraction": 0.1, "metrics": ["rmse", "mae"], "epochs": 2}
     stage = flambeau.TorchRegressor(model=module, **common, **held_out)
     python_model = Pipeline(stages=[*flights.preparation(), stage]).fit(frame)
-    stages = [part._to_java() for part in flights.preparation()]
     stage = scala.estimator("TorchRegressor", model=program, **common, **held_out)
-    scala_model = scala.pipeline([*stages, stage]).fit(frame._jdf)
+    scala_model = scala.pipeline([*flights.preparation(), stage]).fit(frame._jdf)
     python_model.save(str(options.output / "python"))
     scala_model.write().save(f"file://{options.output}/scala")
     histories = python_model.stages[-1].history, scala_model.stages()[3].history()

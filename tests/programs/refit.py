@@ -37,14 +37,14 @@ def main() -> None:
     outcome["scala estimator in python"] = predictions(prepared.fit(frame).transform(frame))
 
     read = scala.flambeau.TorchRegressor.load(str(options.saved / "scala" / "estimator"))
-    whole = scala.pipeline([*(stage._to_java() for stage in stages()), read])
+    whole = scala.pipeline([*stages(), read])
     whole.write().save(f"file://{Path.cwd()}/pipeline")
     fitted = Pipeline.load("file://" + str(Path.cwd() / "pipeline")).fit(frame)
     outcome["scala pipeline by PySpark's reader"] = predictions(fitted.transform(frame))
 
     theirs.save(str(Path.cwd() / "estimator"))
     ours = scala.flambeau.TorchRegressor.load(str(Path.cwd() / "estimator"))
-    model = scala.pipeline([*(stage._to_java() for stage in stages()), ours]).fit(frame._jdf)
+    model = scala.pipeline([*stages(), ours]).fit(frame._jdf)
     outcome["python estimator in scala"] = predictions(scala.scored(model, frame))
 
     try:
