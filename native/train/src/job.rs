@@ -1,6 +1,8 @@
 //! The one message that describes a training: what every front end produces and every worker reads.
 
 use std::collections::HashMap;
+use std::fmt;
+use std::ops::Deref;
 
 use flambeau_data::DatasetSpec;
 use schemars::JsonSchema;
@@ -35,7 +37,27 @@ pub struct TrainingJob {
     pub program: Option<NativeProgram>,
     /// Options of the store, such as credentials and endpoints, as `object_store` names them.
     #[serde(default)]
-    pub store: HashMap<String, String>,
+    #[schemars(with = "HashMap<String, String>")]
+    pub store: StoreOptions,
+}
+
+/// Options of a store. Debug tells their names alone, since the values may be credentials.
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct StoreOptions(HashMap<String, String>);
+
+impl Deref for StoreOptions {
+    type Target = HashMap<String, String>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl fmt::Debug for StoreOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
 }
 
 /// The rows of a job.

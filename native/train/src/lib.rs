@@ -49,7 +49,7 @@ pub use events::{Event, Progress, Start};
 pub use history::{EpochRecord, History, LossScaling, NamedValue, StepTimes, Traffic};
 pub use hooks::{Hooks, Interrupt, Listener};
 pub use host::num_threads;
-pub use job::{Attempt, FORMAT, JobData, TrainingJob};
+pub use job::{Attempt, FORMAT, JobData, StoreOptions, TrainingJob};
 pub use layout::{BucketInfo, BucketLayout, BucketSizes, View};
 pub use model::{
     EpochReport, LossSums, MicroBatch, Model, ModelError, ParameterInfo, StagedBatch, StagedData,

@@ -41,6 +41,19 @@ fn a_job_without_params_has_the_defaults_and_survives_a_round_trip() {
 }
 
 #[test]
+fn a_job_as_logs_show_it_has_no_credentials() {
+    let mut job = job(json!({}));
+    job["store"] = json!({"aws_secret_access_key": "hush"});
+    let job = read(&job).unwrap();
+    assert_eq!(job.store["aws_secret_access_key"], "hush");
+    let shown = format!("{job:?}");
+    assert!(
+        shown.contains("aws_secret_access_key") && !shown.contains("hush"),
+        "{shown}"
+    );
+}
+
+#[test]
 fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowed() {
     let refused = [
         (
