@@ -274,6 +274,23 @@ def test_two_gpus_compress_what_the_cpu_does(tmp_path: Path, rows: Path, compres
     assert sent == expected_sent
 
 
+def test_a_program_is_checked_without_a_training(tmp_path: Path, program: Path, rows: Path) -> None:
+    def check(path: Path) -> tuple[int, dict[str, Any]]:
+        job = job_of(tmp_path, path, [rows])
+        job["data"]["spec"]["inputs"][0]["shape"] = [4]
+        (tmp_path / "job.json").write_text(json.dumps(job))
+        done = run("check", "--job", tmp_path / "job.json", "--libtorch", LIBTORCH)
+        return done.returncode, json.loads(done.stdout)
+
+    status, told = check(program)
+    parameters = torch.jit.load(str(program)).parameters()
+    assert status == 0 and told["check"]["numParameters"] == sum(one.numel() for one in parameters)
+    assert [output["dtype"] for output in told["check"]["output"]] == ["float32"]
+    status, told = check(save_script(nn.Linear(5, 1), tmp_path / "five.pt"))
+    assert status == 1 and told["error"]["kind"] == "job"
+    assert "forward fails on inputs of the columns' shapes" in told["error"]["message"]
+
+
 def test_a_loss_or_optimizer_that_is_not_known_is_refused(tmp_path: Path, program: Path, rows: Path) -> None:
     job = job_of(tmp_path, program, [rows])
     job["program"]["optimizer"] = {"name": "lbfgs"}

@@ -5,7 +5,6 @@ use std::error::Error;
 
 use flambeau_data::DataError;
 use flambeau_torch::TorchError;
-use flambeau_train::JobError;
 use jni::errors::ErrorPolicy;
 use jni::objects::{JClass, JObject, JString, JThrowable};
 use jni::strings::JNIStr;
@@ -14,9 +13,6 @@ use jni::{Env, JValue, jni_sig, jni_str};
 /// Why a native function failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NativeError {
-    /// The job is refused.
-    #[error(transparent)]
-    Job(#[from] JobError),
     /// A store, or what lies in it.
     #[error(transparent)]
     Data(#[from] DataError),
@@ -46,7 +42,7 @@ impl NativeError {
     /// The exception's class.
     fn class(&self) -> &'static JNIStr {
         match self {
-            NativeError::Job(_) | NativeError::Torch(TorchError::Param(_)) => PARAM,
+            NativeError::Torch(TorchError::Param(_)) => PARAM,
             NativeError::Data(error) | NativeError::Torch(TorchError::Store(error)) => {
                 class_of(error)
             }

@@ -3,31 +3,11 @@
 use std::collections::HashMap;
 
 use flambeau_data::Store;
-use flambeau_train::TrainingJob;
 use jni::EnvUnowned;
 use jni::objects::{JObject, JString};
 
 use crate::error::{NativeError, Throw};
-use crate::scoring::load_cuda;
-use crate::stores::{store, store_with, texts};
-
-#[unsafe(no_mangle)]
-extern "system" fn Java_flambeau_jni_NativeApi_checkJob<'frame>(
-    mut env: EnvUnowned<'frame>,
-    _this: JObject<'frame>,
-    job: JString<'frame>,
-) -> JString<'frame> {
-    env.with_env(|env| {
-        let [job] = texts(env, [&job])?;
-        let job = TrainingJob::from_json(&job)?;
-        load_cuda();
-        let found = flambeau_torch::check_job(&job, &store_with(&job.store)?)?;
-        let text = serde_json::to_string(&found)
-            .expect("a report has string keys and finite numbers only");
-        Ok(JString::from_str(env, text)?)
-    })
-    .resolve::<Throw>()
-}
+use crate::stores::{store, texts};
 
 #[unsafe(no_mangle)]
 extern "system" fn Java_flambeau_jni_NativeApi_checkPure<'frame>(

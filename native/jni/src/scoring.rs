@@ -21,7 +21,7 @@ struct OpenScorer {
 
 /// Before anything of libtorch's runs in this JVM, or it goes on without. Why it may be missing is told where a GPU is asked
 /// for.
-pub(crate) fn load_cuda() {
+fn load_cuda() {
     let _ = flambeau_torch::load_cuda();
 }
 

@@ -14,26 +14,21 @@ use crate::error::{NativeError, Throw};
 /// The store of the last options given, which those of the next call mostly are: it keeps its connections.
 static LAST: Mutex<Option<(HashMap<String, String>, Store)>> = Mutex::new(None);
 
-/// The store with some options.
-pub(crate) fn store_with(options: &HashMap<String, String>) -> Result<Store, NativeError> {
-    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((known, store)) = &*last
-        && known == options
-    {
-        return Ok(store.clone());
-    }
-    let store = Store::new(options)?;
-    *last = Some((options.clone(), store.clone()));
-    Ok(store)
-}
-
 /// The store with some options, a JSON object of strings.
 pub(crate) fn store(options: &str) -> Result<Store, NativeError> {
     let options = serde_json::from_str(options).map_err(|source| NativeError::Message {
         what: "the store's options",
         source,
     })?;
-    store_with(&options)
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((known, store)) = &*last
+        && *known == options
+    {
+        return Ok(store.clone());
+    }
+    let store = Store::new(&options)?;
+    *last = Some((options, store.clone()));
+    Ok(store)
 }
 
 /// The Rust strings of some Java ones.

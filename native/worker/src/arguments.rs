@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 /// What `--help` prints.
 pub const USAGE: &str = "\
-flambeau-worker trains, scores and inspects libtorch programs.
+flambeau-worker trains, checks, scores and inspects libtorch programs.
 
     flambeau-worker train --job JOB.json --rank R --world-size N --rendezvous HOST:PORT
             [--secret-file FILE] [--bind-address IP] [--transport auto|sharedMemory|tcp] [--gpus ADDRESSES]
@@ -17,6 +17,10 @@ flambeau-worker trains, scores and inspects libtorch programs.
         share a machine take one each.
     flambeau-worker train --launcher [--gpus ADDRESSES]
         The same for a program that starts it and speaks JSON lines with it.
+    flambeau-worker check --job JOB.json
+        Tries the program of a job on two rows, forward and backward, and says what is wrong with it, in one
+        JSON line. With - for the file, the job is the first line of standard input, whose end ends
+        the check.
     flambeau-worker score MODEL INPUT.parquet... OUTPUT.parquet [--input COLUMN[,COLUMN...]]...
             [--batch-size N] [--num-threads N] [--gpu N]
         Scores rows with a saved model or a program. Columns are those that the model was trained on, or,
@@ -55,6 +59,11 @@ pub enum Command {
     },
     /// Train one rank that finds the others by itself.
     Train(Box<TrainArguments>),
+    /// Try the program of a job.
+    Check {
+        /// The file with the job, or `-`.
+        job: String,
+    },
     /// Score Parquet files.
     Score(ScoreArguments),
     /// Print what is there.
@@ -112,7 +121,7 @@ pub struct ScoreArguments {
 /// One sentence that says what is wrong and what is allowed.
 pub fn parse(arguments: &[String]) -> Result<Arguments, String> {
     let Some((command, rest)) = arguments.split_first() else {
-        return Err("a command is missing: train, score, inspect or libtorch".into());
+        return Err("a command is missing: train, check, score, inspect or libtorch".into());
     };
     match command.as_str() {
         "--help" | "-h" | "help" => return Ok(plain(Command::Help)),
@@ -145,6 +154,9 @@ pub fn parse(arguments: &[String]) -> Result<Arguments, String> {
             gpus: options.gpus()?,
             report_steps: options.flag("--report-steps"),
         })),
+        "check" => Command::Check {
+            job: options.need("--job")?,
+        },
         "score" => {
             let inputs = options.all("--input");
             let arguments = ScoreArguments {
@@ -167,7 +179,7 @@ pub fn parse(arguments: &[String]) -> Result<Arguments, String> {
         },
         other => {
             return Err(format!(
-                "there is no command {other}; the commands are train, score, inspect and libtorch"
+                "there is no command {other}; the commands are train, check, score, inspect and libtorch"
             ));
         }
     };

@@ -2,6 +2,7 @@
 //!
 //! - `training`: one rank of a job, from its meeting with the others to its result.
 //! - `launcher` and `standalone`: the two ways to it: under a launcher that speaks JSON lines, and by the command line.
+//! - `check`: what is wrong with a job's program.
 //! - `scoring`: Parquet rows through a model into a Parquet file.
 //! - `inspection`: what a model, a program or shards hold.
 
@@ -10,6 +11,7 @@
     reason = "the program reads the commands that need no libtorch"
 )]
 mod arguments;
+mod check;
 mod failure;
 mod inspection;
 mod launcher;
@@ -29,6 +31,7 @@ pub fn main(arguments: Vec<String>) -> i32 {
     match arguments::parse(arguments).map(|arguments| arguments.command) {
         Ok(Command::Launched { gpus }) => launcher::main(gpus),
         Ok(Command::Train(arguments)) => standalone::main(&arguments),
+        Ok(Command::Check { job }) => check::main(&job),
         Ok(Command::Score(arguments)) => told(scoring::score(&arguments)),
         Ok(Command::Inspect { paths }) => told(inspection::inspect(&paths)),
         Ok(Command::Help | Command::Version | Command::Libtorch) => 0,

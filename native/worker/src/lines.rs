@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::{Mutex, PoisonError};
 
+use flambeau_torch::JobCheck;
 use flambeau_train::{EpochRecord, Progress, TrainingResult};
 use serde::Serialize;
 
@@ -24,8 +25,22 @@ pub(crate) enum Line<'a> {
     Step(Step),
     /// Training ended well.
     Result(&'a TrainingResult),
-    /// Training failed.
+    /// The program of a job can be trained, as far as two rows tell.
+    Check(&'a JobCheck),
+    /// What was asked for failed.
     Error(&'a Failure),
+}
+
+impl<'a> From<&'a TrainingResult> for Line<'a> {
+    fn from(result: &'a TrainingResult) -> Self {
+        Line::Result(result)
+    }
+}
+
+impl<'a> From<&'a JobCheck> for Line<'a> {
+    fn from(check: &'a JobCheck) -> Self {
+        Line::Check(check)
+    }
 }
 
 /// What a step came to, over all ranks.

@@ -31,16 +31,20 @@ pub(crate) struct Settings {
     pub(crate) cancel: Option<Interrupt>,
 }
 
-/// Runs a training, writes how it ended as the last line, and returns the failure where it failed. Panics end here.
-pub(crate) fn conclude(
+/// Does what a rank is asked for, writes how it ended as the last line, and returns the failure where it failed. Panics end
+/// here.
+pub(crate) fn conclude<T>(
     lines: &Lines,
     rank: usize,
-    training: impl FnOnce() -> Result<TrainingResult, Failure>,
-) -> Result<TrainingResult, Failure> {
-    let outcome = catch_unwind(AssertUnwindSafe(training))
+    asked: impl FnOnce() -> Result<T, Failure>,
+) -> Result<T, Failure>
+where
+    for<'a> &'a T: Into<Line<'a>>,
+{
+    let outcome = catch_unwind(AssertUnwindSafe(asked))
         .unwrap_or_else(|panic| Err(Failure::of_panic(rank, panic)));
     match &outcome {
-        Ok(result) => lines.write(&Line::Result(result)),
+        Ok(result) => lines.write(&result.into()),
         Err(failure) => lines.write(&Line::Error(failure)),
     }
     outcome

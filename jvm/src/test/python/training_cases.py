@@ -6,6 +6,7 @@ training_cases.py DIRECTORY
 `flights`  embeddings, numbers and dropout; `python.json` has the losses of PySpark with runtime="python"
 `classes`  logits of three classes; `broken.parquet` has a label outside of them
 `slow`     a network that takes its time, to be disturbed
+`endless`  a network whose forward does not end
 `hungry`   a network that asks for more memory than any machine has, where it gets more than two rows
 `guide`    what docs/scala.md trains
 """
@@ -81,6 +82,19 @@ class Hungry(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.size(0) > 2:
             x = x + torch.ones(1 << 50).sum()
+        return self.linear(x).squeeze(1)
+
+
+class Endless(nn.Module):
+    """A program that does not end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        while bool(x.size(0) > 0):
+            x = torch.tanh(x)
         return self.linear(x).squeeze(1)
 
 
@@ -177,6 +191,9 @@ def write_slow(directory: Path) -> None:
     hungry = directory.parent / "hungry"
     hungry.mkdir()
     torch.jit.script(Hungry()).save(str(hungry / "net.pt"))
+    endless = directory.parent / "endless"
+    endless.mkdir()
+    torch.jit.script(Endless()).save(str(endless / "net.pt"))
 
 
 def write_guide(directory: Path) -> None:

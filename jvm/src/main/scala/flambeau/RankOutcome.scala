@@ -33,12 +33,8 @@ private[flambeau] final case class RankOutcome(
     val text = s"$message ($where)"
     def place = new WorkerException(text, Some(rank), Some(host), epoch, step)
     kind match {
-      case "job"                 => new ParamException(text, place)
-      case "data"                => new DataException(text, place)
-      case "store"               => new StoreException(text, place)
-      case "environment"         => new ClusterException(text, place)
       case "lost" | "collective" => new WorkerLostException(text, Some(rank), Some(host), epoch, step)
-      case _                     => place
+      case _                     => exceptionOf(kind, text, place)
     }
   }
 
@@ -48,6 +44,15 @@ private[flambeau] final case class RankOutcome(
 
 private[flambeau] object RankOutcome {
   private val Retried = Seq("lost", "store", "collective")
+
+  /** The exception for a kind of failure that `flambeau-worker` tells; `other` for those without a class of their own. */
+  def exceptionOf(kind: String, text: String, other: => FlambeauException): FlambeauException = kind match {
+    case "job"         => new ParamException(text, other)
+    case "data"        => new DataException(text, other)
+    case "store"       => new StoreException(text, other)
+    case "environment" => new ClusterException(text, other)
+    case _             => other
+  }
 
   /** The outcome that says why the others failed; none where all went well.
     *

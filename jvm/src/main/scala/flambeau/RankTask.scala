@@ -5,7 +5,6 @@ import java.net.{InetAddress, UnknownHostException}
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
-import flambeau.jni.NativeFiles
 import org.apache.spark.{BarrierTaskContext, TaskKilledException}
 
 /** What each task of the barrier stage does: it starts a worker, speaks for it with the other tasks, and says how it ended.
@@ -52,11 +51,8 @@ private[flambeau] final case class RankTask(
   private def withWorker(rank: Int, gpus: Option[Seq[String]])(
       train: WorkerProcess => RankOutcome
   ): RankOutcome = {
-    val program = NativeFiles.worker(settings.get).toString
-    val libtorch = settings.get("spark.flambeau.libtorch").toSeq.flatMap(Seq("--libtorch", _))
     val assigned = gpus.toSeq.flatMap(addresses => Seq("--gpus", addresses.mkString(",")))
-    val command = Seq(program, "train", "--launcher") ++ libtorch ++ assigned
-    val worker = WorkerProcess.start(command, s"worker $rank")
+    val worker = WorkerProcess.start(settings, Seq("train", "--launcher") ++ assigned, s"worker $rank")
     try train(worker)
     finally worker.close()
   }
@@ -127,16 +123,8 @@ private[flambeau] final case class RankTask(
     )
 
     private def ended(exit: WorkerProcess.Exit): RankOutcome = {
-      val said = exit.stderr.map("\n  " + _).mkString
-      val last =
-        if (said.isEmpty) "it wrote nothing to its standard error" else s"its last lines were:$said\n"
-      RankOutcome(
-        rank,
-        hostName,
-        kind = if (exit.signal.isDefined) "lost" else "environment",
-        message =
-          s"the worker's process ${exit.signal.fold(s"ended with status ${exit.status}")(killed)}; $last"
-      )
+      val kind = if (exit.signal.isDefined) "lost" else "environment"
+      RankOutcome(rank, hostName, kind = kind, message = s"the worker's process $exit")
     }
   }
 }
@@ -157,15 +145,6 @@ private[flambeau] object RankTask {
   def hostName: String =
     try InetAddress.getLocalHost.getHostName
     catch { case _: UnknownHostException => "localhost" }
-
-  private def killed(signal: Int): String = s"was killed by signal $signal" + (signal match {
-    case 6  => " (SIGABRT)"
-    case 7  => " (SIGBUS)"
-    case 9  => " (SIGKILL; the machine or its container may be out of memory)"
-    case 11 => " (SIGSEGV)"
-    case 15 => " (SIGTERM)"
-    case _  => ""
-  })
 
   private def text(node: JsonNode, name: String): Option[String] =
     Option(node.get(name)).filter(_.isTextual).map(_.asText)

@@ -49,8 +49,9 @@ class TorchEstimator(override val uid: String)
     val training = Training.of(this, df.sparkSession)
     val columns = training.columns(df.schema)
     val isVisible = training.prepare()
-    val trained = training.written(df, columns, isVisible)(training.run(_, columns.inputs, isVisible))
-    modelOf(trained)
+    modelOf(training.leased(isVisible) {
+      training.written(df, columns, isVisible)(training.run(_, columns.inputs, isVisible))
+    })
   }
 
   /** Trains on the Parquet files under `path`, a directory or a file, where they lie: nothing is copied.
@@ -62,7 +63,7 @@ class TorchEstimator(override val uid: String)
     val training = Training.of(this, TorchEstimator.session)
     val isVisible = training.prepare()
     val shards = training.inPlace(path)
-    modelOf(training.run(shards, shards.columns.inputs, isVisible))
+    modelOf(training.leased(isVisible)(training.run(shards, shards.columns.inputs, isVisible)))
   }
 
   /** The schema with the columns that the fitted model adds.

@@ -1,8 +1,9 @@
 package flambeau
 
+import scala.collection.mutable
+
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
-import flambeau.jni.{NativeApi, NativeLibrary}
 import org.apache.spark.sql.types.StructType
 import org.apache.spark.sql.{DataFrame, SparkSession}
 import org.slf4j.LoggerFactory
@@ -18,7 +19,7 @@ private[flambeau] final class Training private (
 ) {
   import Training._
 
-  private val native: NativeApi = NativeLibrary.api(work.settings.get)
+  private val checked = mutable.Map.empty[String, JsonNode]
 
   /** Whether the program computes in float64. */
   private val isWide = check(Draft).get("parameterDtype").asText == "float64"
@@ -52,6 +53,17 @@ private[flambeau] final class Training private (
     if (isVisible && estimator.isSet(estimator.workDir)) Cluster.sweep(work)
     isVisible
   }
+
+  /** Keeps the sweeps of other fits from what `use` has in the work directory. */
+  def leased[T](isVisible: Boolean)(use: => T): T =
+    if (!estimator.isSet(estimator.workDir)) use
+    else {
+      // A copy without this object, which does not travel with tasks.
+      val directory = work
+      directory.leased { act =>
+        if (isVisible) act(directory) else Cluster.onWorker(spark)(() => act(directory))
+      }(use)
+    }
 
   /** The rows of `df` as shards in the work directory, for as long as `use` runs. */
   def written[T](df: DataFrame, columns: DataColumns, isVisible: Boolean)(use: ShardSet => T): T = {
@@ -124,14 +136,14 @@ private[flambeau] final class Training private (
     )
   }
 
-  /** What the native library says of the program on these tensors. Throws ParamException for what it refuses. */
+  /** What `JobCheck` says of the program on these tensors, once. Throws ParamException for what it refuses. */
   private def check(spec: JsonNode): JsonNode = {
     val data = Json.obj()
     data.replace("train", Json.strings(Seq("draft")))
     data.replace("spec", spec)
     val draft = job(data, program.placed((_, file) => ProgramFiles.onDriver(spark, file)))
     draft.replace("attempt", Json.obj().put("id", "draft").put("workDir", "draft"))
-    Json.parse(native.checkJob(Json.text(draft)), "the check of the job")
+    checked.getOrElseUpdate(Json.text(spec), JobCheck(draft, work.settings))
   }
 
   /** The training job without its attempt. */

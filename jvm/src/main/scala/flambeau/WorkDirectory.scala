@@ -5,9 +5,10 @@ import java.nio.file.{Files, Path, Paths}
 import java.security.SecureRandom
 import java.time.format.DateTimeFormatter
 import java.time.{Duration, Instant, LocalDateTime, ZoneOffset}
-import java.util.Comparator
+import java.util.{Comparator, Timer, TimerTask}
 
 import scala.util.Try
+import scala.util.control.NonFatal
 
 import flambeau.jni.{NativeApi, NativeLibrary}
 import org.slf4j.LoggerFactory
@@ -15,7 +16,8 @@ import org.slf4j.LoggerFactory
 /** The work directory of fits: shards, attempts and models, as this process and as Spark see it.
   *
   * `shards/<id>` and `attempts/<id>` live for one fit; `models/<id>` outlives it. Ids begin with the time they were made
-  * at, so that what a crash left behind is known by its age.
+  * at, so that what a crash left behind is known by its age. A fit that runs holds a lease, a file that it writes anew
+  * every hour: nothing that was made since it began is removed, by fits from Scala or from PySpark.
   */
 private[flambeau] final case class WorkDirectory(uri: String, settings: Settings) {
   import WorkDirectory._
@@ -41,17 +43,58 @@ private[flambeau] final case class WorkDirectory(uri: String, settings: Settings
     Option(found).map(Json.parse(_).get("uri").asText)
   }
 
-  /** Deletes shards and attempts that were left behind more than `SweepAge` ago. */
-  def sweep(): Unit = for (kind <- Swept) {
-    val root = path(kind)
-    val files = native.storeList(settings.storeJson, root)
-    for (
-      name <- files.flatMap(firstBelow(kind, _)).distinct; age <- ageOf(name) if age.compareTo(SweepAge) > 0
-    ) {
-      log.info("removing {}/{}, left behind {} days ago", root, name, age.toDays.toString)
-      delete(kind, name)
+  /** Runs `use` while `act` holds a lease for it, which is dropped after a `use` that went well. What `act` does to the
+    * lease is done where the directory is seen. A failure to do so is told and no more.
+    */
+  def leased[T](act: (WorkDirectory => Unit) => Unit)(use: => T): T = {
+    val lease = path(Leases, newId())
+    def tell(action: WorkDirectory => Unit): Unit =
+      try act(action)
+      catch {
+        case NonFatal(error) => log.warn("the lease of a fit could not be written: {}", error.getMessage)
+      }
+    def beat(): Unit = tell(_.write(lease, newId().getBytes))
+    beat()
+    val timer = new Timer("flambeau-lease", true)
+    val task = new TimerTask { override def run(): Unit = beat() }
+    timer.schedule(task, BeatTime.toMillis, BeatTime.toMillis)
+    val result =
+      try use
+      finally timer.cancel()
+    tell(_.deleteFile(lease))
+    result
+  }
+
+  /** Deletes what fits left behind that is older than `SweepAge` and than each fit that holds a lease. A lease counts until
+    * `SweepAge` after it was last written. Checkpoints that PySpark's `keepCheckpoints` kept stay.
+    */
+  def sweep(): Unit = {
+    // Ids have whole seconds, and the clocks of two drivers may part.
+    val oldest = (SweepAge +: leases()).max.plusMinutes(1)
+    for (kind <- Swept) {
+      val files = list(kind)
+      val kept = files.filter(_.endsWith(s"/$Kept")).flatMap(firstBelow(kind, _)).toSet
+      for (
+        name <- files.flatMap(firstBelow(kind, _)).distinct;
+        age <- ageOf(name) if age.compareTo(oldest) > 0 && !kept(name)
+      ) {
+        log.info("removing {}/{}, left behind {} days ago", path(kind), name, age.toDays.toString)
+        delete(kind, name)
+      }
     }
   }
+
+  /** How long ago the fits began that hold leases. Deletes leases that no longer count. */
+  private def leases(): Seq[Duration] = list(Leases).flatMap { uri =>
+    val began = ageOf(uri.split('/').last)
+    val isHeld = ageOf(new String(read(uri))).exists(_.compareTo(SweepAge) <= 0)
+    if (!isHeld) deleteFile(uri)
+    began.filter(_ => isHeld)
+  }
+
+  private def list(kind: String): Seq[String] = native.storeList(settings.storeJson, path(kind)).toSeq
+
+  private def deleteFile(file: String): Unit = native.storeDelete(settings.storeJson, file)
 
   private def native: NativeApi = NativeLibrary.api(settings.get)
 }
@@ -61,9 +104,12 @@ private[flambeau] object WorkDirectory {
 
   val SweepAge: Duration = Duration.ofDays(7)
 
-  private val Swept = Seq("shards", "attempts", "probes")
+  private val Swept = Seq("shards", "attempts", "probes", "runs")
+  private val Leases = "leases"
+  private val Kept = "KEPT"
+  private val BeatTime = Duration.ofHours(1)
   private val Stamp = DateTimeFormatter.ofPattern("yyyyMMdd'T'HHmmss'Z'")
-  private val Id = """(\d{8}T\d{6}Z)-[0-9a-f]{12}""".r
+  private val Id = """(\d{8}T\d{6}Z)-[0-9a-f]{12}(?:\.json)?""".r
   private val random = new SecureRandom
 
   /** The work directory of this process's fits in local mode: made once, removed when the process ends. */

@@ -8,6 +8,7 @@ import scala.collection.mutable
 import scala.util.control.NonFatal
 
 import com.fasterxml.jackson.databind.JsonNode
+import flambeau.jni.{NativeFiles, NativeLibrary}
 import org.slf4j.LoggerFactory
 
 /** A child process that speaks JSON lines on its standard input and output.
@@ -127,7 +128,31 @@ private[flambeau] object WorkerProcess {
   case object EndOfOutput extends Event
 
   /** The end of a process: its status, the signal that ended it, and its last lines on standard error. */
-  final case class Exit(status: Int, signal: Option[Int], stderr: Seq[String])
+  final case class Exit(status: Int, signal: Option[Int], stderr: Seq[String]) {
+
+    /** How the process ended, as messages tell it after its name. */
+    override def toString: String = {
+      val said = stderr.map("\n  " + _).mkString
+      val last =
+        if (said.isEmpty) "it wrote nothing to its standard error" else s"its last lines were:$said\n"
+      s"${signal.fold(s"ended with status $status")(killed)}; $last"
+    }
+  }
+
+  private def killed(signal: Int): String = s"was killed by signal $signal" + (signal match {
+    case 6  => " (SIGABRT)"
+    case 7  => " (SIGBUS)"
+    case 9  => " (SIGKILL; the machine or its container may be out of memory)"
+    case 11 => " (SIGSEGV)"
+    case 15 => " (SIGTERM)"
+    case _  => ""
+  })
+
+  /** Starts `flambeau-worker` with a command. Throws IOException, and FlambeauException where the program is not there. */
+  def start(settings: Settings, command: Seq[String], name: String): WorkerProcess = {
+    val libtorch = settings.get(NativeLibrary.LibtorchKey).toSeq.flatMap(Seq("--libtorch", _))
+    start(Seq(NativeFiles.worker(settings.get).toString) ++ command ++ libtorch, name)
+  }
 
   /** Starts a program. `name` is for logs. Throws IOException where it cannot be started. */
   def start(command: Seq[String], name: String): WorkerProcess = {

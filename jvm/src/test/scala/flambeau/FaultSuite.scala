@@ -52,6 +52,26 @@ class FaultSuite extends SparkSuite {
     }
   }
 
+  /** A fit on a thread of its own whose program does not end where it is checked. */
+  private final class Checked(name: String) {
+    private val outcome = new AtomicReference[Throwable]
+    private val endless = slow(name).setModel(TrainingCases.program("endless"))
+    val thread = new Thread(() => Try(endless.fit(rows)).failed.foreach(outcome.set))
+    // A Try keeps no InterruptedException.
+    thread.setUncaughtExceptionHandler((_, error) => outcome.set(error))
+    // The process that finds libtorch bears the same name, and ends by itself.
+    undisturbed
+    thread.start()
+    Workers.await("the check")(Workers.pids().nonEmpty)
+
+    def pid: Long = Workers.pids().head
+
+    def error(): Throwable = {
+      thread.join(60000)
+      outcome.get
+    }
+  }
+
   private def hasCheckpoint(work: Path): Boolean = Files.isDirectory(work.resolve("attempts")) && {
     // Files come and go while this looks.
     val files = Try {
@@ -117,6 +137,20 @@ class FaultSuite extends SparkSuite {
     assert(error.rank.isDefined && error.getMessage.contains("memory"), error)
     assertNoWorker()
     assert(spark.range(10).count() == 10)
+  }
+
+  test("a program whose process dies in the check is refused, and this JVM lives") {
+    val checked = new Checked("dies")
+    kill("SEGV", checked.pid)
+    val error = checked.error()
+    assert(error.isInstanceOf[ParamException] && error.getMessage.contains("signal 11 (SIGSEGV)"), error)
+  }
+
+  test("an interrupt ends the check of a program that does not end") {
+    val checked = new Checked("waits")
+    checked.thread.interrupt()
+    assertNoWorker()
+    assert(checked.error().isInstanceOf[InterruptedException])
   }
 
   for (isInterrupting <- Seq(false, true))

@@ -1,6 +1,8 @@
 package flambeau
 
 import java.nio.file.{Files, Paths}
+import java.time.format.DateTimeFormatter
+import java.time.{LocalDateTime, ZoneOffset}
 
 import org.apache.spark.{BarrierTaskContext, SparkConf}
 
@@ -206,6 +208,36 @@ class LaunchSuite extends SparkSuite {
     for (kind <- kinds; (name, stays) <- names)
       assert(work.sees(work.path(kind, name, "deep", "file")) == (stays || kind == "models"), s"$kind/$name")
     assert(WorkDirectory.ageOf("mine").isEmpty)
+  }
+
+  test("the sweep leaves what a fit that runs has, and kept checkpoints") {
+    val work = WorkDirectory(path("leased"), Settings.of(spark))
+    def idOf(days: Long): String = {
+      val stamp = DateTimeFormatter.ofPattern("yyyyMMdd'T'HHmmss'Z'")
+      s"${stamp.format(LocalDateTime.now(ZoneOffset.UTC).minusDays(days))}-0123456789ab"
+    }
+    val Seq(eight, nine, ten) = Seq(8L, 9L, 10L).map(idOf)
+    for (name <- Seq(eight, nine, ten)) work.write(work.path("shards", name, "file"), Array(1))
+    work.write(work.path("attempts", ten, "KEPT"), Array())
+    work.write(work.path("runs", s"$ten.json"), Array(1))
+    work.write(work.path("leases", nine), WorkDirectory.newId().getBytes)
+    def left: Seq[String] =
+      Seq(eight, nine, ten).filter(name => work.sees(work.path("shards", name, "file")))
+    Cluster.sweep(work)
+    assert(left == Seq(eight, nine))
+    work.write(work.path("leases", nine), eight.getBytes)
+    Cluster.sweep(work)
+    assert(left.isEmpty && !work.sees(work.path("leases", nine)))
+    assert(work.sees(work.path("attempts", ten, "KEPT")) && !work.sees(work.path("runs", s"$ten.json")))
+  }
+
+  test("a fit holds a lease, and one that goes wrong leaves it") {
+    val work = WorkDirectory(path("holds"), Settings.of(spark))
+    def held: Int = Option(directory.resolve("holds").resolve("leases").toFile.list).fold(0)(_.length)
+    assert(work.leased(_(work))(held) == 1)
+    assert(held == 0)
+    intercept[IllegalStateException](work.leased(_(work))(throw new IllegalStateException))
+    assert(held == 1)
   }
 
   test("the probe passes on a shared directory, and names one that cannot be written to") {

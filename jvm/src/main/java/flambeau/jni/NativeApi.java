@@ -6,7 +6,7 @@ import java.nio.ByteBuffer;
  * The functions of {@code libflambeau_jni.so}. {@code NativeLibrary.api} gives the instance, once the library is loaded.
  *
  * <p>Any thread may call any of them, several at once too. What fails ends in an exception with its causes:
- * {@code flambeau.ParamException} for a job or a program that makes no sense, {@code flambeau.DataException} for rows,
+ * {@code flambeau.ParamException} for a program that makes no sense, {@code flambeau.DataException} for rows,
  * {@code flambeau.StoreException} for files, {@code flambeau.FlambeauException} for everything else.
  *
  * <p>{@code storeJson} is a JSON object of strings: the options of the object stores, as in the job's {@code store}; {@code
@@ -15,15 +15,6 @@ import java.nio.ByteBuffer;
  */
 public final class NativeApi {
   NativeApi() {}
-
-  /**
-   * Loads a job's program and weights, runs the program on two rows of zeros (of ones where zeros fail), and makes its
-   * loss, optimizer and metrics.
-   *
-   * @return JSON: {@code {"output":[{"name","dtype","shape"}],"numParameters":n,"parameterDtype":"float32","torch":"2.13.0"}}.
-   *     A shape is that of one row; a name is null where the program returns one tensor or a plain tuple.
-   */
-  public native String checkJob(String jobJson);
 
   /**
    * Refuses, as a {@code flambeau.ParamException}, a program or a loss that could do more than compute. Nothing of it is run.

@@ -5,7 +5,7 @@ import java.nio.file.{Files, Path}
 import java.nio.{ByteBuffer, ByteOrder}
 import java.util.concurrent.{Callable, Executors, TimeUnit}
 
-import flambeau.{DataException, FlambeauException, ParamException, StoreException}
+import flambeau.{DataException, FlambeauException, StoreException}
 import org.scalatest.funsuite.AnyFunSuite
 
 class NativeApiSuite extends AnyFunSuite {
@@ -75,13 +75,7 @@ class NativeApiSuite extends AnyFunSuite {
 
   test("null arguments are exceptions") {
     intercept[RuntimeException](api.storeGet("{}", null))
-    intercept[RuntimeException](api.checkJob(null))
     intercept[RuntimeException](api.score(openSum(), 1, null))
-  }
-
-  test("a job that makes no sense is a ParamException") {
-    val error = intercept[ParamException](api.checkJob("""{"format":1}"""))
-    assert(error.getMessage.contains("the training job cannot be read"))
   }
 
   test("there is no newest checkpoint where there are none") {
