@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from torch import nn
 
-from flambeau import TorchRegressor
+from flambeau import TorchModel, TorchRegressor
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -136,7 +136,7 @@ def plot_history(history: dict[str, list], baselines: dict[str, float], path: Pa
     # The training error of the first epoch, which began with random weights, lies far above the chart.
     highest = max(*history["val_rmse"], *history["rmse"][1:], *baselines.values())
     axes.set_ylim(min(history["rmse"]) - 0.1, highest + 0.1)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="x", integer=True)
     axes.legend()
     figure.savefig(path, dpi=120)
     plt.close(figure)
@@ -192,10 +192,12 @@ def main() -> None:
     started = time.monotonic()
     model = Pipeline(stages=[*preparation(), regressor]).fit(train)
     print(f"trained in {time.monotonic() - started:.0f} s on 2 workers")
-    history = model.stages[-1].history
+    trained = model.stages[-1]
+    assert isinstance(trained, TorchModel)
+    history = trained.history
     print_history(history)
 
-    mean = train.agg(F.avg("arr_delay")).first()[0]
+    mean = train.agg(F.avg("arr_delay")).collect()[0][0]
     scores = {
         "predicting the mean": test_rmse(test.withColumn("prediction", F.lit(mean))),
         "linear regression": linear_regression(train, test),

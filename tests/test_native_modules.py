@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,7 +37,7 @@ PAGE = ROOT / "docs/native-modules.md"
 FORMS = {"scripted": "TorchScript", "exported": "torch.export"}
 NUM_ROWS, BATCH, NUM_STEPS, SEED = 24, 8, 6, 5
 LEARNING_RATE = 0.01
-LOSSES = {
+LOSSES: dict[str, Callable[..., Tensor]] = {
     "mse": nn.functional.mse_loss,
     "l1": nn.functional.l1_loss,
     "huber": nn.functional.huber_loss,
@@ -184,7 +185,7 @@ def native_losses(case: Case, form: str, rows: Rows, folder: Path, programs: dic
     }
     rank = Rank(job)
     try:
-        losses = []
+        losses: list[float] = []
         while True:
             line = rank.wait_for("step", "result", "error")
             if "step" not in line:

@@ -22,7 +22,7 @@ from worker_program import LARGE, LIBTORCH, PROGRAM, Rank, Ranks, job_of, run, s
 import flambeau
 from flambeau._fit.native_runtime import TORCH
 
-ENDLESS = {"epochs": 1_000_000, "batchSize": 8, "checkpointInterval": -1}
+ENDLESS: dict[str, Any] = {"epochs": 1_000_000, "batchSize": 8, "checkpointInterval": -1}
 
 
 @pytest.fixture
@@ -259,7 +259,7 @@ def test_two_gpus_compress_what_the_cpu_does(tmp_path: Path, rows: Path, compres
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
     program = save_script(module, tmp_path / "net.pt")
-    params = {"numWorkers": 2, "batchSize": 30, "epochs": 5, "verifyReplicas": True}
+    params: dict[str, Any] = {"numWorkers": 2, "batchSize": 30, "epochs": 5, "verifyReplicas": True}
     params |= {"gradientCompression": compression, "powerSgdStartStep": 2, "topKRatio": 0.2}
 
     def train(device: str) -> tuple[list[float], list[int]]:
@@ -416,7 +416,7 @@ def test_rows_are_scored_on_a_gpu(tmp_path: Path, program: Path, rows: Path) -> 
         done = run("score", program, rows, path, "--input", "x", "--libtorch", LIBTORCH, *gpu)
         assert done.returncode == 0, done.stderr
         scores.append(pq.read_table(path)["prediction"].to_numpy())
-    np.testing.assert_allclose(*scores, rtol=1e-5)
+    np.testing.assert_allclose(scores[0], scores[1], rtol=1e-5)
     beyond = ["--input", "x", "--gpu", torch.cuda.device_count(), "--libtorch", LIBTORCH]
     missing = run("score", program, rows, tmp_path / "none.parquet", *beyond)
     assert missing.returncode == 1 and "invalid device ordinal" in missing.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from flambeau._columns import TensorColumns
 from flambeau._saved.program import dump_skeleton, probe_output
 from flambeau._saved.weights import save_module
 
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 HISTORY = {
     "epochs": [
         {
@@ -83,7 +84,7 @@ class Branching(nn.Module):
         return self.layer(x) * self.sign[bool(x.sum() > 0)] * len([y for y in (1,) if isinstance(y, int)])
 
 
-def trained(module: nn.Module) -> nn.Module:
+def trained(module: AnyModule) -> AnyModule:
     """The module with its batch-norm statistics moved, as by a training."""
     with torch.no_grad():
         for name, tensor in module.named_buffers():

@@ -119,12 +119,10 @@ class Ranks:
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.outcomes = [directory / f"outcome-{rank}.pkl" for rank in range(world_size)]
-        if not isinstance(program, bytes):
-            program = cloudpickle.dumps(dict(program))
         message = WorkerRequest(
             job_json=json.dumps(job),
             secret=secrets.token_bytes(16),
-            program=program,
+            program=program if isinstance(program, bytes) else cloudpickle.dumps(dict(program)),
             sys_path=(str(HERE),),
             **request,
         )

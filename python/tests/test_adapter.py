@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -129,7 +130,8 @@ def test_named_optimizers_take_torchs_options() -> None:
 
 def test_an_instance_keeps_its_parameters_through_a_pickle() -> None:
     module = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD([{"params": [module.weight]}, {"params": [module.bias], "lr": 0.5}], lr=0.1)
+    groups: list[dict[str, Any]] = [{"params": [module.weight]}, {"params": [module.bias], "lr": 0.5}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
     program = pickle.loads(
         cloudpickle.dumps({"model": module, "loss": "mse", "optimizer": optimizer, "metrics": None})
     )

@@ -218,14 +218,15 @@ def test_a_users_exception_comes_back_once(spark: SparkSession, tmp_path: Path) 
 
 def test_objects_of_the_wrong_kind(spark: SparkSession) -> None:
     df = rows(spark)
-    for params, said in [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"model": None}, "model must be a torch.nn.Module, got NoneType"),
         ({"model": "linear"}, "model is the path 'linear'"),
         ({"loss": "msee"}, "loss: unknown name 'msee'"),
         ({"optimizer": "adm"}, "optimizer: unknown name 'adm'"),
         ({"optimizer": lambda p: torch.optim.LBFGS(p)}, "optimizer: LBFGS evaluates the loss several times"),
         ({"metrics": ["f2"]}, "metrics: unknown name 'f2'"),
-    ]:
+    ]
+    for params, said in cases:
         with pytest.raises(ParamError, match=said):
             regressor(**params).fit(df)
 

@@ -128,7 +128,7 @@ def test_a_fit_warns_and_keeps_the_module(spark: SparkSession, caplog: pytest.Lo
     )
 
     def fit(module: nn.Module) -> nn.Module:
-        params = {"compile": True, "precision": "fp16", "batchSize": 30, "verbose": 0}
+        params: dict[str, Any] = {"compile": True, "precision": "fp16", "batchSize": 30, "verbose": 0}
         model = TorchRegressor(model=module, **params).fit(df)
         (scale,), (skipped,) = model.history["loss_scale"], model.history["skipped_steps"]
         assert scale == 2.0 ** (16 - skipped)

@@ -55,8 +55,8 @@ def batches(num_ranks: int) -> list[list[tuple[Tensor, Tensor]]]:
 
 def job_of(directory: Path, num_ranks: int, **params: object) -> dict[str, Any]:
     shards = write_shards(directory / "data", rows(num_ranks), num_shards=2, rows_per_group=500)
-    given = {"numWorkers": num_ranks, "batchSize": BATCH_SIZE, "shuffle": False, "numThreads": 1}
-    given |= {"verifyReplicas": True, "checkpointInterval": -1, **params}
+    given: dict[str, Any] = {"numWorkers": num_ranks, "batchSize": BATCH_SIZE, "shuffle": False}
+    given |= {"numThreads": 1, "verifyReplicas": True, "checkpointInterval": -1, **params}
     return make_job(directory, shards, [tensor("x")], [tensor("y")], **given)
 
 
@@ -173,7 +173,7 @@ def first_q(index: int, num_columns: int, rank: int) -> Tensor:
 def test_power_sgd_is_torchs_hook(
     tmp_path: Path, uncompressed: Callable[[int], Weights], num_ranks: int, rank: int
 ) -> None:
-    params = {"gradientCompression": "powersgd", "powerSgdRank": rank, "powerSgdStartStep": 3}
+    params: dict[str, Any] = {"gradientCompression": "powersgd", "powerSgdRank": rank, "powerSgdStartStep": 3}
     result, weights = ours(tmp_path, num_ranks, **params)
     hooked = of_hook(tmp_path, num_ranks, PowerSgdFromOurQs(rank, 3))
     # Float32 products in another order, over forty steps: 1e-5 to 3e-5, as the processor has it.
@@ -230,8 +230,8 @@ def test_top_k_is_its_definition_to_the_bit(tmp_path: Path, num_ranks: int) -> N
 
 @pytest.mark.parametrize("compression", ["topk", "powersgd"])
 def test_another_number_of_ranks_goes_on(tmp_path: Path, compression: str) -> None:
-    params = {"gradientCompression": compression, "topKRatio": 0.1, "powerSgdStartStep": 0, "dataLanes": 4}
-    params |= {"epochs": 2, "checkpointSteps": 25}
+    params: dict[str, Any] = {"gradientCompression": compression, "topKRatio": 0.1, "powerSgdStartStep": 0}
+    params |= {"dataLanes": 4, "epochs": 2, "checkpointSteps": 25}
     whole, _ = ours(tmp_path, 4, **params)
     last = max(tmp_path.glob("attempts/a1/checkpoints/*"))
     result, _ = ours(tmp_path, 4, world_size=2, attempt="a2", resume=str(last), **params)
@@ -244,7 +244,7 @@ def test_another_number_of_ranks_goes_on(tmp_path: Path, compression: str) -> No
 @test_native_runtime.pytestmark
 @pytest.mark.parametrize("compression", ["bf16", "topk", "powersgd"])
 def test_both_runtimes_take_the_same_steps(tmp_path: Path, compression: str) -> None:
-    params = {"gradientCompression": compression, "powerSgdStartStep": 10, "epochs": 2}
+    params: dict[str, Any] = {"gradientCompression": compression, "powerSgdStartStep": 10, "epochs": 2}
     result, _ = ours(tmp_path, 2, **params)
     sgd = {"name": "sgd", "options": {"lr": 0.02, "momentum": 0.9}}
     program = NativeProgram(mlp(), {}, None, {"name": "mse", "options": {}}, sgd, [], None)
@@ -298,7 +298,7 @@ def learnt(flights: tuple[list[str], list[str]], directory: Path, metric: str, *
     sizes = (len(FLIGHTS), 64, 64, 2 if is_class else 1)
     layers = [nn.Linear(sizes[0], sizes[1]), nn.ReLU(), nn.Linear(sizes[1], sizes[2]), nn.ReLU()]
     label = tensor("late", dtype="int64") if is_class else tensor("delay")
-    given = {
+    given: dict[str, Any] = {
         "numWorkers": 2,
         "batchSize": 64,
         "epochs": 3,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -49,7 +50,7 @@ def classification() -> nn.Module:
     return nn.Sequential(convolution, nn.Flatten(), nn.Linear(8 * 12 * 12, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
-CASES = {
+CASES: dict[str, tuple[Any, ...]] = {
     "flights": (flights, regression, "mse", "rmse", {"dtype": "float32"}, {"batchSize": 64, "epochs": 3}),
     "images": (
         images,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.dlpack import to_dlpack
+from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]  # torch's own types leave it out
 
 from flambeau._module import devices
 from flambeau._module.adapter import ModuleModel
@@ -70,6 +70,13 @@ CASES = {
     "probabilities": ("cross_entropy", 3, torch.eye(3).repeat(2, 1)),
     "callable": (lambda output, label: (output - label).abs().flatten(1).mean(1), 1, torch.linspace(0, 1, 6)),
 }
+
+
+def gradients(module: nn.Module) -> list[Tensor]:
+    """Those of its parameters, each of which has one."""
+    found = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    assert len(found) == len(list(module.parameters()))
+    return found
 
 
 def batches(label: Tensor, weight: Tensor | None) -> list[tuple[Tensor, Tensor, Tensor | None]]:
@@ -132,11 +139,11 @@ def test_what_the_ranks_make_of_gradients_is_what_the_optimizer_steps_on(device:
             adapter.train_staged(adapter.stage([to_dlpack(x)], [to_dlpack(y)], None, 6), 12.0, 1.0)
             (nn.functional.mse_loss(reference(x.to(device)).squeeze(1), y.to(device)) / 2).backward()
         bucket = adapter._bucket_tensors[0]
-        expected = torch.cat([parameter.grad.reshape(-1) for parameter in reference.parameters()])
+        expected = torch.cat([gradient.reshape(-1) for gradient in gradients(reference)])
         torch.testing.assert_close(bucket, expected)
         bucket.mul_(0.5)
-        for parameter in reference.parameters():
-            parameter.grad.mul_(0.5)
+        for gradient in gradients(reference):
+            gradient.mul_(0.5)
         adapter.optimizer_step(None, 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -158,13 +165,9 @@ def test_gradients_on_a_device_are_scaled_and_clipped_as_torch_does(device: torc
     adapter = occupied(network(1), "mse", device)
     x, y = torch.randn(6, 4), torch.randn(6)
     adapter.train_staged(adapter.stage([to_dlpack(x)], [to_dlpack(y)], None, 6), 6.0, 1.0)
-    reference = [parameter.grad.clone() for parameter in adapter.module.parameters()]
-
-    def gradients() -> list[Tensor]:
-        return [parameter.grad for parameter in adapter.module.parameters()]
-
+    reference = [gradient.clone() for gradient in gradients(adapter.module)]
     assert adapter.unscale_gradients(4.0)
-    for own, other in zip(gradients(), reference, strict=True):
+    for own, other in zip(gradients(adapter.module), reference, strict=True):
         torch.testing.assert_close(own, other * 4.0)
     adapter.scale_gradients(0.25)
     holders = [nn.Parameter(torch.zeros_like(gradient)) for gradient in reference]
@@ -173,9 +176,9 @@ def test_gradients_on_a_device_are_scaled_and_clipped_as_torch_does(device: torc
     norm = nn.utils.clip_grad_norm_(holders, 0.1)
     assert norm > 0.1
     adapter.clip_gradients(0.1)
-    for own, holder in zip(gradients(), holders, strict=True):
+    for own, holder in zip(gradients(adapter.module), holders, strict=True):
         torch.testing.assert_close(own, holder.grad)
-    gradients()[0].view(-1)[0] = torch.inf
+    gradients(adapter.module)[0].view(-1)[0] = torch.inf
     assert not adapter.unscale_gradients(1.0)
 
 

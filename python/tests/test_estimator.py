@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml import Estimator, Pipeline, PipelineModel, Transformer
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
 from pyspark.ml.feature import StringIndexer, VectorAssembler
+from pyspark.ml.param import Param
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -102,7 +103,7 @@ def test_a_pipeline_with_integers(spark: SparkSession) -> None:
         epochs=20,
         verbose=0,
     )
-    stages = [
+    stages: list[Estimator[Any] | Transformer] = [
         StringIndexer(inputCol="name", outputCol="index"),
         VectorAssembler(inputCols=["x0", "x1", "x2"], outputCol="features"),
         estimator,
@@ -180,7 +181,8 @@ def test_fit_multiple_is_thread_safe_and_writes_once(
 
     monkeypatch.setattr(shards, "write", counted)
     df, estimator = linear_rows(spark, 200), regressor(epochs=1)
-    maps = [{estimator.epochs: 1}, {estimator.epochs: 2}, {estimator.featuresCol: ["x2", "x1", "x0"]}]
+    maps: list[dict[Param[Any], Any]] = [{estimator.epochs: 1}, {estimator.epochs: 2}]
+    maps += [{estimator.featuresCol: ["x2", "x1", "x0"]}]
     iterator = estimator.fitMultiple(df, maps)
     models: dict[int, TorchModel] = {}
 
@@ -227,6 +229,7 @@ def test_cross_validator_in_parallel(spark: SparkSession, caplog: pytest.LogCapt
     assert max(fitted.avgMetrics[:2]) < min(fitted.avgMetrics[2:])
     # The best is fitted anew, from the map that won.
     best = grid[fitted.avgMetrics.index(min(fitted.avgMetrics))]
+    assert isinstance(fitted.bestModel, TorchModel)
     assert type(fitted.bestModel.module()) is type(best[estimator.model])
     assert rmse(fitted.bestModel, df) < min(fitted.avgMetrics[2:])
 
@@ -345,7 +348,8 @@ def test_an_estimator_is_saved_with_its_objects(spark: SparkSession, tmp_path: P
         if estimator.isSet(param) and param.name not in ("model", "optimizer"):
             assert loaded.getOrDefault(param.name) == estimator.getOrDefault(param), param.name
     assert torch.equal(loaded.getModel().weight, estimator.getModel().weight)
-    model = loaded.setWeightCol(None).fit(linear_rows(spark, 100))
+    loaded.clear(loaded.weightCol)
+    model = loaded.fit(linear_rows(spark, 100))
     assert len(model.history["loss"]) == 2
 
 
@@ -359,8 +363,8 @@ def test_a_pipeline_of_estimators_is_saved(spark: SparkSession, tmp_path: Path) 
     )
     pipeline.save(path)
     loaded = Pipeline.load(path)
-    assert isinstance(loaded.getStages()[1], TorchRegressor)
-    assert loaded.getStages()[1].getBatchSize() == 32
+    stage = loaded.getStages()[1]
+    assert isinstance(stage, TorchRegressor) and stage.getBatchSize() == 32
 
 
 def test_several_labels_go_to_a_callable_loss(spark: SparkSession) -> None:

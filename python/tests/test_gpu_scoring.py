@@ -42,6 +42,7 @@ class Doubling(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.kept: Tensor
         self.register_buffer("kept", torch.zeros(4096, WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -102,6 +103,7 @@ class Slow(Doubling):
         super().__init__()
         # What stands in for a GPU is late by itself.
         size = 32 if GPU_IS_STAND_IN else 1024
+        self.heavy: Tensor
         self.register_buffer("heavy", torch.randn(size, size))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -174,6 +176,7 @@ class Fragile(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(WIDTH, 1)
+        self.factor: Tensor
         self.register_buffer("factor", torch.full((1 << 20,), 2.0), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -365,6 +365,8 @@ class TellsItsGpus:
 
     meeting_place = None
 
-    def run(self, rank: int, world_size: int, all_gather: Any, bind_address: str, gpus: Any) -> RankOutcome:
-        [gpu] = gpus
+    def run(
+        self, rank: int, world_size: int, all_gather: Any, bind_address: str, gpu_addresses: Any = None
+    ) -> RankOutcome:
+        [gpu] = gpu_addresses
         return RankOutcome(rank, "host", True, gpu)

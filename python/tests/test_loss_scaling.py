@@ -54,8 +54,8 @@ def plain(
 
 def job_of(directory: Path, columns: dict[str, np.ndarray], num_ranks: int, **params: Any) -> dict[str, Any]:
     shards = write_shards(directory / "data", columns, num_shards=2, rows_per_group=500)
-    given = {"precision": "fp16", "numWorkers": num_ranks, "batchSize": BATCH_SIZE, "shuffle": False}
-    given |= {"numThreads": 1, "verifyReplicas": True, "checkpointInterval": -1, **params}
+    given: dict[str, Any] = {"precision": "fp16", "numWorkers": num_ranks, "batchSize": BATCH_SIZE}
+    given |= {"shuffle": False, "numThreads": 1, "verifyReplicas": True, "checkpointInterval": -1, **params}
     return make_job(directory, shards, [tensor("x")], [tensor("y")], **given)
 
 

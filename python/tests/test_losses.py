@@ -4,15 +4,18 @@ whole.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flambeau._module import losses
 from flambeau.errors import DataError, ParamError
 
-ELEMENTWISE = {
+ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
     "bce_with_logits": F.binary_cross_entropy_with_logits,
     "huber": F.huber_loss,
     "l1": F.l1_loss,
@@ -150,7 +153,12 @@ def test_labels_of_all_counts() -> None:
     with pytest.raises(DataError, match="there are 2"):
         losses.build("mse")(torch.randn(6, 3), [first, second], None, 6)
     seen = []
-    losses.build(lambda o, y: seen.append(y) or o["a"].mean())({"a": output}, [first, second], None, 6)
+
+    def seeing(output: dict[str, Tensor], label: Any) -> Tensor:
+        seen.append(label)
+        return output["a"].mean()
+
+    losses.build(seeing)({"a": output}, [first, second], None, 6)
     assert isinstance(seen[0], tuple) and seen[0][1] is second
     assert losses.build(lambda o: o.mean())(output, [], None, 6)[0].equal(output.mean())
     with pytest.raises(DataError, match="set labelCol"):

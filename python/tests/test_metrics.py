@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,8 +34,8 @@ def over_parts(given, output, label, weight=None, **reading) -> dict[str, float]
         part = None if weight is None else weight[rows]
         for total, metric in zip(sums, of_sums, strict=True):
             total += metric.update(output[rows], [label[rows]], part, end - start)
-        for metric in of_all:
-            metric.update(output[rows], [label[rows]], part, end - start)
+        for whole in of_all:
+            whole.update(output[rows], [label[rows]], part, end - start)
     of_sums, of_all = ranks[0]
     found = {metric.name: metric.finish(total.tolist()) for total, metric in zip(sums, of_sums, strict=True)}
     return found | dict(gathered.finish(of_all, [gathered.pack(rank) for _, rank in ranks]))
@@ -152,7 +153,7 @@ def test_figures_by_class_are_those_of_scikit_learn(weighted: bool) -> None:
     names = [f"{which}_{figure}" for which in ("macro", "class2") for figure in figures]
     found = over_parts(names, output, label, weight)
     options = {"sample_weight": None if weight is None else weight.double().numpy(), "zero_division": 0}
-    expected = {}
+    expected: dict[str, float] = {}
     for which, more in (("macro", {"average": "macro"}), ("class2", {"average": "macro", "labels": [2]})):
         values = sklearn.metrics.precision_recall_fscore_support(label, output.argmax(1), **more, **options)
         expected |= {f"{which}_{figure}": value for figure, value in zip(figures, values, strict=False)}
@@ -179,7 +180,7 @@ def test_several_labels_a_row(form: str) -> None:
 
 
 def foreign_metrics() -> dict[str, torchmetrics.Metric]:
-    options = {"task": "multiclass", "num_classes": 5}
+    options: dict[str, Any] = {"task": "multiclass", "num_classes": 5}
     return {
         "accuracy": torchmetrics.Accuracy(**options, average="micro"),
         "f1": torchmetrics.F1Score(**options, average="macro"),
@@ -194,7 +195,7 @@ def test_metrics_of_torchmetrics() -> None:
     output, label = torch.randn(60, 5).softmax(1), torch.randint(0, 5, (60,))
     expected = {name: metric(output, label).item() for name, metric in foreign_metrics().items()}
     assert over_parts(foreign_metrics(), output, label) == pytest.approx(expected, rel=1e-6)
-    collection = torchmetrics.MetricCollection(foreign_metrics())
+    collection = torchmetrics.MetricCollection({**foreign_metrics()})
     assert over_parts(collection, output, label) == pytest.approx(expected, rel=1e-6)
     _, of_all = metrics.build(foreign_metrics())
     assert {metric.name for metric in of_all} == {"exact"}, "what is sums is summed, in training too"
@@ -241,10 +242,9 @@ def test_ranks_gather_what_no_sums_make(tmp_path: Path) -> None:
     columns = {"x": x, "y": y, "w": random.random(90).astype(np.float32)}
     shards = write_shards(tmp_path / "train", columns, num_shards=2)
     inputs, labels = [tensor("x")], [tensor("y")]
-    params = {"numWorkers": 2, "batchSize": 8, "epochs": 2, "numThreads": 1, "validationFraction": 0.5}
-    job = make_job(
-        tmp_path, shards, inputs, labels, validation=shards, weight=tensor("w"), monitor="val_auc", **params
-    )
+    params: dict[str, Any] = {"numWorkers": 2, "batchSize": 8, "epochs": 2, "numThreads": 1}
+    params |= {"validationFraction": 0.5, "monitor": "val_auc"}
+    job = make_job(tmp_path, shards, inputs, labels, validation=shards, weight=tensor("w"), **params)
     module = torch.nn.Linear(4, 1)
     program = {"model": module, "loss": "bce_with_logits", "optimizer": "sgd", "metrics": ["auc", "f1"]}
     result, weights = train(job, program, 2, tmp_path / "ranks")

@@ -11,6 +11,7 @@ import signal
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -94,7 +95,7 @@ def test_a_batch_is_asked_by_name(tmp_path: Path, columns) -> None:
     assert batches[3]["row_ids"] == list(range(90, 100))
     assert len(batches[0]["inputs"]) == len(batches[0]["labels"]) == 1 and batches[0]["weight"] is None
     with pytest.raises(KeyError, match="nothing"):
-        batches[0]["nothing"]
+        batches[0]["nothing"]  # type: ignore[call-overload]
 
 
 def resident_bytes() -> int:
@@ -154,7 +155,7 @@ def test_jobs_are_checked(tmp_path: Path) -> None:
 
 def test_inspection(tmp_path: Path, columns) -> None:
     shards = write_shards(tmp_path / "data", columns)
-    spec = {"inputs": [tensor("x")], "labels": [tensor("y")], "weight": None}
+    spec: dict[str, Any] = {"inputs": [tensor("x")], "labels": [tensor("y")], "weight": None}
     found = json.loads(_native.inspect(shards, json.dumps(spec)))
     assert found["numRows"] == 100 and found["spec"]["inputs"][0]["shape"] == [3]
     spec["inputs"][0]["columns"] = ["z"]

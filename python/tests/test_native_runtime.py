@@ -103,7 +103,7 @@ def test_the_first_hundred_losses_are_those_of_python(
     num_steps, batch_size = 100, 16
     shards = write_shards(tmp_path / "data", columns(num_steps * batch_size * world_size), num_shards=2)
     options = {"name": optimizer, "options": {"lr": 0.02}}
-    params = {"numWorkers": world_size, "batchSize": batch_size, "numThreads": 1, "seed": 5}
+    params: dict[str, Any] = {"numWorkers": world_size, "batchSize": batch_size, "numThreads": 1, "seed": 5}
     params |= {"scaleLearningRate": True, "warmupEpochs": 0.1, "lrSchedule": "cosine"}
     job = make_job(tmp_path / "work", shards, [tensor("x")], [tensor("y")], checkpointInterval=-1, **params)
     loss = Recorded(nn.functional.mse_loss, str(tmp_path))
@@ -125,8 +125,8 @@ def test_the_loss_is_scaled_as_in_python(tmp_path: Path, world_size: int) -> Non
     data["y"] *= 100
     shards = write_shards(tmp_path / "data", data, num_shards=2)
     options = {"name": "adam", "options": {"lr": 0.02}}
-    params = {"numWorkers": world_size, "batchSize": 16, "numThreads": 1, "seed": 5, "gradientClipNorm": 1.0}
-    params |= {"precision": "fp16", "epochs": 2, "checkpointInterval": -1}
+    params: dict[str, Any] = {"numWorkers": world_size, "batchSize": 16, "numThreads": 1, "seed": 5}
+    params |= {"gradientClipNorm": 1.0, "precision": "fp16", "epochs": 2, "checkpointInterval": -1}
     job = make_job(tmp_path / "work", shards, [tensor("x")], [tensor("y")], validation=shards, **params)
     objects = {"model": net(), "loss": "mse", "optimizer": options}
     python, _ = train(job, objects, world_size, tmp_path / "ranks")
@@ -164,7 +164,7 @@ def classes(spark: SparkSession, num_rows: int = 400) -> DataFrame:
 
 def classifier(**params: Any) -> TorchClassifier:
     torch.manual_seed(1)
-    settings = {
+    settings: dict[str, Any] = {
         "model": Wide(),
         "inputCols": ["x", "k"],
         "optimizer": {"name": "adam", "options": {"lr": 0.02}},
@@ -223,8 +223,8 @@ def regression(spark: SparkSession, num_rows: int = 200) -> DataFrame:
 
 def regressor(**params: Any) -> TorchRegressor:
     torch.manual_seed(1)
-    settings = {"model": nn.Linear(4, 1), "optimizer": "sgd", "numWorkers": 2, "numThreads": 1, "verbose": 0}
-    return TorchRegressor(**(settings | {"runtime": "native", "epochs": 2} | params))
+    settings: dict[str, Any] = {"model": nn.Linear(4, 1), "optimizer": "sgd", "numWorkers": 2, "verbose": 0}
+    return TorchRegressor(**(settings | {"runtime": "native", "epochs": 2, "numThreads": 1} | params))
 
 
 def test_a_loss_of_the_users_is_scripted(spark: SparkSession) -> None:

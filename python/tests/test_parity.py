@@ -34,7 +34,7 @@ def wide_mlp() -> nn.Module:
 
 def regression(num_rows: int, dtype: type = np.float32) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
-    x = random.standard_normal((num_rows, 12)).astype(dtype)
+    x: np.ndarray = random.standard_normal((num_rows, 12)).astype(dtype)
     y = (np.sin(x[:, 0]) + x[:, 1] * x[:, 2] + 0.1 * random.standard_normal(num_rows)).astype(dtype)
     return {"x": x, "y": y}
 
@@ -220,7 +220,7 @@ def test_accumulation_is_one_larger_batch(tmp_path: Path, world_size: int, hidde
     """
     columns = regression(103, np.float64)
     columns["y"] = np.random.default_rng(1).integers(-1, 3, 103)
-    common = {
+    common: dict[str, Any] = {
         "numWorkers": world_size,
         "epochs": 2,
         "shuffle": False,
@@ -238,8 +238,7 @@ def test_accumulation_is_one_larger_batch(tmp_path: Path, world_size: int, hidde
             write_shards(tmp_path / name, columns),
             [float64("x")],
             [tensor("y", dtype="int64")],
-            **common,
-            **params,
+            **(common | params),
         )
         program = {
             "model": seeded(lambda: tanh_mlp(3, hidden)),

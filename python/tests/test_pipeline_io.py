@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import fitted
 import pytest
@@ -55,7 +56,7 @@ def test_unfitted_and_nested_pipelines(spark: SparkSession, tmp_path: Path) -> N
     path = str(tmp_path / "saved")
     outer.save(path)
     for load in (Pipeline.load, load_pipeline):
-        loaded = load(path)
+        loaded: Any = load(path)
         assert loaded.uid == outer.uid
         (estimator,) = loaded.getStages()[1].getStages()
         assert estimator.getEpochs() == 2 and type(estimator.getModel()) is fitted.Mlp

@@ -96,7 +96,7 @@ def test_the_python_workers_of_a_task_know_its_name(spark: SparkSession) -> None
 
     rows = spark.range(0, 2, 1, 2).selectExpr("'' as told")
     for _ in range(2):
-        told = F.pandas_udf(named, "string")("told")  # type: ignore[call-overload]
+        told = F.pandas_udf(named, "string")("told")  # type: ignore[attr-defined]
         rows = rows.select(F.concat(told, F.lit("")).alias("told"))
     tasks = [[told.split(",") for told in row["told"].split(";")[:-1]] for row in rows.collect()]
     assert len({process for task in tasks for process, _ in task}) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import ddp
 import numpy as np
@@ -46,8 +47,8 @@ def batches(columns: dict[str, np.ndarray], num_ranks: int) -> list[list[tuple[T
 
 def ours(directory: Path, columns: dict[str, np.ndarray], num_ranks: int, **params: object) -> tuple:
     shards = write_shards(directory / "data", columns, num_shards=2, rows_per_group=500)
-    given = {"precision": "bf16", "numWorkers": num_ranks, "batchSize": BATCH_SIZE, "shuffle": False}
-    given |= {"numThreads": 1, "verifyReplicas": True, "checkpointInterval": -1, **params}
+    given: dict[str, Any] = {"precision": "bf16", "numWorkers": num_ranks, "batchSize": BATCH_SIZE}
+    given |= {"shuffle": False, "numThreads": 1, "verifyReplicas": True, "checkpointInterval": -1, **params}
     job = make_job(directory, shards, [tensor("x")], [tensor("y")], validation=shards, **given)
     program = {"model": mlp(), "loss": "mse", "optimizer": optimizer, "metrics": ["mse"]}
     return train(job, program, num_ranks, directory / "ranks")

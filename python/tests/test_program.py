@@ -70,6 +70,7 @@ def test_ties_are_written_once_and_hold(tmp_path: Path) -> None:
     load_model(other, ref.uri)
     assert torch.equal(other.output.weight, module.table.weight)
     again = load_into(instantiate({"pickle": dump_skeleton(module)}), ref.uri)
+    assert isinstance(again, fitted.Tied)
     assert again.output.weight is again.table.weight
     assert torch.equal(again.table.weight, module.table.weight)
 
@@ -131,7 +132,8 @@ def test_the_training_graph_trains_as_the_module_does(tmp_path: Path) -> None:
     assert not module.training
     check_exported(programs["exportedTrain"])
     graph = torch.export.load(io.BytesIO(programs["exportedTrain"])).module()
-    module, graph = load_into(module, ref.uri).train(), load_into(graph, ref.uri)
+    load_into(module, ref.uri).train()
+    load_into(graph, ref.uri)
     x = torch.randn(6, 4)
     losses = []
     for program in (module, graph):
@@ -141,10 +143,12 @@ def test_the_training_graph_trains_as_the_module_does(tmp_path: Path) -> None:
         losses.append(loss)
     assert torch.equal(*losses)
     gradients = {name: parameter.grad for name, parameter in graph.named_parameters()}
-    assert all(torch.equal(p.grad, gradients[name]) for name, p in module.named_parameters())
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, gradients[name], rtol=0, atol=0)
     buffers = dict(graph.named_buffers())
     assert all(torch.equal(buffer, buffers[name]) for name, buffer in module.named_buffers())
-    assert module.norm.num_batches_tracked > 0
+    assert buffers["norm.num_batches_tracked"] > 0
 
 
 def test_a_training_graph_that_trains_otherwise_is_not_kept(tmp_path: Path) -> None:
@@ -204,7 +208,7 @@ def test_a_form_with_other_bits_is_not_kept(tmp_path: Path) -> None:
             self.layer = nn.Linear(4, 1)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x) + (1.0 if torch.jit.is_scripting() else 0.0)
+            return self.layer(x) + (1.0 if torch.jit.is_scripting() else 0.0)  # type: ignore[attr-defined]
 
     module = Sly()
     programs, reasons = compile_programs(module, FOUR, save_module(module, tmp_path / "w").uri)

@@ -23,11 +23,12 @@ class Remembered:
 
 def test_a_checkpoint_is_no_pickle_of_objects() -> None:
     module = nn.Linear(2, 1)
-    made = {"model": module, "loss": "mse", "optimizer": torch.optim.SGD(module.parameters(), lr=0.1)}
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    made = {"model": module, "loss": "mse", "optimizer": optimizer}
     model, file = ModuleModel(made, [("x", ["x"])]), io.BytesIO()
     model.save_state(file)
     model.load_state(file.getvalue())
-    made["optimizer"].state[module.weight]["kept"] = Remembered()
+    optimizer.state[module.weight]["kept"] = Remembered()
     file = io.BytesIO()
     model.save_state(file)
     with pytest.raises(ParamError, match="objects that are no tensors or numbers"):

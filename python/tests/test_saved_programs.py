@@ -26,7 +26,7 @@ from flambeau import (
 )
 from flambeau._saved.program import instantiate
 from flambeau._saved.program_files import ProgramFiles, scripted_archive
-from flambeau._saved.weights import load_into
+from flambeau._saved.weights import load_into, save_module
 
 
 class Scaled(nn.Module):
@@ -117,7 +117,7 @@ def test_buffers_that_are_not_saved_are_named_in_the_archive(spark: SparkSession
     program = instantiate(ProgramFiles.of(spark, str(tmp_path / "net.pt")).read(spark))
     assert program._flambeau_fixed == {"scale"}
     assert scripted_archive(program) and program(torch.ones(1, 4)) == module(torch.ones(1, 4))
-    weights = fitted.save_module(module, tmp_path / "weights.safetensors")
+    weights = save_module(module, tmp_path / "weights.safetensors")
     load_into(program, weights.local())
 
 
@@ -178,7 +178,7 @@ def test_what_is_no_program_is_refused(spark: SparkSession, tmp_path: Path) -> N
 
 def test_programs_on_a_file_system_that_only_hadoop_knows(spark: SparkSession, tmp_path: Path) -> None:
     link = "fs.viewfs.mounttable.programs.link./data"
-    spark.sparkContext._jsc.hadoopConfiguration().set(link, f"file://{tmp_path}")  # type: ignore[attr-defined]
+    spark.sparkContext._jsc.hadoopConfiguration().set(link, f"file://{tmp_path}")
     module = fitted.Mlp()
     archive(tmp_path / "net.pt", module)
     TorchRegressor(model="viewfs://programs/data/net.pt").save("viewfs://programs/data/saved")
@@ -207,7 +207,7 @@ def test_from_java_leaves_what_the_stage_needs(spark: SparkSession, tmp_path: Pa
     found = TorchClassificationModel._from_java(Stage(model))
     shutil.rmtree(tmp_path / "fit")
     assert found.transform(frame).collect() == expected
-    assert torch.is_tensor(found.module().output.weight)
+    assert torch.is_tensor(found.module().state_dict()["output.weight"])
 
 
 class OnlyExported(nn.Module):

@@ -24,7 +24,7 @@ from harness import one_thread
 from pyspark.ml.util import DefaultParamsReader
 from pyspark.sql import SparkSession
 from test_transform import arrays_of, column
-from torch import nn
+from torch import Tensor, nn
 
 from flambeau import (
     FlambeauError,
@@ -52,6 +52,10 @@ def no_pickles(any_spark: SparkSession) -> Iterator[SparkSession]:
 
 def names(path: Path) -> set[str]:
     return {entry.name for entry in path.iterdir() if not entry.name.endswith(".crc")}
+
+
+def output_weight(model: TorchModel) -> Tensor:
+    return model.module().state_dict()["output.weight"]
 
 
 def metadata_of(path: Path) -> dict[str, Any]:
@@ -113,7 +117,7 @@ def lose_weights(spark: SparkSession, path: Path, folder: Path) -> Any:
 
 def lock_objects(spark: SparkSession, path: Path, folder: Path) -> Any:
     module = fitted.Scalar()
-    module.lock = threading.Lock()
+    module.lock = threading.Lock()  # type: ignore[assignment]
     return TorchRegressor(model=module)
 
 
@@ -130,7 +134,7 @@ def test_a_failed_overwrite_leaves_what_was_there(
             refused.write().overwrite().save(str(path))
     finally:
         any_spark.conf.unset("spark.flambeau.allowPickle")
-    assert torch.equal(TorchModel.load(str(path)).module().output.weight, kept.module().output.weight)
+    assert torch.equal(output_weight(TorchModel.load(str(path))), output_weight(kept))
     assert names(path.parent) == {"saved"}
 
 
@@ -197,7 +201,7 @@ def test_pickles_are_refused_on_every_path(spark: SparkSession, tmp_path: Path) 
         assert load_pipeline(pipeline, module=fitted.Branching()).stages[0].uid == model.uid
     finally:
         spark.conf.unset("spark.flambeau.allowPickle")
-    assert torch.equal(given.module().layer.weight, module.layer.weight)
+    assert torch.equal(given.module().state_dict()["layer.weight"], module.layer.weight)
 
 
 class Writing(nn.Module):
@@ -412,7 +416,7 @@ def test_paths_with_and_without_a_scheme(spark: SparkSession, tmp_path: Path, fo
 
 def test_a_file_system_that_only_hadoop_knows(spark: SparkSession, tmp_path: Path) -> None:
     link = f"fs.viewfs.mounttable.flambeau{os.getpid()}.link./data"
-    spark.sparkContext._jsc.hadoopConfiguration().set(link, f"file://{tmp_path}")  # type: ignore[attr-defined]
+    spark.sparkContext._jsc.hadoopConfiguration().set(link, f"file://{tmp_path}")
     path = f"viewfs://flambeau{os.getpid()}/data/saved"
     model = fitted.classifier(tmp_path / "fit")
     model.save(path)
@@ -421,9 +425,7 @@ def test_a_file_system_that_only_hadoop_knows(spark: SparkSession, tmp_path: Pat
     loaded = TorchModel.load(path)
     frame = arrays_of(spark).coalesce(1)
     assert column(loaded.transform(frame)) == column(model.transform(frame))
-    assert torch.equal(
-        TorchModel.load(path, module=fitted.Mlp()).module().output.weight, model.module().output.weight
-    )
+    assert torch.equal(output_weight(TorchModel.load(path, module=fitted.Mlp())), output_weight(model))
 
 
 def test_connect_refuses_schemes_that_workers_cannot_read(connect: SparkSession) -> None:

@@ -69,8 +69,8 @@ def job_of(directory: Path, num_ranks: int, **params: Any) -> dict[str, Any]:
     columns = rows(num_ranks)
     columns["y"] -= 100
     shards = write_shards(directory / "data", columns, num_shards=2, rows_per_group=500)
-    given = {"numWorkers": num_ranks, "batchSize": BATCH_SIZE, "shuffle": False, "epochs": EPOCHS}
-    given |= {"numThreads": 1, "checkpointInterval": -1, **params}
+    given: dict[str, Any] = {"numWorkers": num_ranks, "batchSize": BATCH_SIZE, "shuffle": False}
+    given |= {"epochs": EPOCHS, "numThreads": 1, "checkpointInterval": -1, **params}
     return make_job(directory, shards, [tensor("x")], [tensor("y")], **given)
 
 

@@ -168,5 +168,7 @@ class Answers:
 
     meeting_place = None
 
-    def run(self, rank: int, world_size: int, all_gather: Any, bind_address: str, gpus: Any) -> RankOutcome:
+    def run(
+        self, rank: int, world_size: int, all_gather: Any, bind_address: str, gpu_addresses: Any = None
+    ) -> RankOutcome:
         return RankOutcome(rank, "host", True, "trained")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +38,8 @@ def test_a_slow_rank_is_seen_in_reduce_and_a_slow_optimizer_in_its_own_part(tmp_
     # The second half of the rows, which is rank 1's, is slow.
     x = np.repeat(np.array([0, 1], dtype=np.float32), STEPS * 4)[:, None]
     shards = write_shards(tmp_path / "data", {"x": x, "y": x[:, 0]})
-    params = {"numWorkers": 2, "batchSize": 4, "shuffle": False, "numThreads": 1, "checkpointInterval": -1}
+    params: dict[str, Any] = {"numWorkers": 2, "batchSize": 4, "shuffle": False, "numThreads": 1}
+    params["checkpointInterval"] = -1
     job = make_job(tmp_path, shards, [tensor("x", shape=[1])], [tensor("y")], **params)
     program = {"model": SlowNet(), "loss": "mse", "optimizer": lambda ps: SlowSGD(ps, lr=0.01)}
     result, _ = train(job, program, 2, tmp_path / "ranks")

@@ -60,7 +60,7 @@ def test_a_training_leaves_nothing_behind(
 
 
 def test_a_program_that_the_store_does_not_give_is_worth_another_attempt(tmp_path: Path) -> None:
-    job = {"data": {"spec": {"inputs": []}}, "params": {}}
+    job: dict[str, Any] = {"data": {"spec": {"inputs": []}}, "params": {}}
     request = WorkerRequest(json.dumps(job), secret=bytes(16), program_uri=str(tmp_path / "program"))
     outcome = run_rank(request, 0, 1, lambda message: [message], "127.0.0.1")
     assert outcome.error_type == "flambeau.errors.StoreError", outcome.traceback

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from pyspark.ml import Pipeline
+from pyspark.ml.feature import StringIndexerModel
 from pyspark.ml.functions import vector_to_array
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -43,7 +44,9 @@ def main() -> None:
     frame = spark.read.parquet(rows)
     preparation = Pipeline(stages=flights.preparation()).fit(frame)
     inputs = ["features", *flights.indexed(flights.CATEGORIES)]
-    counts = [len(labels) + 1 for labels in preparation.stages[0].labelsArray]
+    indexer = preparation.stages[0]
+    assert isinstance(indexer, StringIndexerModel)
+    counts = [len(labels) + 1 for labels in indexer.labelsArray]
     torch.manual_seed(0)
     module = flights.DelayNet(len(flights.NUMBERS), counts)
     program = str(options.output / "program")
@@ -65,21 +68,23 @@ def main() -> None:
     shards = str(options.output / "shards")
     plain = [F.col(name).cast("int").alias(name) for name in inputs[1:]]
     prepared = preparation.transform(frame).limit(2 * BATCH)
-    numbers = vector_to_array("features", "float32").alias("features")
+    numbers = vector_to_array(F.col("features"), "float32").alias("features")
     prepared.select("arr_delay", numbers, *plain).repartition(2).write.parquet(shards)
     python = flambeau.TorchRegressor(model=module, epochs=STEPS, **common).fitOnParquet(shards)
     jvm = scala.estimator("TorchRegressor", model=program, epochs=STEPS, **common).fitOnParquet(shards)
     outcome["losses"] = {"python": python.history["loss"], "scala": list(jvm.history().apply("loss"))}
 
     # Whole pipelines, with validation, cross over.
-    held_out = {"validationFraction": 0.1, "metrics": ["rmse", "mae"], "epochs": 2}
+    held_out: dict[str, Any] = {"validationFraction": 0.1, "metrics": ["rmse", "mae"], "epochs": 2}
     stage = flambeau.TorchRegressor(model=module, **common, **held_out)
     python_model = Pipeline(stages=[*flights.preparation(), stage]).fit(frame)
     stage = scala.estimator("TorchRegressor", model=program, **common, **held_out)
     scala_model = scala.pipeline([*flights.preparation(), stage]).fit(frame._jdf)
     python_model.save(str(options.output / "python"))
     scala_model.write().save(f"file://{options.output}/scala")
-    histories = python_model.stages[-1].history, scala_model.stages()[3].history()
+    trained = python_model.stages[-1]
+    assert isinstance(trained, flambeau.TorchModel)
+    histories = trained.history, scala_model.stages()[3].history()
     outcome["rmse"] = {
         "python": histories[0]["val_rmse"],
         "scala": list(histories[1].apply("val_rmse")),

@@ -68,6 +68,7 @@ class Dlrm(nn.Module):
         self.bottom = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
         self.tables = nn.ModuleList([nn.Embedding(NUM_IDS, 8) for _ in range(3)])
         self.top = nn.Sequential(nn.Linear(8 + 6, 16), nn.ReLU(), nn.Linear(16, 1))
+        self.pairs: Tensor
         self.register_buffer("pairs", torch.triu_indices(4, 4, 1), persistent=False)
 
     def forward(self, numbers: Tensor, categories: Tensor) -> Tensor:
@@ -205,6 +206,7 @@ class FrozenTarget(nn.Module):
         super().__init__()
         self.layer = nn.Linear(4, 4)
         self.output = nn.Linear(4, 1)
+        self.average: Tensor
         self.register_buffer("average", torch.zeros(4))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ def main() -> None:
         spark.range(0, 5000, 1, 3).select("id", *columns).write.parquet(f"{folder}/rows")
         packed = spark.read.parquet(f"{folder}/rows")
         arrays = packed.withColumn("features", F.array("x0", "x1", "x2", "x3"))
-        vectors = arrays.withColumn("features", array_to_vector("features"))
+        vectors = arrays.withColumn("features", array_to_vector(F.col("features")))
 
         def compare(case: str, model: Any, rows: Any) -> None:
             added = [field for field in model.transform(rows).columns if field not in rows.columns]

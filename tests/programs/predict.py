@@ -58,7 +58,8 @@ def main() -> None:
         "PipelineModels": in_the_jvm(lambda path: scala.flambeau.PipelineModels.loadStage(path)),
         "JvmPipelineModel": in_the_jvm(lambda path: scala.jvm.org.apache.spark.ml.PipelineModel.load(path)),
     }
-    frame, outcome = rows(spark), {}
+    frame = rows(spark)
+    outcome: dict[str, Any] = {}
     for name, path in options.paths.items():
         try:
             scored = ways[options.by](path, with_numbers(frame, Path(path).name))

@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from pyspark.ml import Pipeline
 
@@ -30,7 +31,8 @@ def main() -> None:
     parser.add_argument("--jar")
     options = parser.parse_args()
     spark = session(options.jar)
-    scala, frame, outcome = Scala(spark), rows(spark), {}
+    scala, frame = Scala(spark), rows(spark)
+    outcome: dict[str, Any] = {}
 
     theirs = TorchRegressor.load(str(options.saved / "scala" / "estimator"))
     prepared = Pipeline(stages=[*stages(), theirs])

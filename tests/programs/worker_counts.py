@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from typing import Any
 
 import torch
 from pyspark.sql import SparkSession
@@ -26,7 +27,7 @@ def main() -> None:
     torch.manual_seed(0)
     # Smooth activations: through a ReLU one rounding may flip a unit.
     module = torch.nn.Sequential(torch.nn.Linear(3, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
-    outcome = {"initial": flat(module)}
+    outcome: dict[str, Any] = {"initial": flat(module)}
     for num_workers in (1, 2, 3, 4):
         model = TorchRegressor(
             model=module,

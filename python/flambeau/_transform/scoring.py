@@ -91,7 +91,7 @@ class Scorer:
     device: str = "auto"
     gpu_tasks: int = slots.NUM_SLOTS
 
-    def score(self, batches: Iterator[Any]) -> Iterator[pa.Array]:
+    def score(self, batches: Iterator[Any]) -> Generator[pa.Array]:
         """For each batch, a tuple of the inputs' columns in order, the array of its results."""
         import torch
 
