@@ -22,6 +22,7 @@ NATIVES := build/native/native/$(PLATFORM)
 GRADLE := $(RUN) +gradle gradle --no-daemon --quiet --console=plain
 SPARKS := spark35 spark40
 STAND_IN := build/cuda-stand-in/.built
+CARGO_DENY := build/cargo-deny/.0.20.2
 EXAMPLES := $(shell find examples -name '*.scala')
 LINTED := python tests examples benchmarks notebooks .ci
 
@@ -53,7 +54,7 @@ test: $(VENV)/.synced build/libtorch/build-version
 
 #: make test-all      the same with the long tests, then the older Spark lines
 .PHONY: test-all
-test-all: $(VENV)/.synced build/libtorch/build-version
+test-all: $(VENV)/.synced build/libtorch/build-version $(CARGO_DENY)
 	@FLAMBEAU_LONG=1 $(RUN) +g++ +gradle $(BIN)/python .ci/check.py
 	@$(MAKE) --no-print-directory test-matrix
 
@@ -209,6 +210,12 @@ build/jvm/.built: build/native/.built $(JVM)
 
 build/jvm/.examples: build/jvm/.built $(EXAMPLES)
 	@$(GRADLE) examples
+	@touch $@
+
+# What holds Cargo.lock against deny.toml, in the version that the name of its stamp tells.
+$(CARGO_DENY):
+	@echo "flambeau: installing cargo-deny"
+	@$(RUN) cargo install --quiet --locked --root build/cargo-deny cargo-deny@$(@F:.%=%)
 	@touch $@
 
 # A wheel, for the environments of the matrix.

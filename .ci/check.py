@@ -25,13 +25,15 @@ PYTEST_PROCESSES = 3
 # JVMs that live for a minute compile with one compiler and collect with one thread: 31 s of CPU and not
 # 54 s, for the two sessions of a case of python/tests/test_transform.py.
 JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+CARGO_DENY = ROOT / "build" / "cargo-deny" / "bin" / "cargo-deny"
+IS_LONG = os.environ.get("FLAMBEAU_LONG") == "1"
 CARGO_TEST = "cargo test --release --locked --workspace --no-fail-fast"
 
 
 def quick_lints() -> list[Step]:
     """Those that compile nothing."""
     linted = [f"../{name}" for name in LINTED if (ROOT / name).is_dir()]
-    return [
+    lints = [
         Step("cargo fmt", ["cargo", "fmt", "--check"]),
         Step("ruff check", [str(BIN / "ruff"), "check", *linted], PYTHON),
         Step("ruff format", [str(BIN / "ruff"), "format", "--check", *linted], PYTHON),
@@ -40,12 +42,22 @@ def quick_lints() -> list[Step]:
         Step("scalafmt", [*GRADLE, "checkFormat"]),
         Step("mypy", [str(BIN / "mypy")], PYTHON),
     ]
+    if IS_LONG:
+        # It takes minutes to install, which `make test-all` does.
+        lints.append(Step("cargo deny", [str(CARGO_DENY), "check", "licenses", "bans", "sources"]))
+    return lints
 
 
-def clippy() -> Step:
-    """Rust's lints, which type-check all crates and what they depend on."""
-    command = "cargo clippy --release --locked --workspace --all-targets -- -D warnings"
-    return Step("cargo clippy", command.split())
+def rust_lints() -> list[Step]:
+    """Those that type-check all crates and what they depend on, which the second finds done."""
+    clippy = "cargo clippy --release --locked --workspace --all-targets -- -D warnings"
+    steps = [Step("cargo clippy", clippy.split())]
+    if IS_LONG:
+        # With private items: who reads these pages works on the crates, and pages link to what is private.
+        doc = "cargo doc --release --locked --workspace --no-deps --document-private-items"
+        warnings = {**os.environ, "RUSTDOCFLAGS": "-D warnings"}
+        steps.append(Step("cargo doc", doc.split(), environment=warnings))
+    return steps
 
 
 def builds() -> dict[str, list[Step]]:
@@ -93,7 +105,7 @@ def main() -> int:
 
     outcomes = [run(step) for step in quick_lints()]
     if not any(outcome.tally.failed for outcome in outcomes):
-        outcomes.append(run(clippy()))
+        outcomes += [run(step) for step in rust_lints()]
     if options.lint or any(outcome.tally.failed for outcome in outcomes):
         return close(outcomes)
     outcomes += side_by_side(builds())
