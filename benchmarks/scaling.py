@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from harness import ROOT, Case, Child, Goal
+from harness import ITSELF, ROOT, Case, Child, Goal
 from rank import free_address
 from torch import nn
 
@@ -190,7 +190,7 @@ def _axis(
         goals = []
         if before is not None:
             factor = 1.0 if constant else size / before
-            smaller = f"limit: {before:,} {'alike' if constant else 'in proportion'}"
+            smaller = f"{ITSELF}{before:,} {'alike' if constant else 'in proportion'}"
             contenders[smaller] = lambda before=before, factor=factor: factor * run(before)
             goals = [Goal(smaller, LINEAR)]
         yield Case(
