@@ -7,7 +7,8 @@ all joined by a bridge, and the limit is the time in which as many bytes go one 
 That limit is a network's; here two cores copy every byte of every link. So the same is measured with both
 ways busy at once, and where each rank's link is held to less than the cores can copy.
 
-The program that is timed is native/collective/examples/all_reduce_speed, the peer peers/gloo.py.
+The program that is timed is native/collective/examples/all_reduce_speed, the peers peers/gloo.py and, on one
+host, peers/horovod.py, whose ranks are started for each round: its background threads would disturb others.
 
 Compressed gradients are a case of their own: a step of the reducer that training has, on matrices of
 1024 x 1024, over links that are held to what a slow network has. The contenders are the kinds of
@@ -26,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from harness import ROOT, Case, Child, Contender, Goal, Skipped
+from harness import ROOT, Case, Child, Contender, Goal, Skipped, peer
 
 KIB, MIB = 1 << 10, 1 << 20
 EVERY_SIZE = [4 * KIB << 2 * step for step in range(8)]
@@ -38,6 +39,8 @@ GLOO_GOALS = {64 * KIB: 100.0, MIB: 30.0, 16 * MIB: 30.0, 64 * MIB: 8.0}
 BARE_LOOP, ONE_WAY, BOTH_WAYS = "limit: bare loop", "limit: TCP one way", "limit: TCP both ways"
 HELD_TO = 2
 """Gbit/s of each rank's link, where it is held to less than the cores can copy."""
+
+PEERS = ("horovod",)
 
 COMPRESSIONS = {
     "none": "none",
@@ -84,6 +87,7 @@ def on_one_host(world_size: int, sizes: Sequence[int]) -> Iterator[Case]:
         contenders = {
             "Flambeau": partial(started(*ranks).median, memory="group"),
             "gloo": started(*peers).median,
+            "Horovod": partial(started(peer("horovod")).median, what="all_reduce", world_size=world_size),
             BARE_LOOP: started([SPEED, "bare", world_size]).median,
         }
         for size in sizes:

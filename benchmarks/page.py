@@ -18,8 +18,8 @@ INTRODUCTION = """# Results
 Made by `make bench` or `make bench-full`; [README.md](README.md) says what each suite does. In each round
 every contender does the work once, in turn. A figure is the median of the rounds, with the least and the most
 in brackets; *times* is how many times as fast Flambeau was, the median of the rounds' own ratios. A goal that
-was missed is explained in [docs/performance.md](../docs/performance.md). *Limits* are the same work with nothing round
-it; *itself* is Flambeau at another size, which says nothing about others.
+was missed is explained in [docs/performance.md](../docs/performance.md). *Limits* are the same work
+with nothing round it; *itself* is Flambeau at another size, which says nothing about others.
 """
 
 

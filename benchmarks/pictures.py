@@ -77,7 +77,7 @@ def flame_graph(folded: Path, path: Path) -> None:
         axes.barh(
             len(frame), width, left=starts[frame], height=0.94, color=plt.cm.YlOrRd(0.15 + shade), linewidth=0
         )
-        # At this size a letter takes 0.075 inches. Its share comes first, then the function without its crate.
+        # At this size a letter takes 0.075 inches. The share comes first; crates are left out.
         room = int(share * inches / 0.075) - 1
         text = f"{100 * share:.0f} % {'::'.join(frame[-1].split('::')[-2:])}"
         if room >= 10:

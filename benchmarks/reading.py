@@ -32,6 +32,7 @@ BATCH = 512
 OURS, LIMIT, LOADER = "Flambeau", "limit: pyarrow, one thread", "DataLoader over pyarrow"
 PETASTORM = "Petastorm BatchedDataLoader"
 BUCKET = "s3://bench"
+PEERS = ("petastorm",)
 
 # A DataLoader is timed on this many rows: it would be minutes for all of them.
 LOADER_ROWS = 100_000

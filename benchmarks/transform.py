@@ -1,8 +1,9 @@
 """transform: scoring a DataFrame with a fitted model.
 
 Rows a second of `local[2]`, from Parquet to the `noop` sink, which writes nothing. What runs in Spark runs in
-one session, but for MLflow, whose packages need an environment of their own. Models are trained for an epoch
-on a few rows; the peers score with the same trained module.
+one session, but for MLflow and Horovod, whose packages need environments of their own. Models are trained for
+an epoch on a few rows; the peers score with the same trained module. Horovod, which scores row by row, is
+timed on two of the eight files.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ COLUMNS = [f"x{index}" for index in range(10)]
 NUM_ROWS = 3_300_000
 NUM_CLASSES = 3
 NUM_PROCESSES = 2
+PEERS = ("mlflow", "horovod")
 
 PYTHON = "Flambeau"
 NATIVE = 'Flambeau, runtime="native"'
@@ -41,6 +43,7 @@ SCALA = "Flambeau, Scala"
 PANDAS_UDF = "pandas_udf"
 MAP_IN_PANDAS = "mapInPandas"
 MLFLOW = "mlflow.pyfunc.spark_udf"
+HOROVOD = "Horovod TorchModel"
 MODEL_ALONE = "limit: the model alone on tensors, two processes"
 SCAN = "limit: a scan of the columns"
 IDLE_UDF = "limit: a UDF on the columns that computes nothing"
@@ -61,9 +64,11 @@ def cases(full: bool, scratch: Path) -> Iterator[Case | Skipped]:
         mlp = Scoring.trained("mlp", mlp_of(1), rows, scratch)
 
         mlflow = stack.enter_context(mlflow_child())
+        horovod = stack.enter_context(Child(peer("horovod")))
         work = f"linear model, 10 columns, {size}"
         contenders = linear.python() | linear.peers()
-        contenders |= {MLFLOW: linear.mlflow(mlflow), SCAN: linear.scan(), IDLE_UDF: linear.idle_udf()}
+        contenders |= {MLFLOW: linear.mlflow(mlflow), HOROVOD: linear.horovod(horovod)}
+        contenders |= {SCAN: linear.scan(), IDLE_UDF: linear.idle_udf()}
         yield Case("transform", work, "rows/s", contenders, [Goal(PANDAS_UDF, 3)])
         contenders = linear.jvm() | linear.python() | linear.peers() | {SCAN: linear.scan()}
         yield in_jvm(work, contenders, Goal(PANDAS_UDF, 3))
@@ -71,7 +76,8 @@ def cases(full: bool, scratch: Path) -> Iterator[Case | Skipped]:
         pool = stack.enter_context(ProcessPoolExecutor(NUM_PROCESSES, mp_context=get_context("spawn")))
         work = f"MLP 10-256-256-1, 10 columns, {size}"
         contenders = mlp.python() | mlp.peers()
-        contenders |= {MLFLOW: mlp.mlflow(mlflow), MODEL_ALONE: mlp.alone(pool), IDLE_UDF: mlp.idle_udf()}
+        contenders |= {MLFLOW: mlp.mlflow(mlflow), HOROVOD: mlp.horovod(horovod)}
+        contenders |= {MODEL_ALONE: mlp.alone(pool), IDLE_UDF: mlp.idle_udf()}
         yield Case("transform", work, "rows/s", contenders, [Goal(MODEL_ALONE, 0.9)])
         contenders = mlp.jvm() | mlp.python() | mlp.peers() | {MODEL_ALONE: mlp.alone(pool)}
         yield in_jvm(work, contenders, Goal(MODEL_ALONE, 0.9))
@@ -181,6 +187,17 @@ class Scoring:
         module, rows = self.path.with_suffix(".pt"), self.rows.inputFiles()
         torch.save(self.model.module(), module)
         return lambda: self.num_rows / child.call(module=str(module), files=rows)["seconds"]
+
+    def horovod(self, child: Child) -> Contender:
+        """Horovod's model, in its own environment."""
+        module, files = self.path.with_suffix(".pt"), self.rows.inputFiles()[:NUM_PROCESSES]
+        torch.save(self.model.module(), module)
+
+        def rows_per_second() -> float:
+            scored = child.call(what="transform", module=str(module), files=files)
+            return float(scored["rows"] / scored["seconds"])
+
+        return rows_per_second
 
     def alone(self, pool: ProcessPoolExecutor) -> Contender:
         """Two processes, each of which has its half of the rows in a tensor."""
