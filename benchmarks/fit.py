@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import flights
@@ -223,7 +224,7 @@ def other_runtimes(rows: Path, scratch: Path) -> Iterator[Case | Skipped]:
         whos["Flambeau from Scala"] = "scala"
     with ExitStack() as stack:
         child = stack.enter_context(start_session(rows, scratch, *([jar] if jar else [])))
-        fits = {name: Fits(lambda who=who: child.call(who=who, epochs=EPOCHS)) for name, who in whos.items()}  # type: ignore[misc]
+        fits = {name: Fits(partial(child.call, who=who, epochs=EPOCHS)) for name, who in whos.items()}
         seconds = {name: one.seconds for name, one in fits.items()}
         yield Case(
             "fit",

@@ -32,7 +32,7 @@ def read_own(rows: str, rank: int, world_size: int) -> tuple[Tensor, Tensor]:
         for file in ds.dataset(rows, format="parquet").get_fragments()
         for group in file.split_by_row_group()
     ]
-    starts = [0, *accumulate(group.count_rows() for group in groups)]
+    starts = [0, *accumulate(group.row_groups[0].num_rows for group in groups)]
     num_rows = starts[-1] // world_size
     first, end = rank * num_rows, (rank + 1) * num_rows
     held = [

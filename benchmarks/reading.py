@@ -79,7 +79,7 @@ class Stored:
             store = {"aws_endpoint": endpoint(self.s3), "aws_allow_http": "true", "aws_region": "us-east-1"}
             store["aws_skip_signature"] = "true"
             uris = [f"{BUCKET}{file}" for file in self.files]
-        params = {"batchSize": BATCH, "numWorkers": 1, "seed": 1}
+        params: dict[str, Any] = {"batchSize": BATCH, "numWorkers": 1, "seed": 1}
         if len(inputs) > 1:
             params["inputCols"] = [tensor["name"] for tensor in inputs]
         return {

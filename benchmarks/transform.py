@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,8 +29,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from torch import nn
 
-from flambeau import TorchClassifier, TorchModel, TorchRegressor
+from flambeau import TorchClassifier, TorchEstimator, TorchModel, TorchRegressor
 
+UDFS: Any = F
+"""What PySpark's types leave out of its functions."""
 COLUMNS = [f"x{index}" for index in range(10)]
 NUM_ROWS = 3_300_000
 NUM_CLASSES = 3
@@ -84,7 +86,7 @@ def cases(full: bool, scratch: Path) -> Iterator[Case | Skipped]:
         if not full:
             return
         array = rows.select(F.array(*COLUMNS).alias("features"))
-        vector = array.select(array_to_vector("features").alias("features"))
+        vector = array.select(array_to_vector(F.col("features")).alias("features"))
         for kind, made in (("array<float>", array), ("vector", vector)):
             kept = kept_as(made, scratch / kind.partition("<")[0])
             scoring = Scoring.trained(f"linear-{kind.partition('<')[0]}", nn.Linear(10, 1), kept, scratch)
@@ -144,7 +146,7 @@ class Scoring:
         settings: dict[str, Any] = {"model": module, "featuresCol": features, "numWorkers": 1, "verbose": 0}
         settings |= {"batchSize": 256, "epochs": 1}
         if outputs > 1:
-            estimator = TorchClassifier(loss="cross_entropy", **settings)
+            estimator: TorchEstimator = TorchClassifier(loss="cross_entropy", **settings)
         else:
             estimator = TorchRegressor(loss="mse", **settings)
         label = (F.rand(0) * outputs).cast("int" if outputs > 1 else "float")
@@ -240,13 +242,13 @@ def by_pandas_udf(broadcast: Any) -> Any:
                 features = torch.from_numpy(np.column_stack(columns))
                 yield pd.Series(module(features).squeeze(1).numpy())
 
-    return F.pandas_udf(predict, "double")  # type: ignore[call-overload]
+    return UDFS.pandas_udf(predict, "double")
 
 
 def by_map_in_pandas(broadcast: Any, rows: DataFrame) -> DataFrame:
     """Whole rows as frames, which come back with one more column."""
 
-    def predict(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    def predict(frames: Iterable[pd.DataFrame]) -> Iterable[pd.DataFrame]:
         module = broadcast.value
         with torch.inference_mode():
             for frame in frames:
@@ -263,7 +265,7 @@ def idle() -> Any:
         for columns in batches:
             yield columns[0]
 
-    return F.arrow_udf(first, "float")
+    return UDFS.arrow_udf(first, "float")
 
 
 def mlflow_child() -> Child:

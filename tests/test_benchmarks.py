@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
@@ -83,3 +86,16 @@ def test_the_command_refuses_and_leaves_the_page(page: Any, tmp_path: Path) -> N
     assert refused.returncode == 1
     assert "reading: not measured" in refused.stdout
     assert not (tmp_path / "RESULTS.md").exists()
+
+
+def test_ranks_read_equal_shares_of_the_rows(page: Any, tmp_path: Path) -> None:
+    """Over files and row groups that end anywhere, each row once but for what does not divide."""
+    import fit_by_hand
+
+    values = np.arange(101, dtype=np.float32)
+    for part, (first, end) in enumerate([(0, 7), (7, 60), (60, 101)]):
+        table = pa.table({"x": values[first:end], "y": -values[first:end]})
+        pq.write_table(table, tmp_path / f"part-{part}.parquet", row_group_size=10)
+    shares = [fit_by_hand.read_own(str(tmp_path), rank, 3) for rank in range(3)]
+    assert [x.squeeze(1).tolist() for x, _ in shares] == [values[s : s + 33].tolist() for s in (0, 33, 66)]
+    assert all((x == -y).all() for x, y in shares)
