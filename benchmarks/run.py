@@ -26,13 +26,13 @@ import pictures
 from harness import ROOT, Result, Skipped, measure, peer_versions
 
 SUITES = {
-    "fit": (15, 50),
-    "training": (10, 30),
-    "transform": (12, 50),
-    "all_reduce": (10, 25),
-    "reading": (6, 40),
-    "step_cost": (1, 1),
-    "scaling": (8, 45),
+    "fit": (7, 55),
+    "training": (10, 40),
+    "transform": (6, 16),
+    "all_reduce": (8, 20),
+    "reading": (4, 12),
+    "step_cost": (2, 2),
+    "scaling": (6, 15),
     "anatomy": (1, 1),
 }
 """What users buy comes before what engines do. About how many minutes each takes on two cores, without and

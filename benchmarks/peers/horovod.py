@@ -38,7 +38,7 @@ def session() -> Any:
 def fit(rows: str, scratch: str, epochs: int, batch_size: int) -> dict[str, float]:
     """Fits an MLP with its TorchEstimator: the seconds from DataFrame to model, and the last epoch's loss."""
     from horovod.spark.common.backend import SparkBackend
-    from horovod.spark.common.store import LocalStore
+    from horovod.spark.common.store import Store
     from horovod.spark.torch import TorchEstimator
     from pyspark.sql import functions as F
 
@@ -49,7 +49,7 @@ def fit(rows: str, scratch: str, epochs: int, batch_size: int) -> dict[str, floa
     module = MODELS["mlp"]()
     estimator = TorchEstimator(
         backend=SparkBackend(NUM_PROCESSES, use_gloo=True, verbose=0),
-        store=LocalStore(scratch),
+        store=Store.create(scratch),
         model=module,
         optimizer=torch.optim.Adam(module.parameters()),
         loss=torch.nn.MSELoss(),
