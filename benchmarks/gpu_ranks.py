@@ -158,7 +158,7 @@ def free_address() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-def whole(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def whole(answers: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     """The answers of ranks that all trained to the end. Raises RuntimeError, with an error, otherwise."""
     for answer in answers:
         if "error" in answer or "ended" in answer:

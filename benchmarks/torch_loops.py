@@ -63,7 +63,7 @@ def read(path: str) -> Batch:
         x = torch.from_numpy(features[0].flatten().to_numpy()).reshape(len(label), -1)
     else:
         x = torch.stack([torch.tensor(column.to_numpy()) for column in features], dim=1)
-    return x, torch.from_numpy(label.to_numpy())
+    return x, torch.tensor(label.to_numpy())
 
 
 def mean_loss(output: Tensor, label: Tensor) -> Tensor:

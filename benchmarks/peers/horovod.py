@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +138,12 @@ def all_reduce(bytes: int, count: int, world_size: int) -> dict[str, float]:
     return {"us": horovod.run(median, num_proc=world_size, use_gloo=True)[0]}
 
 
-ANSWERS = {"fit": fit, "transform": transform, "loop": loop, "all_reduce": all_reduce}
+ANSWERS: dict[str, Callable[..., Mapping[str, Any]]] = {
+    "fit": fit,
+    "transform": transform,
+    "loop": loop,
+    "all_reduce": all_reduce,
+}
 
 
 def answer(what: str, **request: Any) -> Mapping[str, Any]:
