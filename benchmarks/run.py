@@ -28,7 +28,7 @@ from harness import ROOT, Result, Skipped, measure, peer_versions
 SUITES = {
     "fit": (7, 55),
     "training": (10, 40),
-    "transform": (6, 16),
+    "transform": (10, 30),
     "all_reduce": (8, 20),
     "reading": (4, 12),
     "step_cost": (2, 2),
