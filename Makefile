@@ -117,7 +117,10 @@ build/peers/%/.installed: benchmarks/peers/%.txt $(VENV)/.synced
 	@echo "flambeau: installing the packages of $<"
 	@$(UV) venv --clear --python $(BIN)/python build/peers/$*
 	@$(UV) pip sync --python build/peers/$*/bin/python --require-hashes --compile-bytecode $<
+	@[ ! -e benchmarks/peers/$*.sh ] || $(RUN) +g++ benchmarks/peers/$*.sh build/peers/$*
 	@touch $@
+
+build/peers/horovod/.installed: benchmarks/peers/horovod.sh
 
 #: make lint          formatting, lints and types
 .PHONY: lint

@@ -18,7 +18,7 @@ BIN = Path(sys.executable).parent
 PYTHON = ROOT / "python"
 GRADLE = ["gradle", "--no-daemon", "--quiet", "--console=plain"]
 LINTED = ["python", "tests", "examples", "benchmarks", "notebooks", ".ci"]
-SHELL = [".ci/run", ".ci/with-tools", "examples/retrain/retrain.sh"]
+SHELL = [".ci/run", ".ci/with-tools", "benchmarks/peers/horovod.sh", "examples/retrain/retrain.sh"]
 # Processes for Python's tests. Three keep two cores busy: each waits for Spark, or for ranks, most of the
 # time.
 PYTEST_PROCESSES = 3

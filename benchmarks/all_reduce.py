@@ -7,7 +7,8 @@ all joined by a bridge, and the limit is the time in which as many bytes go one 
 That limit is a network's; here two cores copy every byte of every link. So the same is measured with both
 ways busy at once, and where each rank's link is held to less than the cores can copy.
 
-The program that is timed is native/collective/examples/all_reduce_speed, the peer peers/gloo.py.
+The program that is timed is native/collective/examples/all_reduce_speed, the peers peers/gloo.py and, on one
+host, peers/horovod.py, whose ranks are started for each round: its background threads would disturb others.
 
 Compressed gradients are a case of their own: a step of the reducer that training has, on matrices of
 1024 x 1024, over links that are held to what a slow network has. The contenders are the kinds of
@@ -20,13 +21,13 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from harness import ROOT, Case, Child, Contender, Goal, Skipped
+from harness import ROOT, Case, Child, Contender, Goal, Skipped, peer
 
 KIB, MIB = 1 << 10, 1 << 20
 EVERY_SIZE = [4 * KIB << 2 * step for step in range(8)]
@@ -38,6 +39,8 @@ GLOO_GOALS = {64 * KIB: 100.0, MIB: 30.0, 16 * MIB: 30.0, 64 * MIB: 8.0}
 BARE_LOOP, ONE_WAY, BOTH_WAYS = "limit: bare loop", "limit: TCP one way", "limit: TCP both ways"
 HELD_TO = 2
 """Gbit/s of each rank's link, where it is held to less than the cores can copy."""
+
+PEERS = ("horovod",)
 
 COMPRESSIONS = {
     "none": "none",
@@ -52,11 +55,11 @@ COMPRESSED_AT = [HELD_TO, 10]
 SPEED = ROOT / "target" / "release" / "examples" / "all_reduce_speed"
 GRADIENT_SPEED = SPEED.with_name("gradient_speed")
 # Without its warnings that a network namespace has no name service.
-GLOO = ["env", "TORCH_CPP_LOG_LEVEL=ERROR", sys.executable, ROOT / "benchmarks" / "peers" / "gloo.py"]
+GLOO: Argv = ["env", "TORCH_CPP_LOG_LEVEL=ERROR", sys.executable, ROOT / "benchmarks" / "peers" / "gloo.py"]
 SECONDS = 0.15
 """How long a contender works in a round, where its calls are short."""
 
-Argv = Sequence[str | Path]
+Argv = Sequence[str | Path | int]
 
 
 def cases(full: bool, scratch: Path) -> Iterator[Case | Skipped]:
@@ -79,11 +82,15 @@ def on_one_host(world_size: int, sizes: Sequence[int]) -> Iterator[Case]:
             return stack.enter_context(Team(commands))
 
         ours, gloo = free_address(), free_address()
-        ranks = [[SPEED, "rank", rank, world_size, ours, "127.0.0.1", "auto"] for rank in range(world_size)]
-        peers = [[*GLOO, rank, world_size, gloo, "lo"] for rank in range(world_size)]
-        contenders = {
+        everyone = range(world_size)
+        ranks: list[Argv] = [
+            [SPEED, "rank", rank, world_size, ours, "127.0.0.1", "auto"] for rank in everyone
+        ]
+        peers: list[Argv] = [[*GLOO, rank, world_size, gloo, "lo"] for rank in everyone]
+        contenders: dict[str, Callable[..., float]] = {
             "Flambeau": partial(started(*ranks).median, memory="group"),
             "gloo": started(*peers).median,
+            "Horovod": partial(started(peer("horovod")).median, what="all_reduce", world_size=world_size),
             BARE_LOOP: started([SPEED, "bare", world_size]).median,
         }
         for size in sizes:
@@ -117,14 +124,16 @@ def over_tcp(world_size: int, sizes: Sequence[int], gbit: int | None = None) -> 
         def at(port: int) -> str:
             return f"{network.address(0)}:{port}"
 
-        ranks = [
+        ranks: list[Argv] = [
             [SPEED, "rank", rank, world_size, at(29400), network.address(rank), "tcp"]
             for rank in range(world_size)
         ]
-        peers = [[*GLOO, rank, world_size, at(29500), Network.DEVICE] for rank in range(world_size)]
+        peers: list[Argv] = [
+            [*GLOO, rank, world_size, at(29500), Network.DEVICE] for rank in range(world_size)
+        ]
         listener = f"{network.address(1)}:29600"
         link = started([SPEED, "link", "connect", listener], [SPEED, "link", "listen", listener])
-        contenders = {
+        contenders: dict[str, Callable[..., float]] = {
             "Flambeau": partial(started(*ranks).median, memory="group"),
             "gloo": started(*peers).median,
             ONE_WAY: partial(link.median, ways=1),
@@ -146,7 +155,7 @@ def compressed(world_size: int, size: int, gbit: int) -> Iterator[Case | Skipped
             yield network
             return
         at = f"{network.address(0)}:29400"
-        ranks = [
+        ranks: list[Argv] = [
             [*network.inside(rank), GRADIENT_SPEED, rank, world_size, at, network.address(rank)]
             for rank in range(world_size)
         ]
@@ -158,7 +167,7 @@ def compressed(world_size: int, size: int, gbit: int) -> Iterator[Case | Skipped
 def case(
     where: str,
     size: int,
-    contenders: dict[str, Callable[[int], float]],
+    contenders: Mapping[str, Callable[[int], float]],
     goals: Sequence[Goal],
     rounds: int = 5,
 ) -> Case:

@@ -1,22 +1,16 @@
-"""Where a step's time goes, as `model.history` tells it: results/anatomy.json and docs/performance/step.png.
-
-    python benchmarks/anatomy.py
+"""Where a step's time goes, as `model.history` tells it; docs/performance/step.png draws it.
 
 Two ranks with one thread each; means of the epochs after the first, of rank 0.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
-import tempfile
 from contextlib import closing
 from dataclasses import dataclass, field
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-import pictures
 from pictures import PARTS
 from scaling import Ranks, program, write
 
@@ -53,15 +47,10 @@ WORKS = (
 )
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="flambeau-anatomy-") as name, closing(Ranks(Path(name))) as ranks:
-        steps = {work.text: work.microseconds(ranks, Path(name)) for work in WORKS}
+def measured(scratch: Path) -> dict[str, dict[str, float]]:
+    """The parts of a step of each training, in microseconds."""
+    with closing(Ranks(scratch)) as ranks:
+        steps = {work.text: work.microseconds(ranks, scratch) for work in WORKS}
     for work, step in steps.items():
-        print(f"{work}: " + ", ".join(f"{PARTS[part]} {value:,.0f} µs" for part, value in step.items()))
-    found = {"date": date.today().isoformat(), "microseconds": steps}
-    (pictures.RESULTS / "anatomy.json").write_text(json.dumps(found, indent=1) + "\n")
-    pictures.parts_of_a_step(steps)
-
-
-if __name__ == "__main__":
-    main()
+        print(f"  {work}: " + ", ".join(f"{PARTS[part]} {value:,.0f} µs" for part, value in step.items()))
+    return steps

@@ -46,6 +46,11 @@ def flambeau(df: DataFrame, scratch: Path, epochs: int, **params: Any) -> float:
     return seconds_in_loop(estimator.fit(df).summary.trainingSeconds)
 
 
+def plain(df: DataFrame, scratch: Path, epochs: int) -> float:
+    """A fit with torch's plain Adam."""
+    return flambeau(df, scratch, epochs, optimizer=torch.optim.Adam)
+
+
 def native(df: DataFrame, scratch: Path, epochs: int) -> float:
     """The same without Python in the loop."""
     return flambeau(df, scratch, epochs, runtime="native")
@@ -88,6 +93,7 @@ def seconds_in_loop(seconds: float | None) -> float:
 
 FITS: dict[str, Callable[[DataFrame, Path, int], float]] = {
     "flambeau": flambeau,
+    "plain": plain,
     "native": native,
     "scala": scala,
     "by hand": by_hand,

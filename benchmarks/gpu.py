@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +94,14 @@ class Report:
 
 def throughput(ours: Ranks, theirs: Ranks, rounds: int, report: Report) -> None:
     """Rows a second inside the loop, in the epochs after the first."""
+
+    def speed(run: Callable[[], Sequence[dict[str, Any]]]) -> float:
+        return rows_per_second(run())
+
     for work in WORKS:
-        contenders: dict[str, Contender] = {OURS: lambda work=work: rows_per_second(ours.flambeau(work))}
+        contenders: dict[str, Contender] = {OURS: partial(speed, partial(ours.flambeau, work))}
         for name, feed in FEEDS.items():
-            contenders[name] = lambda work=work, feed=feed: rows_per_second(theirs.ddp(work, feed))
+            contenders[name] = partial(speed, partial(theirs.ddp, work, feed))
         text = f"{work.text}, {_count(ours.num_ranks, 'GPU')}"
         goals = [Goal(SLICES, 1.0), Goal(LIMIT, 0.98)]
         report.case(Case("gpu", text, "rows/s", contenders, goals), rounds)
@@ -152,7 +157,7 @@ def parity(ours: Ranks, theirs: Ranks, scratch: Path, report: Report, **ddp: Any
 def death(scratch: Path, report: Report) -> None:
     """How soon a rank learns that the other was killed."""
     died = scratch / "died"
-    with Ranks.started(2, scratch, **SHARED) as ranks:
+    with Ranks.started(2, scratch, False, **SHARED) as ranks:
         loop = {"dies_at": 500, "died": str(died)}
         survivor, dead = ranks.flambeau(replace(TINY, epochs=50), loop=loop)
     what = "a killed rank is noticed by the other, two ranks on one GPU"

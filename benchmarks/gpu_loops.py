@@ -350,7 +350,12 @@ def prepare(deterministic: bool) -> dict[str, Any]:
 
 def answer(loop: str, **arguments: Any) -> Mapping[str, Any]:
     """What a child does."""
-    return {"flambeau": flambeau, "ddp": ddp, "prepare": prepare}[loop](**arguments)
+    loops: dict[str, Callable[..., Mapping[str, Any]]] = {
+        "flambeau": flambeau,
+        "ddp": ddp,
+        "prepare": prepare,
+    }
+    return loops[loop](**arguments)
 
 
 if __name__ == "__main__":

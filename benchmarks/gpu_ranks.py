@@ -53,7 +53,7 @@ class Ranks:
         """Ranks that wait for requests; additions in one order where `deterministic`."""
         with ExitStack() as stack:
             env = {"PYTHONPATH": str(ROOT / "python"), "CUBLAS_WORKSPACE_CONFIG": ":4096:8", **env}
-            command = [sys.executable, LOOPS]
+            command: list[str | Path] = [sys.executable, LOOPS]
             children = [stack.enter_context(Child(command, env)) for _ in range(num_ranks)]
             ranks = cls(children, scratch)
             ranks._ask(loop="prepare", deterministic=deterministic)
@@ -158,7 +158,7 @@ def free_address() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-def whole(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def whole(answers: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     """The answers of ranks that all trained to the end. Raises RuntimeError, with an error, otherwise."""
     for answer in answers:
         if "error" in answer or "ended" in answer:
@@ -166,7 +166,7 @@ def whole(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return answers
 
 
-def rows_per_second(answers: list[dict[str, Any]]) -> float:
+def rows_per_second(answers: Sequence[dict[str, Any]]) -> float:
     """Of all ranks together."""
     done = whole(answers)
     return float(done[0]["rows"] / max(answer["seconds"] for answer in done))

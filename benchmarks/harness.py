@@ -13,6 +13,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parent.parent
+PEERS = ROOT / "build" / "peers"
+
+LIMIT, FIXED, ITSELF = "limit: ", "goal: ", "itself: "
+"""How contenders are called that are no peer: the same work with nothing round it, a figure that was set, and
+Flambeau at another size.
+"""
 
 Contender = Callable[[], float]
 """Does the work once and returns its figure, in the case's unit."""
@@ -75,6 +83,8 @@ class Result:
     x: float | None = None
     x_label: str = ""
     note: str = ""
+    date: str = ""
+    """When it was measured, as YYYY-MM-DD."""
     skipped: str = ""
     """Why nothing was measured, where that is so."""
     ours: str = field(init=False)
@@ -119,7 +129,8 @@ def measure(case: Case, rounds: int | None = None) -> Result:
     if unknown:
         raise ValueError(f"{case.work}: goals against {sorted(unknown)}, who are no contenders")
     shared = (case.work, case.unit, case.higher_is_better)
-    return Result(*shared, figures, goals, case.curve, case.x, case.x_label, case.note)
+    today = date.today().isoformat()
+    return Result(*shared, figures, goals, case.curve, case.x, case.x_label, case.note, today)
 
 
 class Child:
@@ -177,10 +188,18 @@ def serve(handler: Callable[..., Mapping[str, Any]]) -> None:
 
 def peer(name: str) -> list[Path]:
     """The command of the peer program `peers/NAME.py` in its own environment."""
-    python = ROOT / "build" / "peers" / name / "bin" / "python"
+    python = PEERS / name / "bin" / "python"
     if not python.exists():
         raise SystemExit(f"{python} is missing: run `make bench`, which installs it")
     return [python, ROOT / "benchmarks" / "peers" / f"{name}.py"]
+
+
+def peer_versions(name: str) -> dict[str, str]:
+    """The packages that `peers/NAME.in` pins, in the versions that the peer's environment has."""
+    lines = (ROOT / "benchmarks" / "peers" / f"{name}.in").read_text().splitlines()
+    pinned = {line.partition("==")[0] for line in lines if "==" in line}
+    site = [str(path) for path in (PEERS / name).glob("lib/python*/site-packages")]
+    return {found.name: found.version for found in distributions(path=site) if found.name in pinned}
 
 
 def spark_session(name: str, **conf: str) -> SparkSession:

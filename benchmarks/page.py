@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import Result, short
+from harness import FIXED, ITSELF, LIMIT, Result, short
 from pictures import pyplot, save
 
 HERE = Path(__file__).resolve().parent
@@ -18,24 +18,66 @@ INTRODUCTION = """# Results
 Made by `make bench` or `make bench-full`; [README.md](README.md) says what each suite does. In each round
 every contender does the work once, in turn. A figure is the median of the rounds, with the least and the most
 in brackets; *times* is how many times as fast Flambeau was, the median of the rounds' own ratios. A goal that
-was missed is explained in [docs/performance.md](../docs/performance.md).
+was missed is explained in [docs/performance.md](../docs/performance.md). *Limits* are the same work
+with nothing round it; *itself* is Flambeau at another size, which says nothing about others.
 """
 
 
-def write(suites: Sequence[str]) -> None:
-    """Writes the page and the figures from the results that there are."""
-    found = {name: RESULTS / f"{name}.json" for name in suites}
-    measured = {name: json.loads(path.read_text()) for name, path in found.items() if path.exists()}
-    if not measured:
-        return
+class SeveralRuns(Exception):
+    """The stored results are not of one commit and one kind."""
+
+
+def stored(name: str) -> dict[str, Any] | None:
+    """What a suite's last run left."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def of_one_run(found: Mapping[str, dict[str, Any] | None]) -> dict[str, dict[str, Any]]:
+    """The suites' results, where all are of one commit and one kind.
+
+    Raises SeveralRuns, which says which suite is of which commit and what to run.
+    """
+    runs = {name: _run(suite) for name, suite in found.items() if suite is not None and "commit" in suite}
+    if len(runs) == len(found) and len(set(runs.values())) == 1:
+        return {name: suite for name, suite in found.items() if suite is not None}
+    lines = ["RESULTS.md is made of results of one commit and one kind, and these are of several:"]
+    for name, suite in found.items():
+        what = "not measured" if suite is None else "of no commit"
+        lines.append(f"  {name}: {_text(*runs[name]) if name in runs else what}")
+    if runs:
+        most = max(runs.values(), key=list(runs.values()).count)
+        others = ",".join(name for name in found if runs.get(name) != most)
+        at, full, rounds = most[0].partition(",")[0], " --full" if most[1] else "", most[2]
+        rounds_too = f" --rounds {rounds}" if rounds else ""
+        lines.append(f"At {at}: python benchmarks/run.py --only {others}{full}{rounds_too}")
+    lines.append("Or all of them anew: python benchmarks/run.py")
+    raise SeveralRuns("\n".join(lines))
+
+
+def write(suites: Mapping[str, dict[str, Any]]) -> None:
+    """Writes the page and the figures from the suites' results, which are of one run."""
     FIGURES.mkdir(exist_ok=True)
     for path in FIGURES.glob("*.png"):
         path.unlink()
-    results = {name: [_result(entry) for entry in suite["results"]] for name, suite in measured.items()}
-    parts = [INTRODUCTION, _summary([result for several in results.values() for result in several])]
+    measured = {name: suite for name, suite in suites.items() if "results" in suite}
+    results = {name: [Result(**entry) for entry in suite["results"]] for name, suite in measured.items()}
+    run = _text(*_run(next(iter(suites.values()))))
+    parts = [INTRODUCTION, f"Measured at {run}.\n", _summary(results)]
     for name, suite in measured.items():
         parts.append(_section(name, suite, results[name]))
     (HERE / "RESULTS.md").write_text("\n".join(parts))
+
+
+def _run(suite: dict[str, Any]) -> tuple[str, bool, int | None]:
+    """What has to be the same of all suites of a page: the commit, the sizes, the rounds."""
+    dirty = ", with changes that are in no commit" if suite["commit"]["dirty"] else ""
+    return suite["commit"]["hash"] + dirty, suite["full"], suite["rounds"]
+
+
+def _text(at: str, full: bool, rounds: int | None) -> str:
+    sizes = "every size" if full else "the telling sizes"
+    return f"commit {at}; {sizes}; {f'{rounds} rounds' if rounds else 'each case with rounds of its own'}"
 
 
 def lines_of(result: Result) -> str:
@@ -59,39 +101,68 @@ def table(results: Sequence[Result]) -> list[str]:
     return lines
 
 
-def _result(entry: dict[str, Any]) -> Result:
-    return Result(**entry)
-
-
-def _summary(results: Sequence[Result]) -> str:
-    goals = [(result, name) for result in results for name in result.goals if not result.skipped]
-    missed = [(result, name) for result, name in goals if not result.is_met(name)]
-    lines = [f"**{len(goals) - len(missed)} of {len(goals)} goals are met.**"]
-    if missed:
-        lines += ["", "Missed:", ""]
+def _summary(results: Mapping[str, Sequence[Result]]) -> str:
+    """How many goals each suite meets, by what they are against, and which it misses."""
+    goals = {
+        name: [(result, against) for result in suite for against in result.goals]
+        for name, suite in results.items()
+    }
+    kinds = ["peers", "limits", "set figures", "itself"]
+    lines = ["| goals met, against | " + " | ".join(kinds) + " |", "|---|" + "---|" * len(kinds)]
+    for name, suite in goals.items():
+        cells = []
+        for kind in kinds:
+            met = [result.is_met(against) for result, against in suite if _kind(against) == kind]
+            cells.append(f"{sum(met)} of {len(met)}" if met else "")
+        lines.append(f"| [{name}](#{name}) | {' | '.join(cells)} |")
+    for name, suite in goals.items():
+        missed = [(result, against) for result, against in suite if not result.is_met(against)]
+        if missed:
+            lines += ["", f"Missed in {name}:", ""]
         lines += [
-            f"- {result.work}: {result.ratio(name):.2f} times {name}, the goal is {result.goals[name]:.3g}"
-            for result, name in missed
+            f"- {result.work}: {result.ratio(against):.2f} times {against}, "
+            f"the goal is {result.goals[against]:.3g}"
+            for result, against in missed
         ]
     return "\n".join(lines) + "\n"
 
 
+def _kind(against: str) -> str:
+    """What a goal is against: a peer, or what else a contender's name begins with."""
+    kinds = {LIMIT: "limits", FIXED: "set figures", ITSELF: "itself"}
+    return next((kind for start, kind in kinds.items() if against.startswith(start)), "peers")
+
+
 def _section(name: str, suite: dict[str, Any], results: Sequence[Result]) -> str:
     about = suite["machine"]
-    versions = ", ".join(f"{package} {number}" for package, number in about["versions"].items())
+    dates = sorted({result.date for result in results if result.date})
+    rounds = sorted({len(figures) for result in results for figures in result.figures.values()})
     lines = [
-        f"## {suite['title'].rstrip('.')}",
+        f"## {name}",
         "",
-        f"`benchmarks/{name}.py`, {suite['date']}, {about['cores']} cores of {about['processor']}, "
-        f"{about['memory']}, {about['system']}, {versions}.",
+        f"{suite['title'].rstrip('.')}.",
+        "",
+        f"`benchmarks/{name}.py`, {_range(dates)}, {_range(rounds)} rounds, {about['cores']} cores of "
+        f"{about['processor']}, {about['memory']}, {about['system']}, {_versions(about['versions'])}.",
+        *(f"Beside it, in an environment of its own: {_versions(peer)}." for peer in suite["peers"].values()),
         "",
         *table(results),
     ]
     lines += [f"\n{note}" for note in dict.fromkeys(result.note for result in results if result.note)]
     for curve in dict.fromkeys(result.curve for result in results if result.curve):
-        file = _draw(name, curve, [result for result in results if result.curve == curve])
-        lines += ["", f"![{curve}](figures/{file})"]
+        points = [result for result in results if result.curve == curve]
+        if len(points) > 1:
+            lines += ["", f"![{curve}](figures/{_draw(name, curve, points)})"]
     return "\n".join(lines) + "\n"
+
+
+def _versions(packages: Mapping[str, str]) -> str:
+    return ", ".join(f"{package} {number}" for package, number in packages.items())
+
+
+def _range(several: Sequence[object]) -> str:
+    """The least and the most of sorted values."""
+    return " to ".join(dict.fromkeys(str(value) for value in (several[0], several[-1]))) if several else "no"
 
 
 def _rows(result: Result) -> list[str]:
@@ -121,6 +192,12 @@ def _goal(result: Result, name: str) -> str:
     return f"{result.goals[name]:.3g}, {'met' if result.is_met(name) else '**missed**'}"
 
 
+def _size(value: float, label: str) -> str:
+    if label != "bytes":
+        return short(value)
+    return f"{value / 1024:.0f} KiB" if value < 1 << 20 else f"{value / (1 << 20):.0f} MiB"
+
+
 def _draw(suite: str, curve: str, results: Sequence[Result]) -> str:
     """Draws each contender's medians over the cases' `x`, both in logarithms; returns the file's name."""
     plt = pyplot()
@@ -138,8 +215,17 @@ def _draw(suite: str, curve: str, results: Sequence[Result]) -> str:
         (line,) = axes.plot(x, median, "o-" if is_ours else "o--", label=name, linewidth=2 if is_ours else 1)
         axes.fill_between(x, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     axes.set(xscale="log", yscale="log", title=curve, xlabel=results[0].x_label, ylabel=results[0].unit)
+    sizes = sorted({result.x or 0.0 for result in results})
+    axes.set_xticks(sizes, [_size(size, results[0].x_label) for size in sizes])
+    axes.xaxis.minorticks_off()
+    # A range that logarithms would show as hardly anything but its minor ticks is told from zero.
+    low, high = axes.get_ylim()
+    if high < 10 * low:
+        axes.set(yscale="linear", ylim=(0, None))
+    axes.yaxis.set_major_formatter(lambda value, _: short(value))
     axes.grid(alpha=0.3)
-    if axes.get_lines():
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(axes.get_lines()) > 1:
         axes.legend()
     file = f"{suite}-{''.join(c if c.isalnum() else '-' for c in curve.lower())}.png"
     save(figure, FIGURES / file)

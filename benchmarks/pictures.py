@@ -64,7 +64,7 @@ def flame_graph(folded: Path, path: Path) -> None:
             widths[tuple(stack[:depth])] += count
     # Frames with one caller lie side by side, in the order of their names.
     starts: dict[tuple[str, ...], int] = {(): 0}
-    ends = {(): 0}
+    ends = dict(starts)
     for frame in sorted(widths):
         caller = frame[:-1]
         starts[frame] = ends[frame] = ends[caller]
@@ -77,10 +77,11 @@ def flame_graph(folded: Path, path: Path) -> None:
         axes.barh(
             len(frame), width, left=starts[frame], height=0.94, color=plt.cm.YlOrRd(0.15 + shade), linewidth=0
         )
-        # At this size a letter takes 0.075 inches.
+        # At this size a letter takes 0.075 inches. The share comes first; crates are left out.
         room = int(share * inches / 0.075) - 1
-        if room >= 3:
-            text = frame[-1] if len(frame[-1]) <= room else frame[-1][: room - 1] + "…"
+        text = f"{100 * share:.0f} % {'::'.join(frame[-1].split('::')[-2:])}"
+        if room >= 10:
+            text = text if len(text) <= room else text[: room - 1] + "…"
             axes.text(starts[frame] + whole / 500, len(frame), text, va="center", size=8, family="monospace")
     axes.set(xlim=(0, whole), ylim=(0.4, depth + 0.6))
     axes.axis("off")

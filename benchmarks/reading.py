@@ -32,6 +32,7 @@ BATCH = 512
 OURS, LIMIT, LOADER = "Flambeau", "limit: pyarrow, one thread", "DataLoader over pyarrow"
 PETASTORM = "Petastorm BatchedDataLoader"
 BUCKET = "s3://bench"
+PEERS = ("petastorm",)
 
 # A DataLoader is timed on this many rows: it would be minutes for all of them.
 LOADER_ROWS = 100_000
@@ -78,7 +79,7 @@ class Stored:
             store = {"aws_endpoint": endpoint(self.s3), "aws_allow_http": "true", "aws_region": "us-east-1"}
             store["aws_skip_signature"] = "true"
             uris = [f"{BUCKET}{file}" for file in self.files]
-        params = {"batchSize": BATCH, "numWorkers": 1, "seed": 1}
+        params: dict[str, Any] = {"batchSize": BATCH, "numWorkers": 1, "seed": 1}
         if len(inputs) > 1:
             params["inputCols"] = [tensor["name"] for tensor in inputs]
         return {

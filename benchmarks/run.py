@@ -1,9 +1,11 @@
 """Measures Flambeau beside what people use instead, and writes RESULTS.md and all pictures.
 
-    python benchmarks/run.py [--only reading,fit] [--full] [--rounds N]
-    python benchmarks/run.py --page         make the page anew from results/ and measure nothing
+    python benchmarks/run.py [--full] [--rounds N]
+    python benchmarks/run.py --only reading,fit     some suites; the page waits for the others
+    python benchmarks/run.py --page                 the page anew from results/; measures nothing
 
-Each suite runs in a process of its own and leaves results/SUITE.json; the page is made from all of these.
+Each suite runs in a process of its own and leaves results/SUITE.json. The page is made of results of one
+commit and one kind (telling or full, rounds) only.
 """
 
 from __future__ import annotations
@@ -14,18 +16,32 @@ import json
 import platform
 import subprocess
 import sys
-from datetime import date
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import page
 import pictures
-from harness import ROOT, Result, Skipped, measure
+from harness import ROOT, Result, Skipped, measure, peer_versions
 
-SUITES = ("reading", "all_reduce", "training", "step_cost", "fit", "transform", "scaling")
+SUITES = {
+    "fit": (7, 55),
+    "training": (10, 40),
+    "transform": (10, 30),
+    "all_reduce": (8, 20),
+    "reading": (4, 12),
+    "step_cost": (2, 2),
+    "scaling": (6, 15),
+    "anatomy": (1, 1),
+}
+"""What users buy comes before what engines do. About how many minutes each takes on two cores, without and
+with `--full`.
+"""
 SCRATCH = ROOT / "build" / "bench"
 VERSIONS = ("torch", "pyspark", "pyarrow", "numpy")
+MADE = ("results", "figures", "RESULTS.md", "../docs/performance")
+"""What runs write, from here."""
 
 
 def run_suite(name: str, full: bool, rounds: int | None) -> None:
@@ -33,23 +49,48 @@ def run_suite(name: str, full: bool, rounds: int | None) -> None:
     suite = importlib.import_module(name)
     scratch = SCRATCH / name
     scratch.mkdir(parents=True, exist_ok=True)
+    made_at, began = commit(), time.monotonic()
+    found = {"microseconds": suite.measured(scratch)} if name == "anatomy" else measured(suite, full, rounds)
+    stored = {
+        "commit": made_at,
+        "full": full,
+        "rounds": rounds,
+        "minutes": round((time.monotonic() - began) / 60, 1),
+        "machine": machine(),
+        "peers": {peer: peer_versions(peer) for peer in getattr(suite, "PEERS", ())},
+        **found,
+    }
+    page.RESULTS.mkdir(exist_ok=True)
+    (page.RESULTS / f"{name}.json").write_text(json.dumps(stored, indent=1) + "\n")
+
+
+def measured(suite: Any, full: bool, rounds: int | None) -> dict[str, Any]:
+    """What a suite's cases came to."""
     results = []
-    for case in suite.cases(full, scratch):
+    for case in suite.cases(full, SCRATCH / suite.__name__):
         if isinstance(case, Skipped):
             result = Result(case.work, "", True, {}, {}, skipped=case.why)
         else:
             result = measure(case, rounds)
         print(page.lines_of(result), flush=True)
         results.append(result)
-    found = {
-        "title": (suite.__doc__ or name).splitlines()[0],
-        "machine": machine(),
-        "date": date.today().isoformat(),
-        "full": full,
-        "results": [result.to_json() for result in results],
+    title = (suite.__doc__ or suite.__name__).splitlines()[0]
+    return {"title": title, "results": [result.to_json() for result in results]}
+
+
+def commit() -> dict[str, Any]:
+    """The commit that is checked out, and whether the tree has more than that and what runs write."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=page.HERE, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    others = [f":(exclude){path}" for path in MADE]
+    return {
+        "hash": git("rev-parse", "--short=10", "HEAD"),
+        "dirty": bool(git("status", "--porcelain", "--", "..", *others)),
     }
-    page.RESULTS.mkdir(exist_ok=True)
-    (page.RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 def machine() -> dict[str, Any]:
@@ -82,15 +123,29 @@ def main() -> None:
     if options.inside:
         run_suite(options.inside, options.full, options.rounds)
         return
+    names = [] if options.page else options.only
+    minutes = {name: SUITES[name][options.full] for name in names}
+    if minutes:
+        each = ", ".join(f"{name} {about}" for name, about in minutes.items())
+        print(f"About {sum(minutes.values())} minutes with each case's own rounds: {each}", flush=True)
+    if minutes and commit()["dirty"]:
+        print("The tree has changes that are in no commit: the page will say so.", flush=True)
     failed = []
-    for name in [] if options.page else options.only:
+    for name in names:
         print(f"\n{name}", flush=True)
         command = [sys.executable, __file__, "--inside", name]
         command += ["--full"] if options.full else []
         command += ["--rounds", str(options.rounds)] if options.rounds else []
         if subprocess.run(command).returncode:
             failed.append(name)
-    page.write(SUITES)
+    try:
+        suites = page.of_one_run({name: page.stored(name) for name in SUITES})
+    except page.SeveralRuns as several:
+        print(f"\n{several}", flush=True)
+        if failed or len(names) in (0, len(SUITES)):
+            sys.exit(f"not measured, since they failed: {', '.join(failed)}" if failed else 1)
+        return
+    page.write(suites)
     pictures.draw()
     if failed:
         sys.exit(f"not measured, since they failed: {', '.join(failed)}")

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from harness import ROOT, Case, Child, Goal
+from harness import ITSELF, ROOT, Case, Child, Contender, Goal
 from rank import free_address
 from torch import nn
 
@@ -186,12 +187,12 @@ def _axis(
 ) -> Iterator[Case]:
     """A case for each size; `constant` is for a cost that is not to grow at all."""
     for before, size in zip([None, *sizes], sizes, strict=False):
-        contenders = {"Flambeau": lambda size=size: run(size)}
+        contenders: dict[str, Contender] = {"Flambeau": partial(run, size)}
         goals = []
         if before is not None:
             factor = 1.0 if constant else size / before
-            smaller = f"limit: {before:,} {'alike' if constant else 'in proportion'}"
-            contenders[smaller] = lambda before=before, factor=factor: factor * run(before)
+            smaller = f"{ITSELF}{before:,} {'alike' if constant else 'in proportion'}"
+            contenders[smaller] = partial(lambda before, factor: factor * run(before), before, factor)
             goals = [Goal(smaller, LINEAR)]
         yield Case(
             suite="scaling",

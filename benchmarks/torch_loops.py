@@ -1,8 +1,8 @@
-"""The training loops that people write by hand, on the ranks of a TorchDistributor that serve a benchmark.
+"""The training loops that people write by hand, on ranks that serve a benchmark.
 
-`TorchDistributor(...).run("torch_loops.py", ADDRESS, KEY)` starts it on every rank. A rank connects to the
-`multiprocessing.connection` at ADDRESS and answers requests, which are `run`'s arguments as a dict, until it
-gets None.
+`TorchDistributor(...).run("torch_loops.py", ADDRESS, KEY)` or `torchrun` starts it on every rank. A rank
+connects to the `multiprocessing.connection` at ADDRESS and answers requests, which are `run`'s arguments as a
+dict, until it gets None.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache
 from multiprocessing.connection import Client
 from typing import Any
@@ -62,7 +63,7 @@ def read(path: str) -> Batch:
         x = torch.from_numpy(features[0].flatten().to_numpy()).reshape(len(label), -1)
     else:
         x = torch.stack([torch.tensor(column.to_numpy()) for column in features], dim=1)
-    return x, torch.from_numpy(label.to_numpy())
+    return x, torch.tensor(label.to_numpy())
 
 
 def mean_loss(output: Tensor, label: Tensor) -> Tensor:
@@ -82,24 +83,22 @@ def from_loader(x: Tensor, y: Tensor, batch_size: int, epochs: int) -> Iterator[
         yield iter(loader)
 
 
-def own_rows(x: Tensor, y: Tensor) -> Batch:
-    """This rank's share of the rows, in a random order."""
+def own_rows(x: Tensor, y: Tensor, rank: int, world_size: int) -> Batch:
+    """A rank's share of the rows, in a random order."""
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    own = order[dist.get_rank() :: dist.get_world_size()]
+    own = order[rank::world_size]
     return x[own], y[own]
 
 
 def from_slices(x: Tensor, y: Tensor, batch_size: int, epochs: int) -> Iterator[Iterator[Batch]]:
-    """What an expert has: slices of one tensor that is shuffled in each epoch."""
-    x, y = own_rows(x, y)
+    """What an expert has: slices of one tensor of this rank's rows that is shuffled in each epoch."""
     for _ in range(epochs):
         order = torch.randperm(len(x))
         yield zip(x[order].split(batch_size), y[order].split(batch_size), strict=True)
 
 
 def from_memory(x: Tensor, y: Tensor, batch_size: int, epochs: int) -> Iterator[Iterator[Batch]]:
-    """What costs nothing: the same slices in every epoch."""
-    x, y = own_rows(x, y)
+    """What costs nothing: the same slices of this rank's rows in every epoch."""
     slices = list(zip(x.split(batch_size), y.split(batch_size), strict=True))
     for _ in range(epochs):
         yield iter(slices)
@@ -131,8 +130,19 @@ def meeting_point() -> Callable[[], None]:
     return meet
 
 
-def run(shard: str, model: str, batches: str, together: str, batch_size: int, epochs: int) -> dict[str, Any]:
+def run(
+    shard: str,
+    model: str,
+    batches: str,
+    together: str,
+    batch_size: int,
+    epochs: int,
+    fused: bool = False,
+    autocast: bool = False,
+) -> dict[str, Any]:
     """Trains, and returns this rank's rows and seconds in the epochs after the first.
+
+    `fused` takes torch's fused Adam instead of the plain one, `autocast` computes in bfloat16.
 
     `together` is what the ranks do together: "ddp" wraps the module in DistributedDataParallel, "meet" waits
     for the slower rank in each step and exchanges nothing, "nothing" leaves them alone once they have begun.
@@ -140,13 +150,19 @@ def run(shard: str, model: str, batches: str, together: str, batch_size: int, ep
     module = MODELS[model]()
     wrapped = DistributedDataParallel(module) if together == "ddp" else module
     meet = meeting_point() if together == "meet" else lambda: None
-    optimizer = torch.optim.Adam(module.parameters())
+    optimizer = torch.optim.Adam(module.parameters(), fused=fused)
+    precision = torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext()
+    rows = read(shard)
+    if batches != "loader":
+        rows = own_rows(*rows, dist.get_rank(), dist.get_world_size())
     num_rows, began = 0, 0.0
     dist.barrier()
-    for epoch, epoch_batches in enumerate(BATCHES[batches](*read(shard), batch_size, epochs)):
+    for epoch, epoch_batches in enumerate(BATCHES[batches](*rows, batch_size, epochs)):
         for x, y in epoch_batches:
             optimizer.zero_grad()
-            mean_loss(wrapped(x), y).backward()
+            with precision:
+                loss = mean_loss(wrapped(x), y)
+            loss.backward()
             meet()
             optimizer.step()
             num_rows += len(y)

@@ -1,12 +1,16 @@
 """Training, inside the loop.
 
 Rows a second over both ranks, in the epochs after the first; each rank has one thread. Reading the data,
-starting workers and the first epoch count in no figure.
+starting workers and the first epoch count in no figure. All contenders of a case have the same optimizer:
+torch's plain Adam, or its fused one, which Flambeau's `optimizer="adam"` is.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import torch_loops
-from harness import Case, Contender, Goal, Skipped, spark_session
+from harness import Case, Child, Contender, Goal, Skipped, peer, spark_session
 
 from flambeau import TorchEstimator
 
@@ -29,9 +33,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NUM_RANKS = 2
+PEERS = ("horovod",)
 LOADER = "TorchDistributor, DDP, DataLoader"
 EXPERT = "TorchDistributor, DDP, slices of a tensor"
+TORCHRUN = "torchrun, DDP, slices of a tensor"
+HOROVOD = "Horovod, slices of a tensor"
 LIMIT = "limit: two processes, no communication"
+AUTOCAST = f"{LIMIT}, autocast"
 IN_STEP = "limit: two processes that wait for each other in each step"
 
 
@@ -70,7 +78,7 @@ class Work:
 
         return rows_per_second
 
-    def by_hand(self, ranks: Ranks, batches: str, together: str = "ddp") -> Contender:
+    def by_hand(self, ranks: Ranks, batches: str, together: str = "ddp", **others: bool) -> Contender:
         """A loop of `torch_loops`."""
         request = {
             "shard": str(self.shard),
@@ -79,21 +87,43 @@ class Work:
             "together": together,
             "batch_size": self.batch_size,
             "epochs": self.epochs,
+            **others,
         }
         return lambda: ranks.rows_per_second(request)
 
-    def peers(self, ranks: Ranks) -> dict[str, Contender]:
-        """What trains the same without Flambeau."""
+    def horovod(self, child: Child) -> Contender:
+        """Horovod's loop, on processes of its own."""
+        request = {"model": self.name, "batch_size": self.batch_size, "epochs": self.epochs}
+        return lambda: float(child.call(what="loop", shard=str(self.shard), **request)["rows_per_second"])
+
+    def peers(self, ranks: Ranks, torchrun: Ranks, horovod: Child) -> dict[str, Contender]:
+        """What trains the same without Flambeau, with plain Adam."""
         return {
             LOADER: self.by_hand(ranks, "loader"),
             EXPERT: self.by_hand(ranks, "slices"),
+            TORCHRUN: self.by_hand(torchrun, "slices"),
+            HOROVOD: self.horovod(horovod),
             LIMIT: self.by_hand(ranks, "memory", "nothing"),
             IN_STEP: self.by_hand(ranks, "memory", "meet"),
         }
 
 
+def distributor(*program: str) -> None:
+    """Runs a program on the ranks of a TorchDistributor, which needs an active session."""
+    from pyspark.ml.torch.distributor import TorchDistributor
+
+    TorchDistributor(num_processes=NUM_RANKS, local_mode=True, use_gpu=False).run(*program)
+
+
+def torchrun(*program: str) -> None:
+    """Runs a program on ranks without Spark."""
+    command = [str(Path(sys.executable).with_name("torchrun")), "--standalone"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, f"--nproc-per-node={NUM_RANKS}", *program], check=True, env=environment)
+
+
 class Ranks:
-    """The ranks of a TorchDistributor, which run one loop after another."""
+    """Ranks that run one loop after another."""
 
     def __init__(self, connections: list[Connection]) -> None:
         self._connections = connections
@@ -111,17 +141,14 @@ class Ranks:
 
     @classmethod
     @contextmanager
-    def started(cls) -> Iterator[Ranks]:
-        """Ranks that wait for requests; they need an active session."""
-        from pyspark.ml.torch.distributor import TorchDistributor
-
+    def started(cls, launch: Callable[..., None] = distributor) -> Iterator[Ranks]:
+        """Ranks that wait for requests, as `launch` starts them."""
         key = secrets.token_bytes(16)
         with Listener(("127.0.0.1", 0), authkey=key) as listener:
             host, port = listener.address
-            distributor = TorchDistributor(num_processes=NUM_RANKS, local_mode=True, use_gpu=False)
             arguments = (torch_loops.__file__, f"{host}:{port}", key.hex())
             # A rank that fails ends the thread, and then no answer comes.
-            thread = threading.Thread(target=distributor.run, args=arguments, daemon=True)
+            thread = threading.Thread(target=launch, args=arguments, daemon=True)
             thread.start()
             connections = [listener.accept() for _ in range(NUM_RANKS)]
             yield cls(connections)
@@ -164,24 +191,27 @@ def cases(full: bool, scratch: Path) -> Iterator[Case | Skipped]:
     few = write_flights(scratch / "few.parquet", 1_600)
     mlp = Work("mlp", "MLP 10-256-256-1, Adam, batch 512", flights, 512, 4 * scale)
     wide = Work("wide", "8 M parameters, Adam, batch 32", few, 32, 3 * scale)
-    with Ranks.started() as ranks:
+    with Ranks.started() as ranks, Ranks.started(torchrun) as others, Child(peer("horovod")) as horovod:
         fit = mlp.flambeau(spark)
-        yield case(mlp.text, fit, mlp.peers(ranks), {LOADER: 2.5, LIMIT: 0.98})
-        limit = {LIMIT: mlp.by_hand(ranks, "memory", "nothing")}
+        yield case(mlp.text, fit, mlp.peers(ranks, others, horovod), {LOADER: 2.5, LIMIT: 0.98})
+        limit = {LIMIT: mlp.by_hand(ranks, "memory", "nothing", fused=True)}
         fused = mlp.flambeau(spark, optimizer="adam")
-        yield case(f'{mlp.text}, `optimizer="adam"`', fused, limit, {LIMIT: 1.0})
-        text = f'{mlp.text}, `optimizer="adam"`, `precision="bf16"`'
+        expert = {EXPERT: mlp.by_hand(ranks, "slices", fused=True)}
+        yield case(f"{mlp.text}, fused", fused, expert | limit, {LIMIT: 1.0})
+        text = f'{mlp.text}, fused, `precision="bf16"`'
         if has_bf16():
             fused = mlp.flambeau(spark, optimizer="adam", precision="bf16")
-            plain = {"Flambeau, torch.optim.Adam": mlp.flambeau(spark, precision="bf16")}
-            yield case(text, fused, plain | limit, {LIMIT: 1.5})
+            autocast = {AUTOCAST: mlp.by_hand(ranks, "memory", "nothing", fused=True, autocast=True)}
+            yield case(text, fused, limit | autocast, {LIMIT: 1.5})
         else:
             yield Skipped("training", text, "the processor has no instructions for bfloat16")
-        yield case(wide.text, wide.flambeau(spark), wide.peers(ranks), {LOADER: 2.5, EXPERT: 1.9})
+        peers = wide.peers(ranks, others, horovod)
+        yield case(wide.text, wide.flambeau(spark), peers, {LOADER: 2.5, EXPERT: 1.9})
         if full:
             digits = write_digits(scratch / "digits.parquet", 20_000)
             cnn = Work("cnn", "CNN on 28 x 28 images, Adam, batch 64", digits, 64, 4)
-            yield case(cnn.text, cnn.flambeau(spark), cnn.peers(ranks), {LIMIT: 0.98})
+            peers = cnn.peers(ranks, others, horovod)
+            yield case(cnn.text, cnn.flambeau(spark), peers, {LIMIT: 0.98})
     spark.stop()
 
 

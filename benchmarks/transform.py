@@ -1,15 +1,16 @@
 """transform: scoring a DataFrame with a fitted model.
 
 Rows a second of `local[2]`, from Parquet to the `noop` sink, which writes nothing. What runs in Spark runs in
-one session, but for MLflow, whose packages need an environment of their own. Models are trained for an epoch
-on a few rows; the peers score with the same trained module.
+one session, but for MLflow and Horovod, whose packages need environments of their own. Models are trained for
+an epoch on a few rows; the peers score with the same trained module. Horovod, which scores row by row, is
+timed on two of the eight files.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,12 +29,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from torch import nn
 
-from flambeau import TorchClassifier, TorchModel, TorchRegressor
+from flambeau import TorchClassifier, TorchEstimator, TorchModel, TorchRegressor
 
+UDFS: Any = F
+"""What PySpark's types leave out of its functions."""
 COLUMNS = [f"x{index}" for index in range(10)]
 NUM_ROWS = 3_300_000
 NUM_CLASSES = 3
 NUM_PROCESSES = 2
+PEERS = ("mlflow", "horovod")
 
 PYTHON = "Flambeau"
 NATIVE = 'Flambeau, runtime="native"'
@@ -41,6 +45,7 @@ SCALA = "Flambeau, Scala"
 PANDAS_UDF = "pandas_udf"
 MAP_IN_PANDAS = "mapInPandas"
 MLFLOW = "mlflow.pyfunc.spark_udf"
+HOROVOD = "Horovod TorchModel"
 MODEL_ALONE = "limit: the model alone on tensors, two processes"
 SCAN = "limit: a scan of the columns"
 IDLE_UDF = "limit: a UDF on the columns that computes nothing"
@@ -61,9 +66,11 @@ def cases(full: bool, scratch: Path) -> Iterator[Case | Skipped]:
         mlp = Scoring.trained("mlp", mlp_of(1), rows, scratch)
 
         mlflow = stack.enter_context(mlflow_child())
+        horovod = stack.enter_context(Child(peer("horovod")))
         work = f"linear model, 10 columns, {size}"
         contenders = linear.python() | linear.peers()
-        contenders |= {MLFLOW: linear.mlflow(mlflow), SCAN: linear.scan(), IDLE_UDF: linear.idle_udf()}
+        contenders |= {MLFLOW: linear.mlflow(mlflow), HOROVOD: linear.horovod(horovod)}
+        contenders |= {SCAN: linear.scan(), IDLE_UDF: linear.idle_udf()}
         yield Case("transform", work, "rows/s", contenders, [Goal(PANDAS_UDF, 3)])
         contenders = linear.jvm() | linear.python() | linear.peers() | {SCAN: linear.scan()}
         yield in_jvm(work, contenders, Goal(PANDAS_UDF, 3))
@@ -71,14 +78,15 @@ def cases(full: bool, scratch: Path) -> Iterator[Case | Skipped]:
         pool = stack.enter_context(ProcessPoolExecutor(NUM_PROCESSES, mp_context=get_context("spawn")))
         work = f"MLP 10-256-256-1, 10 columns, {size}"
         contenders = mlp.python() | mlp.peers()
-        contenders |= {MLFLOW: mlp.mlflow(mlflow), MODEL_ALONE: mlp.alone(pool), IDLE_UDF: mlp.idle_udf()}
+        contenders |= {MLFLOW: mlp.mlflow(mlflow), HOROVOD: mlp.horovod(horovod)}
+        contenders |= {MODEL_ALONE: mlp.alone(pool), IDLE_UDF: mlp.idle_udf()}
         yield Case("transform", work, "rows/s", contenders, [Goal(MODEL_ALONE, 0.9)])
         contenders = mlp.jvm() | mlp.python() | mlp.peers() | {MODEL_ALONE: mlp.alone(pool)}
         yield in_jvm(work, contenders, Goal(MODEL_ALONE, 0.9))
         if not full:
             return
         array = rows.select(F.array(*COLUMNS).alias("features"))
-        vector = array.select(array_to_vector("features").alias("features"))
+        vector = array.select(array_to_vector(F.col("features")).alias("features"))
         for kind, made in (("array<float>", array), ("vector", vector)):
             kept = kept_as(made, scratch / kind.partition("<")[0])
             scoring = Scoring.trained(f"linear-{kind.partition('<')[0]}", nn.Linear(10, 1), kept, scratch)
@@ -138,7 +146,7 @@ class Scoring:
         settings: dict[str, Any] = {"model": module, "featuresCol": features, "numWorkers": 1, "verbose": 0}
         settings |= {"batchSize": 256, "epochs": 1}
         if outputs > 1:
-            estimator = TorchClassifier(loss="cross_entropy", **settings)
+            estimator: TorchEstimator = TorchClassifier(loss="cross_entropy", **settings)
         else:
             estimator = TorchRegressor(loss="mse", **settings)
         label = (F.rand(0) * outputs).cast("int" if outputs > 1 else "float")
@@ -182,6 +190,17 @@ class Scoring:
         torch.save(self.model.module(), module)
         return lambda: self.num_rows / child.call(module=str(module), files=rows)["seconds"]
 
+    def horovod(self, child: Child) -> Contender:
+        """Horovod's model, in its own environment."""
+        module, files = self.path.with_suffix(".pt"), self.rows.inputFiles()[:NUM_PROCESSES]
+        torch.save(self.model.module(), module)
+
+        def rows_per_second() -> float:
+            scored = child.call(what="transform", module=str(module), files=files)
+            return float(scored["rows"] / scored["seconds"])
+
+        return rows_per_second
+
     def alone(self, pool: ProcessPoolExecutor) -> Contender:
         """Two processes, each of which has its half of the rows in a tensor."""
         module = self.path.with_suffix(".pt")
@@ -223,13 +242,13 @@ def by_pandas_udf(broadcast: Any) -> Any:
                 features = torch.from_numpy(np.column_stack(columns))
                 yield pd.Series(module(features).squeeze(1).numpy())
 
-    return F.pandas_udf(predict, "double")  # type: ignore[call-overload]
+    return UDFS.pandas_udf(predict, "double")
 
 
 def by_map_in_pandas(broadcast: Any, rows: DataFrame) -> DataFrame:
     """Whole rows as frames, which come back with one more column."""
 
-    def predict(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    def predict(frames: Iterable[pd.DataFrame]) -> Iterable[pd.DataFrame]:
         module = broadcast.value
         with torch.inference_mode():
             for frame in frames:
@@ -246,7 +265,7 @@ def idle() -> Any:
         for columns in batches:
             yield columns[0]
 
-    return F.arrow_udf(first, "float")
+    return UDFS.arrow_udf(first, "float")
 
 
 def mlflow_child() -> Child:
