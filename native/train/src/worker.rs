@@ -322,7 +322,7 @@ impl Run<'_> {
     /// Takes the steps of the epoch that are left.
     fn epoch(&mut self, place: &mut Place) -> Result<Pace, Cause> {
         let order = self.datasets.train.order.clone();
-        let num_batches = order.steps_per_epoch();
+        let num_batches = order.batches_per_epoch();
         let steps_per_epoch = steps_per_epoch(&self.job, &self.datasets.train);
         let mut totals = LossTotals::from_bits(&self.position.totals);
         let (began, mut paused) = (Instant::now(), Duration::ZERO);
@@ -402,6 +402,11 @@ impl Run<'_> {
         replicas::broadcast(model, &self.group, Tensors::Buffers)?;
         if self.job.params.verify_replicas {
             replicas::verify(model, &self.group)?;
+        }
+        if self.position.epoch + 1 < self.job.params.epochs {
+            // Its first rows are decoded while this epoch is evaluated.
+            let reader = &mut self.datasets.train.reader;
+            reader.start(self.position.epoch + 1, 0)?;
         }
         let totals = LossTotals::from_bits(&self.position.totals);
         let metrics = evaluate::finish_metrics(model, &totals)?;
@@ -580,7 +585,7 @@ fn fixed(job: &TrainingJob, train: &Dataset, num_metric_sums: usize) -> Fixed {
 
 /// Optimizer steps in an epoch.
 fn steps_per_epoch(job: &TrainingJob, train: &Dataset) -> u64 {
-    let batches = train.order.steps_per_epoch();
+    let batches = train.order.batches_per_epoch();
     batches.div_ceil(u64::from(job.params.gradient_accumulation_steps))
 }
 
