@@ -174,7 +174,7 @@ impl<'a> Worker<'a> {
             schedule: Schedule::new(params, steps_per_epoch(&job, &datasets.train)),
             clip_norm: params.gradient_clip_norm,
             reducer: ReducerOptions {
-                overlaps: has_spare_core(&job, &group),
+                overlaps: host::overlaps(&job, &group),
                 compression: Compression::of(params),
                 ..ReducerOptions::default()
             },
@@ -602,12 +602,6 @@ fn monitor(
     let names = |named: Vec<(String, f64)>| named.into_iter().map(|(name, _)| name).collect();
     let (names, of_validation): (Vec<String>, Vec<String>) = (names(metrics), names(gathered));
     Ok(Monitor::new(&job.params, &names, &of_validation)?)
-}
-
-/// Whether the ranks of this host leave a core free for communication threads. Without `numThreads` they use all.
-fn has_spare_core(job: &TrainingJob, group: &ProcessGroup) -> bool {
-    let threads = job.params.num_threads;
-    threads.is_some_and(|threads| host::num_cores() > host::num_ranks_here(group) * threads)
 }
 
 /// Takes model, optimizer, generators and position from a checkpoint.
