@@ -134,7 +134,7 @@ def test_what_the_ranks_make_of_gradients_is_what_the_optimizer_steps_on(device:
     reference = network(1).to(device)
     optimizer = torch.optim.Adam(reference.parameters())
     for _ in range(3):
-        for _ in range(2):  # micro-steps
+        for _ in range(2):  # micro-batches
             x, y = torch.randn(6, 4), torch.randn(6)
             adapter.train_staged(adapter.stage([to_dlpack(x)], [to_dlpack(y)], None, 6), 12.0, 1.0)
             (nn.functional.mse_loss(reference(x.to(device)).squeeze(1), y.to(device)) / 2).backward()

@@ -67,7 +67,7 @@ def test_batches_are_the_columns(tmp_path: Path, columns: dict[str, np.ndarray])
         seed=3,
     )
     reader = _native.BatchReader(json.dumps(job), 1, 2)
-    assert reader.steps_per_epoch == 7
+    assert reader.batches_per_epoch == 7
     seen: list[int] = []
     for epoch in range(2):
         reader.start(epoch)
@@ -91,7 +91,7 @@ def test_a_batch_is_asked_by_name(tmp_path: Path, columns) -> None:
     reader = _native.BatchReader(json.dumps(job_over(tmp_path, columns, batchSize=30, shuffle=False)), 0, 1)
     reader.start(0)
     batches = list(reader)
-    assert [(batch["step"], batch["num_rows"]) for batch in batches] == [(0, 30), (1, 30), (2, 30), (3, 10)]
+    assert [(batch["index"], batch["num_rows"]) for batch in batches] == [(0, 30), (1, 30), (2, 30), (3, 10)]
     assert batches[3]["row_ids"] == list(range(90, 100))
     assert len(batches[0]["inputs"]) == len(batches[0]["labels"]) == 1 and batches[0]["weight"] is None
     with pytest.raises(KeyError, match="nothing"):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 import threading
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from flambeau._fit import imports, meeting, warm_up
-from flambeau._fit.launch import StageRendezvous
+from flambeau._fit.launch import StageRendezvous, tasks_by_host
 from flambeau._fit.meeting import MeetingPlace, meeting_place
 from flambeau.errors import WorkerLost
 
@@ -99,6 +101,36 @@ def gathered(directory: Path, payloads: list[bytes | None]) -> list[Any]:
     for thread in threads:
         thread.join(30)
     return heard
+
+
+def test_ranks_are_numbered_by_host_and_meet_so(tmp_path: Path) -> None:
+    addresses = ["b:1", "a:1", "c:1", "b:2", "a:2", "c:2", "b:3"]
+    tasks = tasks_by_host(addresses)
+    meeting, heard = str(tmp_path / "meeting"), {}
+
+    def run(task: int) -> None:
+        place = MeetingPlace(meeting, task, len(tasks))
+        heard[tasks.index(task)] = StageRendezvous(place, tasks).all_gather(addresses[task].encode())
+
+    threads = [threading.Thread(target=run, args=(task,)) for task in range(len(tasks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    by_host = [b"b:1", b"b:2", b"b:3", b"a:1", b"a:2", b"c:1", b"c:2"]
+    assert heard == {rank: by_host for rank in range(7)}
+
+
+@pytest.mark.parametrize("num_hosts", [1, 2, 4, 5])
+def test_a_sum_crosses_the_network_as_seldom_as_can_be(num_hosts: int) -> None:
+    contiguous = [f"[fe80::{task // 4}]:{task}" for task in range(4 * num_hosts)]
+    assert tasks_by_host(contiguous) == list(range(4 * num_hosts))
+    for seed in range(20):
+        dealt = random.Random(seed).sample(contiguous, len(contiguous))
+        tasks = tasks_by_host(dealt)
+        assert tasks[0] == 0 and sorted(tasks) == list(range(4 * num_hosts))
+        hosts = [dealt[task].rsplit(":", 1)[0] for task in tasks]
+        assert sum(one != other for one, other in pairwise(hosts)) == num_hosts - 1
 
 
 def test_ranks_meet_in_a_directory(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ const MAX_MESSAGE: usize = 1 << 30;
 /// itself. Blocking and asynchronous calls share one order.
 ///
 /// **Results** are bitwise equal on all ranks, and do not depend on the transport or the placement of ranks: every element is
-/// reduced in rank order (see `ReduceOp`).
+/// reduced in rank order (see `ReduceOp`). What crosses the network does depend on it: a partial sum does wherever the host
+/// changes along the ranks, so those of a host should be numbered one after another.
 ///
 /// **Waits** last at most `GroupOptions::timeout` and end early when a rank dies (at once), freezes (after
 /// `heartbeat_timeout`), leaves, aborts, or calls something else, and when the interrupt fires. Any of these fails the

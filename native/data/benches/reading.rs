@@ -89,7 +89,7 @@ fn order_config() -> OrderConfig {
 }
 
 fn epoch(reader: &mut BatchReader, number: u64) {
-    reader.start(number, 0).expect("a first step");
+    reader.start(number, 0).expect("a first batch");
     while let Some(batch) = reader.next().expect("rows") {
         black_box(&batch);
     }

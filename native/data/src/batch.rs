@@ -65,12 +65,12 @@ impl HostTensor {
     }
 }
 
-/// The rows of one rank at one step.
+/// The rows of one rank in one global batch.
 #[derive(Debug)]
 pub struct Batch {
-    /// The step within the epoch.
-    pub step: u64,
-    /// Rows in every tensor; 0 where the rank has none at this step.
+    /// The number of the batch within its epoch, counted from 0.
+    pub index: u64,
+    /// Rows in every tensor; 0 where the rank has none of it.
     pub num_rows: usize,
     /// One tensor an input of the spec, in its order.
     pub inputs: Vec<HostTensor>,

@@ -3,7 +3,7 @@
 //! The dataset's rows, numbered in the manifest's order, are cut into `num_lanes` contiguous lanes that differ by at most one row. A
 //! global batch takes `rows_per_lane` rows of every lane. Within a lane, row groups are cut into chunks of at most `window_rows` rows; an
 //! epoch permutes the chunks, takes them into windows of at least `window_rows` rows, and permutes the rows inside each window. A reader
-//! needs one window in memory, and any step is reached from its number alone.
+//! needs one window in memory, and any batch is reached from its number alone.
 //!
 //! The permutations are Fisher-Yates over ChaCha8, spelled out here so that no library's next version changes a resumed run.
 
@@ -59,7 +59,7 @@ pub struct SampleOrder {
     config: OrderConfig,
     num_rows: u64,
     lanes: Vec<Lane>,
-    steps_per_epoch: u64,
+    batches_per_epoch: u64,
 }
 
 impl SampleOrder {
@@ -118,7 +118,7 @@ impl SampleOrder {
             .collect();
         let lengths = lanes.iter().map(|lane| lane.rows.end - lane.rows.start);
         let per_lane = config.rows_per_lane as u64;
-        let steps_per_epoch = if config.drop_last {
+        let batches_per_epoch = if config.drop_last {
             lengths.min().unwrap_or(0) / per_lane
         } else {
             lengths.max().unwrap_or(0).div_ceil(per_lane)
@@ -127,7 +127,7 @@ impl SampleOrder {
             config,
             num_rows,
             lanes,
-            steps_per_epoch,
+            batches_per_epoch,
         })
     }
 
@@ -142,20 +142,20 @@ impl SampleOrder {
     }
 
     /// Global batches in an epoch, the short last one included unless `drop_last`.
-    pub fn steps_per_epoch(&self) -> u64 {
-        self.steps_per_epoch
+    pub fn batches_per_epoch(&self) -> u64 {
+        self.batches_per_epoch
     }
 
-    /// Rows of all lanes at a step; 0 from `steps_per_epoch` on.
-    pub fn global_rows(&self, step: u64) -> usize {
+    /// Rows of all lanes in a batch; 0 from `batches_per_epoch` on.
+    pub fn global_rows(&self, batch: u64) -> usize {
         (0..self.config.num_lanes)
-            .map(|lane| self.lane_rows(lane, step))
+            .map(|lane| self.lane_rows(lane, batch))
             .sum()
     }
 
-    /// Rows of one lane at a step.
-    pub fn lane_rows(&self, lane: usize, step: u64) -> usize {
-        let positions = self.positions(lane, step);
+    /// Rows of one lane in a batch.
+    pub fn lane_rows(&self, lane: usize, batch: u64) -> usize {
+        let positions = self.positions(lane, batch);
         (positions.end - positions.start) as usize
     }
 
@@ -176,24 +176,24 @@ impl SampleOrder {
         (rows.end - rows.start).min(self.config.window_rows as u64 - 1 + longest)
     }
 
-    /// Which positions of a lane's epoch a step takes.
-    pub fn positions(&self, lane: usize, step: u64) -> Range<u64> {
+    /// Which positions of a lane's epoch a batch takes.
+    pub fn positions(&self, lane: usize, batch: u64) -> Range<u64> {
         let rows = &self.lanes[lane].rows;
-        let length = if step < self.steps_per_epoch {
+        let length = if batch < self.batches_per_epoch {
             rows.end - rows.start
         } else {
             0
         };
         let per_lane = self.config.rows_per_lane as u64;
-        let first = step.saturating_mul(per_lane).min(length);
+        let first = batch.saturating_mul(per_lane).min(length);
         first..first.saturating_add(per_lane).min(length)
     }
 
-    /// The rows of one lane at one step, as numbers in the manifest's order.
+    /// The rows of one lane in one batch, as numbers in the manifest's order.
     ///
-    /// Costs a shuffle of the windows it touches: for reading step after step, take [`lane_order`](Self::lane_order) once an epoch.
-    pub fn row_ids(&self, epoch: u64, lane: usize, step: u64) -> Vec<u64> {
-        let positions = self.positions(lane, step);
+    /// Costs a shuffle of the windows it touches: for reading batch after batch, take [`lane_order`](Self::lane_order) once an epoch.
+    pub fn row_ids(&self, epoch: u64, lane: usize, batch: u64) -> Vec<u64> {
+        let positions = self.positions(lane, batch);
         let order = self.lane_order(epoch, lane);
         let mut ids = Vec::with_capacity((positions.end - positions.start) as usize);
         let mut position = positions.start;

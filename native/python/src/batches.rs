@@ -17,13 +17,13 @@ use crate::dlpack;
 use crate::error;
 use crate::signals::Signals;
 
-/// The batches of training rows that one rank of a job sees. Iterating gives batches with the items `step`, `num_rows`, `inputs` and `labels` (lists of
+/// The batches of training rows that one rank of a job sees. Iterating gives batches with the items `index` (its number within the epoch), `num_rows`, `inputs` and `labels` (lists of
 /// DLPack capsules), `weight` (a capsule or None) and `row_ids` (a list of ints), to the end of the epoch that `start` chose.
 #[pyclass(frozen, name = "BatchReader", module = "flambeau._native")]
 pub(crate) struct PyBatchReader {
     reader: Mutex<BatchReader>,
     signals: Signals,
-    steps_per_epoch: u64,
+    batches_per_epoch: u64,
 }
 
 #[pymethods]
@@ -35,28 +35,28 @@ impl PyBatchReader {
             TrainingJob::from_json(job_json).map_err(|failure| error::from_job(py, &failure))?;
         let signals = Signals::default();
         let made = py.detach(|| open(&job, rank, world_size, &signals));
-        let (reader, steps_per_epoch) = made.map_err(|failure| error::from_data(py, &failure))?;
+        let (reader, batches_per_epoch) = made.map_err(|failure| error::from_data(py, &failure))?;
         Ok(PyBatchReader {
             reader: Mutex::new(reader),
             signals,
-            steps_per_epoch,
+            batches_per_epoch,
         })
     }
 
-    /// Steps of an epoch.
+    /// Batches of an epoch.
     #[getter]
-    fn steps_per_epoch(&self) -> u64 {
-        self.steps_per_epoch
+    fn batches_per_epoch(&self) -> u64 {
+        self.batches_per_epoch
     }
 
-    /// Goes to a step of an epoch, both counted from 0.
-    #[pyo3(signature = (epoch, step = 0))]
-    fn start(&self, py: Python<'_>, epoch: u64, step: u64) -> PyResult<()> {
+    /// Goes to a batch of an epoch, both counted from 0.
+    #[pyo3(signature = (epoch, batch = 0))]
+    fn start(&self, py: Python<'_>, epoch: u64, batch: u64) -> PyResult<()> {
         let started = py.detach(|| {
             self.reader
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
-                .start(epoch, step)
+                .start(epoch, batch)
         });
         started.map_err(|failure| error::from_data(py, &failure))
     }
@@ -100,7 +100,7 @@ fn open(
         window_rows: job.params.window_rows(manifest.bytes_per_row()),
     };
     let order = Arc::new(SampleOrder::new(&manifest, config)?);
-    let steps_per_epoch = order.steps_per_epoch();
+    let batches_per_epoch = order.batches_per_epoch();
     let options = ReaderOptions {
         memory_budget: job.params.memory_budget,
         timeout: Duration::from_secs_f64(job.params.collective_timeout),
@@ -109,7 +109,7 @@ fn open(
     };
     Ok((
         BatchReader::new(store, manifest, order, rank, world_size, options)?,
-        steps_per_epoch,
+        batches_per_epoch,
     ))
 }
 
@@ -117,7 +117,7 @@ fn open(
 /// hundreds of Python's integers cost more than all else about a batch.
 #[pyclass(frozen, mapping, name = "Batch", module = "flambeau._native")]
 pub(crate) struct PyBatch {
-    step: u64,
+    index: u64,
     num_rows: usize,
     inputs: Py<PyList>,
     labels: Py<PyList>,
@@ -138,7 +138,7 @@ impl PyBatch {
             .weight
             .map(|weight| dlpack::of_host_tensor(py, weight).map(Bound::unbind));
         Ok(PyBatch {
-            step: batch.step,
+            index: batch.index,
             num_rows: batch.num_rows,
             inputs: capsules(batch.inputs)?,
             labels: capsules(batch.labels)?,
@@ -152,7 +152,7 @@ impl PyBatch {
 impl PyBatch {
     fn __getitem__<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
         match name {
-            "step" => self.step.into_bound_py_any(py),
+            "index" => self.index.into_bound_py_any(py),
             "num_rows" => self.num_rows.into_bound_py_any(py),
             "inputs" => Ok(self.inputs.bind(py).clone().into_any()),
             "labels" => Ok(self.labels.bind(py).clone().into_any()),

@@ -153,7 +153,7 @@ fn batch() -> Batch {
         HostTensor::new(DType::Float32, vec![1, columns], buffer)
     };
     Batch {
-        step: 0,
+        index: 0,
         num_rows: 1,
         inputs: vec![zeros(WIDTH)],
         labels: vec![zeros(1)],

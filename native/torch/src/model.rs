@@ -30,7 +30,7 @@ use crate::{cuda, random, state, weights};
 /// A libtorch program that is trained.
 ///
 /// Before the first backward of a step parameters have no gradients; after a backward each gradient lies in the
-/// reducer's memory, where later micro-steps accumulate.
+/// reducer's memory, where later micro-batches accumulate.
 pub struct TorchModel {
     program: Box<dyn Program>,
     loss: Box<dyn Loss>,

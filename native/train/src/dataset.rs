@@ -67,7 +67,7 @@ impl Datasets {
             ..ReaderOptions::default()
         };
         let train = Dataset::new(job, group, store, train, true, options(num_rows))?;
-        if train.order.steps_per_epoch() == 0 {
+        if train.order.batches_per_epoch() == 0 {
             let allowed = format!(
                 "false: {num_rows} rows do not fill one global batch of {}",
                 job.params.global_batch()

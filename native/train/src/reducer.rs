@@ -86,8 +86,9 @@ struct Sums {
 pub struct ReducerOptions {
     /// How large buckets may be.
     pub sizes: BucketSizes,
-    /// Whether full buckets are reduced on the group's communication thread while backward goes on. Worth it only
-    /// where there is a core to spare for that thread: its hand-over costs more than a small reduction. Default false.
+    /// Whether full buckets are reduced on the group's communication thread while backward goes on. Worth it where ranks
+    /// wait for a network, or there is a core to spare for that thread: its hand-over costs more than a small reduction in
+    /// shared memory. Default false.
     pub overlaps: bool,
     /// How gradients are compressed on their way. Default not at all.
     pub compression: Compression,

@@ -13,8 +13,8 @@ pub(crate) struct Staging {
 
 /// A batch that the model has taken note of.
 pub(crate) struct Staged {
-    /// The batch, counted within the epoch.
-    pub(crate) step: u64,
+    /// The number of the batch within the epoch.
+    pub(crate) index: u64,
     pub(crate) batch: StagedBatch,
 }
 
@@ -40,11 +40,11 @@ fn stage(reader: &mut BatchReader, model: &mut dyn Model) -> Result<Option<Stage
     let Some(batch) = reader.next()? else {
         return Ok(None);
     };
-    let step = batch.step;
+    let index = batch.index;
     // A rank without rows computes nothing.
     let batch = match batch.num_rows {
         0 => batch.into(),
         _ => model.stage(batch).map_err(Cause::Model)?,
     };
-    Ok(Some(Staged { step, batch }))
+    Ok(Some(Staged { index, batch }))
 }

@@ -152,7 +152,7 @@ impl<'a> Stepper<'a> {
             let Staged { batch, .. } = self
                 .staging
                 .next(reader, self.model)?
-                .filter(|staged| staged.step == expected)
+                .filter(|staged| staged.index == expected)
                 .ok_or(Cause::BatchLost(expected))?;
             self.times.data_seconds += watch.lap();
             let micro = MicroBatch {

@@ -174,7 +174,7 @@ impl<'a> Worker<'a> {
             schedule: Schedule::new(params, steps_per_epoch(&job, &datasets.train)),
             clip_norm: params.gradient_clip_norm,
             reducer: ReducerOptions {
-                overlaps: has_spare_core(&job, &group),
+                overlaps: host::overlaps(&job, &group),
                 compression: Compression::of(params),
                 ..ReducerOptions::default()
             },
@@ -322,7 +322,7 @@ impl Run<'_> {
     /// Takes the steps of the epoch that are left.
     fn epoch(&mut self, place: &mut Place) -> Result<Pace, Cause> {
         let order = self.datasets.train.order.clone();
-        let num_batches = order.steps_per_epoch();
+        let num_batches = order.batches_per_epoch();
         let steps_per_epoch = steps_per_epoch(&self.job, &self.datasets.train);
         let mut totals = LossTotals::from_bits(&self.position.totals);
         let (began, mut paused) = (Instant::now(), Duration::ZERO);
@@ -402,6 +402,11 @@ impl Run<'_> {
         replicas::broadcast(model, &self.group, Tensors::Buffers)?;
         if self.job.params.verify_replicas {
             replicas::verify(model, &self.group)?;
+        }
+        if self.position.epoch + 1 < self.job.params.epochs {
+            // Its first rows are decoded while this epoch is evaluated.
+            let reader = &mut self.datasets.train.reader;
+            reader.start(self.position.epoch + 1, 0)?;
         }
         let totals = LossTotals::from_bits(&self.position.totals);
         let metrics = evaluate::finish_metrics(model, &totals)?;
@@ -580,7 +585,7 @@ fn fixed(job: &TrainingJob, train: &Dataset, num_metric_sums: usize) -> Fixed {
 
 /// Optimizer steps in an epoch.
 fn steps_per_epoch(job: &TrainingJob, train: &Dataset) -> u64 {
-    let batches = train.order.steps_per_epoch();
+    let batches = train.order.batches_per_epoch();
     batches.div_ceil(u64::from(job.params.gradient_accumulation_steps))
 }
 
@@ -597,12 +602,6 @@ fn monitor(
     let names = |named: Vec<(String, f64)>| named.into_iter().map(|(name, _)| name).collect();
     let (names, of_validation): (Vec<String>, Vec<String>) = (names(metrics), names(gathered));
     Ok(Monitor::new(&job.params, &names, &of_validation)?)
-}
-
-/// Whether the ranks of this host leave a core free for communication threads. Without `numThreads` they use all.
-fn has_spare_core(job: &TrainingJob, group: &ProcessGroup) -> bool {
-    let threads = job.params.num_threads;
-    threads.is_some_and(|threads| host::num_cores() > host::num_ranks_here(group) * threads)
 }
 
 /// Takes model, optimizer, generators and position from a checkpoint.

@@ -328,15 +328,16 @@ def rank_task(
         import pyarrow
         from pyspark import BarrierTaskContext
 
-        from flambeau._fit.launch import StageRendezvous, bind_address
+        from flambeau._fit.launch import StageRendezvous, bind_address, tasks_by_host
         from flambeau._fit.meeting import MeetingPlace
 
         for _ in batches:
             pass
         context = BarrierTaskContext.get()
-        addresses = [info.address for info in context.getTaskInfos()]
-        rank, place = context.partitionId(), request.meeting_place
-        rendezvous = StageRendezvous(MeetingPlace(place, rank, len(addresses)) if place else context)
+        infos, own, place = context.getTaskInfos(), context.partitionId(), request.meeting_place
+        tasks = tasks_by_host([info.address for info in infos])
+        addresses, rank = [infos[task].address for task in tasks], tasks.index(own)
+        rendezvous = StageRendezvous(MeetingPlace(place, own, len(tasks)) if place else context, tasks)
         address = bind_address(addresses, rank)
         gpus = context.resources().get("gpu")
         given = None if gpus is None else gpus.addresses
@@ -362,14 +363,20 @@ class StageRendezvous:
     Without the mark they would wait for `spark.barrier.sync.timeout`, a year by default.
     """
 
-    def __init__(self, context: BarrierTaskContext | MeetingPlace) -> None:
+    def __init__(
+        self, context: BarrierTaskContext | MeetingPlace, tasks: Sequence[int] | None = None
+    ) -> None:
+        """`tasks` are the tasks in the order of their ranks; without it, that of their partitions."""
         self._context = context
+        self._tasks = tasks
         self._done = False
 
     def all_gather(self, payload: bytes) -> list[bytes]:
         """Every rank's payload, by rank. Waits for all ranks; raises WorkerLost where one left instead."""
         self._done = True
         replies = self._context.allGather(_OK + base64.b64encode(payload).decode())
+        if self._tasks is not None:
+            replies = [replies[task] for task in self._tasks]
         left = [rank for rank, reply in enumerate(replies) if not reply.startswith(_OK)]
         if left:
             raise WorkerLost(f"worker {left[0]} failed before the workers met", rank=left[0])
@@ -387,10 +394,25 @@ def bind_address(addresses: Sequence[str], rank: int) -> str:
 
     `addresses` are the executors', `host:port`, by rank.
     """
-    hosts = [address.rsplit(":", 1)[0].strip("[]") for address in addresses]
+    hosts = _hosts(addresses)
     if len(set(hosts)) == 1:
         return "127.0.0.1"
     return str(socket.getaddrinfo(hosts[rank], None, type=socket.SOCK_STREAM)[0][4][0])
+
+
+def tasks_by_host(addresses: Sequence[str]) -> list[int]:
+    """The tasks of a barrier stage in the order of their ranks: those of a host one after another, hosts by
+    their first task. `addresses` are the executors', `host:port`, by task.
+
+    Sums are formed from rank to rank, so that each change of host along the ranks is a way over the network;
+    Spark deals tasks to executors in turn.
+    """
+    hosts = _hosts(addresses)
+    return sorted(range(len(hosts)), key=lambda task: hosts.index(hosts[task]))
+
+
+def _hosts(addresses: Sequence[str]) -> list[str]:
+    return [address.rsplit(":", 1)[0].strip("[]") for address in addresses]
 
 
 def first_cause(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:

@@ -4,7 +4,7 @@
 autograd may call on threads of its own. Batches come as DLPack capsules over pooled native buffers, which a
 tensor gives back when it dies. Gradients live in the reducer's flat buckets: `.grad` is None before the first
 backward of a step; a hook copies the gradient that autograd made into the parameter's view of its bucket
-and makes `.grad` that view, in which later micro-steps accumulate.
+and makes `.grad` that view, in which later micro-batches accumulate.
 
 On a GPU the buckets are tensors of torch's. What happens in a step is queued on one stream, torch's present
 one, and the host runs ahead of it: it waits for the loss, which is there before backward, and for nothing
@@ -288,9 +288,9 @@ class ModuleModel:
         reference: float,
         loss_scale: float,
     ) -> list[float]:
-        """Forward, loss and backward of one micro-step; returns numerator, denominator and the metrics' sums.
+        """Forward, loss and backward of a micro-batch; returns numerator, denominator and the metrics' sums.
 
-        Backward runs on the local mean times denominator / `reference`, so that ranks and micro-steps weigh
+        Backward runs on the local mean times denominator / `reference`, so that ranks and micro-batches weigh
         by what they hold, and times `loss_scale`, which the reduced gradients are divided by.
         """
         return self._train(_rows(inputs, labels, weight, num_rows), reference, loss_scale)

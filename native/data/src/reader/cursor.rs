@@ -72,12 +72,13 @@ impl Cursor {
         self.lane
     }
 
-    /// What has to be decoded to read on from a step to the epoch's end, in the order in which it is needed.
-    pub(super) fn loads(&self, order: &SampleOrder, from_step: u64) -> Vec<Load> {
+    /// What has to be decoded to read on from a batch to the epoch's end, in the order in which it is needed.
+    pub(super) fn loads(&self, order: &SampleOrder, from_batch: u64) -> Vec<Load> {
         let rows_per_lane = order.config().rows_per_lane as u64;
-        let first_position = from_step.saturating_mul(rows_per_lane);
-        let last_position = order.steps_per_epoch().saturating_mul(rows_per_lane);
-        let step_of = |window: &WindowSpan| (window.first_position / rows_per_lane).max(from_step);
+        let first_position = from_batch.saturating_mul(rows_per_lane);
+        let last_position = order.batches_per_epoch().saturating_mul(rows_per_lane);
+        let batch_of =
+            |window: &WindowSpan| (window.first_position / rows_per_lane).max(from_batch);
         let windows = self.order.windows().iter().enumerate();
         match self.residence {
             Residence::Windows => windows
@@ -99,7 +100,7 @@ impl Cursor {
                                 first,
                             };
                             first += num_rows as usize;
-                            (step_of(window), unit)
+                            (batch_of(window), unit)
                         },
                     );
                     Load {
@@ -114,10 +115,10 @@ impl Cursor {
                 for (index, window) in windows {
                     // What only another epoch needs comes last.
                     let passed = window.first_position + window.num_rows <= first_position;
-                    let step = if passed { u64::MAX } else { step_of(window) };
+                    let batch = if passed { u64::MAX } else { batch_of(window) };
                     for chunk in self.order.window_chunks(index) {
                         let unit = unit_of(&units, chunk.first_row);
-                        units[unit].0 = units[unit].0.min(step);
+                        units[unit].0 = units[unit].0.min(batch);
                     }
                 }
                 if units.is_empty() {

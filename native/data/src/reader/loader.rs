@@ -23,7 +23,7 @@ pub(super) struct Load {
     pub(super) lane: usize,
     /// Which of the lane's loads this is.
     pub(super) index: usize,
-    /// Each with the step that needs it first, which is the order of decoding.
+    /// Each with the batch that needs it first, which is the order of decoding.
     pub(super) units: Vec<(u64, Unit)>,
 }
 
@@ -79,7 +79,7 @@ struct Live {
 }
 
 struct Task {
-    step: u64,
+    batch: u64,
     unit: usize,
     arena: Arc<Arena>,
 }
@@ -282,15 +282,15 @@ impl Shared {
     }
 
     fn admit(&self, state: &mut State, load: Load) {
-        let (steps, units): (Vec<u64>, Vec<Unit>) = load.units.into_iter().unzip();
+        let (batches, units): (Vec<u64>, Vec<Unit>) = load.units.into_iter().unzip();
         let arena = Arc::new(Arena::new(units, &self.row_bytes, &self.meter));
-        for (unit, step) in steps.into_iter().enumerate() {
-            // Behind all tasks of the same step, so that a load's units keep their order.
-            let place = state.tasks.partition_point(|task| task.step <= step);
+        for (unit, batch) in batches.into_iter().enumerate() {
+            // Behind all tasks of the same batch, so that a load's units keep their order.
+            let place = state.tasks.partition_point(|task| task.batch <= batch);
             state.tasks.insert(
                 place,
                 Task {
-                    step,
+                    batch,
                     unit,
                     arena: arena.clone(),
                 },

@@ -25,7 +25,7 @@ use cursor::{Cursor, Residence};
 use loader::{Limits, Load, Loader};
 pub use options::ReaderOptions;
 
-/// Reads the batches of one rank: at each step the rows of its lanes, ascending, one lane after another.
+/// Reads the batches of one rank: of each global batch the rows of its lanes, ascending, one lane after another.
 ///
 /// Dropping it ends its threads.
 pub struct BatchReader {
@@ -46,7 +46,7 @@ pub struct BatchReader {
 
 struct Position {
     epoch: u64,
-    step: u64,
+    batch: u64,
     cursors: Vec<Cursor>,
 }
 
@@ -139,7 +139,7 @@ impl BatchReader {
             limits,
             options.num_threads,
         )?;
-        // Batches of a few steps may be under way at once.
+        // A few batches may be under way at once.
         let pool = BufferPool::new(4 * row_bytes.len());
         Ok(BatchReader {
             manifest,
@@ -157,25 +157,25 @@ impl BatchReader {
         })
     }
 
-    /// Goes to a step of an epoch without reading what comes before it. Returns at once, decoding goes on in the background: called before
+    /// Goes to a batch of an epoch without reading what comes before it. Returns at once, decoding goes on in the background: called before
     /// an evaluation, it uses that time. Does nothing where the reader is just there.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for a step past the epoch's end (the end itself is allowed).
-    pub fn start(&mut self, epoch: u64, step: u64) -> Result<(), DataError> {
-        let steps = self.order.steps_per_epoch();
-        if step > steps {
-            let allowed = format!("0 to {steps}, the steps of an epoch");
+    /// [`DataError::InvalidOption`] for a batch past the epoch's end (the end itself is allowed).
+    pub fn start(&mut self, epoch: u64, batch: u64) -> Result<(), DataError> {
+        let batches = self.order.batches_per_epoch();
+        if batch > batches {
+            let allowed = format!("0 to {batches}, the batches of an epoch");
             return Err(DataError::InvalidOption {
-                name: "step",
-                value: step.to_string(),
+                name: "batch",
+                value: batch.to_string(),
                 allowed,
             });
         }
         if self
             .position
             .as_ref()
-            .is_some_and(|position| (position.epoch, position.step) == (epoch, step))
+            .is_some_and(|position| (position.epoch, position.batch) == (epoch, batch))
         {
             return Ok(());
         }
@@ -187,15 +187,15 @@ impl BatchReader {
         if self.residence == Residence::Windows || !self.is_loaded {
             let mut loads: Vec<Load> = cursors
                 .iter()
-                .flat_map(|cursor| cursor.loads(&self.order, step))
+                .flat_map(|cursor| cursor.loads(&self.order, batch))
                 .collect();
-            loads.sort_by_key(|load| load.units.iter().map(|(step, _)| *step).min());
+            loads.sort_by_key(|load| load.units.iter().map(|(batch, _)| *batch).min());
             self.loader.reset(loads);
             self.is_loaded = true;
         }
         self.position = Some(Position {
             epoch,
-            step,
+            batch,
             cursors,
         });
         Ok(())
@@ -209,13 +209,13 @@ impl BatchReader {
     #[allow(clippy::should_implement_trait)] // an iterator would have to go on after an error
     pub fn next(&mut self) -> Result<Option<Batch>, DataError> {
         let mut position = self.position.take().ok_or(DataError::NotStarted)?;
-        if position.step == self.order.steps_per_epoch() {
+        if position.batch == self.order.batches_per_epoch() {
             self.position = Some(position);
             return Ok(None);
         }
         match self.gather(&mut position) {
             Ok(batch) => {
-                position.step += 1;
+                position.batch += 1;
                 self.position = Some(position);
                 Ok(Some(batch))
             }
@@ -227,11 +227,11 @@ impl BatchReader {
     }
 
     fn gather(&mut self, position: &mut Position) -> Result<Batch, DataError> {
-        let step = position.step;
+        let batch = position.batch;
         let num_rows = self
             .lanes
             .iter()
-            .map(|&lane| self.order.lane_rows(lane, step))
+            .map(|&lane| self.order.lane_rows(lane, batch))
             .sum();
         let mut buffers: Vec<AlignedBuffer> = self
             .row_bytes
@@ -240,7 +240,7 @@ impl BatchReader {
             .collect();
         let mut row_ids = Vec::with_capacity(num_rows);
         for cursor in &mut position.cursors {
-            let positions = self.order.positions(cursor.lane(), step);
+            let positions = self.order.positions(cursor.lane(), batch);
             let mut next = positions.start;
             while next < positions.end {
                 let stretch = cursor.stretch(next, positions.end, &self.loader, &self.options)?;
@@ -263,7 +263,7 @@ impl BatchReader {
             .zip(buffers)
             .map(|(tensor, buffer)| host_tensor(tensor, num_rows, buffer));
         Ok(Batch {
-            step,
+            index: batch,
             num_rows,
             inputs: tensors.by_ref().take(spec.inputs.len()).collect(),
             labels: tensors.by_ref().take(spec.labels.len()).collect(),

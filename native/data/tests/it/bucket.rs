@@ -12,8 +12,8 @@ pub struct Bucket {
     pub objects: Mutex<BTreeMap<String, Vec<u8>>>,
     pub parts: Mutex<BTreeMap<u32, Vec<u8>>>,
     pub requests: Mutex<Vec<String>>,
-    /// How long it takes to put an object whose key ends so.
-    pub slow: Option<(&'static str, Duration)>,
+    /// How much longer requests take whose method is this one and whose key contains that.
+    pub slow: Option<(&'static str, &'static str, Duration)>,
 }
 
 struct Request {
@@ -53,9 +53,9 @@ fn answer_all(bucket: &Bucket, connection: TcpStream) {
             "{} {}?{}",
             request.method, request.path, request.query
         ));
-        if let Some((end, time)) = bucket.slow
-            && request.method == "PUT"
-            && request.path.ends_with(end)
+        if let Some((method, part, time)) = bucket.slow
+            && request.method == method
+            && request.path.contains(part)
         {
             std::thread::sleep(time);
         }

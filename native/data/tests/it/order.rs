@@ -8,8 +8,8 @@ fn order(groups: &[u64], config: OrderConfig) -> SampleOrder {
 }
 
 fn epoch_ids(order: &SampleOrder, epoch: u64, lane: usize) -> Vec<u64> {
-    (0..order.steps_per_epoch())
-        .flat_map(|step| order.row_ids(epoch, lane, step))
+    (0..order.batches_per_epoch())
+        .flat_map(|batch| order.row_ids(epoch, lane, batch))
         .collect()
 }
 
@@ -52,18 +52,18 @@ proptest! {
     fn batches_have_the_rows_that_were_announced((groups, config) in cases()) {
         let order = order(&groups, config.clone());
         let lane_lengths: Vec<usize> = (0..config.num_lanes).map(|lane| order.lane_range(lane)).map(|r| (r.end - r.start) as usize).collect();
-        for step in 0..order.steps_per_epoch() + 2 {
+        for batch in 0..order.batches_per_epoch() + 2 {
             let mut global = 0;
             for (lane, length) in lane_lengths.iter().enumerate() {
-                let rows = order.row_ids(3, lane, step).len();
-                prop_assert_eq!(rows, order.lane_rows(lane, step));
-                let left = length.saturating_sub(step as usize * config.rows_per_lane);
-                let expected = if step < order.steps_per_epoch() { left.min(config.rows_per_lane) } else { 0 };
+                let rows = order.row_ids(3, lane, batch).len();
+                prop_assert_eq!(rows, order.lane_rows(lane, batch));
+                let left = length.saturating_sub(batch as usize * config.rows_per_lane);
+                let expected = if batch < order.batches_per_epoch() { left.min(config.rows_per_lane) } else { 0 };
                 prop_assert_eq!(rows, expected);
                 global += rows;
             }
-            prop_assert_eq!(order.global_rows(step), global);
-            if config.drop_last && step < order.steps_per_epoch() {
+            prop_assert_eq!(order.global_rows(batch), global);
+            if config.drop_last && batch < order.batches_per_epoch() {
                 prop_assert_eq!(global, config.rows_per_lane * config.num_lanes, "no short batch");
             }
         }
@@ -228,7 +228,7 @@ fn fewer_rows_than_lanes_leave_lanes_empty() {
             ..config()
         },
     );
-    assert_eq!(order.steps_per_epoch(), 1);
+    assert_eq!(order.batches_per_epoch(), 1);
     assert_eq!(
         (0..5).map(|lane| order.lane_rows(lane, 0)).sum::<usize>(),
         2
@@ -242,5 +242,5 @@ fn fewer_rows_than_lanes_leave_lanes_empty() {
         },
     )
     .unwrap();
-    assert_eq!(dropped.steps_per_epoch(), 0);
+    assert_eq!(dropped.batches_per_epoch(), 0);
 }

@@ -24,12 +24,12 @@ fn resident() -> ReaderOptions {
     }
 }
 
-/// The row ids of an epoch's batches from a step on; values are checked on the way.
-fn epoch(reader: &mut BatchReader, epoch: u64, step: u64) -> Vec<Vec<u64>> {
-    reader.start(epoch, step).unwrap();
+/// The row ids of an epoch's batches from one on; values are checked on the way.
+fn epoch(reader: &mut BatchReader, epoch: u64, first: u64) -> Vec<Vec<u64>> {
+    reader.start(epoch, first).unwrap();
     let mut batches = Vec::new();
     while let Some(batch) = reader.next().unwrap() {
-        assert_eq!(batch.step, step + batches.len() as u64);
+        assert_eq!(batch.index, first + batches.len() as u64);
         check_numbered(&batch);
         batches.push(batch.row_ids);
     }
@@ -45,12 +45,12 @@ fn expected(
     world: usize,
 ) -> Vec<Vec<u64>> {
     let lanes = || (rank..order.config().num_lanes).step_by(world);
-    let batch = |step| {
+    let batch = |batch| {
         lanes()
-            .flat_map(|lane| order.row_ids(epoch, lane, step))
+            .flat_map(|lane| order.row_ids(epoch, lane, batch))
             .collect()
     };
-    (from..order.steps_per_epoch()).map(batch).collect()
+    (from..order.batches_per_epoch()).map(batch).collect()
 }
 
 #[test]
@@ -124,9 +124,9 @@ proptest! {
         let order = data.order(OrderConfig { window_rows, ..order_config(3, rows_per_lane) });
         let options = if windowed { WINDOWED } else { resident() };
         let mut reader = data.reader(&order, 1, 2, options);
-        for (number, step) in starts {
-            let step = step.min(order.steps_per_epoch());
-            prop_assert_eq!(epoch(&mut reader, number, step), expected(&order, number, step, 1, 2));
+        for (number, batch) in starts {
+            let batch = batch.min(order.batches_per_epoch());
+            prop_assert_eq!(epoch(&mut reader, number, batch), expected(&order, number, batch, 1, 2));
         }
     }
 
@@ -137,15 +137,15 @@ proptest! {
         let order = data.order(OrderConfig { window_rows, ..order_config(4, rows_per_lane) });
         let mut global = Vec::new();
         for world in 1..=4 {
-            let mut batches = vec![vec![Vec::new(); 4]; order.steps_per_epoch() as usize];
+            let mut batches = vec![vec![Vec::new(); 4]; order.batches_per_epoch() as usize];
             for rank in 0..world {
                 let options = if world % 2 == 0 { WINDOWED } else { resident() };
                 let mut reader = data.reader(&order, rank, world, options);
-                for (step, ids) in epoch(&mut reader, 1, 0).into_iter().enumerate() {
+                for (batch, ids) in epoch(&mut reader, 1, 0).into_iter().enumerate() {
                     let mut rest = ids.as_slice();
                     for lane in (rank..4).step_by(world) {
-                        let (mine, others) = rest.split_at(order.lane_rows(lane, step as u64));
-                        batches[step][lane] = mine.to_vec();
+                        let (mine, others) = rest.split_at(order.lane_rows(lane, batch as u64));
+                        batches[batch][lane] = mine.to_vec();
                         rest = others;
                     }
                     prop_assert!(rest.is_empty());
@@ -296,7 +296,7 @@ fn errors_of_decoding_threads_reach_the_caller() {
         let mut reader = data.reader(&order, 0, 1, options);
         assert!(matches!(reader.next(), Err(DataError::NotStarted)));
         reader.start(0, 0).unwrap();
-        let error = (0..=order.steps_per_epoch())
+        let error = (0..=order.batches_per_epoch())
             .find_map(|_| reader.next().err())
             .expect("a shard is gone");
         assert!(

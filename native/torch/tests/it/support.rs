@@ -114,7 +114,7 @@ pub fn batch(
     weight: Option<HostTensor>,
 ) -> Batch {
     Batch {
-        step: 0,
+        index: 0,
         num_rows,
         inputs: vec![input],
         labels: vec![label],

@@ -401,7 +401,7 @@ fn a_slow_store_does_not_use_up_the_time_of_the_other_ranks() {
     let bench = Bench::new(97, 0);
     let timeout = Duration::from_secs(1);
     let bucket = Arc::new(Bucket {
-        slow: Some(("checkpoints/0000000005/shared.bin", 2 * timeout)),
+        slow: Some(("PUT", "0000000005/shared.bin", 2 * timeout)),
         ..Bucket::default()
     });
     let store = Store::new(&bucket::serve(&bucket)).unwrap();

@@ -1,11 +1,18 @@
 //! Which rows each step sees, whatever the number of workers.
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
+use flambeau_data::Store;
+use flambeau_train::{Event, Hooks, StepReport, Worker};
 use serde_json::json;
 
-use crate::model::{Config, Net, Optimizer};
-use crate::support::{Bench, Outcome, train};
+use crate::bucket::{self, Bucket};
+use crate::model::{Config, Net, Optimizer, TestModel};
+use crate::support::{Bench, Outcome, ranks, train};
 
 const CONFIG: (Net, Optimizer) = (
     Net::Linear,
@@ -100,4 +107,77 @@ fn without_shuffle_rows_come_in_order_and_drop_last_leaves_the_tail_out() {
         outcomes[0].result.as_ref().unwrap().history.epochs[0].num_rows,
         20
     );
+}
+
+/// Each epoch's loss, and that of its validation.
+fn losses(outcome: &Outcome) -> Vec<(Option<f64>, Option<f64>)> {
+    let history = &outcome.result.as_ref().unwrap().history;
+    let epochs = history.epochs.iter();
+    epochs
+        .map(|epoch| (epoch.loss, epoch.validation_loss))
+        .collect()
+}
+
+#[test]
+fn the_next_epochs_rows_are_read_while_this_one_is_evaluated() {
+    let bench = Bench::new(97, 7);
+    let config = Config::new(CONFIG.0, CONFIG.1);
+    let params =
+        json!({"batchSize": 20, "epochs": 2, "validationFraction": 0.1, "shuffleWindow": 30});
+    // All rows stay in memory, so that nothing is read ahead.
+    let expected = train(&bench.job("resident", params.clone(), false), 1, &config);
+
+    let bucket = Arc::new(Bucket {
+        slow: Some(("GET", "validation", Duration::from_millis(300))),
+        ..Bucket::default()
+    });
+    let store = Store::new(&bucket::serve(&bucket)).unwrap();
+    let mut job = bench.job("ahead", params, false);
+    job.params.memory_budget = 0;
+    for uri in job.data.train.iter_mut().chain(&mut job.data.validation) {
+        let name = Path::new(uri).file_name().unwrap().to_str().unwrap();
+        let there = format!("s3://bucket/{name}");
+        store.put_file(&there, Path::new(uri)).unwrap();
+        *uri = there;
+    }
+    let num_reads = move || {
+        let requests = bucket.requests.lock().unwrap();
+        let is_read = |request: &&String| request.starts_with("GET") && request.contains("train");
+        requests.iter().filter(is_read).count()
+    };
+    // How often training rows were read, by the end of the first epoch's last step and of its evaluation.
+    let [after_steps, after_evaluation] = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
+    let hooks = Hooks {
+        on_step: Some({
+            let (num_reads, after_steps) = (num_reads.clone(), after_steps.clone());
+            Arc::new(move |report: &StepReport| {
+                if report.epoch == 0 {
+                    after_steps.store(num_reads(), Ordering::Relaxed);
+                }
+            })
+        }),
+        on_event: Some({
+            let after_evaluation = after_evaluation.clone();
+            Arc::new(move |event: &Event| {
+                if let Event::Epoch(record) = event
+                    && record.epoch == 0
+                {
+                    after_evaluation.store(num_reads(), Ordering::Relaxed);
+                }
+            })
+        }),
+        ..Hooks::default()
+    };
+    let mut outcomes = ranks(1, |group| {
+        let mut model = TestModel::new(config.clone(), 0);
+        let worker = Worker::new(job.clone(), group, &mut model, store.clone(), hooks.clone());
+        let result = worker.run();
+        Outcome { result, model }
+    });
+    let outcome = outcomes.remove(0);
+    assert_eq!(outcome.model.seen, expected[0].model.seen);
+    assert_eq!(losses(&outcome), losses(&expected[0]));
+    let before = after_steps.load(Ordering::Relaxed);
+    let after = after_evaluation.load(Ordering::Relaxed);
+    assert!(0 < before && before < after, "{before} reads, then {after}");
 }

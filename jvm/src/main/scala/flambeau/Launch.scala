@@ -151,13 +151,13 @@ private[flambeau] object Launch {
           stage,
           _.next(),
           0 until numWorkers,
-          (rank, outcome) => outcomes.put(rank, outcome),
+          (task, outcome) => outcomes.put(task, outcome),
           ()
         )
         while (!isReady(job, PollTime) && !ended.exists(_.result.isEmpty)) {}
         if (isReady(job, grace)) Await.result(job, Duration.Inf)
         else {
-          val late = (0 until numWorkers).filterNot(outcomes.containsKey(_))
+          val late = (0 until numWorkers).diff(ended.map(_.rank))
           log.warn(
             s"worker ${late.mkString(", ")} did not end within $grace after the failure: cancelling the stage"
           )

@@ -33,13 +33,15 @@ private[flambeau] final case class RankTask(
     * TaskKilledException or InterruptedException.
     */
   def run(context: BarrierTaskContext): RankOutcome = {
-    val addresses = context.getTaskInfos().map(_.address).toSeq
-    val rank = context.partitionId()
-    val rendezvous = meetingPlace.fold(new StageRendezvous(context)) { directory =>
-      new StageRendezvous(context, new MeetingPlace(directory, context).allGather)
-    }
+    val dealt = context.getTaskInfos().map(_.address).toSeq
+    val tasks = tasksByHost(dealt)
+    val rank = tasks.indexOf(context.partitionId())
+    val gather = meetingPlace.fold(context.allGather(_: String).toSeq)(new MeetingPlace(_, context).allGather)
+    val rendezvous = new StageRendezvous(context, message => tasks.map(gather(message)))
     val outcome =
-      try withWorker(rank, TaskGpus.of(context))(new Dialogue(context, rendezvous, addresses).train)
+      try withWorker(rank, TaskGpus.of(context))(
+          new Dialogue(context, rendezvous, tasks.map(dealt), rank).train
+        )
       catch {
         case error @ (_: FlambeauException | _: IOException) =>
           RankOutcome(rank, hostName, kind = "environment", message = error.getMessage)
@@ -61,9 +63,9 @@ private[flambeau] final case class RankTask(
   private final class Dialogue(
       context: BarrierTaskContext,
       rendezvous: StageRendezvous,
-      addresses: Seq[String]
+      addresses: Seq[String],
+      rank: Int
   ) {
-    private val rank = context.partitionId()
 
     def train(worker: WorkerProcess): RankOutcome = {
       worker.send(Json.obj().set[ObjectNode]("start", start))
@@ -138,9 +140,25 @@ private[flambeau] object RankTask {
     *   the executors', `host:port`, by rank
     */
   def bindAddress(addresses: Seq[String], rank: Int): String = {
-    val hosts = addresses.map(_.replaceAll(":[^:]*$", "").stripPrefix("[").stripSuffix("]"))
+    val hosts = hostsOf(addresses)
     if (hosts.distinct.size == 1) "127.0.0.1" else InetAddress.getByName(hosts(rank)).getHostAddress
   }
+
+  /** The tasks of a barrier stage in the order of their ranks: those of a host one after another, hosts by their first task.
+    *
+    * Sums are formed from rank to rank, so that each change of host along the ranks is a way over the network; Spark deals
+    * tasks to executors in turn.
+    *
+    * @param addresses
+    *   the executors', `host:port`, by task
+    */
+  def tasksByHost(addresses: Seq[String]): Seq[Int] = {
+    val hosts = hostsOf(addresses)
+    hosts.indices.sortBy(task => hosts.indexOf(hosts(task)))
+  }
+
+  private def hostsOf(addresses: Seq[String]): Seq[String] =
+    addresses.map(_.replaceAll(":[^:]*$", "").stripPrefix("[").stripSuffix("]"))
 
   def hostName: String =
     try InetAddress.getLocalHost.getHostName

@@ -158,6 +158,13 @@ class LaunchSuite extends SparkSuite {
     assert(RankTask.bindAddress(Seq("[::1]:5", "10.0.0.2:6"), 0) == "0:0:0:0:0:0:0:1")
   }
 
+  test("ranks are numbered by host") {
+    val dealt = Seq("b:1", "[::1]:1", "c:1", "b:2", "[::1]:2", "c:2", "b:3")
+    val tasks = RankTask.tasksByHost(dealt)
+    assert(tasks.map(dealt) == Seq("b:1", "b:2", "b:3", "[::1]:1", "[::1]:2", "c:1", "c:2"))
+    assert(RankTask.tasksByHost(tasks.map(dealt)) == dealt.indices)
+  }
+
   test("slots are counted, and waited for") {
     assert(Cluster.countSlots(spark, 0) == 2)
     Cluster.checkSlots(spark, 2, 0, 0)
