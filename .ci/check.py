@@ -41,6 +41,8 @@ def quick_lints() -> list[Step]:
         Step("shellcheck", [str(BIN / "shellcheck"), *SHELL]),
         Step("scalafmt", [*GRADLE, "checkFormat"]),
         Step("mypy", [str(BIN / "mypy")], PYTHON),
+        # Apart: some of its files share their names with others.
+        Step("mypy benchmarks", [str(BIN / "mypy"), "../benchmarks"], PYTHON),
     ]
     if IS_LONG:
         # It takes minutes to install, which `make test-all` does.

@@ -251,7 +251,7 @@ def matrices(stored: Stored) -> float:
     return stored.num_rows / (time.perf_counter() - begun)
 
 
-class ShuffledRows(IterableDataset):  # type: ignore[type-arg]
+class ShuffledRows(IterableDataset):
     """The rows of Parquet files, shuffled within a buffer, as one writes it for a DataLoader."""
 
     def __init__(self, stored: Stored) -> None:

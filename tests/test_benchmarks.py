@@ -1,5 +1,6 @@
 """The page of figures is made of one run: results of several commits or kinds are refused."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -17,7 +18,7 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import page
+    page = importlib.import_module("page")
 
     return page
 
@@ -90,7 +91,7 @@ def test_the_command_refuses_and_leaves_the_page(page: Any, tmp_path: Path) -> N
 
 def test_ranks_read_equal_shares_of_the_rows(page: Any, tmp_path: Path) -> None:
     """Over files and row groups that end anywhere, each row once but for what does not divide."""
-    import fit_by_hand
+    fit_by_hand = importlib.import_module("fit_by_hand")
 
     values = np.arange(101, dtype=np.float32)
     for part, (first, end) in enumerate([(0, 7), (7, 60), (60, 101)]):
