@@ -114,7 +114,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn any_step_is_reached_alone(
+    fn any_batch_is_reached_alone(
         starts in prop::collection::vec((0u64..3, 0u64..40), 1..5),
         windowed in any::<bool>(),
         window_rows in 1usize..400,
