@@ -2,7 +2,8 @@
 
 Every class here derives from `FlambeauError`, and from the built-in class that a caller would expect
 (`ValueError` for what can be mended in the call or in the data, `RuntimeError` for what happened while
-running). A user's own exception is raised as itself wherever it survives the way back from a worker.
+running). An exception of the user's code on a worker is raised as itself where its class is one of Python's,
+else as a `WorkerError`.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ class ClusterError(FlambeauError, RuntimeError):
 class WorkerError(FlambeauError, RuntimeError):
     """A failure on a worker.
 
-    Attributes: `rank`, `host`, `epoch`, `step` (None where not known; epochs and steps count from 0) and
-    `traceback`, the worker's own traceback as text (None where there is none).
+    Attributes: `rank`, `host`, `epoch`, `step` (None where not known; epochs and steps count from 0),
+    `traceback`, the worker's own traceback as text (None where there is none), and `error_type`, the
+    qualified name of the class that was raised there where it is none of Python's or of Flambeau's (else
+    None).
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class WorkerError(FlambeauError, RuntimeError):
         epoch: int | None = None,
         step: int | None = None,
         traceback: str | None = None,
+        error_type: str | None = None,
     ) -> None:
         super().__init__(message)
         self.rank = rank
@@ -56,6 +60,7 @@ class WorkerError(FlambeauError, RuntimeError):
         self.epoch = epoch
         self.step = step
         self.traceback = traceback
+        self.error_type = error_type
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), self.args, self.__dict__)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,22 @@ import pytest
 from conftest import connect_server
 from pyspark.sql import SparkSession
 
-from flambeau import ClusterError, FlambeauError, ParamError, WorkerError, WorkerLost
+from flambeau import ClusterError, DivergedError, FlambeauError, ParamError, WorkerError, WorkerLost
 from flambeau._fit import cluster, launch
 from flambeau._fit.python_runtime import PythonProgram
-from flambeau._fit.worker import EnvironmentMismatchError, RankOutcome, WorkerRequest, versions
+from flambeau._fit.worker import (
+    EnvironmentMismatchError,
+    RankOutcome,
+    WorkerRequest,
+    failed_outcome,
+    versions,
+)
 from flambeau._saved.weights import open_store, store_options
 from flambeau._workdir import WorkDirectory, age_of, new_id, spark_path
 
 
 class UsersError(Exception):
-    """An exception of the user's own, with a constructor that default pickling copes with."""
+    """An exception of the user's own."""
 
 
 def failed(rank: int, kind: str = "user", is_cause: bool = True, **fields: Any) -> RankOutcome:
@@ -251,21 +258,67 @@ def test_the_first_cause_is_told() -> None:
     assert launch.first_cause([late]) is late
 
 
-def test_an_exception_comes_back_as_itself() -> None:
-    outcome = failed(1, pickle=cloudpickle.dumps(UsersError("no such embedding")))
-    error = launch.exception_of(outcome)
-    assert type(error) is UsersError and str(error) == "no such embedding"
-    assert (error.rank, error.host, error.epoch, error.step) == (1, "host-a", 1, 7)  # type: ignore[attr-defined]
-    assert "on worker 1 (host-a), epoch 1, step 7" in error.__notes__[0]
-    assert "Traceback: ..." in error.__notes__[0]
+def test_an_exception_comes_back_by_its_name() -> None:
+    raised: list[BaseException] = [
+        KeyError("ZZ"),
+        FileNotFoundError(2, "No such file or directory"),
+        FileNotFoundError(2, "No such file or directory", "embeddings.bin"),
+        UnicodeDecodeError("utf-8", b"x", 0, 1, "no"),
+        ParamError("epochs is 0"),
+        DivergedError("the loss is nan", rank=1, epoch=1, step=7),
+        EnvironmentMismatchError("torch is another"),
+    ]
+    for one in raised:
+        told = failed_outcome(1, "host-a", "user", one, 1, 7, True)
+        error = launch.exception_of(RankOutcome.of_json(told.to_json()))
+        expected = WorkerError if isinstance(one, UnicodeDecodeError) else type(one)
+        assert type(error) is expected and str(one) in str(error)
+        assert (error.rank, error.host, error.epoch, error.step) == (1, "host-a", 1, 7)  # type: ignore[attr-defined]
+        if not isinstance(error, FlambeauError):
+            assert str(error) == str(one)
+            assert "on worker 1 (host-a), epoch 1, step 7" in error.__notes__[0]
+            assert f"{type(one).__name__}: " in error.__notes__[0]
+    lost = failed_outcome(0, "host-a", "lost", WorkerLost("rank 1 is gone", rank=1, host="b"), 1, 7, False)
+    error = launch.exception_of(lost)
+    assert isinstance(error, WorkerLost) and (error.rank, error.host, error.step) == (1, "b", 7)
 
 
-def test_an_exception_that_cannot_come_back_is_a_worker_error() -> None:
-    for data in (None, b"not a pickle"):
-        error = launch.exception_of(failed(1, pickle=data))
-        assert isinstance(error, WorkerError)
+def test_a_class_of_the_users_comes_back_as_its_name() -> None:
+    told = failed_outcome(1, "host-a", "user", UsersError("no such embedding"), 1, 7, True)
+    named = [replace(told, error_type=name) for name in ("builtins.eval", "os.system", "builtins.SystemExit")]
+    for outcome in [told, *named]:
+        error = launch.exception_of(outcome)
+        assert type(error) is WorkerError and error.error_type == outcome.error_type
         assert (error.rank, error.host, error.epoch, error.step) == (1, "host-a", 1, 7)
-        assert "m.E: it broke" in str(error) and "Traceback: ..." in str(error)
+        assert f"{outcome.error_type}: no such embedding" in str(error)
+        assert "UsersError: no such embedding" in (error.traceback or "")
+
+
+class RunsWhereItIsRead:
+    """Appends the process to a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (exec, (f"import os; open({str(self.path)!r}, 'a').write(f'{{os.getpid()}} ')",))
+
+
+@dataclass(frozen=True)
+class Answers:
+    """A request whose ranks answer with what they were given, and train nothing."""
+
+    answer: Any
+    meeting_place: str | None = None
+
+    def run(self, rank: int, world_size: int, all_gather: Any, bind_address: str, gpus: Any) -> RankOutcome:
+        return RankOutcome(rank, "host", True, self.answer())
+
+
+def test_nothing_that_a_rank_answers_is_unpickled(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "read"
+    launch.run_stage(spark, Answers(lambda: RunsWhereItIsRead(path)), 1)
+    assert not path.exists() or str(os.getpid()) not in path.read_text().split()
 
 
 def launch_of(spark: SparkSession, max_restarts: int) -> launch.Launch:

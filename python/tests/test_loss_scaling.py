@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from test_precision import BATCH_SIZE, NUM_STEPS, batches, mlp, optimizer, rows
 from torch import Tensor, nn
 
 from flambeau import DivergedError
+from flambeau._fit.launch import exception_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -144,7 +144,7 @@ def test_what_no_scale_helps_ends_the_training(tmp_path: Path, loss: Loss, step:
     (outcome,) = run_ranks(job_of(tmp_path, rows(1), 1), program, 1, tmp_path / "ranks")
     assert (outcome.error_kind, outcome.step) == ("diverged", step)
     with pytest.raises(DivergedError, match=said):
-        raise pickle.loads(outcome.pickle or b"")
+        raise exception_of(outcome)
 
 
 def test_weights_in_float16_are_refused(tmp_path: Path) -> None:

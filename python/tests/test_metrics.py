@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import sklearn.metrics
@@ -14,7 +18,7 @@ import torch
 import torchmetrics
 from harness import make_job, tensor, train, write_shards
 
-from flambeau._module import gathered, metrics
+from flambeau._module import gathered, losses, metrics
 from flambeau._module.adapter import ModuleModel
 from flambeau._module.metrics import Reading
 from flambeau.errors import DataError, ParamError
@@ -281,3 +285,62 @@ def test_a_module_that_ends_in_a_sigmoid_is_cut_at_one_half() -> None:
         model = ModuleModel(program, [("x", ["x"])])
         sums = model.evaluate_batch([x.__dlpack__()], [label.__dlpack__()], None, 40)
         assert model.finish_metrics(sums[2:]) == [("accuracy", 1.0)]
+
+
+FACTORS = torch.ones(3)
+
+
+def scaled(factors: torch.Tensor, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    assert factors.device == output.device
+    return (factors * (output - label)).square().mean(1)
+
+
+def of_a_global(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    return scaled(FACTORS, output, label)
+
+
+def sent(function: Callable[..., Any]) -> Any:
+    """As a worker gets a function of a notebook's."""
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        return cloudpickle.loads(cloudpickle.dumps(function))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.factors = torch.ones(3)
+
+    def __call__(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return scaled(self.factors, output, label)
+
+
+def closure() -> Callable[..., torch.Tensor]:
+    factors = torch.ones(3)
+    return lambda output, label: scaled(factors, output, label)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        closure,
+        Holder,
+        lambda: Holder().__call__,
+        lambda: functools.partial(scaled, torch.ones(3)),
+        lambda: sent(of_a_global),
+    ],
+    ids=["closure", "attribute", "method", "partial", "global"],
+)
+def test_what_a_function_captures_goes_to_the_modules_device(make: Callable[[], Any]) -> None:
+    """The meta device stands for a GPU: torch tells apart where tensors are."""
+    meta = torch.device("meta")
+    output, label = torch.zeros(4, 3, device=meta), torch.zeros(4, 3, device=meta)
+    (metric,), _ = metrics.build({"scaled": make()})
+    metric.to(meta)
+    assert metric.update(output, [label], None, 4).is_meta
+    loss = losses.build(make())
+    loss.to(meta)
+    assert loss(output, [label], None, 4)[0].is_meta
+    assert FACTORS.device.type == "cpu"

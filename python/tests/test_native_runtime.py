@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from flambeau import DataError, ParamError, TorchClassifier, TorchRegressor, WorkerError, WorkerLost
 from flambeau._columns import TensorColumns
 from flambeau._fit import launch
-from flambeau._fit.native_program import NativeProgram
+from flambeau._fit.native_program import NativePayload, NativeProgram
 from flambeau._fit.native_runtime import NativeRequest, binary, libtorch_of
 from flambeau._fit.worker import RankOutcome
 
@@ -446,6 +446,28 @@ def test_how_a_program_ended_is_told(
     assert isinstance(error, WorkerError) and error.rank == 0
     if kind == "diverged":
         assert (error.host, error.epoch, error.step) == ("h", 1, 7)
+
+
+def test_a_program_that_changed_on_its_way_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLAMBEAU_WORKER", str(tmp_path / "none"))
+    files = {"eval": b"a program", "loss": b"a loss"}
+    placed = {part: str(tmp_path / part) for part in files}
+    for part, data in files.items():
+        Path(placed[part]).write_bytes(data)
+    payload = NativePayload({"form": "scripted"}, files, None)
+    request = payload.request({"attempt": {"workDir": str(tmp_path)}}, bytes(16), placed, False)
+    (tmp_path / "folder").mkdir()
+    program = request.job_with_files(tmp_path / "folder")["program"]
+    assert Path(program["eval"]).read_bytes() == b"a program"
+    assert Path(program["loss"]["script"]).read_bytes() == b"a loss"
+    for part, data in files.items():
+        Path(placed[part]).write_bytes(b"another")
+        outcome = request.run(0, 1, lambda message: [message], "127.0.0.1")
+        assert f"{placed[part]} is not the program that the driver wrote there" in (outcome.message or "")
+        assert outcome.error_kind == "store"
+        Path(placed[part]).write_bytes(data)
 
 
 def test_libtorch_is_the_given_one_or_this_pythons() -> None:

@@ -36,6 +36,42 @@ from flambeau.errors import DataError, FlambeauError, ParamError
 FOUR = [fitted.features(4)]
 
 
+class OnlyOnGpus(nn.Module):
+    """It calls an operator that has no kernel for the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        twice: Tensor = torch.ops.flambeau_tests.twice(self.layer(x))
+        return twice.sigmoid()
+
+
+def test_a_module_without_kernels_for_the_cpu_is_left_to_the_workers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    twice = torch.library.custom_op(
+        "flambeau_tests::twice",
+        lambda x: 2 * x,
+        mutates_args=(),
+        device_types="cuda",
+        schema="(Tensor x) -> Tensor",
+    )
+    module = OnlyOnGpus()
+    with pytest.raises(NotImplementedError, match="with arguments from the 'CPU' backend"):
+        module(torch.zeros(2, 4))
+    with pytest.raises(ParamError, match=r"runs neither on the CPU nor on the meta device.*register_fake"):
+        probe_output(module, FOUR)
+    twice.register_fake(torch.empty_like)
+    found = [(tensor.shape, tensor.dtype, tensor.activation) for tensor in probe_output(module, FOUR).tensors]
+    assert found == [((3,), "float32", "sigmoid")]
+    assert "forward is left to workers to try, as it does not run on the CPU" in caplog.text
+    assert module.training and module.layer.weight.device.type == "cpu"
+    with pytest.raises(ParamError, match="fails on inputs of the columns' shapes"):
+        probe_output(nn.Linear(5, 1), FOUR)
+
+
 def test_weights_are_what_safetensors_reads(tmp_path: Path) -> None:
     module = fitted.trained(fitted.Mlp())
     ref = save_module(module, tmp_path / "w.safetensors")

@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import fitted
 import pytest
 import torch
+from pyspark.sql import SparkSession
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import flambeau
+from flambeau._fit.cluster import work_directory
+from flambeau._saved.directory import qualified
 from flambeau._saved.program import instantiate
 from flambeau._saved.weights import load_into
 from flambeau.errors import FlambeauError, ParamError
@@ -84,6 +88,55 @@ def test_a_path_that_is_taken_is_refused(tmp_path: Path) -> None:
     (tmp_path / "program").mkdir()
     with pytest.raises(FlambeauError, match="exists already"):
         flambeau.save_program(fitted.Scalar(), str(tmp_path / "program"), [torch.randn(2, 4)])
+
+
+def test_a_path_means_the_same_to_a_program_a_fit_and_its_work_directory(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oracle is Spark's own writer."""
+    jvm: Any = spark.sparkContext._jvm
+    relative = os.path.relpath(tmp_path, jvm.System.getProperty("user.dir"))
+    df = spark.createDataFrame(
+        [([1.0, 2.0, 3.0, float(row)], 1.0) for row in range(8)], "x array<float>, label float"
+    )
+    # Spark's process stays where it was.
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for name, at in [("relative", relative), ("file", f"file:{tmp_path}")]:
+        df.write.parquet(f"{at}/{name}/spark")
+        flambeau.save_program(fitted.Scalar(), f"{at}/{name}/program", [torch.zeros(2, 4)])
+        params: dict[str, Any] = {"inputCols": ["x"], "runtime": "native", "batchSize": 4, "verbose": 0}
+        flambeau.TorchRegressor(model=f"{at}/{name}/program", workDir=f"{at}/{name}/work", **params).fit(df)
+        assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["program", "spark", "work"]
+        assert list((tmp_path / name / "work" / "models").iterdir())
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_paths_of_other_file_systems_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    uri, df = "gopher://host/p", spark.range(4).selectExpr("array(0f, 0f, 0f, 0f) x", "0f label")
+    with pytest.raises(ParamError, match="cannot reach gopher://host/p: No FileSystem for scheme"):
+        flambeau.save_program(fitted.Scalar(), uri, [torch.zeros(2, 4)])
+    with pytest.raises(ParamError, match=r"cannot reach gopher://host(/p)?: No FileSystem for scheme"):
+        flambeau.TorchRegressor(model=uri, inputCols=["x"], runtime="native").fit(df)
+    with pytest.raises(ParamError, match="workDir: the scheme `gopher` of gopher://host/p is not supported"):
+        flambeau.TorchRegressor(model=nn.Linear(4, 1), inputCols=["x"], workDir=uri).fit(df)
+
+
+def test_a_work_directory_lies_on_sparks_default_file_system(spark: SparkSession) -> None:
+    java: Any = spark.sparkContext._jsc
+    configuration = java.hadoopConfiguration()
+    before = configuration.get("fs.defaultFS")
+    configuration.set("fs.defaultFS", "hdfs://localhost:1")
+    try:
+        assert qualified(spark, "/p") == "hdfs://localhost:1/p"
+        with pytest.raises(
+            ParamError, match=r"`hdfs` of hdfs://localhost:1/p .* /p lies there by fs.defaultFS"
+        ):
+            work_directory(spark, "/p", {})
+        for stays in ("/dbfs/p", "/Volumes/p", "file:///p", "s3://b/p"):
+            assert work_directory(spark, stays, {}).uri == stays
+    finally:
+        configuration.set("fs.defaultFS", before)
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,26 @@ def test_a_frozen_program_is_replaced(
     assert "training is started again" in caplog.text
 
 
+def test_looks_at_a_rank_that_does_not_end_grow_rarer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, looks, size = Ending(str(tmp_path), 3, grace_seconds=1.0), [], Ending._size
+    for rank in range(3):
+        files.begin(rank)
+    files.end(RankOutcome(2, "host", False))
+
+    def noted(self: Ending, store: Any, rank: int) -> int | None:
+        looks.append(rank)
+        return size(self, store, rank)
+
+    monkeypatch.setattr(Ending, "_size", noted)
+    start = time.monotonic()
+    with pytest.raises(WorkerLost, match=r"workers 0, 1 did not end .* within 1 s"):
+        files.await_others()
+    assert 1 <= time.monotonic() - start < 2
+    assert looks.count(2) == 1 and looks.count(0) == looks.count(1) <= 6
+
+
 def test_a_stage_that_spark_runs_again_trains_nothing(spark: SparkSession, tmp_path: Path) -> None:
     """The second try answers with what the first came to: the driver, which knows the checkpoints, starts
     again.

@@ -67,6 +67,16 @@ def test_a_program_that_the_store_does_not_give_is_worth_another_attempt(tmp_pat
     assert outcome.error_kind in RETRIED_KINDS
 
 
+def test_a_program_that_changed_on_its_way_is_not_unpickled(tmp_path: Path) -> None:
+    job = {"data": {"spec": {"inputs": []}}, "params": {}}
+    (tmp_path / "program").write_bytes(cloudpickle.dumps({"model": None}))
+    request = WorkerRequest(
+        json.dumps(job), bytes(16), program_uri=str(tmp_path / "program"), program_sha256="0" * 64
+    )
+    outcome = run_rank(request, 0, 1, lambda message: [message], "127.0.0.1")
+    assert "is not the program that the driver wrote there" in (outcome.message or ""), outcome.traceback
+
+
 class Pickle(bytes):
     """Bytes that tell when nobody holds them any more."""
 

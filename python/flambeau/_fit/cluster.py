@@ -362,18 +362,30 @@ def sweep(work: WorkDirectory) -> None:
 
 def work_directory(spark: SparkSession, given: str | None, store_options: Mapping[str, str]) -> WorkDirectory:
     """The work directory of a fit: the given one, or a temporary one in local mode."""
-    from flambeau._saved.weights import STORE_SCHEMES
+    from flambeau._saved.directory import qualified
+    from flambeau._saved.weights import STORE_SCHEMES, local_path
 
     options = tuple(sorted(store_options.items()))
     if given is not None:
-        found = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*):", given)
-        plain = found is None
-        if found and found[1].lower() not in STORE_SCHEMES:
-            raise ParamError(
-                f"workDir: the scheme `{found[1].lower()}` of {given} is not supported; "
-                f"supported: local paths, {', '.join(STORE_SCHEMES[1:])}"
+        # Databricks mounts these, whatever its default file system is.
+        stays = re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:|/(dbfs|Volumes)/", given)
+        uri = given if stays else qualified(spark, given)
+        found = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*):", uri)
+        if found is None:
+            return WorkDirectory(os.path.abspath(uri), options)
+        scheme = found[1].lower()
+        if scheme not in STORE_SCHEMES:
+            way_out = (
+                ""
+                if stays
+                else f"; {given} lies there by fs.defaultFS, a path that all machines see is file:///..."
             )
-        return WorkDirectory(os.path.abspath(given) if plain else given.rstrip("/"), options)
+            raise ParamError(
+                f"workDir: the scheme `{scheme}` of {uri} is not supported; "
+                f"supported: local paths, {', '.join(STORE_SCHEMES[1:])}{way_out}"
+            )
+        is_local_file = scheme == "file" and not stays
+        return WorkDirectory(str(local_path(uri)) if is_local_file else uri.rstrip("/"), options)
     if is_local(spark):
         return WorkDirectory(temporary_directory(), options)
     raise ParamError(

@@ -10,7 +10,6 @@ stage again.
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +25,8 @@ GRACE_SECONDS = 30.0
 NOT_ENDED = "did not end after another one had failed"
 """What the error of a stage says that was given up so."""
 
-_POLL_SECONDS = 0.1
+# Looks at the ranks' files grow rarer: on an object store each is a request for each rank.
+_FIRST_POLL_SECONDS, _LAST_POLL_SECONDS = 0.1, 2.0
 _STORE_ERRORS = (FlambeauError, OSError, ValueError)
 
 
@@ -53,26 +53,28 @@ class Ending:
         return None
 
     def end(self, outcome: RankOutcome) -> None:
-        """Notes how a rank ended; of a failure, not the exception itself but what it says."""
+        """Notes how a rank ended."""
         with suppress(*_STORE_ERRORS):
-            told = dataclasses.asdict(dataclasses.replace(outcome, pickle=None))
-            self._store().put(self._uri(outcome.rank), json.dumps(told).encode())
+            self._store().put(self._uri(outcome.rank), outcome.to_json().encode())
 
     def await_others(self) -> None:
         """Waits up to `grace_seconds` for the other ranks to end; raises WorkerLost where one does not."""
-        deadline, store = time.monotonic() + self.grace_seconds, None
+        deadline, pause, store = time.monotonic() + self.grace_seconds, _FIRST_POLL_SECONDS, None
+        running = list(range(self.world_size))
         while True:
             try:
                 # One for all looks: each has connections of its own.
                 store = store or self._store()
-                running = [rank for rank in range(self.world_size) if not self._size(store, rank)]
+                running = [rank for rank in running if not self._size(store, rank)]
             except _STORE_ERRORS:
                 return
             if not running:
                 return
-            if time.monotonic() > deadline:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 raise WorkerLost(f"{_workers(running)} {NOT_ENDED}, within {self.grace_seconds:g} s")
-            time.sleep(_POLL_SECONDS)
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _LAST_POLL_SECONDS)
 
     def outcomes(self) -> list[RankOutcome]:
         """How each rank ended; those that did not are lost. Raises StoreError."""
@@ -81,12 +83,11 @@ class Ending:
 
     def _outcome(self, store: Any, rank: int) -> RankOutcome:
         if self._size(store, rank):
-            told: dict[str, Any] = json.loads(store.get(self._uri(rank)))
-            return RankOutcome(**told)
+            return RankOutcome.of_json(store.get(self._uri(rank)))
         lost = WorkerLost(f"worker {rank} was lost, or {NOT_ENDED}", rank=rank)
         # A rank that noticed says more.
         outcome = failed_outcome(rank, "unknown host", "lost", lost, None, None, False)
-        return dataclasses.replace(outcome, pickle=None, traceback=None)
+        return dataclasses.replace(outcome, traceback=None)
 
     def _size(self, store: Any, rank: int) -> int | None:
         size: int | None = store.size(self._uri(rank))

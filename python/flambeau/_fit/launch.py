@@ -8,13 +8,12 @@ import base64
 import builtins
 import json
 import logging
-import pickle
 import re
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -124,8 +123,8 @@ class Launch:
         """Trains, and returns rank 0's result as `native/train` tells it.
 
         A lost worker starts the training again from the newest whole checkpoint, up to `max_restarts` times.
-        Raises the user's own exception where one was raised on a worker and can be unpickled here, else a
-        WorkerError; either says where it was.
+        Raises the exception that was raised on a worker where its class is one of Python's or of Flambeau's,
+        else a WorkerError; either says where it was.
         """
         run = self.run_of
         is_named = run is not None and run.id != self.id
@@ -286,7 +285,7 @@ def run_stage(
     # Spark 3.5 knows no such argument.
     profile: dict[str, Any] = {"profile": cluster.gpu_profile(spark)} if num_gpus else {}
     stage = spark.range(0, num_workers, 1, num_workers).mapInArrow(
-        task, "rank int, outcome binary", barrier=True, **profile
+        task, "rank int, outcome string", barrier=True, **profile
     )
     try:
         rows = stage.collect()
@@ -302,16 +301,16 @@ def run_stage(
         if any(lost in text for lost in _LOST_TEXTS):
             raise _Lost(WorkerLost(f"a worker was lost: {_reason(text)}")) from error
         raise
-    return sorted((pickle.loads(row.outcome) for row in rows), key=lambda outcome: outcome.rank)
+    return sorted((RankOutcome.of_json(row.outcome) for row in rows), key=lambda outcome: outcome.rank)
 
 
 def _told(spark: SparkSession, files: Ending) -> list[RankOutcome]:
     """What the ranks of a stage that was given up left in their files."""
 
-    def read() -> list[dict[str, Any]]:
-        return [asdict(outcome) for outcome in files.outcomes()]
+    def read() -> list[str]:
+        return [outcome.to_json() for outcome in files.outcomes()]
 
-    return [RankOutcome(**told) for told in cluster.on_worker(spark, read)]
+    return [RankOutcome.of_json(told) for told in cluster.on_worker(spark, read)]
 
 
 def rank_task(
@@ -323,8 +322,6 @@ def rank_task(
     """
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        import pickle
-
         import pyarrow
         from pyspark import BarrierTaskContext
 
@@ -350,7 +347,7 @@ def rank_task(
             if not outcome.ok:
                 files.await_others()
         yield pyarrow.RecordBatch.from_pydict(
-            {"rank": pyarrow.array([rank], "int32"), "outcome": [pickle.dumps(outcome)]}
+            {"rank": pyarrow.array([rank], "int32"), "outcome": [outcome.to_json()]}
         )
 
     return task
@@ -430,8 +427,8 @@ def first_cause(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
 
 
 def exception_of(outcome: RankOutcome) -> Exception:
-    """The exception of a failed rank: of its own class where it can be unpickled or is Python's or ours, else
-    a WorkerError with the traceback.
+    """The exception of a failed rank: of its own class where that is one of Python's or of Flambeau's, else a
+    WorkerError with the name of the class and the traceback.
 
     It says where it was, in its attributes `rank`, `host`, `epoch` and `step` and in a note.
     """
@@ -440,56 +437,42 @@ def exception_of(outcome: RankOutcome) -> Exception:
         where += f", epoch {outcome.epoch}"
     if outcome.step is not None:
         where += f", step {outcome.step}"
-    place = {"rank": outcome.rank, "host": outcome.host, "epoch": outcome.epoch, "step": outcome.step}
-    error = _unpickled(outcome.pickle) or _named(outcome)
+    place: dict[str, Any] = {"rank": outcome.rank, "host": outcome.host}
+    place |= {"epoch": outcome.epoch, "step": outcome.step}
+    place |= {name: value for name, value in outcome.place.items() if value is not None}
+    error = _named(outcome)
     if error is None:
         return WorkerError(
             f"{outcome.error_type}: {outcome.message} ({where})",
-            rank=outcome.rank,
-            host=outcome.host,
-            epoch=outcome.epoch,
-            step=outcome.step,
+            **place,
             traceback=outcome.traceback,
+            error_type=outcome.error_type,
         )
     for name, value in place.items():
-        if getattr(error, name, None) is None:
-            _set_attribute(error, name, value)
+        setattr(error, name, value)
     if not isinstance(error, FlambeauError) or outcome.error_kind == "user":
         where += f"\n\nThe worker's traceback:\n{outcome.traceback}"
     error.add_note(where)
     return error
 
 
-def _unpickled(data: bytes | None) -> Exception | None:
-    """The exception of a pickle; None where there is none, or where its class cannot be had here."""
-    if data is None:
-        return None
-    try:
-        error = pickle.loads(data)
-    except Exception:
-        return None
-    return error if isinstance(error, Exception) else None
+_CLASSES = {
+    f"{kind.__module__}.{kind.__qualname__}": kind
+    for kind in (*vars(builtins).values(), *vars(errors).values(), EnvironmentMismatchError)
+    if isinstance(kind, type) and issubclass(kind, Exception)
+}
+"""The classes that an exception of a worker has again on the driver, by their names."""
 
 
 def _named(outcome: RankOutcome) -> Exception | None:
-    """An exception of Python's or of Flambeau's by its name; None for others."""
-    module, _, name = (outcome.error_type or "").rpartition(".")
-    homes = {"builtins": builtins, "flambeau.errors": errors}
-    kind = getattr(homes.get(module), name, None)
-    if not (isinstance(kind, type) and issubclass(kind, Exception)):
-        return None
+    """An exception of Python's or of Flambeau's by its name; None for others, and for those that take more
+    than a message.
+    """
+    kind = _CLASSES.get(outcome.error_type or "")
     try:
-        return kind(outcome.message)
+        return kind(*outcome.arguments) if kind else None
     except TypeError:
         return None
-
-
-def _set_attribute(error: Exception, name: str, value: Any) -> None:
-    try:
-        setattr(error, name, value)
-    except AttributeError:
-        # A class with slots, or with a property of that name; the note says it too.
-        log.debug("%s takes no attribute %s", type(error).__name__, name)
 
 
 def put(spark: SparkSession, work: WorkDirectory, visible: bool, uri: str, data: bytes) -> None:

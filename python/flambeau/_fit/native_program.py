@@ -166,7 +166,8 @@ class NativePayload:
         text = json.dumps({**job, "program": self.program})
         carried = {part: data for part, data in self.files.items() if part not in placed}
         place = meeting_place(job, shares_machine)
-        return NativeRequest(text, secret, carried, placed, self.libtorch, meeting_place=place)
+        hashes = {part: hashlib.sha256(self.files[part]).hexdigest() for part in placed}
+        return NativeRequest(text, secret, carried, placed, hashes, self.libtorch, meeting_place=place)
 
 
 def compiled(

@@ -19,11 +19,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from flambeau._fit.worker import EnvironmentMismatchError, RankOutcome, failed_outcome
+from flambeau._fit.worker import EnvironmentMismatchError, RankOutcome, checked_file, failed_outcome
 from flambeau.errors import (
     CancelledError,
     CollectiveError,
@@ -57,6 +57,8 @@ class NativeRequest:
     """The files that travel with the task, by their part in `program`."""
     placed: Mapping[str, str]
     """The URIs of the others."""
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    """Their SHA-256 as the driver wrote them, in lower-case hexadecimal: another program is not loaded."""
     libtorch: str | None = None
     """Where libtorch is on the workers, if a setting says so."""
     transport: str = "auto"
@@ -95,17 +97,21 @@ class NativeRequest:
         except BaseException as error:
             kind = "environment" if isinstance(error, EnvironmentMismatchError) else "internal"
             kind = "cancelled" if isinstance(error, KeyboardInterrupt) else kind
+            kind = "store" if isinstance(error, StoreError) else kind
             return failed_outcome(rank, host, kind, error, None, None, True)
 
     def job_with_files(self, folder: Path) -> dict[str, Any]:
-        """The job with the places of the program's files; those that came along are written into `folder`."""
-        places = dict(self.placed)
-        for part, data in self.carried.items():
+        """The job with the places of the program's files; those that are code are checked, and written into
+        `folder`. Weights are checked by who reads them. Raises StoreError.
+        """
+        job: dict[str, Any] = json.loads(self.job_json)
+        program, places, files = job["program"], dict(self.placed), dict(self.carried)
+        for part in self.placed.keys() - {"weights"}:
+            files[part] = checked_file(job, self.placed[part], self.sha256[part])
+        for part, data in files.items():
             path = folder / part
             path.write_bytes(data)
             places[part] = str(path)
-        job: dict[str, Any] = json.loads(self.job_json)
-        program = job["program"]
         program.update(eval=places["eval"], train=places.get("train"))
         if "weights" in places:
             program["weights"]["uri"] = places["weights"]

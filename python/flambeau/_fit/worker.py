@@ -16,14 +16,14 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flambeau._fit.imports import finish_importing, forget_threads
-from flambeau.errors import DataError, FlambeauError, ParamError, RankFailure, StoreError
+from flambeau.errors import DataError, FlambeauError, ParamError, RankFailure, StoreError, WorkerError
 
 _MAX_TEXT = 64 << 10
-_MAX_PICKLE = 1 << 20
+_PLACE = ("rank", "host", "epoch", "step")
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,27 @@ class RankOutcome:
     """The exception's class, qualified."""
     message: str | None = None
     traceback: str | None = None
-    pickle: bytes | None = None
-    """The exception itself, where it survives a pickle."""
+    arguments: Sequence[Any] = ()
+    """What the exception is made of again, as JSON has it: its own arguments where they are all that its
+    message is made of, else the message.
+    """
+    place: Mapping[str, Any] = field(default_factory=dict)
+    """Which `rank`, `host`, `epoch` and `step` the exception itself names: those of the rank that was lost,
+    on one that noticed it.
+    """
     epoch: int | None = None
     step: int | None = None
     is_cause: bool = False
     """False where this rank only noticed that another one had failed."""
+
+    def to_json(self) -> str:
+        """The outcome as text, for the driver: nothing that comes from a worker is unpickled there."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of_json(cls, text: str | bytes) -> RankOutcome:
+        """The outcome that `to_json` gave."""
+        return cls(**json.loads(text))
 
 
 class EnvironmentMismatchError(FlambeauError, RuntimeError):
@@ -210,13 +225,20 @@ def _check_versions(expected: Mapping[str, str]) -> None:
 
 
 def _pickle_of(request: WorkerRequest, job: Mapping[str, Any]) -> bytes:
-    from flambeau import _native
-
     if request.program is not None:
         return request.program
-    data: bytes = _native.Store(job.get("store") or {}).get(request.program_uri or "")
-    if hashlib.sha256(data).hexdigest() != request.program_sha256:
-        raise StoreError(f"{request.program_uri} is not the program that the driver wrote there")
+    return checked_file(job, request.program_uri or "", request.program_sha256 or "")
+
+
+def checked_file(job: Mapping[str, Any], uri: str, sha256: str) -> bytes:
+    """A file that the driver placed for a job. Raises StoreError where it cannot be read, or is another one
+    now: what is in it is run.
+    """
+    from flambeau import _native
+
+    data: bytes = _native.Store(job.get("store") or {}).get(uri)
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise StoreError(f"{uri} is not the program that the driver wrote there")
     return data
 
 
@@ -275,21 +297,20 @@ def failed_outcome(
         error_type=f"{kind_of.__module__}.{kind_of.__qualname__}",
         message=message[-_MAX_TEXT:],
         traceback=text[-_MAX_TEXT:],
-        pickle=_pickled(exception),
+        arguments=_arguments(exception, message[-_MAX_TEXT:]),
+        place={name: getattr(exception, name) for name in _PLACE if isinstance(exception, WorkerError)},
         epoch=epoch,
         step=step,
         is_cause=is_cause,
     )
 
 
-def _pickled(exception: BaseException) -> bytes | None:
-    """The exception's pickle where it comes back as itself."""
+def _arguments(exception: BaseException, message: str) -> list[Any]:
+    """The exception's arguments where they are plain and make the same message, else its message."""
+    arguments = list(exception.args)
     try:
-        import cloudpickle
-
-        data: bytes = cloudpickle.dumps(exception)
-        back = pickle.loads(data)
-        same = type(back).__qualname__ == type(exception).__qualname__ and str(back) == str(exception)
+        is_plain = all(isinstance(one, (str, int, float, bool, type(None))) for one in arguments)
+        is_same = is_plain and str(type(exception)(*arguments)) == message
     except Exception:
-        return None
-    return data if same and len(data) <= _MAX_PICKLE else None
+        is_same = False
+    return arguments if is_same else [message]

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from flambeau._module import captured
 from flambeau._module.named import is_named, make
 from flambeau._saved.weights import local_path
 from flambeau.errors import DataError, ParamError
@@ -508,8 +509,7 @@ class CallableLoss:
         return labels, _weight_facts(weight)
 
     def to(self, device: torch.device) -> None:
-        if isinstance(self._function, nn.Module):
-            self._function.to(device)
+        captured.move(self._function, device)
 
 
 def call_with_labels(function: Callable[..., Any], output: Any, labels: list[Tensor]) -> Any:

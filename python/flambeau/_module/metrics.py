@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flambeau._history import RECORD_COLUMNS
-from flambeau._module import foreign_metrics, gathered, losses
+from flambeau._module import captured, foreign_metrics, gathered, losses
 from flambeau._module.losses import (
     call_with_labels,
     regression_target,
@@ -336,8 +336,7 @@ class CallableMetric(_Stateless):
         self._function = function
 
     def to(self, device: torch.device) -> None:
-        if isinstance(self._function, torch.nn.Module):
-            self._function.to(device)
+        captured.move(self._function, device)
 
     def update(self, output: Any, labels: list[Tensor], weight: Tensor | None, num_rows: int) -> Tensor:
         value = torch.as_tensor(call_with_labels(self._function, output, labels)).to(torch.float64)

@@ -1,9 +1,9 @@
 """The directory of a saved model, as Spark sees it.
 
-A path means what it means to Spark: without a scheme it lies on Spark's default file system. On classic Spark
-this process writes the files itself, through the store layer, or through Hadoop's file system where only that
-knows the scheme. On Spark Connect the client may see nothing of the cluster's files, so a worker writes and
-reads them.
+A path means what it means to Spark: without a scheme it lies on Spark's default file system (`qualified`),
+and without a session on this machine. On classic Spark this process writes the files itself, through the
+store layer, or through Hadoop's file system where only that knows the scheme. On Spark Connect the client may
+see nothing of the cluster's files, so a worker writes and reads them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from flambeau._saved.weights import (
     read_through_spark,
     store_options,
 )
-from flambeau.errors import FlambeauError, StoreError
+from flambeau.errors import FlambeauError, ParamError, StoreError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,24 +42,61 @@ def is_connect(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
+_OBJECT_STORES = ("s3", "s3a", "abfs", "abfss", "gs")
+"""The schemes that need nothing of Hadoop's."""
+
+
+def qualified(spark: SparkSession | None, path: str) -> str:
+    """The URI of a path. One without a scheme lies on Spark's default file system, as Spark ML has it. Spark
+    Connect does not tell which that is, and where there is no session there is none: the path stays as it is.
+
+    Raises ParamError where neither the store nor Spark has a file system of that scheme.
+    """
+    if spark is None or is_connect(spark) or urlsplit(path).scheme in _OBJECT_STORES:
+        return path
+    from py4j.protocol import Py4JJavaError
+
+    hadoop = _hadoop_path(spark, path)
+    try:
+        return str(_file_system(spark, hadoop).makeQualified(hadoop).toUri().toString())
+    except Py4JJavaError as error:
+        raise ParamError(f"Spark cannot reach {path}: {error.java_exception.getMessage()}") from error
+
+
+def _hadoop_path(spark: SparkSession, path: str) -> Any:
+    jvm: Any = spark.sparkContext._jvm
+    has_scheme = path.startswith("file:") or "://" in path
+    return jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(path) if has_scheme and "%" in path else path)
+
+
+def _file_system(spark: SparkSession, path: Any) -> Any:
+    context: Any = spark.sparkContext
+    return path.getFileSystem(context._jsc.hadoopConfiguration())
+
+
 class Directory:
     """A directory with a few files, to be written once or read.
 
     Raises FlambeauError for a path that workers cannot reach, naming its scheme.
     """
 
-    def __init__(self, spark: SparkSession, path: str) -> None:
+    def __init__(self, spark: SparkSession | None, path: str) -> None:
         self.path = path.rstrip("/") or "/"
-        self._spark = spark
-        self._connect = is_connect(spark)
-        self._options = store_options(spark)
-        self.uri = self.path if self._connect else self._qualified()
+        self._given = spark
+        self._connect = spark is not None and is_connect(spark)
+        self._options = {} if spark is None else store_options(spark)
+        self.uri = qualified(spark, self.path)
         self._hadoop = urlsplit(self.uri).scheme not in STORE_SCHEMES
-        if self._hadoop and self._connect:
+        if self._hadoop and (self._connect or spark is None):
             raise FlambeauError(
-                f"{path}: on Spark Connect a path has no scheme, or one that workers can read: "
-                f"{', '.join(STORE_SCHEMES[1:])}"
+                f"{path}: {'on Spark Connect' if self._connect else 'without a Spark session'} a path has no "
+                f"scheme, or one that workers can read: {', '.join(STORE_SCHEMES[1:])}"
             )
+
+    @property
+    def _spark(self) -> SparkSession:
+        assert self._given is not None, "what asks for a session is asked for with one"
+        return self._given
 
     def file(self, name: str) -> str:
         """The URI of a file in the directory. Raises FlambeauError for a name that is a path: names come from
@@ -217,18 +254,11 @@ class Directory:
                 "give a full URI, such as file:///... or dbfs:/..."
             )
 
-    def _qualified(self) -> str:
-        path = self._hadoop_path(self.path)
-        return str(self._file_system(path).makeQualified(path).toUri().toString())
-
     def _hadoop_path(self, path: str) -> Any:
-        jvm: Any = self._spark.sparkContext._jvm
-        has_scheme = path.startswith("file:") or "://" in path
-        return jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(path) if has_scheme and "%" in path else path)
+        return _hadoop_path(self._spark, path)
 
-    def _file_system(self, path: Any = None) -> Any:
-        context: Any = self._spark.sparkContext
-        return (path or self._hadoop_path(self.uri)).getFileSystem(context._jsc.hadoopConfiguration())
+    def _file_system(self) -> Any:
+        return _file_system(self._spark, self._hadoop_path(self.uri))
 
     def _upload(self, local: Path, name: str) -> None:
         source = self._hadoop_path(f"file://{local}")

@@ -18,7 +18,7 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from types import MethodType
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from flambeau._module.last_operation import LastOperations
+
+log = logging.getLogger("flambeau")
 
 FILE_NAMES = {
     "exported": "program.pt2",
@@ -124,13 +126,11 @@ def probe_output(
     """What `module` returns for these inputs, found by running it once, in eval mode and without gradients.
 
     It is run on two rows of zeros, then of ones where zeros fail, or on `examples` (one tensor an input, rows
-    first) where given. Its modes and the random generators are as before afterwards. Raises ParamError where
-    `forward` takes other arguments, fails, or returns something that has not one row for each row.
+    first) where given. A module that calls what the CPU has no kernel for is run on the meta device, which
+    computes shapes alone; a warning says so. Its modes and the random generators are as before afterwards.
+    Raises ParamError where `forward` takes other arguments, fails, or returns something that has not one row
+    for each row.
     """
-    import torch
-
-    from flambeau._module.last_operation import LastOperations
-
     check_signature(module, inputs)
     modes = [(part, part.training) for part in module.modules()]
     tried = [list(examples)] if examples is not None else [_constant(inputs, 2, value) for value in (0, 1)]
@@ -138,22 +138,61 @@ def probe_output(
     try:
         module.eval()
         for tensors in tried:
-            # Not inference_mode: the module may keep a tensor that it makes here, and is to be trained after.
-            with torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                try:
-                    with LastOperations() as made:
-                        output = module(*tensors)
-                    return output_spec(output, len(tensors[0]), made)
-                except ParamError:
-                    raise
-                except Exception as problem:
-                    error = error or problem
+            try:
+                return _output_of(module, tensors)
+            except ParamError:
+                raise
+            except Exception as problem:
+                error = error or problem
+        if _lacks_kernel(error):
+            output = _meta_output(module, tried[0])
+            # What follows is a list of the kernels that there are.
+            told = str(error).partition(" This could be because")[0]
+            log.warning("model: forward is left to workers to try, as it does not run on the CPU: %s", told)
+            return output
     finally:
         for part, training in modes:
             part.training = training
     shapes = ", ".join(f"{i.name}: {[2, *(i.shape or ())]} {i.dtype}" for i in inputs)
     raise ParamError(f"model: forward fails on inputs of the columns' shapes ({shapes}): {error}") from error
+
+
+def _output_of(module: Callable[..., Any], tensors: Sequence[Tensor]) -> OutputSpec:
+    import torch
+
+    from flambeau._module.last_operation import LastOperations
+
+    # Not inference_mode: the module may keep a tensor that it makes here, and is to be trained after.
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with LastOperations() as made:
+            output = module(*tensors)
+        return output_spec(output, len(tensors[0]), made)
+
+
+def _lacks_kernel(error: Exception | None) -> bool:
+    """Whether torch's dispatcher has found no kernel for tensors of the CPU."""
+    return isinstance(error, NotImplementedError) and "arguments from the 'CPU' backend" in str(error)
+
+
+def _meta_output(module: nn.Module, tensors: Sequence[Tensor]) -> OutputSpec:
+    """What a module returns on the meta device. Raises ParamError where it does not run there either."""
+    import torch
+
+    held = {name: tensor.to("meta") for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+
+    def forward(*inputs: Tensor) -> Any:
+        return torch.func.functional_call(module, held, inputs)
+
+    try:
+        return _output_of(forward, [tensor.to("meta") for tensor in tensors])
+    except ParamError:
+        raise
+    except Exception as error:
+        raise ParamError(
+            "model: forward runs neither on the CPU nor on the meta device, so its outputs are not known: "
+            f"{error}; give the operators of other devices shapes (torch.library.register_fake)"
+        ) from error
 
 
 def output_spec(output: Any, num_rows: int, made: LastOperations | None = None) -> OutputSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from flambeau._columns import TensorColumns
 from flambeau.errors import FlambeauError, ParamError
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from torch import Tensor, nn
 
 _DTYPES = ("float32", "float64", "int64", "bool", "uint8")
@@ -23,7 +23,8 @@ def save_program(module: nn.Module, path: str, inputs: Sequence[Tensor]) -> None
 
     `inputs` are example tensors, one for each argument of `forward`, whose first dimension is the rows; their
     shapes and types count, and the module is run on them once, in eval mode. `path` is a directory that is
-    not there yet, local or on an object store. It gets
+    not there yet. Without a scheme it lies on Spark's default file system, where `model=path` looks for it;
+    where there is no session, on this machine. It gets
 
     - `program.pt`, TorchScript, where the module can be scripted,
     - `program.pt2` and `program-train.pt2`, the graphs of torch.export in its two modes, where it can be
@@ -35,35 +36,39 @@ def save_program(module: nn.Module, path: str, inputs: Sequence[Tensor]) -> None
     The module itself is left as it is. Raises ParamError where neither form is possible, with both reasons,
     or where the inputs do not fit; FlambeauError where there is something at the path.
     """
+    from flambeau._saved.directory import Directory
     from flambeau._saved.program import FILE_NAMES, compile_programs, dump_skeleton, instantiate, probe_output
     from flambeau._saved.program_files import CONTENTS
-    from flambeau._saved.weights import FILE_NAME, load_into, local_path, open_store, save_module
+    from flambeau._saved.weights import FILE_NAME, load_into, save_module
 
     columns = _columns_of(inputs)
     probe_output(module, columns, inputs)
-    store, target = open_store({}), path.rstrip("/")
-    local = local_path(path)
-    if store.list(path) or (local is not None and local.exists()):
+    directory = Directory(_session(), path)
+    if directory.exists():
         raise FlambeauError(f"{path} exists already; give the path of a new directory, or remove it first")
     with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
         weights = Path(folder) / FILE_NAME
-        reference = save_module(module, weights)
+        save_module(module, weights)
         copy = load_into(instantiate({"pickle": dump_skeleton(module)}), weights, share=True)
         programs, reasons = compile_programs(copy, columns, weights)
         if not {"scripted", "exported"} & set(programs):
             told = "; ".join(f"{form}: {reason}" for form, reason in reasons.items())
             raise ParamError(f"model: {type(module).__name__} can be neither scripted nor exported ({told})")
-        files = {FILE_NAME: {"size": reference.size, "sha256": reference.sha256}}
-        for form, data in programs.items():
-            files[FILE_NAMES[form]] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-            store.put(f"{target}/{FILE_NAMES[form]}", data)
-        store.put_file(f"{target}/{FILE_NAME}", weights)
+        files = {FILE_NAMES[form]: directory.put(FILE_NAMES[form], data) for form, data in programs.items()}
+        files[FILE_NAME] = directory.put(FILE_NAME, weights.read_bytes())
     contents = {
         "programs": {form: FILE_NAMES[form] for form in programs},
         "reasons": reasons,
         "files": files,
     }
-    store.put(f"{target}/{CONTENTS}", json.dumps(contents, indent=2).encode())
+    directory.write(CONTENTS, json.dumps(contents, indent=2).encode())
+
+
+def _session() -> SparkSession | None:
+    """Spark's session in this process, if there is one."""
+    from pyspark.sql import SparkSession as Session
+
+    return Session.getActiveSession()
 
 
 def _columns_of(inputs: Sequence[Tensor]) -> list[TensorColumns]:
