@@ -102,7 +102,7 @@ def uncompressed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], We
     [
         # Of two ranks, dividing by two before the sum or after it is the same, but for denormal numbers.
         ("bf16", _bf16, 2, 1e-6),
-        ("fp16", _fp16, 2, 3e-5),
+        pytest.param("fp16", _fp16, 2, 3e-5, marks=pytest.mark.long),
         # Of four, gloo rounds each partial sum to 16 bits, where ours is rounded once.
         ("fp16", _fp16, 4, 2e-4),
     ],
@@ -169,7 +169,10 @@ def first_q(index: int, num_columns: int, rank: int) -> Tensor:
     return torch.from_numpy(numbers.astype(np.float32)).reshape(rank, num_columns).T.contiguous()
 
 
-@pytest.mark.parametrize(("num_ranks", "rank"), [(2, 1), (2, 4), (4, 2)])
+@pytest.mark.parametrize(
+    ("num_ranks", "rank"),
+    [pytest.param(2, 1, marks=pytest.mark.long), (2, 4), pytest.param(4, 2, marks=pytest.mark.long)],
+)
 def test_power_sgd_is_torchs_hook(
     tmp_path: Path, uncompressed: Callable[[int], Weights], num_ranks: int, rank: int
 ) -> None:
@@ -217,7 +220,7 @@ def _top_k(ratio: float) -> Any:
     return register
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_top_k_is_its_definition_to_the_bit(tmp_path: Path, num_ranks: int) -> None:
     result, weights = ours(tmp_path, num_ranks, gradientCompression="topk", topKRatio=0.02)
     hooked = of_hook(tmp_path, num_ranks, _top_k(0.02))
@@ -319,6 +322,7 @@ def learnt(flights: tuple[list[str], list[str]], directory: Path, metric: str, *
     return dict(last["validationMetrics"])[metric]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("metric", ["rmse", "accuracy"])
 def test_flights_are_learnt_as_well(
     flights: tuple[list[str], list[str]], tmp_path: Path, metric: str

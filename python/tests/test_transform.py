@@ -53,7 +53,13 @@ def scores(module: nn.Module, *inputs: Any) -> Any:
 
 
 def column(frame: DataFrame, name: str = "prediction") -> list[Any]:
-    return [row[0] for row in frame.orderBy("id").select(name).collect()]
+    return columns(frame, name)[0]
+
+
+def columns(frame: DataFrame, *names: str) -> list[list[Any]]:
+    """Columns in the order of the ids. Spark's own sort would score twice, once to sample."""
+    rows = sorted(frame.select("id", *names).collect(), key=lambda row: row[0])
+    return [[row[number] for row in rows] for number in range(1, 1 + len(names))]
 
 
 def close(actual: Any, expected: Any) -> None:
@@ -269,10 +275,12 @@ def test_two_heads_of_different_kinds(any_spark: SparkSession, tmp_path: Path, f
         delay, logits = module.delay(x).reshape(-1), module.kind(x)
     for each in (model, TorchModel.load(path)):
         out = each.transform(arrays_of(any_spark))
-        close(column(out, "prediction.delay"), delay)
-        assert column(out, "prediction.kind.prediction") == logits.argmax(1).double().tolist()
-        close(column(out, "prediction.kind.probability"), logits.softmax(1))
-        close(column(out, "prediction.kind.rawPrediction"), logits)
+        names = ["prediction", "probability", "rawPrediction"]
+        found = columns(out, "prediction.delay", *(f"prediction.kind.{name}" for name in names))
+        close(found[0], delay)
+        assert found[1] == logits.argmax(1).double().tolist()
+        close(found[2], logits.softmax(1))
+        close(found[3], logits)
     with pytest.raises(
         ParamError, match="outputNames has 1 entries, delay, and the module returns 2 tensors"
     ):

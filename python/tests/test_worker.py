@@ -68,7 +68,7 @@ def test_a_program_that_the_store_does_not_give_is_worth_another_attempt(tmp_pat
 
 
 def test_a_program_that_changed_on_its_way_is_not_unpickled(tmp_path: Path) -> None:
-    job = {"data": {"spec": {"inputs": []}}, "params": {}}
+    job: dict[str, Any] = {"data": {"spec": {"inputs": []}}, "params": {}}
     (tmp_path / "program").write_bytes(cloudpickle.dumps({"model": None}))
     request = WorkerRequest(
         json.dumps(job), bytes(16), program_uri=str(tmp_path / "program"), program_sha256="0" * 64

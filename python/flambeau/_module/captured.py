@@ -25,7 +25,8 @@ def move(function: Callable[..., Any], device: torch.device) -> None:
         arguments = tuple(_moved(one, device) for one in partial.args)
         partial.__setstate__((partial.func, arguments, partial.keywords, partial.__dict__))
     elif isinstance(function, MethodType):
-        move(function.__self__, device)
+        owner: Any = function.__self__
+        move(owner, device)
     elif isinstance(function, FunctionType):
         for cell in function.__closure__ or ():
             cell.cell_contents = _moved(cell.cell_contents, device)
