@@ -51,8 +51,8 @@ class TensorColumns:
     """One tensor and the columns that it is made of.
 
     `dtype` is one of float32, float64, int64, bool and uint8. `shape` is that of one row: () for a single
-    number, (n,) for n packed columns or an array of n, and None while it is not known, as for an array whose
-    rows have not been seen.
+    number, (n,) for n packed columns or an array of n, (n, m) for n arrays of m, and None while it is not
+    known, as for an array whose rows have not been seen.
     """
 
     name: str
@@ -90,7 +90,7 @@ def resolve_inputs(schema: StructType, params: Params) -> list[TensorColumns]:
     inputs = []
     for name, columns, shape, dtype in zip(names, grouped, shapes, types, strict=True):
         tensor = resolve_tensor(schema, name, columns, None if dtype == "auto" else dtype, "input")
-        inputs.append(_with_shape(schema, tensor, shape))
+        inputs.append(_with_shape(tensor, shape))
     return inputs
 
 
@@ -153,7 +153,7 @@ def _renamed(field: StructField, name: str) -> StructField:
     return type(field)(name, field.dataType, field.nullable, field.metadata)
 
 
-def _column(schema: StructType, name: str) -> Column:
+def column_of(schema: StructType, name: str) -> Column:
     """The column, or the struct's field, that `find_field` finds."""
     from pyspark.sql import functions as F
 
@@ -181,7 +181,7 @@ def expressions(schema: StructType, tensor: TensorColumns, role: Role | None = N
     weight that is not a finite number >= 0 fails the query, with a message that names the column.
     """
     return [
-        _expression(_column(schema, column), find_field(schema, column, role or "input"), tensor, role)
+        _expression(column_of(schema, column), find_field(schema, column, role or "input"), tensor, role)
         for column in tensor.columns
     ]
 
@@ -197,8 +197,9 @@ def _expression(column: Column, field: StructField, tensor: TensorColumns, role:
         value = _cast_array(value, "double" if wide else "float", dtype, field.name)
     elif field.dataType.typeName() == "array":
         value = column
-        for _ in range(_depth(field.dataType) - 1):
+        for _ in range(nesting(field.dataType) - 1):
             value = F.flatten(value)
+        value = _refuse_other_shapes(column, value, field, tensor.shape)
         value = _cast_array(value, kind, dtype, field.name)
     else:
         value = _cast(column, kind, dtype, field.name)
@@ -232,6 +233,25 @@ def _cast_array(value: Column, kind: str, dtype: str, name: str) -> Column:
     if dtype in ("int64", "bool") and kind in _FLOATS:
         return F.transform(value, lambda element: _cast(element, kind, dtype, name))
     return value.cast(f"array<{_SQL_TYPES[dtype]}>")
+
+
+def _refuse_other_shapes(
+    column: Column, value: Column, field: StructField, shape: tuple[int, ...] | None
+) -> Column:
+    """`value`, failing the query on nested arrays that are not of this shape; a shape of another number of
+    dimensions is one for their numbers in their order.
+    """
+    from pyspark.sql import functions as F
+
+    if shape is None or len(shape) == 1 or len(shape) != nesting(field.dataType):
+        return value
+
+    def has(array: Column, sizes: tuple[int, ...]) -> Column:
+        right = F.size(array) == sizes[0]
+        return right & F.forall(array, lambda part: has(part, sizes[1:])) if len(sizes) > 1 else right
+
+    message = f"{REFUSAL}column {field.name!r} holds an array that is not of shape {list(shape)}{REFUSAL_END}"
+    return F.when(column.isNull() | has(column, shape), value).otherwise(F.raise_error(F.lit(message)))
 
 
 def _refuse_missing(column: Column, value: Column, field: StructField, dtype: str, role: Role) -> Column:
@@ -277,15 +297,9 @@ def _get(params: Params, name: str) -> Any:
     return params.getOrDefault(param) if params.isDefined(param) else None
 
 
-def _with_shape(schema: StructType, tensor: TensorColumns, shape: Sequence[int]) -> TensorColumns:
+def _with_shape(tensor: TensorColumns, shape: Sequence[int]) -> TensorColumns:
     """The tensor with the shape that inputShapes gives it; an empty one leaves it."""
-    field = find_field(schema, tensor.columns[0], "input")
     if not shape:
-        if len(tensor.columns) == 1 and _depth(field.dataType) > 1:
-            raise ParamError(
-                f"column {field.name!r} is {type_name(field.dataType)}: "
-                f"give the shape of one row in inputShapes"
-            )
         return tensor
     if tensor.shape is not None and math.prod(tensor.shape) != math.prod(shape):
         raise ParamError(
@@ -304,8 +318,8 @@ def _column_shape(field: StructField) -> tuple[int, ...] | None:
     return None if field.dataType.typeName() in ("array", "binary") else ()
 
 
-def _depth(dtype: DataType) -> int:
-    """How many arrays are nested in a type."""
+def nesting(dtype: DataType) -> int:
+    """How many arrays are nested in a type: 0 for one that is no array."""
     depth = 0
     while dtype.typeName() == "array":
         dtype = dtype.elementType  # type: ignore[attr-defined]

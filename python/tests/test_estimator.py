@@ -24,7 +24,7 @@ from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationS
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from flambeau import TorchClassifier, TorchEstimator, TorchModel, TorchRegressor
 from flambeau._fit import shards
@@ -91,6 +91,33 @@ def test_a_fit_recovers_the_weights(any_spark: SparkSession) -> None:
     for name, value in estimator.getModel().state_dict().items():
         assert torch.equal(value, before[name])
     assert model.uid == estimator.uid
+
+
+class Images(nn.Module):
+    """A number from images of one channel, three by two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.out = nn.Conv2d(1, 2, 2), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.convolution(x.unsqueeze(1)).flatten(1)).squeeze(1)
+
+
+def test_nested_arrays_are_images_without_more_words(spark: SparkSession) -> None:
+    flat = F.transform(F.sequence(F.lit(0), F.lit(5)), lambda i: F.sin(F.col("id") * (i + 1)).cast("float"))
+    df = spark.range(0, 64, 1, 1).select("id", flat.alias("flat"), F.sin("id").alias("label"))
+    rows = F.transform(F.array(*map(F.lit, (1, 3, 5))), lambda i: F.slice("flat", i, 2))
+    df = df.withColumn("nested", rows)
+    torch.manual_seed(0)
+    common: dict[str, Any] = {"model": Images(), "epochs": 2, "batchSize": 8, "verbose": 0}
+    nested = TorchRegressor(inputCols=["nested"], **common).fit(df)
+    given = TorchRegressor(inputCols=["flat"], inputShapes=[[3, 2]], **common).fit(df)
+    assert nested.history["loss"] == given.history["loss"]
+    predictions = [
+        [row[0] for row in model.transform(df).select("prediction").collect()] for model in (nested, given)
+    ]
+    assert predictions[0] == predictions[1]
 
 
 def test_a_pipeline_with_integers(spark: SparkSession) -> None:

@@ -69,6 +69,24 @@ def test_vectors_arrays_and_numbers(spark: SparkSession, tmp_path: Path) -> None
     assert data.schema.field("si").type == pa.int64()
 
 
+def test_nested_arrays_have_the_shape_of_their_first_row(spark: SparkSession, tmp_path: Path) -> None:
+    numbers = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
+    schema = "id int, m array<array<float>>, label array<array<float>>"
+    df = spark.createDataFrame([(i, m.tolist(), m.T.tolist()) for i, m in enumerate(numbers)], schema)
+    shards = written(df, tmp_path, inputCols=["m"])
+    assert shapes(shards) == [("m", "float32", (3, 2))]
+    assert [label.shape for label in shards.columns.labels] == [(2, 3)]
+    np.testing.assert_array_equal(
+        sorted(table(shards.train)["m"].to_pylist()), numbers.reshape(4, 6), strict=False
+    )
+    # As many numbers, in another shape; lists of several lengths; a list that is not there.
+    others = [numbers[0].T.tolist(), [[1.0, 2.0], [3.0], [4.0, 5.0, 6.0]], [[1.0, 2.0], None, [3.0, 4.0]]]
+    for number, other in enumerate(others):
+        uneven = df.union(spark.createDataFrame([(9, other, numbers[0].T.tolist())], schema)).coalesce(1)
+        with pytest.raises(DataError, match=r"column 'm' holds an array that is not of shape \[3, 2\]"):
+            written(uneven, tmp_path / f"uneven-{number}", inputCols=["m"])
+
+
 def test_sparse_vectors_are_written_dense(spark: SparkSession, tmp_path: Path) -> None:
     from pyspark.ml.linalg import Vectors
 

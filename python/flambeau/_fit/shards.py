@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
 
@@ -16,9 +18,11 @@ from flambeau._columns import (
     REFUSAL_END,
     Role,
     TensorColumns,
+    column_of,
     expressions,
     find_field,
     is_vector,
+    nesting,
     quoted,
     resolve_inputs,
     resolve_tensor,
@@ -72,6 +76,15 @@ class DataColumns:
         labels: list[tuple[TensorColumns, Role]] = [(tensor, "label") for tensor in self.labels]
         weight: list[tuple[TensorColumns, Role]] = [(self.weight, "weight")] if self.weight else []
         return inputs + labels + weight
+
+    def with_shapes(self, shape: Callable[[TensorColumns], tuple[int, ...] | None]) -> DataColumns:
+        """The same with the shapes of tensors that have none."""
+
+        def known(tensor: TensorColumns) -> TensorColumns:
+            return tensor if tensor.shape is not None else replace(tensor, shape=shape(tensor))
+
+        weight = known(self.weight) if self.weight else None
+        return DataColumns(tuple(map(known, self.inputs)), tuple(map(known, self.labels)), weight, self.split)
 
     def spec_json(self) -> dict[str, Any]:
         """The tensors as the training job's `data.spec` names them."""
@@ -153,6 +166,7 @@ def write(df: DataFrame, columns: DataColumns, directory: str) -> ShardSet:
     Raises DataError, with the column's name, at the first row that is refused, and where no row is left to
     train on.
     """
+    columns = _with_nested_shapes(df, columns)
     selected, in_files = _select(df.schema, columns)
     if columns.split is not None:
         selected.append(_flag(columns.split).alias(FLAG))
@@ -341,6 +355,38 @@ def _is_true(value: str | None, column: str) -> bool:
     )
 
 
+def _with_nested_shapes(df: DataFrame, columns: DataColumns) -> DataColumns:
+    """The columns with the shapes of nested arrays, where none is given that of the first row without a null.
+
+    All rows are held to it as they are written.
+    """
+    nested = {
+        tensor.columns[0]
+        for tensor, role in columns.tensors()
+        if tensor.shape is None and nesting(find_field(df.schema, tensor.columns[0], role).dataType) > 1
+    }
+    if not nested:
+        return columns
+    values = {name: column_of(df.schema, name) for name in sorted(nested)}
+    has_all = reduce(and_, [value.isNotNull() for value in values.values()])
+    row = (
+        df.filter(has_all).select(*[value.alias(f"c{i}") for i, value in enumerate(values.values())]).first()
+    )
+    if row is None:
+        return columns
+    shapes = {name: _shape_of(value) for name, value in zip(values, row, strict=True)}
+    return columns.with_shapes(lambda tensor: shapes.get(tensor.columns[0]))
+
+
+def _shape_of(value: Any) -> tuple[int, ...]:
+    """The shape of nested lists, by the first of each."""
+    sizes = []
+    while isinstance(value, list):
+        sizes.append(len(value))
+        value = value[0] if value else None
+    return tuple(sizes)
+
+
 def _with_shapes(df: DataFrame, columns: DataColumns) -> DataColumns:
     """The columns with the shapes that were not known, taken from the first row; that others agree is seen in
     reading.
@@ -358,21 +404,7 @@ def _with_shapes(df: DataFrame, columns: DataColumns) -> DataColumns:
     ]
     row = cast(Sequence[int], df.select(*[size.alias(f"s{i}") for i, size in enumerate(sizes)]).first())
     found = dict(zip(((tensor.name, tensor.columns) for tensor in unknown), row, strict=True))
-
-    def known(tensor: TensorColumns) -> TensorColumns:
-        return (
-            tensor
-            if tensor.shape is not None
-            else replace(tensor, shape=(found[tensor.name, tensor.columns],))
-        )
-
-    weight = known(columns.weight) if columns.weight else None
-    return DataColumns(
-        tuple(known(tensor) for tensor in columns.inputs),
-        tuple(known(tensor) for tensor in columns.labels),
-        weight,
-        columns.split,
-    )
+    return columns.with_shapes(lambda tensor: (found[tensor.name, tensor.columns],))
 
 
 def _partition_columns(files: Sequence[str], root: str) -> set[str]:

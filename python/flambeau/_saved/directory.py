@@ -192,10 +192,16 @@ class Directory:
             self._on_worker(_copy, source, self.file(name), self._options)
             return
         with fetched(source, self._spark) as local:
-            if self._hadoop:
-                self._upload(local, name)
-            else:
-                _put_file(self.file(name), local, self._options)
+            self.put_file(name, local)
+
+    def put_file(self, name: str, local: Path) -> None:
+        """Writes a file from one of this machine, in parts where it is large."""
+        if self._connect:
+            self.write(name, local.read_bytes())
+        elif self._hadoop:
+            self._upload(local, name)
+        else:
+            _put_file(self.file(name), local, self._options)
 
     def read(self, name: str, size: int, sha256: str) -> bytes:
         """A file's bytes, checked against their hash."""

@@ -48,14 +48,15 @@ def save_program(module: nn.Module, path: str, inputs: Sequence[Tensor]) -> None
         raise FlambeauError(f"{path} exists already; give the path of a new directory, or remove it first")
     with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
         weights = Path(folder) / FILE_NAME
-        save_module(module, weights)
+        reference = save_module(module, weights)
         copy = load_into(instantiate({"pickle": dump_skeleton(module)}), weights, share=True)
         programs, reasons = compile_programs(copy, columns, weights)
         if not {"scripted", "exported"} & set(programs):
             told = "; ".join(f"{form}: {reason}" for form, reason in reasons.items())
             raise ParamError(f"model: {type(module).__name__} can be neither scripted nor exported ({told})")
         files = {FILE_NAMES[form]: directory.put(FILE_NAMES[form], data) for form, data in programs.items()}
-        files[FILE_NAME] = directory.put(FILE_NAME, weights.read_bytes())
+        directory.put_file(FILE_NAME, weights)
+        files[FILE_NAME] = {"size": reference.size, "sha256": reference.sha256}
     contents = {
         "programs": {form: FILE_NAMES[form] for form in programs},
         "reasons": reasons,
