@@ -83,7 +83,7 @@ def tests() -> dict[str, list[Step]]:
     report = REPORTS / "python.xml"
     report.unlink(missing_ok=True)
     pytest = [str(BIN / "python"), "-m", "pytest", "-ra", "--durations=25", f"--junitxml={report}"]
-    spread = ["-n", str(PYTEST_PROCESSES), "--dist", "loadfile"]
+    spread = ["-n", str(PYTEST_PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder"]
     return {
         "rust, jvm": [
             Step("cargo test", [*CARGO_TEST.split(), "--", "--show-output"], count=rust_tally),

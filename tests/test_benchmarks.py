@@ -4,6 +4,7 @@ import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,18 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
 
-@pytest.fixture
-def page(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    page = importlib.import_module("page")
+# What the benchmarks name as the tests name theirs, and what imports it.
+MODULES = ("harness", "page", "pictures", "fit_by_hand", "flights", "gpu")
 
-    return page
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    others = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield importlib.import_module("page")
+    for name in MODULES:
+        sys.modules.pop(name, None)
+    sys.modules.update(others)
 
 
 def stored(commit: str = "aaaa", dirty: bool = False, full: bool = False, rounds: int | None = None) -> Any:
