@@ -11,11 +11,12 @@ import logging
 import os
 import re
 import secrets
+import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -49,12 +50,16 @@ def private_directory(name: str) -> Path:
     """A directory of this machine for this user alone, made where it is missing, which all of the user's
     processes know.
 
-    Raises FlambeauError where another user has one of that name.
+    Raises FlambeauError where another user has something of that name, or it is a link.
     """
     folder = Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise FlambeauError(f"{folder} belongs to another user; set TMPDIR to a directory of your own")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise FlambeauError(
+            f"{folder} is no directory, or belongs to another user; set TMPDIR to a directory of your own"
+        )
     return folder
 
 
@@ -92,7 +97,7 @@ class WorkDirectory:
     """A work directory and what it takes to reach it: `store_options` are those of the native store."""
 
     uri: str
-    store_options: tuple[tuple[str, str], ...] = ()
+    store_options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     def path(self, *parts: str) -> str:
         """A path in the directory, for the native store."""

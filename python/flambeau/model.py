@@ -6,7 +6,7 @@ import copy
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from pyspark.ml import Model
@@ -334,7 +334,8 @@ class TorchModel(
                     f"where {wanted} were trained on"
                 )
             tensors.append(TensorColumns(now.name, now.columns, then.dtype, then.shape))
-            for name, column in zip(tensor.columns, expressions(schema, tensor, "input"), strict=True):
+            trained_on = replace(tensor, shape=then.shape)
+            for name, column in zip(tensor.columns, expressions(schema, trained_on, "input"), strict=True):
                 columns.append(whole_arrays(column, name, find_field(schema, name, "input").dataType))
         return columns, tensors
 

@@ -118,6 +118,9 @@ def test_nested_arrays_are_images_without_more_words(spark: SparkSession) -> Non
         [row[0] for row in model.transform(df).select("prediction").collect()] for model in (nested, given)
     ]
     assert predictions[0] == predictions[1]
+    turned = df.withColumn("nested", F.array(F.slice("flat", 1, 3), F.slice("flat", 4, 3)))
+    with pytest.raises(Exception, match=r"column 'nested' holds an array that is not of shape \[3, 2\]"):
+        nested.transform(turned).collect()
 
 
 def test_a_pipeline_with_integers(spark: SparkSession) -> None:

@@ -249,11 +249,14 @@ def test_ctrl_c_ends_a_wait(tmp_path: Path, columns) -> None:
     deadline = time.monotonic() + 60
     while not (tmp_path / "waiting").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    time.sleep(0.5)
-    os.kill(ranks.processes[0].pid or 0, signal.SIGINT)
-    began = time.monotonic()
-    ranks.processes[0].join(20)
-    assert time.monotonic() - began < 3
+    for _ in range(3):
+        # The first one may come before rank 0 waits.
+        time.sleep(0.5)
+        os.kill(ranks.processes[0].pid or 0, signal.SIGINT)
+        ranks.processes[0].join(3)
+        if not ranks.processes[0].is_alive():
+            break
+    assert not ranks.processes[0].is_alive()
     outcome = pickle.loads(ranks.outcomes[0].read_bytes())
     ranks.kill()
     assert (outcome.error_kind, outcome.error_type) == ("cancelled", "builtins.KeyboardInterrupt")

@@ -193,8 +193,10 @@ impl Marker {
             ));
         }
         for Part { name, .. } in &marker.parts {
-            let file = best_file(name).unwrap_or(name);
-            if !is_plain(file) {
+            let file = [BEST, WEIGHTS]
+                .iter()
+                .find_map(|directory| file_in(directory, name));
+            if !is_plain(file.unwrap_or(name)) {
                 return Err(format!(
                     "{MARKER} lists {name:?}, which is not the plain name of a file in it"
                 ));
@@ -677,7 +679,7 @@ impl Checkpoint {
         };
         let mut best = vec![];
         for listed in marker.parts.iter().filter(|_| group.rank() == 0) {
-            if let Some(file) = best_file(&listed.name) {
+            if let Some(file) = file_in(BEST, &listed.name) {
                 best.push((file.to_string(), part(&listed.name)?));
             }
         }
@@ -694,9 +696,9 @@ impl Checkpoint {
     }
 }
 
-/// The name of a file of the best weights, where a part is one.
-fn best_file(part: &str) -> Option<&str> {
-    part.strip_prefix(BEST)?.strip_prefix('/')
+/// The name of a file in a directory of a checkpoint, where a part is one.
+fn file_in<'a>(directory: &str, part: &'a str) -> Option<&'a str> {
+    part.strip_prefix(directory)?.strip_prefix('/')
 }
 
 fn compression_part(rank: usize) -> String {

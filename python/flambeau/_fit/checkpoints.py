@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flambeau._workdir import KEPT
+from flambeau.errors import FlambeauError
 
 if TYPE_CHECKING:
     from flambeau.model import TorchModel
@@ -63,7 +65,10 @@ def keep_newest(
             deep = 2 if below[0] == "checkpoints" else 1
             parts.add("/".join([root, *below[:deep]]))
             if below[0] == "checkpoints" and below[2:] == ["COMMITTED"]:
-                told = _described(store, f"{root}/checkpoints/{below[1]}")
+                # One that is damaged is none.
+                told = None
+                with suppress(FlambeauError, OSError, ValueError, KeyError):
+                    told = _described(store, f"{root}/checkpoints/{below[1]}")
                 if told is not None:
                     # A later attempt went on from what an earlier one had.
                     found[told["step"]] = told

@@ -105,8 +105,8 @@ class Launch:
 
     spark: SparkSession
     work: WorkDirectory
-    job: Mapping[str, Any]
-    payload: Payload
+    job: Mapping[str, Any] = field(repr=False)
+    payload: Payload = field(repr=False)
     num_workers: int
     max_restarts: int
     slot_timeout: float
@@ -456,10 +456,12 @@ def exception_of(outcome: RankOutcome) -> Exception:
     return error
 
 
+# On the driver they would end the iterator of fits that the exception comes out of.
+_ENDS = (StopIteration, StopAsyncIteration)
 _CLASSES = {
     f"{kind.__module__}.{kind.__qualname__}": kind
     for kind in (*vars(builtins).values(), *vars(errors).values(), EnvironmentMismatchError)
-    if isinstance(kind, type) and issubclass(kind, Exception)
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _ENDS)
 }
 """The classes that an exception of a worker has again on the driver, by their names."""
 

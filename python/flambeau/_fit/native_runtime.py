@@ -49,11 +49,11 @@ _END_SECONDS = 10.0
 class NativeRequest:
     """What every rank of an attempt gets."""
 
-    job_json: str
+    job_json: str = field(repr=False)
     """The training job; its `program` lacks the places of the files."""
-    secret: bytes
+    secret: bytes = field(repr=False)
     """Proves that ranks belong to the same attempt."""
-    carried: Mapping[str, bytes]
+    carried: Mapping[str, bytes] = field(repr=False)
     """The files that travel with the task, by their part in `program`."""
     placed: Mapping[str, str]
     """The URIs of the others."""

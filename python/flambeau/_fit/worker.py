@@ -30,11 +30,11 @@ _PLACE = ("rank", "host", "epoch", "step")
 class WorkerRequest:
     """What every rank of an attempt gets."""
 
-    job_json: str
-    """The training job."""
-    secret: bytes
+    job_json: str = field(repr=False)
+    """The training job, with the options of the stores."""
+    secret: bytes = field(repr=False)
     """Proves that ranks belong to the same attempt."""
-    program: bytes | None = None
+    program: bytes | None = field(default=None, repr=False)
     """The cloudpickle of a dict with `model`, `loss`, `optimizer` and `metrics`."""
     program_uri: str | None = None
     """Where that lies in the store, if it is not `program`."""

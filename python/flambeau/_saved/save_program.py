@@ -66,10 +66,10 @@ def save_program(module: nn.Module, path: str, inputs: Sequence[Tensor]) -> None
 
 
 def _session() -> SparkSession | None:
-    """Spark's session in this process, if there is one."""
+    """Spark's session of this thread, else of this process, if there is one."""
     from pyspark.sql import SparkSession as Session
 
-    return Session.getActiveSession()
+    return Session.getActiveSession() or getattr(Session, "_instantiatedSession", None)
 
 
 def _columns_of(inputs: Sequence[Tensor]) -> list[TensorColumns]:

@@ -320,7 +320,8 @@ def _fetched(ref: WeightsRef) -> Path:
 def _evict(folder: Path) -> None:
     """Deletes what nobody has asked for in `SWEEP_AGE`; a process that has it mapped keeps what it has."""
     for path in folder.iterdir():
-        with suppress(FileNotFoundError):
+        # Another process was faster, or it is nothing of ours.
+        with suppress(OSError):
             if time.time() - path.stat().st_mtime > SWEEP_AGE.total_seconds():
                 path.unlink()
 

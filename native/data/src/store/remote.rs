@@ -264,8 +264,13 @@ impl Remote {
                     Err(error) => return Err(error.into()),
                 }
             }
-            Ok(())
-        })
+            Ok::<_, Cause>(())
+        })?;
+        // A list of what lies below does not have a file of that very name; the bucket itself is none.
+        if directory.as_ref().is_empty() {
+            return Ok(());
+        }
+        self.delete(bucket, directory)
     }
 }
 

@@ -51,6 +51,9 @@ fn objects_are_written_read_listed_and_deleted() {
     );
     store.delete("s3://bucket/b").unwrap();
     store.delete_prefix("s3://bucket/a").unwrap();
+    // What may be a directory or a file, as on local disks.
+    store.put("s3://bucket/run.json", "{}".into()).unwrap();
+    store.delete_prefix("s3://bucket/run.json").unwrap();
     assert!(bucket.objects.lock().unwrap().is_empty());
 }
 
