@@ -123,7 +123,7 @@ def test_a_capsule_gives_its_memory_back(tmp_path: Path, is_consumed: bool) -> N
         else:
             del capsules
         after.append(resident_bytes())
-    # Half of what would stay of eighteen epochs: an allocator keeps some megabytes of its own, now more, now less.
+    # Half of what would stay of eighteen epochs: an allocator keeps some megabytes of its own.
     assert after[-1] - after[1] < 9 * x.nbytes
 
 
