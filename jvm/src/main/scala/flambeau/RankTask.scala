@@ -180,9 +180,6 @@ private[flambeau] final class StageRendezvous(context: BarrierTaskContext, gathe
 
   private var isDone = false
 
-  /** The ranks meet through Spark. */
-  def this(context: BarrierTaskContext) = this(context, context.allGather(_).toSeq)
-
   /** Every rank's payload, by rank, or the first rank that left instead. Waits for all ranks. */
   def allGather(payload: String): Either[Int, Seq[String]] = {
     isDone = true

@@ -137,14 +137,16 @@ private[flambeau] final class Training private (
   }
 
   /** What `JobCheck` says of the program on these tensors, once. Throws ParamException for what it refuses. */
-  private def check(spec: JsonNode): JsonNode = {
-    val data = Json.obj()
-    data.replace("train", Json.strings(Seq("draft")))
-    data.replace("spec", spec)
-    val draft = job(data, program.placed((_, file) => ProgramFiles.onDriver(spark, file)))
-    draft.replace("attempt", Json.obj().put("id", "draft").put("workDir", "draft"))
-    checked.getOrElseUpdate(Json.text(spec), JobCheck(draft, work.settings))
-  }
+  private def check(spec: JsonNode): JsonNode = checked.getOrElseUpdate(
+    Json.text(spec), {
+      val data = Json.obj()
+      data.replace("train", Json.strings(Seq("draft")))
+      data.replace("spec", spec)
+      val draft = job(data, program.placed((_, file) => ProgramFiles.onDriver(spark, file)))
+      draft.replace("attempt", Json.obj().put("id", "draft").put("workDir", "draft"))
+      JobCheck(draft, work.settings)
+    }
+  )
 
   /** The training job without its attempt. */
   private def job(data: ObjectNode, program: Program): ObjectNode = {

@@ -93,9 +93,8 @@ class LaunchSuite extends SparkSuite {
     .barrier()
     .mapPartitions { _ =>
       val context = BarrierTaskContext.get()
-      val rendezvous = place.fold(new StageRendezvous(context)) { directory =>
-        new StageRendezvous(context, new MeetingPlace(directory, context).allGather)
-      }
+      val gather = place.fold(context.allGather(_: String).toSeq)(new MeetingPlace(_, context).allGather)
+      val rendezvous = new StageRendezvous(context, gather)
       val said = say(context.partitionId(), rendezvous)
       rendezvous.leave()
       Iterator.single(said)
