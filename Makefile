@@ -21,6 +21,7 @@ PLATFORM := linux-$(shell uname -m)
 NATIVES := build/native/native/$(PLATFORM)
 GRADLE := $(RUN) +gradle gradle --no-daemon --quiet --console=plain
 SPARKS := spark35 spark40
+TORCHES := torch24 torch28
 STAND_IN := build/cuda-stand-in/.built
 CARGO_DENY := build/cargo-deny/.0.20.2
 EXAMPLES := $(shell find examples -name '*.scala')
@@ -52,7 +53,7 @@ jvm: build/jvm/.built
 test: $(VENV)/.synced build/libtorch/build-version
 	@$(RUN) +g++ +gradle $(BIN)/python .ci/check.py
 
-#: make test-all      the same with the long tests, then the older Spark lines
+#: make test-all      the same with the long tests, then the older lines of Spark and torch
 .PHONY: test-all
 test-all: $(VENV)/.synced build/libtorch/build-version $(CARGO_DENY)
 	@FLAMBEAU_LONG=1 $(RUN) +g++ +gradle $(BIN)/python .ci/check.py
@@ -63,9 +64,9 @@ test-all: $(VENV)/.synced build/libtorch/build-version $(CARGO_DENY)
 test-jvm: natives
 	@$(GRADLE) test
 
-#: make test-matrix   the main job on the older Spark lines, each in an environment of its own
+#: make test-matrix   the older lines, each in an environment of its own: Spark's run the main job, torch's the estimator's tests
 .PHONY: test-matrix
-test-matrix: $(SPARKS:%=test-%) test-jvm-matrix
+test-matrix: $(SPARKS:%=test-%) test-jvm-matrix $(TORCHES:%=test-%)
 
 # Scala has one more dimension: Spark 3.5 with Scala 2.12 and 2.13, and the jar of Spark 4 on Spark 4.0.
 .PHONY: test-jvm-matrix
@@ -76,6 +77,15 @@ test-jvm-matrix: natives
 $(SPARKS:%=test-%): test-%: build/%/.installed
 	@FLAMBEAU_VENV=$(CURDIR)/build/$* $(RUN) $(CURDIR)/build/$*/bin/python -m pytest \
 		-c python/pyproject.toml -q -m matrix tests python/tests
+
+# An environment is 6 GB: it goes when its tests have passed. The programs of the native runtime are of one torch.
+ESTIMATOR_TESTS := $(addprefix python/tests/test_,$(addsuffix .py,adapter estimator metrics program saving transform))
+
+.PHONY: $(TORCHES:%=test-%)
+$(TORCHES:%=test-%): test-%: build/%/.installed
+	@FLAMBEAU_VENV=$(CURDIR)/build/$* $(RUN) $(CURDIR)/build/$*/bin/python -m pytest \
+		-c python/pyproject.toml -q -n 2 --dist loadfile $(ESTIMATOR_TESTS)
+	@rm -rf build/$*
 
 # On a machine that has a GPU and no tools to build with: make test-gpu GPU_PYTHON=python3, with the extension of this
 # checkout (python/flambeau/_native.abi3.so) and what that Python has.
@@ -230,6 +240,6 @@ build/wheels/.built: $(VENV)/.extension build/native/.built $(PACKAGE)
 build/%/.installed: $(VENV)/.synced build/wheels/.built
 	@echo "flambeau: making the environment of $*"
 	@UV_PROJECT_ENVIRONMENT=$(CURDIR)/build/$* $(UV) sync --frozen --compile-bytecode --project python --no-install-project \
-		--no-default-groups --group dev --group examples --group $*
+		--no-default-groups --group dev --group examples --group $* --group $(if $(filter torch%,$*),spark41,torch213)
 	@$(UV) pip install --python build/$*/bin/python --no-deps --reinstall build/wheels/*.whl
 	@touch $@

@@ -46,6 +46,8 @@ class Step:
     cwd: Path = ROOT
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     count: Callable[[str], Tally] = no_tests
+    # Whether its tests ran before, under other conditions: then its failures count, and its passes are told apart.
+    repeats: bool = False
 
 
 @dataclass(frozen=True)
@@ -171,29 +173,25 @@ def unexpected(skips: Iterable[str]) -> list[str]:
     return [skip for skip in skips if not any(pattern.search(skip) for pattern in patterns)]
 
 
-def close(outcomes: Sequence[Outcome], again: Sequence[Outcome] = ()) -> int:
-    """Print what was skipped, what failed, the time of each step and the total; 0 only if nothing failed.
-
-    `again` are steps that run tests another time, under other conditions: their failures count, and their
-    passes are told apart.
-    """
-    everything = [*outcomes, *again]
-    skips = [skip for outcome in everything for skip in outcome.tally.skips]
-    failures = [failure for outcome in everything for failure in outcome.tally.failures]
+def close(outcomes: Sequence[Outcome]) -> int:
+    """Print what was skipped, what failed, the time of each step and the total; 0 only if nothing failed."""
+    skips = [skip for outcome in outcomes for skip in outcome.tally.skips]
+    failures = [failure for outcome in outcomes for failure in outcome.tally.failures]
     failures += [f"an unexpected skip: {skip}" for skip in unexpected(skips)]
     print()
     for skip in skips:
         print(f"SKIPPED {skip}")
     print(f"\n{'step':40} {'seconds':>7} {'passed':>7} {'failed':>7} {'skipped':>7}")
-    for outcome in everything:
+    for outcome in outcomes:
         tally = outcome.tally
         counts = f"{tally.passed:7} {tally.failed:7} {len(tally.skips):7}"
         print(f"{outcome.step.name:40} {outcome.seconds:7.0f} {counts}")
-    if again:
-        print(f"of which run another time: {sum(outcome.tally.passed for outcome in again)} tests")
+    repeated = sum(outcome.tally.passed for outcome in outcomes if outcome.step.repeats)
+    if repeated:
+        print(f"of which run another time: {repeated} tests")
     for failure in failures:
         print(f"FAILED {failure}")
-    passed = sum(outcome.tally.passed for outcome in outcomes)
+    passed = sum(outcome.tally.passed for outcome in outcomes) - repeated
     closing = f"{passed} passed, {len(failures)} failed"
     print(closing + (f", {len(skips)} skipped" if skips else ""), flush=True)
     return 1 if failures else 0
