@@ -106,6 +106,9 @@ def main() -> int:
     options = parser.parse_args()
     REPORTS.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("JDK_JAVA_OPTIONS", JAVA)
+    if IS_LONG:
+        # A hundred times proptest's own number, for properties that do not say theirs.
+        os.environ.setdefault("PROPTEST_CASES", "25600")
 
     outcomes = [run(step) for step in quick_lints()]
     if not any(outcome.tally.failed for outcome in outcomes):

@@ -46,7 +46,7 @@ class Step:
     cwd: Path = ROOT
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     count: Callable[[str], Tally] = no_tests
-    # Whether its tests ran before, under other conditions: then its failures count, and its passes are told apart.
+    # Whether its tests ran before, under other conditions: its failures count, its passes are told apart.
     repeats: bool = False
 
 

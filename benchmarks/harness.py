@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import statistics
 import subprocess
 import sys
@@ -28,6 +29,9 @@ LIMIT, FIXED, ITSELF = "limit: ", "goal: ", "itself: "
 """How contenders are called that are no peer: the same work with nothing round it, a figure that was set, and
 Flambeau at another size.
 """
+
+ANSWER_SECONDS = 900
+"""How long a `Child` may take over one request."""
 
 Contender = Callable[[], float]
 """Does the work once and returns its figure, in the case's unit."""
@@ -150,11 +154,18 @@ class Child:
         )
 
     def call(self, **request: Any) -> dict[str, Any]:
-        """Sends a request and waits for its answer. Raises RuntimeError where the process ended instead."""
+        """Sends a request and waits for its answer.
+
+        Raises RuntimeError where the process ended instead, and TimeoutError after `ANSWER_SECONDS`, when it
+        is ended.
+        """
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
+            if not select.select([self._process.stdout], [], [], ANSWER_SECONDS)[0]:
+                self._process.kill()
+                raise TimeoutError(f"{' '.join(self._argv)} gave no answer in {ANSWER_SECONDS} s")
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""

@@ -1,8 +1,9 @@
 """The work directory: shards, attempts and models of trainings, as the driver sees it and as Spark does.
 
-`shards/<id>` and `attempts/<id>` live for one fit; `models/<id>` outlives it. Ids begin with the time they
-were made at, so that what a crash left behind is known by its age. A fit that runs holds a lease, a file that
-it writes anew every hour: nothing that was made since it began is removed.
+`shards/<id>` lives for one fit, and `attempts/<id>` too unless its checkpoints are kept, for a `runId` or as
+models; `models/<id>` outlives it. Ids begin with the time they were made at, so that what a crash left behind
+is known by its age. A fit that runs holds a lease, a file that it writes anew every hour: nothing that was made
+since it began is removed.
 """
 
 from __future__ import annotations
