@@ -78,8 +78,8 @@ $(SPARKS:%=test-%): test-%: build/%/.installed
 	@FLAMBEAU_VENV=$(CURDIR)/build/$* $(RUN) $(CURDIR)/build/$*/bin/python -m pytest \
 		-c python/pyproject.toml -q -m matrix tests python/tests
 
-# An environment is 6 GB: it goes when its tests have passed. The programs of the native runtime are of one torch.
-ESTIMATOR_TESTS := $(addprefix python/tests/test_,$(addsuffix .py,adapter estimator metrics program saving transform))
+# An environment is 6 GB: it goes when its tests have passed. What torch.export saves, and libtorch runs, is of one torch.
+ESTIMATOR_TESTS := $(addprefix python/tests/test_,$(addsuffix .py,adapter estimator metrics resume transform uncompiled))
 
 .PHONY: $(TORCHES:%=test-%)
 $(TORCHES:%=test-%): test-%: build/%/.installed
