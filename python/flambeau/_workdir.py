@@ -2,8 +2,8 @@
 
 `shards/<id>` lives for one fit, and `attempts/<id>` too unless its checkpoints are kept, for a `runId` or as
 models; `models/<id>` outlives it. Ids begin with the time they were made at, so that what a crash left behind
-is known by its age. A fit that runs holds a lease, a file that it writes anew every hour: nothing that was made
-since it began is removed.
+is known by its age. A fit that runs holds a lease, a file that it writes anew every hour: nothing that was
+made since it began is removed.
 """
 
 from __future__ import annotations

@@ -26,12 +26,21 @@ class DataError(FlambeauError, ValueError):
 
 
 class StoreError(FlambeauError, OSError):
-    """A path of the store that could not be read or written; the message names the path."""
+    """A path of the store that could not be read or written; the message names the path.
+
+    `is_transient` says that the store throttled, timed out or could not be reached, so that another attempt
+    may go better.
+    """
+
+    def __init__(self, message: str, *, is_transient: bool = False) -> None:
+        super().__init__(message)
+        self.is_transient = is_transient
 
 
 class ClusterError(FlambeauError, RuntimeError):
-    """A cluster that cannot run the training: too few task slots, or settings that "
-    "Spark refuses for barrier stages."""
+    """A cluster that cannot run the training: too few task slots, or settings that Spark refuses for barrier
+    stages.
+    """
 
 
 class WorkerError(FlambeauError, RuntimeError):

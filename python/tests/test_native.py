@@ -127,6 +127,12 @@ def test_a_capsule_gives_its_memory_back(tmp_path: Path, is_consumed: bool) -> N
     assert after[-1] - after[1] < 9 * x.nbytes
 
 
+def unreachable() -> _native.Store:
+    """An object store at a port where nobody listens."""
+    options = {"aws_endpoint": "http://127.0.0.1:1", "aws_allow_http": "true", "aws_region": "nowhere"}
+    return _native.Store({**options, "aws_access_key_id": "id", "aws_secret_access_key": "secret"})
+
+
 def test_store(tmp_path: Path) -> None:
     store = _native.Store()
     uri = f"{tmp_path}/some/file"
@@ -139,8 +145,12 @@ def test_store(tmp_path: Path) -> None:
     store.delete(uri)
     store.delete_prefix(f"{tmp_path}/some")
     assert store.list(f"{tmp_path}/some") == []
-    with pytest.raises(StoreError, match="nowhere"):
+    with pytest.raises(StoreError, match="nowhere") as missing:
         store.get(f"{tmp_path}/nowhere")
+    assert not missing.value.is_transient
+    with pytest.raises(StoreError, match="refused") as refused:
+        unreachable().get("s3://bucket/key")
+    assert refused.value.is_transient
     with pytest.raises(StoreError, match="ftp"):
         store.get("ftp://host/file")
 

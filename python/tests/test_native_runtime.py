@@ -466,7 +466,7 @@ def test_a_program_that_changed_on_its_way_is_not_loaded(
         Path(placed[part]).write_bytes(b"another")
         outcome = request.run(0, 1, lambda message: [message], "127.0.0.1")
         assert f"{placed[part]} is not the program that the driver wrote there" in (outcome.message or "")
-        assert outcome.error_kind == "store"
+        assert outcome.error_kind == "data"
         Path(placed[part]).write_bytes(data)
 
 

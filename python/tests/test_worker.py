@@ -17,8 +17,9 @@ from torch import nn
 
 from flambeau import _native
 from flambeau._fit.launch import RETRIED_KINDS
-from flambeau._fit.worker import RankOutcome, WorkerRequest, run_rank
+from flambeau._fit.worker import RankOutcome, WorkerRequest, kind_of, run_rank
 from flambeau._module.adapter import ModuleModel
+from flambeau.errors import StoreError
 
 
 class Fails(nn.Module):
@@ -59,12 +60,14 @@ def test_a_training_leaves_nothing_behind(
     assert [adapter() for adapter in adapters] == [None]
 
 
-def test_a_program_that_the_store_does_not_give_is_worth_another_attempt(tmp_path: Path) -> None:
+def test_only_what_may_pass_is_worth_another_attempt(tmp_path: Path) -> None:
+    """A store that throttles is; a program that is not there is not, and Rust tells which is which."""
+    assert kind_of(StoreError("slow down", is_transient=True), "user") in RETRIED_KINDS
     job: dict[str, Any] = {"data": {"spec": {"inputs": []}}, "params": {}}
     request = WorkerRequest(json.dumps(job), secret=bytes(16), program_uri=str(tmp_path / "program"))
     outcome = run_rank(request, 0, 1, lambda message: [message], "127.0.0.1")
     assert outcome.error_type == "flambeau.errors.StoreError", outcome.traceback
-    assert outcome.error_kind in RETRIED_KINDS
+    assert outcome.error_kind == "data"
 
 
 def test_a_program_that_changed_on_its_way_is_not_unpickled(tmp_path: Path) -> None:
@@ -75,6 +78,7 @@ def test_a_program_that_changed_on_its_way_is_not_unpickled(tmp_path: Path) -> N
     )
     outcome = run_rank(request, 0, 1, lambda message: [message], "127.0.0.1")
     assert "is not the program that the driver wrote there" in (outcome.message or ""), outcome.traceback
+    assert outcome.error_kind == "data"
 
 
 class Pickle(bytes):

@@ -5,7 +5,7 @@ use flambeau_data::DataError;
 use flambeau_train::{Cause, JobError, TrainError, error_chain};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBool, PyDict};
 
 /// An exception of `flambeau.errors` with keyword arguments.
 pub(crate) fn raise(
@@ -36,17 +36,21 @@ pub(crate) fn from_job(py: Python<'_>, error: &JobError) -> PyErr {
 
 /// `StoreError` for paths, `DataError` for what lies in them.
 pub(crate) fn from_data(py: Python<'_>, error: &DataError) -> PyErr {
-    let class = match error {
+    let transient = [(
+        "is_transient",
+        PyBool::new(py, error.is_transient()).to_owned().into_any(),
+    )];
+    let (class, fields) = match error {
         DataError::Store { .. }
         | DataError::UnknownScheme { .. }
         | DataError::InvalidUri { .. }
         | DataError::NotFound { .. }
         | DataError::Io { .. }
-        | DataError::Timeout { .. } => "StoreError",
-        DataError::Interrupted => "CancelledError",
-        _ => "DataError",
+        | DataError::Timeout { .. } => ("StoreError", &transient[..]),
+        DataError::Interrupted => ("CancelledError", &[][..]),
+        _ => ("DataError", &[][..]),
     };
-    raise(py, class, &error_chain(error), &[])
+    raise(py, class, &error_chain(error), fields)
 }
 
 /// The subclass of `CollectiveError` that fits.
@@ -197,7 +201,13 @@ fn kind_of_exception(py: Python<'_>, exception: &PyErr) -> &'static str {
             .and_then(|module| module.getattr(class))
             .is_ok_and(|class| exception.matches(py, class).unwrap_or(false))
     };
-    if is("DataError") {
+    let is_transient = || {
+        let found = exception.value(py).getattr("is_transient");
+        found.is_ok_and(|found| found.is_truthy().unwrap_or(false))
+    };
+    if is("StoreError") && is_transient() {
+        "store"
+    } else if is("DataError") || is("StoreError") {
         "data"
     } else if is("ParamError") {
         "job"

@@ -23,7 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from flambeau._fit.worker import EnvironmentMismatchError, RankOutcome, checked_file, failed_outcome
+from flambeau._fit.worker import (
+    EnvironmentMismatchError,
+    RankOutcome,
+    checked_file,
+    failed_outcome,
+    kind_of,
+)
 from flambeau.errors import (
     CancelledError,
     CollectiveError,
@@ -95,14 +101,11 @@ class NativeRequest:
                 with Child(libtorch_of(self.libtorch), gpu_addresses) as child:
                     return _converse(child, start, rank, host, all_gather)
         except BaseException as error:
-            kind = "environment" if isinstance(error, EnvironmentMismatchError) else "internal"
-            kind = "cancelled" if isinstance(error, KeyboardInterrupt) else kind
-            kind = "store" if isinstance(error, StoreError) else kind
-            return failed_outcome(rank, host, kind, error, None, None, True)
+            return failed_outcome(rank, host, kind_of(error, "internal"), error, None, None, True)
 
     def job_with_files(self, folder: Path) -> dict[str, Any]:
         """The job with the places of the program's files; those that are code are checked, and written into
-        `folder`. Weights are checked by who reads them. Raises StoreError.
+        `folder`. Weights are checked by who reads them. Raises StoreError and DataError.
         """
         job: dict[str, Any] = json.loads(self.job_json)
         program, places, files = job["program"], dict(self.placed), dict(self.carried)

@@ -148,7 +148,7 @@ def _outcome(rank: int, train: Callable[[], str]) -> RankOutcome:
             rank, failure.host or host, failure.kind, exception, failure.epoch, failure.step, failure.is_cause
         )
     except BaseException as exception:
-        return failed_outcome(rank, host, _kind(exception), exception, None, None, True)
+        return failed_outcome(rank, host, kind_of(exception, "user"), exception, None, None, True)
 
 
 def _free_memory(outcome: RankOutcome) -> None:
@@ -231,14 +231,14 @@ def _pickle_of(request: WorkerRequest, job: Mapping[str, Any]) -> bytes:
 
 
 def checked_file(job: Mapping[str, Any], uri: str, sha256: str) -> bytes:
-    """A file that the driver placed for a job. Raises StoreError where it cannot be read, or is another one
-    now: what is in it is run.
+    """A file that the driver placed for a job. Raises StoreError where it cannot be read, and DataError where
+    it is another one now: what is in it is run.
     """
     from flambeau import _native
 
     data: bytes = _native.Store(job.get("store") or {}).get(uri)
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise StoreError(f"{uri} is not the program that the driver wrote there")
+        raise DataError(f"{uri} is not the program that the driver wrote there")
     return data
 
 
@@ -261,16 +261,17 @@ def _load_program(program: bytes) -> dict[str, Any]:
         ) from error
 
 
-def _kind(exception: BaseException) -> str:
+def kind_of(exception: BaseException, otherwise: str) -> str:
+    """The `RankFailure.kind` of an exception; `otherwise` for one that says nothing of itself."""
     if isinstance(exception, EnvironmentMismatchError):
         return "environment"
+    if isinstance(exception, StoreError):
+        return "store" if exception.is_transient else "data"
     if isinstance(exception, DataError):
         return "data"
-    if isinstance(exception, StoreError):
-        return "store"
     if isinstance(exception, ParamError):
         return "job"
-    return "cancelled" if isinstance(exception, KeyboardInterrupt) else "user"
+    return "cancelled" if isinstance(exception, KeyboardInterrupt) else otherwise
 
 
 def failed_outcome(
