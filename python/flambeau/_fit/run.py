@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from flambeau._fit import cluster
+from flambeau._fit.told import digest, digest_of
 from flambeau._workdir import WorkDirectory
 from flambeau.errors import ParamError
 
@@ -99,7 +98,7 @@ class Run:
     def rows(self) -> str:
         """A SHA-256 of the shards' bytes, in their order. Reads them all, once."""
         if self._rows is None:
-            self._rows = _digest(_hashes(self.spark, self.files, dict(self.work.store_options)))
+            self._rows = digest(_hashes(self.spark, self.files, dict(self.work.store_options)))
         return self._rows
 
     @property
@@ -128,11 +127,11 @@ class Run:
 def job_of(params: Mapping[str, Any], runtime: str, objects: Mapping[str, Any]) -> dict[str, Any]:
     """What tells a job apart from others, as JSON: its params, and a digest of each object.
 
-    A module counts by its classes and the names, shapes and types of its tensors, not by their values, which
-    a run takes from its checkpoints; a function by its code.
+    Parameters and buffers of the model do not count by their values, which a run takes from its checkpoints.
     """
     told = {name: value for name, value in params.items() if name not in _FREE}
-    return told | {"runtime": runtime} | {name: _digest(_told(value)) for name, value in objects.items()}
+    digests = {name: digest_of(value, trained=name == "model") for name, value in objects.items()}
+    return told | {"runtime": runtime} | digests
 
 
 def _difference(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -141,50 +140,6 @@ def _difference(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> s
     if name in ("model", "loss", "optimizer", "metrics"):
         return f"its {name} was another"
     return f"{name} was {then.get(name)!r} and is {now.get(name)!r}"
-
-
-def _told(value: Any) -> Any:
-    """What is told apart of an object of the user's, as JSON that is the same in every process."""
-    import torch
-
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _told(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_told(one) for one in value]
-    if isinstance(value, torch.nn.Module):
-        tensors = [*value.named_parameters(), *value.named_buffers()]
-        state = [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in tensors]
-        # What has no text of its own tells its address, which is another in each process.
-        return [_name(type(value)), re.sub(r" at 0x[0-9a-f]+", "", repr(value)), state]
-    if isinstance(value, torch.optim.Optimizer):
-        groups = [
-            {key: _told(one) for key, one in group.items() if key != "params"} for group in value.param_groups
-        ]
-        return [_name(type(value)), groups]
-    if isinstance(value, FunctionType):
-        return [_name(value), _told(value.__defaults__), *_code(value.__code__)]
-    return _name(value if isinstance(value, type) else type(value))
-
-
-def _name(value: Any) -> str:
-    return f"{value.__module__}.{value.__qualname__}"
-
-
-def _code(code: CodeType) -> list[Any]:
-    return [code.co_code.hex(), list(code.co_names), list(map(_constant, code.co_consts))]
-
-
-def _constant(value: Any) -> Any:
-    if isinstance(value, CodeType):
-        return _code(value)
-    # The order of a set's strings is another in each process.
-    return sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _hashes(spark: SparkSession, files: Sequence[str], options: dict[str, str]) -> list[str]:
