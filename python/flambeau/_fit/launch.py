@@ -127,8 +127,7 @@ class Launch:
         else a WorkerError; either says where it was.
         """
         run = self.run_of
-        is_named = run is not None and run.id != self.id
-        if run is not None and is_named:
+        if run is not None and run.is_named:
             self.attempts = run.attempts()
         num_earlier = len(self.attempts)
         placed = self._place_files()
@@ -138,7 +137,7 @@ class Launch:
                 log.info("going on from %s", resume)
             attempt = new_id()
             self.attempts.append(attempt)
-            if run is not None and is_named:
+            if run is not None and run.is_named:
                 run.write(self.attempts)
             try:
                 with self.watch(attempt):
@@ -172,7 +171,7 @@ class Launch:
                 remove(self.spark, self.work, self.visible, "attempts", name)
         self._remove_files()
         if self.run_of is not None and self.attempts:
-            remove(self.spark, self.work, self.visible, "runs", f"{self.run_of.id}.json")
+            self.run_of.remove(())
         return kept
 
     def keep(self, error: BaseException) -> None:
@@ -185,7 +184,7 @@ class Launch:
                 self.clean()
                 return
             self._remove_files()
-            self.run_of.write(self.attempts)
+            self.run_of.keep(self.attempts)
         except Exception as other:
             log.warning("what the training left in %s stays: %s", self.work.uri, _first_line(other))
             return
