@@ -359,10 +359,8 @@ class StageRendezvous:
     Without the mark they would wait for `spark.barrier.sync.timeout`, a year by default.
     """
 
-    def __init__(
-        self, context: BarrierTaskContext | MeetingPlace, tasks: Sequence[int] | None = None
-    ) -> None:
-        """`tasks` are the tasks in the order of their ranks; without it, that of their partitions."""
+    def __init__(self, context: BarrierTaskContext | MeetingPlace, tasks: Sequence[int]) -> None:
+        """`tasks` are the tasks in the order of their ranks."""
         self._context = context
         self._tasks = tasks
         self._done = False
@@ -371,8 +369,7 @@ class StageRendezvous:
         """Every rank's payload, by rank. Waits for all ranks; raises WorkerLost where one left instead."""
         self._done = True
         replies = self._context.allGather(_OK + base64.b64encode(payload).decode())
-        if self._tasks is not None:
-            replies = [replies[task] for task in self._tasks]
+        replies = [replies[task] for task in self._tasks]
         left = [rank for rank, reply in enumerate(replies) if not reply.startswith(_OK)]
         if left:
             raise WorkerLost(f"worker {left[0]} failed before the workers met", rank=left[0])
