@@ -13,7 +13,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 _SECONDS = 400
 
 
-def outcome_of(program: str, directory: Path, **options: object) -> dict[str, Any]:
+def outcome_of(program: str, directory: Path, /, **options: object) -> dict[str, Any]:
     """What the program printed behind `OUTCOME`, as JSON.
 
     It runs in `directory`, with `--name value` for each option. Fails the test, with the program's output,

@@ -35,34 +35,42 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The outcome of the same fit on threads of one JVM."""
-    return fit("local[2]", data, tmp_path_factory.mktemp("undisturbed"), "train")
+    return fits("local[2]", data, tmp_path_factory.mktemp("undisturbed"), "train")["train"]
 
 
-def fit(master: str, data: Path, directory: Path, behaviour: str) -> dict[str, Any]:
-    """Runs the program and returns its outcome."""
-    marker, work_dir = directory / "marker", directory / "work"
-    options = {"master": master, "data": data, "marker": marker, "work_dir": work_dir, "behaviour": behaviour}
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cluster")
+
+
+@pytest.fixture(scope="module")
+def on_cluster(data: Path, directory: Path) -> dict[str, Any]:
+    """The outcomes of fits over two executor JVMs, by their behaviour; the one that kills one comes last."""
+    return fits(CLUSTER, data, directory, "train,raise,kill")
+
+
+def fits(master: str, data: Path, directory: Path, behaviours: str) -> dict[str, Any]:
+    """Runs the program and returns its outcomes."""
+    options = {"master": master, "data": data, "directory": directory, "behaviours": behaviours}
     return outcome_of("cluster_fit.py", directory, **options)
 
 
 def test_two_executor_jvms_train_what_one_does(
-    data: Path, undisturbed: dict[str, Any], tmp_path: Path
+    undisturbed: dict[str, Any], on_cluster: dict[str, Any], directory: Path
 ) -> None:
-    outcome = fit(CLUSTER, data, tmp_path, "train")
-    assert outcome["digest"] == undisturbed["digest"]
-    assert list((tmp_path / "work" / "attempts").glob("*")) == []
+    assert on_cluster["train"]["digest"] == undisturbed["digest"]
+    assert list((directory / "train" / "attempts").glob("*")) == []
 
 
 def test_a_lost_executor_ends_in_the_same_model(
-    data: Path, undisturbed: dict[str, Any], tmp_path: Path
+    undisturbed: dict[str, Any], on_cluster: dict[str, Any]
 ) -> None:
-    outcome = fit(CLUSTER, data, tmp_path, "kill")
-    assert outcome["markers"] == 1, "no executor was killed"
-    assert outcome["digest"] == undisturbed["digest"]
+    assert on_cluster["kill"]["markers"] == 1, "no executor was killed"
+    assert on_cluster["kill"]["digest"] == undisturbed["digest"]
 
 
-def test_a_users_exception_is_not_retried(data: Path, tmp_path: Path) -> None:
-    outcome = fit(CLUSTER, data, tmp_path, "raise")
+def test_a_users_exception_is_not_retried(on_cluster: dict[str, Any]) -> None:
+    outcome = on_cluster["raise"]
     assert outcome["error"] == "LookupError"
     assert "no such embedding: 'ZZ'" in outcome["message"]
     assert 1 <= outcome["markers"] <= 2, "each of the two ranks ran at most once"

@@ -1,7 +1,9 @@
-"""What PySpark or Scala saved, read by the other, by Spark's own readers, and by plain PyTorch.
+"""What PySpark or Scala saved, now or in an earlier version, read by the other, by Spark's own readers, and
+by plain PyTorch.
 
 Both sides save anew what `golden/make.py` makes: models, pipelines of indexer, assembler and model, and
-estimators. The predictions of the side that saved are the oracle for the side that reads.
+estimators. The predictions of the side that saved are the oracle for the side that reads. One session with
+the jar saves, another one reads, and so does one without the jar.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch
 from scala import jar
 from spark_program import outcome_of
 from test_docs import python_blocks
-from test_golden import check, paths
+from test_golden import FORMATS, check, paths
 
 HERE = Path(__file__).resolve().parent
 SAVED = HERE.parent / "docs" / "saved-models.md"
@@ -42,36 +44,60 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def pipelines(directory: Path) -> str:
-    return json.dumps({side: str(directory / side / "pipeline") for side in ("python", "scala")})
+@pytest.fixture(scope="module")
+def without_jar(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What is read in a session that has no jar, by label."""
+    return outcome_of("predict.py", tmp_path_factory.mktemp("no-jar"), reads=reads(saved, "load_pipeline"))
+
+
+@pytest.fixture(scope="module")
+def with_jar(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What is read, and trained anew, in a session that has it."""
+    given = reads(saved, "PipelineModels", "JvmPipelineModel")
+    return outcome_of("predict.py", tmp_path_factory.mktemp("jar"), reads=given, refit=saved, jar=jar())
+
+
+def reads(saved: Path, by: str, *readers: str) -> str:
+    """All stages, those of each format among them, read by our reader, and pipelines by those of Spark."""
+    pipelines = {side: str(saved / side / "pipeline") for side in ("python", "scala")}
+    every = {directory.name: {"by": by, "paths": paths(directory)} for directory in (saved, *FORMATS)}
+    own = {name: {"by": name, "paths": pipelines} for name in ("PipelineModel", *readers)}
+    return json.dumps(every | own)
 
 
 def predicted(directory: Path, side: str) -> Any:
     return json.loads((directory / "expected.json").read_text())[side]["pipeline"]
 
 
-def test_python_reads_both_without_the_jar(saved: Path, tmp_path: Path) -> None:
-    check(saved, outcome_of("predict.py", tmp_path, by="load_pipeline", paths=paths(saved)))
+def test_python_reads_both_without_the_jar(saved: Path, without_jar: dict[str, Any]) -> None:
+    check(saved, without_jar[saved.name])
 
 
-def test_scala_reads_both(saved: Path, tmp_path: Path) -> None:
-    check(
-        saved, outcome_of("predict.py", tmp_path, by="PipelineModels", paths=paths(saved), jar=jar()), PICKLED
-    )
+def test_scala_reads_both(saved: Path, with_jar: dict[str, Any]) -> None:
+    check(saved, with_jar[saved.name], PICKLED)
 
 
-@pytest.mark.parametrize("has_jar", [True, False])
-def test_pysparks_own_reader_reads_both(saved: Path, tmp_path: Path, has_jar: bool) -> None:
-    way: dict[str, Any] = {"by": "PipelineModel", "paths": pipelines(saved)}
-    outcome = outcome_of("predict.py", tmp_path, **way, **({"jar": jar()} if has_jar else {}))
+@pytest.mark.parametrize("directory", FORMATS, ids=lambda path: path.name)
+def test_python_reads_each_format(directory: Path, without_jar: dict[str, Any]) -> None:
+    check(directory, without_jar[directory.name])
+
+
+@pytest.mark.parametrize("directory", FORMATS, ids=lambda path: path.name)
+def test_scala_reads_each_format(directory: Path, with_jar: dict[str, Any]) -> None:
+    """All but what only Python can read, which it refuses in words."""
+    check(directory, with_jar[directory.name], PICKLED)
+
+
+@pytest.mark.parametrize("session", ["with_jar", "without_jar"])
+def test_pysparks_own_reader_reads_both(saved: Path, session: str, request: pytest.FixtureRequest) -> None:
+    outcome = request.getfixturevalue(session)["PipelineModel"]
     for side in ("python", "scala"):
         close(outcome[side], predicted(saved, side))
 
 
-def test_scalas_own_reader_reads_both(saved: Path, tmp_path: Path) -> None:
-    outcome = outcome_of("predict.py", tmp_path, by="JvmPipelineModel", paths=pipelines(saved), jar=jar())
+def test_scalas_own_reader_reads_both(saved: Path, with_jar: dict[str, Any]) -> None:
     for side in ("python", "scala"):
-        close(outcome[side], predicted(saved, side))
+        close(with_jar["JvmPipelineModel"][side], predicted(saved, side))
 
 
 def close(outcome: dict[str, Any], expected: list[list[float]]) -> None:
@@ -112,9 +138,9 @@ assert not {"flambeau", "pyspark"} & set(sys.modules)
     torch.testing.assert_close(found, torch.tensor([row[0] for row in expected]), rtol=1e-6, atol=1e-6)
 
 
-def test_estimators_cross_and_train_the_same(saved: Path, tmp_path: Path) -> None:
+def test_estimators_cross_and_train_the_same(saved: Path, with_jar: dict[str, Any]) -> None:
     """What Scala saved trains in PySpark on the native runtime; what PySpark saved of a program, in Scala."""
-    outcome = outcome_of("refit.py", tmp_path, saved=saved, jar=jar())
+    outcome = with_jar["refit"]
     close({"predictions": outcome["scala estimator in python"]}, predicted(saved, "scala"))
     close({"predictions": outcome["scala pipeline by PySpark's reader"]}, predicted(saved, "scala"))
     close({"predictions": outcome["python estimator in scala"]}, predicted(saved, "scala"))

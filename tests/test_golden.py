@@ -1,4 +1,4 @@
-"""This version reads what each earlier one saved, from either language, and predicts what that one did."""
+"""What earlier versions saved; `test_crossing.py` reads it, in the sessions that it has."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-from scala import jar
-from spark_program import outcome_of
 
 FORMATS = sorted((Path(__file__).parent / "golden").glob("format-*"))
 
@@ -44,8 +41,9 @@ def flat(value: Any) -> list[float]:
     return [number for item in value for number in flat(item)] if isinstance(value, list) else [float(value)]
 
 
-def paths(directory: Path) -> str:
-    return json.dumps({name: str(path) for name, path in stages(directory).items()})
+def paths(directory: Path) -> dict[str, str]:
+    """The stages' directories by their names."""
+    return {name: str(path) for name, path in stages(directory).items()}
 
 
 def test_there_are_formats_of_both_sides() -> None:
@@ -53,22 +51,3 @@ def test_there_are_formats_of_both_sides() -> None:
         kinds = {"regressor", "classifier", "pipeline", "estimator"}
         assert {f"{side}/{kind}" for side in ("python", "scala") for kind in kinds} <= set(stages(directory))
     assert FORMATS
-
-
-@pytest.mark.parametrize("directory", FORMATS, ids=lambda path: path.name)
-def test_python_reads_each_format(directory: Path, tmp_path: Path) -> None:
-    check(directory, outcome_of("predict.py", tmp_path, by="load_pipeline", paths=paths(directory)))
-
-
-@pytest.mark.parametrize("directory", FORMATS, ids=lambda path: path.name)
-def test_scala_reads_each_format(directory: Path, tmp_path: Path) -> None:
-    """All but what only Python can read, which it refuses in words."""
-    outcome = outcome_of("predict.py", tmp_path, by="PipelineModels", paths=paths(directory), jar=jar())
-    check(
-        directory,
-        outcome,
-        refused={
-            "python/pickled": "holds its program as a pickle, which only Python reads",
-            "python/estimator": "holds its module, loss or optimizer as a pickle, which only Python reads",
-        },
-    )

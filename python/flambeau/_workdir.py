@@ -32,7 +32,8 @@ _SWEPT = ("shards", "attempts", "probes", "runs")
 _LEASES = "leases"
 KEPT = "KEPT"
 """The file of an attempt that no sweep removes."""
-_BEAT_SECONDS = 3600.0
+LEASE_SECONDS = 3600.0
+_LAST_BEAT_SECONDS = 10.0
 _STAMP = "%Y%m%dT%H%M%SZ"
 _lock = threading.Lock()
 _temporary: tempfile.TemporaryDirectory[str] | None = None
@@ -74,7 +75,7 @@ def new_id(since: str | None = None) -> str:
 
 def age_of(name: str) -> timedelta | None:
     """How long ago an id was made; None for a name that is not one."""
-    match = re.match(r"(\d{8}T\d{6}Z)-[0-9a-f]{12}(\.json)?$", name)
+    match = re.match(r"(\d{8}T\d{6}Z)-[0-9a-f]{12}(\.json|\.owner)?$", name)
     if match is None:
         return None
     return datetime.now(UTC) - datetime.strptime(match.group(1), _STAMP).replace(tzinfo=UTC)
@@ -161,10 +162,13 @@ class WorkDirectory:
 
 
 @contextmanager
-def beating(beat: Callable[[], None], end: Callable[[], None]) -> Iterator[None]:
-    """Calls `beat` at once and every hour while the block runs, and `end` after a block that went well.
+def beating(
+    beat: Callable[[], None], end: Callable[[], None], seconds: float = LEASE_SECONDS
+) -> Iterator[None]:
+    """Calls `beat` at once and every so many seconds while the block runs, and `end` after a block that went
+    well.
 
-    A failure of either is told and no more.
+    A failure of either is told and no more. A beat that is under way at the end is waited for, up to 10 s.
     """
     ended = threading.Event()
 
@@ -175,7 +179,7 @@ def beating(beat: Callable[[], None], end: Callable[[], None]) -> Iterator[None]
             log.warning("the lease of a fit could not be written: %s", error)
 
     def run() -> None:
-        while not ended.wait(_BEAT_SECONDS):
+        while not ended.wait(seconds):
             tell(beat)
 
     tell(beat)
@@ -185,7 +189,8 @@ def beating(beat: Callable[[], None], end: Callable[[], None]) -> Iterator[None]
         yield
     finally:
         ended.set()
-        thread.join()
+        # One that goes through Spark waits for a slot, which may never come.
+        thread.join(_LAST_BEAT_SECONDS)
     tell(end)
 
 

@@ -5,6 +5,7 @@ usual two.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
@@ -16,6 +17,7 @@ from flambeau._fit import cluster
 from flambeau._fit.multiple import Fits
 from flambeau._fit.training import Training
 from flambeau._workdir import new_id, temporary_directory
+from flambeau.errors import ParamError
 from flambeau.params import HasRuntime, HasTrainingParams
 from flambeau.params.arguments import EstimatorArguments, resolve_arguments
 from flambeau.params.objects import OBJECT_PARAMS, PYTHON_PARAMS, HasObjects
@@ -63,6 +65,7 @@ class TorchEstimator(HasTrainingParams, HasRuntime, HasObjects, Estimator[Any], 
         """Fits a model for each param map; the rows are written once for all maps that read the same columns.
 
         The iterator is safe to share among threads and gives `(index, model)`; each `next` waits for one fit.
+        Raises ParamError where several maps have one `runId`.
         """
         objects = sorted({p.name for m in paramMaps for p, v in m.items() if _is_object(p, v)})
         if objects:
@@ -71,7 +74,15 @@ class TorchEstimator(HasTrainingParams, HasRuntime, HasObjects, Estimator[Any], 
                 "TrainValidationSplitModel of it cannot be saved (its bestModel can)",
                 ", ".join(objects),
             )
-        return Fits([self.copy(dict(paramMap)) for paramMap in paramMaps], dataset)
+        estimators = [self.copy(dict(paramMap)) for paramMap in paramMaps]
+        runs = Counter(one.getRunId() for one in estimators if one.getRunId() is not None)
+        for run, count in runs.items():
+            if count > 1:
+                raise ParamError(
+                    f"runId {run!r} names one run, and {count} of these param maps have it: leave it unset, "
+                    "or give each map its own, for example with addGrid(estimator.runId, [...])"
+                )
+        return Fits(estimators, dataset)
 
     def fitOnParquet(self, path: str) -> TorchModel:
         """Fits on the Parquet files under `path`, a directory or a file, where they lie: nothing is copied.

@@ -181,7 +181,7 @@ def test_all_gather_over_a_barrier_stage(any_spark: SparkSession) -> None:
             pass
         context = BarrierTaskContext.get()
         rank = context.partitionId()
-        gathered = StageRendezvous(context).all_gather(bytes([rank, 255]))
+        gathered = StageRendezvous(context, range(2)).all_gather(bytes([rank, 255]))
         address = bind_address([info.address for info in context.getTaskInfos()], rank)
         yield pa.RecordBatch.from_pydict({"row": [f"{[list(one) for one in gathered]} {address}"]})
 
@@ -199,7 +199,7 @@ def test_a_rank_that_fails_early_frees_the_others(spark: SparkSession) -> None:
         for _ in batches:
             pass
         context = BarrierTaskContext.get()
-        rendezvous, told = StageRendezvous(context), "left"
+        rendezvous, told = StageRendezvous(context, range(2)), "left"
         if context.partitionId() == 0:
             try:
                 rendezvous.all_gather(b"")

@@ -33,7 +33,7 @@ def test_the_ranks_of_a_barrier_stage_hold_one_identity(spark: SparkSession) -> 
         for _ in batches:
             pass
         context = BarrierTaskContext.get()
-        all_gather = StageRendezvous(context).all_gather
+        all_gather = StageRendezvous(context, range(2)).all_gather
         found, identity = _native.nccl_meeting(
             [directory], context.partitionId(), 2, all_gather, bytes(16), "127.0.0.1"
         )
@@ -65,7 +65,7 @@ def test_a_rank_without_nccl_is_named_on_all(spark: SparkSession) -> None:
         if rank == 1:
             os.environ["FLAMBEAU_NCCL"] = "/nowhere/libnccl.so.2"
         try:
-            all_gather = StageRendezvous(context).all_gather
+            all_gather = StageRendezvous(context, range(2)).all_gather
             _native.nccl_meeting([directory], rank, 2, all_gather, bytes(16), "127.0.0.1")
             told = "met"
         except CollectiveError as error:

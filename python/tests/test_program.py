@@ -37,15 +37,16 @@ FOUR = [fitted.features(4)]
 
 
 class OnlyOnGpus(nn.Module):
-    """It calls an operator that has no kernel for the CPU."""
+    """It calls an operator that has no kernel for the CPU, and keeps what that gives."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 3)
+        self.kept: Tensor | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        twice: Tensor = torch.ops.flambeau_tests.twice(self.layer(x))
-        return twice.sigmoid()
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.kept = torch.ops.flambeau_tests.twice(self.layer(x))
+        return self.kept, self.kept.sigmoid()
 
 
 def test_a_module_without_kernels_for_the_cpu_is_left_to_the_workers(
@@ -65,7 +66,8 @@ def test_a_module_without_kernels_for_the_cpu_is_left_to_the_workers(
         probe_output(module, FOUR)
     twice.register_fake(torch.empty_like)
     found = [(tensor.shape, tensor.dtype, tensor.activation) for tensor in probe_output(module, FOUR).tensors]
-    assert found == [((3,), "float32", "sigmoid")]
+    assert found == [((3,), "float32", None), ((3,), "float32", "sigmoid")]
+    assert module.kept is None, "it would be of the meta device"
     assert "forward is left to workers to try, as it does not run on the CPU" in caplog.text
     assert module.training and module.layer.weight.device.type == "cpu"
     with pytest.raises(ParamError, match="fails on inputs of the columns' shapes"):

@@ -4,9 +4,15 @@ them to the bits of a fit that nothing stopped.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
+import subprocess
+import sys
+import threading
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +25,9 @@ from test_native_runtime import await_children, in_background
 from test_stuck_workers import regressor, rows, weights
 from torch import Tensor, nn
 
-from flambeau import ParamError, WorkerLost
+from flambeau import ParamError, WorkerLost, _workdir
+from flambeau._fit import claim, run
+from flambeau._workdir import WorkDirectory, beating, new_id
 
 
 class Fails(nn.Module):
@@ -105,11 +113,100 @@ def test_a_fit_without_a_name_says_its_own(
     os.kill(await_children(2, 10)[1], signal.SIGKILL)
     thread.join(60)
     assert isinstance(outcome[0], WorkerLost)
-    [run] = work.glob("runs/*.json")
-    assert f"runId={run.stem!r}" in caplog.text
-    resumed = regressor(net, runId=run.stem, **params).fit(df)
+    [kept] = work.glob("runs/*.json")
+    assert f"runId={kept.stem!r}" in caplog.text
+    resumed = regressor(net, runId=kept.stem, **params).fit(df)
     assert torch.equal(weights(resumed), weights(undisturbed))
     assert files_of(work) == ["models"]
+
+
+def test_fits_without_names_read_no_rows_as_they_fail(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a process keeps the checkpoints of the last one alone."""
+    monkeypatch.setattr(run, "_hashes", None)
+    df, work, fuse = rows(spark), tmp_path / "work", tmp_path / "fuse"
+    fuse.touch()
+    notes = []
+    for _ in range(2):
+        with pytest.raises(LookupError) as failure:
+            regressor(fails(fuse), workDir=str(work)).fit(df)
+        notes.append(failure.value.__notes__[-1])
+    [kept] = work.glob("runs/*")
+    assert len(list(work.glob("attempts/*/checkpoints"))) == 1
+    assert f"runId={kept.stem!r}" in notes[-1]
+    params: dict[str, Any] = {"runId": kept.stem, "workDir": str(work)}
+    with pytest.raises(ParamError, match="its rows were others"):
+        regressor(fails(fuse), **params).fit(df.withColumn("label", F.col("label") * 2))
+    # Once it is asked for by name, it is kept beside the next one without.
+    with pytest.raises(LookupError):
+        regressor(fails(fuse), workDir=str(work)).fit(df)
+    assert len(list(work.glob("runs/*"))) == len(list(work.glob("attempts/*/checkpoints"))) == 2
+
+
+def test_a_run_has_one_fit_at_a_time(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim, "_BEAT_SECONDS", 0.05)
+    work = WorkDirectory(str(tmp_path))
+    owner = tmp_path / "runs" / "nightly.owner"
+    params: dict[str, Any] = {"workDir": str(tmp_path), "runId": "nightly"}
+    with claim.claimed(work, True, "nightly"):
+        with pytest.raises(ParamError, match=r"'nightly' .* is being trained by another fit of this process"):
+            regressor(nn.Linear(4, 1), **params).fit(rows(spark))
+        with claim.claimed(work, True, "weekly"):
+            pass
+        first = json.loads(owner.read_text())["beat"]
+        deadline = time.monotonic() + 10
+        while json.loads(owner.read_text())["beat"] == first:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert not owner.exists()
+
+    def left_by(host: str, process: int, seconds: float) -> None:
+        stamp = (datetime.now(UTC) - timedelta(seconds=seconds)).strftime("%Y%m%dT%H%M%SZ")
+        told = {"owner": "other", "host": host, "process": process, "beat": new_id(stamp)}
+        owner.write_text(json.dumps(told))
+
+    for host, process in [("elsewhere", 1), (socket.gethostname(), os.getppid())]:
+        left_by(host, process, 5)
+        with pytest.raises(
+            ParamError, match=f"trained by process {process} on {host}, last heard of [5-9] s"
+        ):
+            regressor(nn.Linear(4, 1), **params).fit(rows(spark))
+        assert files_of(tmp_path) == ["runs"]
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for host, process, seconds in [("elsewhere", 1, 61.0), (socket.gethostname(), ended.pid, 5.0)]:
+        left_by(host, process, seconds)
+        with claim.claimed(work, True, "nightly"):
+            pass
+        assert not owner.exists()
+
+
+def test_a_grid_gives_each_fit_a_run_of_its_own(spark: SparkSession) -> None:
+    estimator = regressor(nn.Linear(4, 1), runId="nightly")
+    maps: list[dict[Any, Any]] = [{estimator.seed: 1}, {estimator.seed: 2}]
+    with pytest.raises(ParamError, match="runId 'nightly' names one run, and 2 of these param maps have it"):
+        estimator.fitMultiple(rows(spark), maps)
+    estimator.fitMultiple(rows(spark), [{**one, estimator.runId: f"n{i}"} for i, one in enumerate(maps)])
+
+
+def test_the_end_of_a_fit_waits_for_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beats of a directory that the driver doesn't see are Spark jobs."""
+    monkeypatch.setattr(_workdir, "_LAST_BEAT_SECONDS", 0.1)
+    beats, never = threading.Semaphore(0), threading.Event()
+
+    def beat() -> None:
+        beats.release()
+        if threading.current_thread() is not threading.main_thread():
+            never.wait()
+
+    start = time.monotonic()
+    with beating(beat, lambda: None, 0.01):
+        assert beats.acquire(timeout=10) and beats.acquire(timeout=10)
+    never.set()
+    assert time.monotonic() - start < 9
 
 
 def test_the_newest_checkpoints_are_models(spark: SparkSession, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from flambeau import (
     TorchRegressor,
     load_pipeline,
 )
+from flambeau._fit.native_program import NativeProgram
 from flambeau._saved.program import instantiate
 from flambeau._saved.program_files import ProgramFiles, scripted_archive
 from flambeau._saved.weights import load_into, save_module
@@ -184,6 +185,13 @@ def test_programs_on_a_file_system_that_only_hadoop_knows(spark: SparkSession, t
     TorchRegressor(model="viewfs://programs/data/net.pt").save("viewfs://programs/data/saved")
     assert names(tmp_path / "saved") == {"metadata", "program.pt"}
     same_outputs(spark, TorchRegressor.load("viewfs://programs/data/saved").getModel(), module)
+    torch.jit.save(torch.jit.script(nn.HuberLoss(delta=2.0)), str(tmp_path / "loss.pt"))
+    given = {"model": "viewfs://programs/data/net.pt", "optimizer": "adam", "metrics": []}
+    at = "viewfs://programs/data/loss.pt"
+    loss = NativeProgram.of({**given, "loss": {"script": at}}, None, spark).loss
+    assert loss(torch.zeros(1), torch.ones(1) * 4) == 6
+    with pytest.raises(ParamError, match="loss: there is no file at viewfs://programs/data/none"):
+        NativeProgram.of({**given, "loss": {"script": "viewfs://programs/data/none"}}, None, spark)
 
 
 def test_from_java_leaves_what_the_stage_needs(spark: SparkSession, tmp_path: Path) -> None:

@@ -88,7 +88,8 @@ def gathered(directory: Path, payloads: list[bytes | None]) -> list[Any]:
     heard: list[Any] = [None] * len(payloads)
 
     def run(rank: int, payload: bytes | None) -> None:
-        rendezvous = StageRendezvous(MeetingPlace(str(directory), rank, len(payloads)))
+        place = MeetingPlace(str(directory), rank, len(payloads))
+        rendezvous = StageRendezvous(place, range(len(payloads)))
         try:
             heard[rank] = "left" if payload is None else rendezvous.all_gather(payload)
         except WorkerLost as error:

@@ -85,27 +85,14 @@ def digest(module: torch.nn.Module) -> str:
     return sha.hexdigest()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--master", required=True)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--marker", required=True)
-    parser.add_argument("--work-dir", required=True)
-    parser.add_argument("--behaviour", choices=["train", "kill", "raise"], default="train")
-    arguments = parser.parse_args()
-    spark = (
-        SparkSession.builder.master(arguments.master)
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
+def fit(behaviour: str, data: str, directory: Path) -> dict[str, object]:
+    """How one fit ends; its work directory and its markers are below `directory`."""
     torch.manual_seed(5)
-    if arguments.behaviour == "raise":
-        module: torch.nn.Module = RaisesInForward(arguments.marker)
+    marker = directory / f"{behaviour}-marker"
+    if behaviour == "raise":
+        module: torch.nn.Module = RaisesInForward(str(marker))
     else:
-        module = KillsItsExecutor(arguments.marker, 25 if arguments.behaviour == "kill" else -1)
+        module = KillsItsExecutor(str(marker), 25 if behaviour == "kill" else -1)
     estimator = TorchRegressor(
         model=module,
         loss="mse",
@@ -116,17 +103,36 @@ def main() -> None:
         batchSize=32,
         epochs=4,
         seed=11,
-        workDir=arguments.work_dir,
+        workDir=str(directory / behaviour),
         verbose=0,
     )
     outcome: dict[str, object] = {}
     try:
-        model = estimator.fitOnParquet(arguments.data)
+        model = estimator.fitOnParquet(data)
     except Exception as error:
         outcome.update(error=type(error).__name__, message=str(error))
     else:
         outcome.update(digest=digest(model.module()), history=model.history)
-    outcome["markers"] = len(list(Path(arguments.marker).parent.glob(Path(arguments.marker).name + "*")))
+    return outcome | {"markers": len(list(directory.glob(f"{marker.name}*")))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--master", required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--behaviours", required=True, help="of train, raise and kill, by commas")
+    arguments = parser.parse_args()
+    spark = (
+        SparkSession.builder.master(arguments.master)
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    behaviours = arguments.behaviours.split(",")
+    outcome = {behaviour: fit(behaviour, arguments.data, arguments.directory) for behaviour in behaviours}
     spark.stop()
     print("OUTCOME " + json.dumps(outcome), flush=True)
 

@@ -1,9 +1,11 @@
-"""Reads saved stages by one of the ways there are and prints what they predict, as one JSON line.
+"""Reads saved stages by one or more of the ways there are and prints what they predict, as one JSON line.
 
-    predict.py --by load_pipeline|PipelineModels|PipelineModel|JvmPipelineModel --paths JSON [--jar JAR]
+    predict.py --reads JSON [--refit DIRECTORY] [--jar JAR]
 
-`--paths` maps names to directories. The outcome maps each name to `{"predictions"}`, or `{"error"}` where the
-stage was refused. An estimator, in a directory of that name, is fitted to the rows first.
+`--reads` maps labels to `{"by", "paths"}`: one of load_pipeline, PipelineModels, PipelineModel and
+JvmPipelineModel, and directories by their names. The outcome maps each label to what each name comes to:
+`{"predictions"}`, or `{"error"}` where the stage was refused. An estimator, in a directory of that name, is
+fitted to the rows first. `--refit` is the directory whose estimators `refit.py` trains, as `refit`.
 """
 
 from __future__ import annotations
@@ -29,13 +31,14 @@ def is_estimator(path: str) -> bool:
 def main() -> None:
     from golden import predictions, rows, with_numbers
     from local_session import session
+    from refit import refitted
     from scala import Scala
 
     import flambeau
 
     parser = argparse.ArgumentParser()
-    parser.add_argument("--by", required=True)
-    parser.add_argument("--paths", type=json.loads, required=True)
+    parser.add_argument("--reads", type=json.loads, required=True)
+    parser.add_argument("--refit", type=Path)
     parser.add_argument("--jar")
     options = parser.parse_args()
     spark = session(options.jar)
@@ -60,12 +63,16 @@ def main() -> None:
     }
     frame = rows(spark)
     outcome: dict[str, Any] = {}
-    for name, path in options.paths.items():
-        try:
-            scored = ways[options.by](path, with_numbers(frame, Path(path).name))
-            outcome[name] = {"predictions": predictions(scored)}
-        except Exception as error:
-            outcome[name] = {"error": str(error)}
+    for label, read in options.reads.items():
+        outcome[label] = {}
+        for name, path in read["paths"].items():
+            try:
+                scored = ways[read["by"]](path, with_numbers(frame, Path(path).name))
+                outcome[label][name] = {"predictions": predictions(scored)}
+            except Exception as error:
+                outcome[label][name] = {"error": str(error)}
+    if options.refit is not None:
+        outcome["refit"] = refitted(spark, options.refit)
     spark.stop()
     print("OUTCOME " + json.dumps(outcome), flush=True)
 

@@ -127,8 +127,7 @@ class Launch:
         else a WorkerError; either says where it was.
         """
         run = self.run_of
-        is_named = run is not None and run.id != self.id
-        if run is not None and is_named:
+        if run is not None and run.is_named:
             self.attempts = run.attempts()
         num_earlier = len(self.attempts)
         placed = self._place_files()
@@ -138,7 +137,7 @@ class Launch:
                 log.info("going on from %s", resume)
             attempt = new_id()
             self.attempts.append(attempt)
-            if run is not None and is_named:
+            if run is not None and run.is_named:
                 run.write(self.attempts)
             try:
                 with self.watch(attempt):
@@ -172,7 +171,7 @@ class Launch:
                 remove(self.spark, self.work, self.visible, "attempts", name)
         self._remove_files()
         if self.run_of is not None and self.attempts:
-            remove(self.spark, self.work, self.visible, "runs", f"{self.run_of.id}.json")
+            self.run_of.remove(())
         return kept
 
     def keep(self, error: BaseException) -> None:
@@ -185,7 +184,7 @@ class Launch:
                 self.clean()
                 return
             self._remove_files()
-            self.run_of.write(self.attempts)
+            self.run_of.keep(self.attempts)
         except Exception as other:
             log.warning("what the training left in %s stays: %s", self.work.uri, _first_line(other))
             return
@@ -360,10 +359,8 @@ class StageRendezvous:
     Without the mark they would wait for `spark.barrier.sync.timeout`, a year by default.
     """
 
-    def __init__(
-        self, context: BarrierTaskContext | MeetingPlace, tasks: Sequence[int] | None = None
-    ) -> None:
-        """`tasks` are the tasks in the order of their ranks; without it, that of their partitions."""
+    def __init__(self, context: BarrierTaskContext | MeetingPlace, tasks: Sequence[int]) -> None:
+        """`tasks` are the tasks in the order of their ranks."""
         self._context = context
         self._tasks = tasks
         self._done = False
@@ -372,8 +369,7 @@ class StageRendezvous:
         """Every rank's payload, by rank. Waits for all ranks; raises WorkerLost where one left instead."""
         self._done = True
         replies = self._context.allGather(_OK + base64.b64encode(payload).decode())
-        if self._tasks is not None:
-            replies = [replies[task] for task in self._tasks]
+        replies = [replies[task] for task in self._tasks]
         left = [rank for rank, reply in enumerate(replies) if not reply.startswith(_OK)]
         if left:
             raise WorkerLost(f"worker {left[0]} failed before the workers met", rank=left[0])

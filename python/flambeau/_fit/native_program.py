@@ -69,7 +69,11 @@ class NativeProgram:
         from flambeau._saved.program_files import ProgramFiles, scripted_archive
         from flambeau._saved.weights import fetched, load_into
 
-        judged = _loss_of(given["loss"]), _optimizer_of(given["optimizer"]), _metrics_of(given["metrics"])
+        judged = (
+            _loss_of(given["loss"], spark),
+            _optimizer_of(given["optimizer"]),
+            _metrics_of(given["metrics"]),
+        )
         model, weights = given["model"], None
         archives: dict[str, bytes] = {}
         if isinstance(model, str):
@@ -218,12 +222,13 @@ def _named(value: Any) -> dict[str, Any]:
     return {"name": value, "options": {}} if isinstance(value, str) else {"options": {}, **value}
 
 
-def _loss_of(loss: Any) -> Any:
-    """A named loss, or a scripted one."""
+def _loss_of(loss: Any, spark: SparkSession) -> Any:
+    """A named loss, or a scripted one; its file lies where that of a program would."""
     import torch
 
     from flambeau._module import losses
-    from flambeau._saved.weights import local_path
+    from flambeau._saved.program_files import file_at
+    from flambeau._saved.weights import fetched
 
     if is_named(loss):
         return _named(loss)
@@ -233,7 +238,11 @@ def _loss_of(loss: Any) -> Any:
     if _is_scripted(loss):
         return loss
     if isinstance(loss, Mapping) and set(loss) == {"script"}:
-        return torch.jit.load(str(local_path(loss["script"]) or loss["script"]))
+        file = file_at(spark, loss["script"])
+        if file is None:
+            raise ParamError(f"loss: there is no file at {loss['script']}: give the path of a scripted loss")
+        with fetched(file, spark) as path:
+            return torch.jit.load(str(path))
     if isinstance(loss, torch.nn.Module):
         try:
             return torch.jit.script(loss)

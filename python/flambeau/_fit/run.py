@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
-from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from flambeau._fit import cluster
+from flambeau._fit.launch import remove
+from flambeau._fit.told import digest, digest_of
 from flambeau._workdir import WorkDirectory
 from flambeau.errors import ParamError
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 _FORMAT = 1
 _PIECE = 8 << 20
+_END = 256 << 10
 
 # What a run may change between its fits, since no bit of its result depends on it.
 _FREE = {
@@ -54,7 +57,7 @@ _FREE = {
 @dataclass
 class Run:
     """A run of one job on some rows. `what` tells the job apart from others (`job_of`), `files` are the
-    shards.
+    shards. One that `is_named` has its name from the user.
     """
 
     spark: SparkSession
@@ -63,7 +66,7 @@ class Run:
     id: str
     what: Mapping[str, Any]
     files: Sequence[str] = field(default_factory=tuple)
-    _rows: str | None = None
+    is_named: bool = True
 
     def attempts(self) -> list[str]:
         """The attempts that earlier fits of the run made, oldest first; none for a run that is new.
@@ -73,7 +76,9 @@ class Run:
         told = self._read()
         if told is None:
             return []
-        then, now = {**told["what"], "rows": told["rows"]}, {**self.what, "rows": self.rows()}
+        _forget(self.uri)
+        rows = self._all_rows if told["readAll"] else self._ends_of_rows
+        then, now = {**told["what"], "rows": told["rows"]}, {**self.what, "rows": rows}
         different = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
         if different:
             said = _difference(different[0], then, now)
@@ -85,8 +90,13 @@ class Run:
         return names
 
     def write(self, attempts: Sequence[str]) -> None:
-        """Notes the attempts. Raises StoreError."""
-        told = {"format": _FORMAT, "attempts": list(attempts), "what": self.what, "rows": self.rows()}
+        """Notes the attempts. Raises StoreError.
+
+        The first time it reads all rows of a run that is named; of others, which only a failure notes, no
+        more than the ends of their files.
+        """
+        told = {"format": _FORMAT, "attempts": list(attempts), "what": self.what, "readAll": self.is_named}
+        told["rows"] = self._all_rows if self.is_named else self._ends_of_rows
         uri, data, options = self.uri, json.dumps(told).encode(), dict(self.work.store_options)
 
         def put() -> None:
@@ -96,11 +106,36 @@ class Run:
 
         self.here(put)
 
-    def rows(self) -> str:
-        """A SHA-256 of the shards' bytes, in their order. Reads them all, once."""
-        if self._rows is None:
-            self._rows = _digest(_hashes(self.spark, self.files, dict(self.work.store_options)))
-        return self._rows
+    @cached_property
+    def _all_rows(self) -> str:
+        """A SHA-256 of the shards' bytes, in their order."""
+        return digest(_hashes(self.spark, self.files, dict(self.work.store_options)))
+
+    @cached_property
+    def _ends_of_rows(self) -> str:
+        """A SHA-256 of the sizes and ends of the shards, in their order: of small files the whole, of others
+        the footer, which has the numbers, ranges and places of the values of each row group.
+        """
+        ends = self.here(partial(_ends, list(self.files), dict(self.work.store_options)))
+        return digest(ends)
+
+    def keep(self, attempts: Sequence[str]) -> None:
+        """Notes the attempts of a fit that failed. Of runs without a name a process keeps one in a work
+        directory: the checkpoints of the one before are removed.
+        """
+        self.write(attempts)
+        if not self.is_named:
+            with _lock:
+                before, _unnamed[self.work] = _unnamed.get(self.work), (self, tuple(attempts))
+            if before is not None:
+                run, others = before
+                run.remove(others)
+
+    def remove(self, attempts: Sequence[str]) -> None:
+        """Removes the attempts and the run's file; a failure is told and no more."""
+        for name in attempts:
+            remove(self.spark, self.work, self.visible, "attempts", name)
+        remove(self.spark, self.work, self.visible, "runs", f"{self.id}.json")
 
     @property
     def uri(self) -> str:
@@ -128,11 +163,24 @@ class Run:
 def job_of(params: Mapping[str, Any], runtime: str, objects: Mapping[str, Any]) -> dict[str, Any]:
     """What tells a job apart from others, as JSON: its params, and a digest of each object.
 
-    A module counts by its classes and the names, shapes and types of its tensors, not by their values, which
-    a run takes from its checkpoints; a function by its code.
+    Parameters and buffers of the model do not count by their values, which a run takes from its checkpoints.
     """
     told = {name: value for name, value in params.items() if name not in _FREE}
-    return told | {"runtime": runtime} | {name: _digest(_told(value)) for name, value in objects.items()}
+    digests = {name: digest_of(value, trained=name == "model") for name, value in objects.items()}
+    return told | {"runtime": runtime} | digests
+
+
+_lock = threading.Lock()
+_unnamed: dict[WorkDirectory, tuple[Run, tuple[str, ...]]] = {}
+"""The newest run without a name that failed in this process, and its attempts, by work directory."""
+
+
+def _forget(uri: str) -> None:
+    """Has a later failure leave a run that is gone on with."""
+    with _lock:
+        for work, (run, _) in list(_unnamed.items()):
+            if run.uri == uri:
+                del _unnamed[work]
 
 
 def _difference(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -141,50 +189,6 @@ def _difference(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> s
     if name in ("model", "loss", "optimizer", "metrics"):
         return f"its {name} was another"
     return f"{name} was {then.get(name)!r} and is {now.get(name)!r}"
-
-
-def _told(value: Any) -> Any:
-    """What is told apart of an object of the user's, as JSON that is the same in every process."""
-    import torch
-
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _told(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_told(one) for one in value]
-    if isinstance(value, torch.nn.Module):
-        tensors = [*value.named_parameters(), *value.named_buffers()]
-        state = [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in tensors]
-        # What has no text of its own tells its address, which is another in each process.
-        return [_name(type(value)), re.sub(r" at 0x[0-9a-f]+", "", repr(value)), state]
-    if isinstance(value, torch.optim.Optimizer):
-        groups = [
-            {key: _told(one) for key, one in group.items() if key != "params"} for group in value.param_groups
-        ]
-        return [_name(type(value)), groups]
-    if isinstance(value, FunctionType):
-        return [_name(value), _told(value.__defaults__), *_code(value.__code__)]
-    return _name(value if isinstance(value, type) else type(value))
-
-
-def _name(value: Any) -> str:
-    return f"{value.__module__}.{value.__qualname__}"
-
-
-def _code(code: CodeType) -> list[Any]:
-    return [code.co_code.hex(), list(code.co_names), list(map(_constant, code.co_consts))]
-
-
-def _constant(value: Any) -> Any:
-    if isinstance(value, CodeType):
-        return _code(value)
-    # The order of a set's strings is another in each process.
-    return sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _hashes(spark: SparkSession, files: Sequence[str], options: dict[str, str]) -> list[str]:
@@ -217,6 +221,22 @@ def _hashes(spark: SparkSession, files: Sequence[str], options: dict[str, str]) 
     tasks = spark.range(0, len(uris), 1, min(len(uris), 64)).mapInArrow(task, "number long, sha string")
     found = {row.number: row.sha for row in tasks.collect()}
     return [found[number] for number in range(len(uris))]
+
+
+def _ends(files: Sequence[str], options: dict[str, str]) -> list[Any]:
+    """The size of each file and the SHA-256 of its last bytes."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from flambeau import _native
+
+    store = _native.Store(options)
+
+    def end(uri: str) -> list[Any]:
+        size = store.size(uri) or 0
+        return [size, hashlib.sha256(store.get_range(uri, max(0, size - _END), size)).hexdigest()]
+
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(end, files))
 
 
 def _file_hash(path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from flambeau._columns import TensorColumns
 from flambeau._fit import cluster, warm_up
 from flambeau._fit import shards as shard_files
+from flambeau._fit.claim import claimed
 from flambeau._fit.launch import Launch, Payload, remove
 from flambeau._fit.progress import Progress
 from flambeau._fit.run import Run, job_of
@@ -192,11 +193,15 @@ class Training:
     @contextmanager
     def leased(self, visible: bool, since: str | None = None) -> Iterator[None]:
         """Keeps the sweeps of other fits from what this one, or the fits that began with the id `since`, have
-        in the work directory.
+        in the work directory, and other fits from its run. Raises ParamError where another has that.
         """
-        if self.estimator.getWorkDir() is None:
+        run_id = self.estimator.getRunId()
+        claim = claimed(self.work, visible, run_id) if run_id else nullcontext()
+        with claim, self._leased(visible, since) if self.estimator.getWorkDir() else nullcontext():
             yield
-            return
+
+    @contextmanager
+    def _leased(self, visible: bool, since: str | None) -> Iterator[None]:
         uri, options = self.work.lease(since or new_id()), dict(self.work.store_options)
 
         def act(write: bool) -> None:
@@ -242,12 +247,12 @@ class Training:
         model_class = estimator._model_class()
         # An output that this kind of model does not take is refused now rather than after the training.
         model_class._of_output(estimator, output)
-        id = new_id()
+        id, run_id = new_id(), estimator.getRunId()
         what = job_of(estimator._job_params(), estimator.getRuntime(), self.program.objects)
         files = (*shards.train, *shards.validation)
         launch = Launch(
             id=id,
-            run_of=Run(self.spark, self.work, visible, estimator.getRunId() or id, what, files),
+            run_of=Run(self.spark, self.work, visible, run_id or id, what, files, bool(run_id)),
             spark=self.spark,
             work=self.work,
             job={

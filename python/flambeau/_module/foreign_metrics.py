@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from flambeau._module.gathered import GatheredMetric, State
 from flambeau._module.losses import call_with_labels
+from flambeau._quiet import without_warnings
 from flambeau.errors import ParamError
 
 
@@ -83,9 +83,8 @@ def weightless(name: str) -> str:
 
 
 def _compute(name: str, metric: Any) -> float:
-    with warnings.catch_warnings():
-        # It was not updated itself: its state came from all ranks.
-        warnings.simplefilter("ignore")
+    # It was not updated itself: its state came from all ranks.
+    with without_warnings():
         value = metric.compute()
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise ParamError(

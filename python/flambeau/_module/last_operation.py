@@ -43,4 +43,5 @@ class LastOperations(TorchDispatchMode):
 
 
 def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    # Of the storage itself: on the meta device there is no memory.
+    return int(tensor.untyped_storage()._cdata)

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from flambeau._saved.weights import (
     STORE_SCHEMES,
     WeightsRef,
-    cache_directory,
+    cached,
     fetched,
     local_path,
     open_store,
@@ -111,7 +111,7 @@ class Directory:
     def exists(self) -> bool:
         """Whether there is anything at the path."""
         if self._hadoop:
-            return bool(self._file_system().exists(self._hadoop_path(self.uri)))
+            return bool(self._file_system().exists(_hadoop_path(self._spark, self.uri)))
         return self._by_whom_sees(_exists, self.uri) == b"1"
 
     @property
@@ -147,7 +147,9 @@ class Directory:
         try:
             if self._connect:
                 self._on_worker(_move, self.uri, target.uri)
-            elif not self._file_system().rename(self._hadoop_path(self.uri), self._hadoop_path(target.uri)):
+            elif not self._file_system().rename(
+                _hadoop_path(self._spark, self.uri), _hadoop_path(self._spark, target.uri)
+            ):
                 raise OSError("the file system refused it")
         except Exception as error:
             raise StoreError(f"{self.path} could not be renamed to {target.path}: {error}") from error
@@ -226,7 +228,7 @@ class Directory:
     def is_file(self, name: str) -> bool:
         """Whether the directory has a file of that name."""
         if self._hadoop:
-            path = self._hadoop_path(self.file(name))
+            path = _hadoop_path(self._spark, self.file(name))
             return bool(self._file_system().exists(path)) and bool(
                 self._file_system().getFileStatus(path).isFile()
             )
@@ -235,7 +237,7 @@ class Directory:
     def holds(self, name: str) -> bool:
         """Whether the directory has that file, or a directory of that name."""
         if self._hadoop:
-            return bool(self._file_system().exists(self._hadoop_path(self.file(name))))
+            return bool(self._file_system().exists(_hadoop_path(self._spark, self.file(name))))
         return self._by_whom_sees(_exists, self.file(name)) == b"1"
 
     def reference(self, name: str, size: int, sha256: str, *, hand_out: bool = False) -> WeightsRef:
@@ -260,29 +262,21 @@ class Directory:
                 "give a full URI, such as file:///... or dbfs:/..."
             )
 
-    def _hadoop_path(self, path: str) -> Any:
-        return _hadoop_path(self._spark, path)
-
     def _file_system(self) -> Any:
-        return _file_system(self._spark, self._hadoop_path(self.uri))
+        return _file_system(self._spark, _hadoop_path(self._spark, self.uri))
 
     def _upload(self, local: Path, name: str) -> None:
-        source = self._hadoop_path(f"file://{local}")
-        self._file_system().copyFromLocalFile(False, True, source, self._hadoop_path(self.file(name)))
+        source = _hadoop_path(self._spark, f"file://{local}")
+        self._file_system().copyFromLocalFile(False, True, source, _hadoop_path(self._spark, self.file(name)))
 
     def _downloaded(self, name: str, sha256: str) -> Path:
         """This machine's copy of a file that only Hadoop's file system reads."""
-        local = cache_directory() / f"{sha256}{Path(name).suffix}"
-        if not local.is_file():
-            part = local.with_name(f"{local.name}.{os.getpid()}.part")
-            self._download(name, part)
-            os.replace(part, local)
-        return local
+        return cached(f"{sha256}{Path(name).suffix}", lambda part: self._download(name, part))
 
     def _download(self, name: str, local: Path) -> None:
         """Copies a file to a local one by Hadoop's file system."""
-        target = self._hadoop_path(f"file://{local}")
-        self._file_system().copyToLocalFile(False, self._hadoop_path(self.file(name)), target, True)
+        target = _hadoop_path(self._spark, f"file://{local}")
+        self._file_system().copyToLocalFile(False, _hadoop_path(self._spark, self.file(name)), target, True)
 
     def _read(self, name: str, size: int) -> bytes:
         """A file's bytes from the store, as this process or the workers see it."""

@@ -17,9 +17,9 @@ import json
 import logging
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from copy import deepcopy
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -28,6 +28,7 @@ import cloudpickle
 
 from flambeau._columns import TensorColumns
 from flambeau._program import _hollow
+from flambeau._quiet import quieting, without_warnings
 from flambeau.errors import FlambeauError, ParamError
 
 if TYPE_CHECKING:
@@ -163,8 +164,7 @@ def _output_of(module: Callable[..., Any], tensors: Sequence[Tensor]) -> OutputS
     from flambeau._module.last_operation import LastOperations
 
     # Not inference_mode: the module may keep a tensor that it makes here, and is to be trained after.
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), without_warnings():
         with LastOperations() as made:
             output = module(*tensors)
         return output_spec(output, len(tensors[0]), made)
@@ -176,9 +176,12 @@ def _lacks_kernel(error: Exception | None) -> bool:
 
 
 def _meta_output(module: nn.Module, tensors: Sequence[Tensor]) -> OutputSpec:
-    """What a module returns on the meta device. Raises ParamError where it does not run there either."""
+    """What a module returns on the meta device, of a copy: it may keep a tensor that it makes there. Raises
+    ParamError where it does not run there either.
+    """
     import torch
 
+    module = deepcopy(module)
     held = {name: tensor.to("meta") for name, tensor in (*module.named_parameters(), *module.named_buffers())}
 
     def forward(*inputs: Tensor) -> Any:
@@ -288,8 +291,7 @@ def _read_exported(data: bytes, device: str) -> nn.Module:
     from flambeau._saved.archive import check_exported
 
     check_exported(data)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with without_warnings():
         program = torch.export.load(io.BytesIO(data))
         if device != "cpu":
             from torch.export.passes import move_to_device_pass
@@ -313,8 +315,7 @@ def _read_exported(data: bytes, device: str) -> nn.Module:
 def _read_scripted(data: bytes, device: str) -> nn.Module:
     import torch
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with without_warnings():
         extra = {FIXED: ""}
         module: nn.Module = torch.jit.load(io.BytesIO(data), map_location=device, _extra_files=extra)
         module._flambeau_fixed = frozenset(json.loads(extra[FIXED] or "[]"))  # type: ignore[assignment]
@@ -508,9 +509,6 @@ def _attention_as_traced() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
-_quieting = threading.RLock()
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps torch's compiler from warning, logging and printing about modules that it cannot take; the
@@ -519,7 +517,7 @@ def _quiet() -> Iterator[None]:
     Other threads print and log on, and wait where they want quiet themselves: what is swapped belongs to the
     process, and would be restored in the wrong order.
     """
-    with _quieting:
+    with quieting:
         thread = threading.get_ident()
 
         def is_others(record: logging.LogRecord) -> bool:
@@ -531,8 +529,7 @@ def _quiet() -> Iterator[None]:
         for handler in handlers:
             handler.addFilter(is_others)
         try:
-            with warnings.catch_warnings(), redirect_stdout(cast("TextIO", _OthersOutput(thread))):
-                warnings.simplefilter("ignore")
+            with without_warnings(), redirect_stdout(cast("TextIO", _OthersOutput(thread))):
                 yield
         finally:
             for handler in handlers:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flambeau._quiet import without_warnings
 from flambeau._saved.directory import Directory
 from flambeau._saved.program import COMPILED, FILE_NAMES, FIXED
 from flambeau._saved.weights import FILE_NAME, WeightsRef, fetched
@@ -90,8 +90,7 @@ def scripted_archive(module: nn.Module) -> bytes:
         buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
         fixed = buffers - set(module.state_dict())
     buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with without_warnings():
         torch.jit.save(torch.jit.script(module), buffer, _extra_files={FIXED: json.dumps(sorted(fixed))})
     return buffer.getvalue()
 

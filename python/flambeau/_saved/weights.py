@@ -15,7 +15,7 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -302,13 +302,22 @@ def _verify(path: Path, ref: WeightsRef) -> None:
 
 def _fetched(ref: WeightsRef) -> Path:
     """The machine's own copy of a file in an object store, fetched where it is not there yet."""
+    store = open_store(ref.store_options)
+    return cached(f"{ref.sha256}.safetensors", lambda part: store.get_to_file(ref.uri, str(part)))
+
+
+def cached(name: str, make: Callable[[Path], object]) -> Path:
+    """The file of that name among those that this machine keeps, written by `make` where it is not there yet.
+
+    Those that nobody has asked for in `SWEEP_AGE` are removed.
+    """
     folder = cache_directory()
-    path = folder / f"{ref.sha256}.safetensors"
+    path = folder / name
     if not path.is_file():
         handle, part = tempfile.mkstemp(dir=folder, suffix=".part")
         os.close(handle)
         try:
-            open_store(ref.store_options).get_to_file(ref.uri, part)
+            make(Path(part))
             os.replace(part, path)
         finally:
             Path(part).unlink(missing_ok=True)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flambeau._fit.cluster import classic_context, setting
 from flambeau._fit.native_program import LIBTORCH, compiled
 from flambeau._fit.native_runtime import WAY_OUT, libtorch_of
 from flambeau._saved.program import instantiate
-from flambeau._saved.weights import cache_directory, fetched, load_into
+from flambeau._saved.weights import cached, fetched, load_into
 from flambeau.errors import ParamError
 
 if TYPE_CHECKING:
@@ -101,11 +102,7 @@ def _handed_out(spark: SparkSession, programs: Mapping[str, bytes]) -> dict[str,
     context, placed = spark.sparkContext, {}
     for form, data in programs.items():
         digest = hashlib.sha256(data).hexdigest()
-        path = cache_directory() / f"{digest}-{form}"
-        if not path.is_file():
-            part = path.with_name(f"{path.name}.{os.getpid()}.part")
-            part.write_bytes(data)
-            part.replace(path)
+        path = cached(f"{digest}-{form}", partial(Path.write_bytes, data=data))
         if not any(name.endswith(f"/{path.name}") for name in context.listFiles):
             context.addFile(str(path))
         placed[form] = _file(f"spark-file:{path.name}", len(data), digest)
