@@ -179,16 +179,11 @@ def _meta_output(module: nn.Module, tensors: Sequence[Tensor]) -> OutputSpec:
     """What a module returns on the meta device, of a copy: it may keep a tensor that it makes there. Raises
     ParamError where it does not run there either.
     """
-    import torch
-
-    module = deepcopy(module)
-    held = {name: tensor.to("meta") for name, tensor in (*module.named_parameters(), *module.named_buffers())}
-
-    def forward(*inputs: Tensor) -> Any:
-        return torch.func.functional_call(module, held, inputs)
-
+    tensors_of = (*module.parameters(), *module.buffers())
+    # In their places from the start: no tensor is copied.
+    copied = deepcopy(module, {id(tensor): _on_meta(tensor) for tensor in tensors_of})
     try:
-        return _output_of(forward, [tensor.to("meta") for tensor in tensors])
+        return _output_of(copied, [tensor.to("meta") for tensor in tensors])
     except ParamError:
         raise
     except Exception as error:
@@ -196,6 +191,15 @@ def _meta_output(module: nn.Module, tensors: Sequence[Tensor]) -> OutputSpec:
             "model: forward runs neither on the CPU nor on the meta device, so its outputs are not known: "
             f"{error}; give the operators of other devices shapes (torch.library.register_fake)"
         ) from error
+
+
+def _on_meta(tensor: Tensor) -> Tensor:
+    import torch
+
+    held = tensor.detach().to("meta")
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(held, tensor.requires_grad)
+    return held
 
 
 def output_spec(output: Any, num_rows: int, made: LastOperations | None = None) -> OutputSpec:
