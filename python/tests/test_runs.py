@@ -88,6 +88,18 @@ def test_a_failed_fit_is_gone_on_with(spark: SparkSession, tmp_path: Path) -> No
     assert len(regressor(nn.Linear(4, 1), **params).fit(df).history["loss"]) == 4
 
 
+def test_a_run_of_which_nothing_is_left_is_a_new_one(spark: SparkSession, tmp_path: Path) -> None:
+    """As after a sweep, which knows the age of attempts and not that of a name."""
+    work = WorkDirectory(str(tmp_path))
+    run.Run(spark, work, True, "nightly", {"epochs": 1}).write(["first"])
+    other = run.Run(spark, work, True, "nightly", {"epochs": 2})
+    assert other.attempts() == []
+    (tmp_path / "attempts" / "first").mkdir(parents=True)
+    (tmp_path / "attempts" / "first" / "events").write_text("")
+    with pytest.raises(ParamError, match="epochs was 1 and is 2"):
+        other.attempts()
+
+
 @pytest.mark.skipif(
     not torch.__version__.startswith("2.13."), reason="SKIPPED: flambeau-worker runs on torch 2.13"
 )

@@ -47,7 +47,8 @@ _FREE = {
     "rawPredictionCol",
     "runId",
     "slotTimeout",
-    "timeout",
+    "threshold",
+    "thresholds",
     "verbose",
     "verifyReplicas",
     "workDir",
@@ -147,13 +148,19 @@ class Run:
         return function() if self.visible else cluster.on_worker(self.spark, function)
 
     def _read(self) -> dict[str, Any] | None:
-        uri, options = self.uri, dict(self.work.store_options)
+        """What the run's file says; None where there is none, or nothing is left of its attempts."""
+        uri, work = self.uri, self.work
 
         def read() -> str | None:
             from flambeau import _native
 
-            store = _native.Store(options)
-            return None if store.size(uri) is None else store.get(uri).decode()
+            store = _native.Store(dict(work.store_options))
+            if store.size(uri) is None:
+                return None
+            told = json.loads(store.get(uri))
+            # A sweep has removed those that are old; a run's file has a name of the user's, without an age.
+            told["attempts"] = [name for name in told["attempts"] if store.list(work.path("attempts", name))]
+            return json.dumps(told) if told["attempts"] else None
 
         text = self.here(read)
         told: dict[str, Any] | None = None if text is None else json.loads(text)
