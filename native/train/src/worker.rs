@@ -30,6 +30,10 @@ use crate::step::{StepPlan, StepSettings, Stepper};
 use crate::sums::LossTotals;
 use crate::weights::LocalWeights;
 
+/// How many times `collectiveTimeout` a checkpoint's write may take: it may well be slower than any step, but an hour by default
+/// is as good as for ever.
+const CHECKPOINT_TIMEOUTS: u32 = 6;
+
 /// The training of one rank.
 pub struct Worker<'a> {
     job: TrainingJob,
@@ -197,14 +201,17 @@ impl<'a> Worker<'a> {
                 reason: "its gradients were compressed with other params".into(),
             });
         }
+        let timeout = Duration::from_secs_f64(job.params.collective_timeout);
         let events = (rank == 0).then(|| {
-            EventWriter::new(store.clone(), format!("{}/events", job.attempt.directory()))
+            let directory = format!("{}/events", job.attempt.directory());
+            EventWriter::new(store.clone(), directory, timeout)
         });
         let checkpoints = CheckpointWriter::new(
             store.clone(),
             &job.attempt,
             resumed.as_deref(),
             job.params.keep_checkpoints,
+            timeout.saturating_mul(CHECKPOINT_TIMEOUTS),
         );
         let num_rows = datasets.train.num_rows;
         let num_validation_rows = datasets

@@ -433,6 +433,44 @@ fn a_slow_store_does_not_use_up_the_time_of_the_other_ranks() {
     assert_eq!(newest.unwrap().step, 5);
 }
 
+/// Parts, markers and events alike; the weights are written.
+#[test]
+fn a_store_that_never_ends_a_write_is_a_warning() {
+    let bench = Bench::new(97, 0);
+    let bucket = Arc::new(Bucket {
+        slow: Some(("PUT", "attempts/stuck", Duration::from_secs(600))),
+        ..Bucket::default()
+    });
+    let store = Store::new(&bucket::serve(&bucket)).unwrap();
+    let mut job = bench.job(
+        "stuck",
+        json!({"numWorkers": 2, "batchSize": 12, "epochs": 3, "collectiveTimeout": 0.3}),
+        false,
+    );
+    job.attempt.work_dir = "s3://bucket/work".into();
+    let results = ranks_with(&group_options(), 2, |group| {
+        let mut model = TestModel::new(config(), group.rank());
+        Worker::new(
+            job.clone(),
+            group,
+            &mut model,
+            store.clone(),
+            Hooks::default(),
+        )
+        .run()
+    });
+    let warnings = &results[0].as_ref().unwrap().warnings;
+    let expected = [
+        "the checkpoint after 5 steps could not be written, and training goes on without it: rank 0: the store has not ended a \
+         write in 1.8s",
+        "the checkpoint after 10 steps could not be written, and training goes on without it: rank 0: the store has not ended \
+         an earlier write",
+        "progress could not be written: the store has not ended a write in 300.0ms",
+    ];
+    assert_eq!(*warnings, expected);
+    assert_eq!(results[1].as_ref().unwrap().warnings, [""; 0]);
+}
+
 #[test]
 fn names_that_lead_out_of_a_checkpoint_are_refused() {
     let bench = Bench::new(97, 31);
