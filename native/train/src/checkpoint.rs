@@ -95,7 +95,11 @@ pub fn newest(
 }
 
 fn is_whole(store: &Store, uri: &str) -> Result<bool, DataError> {
-    let Ok(marker) = Marker::parse(&store.get(&format!("{uri}/{MARKER}"))?) else {
+    let marker = match store.get(&format!("{uri}/{MARKER}")) {
+        Err(error) if is_lost(&error) => return Ok(false),
+        bytes => Marker::parse(&bytes?),
+    };
+    let Ok(marker) = marker else {
         return Ok(false);
     };
     for part in &marker.parts {
@@ -104,6 +108,11 @@ fn is_whole(store: &Store, uri: &str) -> Result<bool, DataError> {
         }
     }
     Ok(true)
+}
+
+/// Whether a file is not there, or on a disk that does not give it back, now or later.
+fn is_lost(error: &DataError) -> bool {
+    matches!(error, DataError::NotFound { .. } | DataError::Io { .. }) && !error.is_transient()
 }
 
 fn checkpoints_directory(work_dir: &str, attempt: &str) -> String {
@@ -681,8 +690,9 @@ impl Checkpoint {
             let listed = marker.parts.iter().find(|part| part.name == name);
             let listed = listed.ok_or_else(|| refuse(format!("it has no part {name}")))?;
             let bytes = match store.get(&format!("{uri}/{name}")) {
-                Err(DataError::NotFound { .. }) => {
-                    return Err(Unread::Damaged(format!("its part {name} is gone")));
+                Err(error) if is_lost(&error) => {
+                    let reason = format!("its part {name} is gone: {}", error_chain(&error));
+                    return Err(Unread::Damaged(reason));
                 }
                 bytes => bytes?,
             };

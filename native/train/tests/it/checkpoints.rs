@@ -371,7 +371,16 @@ fn a_damaged_checkpoint_is_passed_over_for_the_one_before_it() {
     damage(&Path::new(&newest).join("rank-1.bin"));
     check("within", &newest, &before);
 
-    damage(&Path::new(&newest).join("rank-1.bin"));
+    // One that cannot be read, as on a disk that is broken.
+    let part = Path::new(&newest).join("rank-1.bin");
+    let bytes = fs::read(&part).unwrap();
+    fs::remove_file(&part).unwrap();
+    fs::create_dir(&part).unwrap();
+    check("unreadable", &newest, &before);
+    fs::remove_dir(&part).unwrap();
+    fs::write(&part, bytes).unwrap();
+
+    damage(&part);
     let second = resume("second", &newest);
     let last = stop_at(&bench, &second, 2, &config(), 11).unwrap();
     damage(&Path::new(&last).join("rank-1.bin"));
