@@ -465,18 +465,19 @@ impl Web<'_> {
                 CollectiveError::Interrupted
             }
             Refusal::Missing {
-                missing, strangers, ..
-            } if strangers > 0 => CollectiveError::rendezvous(format!(
-                "after {:.1?} {} had not connected, and {strangers} connections could not prove that they hold this \
-                 attempt's secret",
-                patience.waited(),
-                missing
-                    .iter()
-                    .map(|rank| self.peers[*rank].to_string())
-                    .collect::<Vec<_>>()
-                    .join(", ")
-            )),
-            Refusal::Missing { missing, .. } => self.timed_out(&missing, patience),
+                missing, trouble, ..
+            } => match trouble.text() {
+                Some(trouble) => CollectiveError::rendezvous(format!(
+                    "after {:.1?} {} had not connected, and {trouble}",
+                    patience.waited(),
+                    missing
+                        .iter()
+                        .map(|rank| self.peers[*rank].to_string())
+                        .collect::<Vec<_>>()
+                        .join(", ")
+                )),
+                None => self.timed_out(&missing, patience),
+            },
         }
     }
 

@@ -7,6 +7,9 @@
 //! acceptor  -> connector  one byte: welcome
 //! ```
 //!
+//! To a connector of another group the acceptor answers zeros, which prove nothing: so one that hangs up without an answer
+//! has refused nobody.
+//!
 //! The context binds a connection to one group, so that a straggler of another group with the same secret is refused;
 //! the labels keep one end's proof from being played back as the other's.
 
@@ -86,7 +89,8 @@ impl Proof {
     /// Proves itself over a new connection, and has the other end prove itself.
     ///
     /// # Errors
-    /// `PermissionDenied` when the other end does not hold the secret or refuses ours; otherwise the connection's error.
+    /// `PermissionDenied` when the other end does not hold the secret or refuses ours, `ConnectionAborted` when it hung up
+    /// without an answer; otherwise the connection's error.
     pub(crate) fn connect(
         &self,
         stream: &mut impl Timed,
@@ -100,14 +104,18 @@ impl Proof {
         transcript.push(purpose as u8);
         transcript.extend_from_slice(&(rank as u32).to_le_bytes());
         transcript.extend_from_slice(&random::<NONCE>()?);
-        patience.write_all(stream, &transcript)?;
-
         let mut answer = [0; NONCE + PROOF];
-        patience.read_exact(stream, &mut answer).map_err(refused)?;
+        patience
+            .write_all(stream, &transcript)
+            .and_then(|()| patience.read_exact(stream, &mut answer))
+            .map_err(|error| {
+                let reason = "the other end hung up before it answered";
+                hung_up(error, io::ErrorKind::ConnectionAborted, reason)
+            })?;
         transcript.extend_from_slice(&answer[..NONCE]);
         self.mac(b"acceptor", &transcript)
             .verify_slice(&answer[NONCE..])
-            .map_err(|_| denied("the other end does not hold this attempt's secret"))?;
+            .map_err(|_| denied("the other end's secret, its attempt or its world size differs"))?;
 
         patience.write_all(
             stream,
@@ -137,12 +145,17 @@ impl Proof {
         let (context, rest) = rest.split_at(32);
         let purpose = Purpose::from_code(rest[0]);
         let rank = u32::from_le_bytes([rest[1], rest[2], rest[3], rest[4]]) as usize;
-        let (true, true, Some(purpose)) = (magic == MAGIC, context == self.context, purpose) else {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "the connection is not one of this group",
-            ));
+        let stranger = || {
+            let reason = "the connection is not one of this group";
+            io::Error::new(io::ErrorKind::InvalidData, reason)
         };
+        let (true, Some(purpose)) = (magic == MAGIC, purpose) else {
+            return Err(stranger());
+        };
+        if context != self.context {
+            patience.write_all(stream, &[0; NONCE + PROOF])?;
+            return Err(stranger());
+        }
 
         let nonce = random::<NONCE>()?;
         transcript.extend_from_slice(&nonce);
@@ -166,14 +179,18 @@ fn denied(message: &str) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, message)
 }
 
-/// An end that hangs up in mid-handshake has refused us: most often its secret differs.
+/// An end that hangs up after its answer has refused us.
 fn refused(error: io::Error) -> io::Error {
+    let reason =
+        "the other end hung up during the handshake: its secret differs, or it has given up";
+    hung_up(error, io::ErrorKind::PermissionDenied, reason)
+}
+
+fn hung_up(error: io::Error, kind: io::ErrorKind, reason: &str) -> io::Error {
     match error.kind() {
         io::ErrorKind::UnexpectedEof
         | io::ErrorKind::ConnectionReset
-        | io::ErrorKind::BrokenPipe => denied(
-            "the other end hung up during the handshake: its secret, its attempt or its world size differs",
-        ),
+        | io::ErrorKind::BrokenPipe => io::Error::new(kind, reason),
         _ => error,
     }
 }

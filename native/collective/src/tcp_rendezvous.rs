@@ -199,20 +199,19 @@ impl TcpRendezvous {
             Refusal::Missing {
                 accepted,
                 missing,
-                strangers,
+                trouble,
                 error,
             } => {
                 // Those who have come are told why it was in vain.
                 self.seat(accepted);
-                match error.kind() {
-                    io::ErrorKind::Interrupted => CollectiveError::Interrupted,
-                    _ if strangers > 0 => CollectiveError::rendezvous(format!(
-                        "after {:.1?} ranks {missing:?} were missing at {}, and {strangers} connections could not prove \
-                         that they hold this attempt's secret",
+                match (error.kind(), trouble.text()) {
+                    (io::ErrorKind::Interrupted, _) => CollectiveError::Interrupted,
+                    (_, Some(trouble)) => CollectiveError::rendezvous(format!(
+                        "after {:.1?} ranks {missing:?} were missing at {}, and {trouble}",
                         patience.waited(),
                         self.address
                     )),
-                    _ => self.timed_out(
+                    (_, None) => self.timed_out(
                         missing.into_iter().map(|rank| self.peer(rank)).collect(),
                         patience,
                     ),

@@ -130,7 +130,9 @@ fn run(
     let job = TrainingJob::from_json(job_json).map_err(|error| Failure::Early(error.into()))?;
     let store = Store::new(&job.store).map_err(|error| Failure::Early(error.into()))?;
     options.timeout = Duration::from_secs_f64(job.params.collective_timeout);
-    options.terms = job.terms();
+    options.terms = job
+        .terms(&store)
+        .map_err(|error| Failure::Early(error.into()))?;
     options.heartbeat_timeout = Duration::from_secs_f64(job.params.heartbeat_timeout);
     let group =
         ProcessGroup::connect(rendezvous, options).map_err(|error| Failure::Early(error.into()))?;

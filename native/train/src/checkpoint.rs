@@ -10,8 +10,8 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
-use std::time::Duration;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use flambeau_collective::ProcessGroup;
@@ -95,7 +95,11 @@ pub fn newest(
 }
 
 fn is_whole(store: &Store, uri: &str) -> Result<bool, DataError> {
-    let Ok(marker) = Marker::parse(&store.get(&format!("{uri}/{MARKER}"))?) else {
+    let marker = match store.get(&format!("{uri}/{MARKER}")) {
+        Err(error) if is_lost(&error) => return Ok(false),
+        bytes => Marker::parse(&bytes?),
+    };
+    let Ok(marker) = marker else {
         return Ok(false);
     };
     for part in &marker.parts {
@@ -104,6 +108,11 @@ fn is_whole(store: &Store, uri: &str) -> Result<bool, DataError> {
         }
     }
     Ok(true)
+}
+
+/// Whether a file is not there, or on a disk that does not give it back, now or later.
+fn is_lost(error: &DataError) -> bool {
+    matches!(error, DataError::NotFound { .. } | DataError::Io { .. }) && !error.is_transient()
 }
 
 fn checkpoints_directory(work_dir: &str, attempt: &str) -> String {
@@ -387,15 +396,21 @@ pub(crate) struct CheckpointWriter {
     kept: usize,
     /// What comes before the next one.
     before: Option<Predecessor>,
+    /// How long each of a checkpoint's two writes may take: that of the parts, and that of the marker.
+    limit: Duration,
+    /// A write that took longer, and may still go on.
+    stuck: Option<JoinHandle<()>>,
 }
 
 impl CheckpointWriter {
-    /// A writer for an attempt, which may have gone on from a checkpoint and is to keep so many, or more.
+    /// A writer for an attempt, which may have gone on from a checkpoint and is to keep so many, or more. It waits for a
+    /// store no longer than `limit`, twice a checkpoint.
     pub(crate) fn new(
         store: Store,
         attempt: &Attempt,
         resumed: Option<&str>,
         kept: usize,
+        limit: Duration,
     ) -> CheckpointWriter {
         CheckpointWriter {
             store,
@@ -404,12 +419,14 @@ impl CheckpointWriter {
             written: vec![],
             kept: kept.max(KEPT),
             before: resumed.and_then(|uri| Predecessor::at(uri, &attempt.work_dir)),
+            limit,
+            stuck: None,
         }
     }
 
     /// Writes a checkpoint: all ranks call it, each with its own contents, and it returns once the checkpoint is there or
-    /// has failed. However long a store takes, no rank's wait counts into the group's time-out; the store's own deadlines
-    /// end it.
+    /// has failed, at the latest after the writer's limit. However long a store takes, no rank's wait counts into the group's
+    /// time-out. A write past the limit is left to itself, and as long as it goes on, further checkpoints fail at once.
     ///
     /// Returns a warning, on rank 0, where the checkpoint could not be written, so that there is none, or where an old one
     /// could not be removed.
@@ -426,11 +443,12 @@ impl CheckpointWriter {
         let (rank, step) = (group.rank(), state.position.step);
         let uri = step_directory(&self.directory, step);
         let (store, to) = (self.store.clone(), uri.clone());
-        let parts = together(group, move || {
+        let parts = self.together(group, move || {
             contents
                 .store(&store, &to, rank, &state)
-                .map_err(|error| format!("rank {rank}: {}", error_chain(&error)))
+                .map_err(|error| error_chain(&error))
         })?;
+        let failed = parts.as_ref().err().cloned();
         // Once all ranks are here, all parts are written.
         let commit = Commit {
             store: self.store.clone(),
@@ -439,7 +457,7 @@ impl CheckpointWriter {
             before: self.before.clone(),
             old: (self.written.len() == self.kept).then(|| self.written[0].clone()),
         };
-        let committed = together(group, move || match rank {
+        let committed = self.together(group, move || match rank {
             0 => commit.run(),
             _ => Ok(None),
         })?;
@@ -456,10 +474,73 @@ impl CheckpointWriter {
                 Ok(warnings.into_iter().flatten().next())
             }
             Err(reason) => Ok((rank == 0).then(|| {
+                let reason = failed.unwrap_or(reason);
                 format!(
                     "the checkpoint after {step} steps could not be written, and training goes on without it: {reason}"
                 )
             })),
+        }
+    }
+
+    /// Does on every rank what may take long, and gives what it came to on all of them, or what one of them failed with. A
+    /// thread does it, and the ranks exchange a word every [`BETWEEN_WORDS`] until it is done everywhere, or has failed where
+    /// it took longer than the limit.
+    ///
+    /// # Errors
+    ///
+    /// What the group says. The thread may go on then.
+    fn together<T: Serialize + DeserializeOwned + Send + 'static>(
+        &mut self,
+        group: &ProcessGroup,
+        work: impl FnOnce() -> Result<T, String> + Send + 'static,
+    ) -> Result<Result<Vec<T>, String>, Cause> {
+        let began = Instant::now();
+        let (sender, receiver) = mpsc::channel();
+        let mut thread = None;
+        let mut done = None;
+        if self
+            .stuck
+            .as_ref()
+            .is_some_and(|thread| !thread.is_finished())
+        {
+            done = Some(Err("the store has not ended an earlier write".into()));
+        } else {
+            let spawned = thread::Builder::new()
+                .name("flambeau-checkpoint".into())
+                // Nobody hears of a write that ends too late.
+                .spawn(move || drop(sender.send(work())));
+            match spawned {
+                Ok(spawned) => thread = Some(spawned),
+                Err(error) => done = Some(Err(error.to_string())),
+            }
+        }
+        loop {
+            if done.is_none() {
+                done = match receiver.recv_timeout(BETWEEN_WORDS) {
+                    Ok(result) => Some(result),
+                    Err(RecvTimeoutError::Timeout) if began.elapsed() > self.limit => {
+                        self.stuck = thread.take();
+                        let limit = self.limit;
+                        Some(Err(format!(
+                            "the store has not ended a write in {limit:.1?}"
+                        )))
+                    }
+                    Err(RecvTimeoutError::Timeout) => None,
+                    Err(RecvTimeoutError::Disconnected) => Some(Err("a panic".into())),
+                };
+            }
+            let told = group.all_gather_bytes(&to_json(&done))?;
+            let told: Vec<Option<Result<T, String>>> = told
+                .iter()
+                .map(|told| serde_json::from_slice(told))
+                .collect::<Result<_, _>>()
+                .map_err(|error| Cause::Version(error.to_string()))?;
+            if let Some(results) = told.into_iter().collect::<Option<Vec<_>>>() {
+                let of_rank = |(rank, result): (usize, Result<T, String>)| {
+                    result.map_err(|reason| format!("rank {rank}: {reason}"))
+                };
+                return Ok(results.into_iter().enumerate().map(of_rank).collect());
+            }
         }
     }
 }
@@ -512,41 +593,6 @@ fn remove(store: &Store, uri: &str) -> Result<(), DataError> {
     // The marker first: what is half removed must not count as whole.
     store.delete(&format!("{uri}/{MARKER}"))?;
     store.delete_prefix(uri)
-}
-
-/// Does on every rank what may take long, and gives what it came to on all of them, or what one of them failed with. A
-/// thread does it, and the ranks exchange a word every [`BETWEEN_WORDS`] until it is done everywhere.
-///
-/// # Errors
-///
-/// What the group says. The thread may go on then.
-fn together<T: Serialize + DeserializeOwned + Send + 'static>(
-    group: &ProcessGroup,
-    work: impl FnOnce() -> Result<T, String> + Send + 'static,
-) -> Result<Result<Vec<T>, String>, Cause> {
-    let (sender, receiver) = mpsc::channel();
-    let spawned = thread::Builder::new()
-        .name("flambeau-checkpoint".into())
-        .spawn(move || sender.send(work()));
-    let mut done = spawned.err().map(|error| Err(error.to_string()));
-    loop {
-        if done.is_none() {
-            done = match receiver.recv_timeout(BETWEEN_WORDS) {
-                Ok(result) => Some(result),
-                Err(RecvTimeoutError::Timeout) => None,
-                Err(RecvTimeoutError::Disconnected) => Some(Err("a panic".into())),
-            };
-        }
-        let told = group.all_gather_bytes(&to_json(&done))?;
-        let told: Vec<Option<Result<T, String>>> = told
-            .iter()
-            .map(|told| serde_json::from_slice(told))
-            .collect::<Result<_, _>>()
-            .map_err(|error| Cause::Version(error.to_string()))?;
-        if let Some(results) = told.into_iter().collect::<Option<Vec<_>>>() {
-            return Ok(results.into_iter().collect());
-        }
-    }
 }
 
 /// A checkpoint that is read back.
@@ -644,8 +690,9 @@ impl Checkpoint {
             let listed = marker.parts.iter().find(|part| part.name == name);
             let listed = listed.ok_or_else(|| refuse(format!("it has no part {name}")))?;
             let bytes = match store.get(&format!("{uri}/{name}")) {
-                Err(DataError::NotFound { .. }) => {
-                    return Err(Unread::Damaged(format!("its part {name} is gone")));
+                Err(error) if is_lost(&error) => {
+                    let reason = format!("its part {name} is gone: {}", error_chain(&error));
+                    return Err(Unread::Damaged(reason));
                 }
                 bytes => bytes?,
             };

@@ -1,6 +1,6 @@
 //! The loss and the metrics over the validation rows.
 
-use flambeau_collective::{DType, ProcessGroup, RawBuffer, ReduceOp};
+use flambeau_collective::{CollectiveError, DType, ProcessGroup, RawBuffer, ReduceOp};
 use flambeau_data::BatchReader;
 
 use crate::error::Cause;
@@ -8,6 +8,9 @@ use crate::history::NamedValue;
 use crate::model::Model;
 use crate::staging::{Staged, Staging};
 use crate::sums::LossTotals;
+
+/// Bytes of all ranks that are gathered at a time. The group carries 1 GiB at most.
+const PART: usize = 64 << 20;
 
 /// What an evaluation came to, the same on all ranks.
 pub(crate) struct Evaluation {
@@ -36,7 +39,7 @@ pub(crate) fn evaluate(
     unsafe { group.all_reduce(buffer, ReduceOp::Sum) }?;
     let mut metrics = finish_metrics(model, &totals)?;
     if let Some(state) = model.take_gathered().map_err(Cause::Model)? {
-        let states = group.all_gather_bytes(&state)?;
+        let states = gather(group, &state, PART / group.world_size())?;
         let values = model.finish_gathered(&states).map_err(Cause::Model)?;
         metrics.extend(finite(values));
     }
@@ -44,6 +47,26 @@ pub(crate) fn evaluate(
         loss: totals.mean().filter(|loss| loss.is_finite()),
         metrics,
     })
+}
+
+/// The bytes of all ranks in their order, however many there are, `part` of each rank at a time.
+fn gather(
+    group: &ProcessGroup,
+    bytes: &[u8],
+    part: usize,
+) -> Result<Vec<Vec<u8>>, CollectiveError> {
+    let mut gathered = vec![vec![]; group.world_size()];
+    let mut parts = bytes.chunks(part);
+    loop {
+        let told = group.all_gather_bytes(parts.next().unwrap_or_default())?;
+        let is_last = told.iter().all(|told| told.len() < part);
+        for (gathered, told) in gathered.iter_mut().zip(told) {
+            gathered.extend(told);
+        }
+        if is_last {
+            return Ok(gathered);
+        }
+    }
 }
 
 /// The metrics' values from their sums; those that are not finite become `None`.
@@ -61,4 +84,43 @@ fn finite(values: Vec<(String, f64)>) -> impl Iterator<Item = NamedValue> {
     values
         .into_iter()
         .map(|(name, value)| (name, value.is_finite().then_some(value)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use flambeau_collective::{GroupOptions, TcpRendezvous};
+
+    use super::*;
+
+    #[test]
+    fn what_is_longer_than_a_part_is_gathered_whole() {
+        let secret = b"of both of the ranks";
+        let meet = |address: &str, rank| {
+            TcpRendezvous::new(address, rank, 2, secret, Duration::from_secs(60)).unwrap()
+        };
+        let server = meet("127.0.0.1:0", 0);
+        let member = meet(&server.address().to_string(), 1);
+        // By length: none, less than a part, one part, several, and several with a rest.
+        let cases = [(0, 0), (0, 3), (4, 2), (8, 4), (1, 11)];
+        let bytes = |len: u8| (0..len).collect::<Vec<_>>();
+        thread::scope(|scope| {
+            for (rank, mut rendezvous) in [server, member].into_iter().enumerate() {
+                scope.spawn(move || {
+                    let options = GroupOptions {
+                        secret: secret.to_vec(),
+                        ..GroupOptions::default()
+                    };
+                    let group = ProcessGroup::connect(&mut rendezvous, options).unwrap();
+                    for (first, second) in cases {
+                        let own = bytes([first, second][rank]);
+                        let gathered = gather(&group, &own, 4).unwrap();
+                        assert_eq!(gathered, [bytes(first), bytes(second)]);
+                    }
+                });
+            }
+        });
+    }
 }

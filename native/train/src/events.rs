@@ -1,7 +1,7 @@
 //! Progress as rank 0 tells it: numbered files in the attempt's directory.
 
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use flambeau_data::Store;
@@ -66,25 +66,30 @@ pub struct Progress {
 /// one file a second. A thread does the writing, so that a slow store does not slow the steps.
 pub(crate) struct EventWriter {
     sender: Option<Sender<Event>>,
-    thread: Option<JoinHandle<Result<(), String>>>,
+    written: Option<Receiver<Result<(), String>>>,
+    /// How long the last write may take.
+    limit: Duration,
     last_progress: Option<Instant>,
 }
 
 impl EventWriter {
-    /// A writer into `directory`. Nothing is written before the first event.
-    pub(crate) fn new(store: Store, directory: String) -> EventWriter {
+    /// A writer into `directory`, which is waited for no longer than `limit` in the end. Nothing is written before the first
+    /// event.
+    pub(crate) fn new(store: Store, directory: String, limit: Duration) -> EventWriter {
         let (sender, receiver) = mpsc::channel();
+        let (done, written) = mpsc::channel();
         let spawned = thread::Builder::new()
             .name("flambeau-events".into())
-            .spawn(move || write_all(&store, &directory, &receiver));
+            .spawn(move || drop(done.send(write_all(&store, &directory, &receiver))));
         // Without the thread there is no progress to see, which is no reason not to train.
-        let (sender, thread) = match spawned {
-            Ok(thread) => (Some(sender), Some(thread)),
+        let (sender, written) = match spawned {
+            Ok(_) => (Some(sender), Some(written)),
             Err(_) => (None, None),
         };
         EventWriter {
             sender,
-            thread,
+            written,
+            limit,
             last_progress: None,
         }
     }
@@ -107,18 +112,27 @@ impl EventWriter {
         due
     }
 
-    /// Waits for the events to be written. The store's own deadlines bound the wait.
+    /// Waits for the events to be written, for no longer than the writer's limit.
     ///
     /// # Errors
     ///
     /// Why events could not be written; training is none the worse for it.
     pub(crate) fn close(&mut self) -> Result<(), String> {
         self.sender = None;
-        match self.thread.take().map(JoinHandle::join) {
-            Some(Ok(result)) => result,
-            Some(Err(_)) => Err("the thread that writes events panicked".into()),
-            None => Ok(()),
-        }
+        let Some(written) = self.written.take() else {
+            return Ok(());
+        };
+        written
+            .recv_timeout(self.limit)
+            .unwrap_or_else(|error| match error {
+                RecvTimeoutError::Timeout => Err(format!(
+                    "progress could not be written: the store has not ended a write in {:.1?}",
+                    self.limit
+                )),
+                RecvTimeoutError::Disconnected => {
+                    Err("the thread that writes events panicked".into())
+                }
+            })
     }
 }
 

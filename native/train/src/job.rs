@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::fmt;
 use std::ops::Deref;
 
-use flambeau_data::DatasetSpec;
+use flambeau_data::{DataError, DatasetSpec, Store};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::bounds;
+use crate::digest;
 use crate::error::JobError;
 use crate::monitor::Monitor;
 use crate::params::{self, Precision, TrainingParams};
@@ -142,8 +143,13 @@ impl TrainingJob {
     }
 
     /// What all ranks must have alike, by name, for `GroupOptions::terms`: each param but those that concern one machine,
-    /// the attempt, the data, and of a program what is not its place on this rank's machine.
-    pub fn terms(&self) -> Vec<(String, String)> {
+    /// the attempt, the data, and of a program what is not its place on this rank's machine: its files' SHA-256 stand for
+    /// them.
+    ///
+    /// # Errors
+    ///
+    /// What the store says of a program's file.
+    pub fn terms(&self, store: &Store) -> Result<Vec<(String, String)>, DataError> {
         const OF_ONE_MACHINE: [&str; 3] = ["memoryBudget", "numThreads", "verbose"];
         let json = |value: Result<Value, _>| value.expect("a job is JSON");
         let params = json(serde_json::to_value(&self.params));
@@ -155,26 +161,28 @@ impl TrainingJob {
             .map(|(name, value)| (name.clone(), value.to_string()))
             .collect();
         let program = self.program.as_ref();
+        let digest_of = |uri: &String| store.get(uri).map(|bytes| digest::of_bytes(&bytes));
         let loss = program.map(|program| match &program.loss {
-            LossSpec::Named(loss) => json(serde_json::to_value(loss)),
-            LossSpec::Scripted(_) => "a script".into(),
+            LossSpec::Named(loss) => Ok(json(serde_json::to_value(loss))),
+            LossSpec::Scripted(loss) => digest_of(&loss.script).map(Value::from),
         });
         let optimizer = program.map(|program| json(serde_json::to_value(&program.optimizer)));
-        let weights = program.map(|program| {
-            let weights = program.weights.as_ref();
-            (program.form, weights.map(|weights| &weights.sha256))
+        let files = program.map(|program| {
+            let weights = program.weights.as_ref().map(|weights| &weights.sha256);
+            let train = program.train.as_ref().map(digest_of).transpose()?;
+            Ok((program.form, weights, digest_of(&program.eval)?, train))
         });
         let metrics = program.map(|program| &program.metrics);
         let others = [
             ("data", json(serde_json::to_value(&self.data))),
             ("attempt", json(serde_json::to_value(&self.attempt))),
-            ("program", json(serde_json::to_value(weights))),
-            ("loss", json(serde_json::to_value(loss))),
+            ("program", json(serde_json::to_value(files.transpose()?))),
+            ("loss", json(serde_json::to_value(loss.transpose()?))),
             ("optimizer", json(serde_json::to_value(optimizer))),
             ("metrics", json(serde_json::to_value(metrics))),
         ];
         terms.extend(others.map(|(name, value)| (name.into(), value.to_string())));
-        terms
+        Ok(terms)
     }
 
     /// The job as JSON, every param written out.

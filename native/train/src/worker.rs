@@ -1,5 +1,6 @@
 //! The training of one rank, from its job to its result.
 
+use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,6 +30,10 @@ use crate::schedule::Schedule;
 use crate::step::{StepPlan, StepSettings, Stepper};
 use crate::sums::LossTotals;
 use crate::weights::LocalWeights;
+
+/// How many times `collectiveTimeout` a checkpoint's write may take: it may well be slower than any step, but an hour by default
+/// is as good as for ever.
+const CHECKPOINT_TIMEOUTS: u32 = 6;
 
 /// The training of one rank.
 pub struct Worker<'a> {
@@ -77,33 +82,36 @@ impl<'a> Worker<'a> {
             epoch: None,
             step: None,
         };
-        // Closing it waits for the other ranks, so a rank that fails tells them before.
-        let mut nccl = None;
-        self.train(&mut place, &mut nccl).map_err(|cause| {
-            let rank = group.rank();
-            let host = group.host_of(rank).to_string();
-            let error = TrainError {
-                rank,
-                host,
-                epoch: place.epoch,
-                step: place.step,
-                cause: Box::new(cause),
-            };
-            let is_aborted = matches!(&*error.cause,
+        // Closing the one waits for the other ranks, and dropping the other for the store's answers to what was asked ahead. So
+        // a rank that fails tells them before.
+        let (mut nccl, mut run) = (None, None);
+        self.train(&mut place, &mut nccl, &mut run)
+            .map_err(|cause| {
+                let rank = group.rank();
+                let host = group.host_of(rank).to_string();
+                let error = TrainError {
+                    rank,
+                    host,
+                    epoch: place.epoch,
+                    step: place.step,
+                    cause: Box::new(cause),
+                };
+                let is_aborted = matches!(&*error.cause,
                 Cause::Collective(source) if matches!(**source, CollectiveError::Aborted { .. }));
-            // What all ranks find by themselves needs no abort, which could overtake it on a slower rank.
-            if !is_aborted && !error.cause.is_common() {
-                group.abort(&error.cause.to_string());
-            }
-            error
-        })
+                // What all ranks find by themselves needs no abort, which could overtake it on a slower rank.
+                if !is_aborted && !error.cause.is_common() {
+                    group.abort(&error.cause.to_string());
+                }
+                error
+            })
     }
 
-    /// `nccl` takes the group of the ranks' GPUs, which is to outlive the call.
+    /// `nccl` takes the group of the ranks' GPUs, and `run` the training; both are to outlive the call.
     fn train(
         self,
         place: &mut Place,
         nccl: &mut Option<NcclGroup>,
+        run: &mut Option<Run<'a>>,
     ) -> Result<TrainingResult, Cause> {
         let Worker {
             job,
@@ -197,21 +205,24 @@ impl<'a> Worker<'a> {
                 reason: "its gradients were compressed with other params".into(),
             });
         }
+        let timeout = Duration::from_secs_f64(job.params.collective_timeout);
         let events = (rank == 0).then(|| {
-            EventWriter::new(store.clone(), format!("{}/events", job.attempt.directory()))
+            let directory = format!("{}/events", job.attempt.directory());
+            EventWriter::new(store.clone(), directory, timeout)
         });
         let checkpoints = CheckpointWriter::new(
             store.clone(),
             &job.attempt,
             resumed.as_deref(),
             job.params.keep_checkpoints,
+            timeout.saturating_mul(CHECKPOINT_TIMEOUTS),
         );
         let num_rows = datasets.train.num_rows;
         let num_validation_rows = datasets
             .validation
             .as_ref()
             .map_or(0, |dataset| dataset.num_rows);
-        let mut run = Run {
+        let run = run.insert(Run {
             job,
             group,
             stepper,
@@ -227,7 +238,7 @@ impl<'a> Worker<'a> {
             checkpoints,
             // All ranks find these alike.
             warnings: if rank == 0 { warnings } else { vec![] },
-        };
+        });
         run.epochs(place)?;
 
         let model = &mut *run.stepper.model;
@@ -247,14 +258,14 @@ impl<'a> Worker<'a> {
             run.warnings.extend(events.close().err());
         }
         Ok(TrainingResult {
-            history: run.history,
+            history: mem::take(&mut run.history),
             weights,
             num_rows,
             num_validation_rows,
             num_steps: run.position.step,
             world_size,
             seconds: began.elapsed().as_secs_f64(),
-            warnings: run.warnings,
+            warnings: mem::take(&mut run.warnings),
         })
     }
 }

@@ -16,12 +16,8 @@ use crate::training;
 /// Tries the program of the job in that file, or in the first line of standard input where it is `-`, and prints what came of
 /// it in one JSON line; returns the exit status.
 pub(crate) fn main(job: &str) -> i32 {
-    let lines = match Lines::take_stdout() {
-        Ok(lines) => lines,
-        Err(error) => {
-            eprintln!("flambeau-worker: standard output cannot be used: {error}");
-            return 1;
-        }
+    let Some(lines) = Lines::take_stdout() else {
+        return 1;
     };
     i32::from(training::conclude(&lines, 0, || check(job)).is_err())
 }

@@ -68,13 +68,10 @@ enum Meeting {
 
 /// Trains under a launcher on one of the GPUs that it was assigned, if it was; returns the exit status.
 pub(crate) fn main(gpus: Option<Vec<String>>) -> i32 {
-    let lines = match Lines::take_stdout() {
-        Ok(lines) => Arc::new(lines),
-        Err(error) => {
-            eprintln!("flambeau-worker: standard output cannot be used: {error}");
-            return 1;
-        }
+    let Some(lines) = Lines::take_stdout() else {
+        return 1;
     };
+    let lines = Arc::new(lines);
     // What the process exits with when standard input ends.
     let status = Arc::new(AtomicI32::new(1));
     let outcome = match first_line() {

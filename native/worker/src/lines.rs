@@ -61,8 +61,15 @@ pub(crate) struct Lines {
 
 impl Lines {
     /// Takes standard output for lines alone: what else writes to file descriptor 1 from here on, such as a native library
-    /// that prints, goes to standard error.
-    pub(crate) fn take_stdout() -> io::Result<Lines> {
+    /// that prints, goes to standard error. `None` where that cannot be done, which is told there.
+    pub(crate) fn take_stdout() -> Option<Lines> {
+        let told = |error: &io::Error| {
+            eprintln!("flambeau-worker: standard output cannot be used: {error}");
+        };
+        Lines::try_take_stdout().inspect_err(told).ok()
+    }
+
+    fn try_take_stdout() -> io::Result<Lines> {
         let (stdout, stderr) = (io::stdout().as_raw_fd(), io::stderr().as_raw_fd());
         // SAFETY: duplicating a descriptor touches no memory.
         let kept = unsafe { libc::fcntl(stdout, libc::F_DUPFD_CLOEXEC, 3) };

@@ -19,13 +19,10 @@ const SECRET: &str = "FLAMBEAU_SECRET";
 
 /// Trains one rank; returns the exit status. A failure is told on standard error too.
 pub(crate) fn main(arguments: &TrainArguments) -> i32 {
-    let lines = match Lines::take_stdout() {
-        Ok(lines) => Arc::new(lines),
-        Err(error) => {
-            eprintln!("flambeau-worker: standard output cannot be used: {error}");
-            return 1;
-        }
+    let Some(lines) = Lines::take_stdout() else {
+        return 1;
     };
+    let lines = Arc::new(lines);
     let outcome = training::conclude(&lines, arguments.rank, || train(arguments, &lines));
     if let Err(failure) = &outcome {
         let Failure { rank, host, .. } = failure;

@@ -59,18 +59,19 @@ pub(crate) fn train(
 ) -> Result<TrainingResult, Failure> {
     let rank = settings.rank;
     let early = |cause: Cause| Failure::early(rank, cause);
-    let options = GroupOptions {
-        secret: settings.secret,
-        bind_address: settings.bind_address,
-        transport: transport(rank, &settings.transport)?,
-        timeout: Duration::from_secs_f64(job.params.collective_timeout),
-        terms: job.terms(),
-        heartbeat_timeout: Duration::from_secs_f64(job.params.heartbeat_timeout),
-        ..GroupOptions::default()
-    };
+    let transport = transport(rank, &settings.transport)?;
     let store = Store::new(&job.store).map_err(|error| early(error.into()))?;
     let mut model = flambeau_torch::build(&job, &store)
         .map_err(|error| early(Cause::Model(Box::new(error))))?;
+    let options = GroupOptions {
+        secret: settings.secret,
+        bind_address: settings.bind_address,
+        transport,
+        timeout: Duration::from_secs_f64(job.params.collective_timeout),
+        terms: job.terms(&store).map_err(|error| early(error.into()))?,
+        heartbeat_timeout: Duration::from_secs_f64(job.params.heartbeat_timeout),
+        ..GroupOptions::default()
+    };
     let group = ProcessGroup::connect(rendezvous, options).map_err(|error| early(error.into()))?;
     flambeau_torch::set_num_threads(flambeau_train::num_threads(&job, &group));
     let hooks = Hooks {

@@ -92,6 +92,45 @@ fn silent_connections_keep_nobody_waiting() {
     assert!(started.elapsed() < 10 * SECOND, "{:?}", started.elapsed());
 }
 
+/// More ranks than connections are examined at a time, and all of them at the door when it opens.
+#[test]
+fn hundreds_of_ranks_meet() {
+    const RANKS: usize = 200;
+    let mut server = TcpRendezvous::new("127.0.0.1:0", 0, RANKS, SECRET, PATIENCE).unwrap();
+    let address = server.address().to_string();
+    thread::scope(|scope| {
+        for rank in 1..RANKS {
+            let address = &address;
+            scope.spawn(move || {
+                let mut rendezvous =
+                    TcpRendezvous::new(address, rank, RANKS, SECRET, PATIENCE).unwrap();
+                let gathered = rendezvous.all_gather(&[rank as u8]).unwrap();
+                assert_eq!(gathered.len(), RANKS);
+            });
+        }
+        let gathered = server.all_gather(&[0]).unwrap();
+        assert!(gathered.iter().map(|one| one[0]).eq(0..RANKS as u8));
+    });
+}
+
+/// Whoever was hung up on before an answer, for want of room or of threads, was not refused.
+#[test]
+fn a_rank_that_got_no_answer_comes_again() {
+    let address = held_address();
+    let listener = TcpListener::bind(&address).unwrap();
+    thread::scope(|scope| {
+        let member = scope.spawn(|| {
+            let mut rendezvous = TcpRendezvous::new(&address, 1, 2, SECRET, PATIENCE).unwrap();
+            rendezvous.all_gather(b"one").unwrap()
+        });
+        drop(listener.accept().unwrap());
+        drop(listener);
+        let mut server = TcpRendezvous::new(&address, 0, 2, SECRET, PATIENCE).unwrap();
+        assert_eq!(server.all_gather(b"zero").unwrap()[1], b"one");
+        assert_eq!(member.join().unwrap()[0], b"zero");
+    });
+}
+
 /// A straggler of another attempt, which holds the same secret, comes to the address that an attempt meets at.
 #[test]
 fn another_attempts_rank_is_a_stranger() {

@@ -141,6 +141,8 @@ pub(crate) fn child_uri(directory: &str, relative: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn local(uri: &str) -> String {
@@ -213,6 +215,36 @@ mod tests {
                 matches!(Location::parse(uri), Err(DataError::InvalidUri { .. })),
                 "{uri}"
             );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_given_is_read_or_refused(uri: String, scheme in "file|dbfs|s3a?|abfss?|gs", rest: String) {
+            for uri in [uri, format!("{scheme}:{rest}"), format!("{scheme}://{rest}")] {
+                if let Err(error) = Location::parse(&uri) {
+                    let is_refusal = matches!(
+                        error,
+                        DataError::InvalidUri { .. } | DataError::UnknownScheme { .. }
+                    );
+                    prop_assert!(is_refusal, "{uri:?}: {error}");
+                }
+            }
+        }
+
+        /// The names are those that a file can have, which a URI may have to escape.
+        #[test]
+        fn a_child_lies_in_its_directory(names in prop::collection::vec("[^/\\x00]{1,8}", 1..4)) {
+            prop_assume!(names.iter().all(|name| name != "." && name != ".."));
+            let relative = names.join("/");
+            for directory in ["/d x", "file:///d%20x/", "file:/d%20x"] {
+                prop_assert_eq!(local(&child_uri(directory, &relative)), format!("/d x/{}", &relative));
+            }
+            let uri = child_uri("s3://bucket/d", &relative);
+            if let Ok(Location::Remote { base, path, .. }) = Location::parse(&uri) {
+                prop_assert_eq!(base.as_str(), "s3://bucket");
+                prop_assert_eq!(path.as_ref(), format!("d/{}", &relative));
+            }
         }
     }
 

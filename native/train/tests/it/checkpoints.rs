@@ -371,7 +371,16 @@ fn a_damaged_checkpoint_is_passed_over_for_the_one_before_it() {
     damage(&Path::new(&newest).join("rank-1.bin"));
     check("within", &newest, &before);
 
-    damage(&Path::new(&newest).join("rank-1.bin"));
+    // One that cannot be read, as on a disk that is broken.
+    let part = Path::new(&newest).join("rank-1.bin");
+    let bytes = fs::read(&part).unwrap();
+    fs::remove_file(&part).unwrap();
+    fs::create_dir(&part).unwrap();
+    check("unreadable", &newest, &before);
+    fs::remove_dir(&part).unwrap();
+    fs::write(&part, bytes).unwrap();
+
+    damage(&part);
     let second = resume("second", &newest);
     let last = stop_at(&bench, &second, 2, &config(), 11).unwrap();
     damage(&Path::new(&last).join("rank-1.bin"));
@@ -431,6 +440,44 @@ fn a_slow_store_does_not_use_up_the_time_of_the_other_ranks() {
     }
     let newest = checkpoint::newest(&store, "s3://bucket/work", &["slow".into()]).unwrap();
     assert_eq!(newest.unwrap().step, 5);
+}
+
+/// Parts, markers and events alike; the weights are written.
+#[test]
+fn a_store_that_never_ends_a_write_is_a_warning() {
+    let bench = Bench::new(97, 0);
+    let bucket = Arc::new(Bucket {
+        slow: Some(("PUT", "attempts/stuck", Duration::from_secs(600))),
+        ..Bucket::default()
+    });
+    let store = Store::new(&bucket::serve(&bucket)).unwrap();
+    let mut job = bench.job(
+        "stuck",
+        json!({"numWorkers": 2, "batchSize": 12, "epochs": 3, "collectiveTimeout": 0.3}),
+        false,
+    );
+    job.attempt.work_dir = "s3://bucket/work".into();
+    let results = ranks_with(&group_options(), 2, |group| {
+        let mut model = TestModel::new(config(), group.rank());
+        Worker::new(
+            job.clone(),
+            group,
+            &mut model,
+            store.clone(),
+            Hooks::default(),
+        )
+        .run()
+    });
+    let warnings = &results[0].as_ref().unwrap().warnings;
+    let expected = [
+        "the checkpoint after 5 steps could not be written, and training goes on without it: rank 0: the store has not ended a \
+         write in 1.8s",
+        "the checkpoint after 10 steps could not be written, and training goes on without it: rank 0: the store has not ended \
+         an earlier write",
+        "progress could not be written: the store has not ended a write in 300.0ms",
+    ];
+    assert_eq!(*warnings, expected);
+    assert_eq!(results[1].as_ref().unwrap().warnings, [""; 0]);
 }
 
 #[test]

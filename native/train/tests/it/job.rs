@@ -1,7 +1,9 @@
 //! What a job may say.
 
+use std::collections::HashMap;
 use std::path::Path;
 
+use flambeau_data::Store;
 use flambeau_train::{FeaturesColumn, JobError, TrainingJob};
 use serde_json::{Value, json};
 
@@ -393,21 +395,30 @@ fn a_former_name_of_a_param_is_read() {
 /// What ranks compare when they meet: all of the job but what may differ from machine to machine.
 #[test]
 fn the_terms_of_a_job_name_what_differs() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (program, copy) = (file("program", "a program"), file("copy", "a program"));
+    let (other, script) = (file("other", "another"), file("script", "a script"));
+    let store = Store::new(&HashMap::new()).unwrap();
     let whole = |params: Value| {
         let mut value = job(params);
         value["program"] = json!({
             "form": "scripted",
-            "eval": "/tmp/a/program.pt",
-            "loss": {"name": "mse"},
+            "eval": program,
+            "loss": {"script": script},
             "optimizer": {"name": "sgd", "options": {"lr": 0.1}},
         });
         value
     };
     let differing = |change: &dyn Fn(&mut Value)| -> Vec<String> {
         let mut value = whole(json!({}));
-        let before = read(&value).unwrap().terms();
+        let before = read(&value).unwrap().terms(&store).unwrap();
         change(&mut value);
-        let after = read(&value).unwrap().terms();
+        let after = read(&value).unwrap().terms(&store).unwrap();
         assert_eq!(before.len(), after.len());
         let pairs = before.into_iter().zip(after);
         pairs
@@ -434,11 +445,25 @@ fn the_terms_of_a_job_name_what_differs() {
         differing(&|job| job["data"]["train"] = json!(["/data/part-1.parquet"])),
         ["data"]
     );
+    for loss in [json!({"script": other}), json!({"name": "mse"})] {
+        assert_eq!(
+            differing(&|job| job["program"]["loss"] = loss.clone()),
+            ["loss"]
+        );
+    }
+    assert_eq!(
+        differing(&|job| job["program"]["eval"] = json!(other)),
+        ["program"]
+    );
+    assert_eq!(
+        differing(&|job| job["program"]["train"] = json!(copy)),
+        ["program"]
+    );
     let none: [String; 0] = [];
     assert_eq!(
         differing(&|job| {
             job["params"] = json!({"numThreads": 2, "memoryBudget": 1 << 24, "verbose": 0});
-            job["program"]["eval"] = json!("/tmp/b/program.pt");
+            job["program"]["eval"] = json!(copy);
             job["store"] = json!({"aws_access_key_id": "another"});
         }),
         none
