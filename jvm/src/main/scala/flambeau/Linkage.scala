@@ -50,7 +50,9 @@ private[flambeau] object Linkage {
     loader.loadClass(name.replace('/', '.'))
 
   private def ancestors(owner: Class[_]): Seq[Class[_]] =
-    (owner +: (Option[Class[_]](owner.getSuperclass) ++ owner.getInterfaces).toSeq.flatMap(ancestors)).distinct
+    (owner +: (Option[Class[_]](owner.getSuperclass) ++ owner.getInterfaces).toSeq.flatMap(
+      ancestors
+    )).distinct
 
   private def descriptor(returned: Class[_], arguments: Array[Class[_]]): String =
     MethodType.methodType(returned, arguments).toMethodDescriptorString
@@ -66,7 +68,9 @@ private[flambeau] object Linkage {
             Linkage.descriptor(classOf[Unit], made.getParameterTypes) == descriptor
           )
         else if (descriptor.startsWith("("))
-          one.getDeclaredMethods.exists(method => method.getName == name && signature(method) == name + descriptor)
+          one.getDeclaredMethods.exists(method =>
+            method.getName == name && signature(method) == name + descriptor
+          )
         else one.getDeclaredFields.exists(_.getName == name)
       } || ancestors(classOf[Object]).flatMap(_.getDeclaredMethods).exists(_.getName == name)
   }

@@ -313,8 +313,8 @@ class ScoreSuite extends SparkSuite with AdaptiveSparkPlanHelper {
     /** Has other classes in the place of some of Spark's, or none. */
     class OtherSpark(others: Map[String, Option[Class[_]]]) extends ClassLoader(getClass.getClassLoader) {
       override def loadClass(name: String, resolve: Boolean): Class[_] = others.get(name) match {
-        case Some(other)                              => other.getOrElse(throw new ClassNotFoundException(name))
-        case None                                     => super.loadClass(name, resolve)
+        case Some(other) => other.getOrElse(throw new ClassNotFoundException(name))
+        case None        => super.loadClass(name, resolve)
       }
     }
     def missing(others: (String, Option[Class[_]])*): Option[String] =
