@@ -124,6 +124,29 @@ class LaunchSuite extends SparkSuite {
     assert(error.getMessage == s"workDir: ${native.getMessage}")
   }
 
+  test("a work directory without a scheme lies on Spark's default file system, but for Databricks' mounts") {
+    def uri(path: String): String = Cluster.workDirectory(spark, Some(path)).uri
+    assert(uri("/a/b c/") == "/a/b c")
+    assert(uri("work") == java.nio.file.Paths.get("work").toAbsolutePath.toString)
+    val hadoop = spark.sparkContext.hadoopConfiguration
+    hadoop.set("fs.elsewhere.impl", classOf[flambeau.jni.ElsewhereFileSystem].getName)
+    hadoop.set("fs.defaultFS", "elsewhere:///")
+    try {
+      val error = intercept[ParamException](uri("/a/b"))
+      assert(
+        error.getMessage.startsWith("workDir: the scheme `elsewhere` of elsewhere:/a/b is not supported")
+      )
+      assert(error.getMessage.endsWith(
+        "; /a/b lies there by fs.defaultFS, a path that all machines see is file:///..."
+      ))
+      for (stays <- Seq("/dbfs/a", "/Volumes/a/b", "s3://bucket/a")) assert(uri(stays) == stays)
+      assert(uri("file:/a/b") == "file:/a/b")
+    } finally {
+      hadoop.unset("fs.defaultFS")
+      hadoop.unset("fs.elsewhere.impl")
+    }
+  }
+
   test("a program is trained where it is the one that the driver placed") {
     val files = Seq("eval", "train", "loss").map(part =>
       part -> Files.write(Paths.get(path(part)), part.getBytes)
