@@ -1,8 +1,8 @@
 //! The memory that the tensors of a pickle count on.
 //!
-//! Torch 2.13 holds the sizes of each tensor that it loads against those of its storage, older ones do not, and all take the
-//! storage's size from the pickle: where that is more than the archive has, the tensor reaches beyond its memory. Nor does
-//! torch check the indices of sparse tensors and the scales of quantized ones.
+//! Torch 2.13 holds the sizes of each tensor that it loads against those of its storage, older ones do not, and all take
+//! the storage's size from the pickle: where that is more than the archive has, the tensor reaches beyond its memory. Nor
+//! does torch check the indices of sparse tensors and the scales of quantized ones.
 
 use std::collections::HashMap;
 
@@ -20,8 +20,8 @@ enum Value<'a> {
     Held(u64),
 }
 
-/// Refuses a pickle, as torch writes them, of which a storage is larger than its record in the archive, or a tensor reaches
-/// beyond its storage or is not dense.
+/// Refuses a pickle, as torch writes them, of which a storage is larger than its record in the archive, or a tensor
+/// reaches beyond its storage or is not dense.
 /// `size_of` gives the bytes of the record of a storage with that key, where there is one.
 pub(crate) fn check_storages(
     pickle: &[u8],
