@@ -85,8 +85,10 @@ class TcpRendezvous:
     def all_gather(self, payload: bytes) -> list[bytes]:
         """Gives every rank the payloads of all ranks, in rank order. All ranks call it equally often."""
 
-def check_script_file(name: str, data: bytes) -> None:
-    """Refuses a file of a TorchScript archive that has code for the load itself to run.
+def check_script_file(name: str, data: bytes, sizes: dict[str, int]) -> None:
+    """Refuses a file of a TorchScript archive that has code for the load itself to run, or tensors that are
+    larger than what the archive holds of them; `sizes` has the bytes of each of its files by its name in
+    lower case.
 
     Raises `flambeau.errors.DataError`.
     """

@@ -38,8 +38,9 @@ from flambeau import (
 )
 from flambeau._saved import weights as weights_module
 from flambeau._saved.directory import Directory
+from flambeau._saved.trust import check_pure
 from flambeau._saved.weights import WeightsRef, chunk_size, read_through_spark
-from flambeau.errors import ParamError
+from flambeau.errors import DataError, ParamError
 
 
 @pytest.fixture
@@ -275,6 +276,18 @@ def test_programs_that_do_more_than_compute_are_refused(no_pickles: SparkSession
     with_program(path, "scripted", impure["scripted"][0])
     TorchModel.load(str(path)).transform(frame).collect()
     assert written.exists()
+
+
+def test_tensors_that_reach_beyond_their_archive_are_refused() -> None:
+    whole, cut = io.BytesIO(), io.BytesIO()
+    torch.jit.save(torch.jit.script(fitted.Mlp()), whole)
+    check_pure("scripted", whole.getvalue())
+    with zipfile.ZipFile(whole) as source, zipfile.ZipFile(cut, "w") as target:
+        for name in source.namelist():
+            data = source.read(name)
+            target.writestr(name, data[:4] if name.endswith("/data/0") else data)
+    with pytest.raises(DataError, match=r"the storage 0 .* bytes, and the archive holds 4 of them"):
+        check_pure("scripted", cut.getvalue())
 
 
 def test_scripts_are_refused_where_the_session_says_so(spark: SparkSession, tmp_path: Path) -> None:

@@ -77,9 +77,16 @@ pub(crate) fn impure_operators(names: Vec<String>) -> Vec<String> {
     names
 }
 
-/// Refuses a file of a TorchScript archive that has code for the load itself to run. Raises `flambeau.errors.DataError`.
+/// Refuses a file of a TorchScript archive that has code for the load itself to run, or tensors that are larger than what
+/// the archive holds of them; `sizes` has the bytes of each of its files by its name in lower case. Raises
+/// `flambeau.errors.DataError`.
 #[pyfunction]
-pub(crate) fn check_script_file(py: Python<'_>, name: &str, data: &[u8]) -> PyResult<()> {
-    flambeau_train::check_script_file(name, data)
+pub(crate) fn check_script_file(
+    py: Python<'_>,
+    name: &str,
+    data: &[u8],
+    sizes: HashMap<String, u64>,
+) -> PyResult<()> {
+    flambeau_train::check_script_file(name, data, &sizes)
         .map_err(|reason| error::raise(py, "DataError", &reason, &[]))
 }

@@ -163,8 +163,10 @@ IValue pack(int kind, const ConstTensorPtr* tensors, const char* const* names, s
 }
 
 // The optimizing executor differentiates and fuses graphs by formulas of its own, which give other last bits than
-// eager torch. Without it every operator runs, and is recorded for backward, as in Python.
+// eager torch. Without it every operator runs, and is recorded for backward, as in Python. A script may set whether the
+// thread records; that ends with the call.
 IValue run(Module& module, std::vector<IValue> inputs) {
+  at::AutoGradMode as_before(at::GradMode::is_enabled());
   torch::jit::GraphOptimizerEnabledGuard unoptimized(false);
   return module.forward(std::move(inputs));
 }
@@ -239,12 +241,15 @@ class Hollow {
 
 extern "C" {
 
-// Gives the files of an archive that may hold code, as a load finds them.
+// Gives the names and sizes of the files of an archive, and the bytes of those that may hold code, as a load finds them.
 char* flambeau_script_files(const char* data, size_t size, void* context, Take take) {
   return guarded([&] {
     caffe2::serialize::PyTorchStreamReader reader(std::make_shared<MemoryReader>(data, size));
     for (const auto& name : reader.getAllRecords()) {
-      if (!may_hold_code(name)) continue;
+      if (!may_hold_code(name)) {
+        take(context, name.data(), name.size(), nullptr, reader.getRecordSize(name));
+        continue;
+      }
       const auto [bytes, num_bytes] = reader.getRecord(name);
       take(context, name.data(), name.size(), static_cast<const char*>(bytes.get()), num_bytes);
     }

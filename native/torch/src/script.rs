@@ -1,5 +1,6 @@
 //! TorchScript archives as programs, and as losses.
 
+use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -153,19 +154,7 @@ impl ScriptProgram {
     ///
     /// [`TorchError::Param`] where the load, or any function of the archive, could do more.
     pub(crate) fn load_pure(bytes: &[u8]) -> Result<ScriptProgram, TorchError> {
-        let mut files = Taken::default();
-        // SAFETY: the bytes and what takes the files are read during the call only.
-        check(unsafe {
-            flambeau_script_files(
-                bytes.as_ptr().cast(),
-                bytes.len(),
-                (&raw mut files).cast(),
-                Taken::take,
-            )
-        })?;
-        for (name, bytes) in &files.0 {
-            check_script_file(name, bytes).map_err(TorchError::Param)?;
-        }
+        check_files(bytes)?;
         let program = ScriptProgram::load(bytes)?;
         check_operators(&program.operators()?)?;
         Ok(program)
@@ -178,7 +167,7 @@ impl ScriptProgram {
         check(unsafe {
             flambeau_script_operators(self.raw, (&raw mut found).cast(), Taken::take)
         })?;
-        Ok(found.0.into_iter().map(|(name, _)| name).collect())
+        Ok(found.0.into_iter().map(|(name, _, _)| name).collect())
     }
 
     /// Calls `forward(output, label)` of a loss: with a tuple where there are several labels, with the output alone
@@ -358,9 +347,34 @@ impl Drop for RawOutputs {
     }
 }
 
-/// What C++ gave by a [`Take`]: names and bytes.
+/// Refuses an archive of torch's, a program or saved tensors, with code that a load runs, or with tensors that are larger than
+/// what it holds of them.
+pub(crate) fn check_files(archive: &[u8]) -> Result<(), TorchError> {
+    let mut files = Taken::default();
+    // SAFETY: the bytes and what takes the files are read during the call only.
+    check(unsafe {
+        flambeau_script_files(
+            archive.as_ptr().cast(),
+            archive.len(),
+            (&raw mut files).cast(),
+            Taken::take,
+        )
+    })?;
+    let mut sizes: HashMap<String, u64> = HashMap::new();
+    for (name, _, size) in &files.0 {
+        let known = sizes.entry(name.to_ascii_lowercase()).or_insert(*size);
+        *known = (*known).min(*size);
+    }
+    let files = files.0.iter();
+    files
+        .filter_map(|(name, bytes, _)| Some((name, bytes.as_ref()?)))
+        .try_for_each(|(name, bytes)| check_script_file(name, bytes, &sizes))
+        .map_err(TorchError::Param)
+}
+
+/// What C++ gave by a [`Take`]: names, and bytes where it gave them and not their number alone.
 #[derive(Default)]
-struct Taken(Vec<(String, Vec<u8>)>);
+struct Taken(Vec<(String, Option<Vec<u8>>, u64)>);
 
 impl Taken {
     extern "C" fn take(
@@ -375,12 +389,10 @@ impl Taken {
             let name = slice::from_raw_parts(name.cast(), length);
             (&mut *context.cast::<Taken>(), String::from_utf8_lossy(name))
         };
-        let bytes = match data.is_null() {
-            true => vec![],
-            // SAFETY: the data have so many bytes, which live during the call.
-            false => unsafe { slice::from_raw_parts(data.cast::<u8>(), size).to_vec() },
-        };
-        taken.0.push((name.into_owned(), bytes));
+        // SAFETY: the data have so many bytes, which live during the call.
+        let bytes = (!data.is_null())
+            .then(|| unsafe { slice::from_raw_parts(data.cast::<u8>(), size).to_vec() });
+        taken.0.push((name.into_owned(), bytes, size as u64));
     }
 }
 

@@ -773,6 +773,22 @@ fn older_layouts_are_read() {
     });
     let error = exported::load(&pickled, None).err().unwrap().to_string();
     assert!(error.contains("data/weights/model.pt: "), "{error}");
+    // Storages of which the archive holds no bytes.
+    let hollowed = edited(&archive("mlp", "2.8"), |name, data| {
+        Some(if name.ends_with("weights/model.pt") {
+            edited(&data, |inner, data| {
+                Some(if inner.contains("/data/") {
+                    vec![0; 4]
+                } else {
+                    data
+                })
+            })
+        } else {
+            data
+        })
+    });
+    let error = exported::load(&hollowed, None).err().unwrap().to_string();
+    assert!(error.contains("and the archive holds 4 of them"), "{error}");
 }
 
 #[test]

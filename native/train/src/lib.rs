@@ -33,6 +33,7 @@ mod scaler;
 mod schedule;
 mod staging;
 mod step;
+mod storages;
 mod sums;
 mod usage;
 mod weights;

@@ -3,10 +3,13 @@
 //! A saved program is run by whoever loads it. One that calls the operators of `pure_operators.txt` alone cannot do more than
 //! compute. Exported graphs name their operators, and loading one runs none. A TorchScript archive holds source code, of
 //! which a load runs the defaults of arguments, the constants of classes and `__setstate__`: [`check_script_file`] makes sure
-//! that there is nothing in them to run, so that the graphs can be loaded and their operators looked at.
+//! that there is nothing in them to run, so that the graphs can be loaded and their operators looked at, and that its tensors
+//! reach no further than their memory.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::OnceLock;
+
+use crate::storages::check_storages;
 
 /// Whether an operator, such as `aten::add` or `prim::If`, computes and does nothing else.
 pub fn is_pure_operator(name: &str) -> bool {
@@ -35,13 +38,19 @@ fn pure_operators() -> &'static HashSet<String> {
     })
 }
 
-/// Refuses a file of a TorchScript archive that has code for the load itself to run. `name` is that in the archive; files
-/// other than sources, pickles and JSON hold none.
+/// Refuses a file of a TorchScript archive, or of one of `torch.save`, that has code for the load itself to run, or tensors
+/// that are larger than what the archive holds of them. `name` is that in the archive; files other than sources, pickles
+/// and JSON hold neither. `sizes` has the bytes of each file of the archive by its name in lower case, the least where several
+/// have that name.
 ///
 /// # Errors
 ///
-/// What there is to run.
-pub fn check_script_file(name: &str, bytes: &[u8]) -> Result<(), String> {
+/// What there is to run, or which tensor it is.
+pub fn check_script_file(
+    name: &str,
+    bytes: &[u8],
+    sizes: &HashMap<String, u64>,
+) -> Result<(), String> {
     // Names in archives are found whatever their case.
     let lower = name.to_ascii_lowercase();
     let found = if lower == "model.json" {
@@ -50,6 +59,13 @@ pub fn check_script_file(name: &str, bytes: &[u8]) -> Result<(), String> {
         check_source(bytes)
     } else if lower.ends_with(".pkl") && has(bytes, b"torch.classes") {
         Err("it holds an object of a class of C++".to_string())
+    } else if lower == "data.pkl" || lower == "constants.pkl" {
+        let folder = lower.trim_end_matches(".pkl");
+        check_storages(bytes, |key| {
+            sizes
+                .get(&format!("{folder}/{key}").to_ascii_lowercase())
+                .copied()
+        })
     } else {
         Ok(())
     };
@@ -262,7 +278,7 @@ mod tests {
     }
 
     fn source(text: &str) -> Result<(), String> {
-        check_script_file("code/__torch__.py", text.as_bytes())
+        check_script_file("code/__torch__.py", text.as_bytes(), &HashMap::new())
     }
 
     #[test]
@@ -286,7 +302,7 @@ mod tests {
 "#,
         )
         .unwrap();
-        check_script_file("data/0", b"torch.classes def f(x=g()):").unwrap();
+        check_script_file("data/0", b"torch.classes def f(x=g()):", &HashMap::new()).unwrap();
     }
 
     #[test]
@@ -324,7 +340,7 @@ mod tests {
             ("data.pkl", b"c__torch__.torch.classes.quantized\nX\n"),
             ("CODE/A.PY", b"def f(x=g()):"),
         ] {
-            check_script_file(name, bytes).unwrap_err();
+            check_script_file(name, bytes, &HashMap::new()).unwrap_err();
         }
     }
 }

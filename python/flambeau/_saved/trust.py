@@ -56,9 +56,13 @@ def check_pure(form: str, data: bytes) -> None:
 
     try:
         reader = torch._C.PyTorchFileReader(io.BytesIO(data))
+        sizes: dict[str, int] = {}
+        for name in reader.get_all_records():
+            size = len(reader.get_record(name))
+            sizes[name.lower()] = min(size, sizes.get(name.lower(), size))
         for name in reader.get_all_records():
             if name.lower().endswith((".py", ".pkl", ".json")):
-                _native.check_script_file(name, bytes(reader.get_record(name)))
+                _native.check_script_file(name, bytes(reader.get_record(name)), sizes)
         # What a load itself runs is known to be nothing now.
         unit: Any = torch._C.CompilationUnit()
         read_module: Any = torch._C.import_ir_module_from_buffer

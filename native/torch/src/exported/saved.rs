@@ -7,11 +7,13 @@ use std::slice;
 use tch::Tensor;
 
 use super::dispatch::check;
+use crate::script::check_files;
 
 /// The tensors of a dict, by name. `Err` says why the bytes hold none; of no bytes the dict is empty.
 pub(super) fn saved_tensors(bytes: &[u8]) -> Result<HashMap<String, Tensor>, String> {
     let mut tensors = HashMap::new();
     if !bytes.is_empty() {
+        check_files(bytes).map_err(|error| error.to_string())?;
         let context: *mut c_void = (&raw mut tensors).cast();
         // SAFETY: the bytes and the map outlive the call, which gives the map to `take` and to nothing else.
         check(unsafe {

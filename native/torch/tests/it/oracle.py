@@ -448,6 +448,35 @@ def with_source(path, old, new):
             archive.writestr(entry, data.replace(old, new) if entry.endswith(".py") else data)
 
 
+def with_pickle(path, target, old, new):
+    """The archive at another path with other bytes in its pickle."""
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(target, "w") as changed:
+        for entry in archive.namelist():
+            data = archive.read(entry)
+            assert not entry.endswith("data.pkl") or data.count(old) == 1
+            changed.writestr(entry, data.replace(old, new) if entry.endswith("data.pkl") else data)
+
+
+def unbounded(directory):
+    """A program of one parameter of three float32, and it with tensors that reach beyond what the archive holds."""
+    save(Scale(3), directory / "bounded.pt")
+    # The elements of the storage, the offset, the sizes and the strides; numbers of a byte and of two.
+    whole = b"K\x03tQq\x07K\x00(K\x03t(K\x01t"
+    for name, other in {
+        "storage": b"M\x00\x10tQq\x07K\x00(M\x00\x10t(K\x01t",
+        "sizes": b"K\x03tQq\x07K\x00(M\x00\x10t(K\x01t",
+        "strides": b"K\x03tQq\x07K\x00(K\x03t(M\x00\x10t",
+        "offset": b"K\x03tQq\x07M\x00\x10(K\x03t(K\x01t",
+    }.items():
+        with_pickle(directory / "bounded.pt", directory / f"unbounded-{name}.pt", whole, other)
+
+
+class Unrecorded(torch.nn.Module):
+    def forward(self, x):
+        torch.set_grad_enabled(False)
+        return x
+
+
 def impure(directory):
     """Programs that write the file `written`, each at another time."""
     written = str(directory / "written")
@@ -462,6 +491,8 @@ def impure(directory):
 def make(directory):
     torch.set_num_threads(1)
     impure(directory)
+    unbounded(directory)
+    save(Unrecorded(), directory / "unrecorded.pt")
     save(Elsewhere(), directory / "elsewhere.pt")
     save(OnThePresentGpu(), directory / "on-the-present-gpu.pt")
     for width in (1, 3):

@@ -1,7 +1,8 @@
 //! Which programs are data.
 
-use flambeau_torch::{ScriptProgram, check_pure};
+use flambeau_torch::{Program, ScriptProgram, check_pure};
 use flambeau_train::ProgramForm;
+use tch::{Device, Kind, Tensor};
 
 use crate::support::path;
 
@@ -42,4 +43,35 @@ fn programs_that_write_files_are_refused_before_they_do() {
         assert!(path("written").exists(), "{name}");
         std::fs::remove_file(path("written")).unwrap();
     }
+}
+
+#[test]
+fn tensors_that_reach_beyond_the_archive_are_refused() {
+    check("bounded.pt").unwrap();
+    for (what, said) in [
+        (
+            "storage",
+            "the storage 0 is to have 16384 bytes, and the archive holds 12",
+        ),
+        ("sizes", "sizes [4096], strides [1] and offset 0"),
+        ("strides", "sizes [3], strides [4096] and offset 0"),
+        ("offset", "sizes [3], strides [1] and offset 4096"),
+    ] {
+        let error = check(&format!("unbounded-{what}.pt")).unwrap_err();
+        assert!(error.contains(said), "{error}");
+    }
+    // Torch refuses the others, and loads this one.
+    let bytes = |what| std::fs::read(path(&format!("unbounded-{what}.pt"))).unwrap();
+    ScriptProgram::load(&bytes("storage")).unwrap();
+    for what in ["sizes", "strides", "offset"] {
+        assert!(ScriptProgram::load(&bytes(what)).is_err(), "{what}");
+    }
+}
+
+#[test]
+fn a_program_leaves_the_threads_mode_as_it_was() {
+    let program = ScriptProgram::load(&std::fs::read(path("unrecorded.pt")).unwrap()).unwrap();
+    let x = Tensor::ones([2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+    program.forward(&[x.shallow_clone()], false).unwrap();
+    assert!((x * 2.0).requires_grad());
 }

@@ -180,11 +180,20 @@ private[flambeau] object Cluster {
   /** The work directory of a fit: the given one, or a temporary one in local mode. */
   def workDirectory(spark: SparkSession, path: Option[String]): WorkDirectory = path match {
     case Some(location) =>
-      for (scheme <- StoredFile.schemeOf(location) if !Schemes.contains(scheme))
+      // Databricks mounts these, whatever its default file system is.
+      val stays = WorkDirectory.hasScheme(location) || location.matches("/(dbfs|Volumes)/.*")
+      val qualified = if (stays) None else Some(Directory.qualified(spark, location))
+      val uri = qualified.fold(location)(_.toString)
+      for (scheme <- StoredFile.schemeOf(uri) if !Schemes.contains(scheme)) {
+        val wayOut =
+          if (stays) ""
+          else s"; $location lies there by fs.defaultFS, a path that all machines see is file:///..."
         throw new ParamException(
-          s"workDir: the scheme `$scheme` of $location is not supported; supported: local paths, ${Schemes.mkString(", ")}"
+          s"workDir: the scheme `$scheme` of $uri is not supported; supported: local paths, ${Schemes.mkString(", ")}$wayOut"
         )
-      WorkDirectory(WorkDirectory.absolute(location), Settings.of(spark))
+      }
+      val path = qualified.map(_.toUri).filter(_.getScheme == "file").fold(uri)(_.getPath)
+      WorkDirectory(WorkDirectory.absolute(path), Settings.of(spark))
     case None if isLocal(spark) => WorkDirectory(WorkDirectory.temporary, Settings.of(spark))
     case None =>
       throw new ParamException(

@@ -41,7 +41,7 @@ private[flambeau] object Columns {
       )
     for (((name, columns), (shape, dtype)) <- grouped.zip(shapes.zip(types))) yield {
       val tensor = resolveTensor(schema, name, columns, Some(dtype).filter(_ != "auto"), Role.Input)
-      withShape(schema, tensor, shape)
+      withShape(tensor, shape)
     }
   }
 
@@ -146,15 +146,9 @@ private[flambeau] object Columns {
     }
 
   /** The tensor with the shape that inputShapes gives it; an empty one leaves it. */
-  private def withShape(schema: StructType, tensor: TensorColumns, shape: Seq[Int]): TensorColumns = {
-    val field = findField(schema, tensor.columns.head, "input")
-    if (shape.isEmpty) {
-      if (tensor.columns.length == 1 && depth(field.dataType) > 1)
-        throw new ParamException(
-          s"column '${field.name}' is ${typeName(field.dataType)}: give the shape of one row in inputShapes"
-        )
-      tensor
-    } else {
+  private def withShape(tensor: TensorColumns, shape: Seq[Int]): TensorColumns = {
+    if (shape.isEmpty) tensor
+    else {
       for (known <- tensor.shape if known.product != shape.product)
         throw new ParamException(
           s"inputShapes gives ${Check.show(shape)} (${shape.product} numbers) to input '${tensor.name}', " +

@@ -19,7 +19,7 @@ private[flambeau] final class Directory(spark: SparkSession, location: String) {
 
   private val settings = Settings.of(spark)
   private val configuration = spark.sparkContext.hadoopConfiguration
-  private val root = fileSystem(configuration, location).makeQualified(new Path(location))
+  private val root = qualified(spark, location)
 
   /** The directory as messages name it. */
   val path: String = location.replaceAll("/+$", "")
@@ -116,6 +116,10 @@ private[flambeau] final class Directory(spark: SparkSession, location: String) {
 private[flambeau] final case class SavedFile(size: Long, sha256: String)
 
 private[flambeau] object Directory {
+
+  /** The path as Spark's readers and writers understand it: one without a scheme lies on Spark's default file system. */
+  def qualified(spark: SparkSession, path: String): Path =
+    fileSystem(spark.sparkContext.hadoopConfiguration, path).makeQualified(new Path(path))
 
   private def fileSystem(configuration: Configuration, path: String): FileSystem =
     new Path(path).getFileSystem(configuration)

@@ -35,7 +35,7 @@ private[flambeau] object Expressions {
       at: String => Column = name => col(quoted(name))
   ): Seq[Column] = tensor.columns.map { name =>
     val field = Columns.findField(schema, name, role.name)
-    expression(at(name), field, tensor.dtype, role).as(name)
+    expression(at(name), field, tensor, role).as(name)
   }
 
   /** The name of Spark's type for the elements of a tensor. */
@@ -44,7 +44,8 @@ private[flambeau] object Expressions {
   /** A column's name as an expression that means this column, dots and all. */
   def quoted(name: String): String = "`" + name.replace("`", "``") + "`"
 
-  private def expression(column: Column, field: StructField, dtype: String, role: Role): Column = {
+  private def expression(column: Column, field: StructField, tensor: TensorColumns, role: Role): Column = {
+    val dtype = tensor.dtype
     val kind = Columns.element(field.dataType)
     val value = field.dataType match {
       case vector if Columns.isVector(vector) =>
@@ -53,7 +54,7 @@ private[flambeau] object Expressions {
         castArray(numbers, if (wide) DoubleType else FloatType, dtype, field.name)
       case array: ArrayType =>
         val flat = (1 until Columns.depth(array)).foldLeft(column)((nested, _) => flatten(nested))
-        castArray(flat, kind, dtype, field.name)
+        refuseOtherShapes(column, castArray(flat, kind, dtype, field.name), field, tensor.shape)
       case _ => cast(column, kind, dtype, field.name)
     }
     refuseMissing(column, value, field, dtype, role)
@@ -84,6 +85,27 @@ private[flambeau] object Expressions {
 
   private def asksForWhole(kind: DataType, dtype: String): Boolean =
     (dtype == "int64" || dtype == "bool") && Columns.isFloating(kind)
+
+  /** `value`, failing the query on nested arrays that are not of this shape; a shape of another number of dimensions is one
+    * for their numbers in their order.
+    */
+  private def refuseOtherShapes(
+      column: Column,
+      value: Column,
+      field: StructField,
+      shape: Option[Seq[Int]]
+  ): Column = {
+    def has(array: Column, sizes: Seq[Int]): Column = {
+      val right = size(array) === sizes.head
+      if (sizes.length == 1) right else right && forall(array, has(_, sizes.tail))
+    }
+    shape.filter(sizes => sizes.length > 1 && sizes.length == Columns.depth(field.dataType)).fold(value) {
+      sizes =>
+        val refused =
+          Refusal.raise(s"column '${field.name}' holds an array that is not of shape ${Check.show(sizes)}")
+        when(column.isNull || has(column, sizes), value).otherwise(refused)
+    }
+  }
 
   /** `value`, failing the query on rows that no tensor can be made of. */
   private def refuseMissing(

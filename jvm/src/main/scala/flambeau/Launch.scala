@@ -12,6 +12,7 @@ import scala.util.control.NonFatal
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
+import flambeau.jni.StoredFile
 import org.apache.spark.sql.SparkSession
 import org.apache.spark.{BarrierTaskContext, FutureAction, SparkException}
 import org.slf4j.LoggerFactory
@@ -20,6 +21,8 @@ import org.slf4j.LoggerFactory
   *
   * @param job
   *   the training job without its `attempt`
+  * @param code
+  *   the files of its program that lie where others than the driver may write
   * @param numGpus
   *   GPUs that Spark is asked for with each task, 0 or 1
   * @param slotTimeout
@@ -33,6 +36,7 @@ private[flambeau] final class Launch(
     spark: SparkSession,
     work: WorkDirectory,
     job: ObjectNode,
+    code: Map[String, StoredFile],
     numWorkers: Int,
     numGpus: Int,
     maxRestarts: Int,
@@ -77,7 +81,7 @@ private[flambeau] final class Launch(
     val place = MeetingPlace.of(work, id, Cluster.sharesMachine(spark))
     val outcomes =
       try {
-        val task = RankTask(whole.toString, newSecret(), work.settings, place)
+        val task = RankTask(whole.toString, code, newSecret(), work.settings, place)
         runStage(spark, task, numWorkers, numGpus)
       } finally progress.close()
     RankOutcome.firstCause(outcomes) match {

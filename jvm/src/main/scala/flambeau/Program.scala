@@ -45,6 +45,10 @@ private[flambeau] final case class Program(
     json
   }
 
+  /** The files that are run, by their part in the job's `program`. Weights are checked by who reads them. */
+  def code: Map[String, StoredFile] =
+    Map("eval" -> eval) ++ train.map("train" -> _) ++ lossScript.map("loss" -> _)
+
   /** The same with every file where `place` puts it, given the name that it may have in a directory of this program's. */
   def placed(place: (String, StoredFile) => StoredFile): Program = copy(
     eval = place("eval", eval),

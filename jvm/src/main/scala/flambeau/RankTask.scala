@@ -2,15 +2,19 @@ package flambeau
 
 import java.io.IOException
 import java.net.{InetAddress, UnknownHostException}
+import java.nio.file.Files
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
+import flambeau.jni.{NativeFiles, NativeLibrary, StoredFile}
 import org.apache.spark.{BarrierTaskContext, TaskKilledException}
 
 /** What each task of the barrier stage does: it starts a worker, speaks for it with the other tasks, and says how it ended.
   *
   * @param jobJson
   *   the training job
+  * @param code
+  *   the files of its program to check, by their part in it
   * @param secret
   *   base64 of what proves that ranks belong to the same attempt
   * @param settings
@@ -20,6 +24,7 @@ import org.apache.spark.{BarrierTaskContext, TaskKilledException}
   */
 private[flambeau] final case class RankTask(
     jobJson: String,
+    code: Map[String, StoredFile],
     secret: String,
     settings: Settings,
     meetingPlace: Option[String]
@@ -39,8 +44,10 @@ private[flambeau] final case class RankTask(
     val gather = meetingPlace.fold(context.allGather(_: String).toSeq)(new MeetingPlace(_, context).allGather)
     val rendezvous = new StageRendezvous(context, message => tasks.map(gather(message)))
     val outcome =
-      try withWorker(rank, TaskGpus.of(context))(
-          new Dialogue(context, rendezvous, tasks.map(dealt), rank).train
+      try withJob(job =>
+          withWorker(rank, TaskGpus.of(context))(
+            new Dialogue(context, rendezvous, tasks.map(dealt), rank, job).train
+          )
         )
       catch {
         case error @ (_: FlambeauException | _: IOException) =>
@@ -48,6 +55,26 @@ private[flambeau] final case class RankTask(
       }
     rendezvous.leave()
     outcome
+  }
+
+  /** Gives the job with the program's files as copies of this task's own. Throws StoreException where one is not what the
+    * driver wrote: what is in it is run.
+    */
+  private[flambeau] def withJob[T](use: JsonNode => T): T = {
+    val job = Json.parse(jobJson)
+    val folder = Files.createTempDirectory("flambeau-")
+    try {
+      for ((part, file) <- code) {
+        val copy = folder.resolve(part)
+        NativeLibrary.api(settings.get).storeGetToFile(settings.storeJson, file.uri, copy.toString)
+        if (StoredFile.hash(copy) != file.sha256)
+          throw new StoreException(s"${file.uri} is not the program that the driver wrote there")
+        val program = job.get("program").asInstanceOf[ObjectNode]
+        if (part == "loss") program.set[ObjectNode](part, Json.obj().put("script", copy.toString))
+        else program.put(part, copy.toString)
+      }
+      use(job)
+    } finally NativeFiles.remove(folder)
   }
 
   private def withWorker(rank: Int, gpus: Option[Seq[String]])(
@@ -64,7 +91,8 @@ private[flambeau] final case class RankTask(
       context: BarrierTaskContext,
       rendezvous: StageRendezvous,
       addresses: Seq[String],
-      rank: Int
+      rank: Int,
+      job: JsonNode
   ) {
 
     def train(worker: WorkerProcess): RankOutcome = {
@@ -89,7 +117,7 @@ private[flambeau] final case class RankTask(
 
     private def start: ObjectNode = Json
       .obj()
-      .set[ObjectNode]("job", Json.parse(jobJson))
+      .set[ObjectNode]("job", job)
       .put("rank", rank)
       .put("worldSize", addresses.size)
       .put("bindAddress", bindAddress(addresses, rank))

@@ -1,6 +1,6 @@
 package flambeau
 
-import flambeau.jni.{GpuSlots, InputBatch, Scorer, ScorerSpec}
+import flambeau.jni.{InputBatch, Scorer, ScorerSpec}
 import org.apache.spark.ml.linalg.Vectors
 import org.apache.spark.sql.functions.col
 import org.apache.spark.sql.types._
@@ -18,33 +18,34 @@ private[flambeau] object RowScoring {
   /** The configuration's key for the way in which `transform` scores: `operator`, the default, or `rows`. */
   val Key = "spark.flambeau.scoring"
 
-  /** What `operator` gives, or `rows` where the settings ask for that, or where the Spark that runs lacks what the operator
-    * is made of.
+  /** What the operator uses that the Spark that runs has not. */
+  private lazy val missing: Option[String] =
+    Linkage.missing("flambeau.Scoring$", getClass.getClassLoader)
+
+  /** Whether rows are scored so: where the settings ask for it, or where the Spark that runs lacks what the operator is made
+    * of. That is known before any of it runs, on the driver or on executors.
     */
-  def unless(settings: Settings)(operator: => DataFrame)(rows: => DataFrame): DataFrame =
+  def isChosen(settings: Settings, missing: => Option[String] = missing): Boolean =
     settings.get(Key).getOrElse("operator") match {
-      case "rows" => rows
+      case "rows" => true
       case "operator" =>
-        try operator
-        catch {
-          case error: LinkageError =>
-            log.warn(
-              s"this Spark has other internals than Flambeau was built for ($error): scoring row by row; set " +
-                s"$Key to 'rows' to do so without this warning"
-            )
-            rows
-        }
+        for (what <- missing)
+          log.warn(
+            s"this Spark has other internals than Flambeau was built for ($what): scoring row by row; set $Key to " +
+              "'rows' to do so without this warning"
+          )
+        missing.isDefined
       case other => throw new ParamException(s"$Key is '$other': give 'operator' or 'rows'")
     }
 
   def apply(
-      model: TorchModel,
-      outputs: Seq[(String, StructField)],
+      tensors: Seq[TensorColumns],
+      outputs: Seq[StructField],
+      output: OutputSpec,
+      spec: ScorerSpec,
       df: DataFrame,
       settings: Settings
   ): DataFrame = {
-    GpuSlots.number(settings.get)
-    val tensors = model.inputsOf(df.schema)
     val inputs = for {
       (tensor, input) <- tensors.zipWithIndex
       (name, index) <- tensor.columns.zipWithIndex
@@ -53,15 +54,8 @@ private[flambeau] object RowScoring {
       tensors.flatMap(Expressions(df.schema, _, Role.Input)).zipWithIndex.map { case (column, index) =>
         column.as(s"flambeau input $index")
       }
-    val task = RowTask(
-      model.scorerSpec(tensors, outputs.map(_._1), settings, df.sparkSession),
-      settings,
-      inputs,
-      outputs.map(_._2.dataType),
-      model.trained.output,
-      df.schema.length
-    )
-    val schema = StructType(df.schema.fields ++ outputs.map(_._2))
+    val task = RowTask(spec, settings, inputs, outputs.map(_.dataType), output, df.schema.length)
+    val schema = StructType(df.schema.fields ++ outputs)
     df.select(col("*") +: converted: _*).mapPartitions(task.score _)(Encoders.row(schema))
   }
 

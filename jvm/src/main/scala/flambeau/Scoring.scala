@@ -1,6 +1,6 @@
 package flambeau
 
-import flambeau.jni.{GpuSlots, InputBatch}
+import flambeau.jni.{InputBatch, ScorerSpec}
 import org.apache.spark.sql.{Column, DataFrame, SparkSession}
 import org.apache.spark.sql.catalyst.expressions.{Alias, Attribute, AttributeReference}
 import org.apache.spark.sql.catalyst.plans.logical.{LogicalPlan, Project}
@@ -15,13 +15,13 @@ import org.apache.spark.sql.types._
 private[flambeau] object Scoring {
 
   def apply(
-      model: TorchModel,
-      outputs: Seq[(String, StructField)],
+      tensors: Seq[TensorColumns],
+      outputs: Seq[StructField],
+      output: OutputSpec,
+      spec: ScorerSpec,
       df: DataFrame,
       settings: Settings
   ): DataFrame = {
-    GpuSlots.number(settings.get)
-    val tensors = model.inputsOf(df.schema)
     val plan = Plans.of(df)
     val sources = tensors.zipWithIndex.flatMap { case (tensor, input) => sourcesOf(df, plan, tensor, input) }
     val conversions = sources.flatMap(_.conversion)
@@ -31,14 +31,14 @@ private[flambeau] object Scoring {
     val converted = child.output.drop(plan.output.length).iterator
     val inputs = sources.map(source => if (source.conversion.isEmpty) source.attribute else converted.next())
 
-    val predictions = outputs.map { case (_, field) =>
+    val predictions = outputs.map(field =>
       AttributeReference(field.name, field.dataType, field.nullable, field.metadata)()
-    }
+    )
     val task = ScoringTask(
-      model.scorerSpec(tensors, outputs.map(_._1), settings, df.sparkSession),
+      spec,
       settings,
       sources.zip(inputs).map { case (source, input) => source.read(input.dataType) },
-      outputs.map { case (_, field) => field.dataType -> OutputColumn(field.dataType, model.trained.output) }
+      outputs.map(field => field.dataType -> OutputColumn(field.dataType, output))
     )
     teach(df.sparkSession)
     // Aliases are what Spark renews where a frame is joined with itself.

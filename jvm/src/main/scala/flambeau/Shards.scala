@@ -51,7 +51,8 @@ private[flambeau] object Shards {
     * Throws DataException, with the column's name, at the first row that is refused, and where no row is left to train
     * on.
     */
-  def write(df: DataFrame, columns: DataColumns, directory: String): ShardSet = {
+  def write(df: DataFrame, asked: DataColumns, directory: String): ShardSet = {
+    val columns = withNestedShapes(df, asked)
     val (selected, inFiles) = select(df.schema, columns)
     val rows = df.select(selected ++ columns.split.map(flag(_).as(Flag)): _*)
     val writer = rows.write.options(writeOptions(inFiles))
@@ -152,6 +153,28 @@ private[flambeau] object Shards {
       throw new DataException(
         s"column '$column' holds ${Check.show(value)}; validationIndicatorCol names a column of true and false"
       )
+  }
+
+  /** The columns with the shapes of nested arrays, where none is given that of the first row without a null. All rows are
+    * held to it as they are written.
+    */
+  private def withNestedShapes(df: DataFrame, columns: DataColumns): DataColumns = {
+    val nested = columns.tensors.map(_._1).filter(_.shape.isEmpty).map(_.columns.head).distinct
+      .filter(name => Columns.depth(df.schema(name).dataType) > 1)
+    val values = nested.map(name => col(quoted(name)))
+    val row =
+      if (nested.isEmpty) None
+      else df.where(values.map(_.isNotNull).reduce(_ && _)).select(values: _*).take(1).headOption
+    row.fold(columns) { first =>
+      val shapes = nested.zip(first.toSeq.map(shapeOf)).toMap
+      columns.map((tensor, _) => tensor.copy(shape = tensor.shape.orElse(shapes.get(tensor.columns.head))))
+    }
+  }
+
+  /** The shape of nested arrays, by the first of each. */
+  private def shapeOf(value: Any): Seq[Int] = value match {
+    case items: scala.collection.Seq[_] => items.length +: items.headOption.fold(Seq.empty[Int])(shapeOf)
+    case _                              => Nil
   }
 
   /** The columns with the shapes that were not known, taken from the first row; that others agree is seen in reading. */

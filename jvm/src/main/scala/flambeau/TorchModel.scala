@@ -1,6 +1,6 @@
 package flambeau
 
-import flambeau.jni.{ScorerSpec, TensorRows}
+import flambeau.jni.{GpuSlots, ScorerSpec, TensorRows}
 import org.apache.spark.ml.Model
 import org.apache.spark.ml.param.ParamMap
 import org.apache.spark.ml.util.{MLReadable, MLReader, MLWritable, MLWriter}
@@ -69,12 +69,14 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     val outputs = outputFields
     transformSchema(df.schema, logging = false)
     if (outputs.isEmpty) df
-    else RowScoring.unless(settings)(Scoring(this, outputs, df, settings))(RowScoring(
-      this,
-      outputs,
-      df,
-      settings
-    ))
+    else {
+      GpuSlots.number(settings.get)
+      val tensors = inputsOf(df.schema)
+      val spec = scorerSpec(tensors, outputs.map(_._1), settings, df.sparkSession)
+      if (RowScoring.isChosen(settings))
+        RowScoring(tensors, outputs.map(_._2), trained.output, spec, df, settings)
+      else Scoring(tensors, outputs.map(_._2), trained.output, spec, df, settings)
+    }
   }
 
   /** The schema with the outputs' columns; throws as `transform` does. */

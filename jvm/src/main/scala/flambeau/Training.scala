@@ -97,6 +97,7 @@ private[flambeau] final class Training private (
         spark,
         work,
         job(shards.jobData, everywhere),
+        if (Cluster.isLocal(spark)) Map.empty else everywhere.code,
         numWorkers,
         estimator.getNumGpusPerWorker,
         estimator.getMaxRestarts,

@@ -4,6 +4,7 @@ import java.nio.file.{Files, Paths}
 import java.time.format.DateTimeFormatter
 import java.time.{LocalDateTime, ZoneOffset}
 
+import flambeau.jni.StoredFile
 import org.apache.spark.{BarrierTaskContext, SparkConf}
 
 /** The parts of a launch by themselves. */
@@ -123,6 +124,52 @@ class LaunchSuite extends SparkSuite {
     assert(error.getMessage == s"workDir: ${native.getMessage}")
   }
 
+  test("a work directory without a scheme lies on Spark's default file system, but for Databricks' mounts") {
+    def uri(path: String): String = Cluster.workDirectory(spark, Some(path)).uri
+    assert(uri("/a/b c/") == "/a/b c")
+    assert(uri("work") == java.nio.file.Paths.get("work").toAbsolutePath.toString)
+    val hadoop = spark.sparkContext.hadoopConfiguration
+    hadoop.set("fs.elsewhere.impl", classOf[flambeau.jni.ElsewhereFileSystem].getName)
+    hadoop.set("fs.defaultFS", "elsewhere:///")
+    try {
+      val error = intercept[ParamException](uri("/a/b"))
+      assert(
+        error.getMessage.startsWith("workDir: the scheme `elsewhere` of elsewhere:/a/b is not supported")
+      )
+      assert(error.getMessage.endsWith(
+        "; /a/b lies there by fs.defaultFS, a path that all machines see is file:///..."
+      ))
+      for (stays <- Seq("/dbfs/a", "/Volumes/a/b", "s3://bucket/a")) assert(uri(stays) == stays)
+      assert(uri("file:/a/b") == "file:/a/b")
+    } finally {
+      hadoop.unset("fs.defaultFS")
+      hadoop.unset("fs.elsewhere.impl")
+    }
+  }
+
+  test("a program is trained where it is the one that the driver placed") {
+    val files = Seq("eval", "train", "loss").map(part =>
+      part -> Files.write(Paths.get(path(part)), part.getBytes)
+    ).toMap
+    val code = files.map { case (part, file) => part -> StoredFile.of(file) }
+    val task = RankTask("""{"program": {"eval": "", "train": ""}}""", code, "", Settings(Map.empty), None)
+    val copies = task.withJob { job =>
+      val program = job.get("program")
+      val copies =
+        Seq(program.get("eval"), program.get("train"), program.get("loss").get("script")).map(_.asText)
+      assert(copies.map(copy => new String(Files.readAllBytes(Paths.get(copy)))) == Seq(
+        "eval",
+        "train",
+        "loss"
+      ))
+      copies
+    }
+    assert(!copies.exists(copy => Files.exists(Paths.get(copy))))
+    Files.write(files("train"), "other".getBytes)
+    val error = intercept[StoreException](task.withJob(_ => fail("it is another program")))
+    assert(error.getMessage == s"${files("train")} is not the program that the driver wrote there")
+  }
+
   test("what tasks get tells of no secret, and Spark redacts options that are called one") {
     val confs = Map(
       "spark.flambeau.store.secret.azure_storage_account_key" -> "hidden-1",
@@ -135,7 +182,7 @@ class LaunchSuite extends SparkSuite {
         "azure_storage_account_key" -> "hidden-1",
         "aws_region" -> "eu-west-1"
       ))
-      val task = RankTask("""{"store": "hidden-2"}""", "hidden-3", settings, None)
+      val task = RankTask("""{"store": "hidden-2"}""", Map.empty, "hidden-3", settings, None)
       for (text <- Seq(settings.toString, task.toString))
         assert(!text.contains("hidden") && text.contains("azure_storage_account_key"), text)
       // What Spark itself redacts, here and in its UI.

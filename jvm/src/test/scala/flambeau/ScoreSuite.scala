@@ -304,12 +304,27 @@ class ScoreSuite extends SparkSuite with AdaptiveSparkPlanHelper {
       assert(intercept[ParamException](load("mlp").transform(rows("mlp"))).getMessage ==
         "spark.flambeau.scoring is 'quickly': give 'operator' or 'rows'")
     }
-    val plain = rows("mlp")
     val settings = Settings(Map.empty)
-    assert(RowScoring.unless(settings)(throw new NoSuchMethodError("of another Spark"))(plain) eq plain)
-    intercept[IllegalStateException](
-      RowScoring.unless(settings)(throw new IllegalStateException("ours"))(plain)
-    )
+    assert(!RowScoring.isChosen(settings) && RowScoring.isChosen(settings, Some("of another Spark")))
+  }
+
+  test("a Spark that lacks what the operator uses is known before a query runs") {
+
+    /** Has other classes in the place of some of Spark's, or none. */
+    class OtherSpark(others: Map[String, Option[Class[_]]]) extends ClassLoader(getClass.getClassLoader) {
+      override def loadClass(name: String, resolve: Boolean): Class[_] = others.get(name) match {
+        case Some(other) => other.getOrElse(throw new ClassNotFoundException(name))
+        case None        => super.loadClass(name, resolve)
+      }
+    }
+    def missing(others: (String, Option[Class[_]])*): Option[String] =
+      Linkage.missing("flambeau.Scoring$", new OtherSpark(others.toMap))
+    assert(missing().isEmpty)
+    // What these have is used by tasks alone.
+    val joiner = "org.apache.spark.sql.catalyst.expressions.codegen.GenerateUnsafeRowJoiner$"
+    assert(missing(joiner -> None).exists(_.contains(joiner)))
+    val vector = "org.apache.spark.sql.execution.vectorized.OnHeapColumnVector"
+    assert(missing(vector -> Some(classOf[Object])).exists(_.startsWith(s"$vector.<init>(ILorg")))
   }
 
   test("vectors of other makes than Spark's are read as rows") {

@@ -2,7 +2,7 @@ package flambeau
 
 import org.apache.spark.ml.attribute.NominalAttribute
 import org.apache.spark.ml.linalg.Vectors
-import org.apache.spark.sql.DataFrame
+import org.apache.spark.sql.{Column, DataFrame}
 import org.apache.spark.sql.functions._
 import org.apache.spark.sql.types._
 
@@ -205,11 +205,22 @@ class ShardsSuite extends SparkSuite {
         false
       )
     ).getMessage == "inputTypes has 1 entries, and there are 2 inputs: ['x', 'n']")
-    val nested = table.withColumn("m", array(col("a"), col("a")))
-    assert(intercept[ParamException](
-      Shards.resolve(nested.schema, params().setFeaturesCol("m"), None, false)
-    ).getMessage ==
-      "column 'm' is array<array<float>>: give the shape of one row in inputShapes")
+  }
+
+  test("nested arrays have the shape of the first row, and others are refused") {
+    def nested(name: String, m: Column): ShardSet =
+      written(name, table.withColumn("m", m), params().setFeaturesCol("m"))
+    val (x, y) = (col("x").cast("float"), col("n").cast("float"))
+    val shards = nested("nested", array(array(x, y, x), array(y, y, x)))
+    assert(shards.columns.inputs.map(_.shape) == Seq(Some(Seq(2, 3))))
+    val found = spark.read.parquet(shards.train: _*).orderBy("label").head().getSeq[Float](0)
+    assert(found.length == 6)
+    // As many numbers, otherwise nested.
+    val whole = array(array(x, y, x), array(y, y, x))
+    val ragged = when(col("id") === 7, array(array(x, y, x, x), array(y, y))).otherwise(whole)
+    assert(intercept[DataException](nested("ragged", ragged)).getMessage.contains(
+      "column 'm' holds an array that is not of shape [2, 3]"
+    ))
   }
 
   test("Parquet files in place: no copy, partition columns as validation, and the refusals") {

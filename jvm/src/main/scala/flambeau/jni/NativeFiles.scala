@@ -89,7 +89,7 @@ object NativeFiles {
   }
 
   /** Removes a directory of files; what is gone already is none of its business. */
-  private[jni] def remove(directory: Path): Unit = {
+  private[flambeau] def remove(directory: Path): Unit = {
     Option(directory.toFile.listFiles()).toSeq.flatten.foreach((file: File) => file.delete())
     directory.toFile.delete()
   }

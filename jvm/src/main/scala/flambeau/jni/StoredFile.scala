@@ -2,12 +2,15 @@ package flambeau.jni
 
 import java.io.{FileInputStream, IOException}
 import java.nio.file.LinkOption.NOFOLLOW_LINKS
-import java.nio.file.attribute.PosixFilePermissions
+import java.nio.file.attribute.{FileTime, PosixFilePermissions}
 import java.nio.file.{FileAlreadyExistsException, Files, Path, Paths, StandardCopyOption}
 import java.security.MessageDigest
+import java.time.Instant
 import java.util.concurrent.ConcurrentHashMap
 
-import flambeau.{FlambeauException, StoreException}
+import scala.util.Try
+
+import flambeau.{FlambeauException, StoreException, WorkDirectory}
 import org.apache.hadoop.conf.Configuration
 import org.apache.hadoop.fs.{Path => HadoopPath}
 import org.apache.spark.SparkFiles
@@ -22,7 +25,8 @@ final case class StoredFile(uri: String, size: Long, sha256: String) {
   /** A local file with this content, checked against the hash once in each JVM.
     *
     * A file that is local already is used where it lies. Others are fetched once for each machine and user into
-    * `flambeau-cache-<user>` under `java.io.tmpdir`, named by their hash.
+    * `flambeau-cache-<user>` under `java.io.tmpdir`, named by their hash. Of those, what nobody has asked for in seven days
+    * is deleted with the next one that is fetched.
     *
     * @param storeJson
     *   the options of the object stores
@@ -53,12 +57,14 @@ final case class StoredFile(uri: String, size: Long, sha256: String) {
   private def fetched(api: => NativeApi, storeJson: String, hadoop: Configuration): Path = {
     val folder = StoredFile.cacheDirectory()
     val path = folder.resolve(sha256)
-    if (!Files.isRegularFile(path, NOFOLLOW_LINKS)) {
+    if (!StoredFile.isKept(path)) {
       val part = Files.createTempFile(folder, sha256, ".part")
       try {
         if (isHadoops) copyFromHadoop(hadoop, part) else api.storeGetToFile(storeJson, uri, part.toString)
         Files.move(part, path, StandardCopyOption.ATOMIC_MOVE)
+        StoredFile.verified.remove(path.toRealPath())
       } finally Files.deleteIfExists(part)
+      StoredFile.evict(folder)
     }
     path
   }
@@ -112,7 +118,7 @@ object StoredFile {
   }
 
   /** Lower-case hexadecimal SHA-256 of a file. */
-  private[jni] def hash(path: Path): String = {
+  private[flambeau] def hash(path: Path): String = {
     val digest = MessageDigest.getInstance("SHA-256")
     val stream = new FileInputStream(path.toFile)
     try {
@@ -120,6 +126,19 @@ object StoredFile {
       Iterator.continually(stream.read(chunk)).takeWhile(_ >= 0).foreach(digest.update(chunk, 0, _))
     } finally stream.close()
     digest.digest().map(byte => f"${byte & 0xff}%02x").mkString
+  }
+
+  /** Whether a fetched file is there; then it counts as asked for now. */
+  private def isKept(path: Path): Boolean = Files.isRegularFile(path, NOFOLLOW_LINKS) &&
+    // Another process may delete it meanwhile.
+    Try(Files.setLastModifiedTime(path, FileTime.from(Instant.now()))).isSuccess
+
+  /** Deletes what nobody has asked for in `SweepAge`; whoever has it open keeps what it has. */
+  private[jni] def evict(folder: Path): Unit = {
+    val oldest = Instant.now().minus(WorkDirectory.SweepAge)
+    // Another process was faster, or it is nothing of ours.
+    for (file <- Option(folder.toFile.listFiles()).toSeq.flatten)
+      if (Instant.ofEpochMilli(file.lastModified()).isBefore(oldest)) file.delete()
   }
 
   /** Where fetched files are kept on this machine, for this user alone. */

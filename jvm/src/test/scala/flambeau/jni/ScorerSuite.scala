@@ -1,11 +1,14 @@
 package flambeau.jni
 
+import java.net.URI
 import java.nio.charset.StandardCharsets.UTF_8
-import java.nio.file.attribute.PosixFilePermissions
-import java.nio.file.{Files, Paths}
+import java.nio.file.attribute.{FileTime, PosixFilePermissions}
+import java.nio.file.{Files, Path, Paths}
+import java.time.{Duration, Instant}
 
 import flambeau.{FlambeauException, SparkSuite, StoreException}
 import org.apache.hadoop.conf.Configuration
+import org.apache.hadoop.fs.RawLocalFileSystem
 
 class ScorerSuite extends SparkSuite {
   import ScorerSuite.put
@@ -145,6 +148,7 @@ class ScorerSuite extends SparkSuite {
       System.setProperty("java.io.tmpdir", folders.head.toString)
       assert(StoredFile.cacheDirectory() == folders.head.resolve(name))
       assert(StoredFile.cacheDirectory() == folders.head.resolve(name))
+      keepsWhatIsAskedFor(folders.head.resolve(name))
       for (folder <- folders.tail) {
         System.setProperty("java.io.tmpdir", folder.toString)
         assert(intercept[FlambeauException](StoredFile.cacheDirectory()).getMessage.contains(
@@ -152,6 +156,27 @@ class ScorerSuite extends SparkSuite {
         ))
       }
     } finally System.setProperty("java.io.tmpdir", temporary)
+  }
+
+  /** Of the files that were fetched into the folder. */
+  private def keepsWhatIsAskedFor(folder: Path): Unit = {
+    val hadoop = new Configuration
+    hadoop.set("fs.elsewhere.impl", classOf[ElsewhereFileSystem].getName)
+    def fetch(name: String): Path = {
+      val file = StoredFile.of(Files.write(directory.resolve(name), name.getBytes))
+      file.copy(uri = s"elsewhere:${file.uri}").local(api, "{}", hadoop)
+    }
+    def age(path: Path, days: Long): Unit =
+      Files.setLastModifiedTime(path, FileTime.from(Instant.now().minus(Duration.ofDays(days))))
+    val (asked, old, recent) = (fetch("asked"), fetch("old"), fetch("recent"))
+    assert(Seq(asked, old, recent).forall(_.getParent == folder))
+    age(asked, 8)
+    age(old, 8)
+    age(recent, 6)
+    assert(fetch("asked") == asked)
+    fetch("another")
+    assert(Seq(asked, old, recent).map(Files.exists(_)) == Seq(true, false, true))
+    assert(new String(Files.readAllBytes(fetch("old")), UTF_8) == "old")
   }
 
   test("URIs that mean local paths are told from object stores") {
@@ -194,4 +219,9 @@ private object ScorerSuite {
     for ((value, index) <- values.zipWithIndex) batch.buffer(0).putFloat(batch.end(0) + index * 4, value)
     batch.addRows(1)
   }
+}
+
+/** The local file system by another name. */
+class ElsewhereFileSystem extends RawLocalFileSystem {
+  override def getUri: URI = URI.create("elsewhere:///")
 }
