@@ -3,6 +3,10 @@
 use std::io;
 use std::time::Duration;
 
+use object_store::client::{HttpError, HttpErrorKind};
+
+use crate::store;
+
 /// The crate's error. Rows are counted from 0 within the file that `uri` names.
 ///
 /// Every variant about a value names its column and the mend, so that its text can be shown to a user as it is.
@@ -277,7 +281,11 @@ impl DataError {
         match self {
             DataError::Timeout { .. } => true,
             DataError::Store { source, .. } => is_transient(&**source),
-            DataError::Io { source, .. } => is_transient(source),
+            DataError::Io { uri, source, .. } => {
+                // A mounted store fails with it by itself; a disk does where it is broken.
+                let is_eio = source.raw_os_error() == Some(libc::EIO);
+                is_transient(source) || (is_eio && store::is_mounted(uri))
+            }
             _ => false,
         }
     }
@@ -287,8 +295,19 @@ fn is_transient(error: &(dyn std::error::Error + 'static)) -> bool {
     use io::ErrorKind;
     use object_store::Error;
     if let Some(error) = error.downcast_ref::<Error>() {
-        // What is left after object_store's own retries; refusals have variants of their own.
-        return matches!(error, Error::Generic { .. } | Error::JoinError { .. });
+        return match error {
+            // What is left after object_store's own retries, and what it has no other variant for, such as options that
+            // contradict each other.
+            Error::Generic { source, .. } => {
+                let mut link: Option<&(dyn std::error::Error + 'static)> = Some(&**source);
+                while let Some(error) = link.filter(|error| !may_pass(*error)) {
+                    link = error.source();
+                }
+                link.is_some()
+            }
+            // Refusals have variants of their own.
+            error => matches!(error, Error::JoinError { .. }),
+        };
     }
     let Some(error) = error.downcast_ref::<io::Error>() else {
         return false;
@@ -313,11 +332,34 @@ fn is_transient(error: &(dyn std::error::Error + 'static)) -> bool {
             | ErrorKind::NetworkDown
             | ErrorKind::BrokenPipe
     );
-    by_kind || error.raw_os_error() == Some(libc::EIO)
+    by_kind
+}
+
+/// Whether one link of an object store's error says that the service was busy, failed, or was lost on the way.
+fn may_pass(error: &(dyn std::error::Error + 'static)) -> bool {
+    if let Some(error) = error.downcast_ref::<HttpError>() {
+        return error.kind() != HttpErrorKind::Unknown;
+    }
+    // The type that holds the status is object_store's own, so its words have to do. An error in a response that is a success
+    // is S3's SlowDown or InternalError.
+    let text = error.to_string();
+    let status = text.strip_prefix("Server returned non-2xx status code: ");
+    text.starts_with("Server returned error response: ")
+        || status.is_some_and(|status| {
+            status.starts_with('5') || status.starts_with("408") || status.starts_with("429")
+        })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+    use std::thread;
+
+    use object_store::aws::AmazonS3Builder;
+    use object_store::{ObjectStoreExt, RetryConfig};
+    use tokio::runtime::Builder;
+
     use super::*;
 
     fn of_store(source: object_store::Error) -> DataError {
@@ -328,12 +370,41 @@ mod tests {
         }
     }
 
-    fn of_disk(code: i32) -> DataError {
+    fn of_disk(uri: &str, code: i32) -> DataError {
         DataError::Io {
             operation: "read",
-            uri: "/Volumes/x".into(),
+            uri: uri.into(),
             source: io::Error::from_raw_os_error(code),
         }
+    }
+
+    /// What object_store says, without its retries, of a service that answers so, or that hangs up where it does not.
+    fn of_service(answer: &'static str) -> object_store::Error {
+        // An error says that the process has one already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let _ = stream.read(&mut [0; 4096]).unwrap();
+                stream.write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        let bucket = AmazonS3Builder::new()
+            .with_bucket_name("bucket")
+            .with_region("us-east-1")
+            .with_endpoint(endpoint)
+            .with_allow_http(true)
+            .with_skip_signature(true)
+            .with_retry(RetryConfig {
+                max_retries: 0,
+                ..RetryConfig::default()
+            })
+            .build()
+            .unwrap();
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(bucket.get(&"x".into())).unwrap_err()
     }
 
     #[test]
@@ -342,24 +413,20 @@ mod tests {
             uri: "x".into(),
             waited: Duration::from_secs(1),
         };
-        let throttled = of_store(object_store::Error::Generic {
-            store: "S3",
-            source: "503 SlowDown after 10 retries".into(),
-        });
+        let answered = |answer| of_store(of_service(answer));
         let passed_on = DataError::Io {
             operation: "read",
             uri: "x".into(),
-            source: io::Error::other(object_store::Error::Generic {
-                store: "S3",
-                source: "a reset connection".into(),
-            }),
+            source: io::Error::other(of_service("")),
         };
         for error in [
             late,
-            throttled,
+            answered("HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n"),
+            answered("HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\n\r\n"),
+            answered(""),
             passed_on,
-            of_disk(libc::EIO),
-            of_disk(libc::ETIMEDOUT),
+            of_disk("/Volumes/x", libc::EIO),
+            of_disk("/tmp/x", libc::ETIMEDOUT),
         ] {
             assert!(error.is_transient(), "{error}");
         }
@@ -368,11 +435,16 @@ mod tests {
             source: "403".into(),
         });
         let gone = DataError::NotFound { uri: "x".into() };
+        // No bucket was named.
+        let unbuilt = of_store(AmazonS3Builder::new().build().unwrap_err());
         for error in [
             forbidden,
             gone,
-            of_disk(libc::EACCES),
-            of_disk(libc::ENOSPC),
+            unbuilt,
+            answered("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"),
+            of_disk("/tmp/x", libc::EIO),
+            of_disk("/Volumes/x", libc::EACCES),
+            of_disk("/Volumes/x", libc::ENOSPC),
             DataError::NotStarted,
         ] {
             assert!(!error.is_transient(), "{error}");

@@ -85,6 +85,38 @@ fn more_rows_than_a_row_group_can_have_are_refused() {
     }
 }
 
+/// Four numbers in a column `x`, as pyarrow 26 writes them with `write_page_checksum=True`, no compression and no dictionary. The
+/// crate's own writer has no checksums.
+const CHECKED: &str = "\
+    504152311500152c152c15a7bab08d0e1c15081500150615061c0000000200000008010000803f00002040000040c0000080\
+    401504192c35001806736368656d6115020015082502180178001608191c191c26001c150819250600191801781500160816\
+    5e165e2608491c150015001502003c290619260008000000165e16082608165e002820706172717565742d6370702d617272\
+    6f772076657273696f6e2032362e302e31191c1c0000007a00000050415231";
+
+#[test]
+fn a_flipped_byte_in_a_page_with_a_checksum_is_damage() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.parquet");
+    let uri = path.to_str().unwrap().to_owned();
+    let mut bytes: Vec<u8> = (0..CHECKED.len() / 2)
+        .map(|at| u8::from_str_radix(&CHECKED[2 * at..][..2], 16).unwrap())
+        .collect();
+    let read = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        read_all(std::slice::from_ref(&uri), &single("x", DType::Float32))
+    };
+    read(&bytes).unwrap();
+    let number = 1f32.to_le_bytes();
+    let at = bytes.windows(4).position(|bytes| bytes == number).unwrap();
+    bytes[at] ^= 1;
+    let error = read(&bytes).unwrap_err();
+    assert!(
+        matches!(&error, DataError::Parquet { uri: found, .. } if *found == uri),
+        "{error}"
+    );
+    assert!(error.to_string().contains("CRC"), "{error}");
+}
+
 /// Small files of each kind of page.
 fn corpus() -> Vec<Vec<u8>> {
     let directory = tempfile::tempdir().unwrap();
