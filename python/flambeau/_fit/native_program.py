@@ -112,7 +112,7 @@ class NativeProgram:
         from flambeau._module.adapter import check_program
 
         columns = [(tensor.name, tensor.columns) for tensor in inputs]
-        check_program(self.objects, columns, None)
+        check_program(self.objects, columns)
 
     @property
     def objects(self) -> dict[str, Any]:

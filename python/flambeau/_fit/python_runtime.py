@@ -87,7 +87,7 @@ class PythonProgram:
         """Refuses what a worker would refuse of the objects on these inputs. Raises ParamError."""
         from flambeau._module.adapter import check_program
 
-        check_program(self.objects, [(tensor.name, tensor.columns) for tensor in inputs], None)
+        check_program(self.objects, [(tensor.name, tensor.columns) for tensor in inputs])
 
     def programs(self) -> dict[str, bytes]:
         """The forms of the module that a fitted model holds."""

@@ -655,9 +655,7 @@ def _check_forward(module: nn.Module, inputs: Sequence[tuple[str, Sequence[str]]
         ) from None
 
 
-def check_program(
-    program: Mapping[str, Any], inputs: Sequence[tuple[str, Sequence[str]]], step_size: float | None
-) -> None:
+def check_program(program: Mapping[str, Any], inputs: Sequence[tuple[str, Sequence[str]]]) -> None:
     """Refuses, before any worker starts, what `ModuleModel` would refuse. Leaves the module as it was."""
     _check_module(program["model"])
     _check_forward(program["model"], inputs)
