@@ -100,6 +100,7 @@ pub(crate) fn accept<L: Listener>(
     let mut pending = Pending::<L::Stream>(BTreeMap::new());
     let (sender, receiver) = mpsc::channel();
     let mut numbers = 0u64..;
+    let mut wait = Duration::ZERO;
     while accepted.len() < expected.len() {
         let slice = match patience.slice() {
             Ok(slice) => slice,
@@ -113,9 +114,25 @@ pub(crate) fn accept<L: Listener>(
                 });
             }
         };
+        // All who have proved themselves by now, so that none of them gives way to another.
+        let finished = receiver.recv_timeout(wait.min(slice)).into_iter();
+        for (number, examined) in finished.chain(receiver.try_iter()) {
+            if pending.0.remove(&number).is_none() {
+                continue;
+            }
+            match examined {
+                Ok(((what, rank), stream)) if what == purpose && expected.contains(&rank) => {
+                    if accepted.insert(rank, stream).is_some() {
+                        return Err(Refusal::Twice(rank));
+                    }
+                }
+                Ok(_) | Err(_) => trouble.strangers += 1,
+            }
+        }
         // A short wait: the next connection shows only on the listener.
-        let mut wait = slice.min(Duration::from_millis(2));
-        for number in numbers.by_ref().take(max_pending) {
+        wait = Duration::from_millis(2);
+        let room = max_pending.saturating_sub(pending.0.len());
+        for number in numbers.by_ref().take(room.max(1)) {
             let examine = |mut stream: L::Stream| {
                 let handle = stream.duplicate()?;
                 let (sender, proof) = (sender.clone(), proof.clone());
@@ -147,21 +164,6 @@ pub(crate) fn accept<L: Listener>(
                 trouble.strangers += 1;
             }
         }
-        // All who have proved themselves by now, so that none of them gives way to another.
-        let finished = receiver.recv_timeout(wait).into_iter();
-        for (number, examined) in finished.chain(receiver.try_iter()) {
-            if pending.0.remove(&number).is_none() {
-                continue;
-            }
-            match examined {
-                Ok(((what, rank), stream)) if what == purpose && expected.contains(&rank) => {
-                    if accepted.insert(rank, stream).is_some() {
-                        return Err(Refusal::Twice(rank));
-                    }
-                }
-                Ok(_) | Err(_) => trouble.strangers += 1,
-            }
-        }
     }
     Ok(accepted)
 }
@@ -177,7 +179,7 @@ impl<S: Timed> Drop for Pending<S> {
 }
 
 /// Connects to `address` as `rank`, trying again while nobody listens there, for at most `refusals`, and where the other end
-/// hangs up before it answers: it may have had too many connections at a time.
+/// hangs up: it may have had too many connections at a time.
 ///
 /// # Errors
 /// `PermissionDenied` when the two ends' secrets or groups differ; otherwise the connection's last error.

@@ -90,7 +90,7 @@ impl Proof {
     ///
     /// # Errors
     /// `PermissionDenied` when the other end does not hold the secret or refuses ours, `ConnectionAborted` when it hung up
-    /// without an answer; otherwise the connection's error.
+    /// before the end; otherwise the connection's error.
     pub(crate) fn connect(
         &self,
         stream: &mut impl Timed,
@@ -122,7 +122,10 @@ impl Proof {
             &self.mac(b"connector", &transcript).finalize().into_bytes(),
         )?;
         let mut welcome = [0];
-        patience.read_exact(stream, &mut welcome).map_err(refused)?;
+        patience.read_exact(stream, &mut welcome).map_err(|error| {
+            let reason = "the other end hung up after it was answered";
+            hung_up(error, io::ErrorKind::ConnectionAborted, reason)
+        })?;
         if welcome != [WELCOME] {
             return Err(denied("the other end did not welcome this one"));
         }

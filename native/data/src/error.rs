@@ -3,9 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use object_store::client::{HttpError, HttpErrorKind};
-
-use crate::store;
+use object_store::client::HttpError;
 
 /// The crate's error. Rows are counted from 0 within the file that `uri` names.
 ///
@@ -281,11 +279,7 @@ impl DataError {
         match self {
             DataError::Timeout { .. } => true,
             DataError::Store { source, .. } => is_transient(&**source),
-            DataError::Io { uri, source, .. } => {
-                // A mounted store fails with it by itself; a disk does where it is broken.
-                let is_eio = source.raw_os_error() == Some(libc::EIO);
-                is_transient(source) || (is_eio && store::is_mounted(uri))
-            }
+            DataError::Io { source, .. } => is_transient(source),
             _ => false,
         }
     }
@@ -315,7 +309,7 @@ fn is_transient(error: &(dyn std::error::Error + 'static)) -> bool {
     if let Some(within) = error.get_ref() {
         return is_transient(within);
     }
-    // What mounted stores and network file systems fail with.
+    // What mounted stores and network file systems fail with: EIO too, where what is behind the mount fails by itself.
     let by_kind = matches!(
         error.kind(),
         ErrorKind::TimedOut
@@ -332,21 +326,26 @@ fn is_transient(error: &(dyn std::error::Error + 'static)) -> bool {
             | ErrorKind::NetworkDown
             | ErrorKind::BrokenPipe
     );
-    by_kind
+    by_kind || error.raw_os_error() == Some(libc::EIO)
 }
 
 /// Whether one link of an object store's error says that the service was busy, failed, or was lost on the way.
 fn may_pass(error: &(dyn std::error::Error + 'static)) -> bool {
-    if let Some(error) = error.downcast_ref::<HttpError>() {
-        return error.kind() != HttpErrorKind::Unknown;
+    if error.is::<HttpError>() {
+        return true;
     }
     // The type that holds the status is object_store's own, so its words have to do. An error in a response that is a success
-    // is S3's SlowDown or InternalError.
+    // is S3's SlowDown or InternalError; a 400 may be of a slow upload, or of credentials that a new process has anew.
     let text = error.to_string();
     let status = text.strip_prefix("Server returned non-2xx status code: ");
     text.starts_with("Server returned error response: ")
         || status.is_some_and(|status| {
-            status.starts_with('5') || status.starts_with("408") || status.starts_with("429")
+            ["5", "408", "429"]
+                .iter()
+                .any(|code| status.starts_with(code))
+                || ["RequestTimeout", "ExpiredToken"]
+                    .iter()
+                    .any(|code| status.contains(&format!("<Code>{code}</Code>")))
         })
 }
 
@@ -370,10 +369,10 @@ mod tests {
         }
     }
 
-    fn of_disk(uri: &str, code: i32) -> DataError {
+    fn of_disk(code: i32) -> DataError {
         DataError::Io {
             operation: "read",
-            uri: uri.into(),
+            uri: "/Volumes/x".into(),
             source: io::Error::from_raw_os_error(code),
         }
     }
@@ -407,6 +406,9 @@ mod tests {
         runtime.block_on(bucket.get(&"x".into())).unwrap_err()
     }
 
+    const EXPIRED: &str = "HTTP/1.1 400 Bad Request\r\nContent-Length: 46\r\n\r\n\
+                           <Error><Code>ExpiredToken</Code></Error>      ";
+
     #[test]
     fn what_may_go_better_later() {
         let late = DataError::Timeout {
@@ -425,8 +427,9 @@ mod tests {
             answered("HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\n\r\n"),
             answered(""),
             passed_on,
-            of_disk("/Volumes/x", libc::EIO),
-            of_disk("/tmp/x", libc::ETIMEDOUT),
+            answered(EXPIRED),
+            of_disk(libc::EIO),
+            of_disk(libc::ETIMEDOUT),
         ] {
             assert!(error.is_transient(), "{error}");
         }
@@ -442,9 +445,8 @@ mod tests {
             gone,
             unbuilt,
             answered("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"),
-            of_disk("/tmp/x", libc::EIO),
-            of_disk("/Volumes/x", libc::EACCES),
-            of_disk("/Volumes/x", libc::ENOSPC),
+            of_disk(libc::EACCES),
+            of_disk(libc::ENOSPC),
             DataError::NotStarted,
         ] {
             assert!(!error.is_transient(), "{error}");

@@ -95,11 +95,7 @@ pub fn newest(
 }
 
 fn is_whole(store: &Store, uri: &str) -> Result<bool, DataError> {
-    let marker = match store.get(&format!("{uri}/{MARKER}")) {
-        Err(error) if is_lost(&error) => return Ok(false),
-        bytes => Marker::parse(&bytes?),
-    };
-    let Ok(marker) = marker else {
+    let Ok(marker) = get(store, uri, MARKER)?.and_then(|bytes| Marker::parse(&bytes)) else {
         return Ok(false);
     };
     for part in &marker.parts {
@@ -110,9 +106,32 @@ fn is_whole(store: &Store, uri: &str) -> Result<bool, DataError> {
     Ok(true)
 }
 
-/// Whether a file is not there, or on a disk that does not give it back, now or later.
-fn is_lost(error: &DataError) -> bool {
-    matches!(error, DataError::NotFound { .. } | DataError::Io { .. }) && !error.is_transient()
+/// A file of a checkpoint, or why it is lost: it is not there, no file, or on a disk that does not give it back when asked
+/// again.
+fn get(store: &Store, uri: &str, name: &str) -> Result<Result<Bytes, String>, DataError> {
+    const LOST: [i32; 5] = [
+        libc::EISDIR,
+        libc::EIO,
+        libc::ENODATA,
+        libc::EBADMSG,
+        libc::EUCLEAN,
+    ];
+    let uri = format!("{uri}/{name}");
+    let is_lost = |error: &DataError| match error {
+        DataError::NotFound { .. } => true,
+        DataError::Io { source, .. } => source
+            .raw_os_error()
+            .is_some_and(|code| LOST.contains(&code)),
+        _ => false,
+    };
+    let again = |error: DataError| match &error {
+        DataError::Io { .. } => store.get(&uri),
+        _ => Err(error),
+    };
+    match store.get(&uri).or_else(again) {
+        Err(error) if is_lost(&error) => Ok(Err(error_chain(&error))),
+        bytes => Ok(Ok(bytes?)),
+    }
 }
 
 fn checkpoints_directory(work_dir: &str, attempt: &str) -> String {
@@ -179,12 +198,11 @@ impl Marker {
     ) -> Result<Result<Marker, String>, Cause> {
         let mut message = vec![];
         if group.rank() == 0 {
-            let marker = match store.get(&format!("{uri}/{MARKER}")) {
-                Err(DataError::NotFound { .. }) => Err(format!(
-                    "it has no {MARKER} marker, so it was never finished"
-                )),
-                bytes => Marker::parse(&bytes?),
-            };
+            let marker = get(store, uri, MARKER)?
+                .map_err(|reason| {
+                    format!("it has no {MARKER} marker, so it was never finished: {reason}")
+                })
+                .and_then(|bytes| Marker::parse(&bytes));
             message = to_json(&marker);
         }
         serde_json::from_slice(&group.broadcast_bytes(&message, 0)?)
@@ -689,13 +707,8 @@ impl Checkpoint {
         let part = |name: &str| -> Result<Bytes, Unread> {
             let listed = marker.parts.iter().find(|part| part.name == name);
             let listed = listed.ok_or_else(|| refuse(format!("it has no part {name}")))?;
-            let bytes = match store.get(&format!("{uri}/{name}")) {
-                Err(error) if is_lost(&error) => {
-                    let reason = format!("its part {name} is gone: {}", error_chain(&error));
-                    return Err(Unread::Damaged(reason));
-                }
-                bytes => bytes?,
-            };
+            let bytes = get(store, uri, name)?
+                .map_err(|reason| Unread::Damaged(format!("its part {name} is gone: {reason}")))?;
             if digest::of_bytes(&bytes) != listed.sha256 {
                 return Err(Unread::Damaged(format!(
                     "the SHA-256 of its part {name} is not the one written"

@@ -82,6 +82,7 @@ impl<'a> Worker<'a> {
             epoch: None,
             step: None,
         };
+        let _keep_freed = KeepFreed::new();
         // Closing the one waits for the other ranks, and dropping the other for the store's answers to what was asked ahead. So
         // a rank that fails tells them before.
         let (mut nccl, mut run) = (None, None);
@@ -122,7 +123,6 @@ impl<'a> Worker<'a> {
             gpus,
         } = self;
         let began = Instant::now();
-        let _keep_freed = KeepFreed::new();
         let (rank, world_size) = (group.rank(), group.world_size());
         let lanes = job.params.lanes();
         if world_size > lanes {

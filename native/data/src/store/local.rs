@@ -96,7 +96,7 @@ pub(super) fn write(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>)
     result
 }
 
-pub(super) fn is_mounted_store(path: &Path) -> bool {
+fn is_mounted_store(path: &Path) -> bool {
     ["/Volumes", "/dbfs", "/Workspace"]
         .iter()
         .any(|mount| path.starts_with(mount))

@@ -225,11 +225,6 @@ impl Store {
     }
 }
 
-/// Whether a URI is one of an object store that is mounted, which fails as a service does.
-pub(crate) fn is_mounted(uri: &str) -> bool {
-    matches!(Location::parse(uri), Ok(Location::Local(path)) if local::is_mounted_store(&path))
-}
-
 fn io_error(operation: &'static str, uri: &str) -> impl Fn(io::Error) -> DataError {
     move |source| match local::is_absent(&source) {
         true => DataError::NotFound {
