@@ -86,7 +86,7 @@ class TcpRendezvous:
         """Gives every rank the payloads of all ranks, in rank order. All ranks call it equally often."""
 
 def check_script_file(name: str, data: bytes, sizes: dict[str, int]) -> None:
-    """Refuses a file of a TorchScript archive that has code for the load itself to run, or tensors that are
+    """Refuses a file of a TorchScript archive that has code for the load itself to run, or storages that are
     larger than what the archive holds of them; `sizes` has the bytes of each of its files by its name in
     lower case.
 

@@ -77,7 +77,7 @@ pub(crate) fn impure_operators(names: Vec<String>) -> Vec<String> {
     names
 }
 
-/// Refuses a file of a TorchScript archive that has code for the load itself to run, or tensors that are larger than what
+/// Refuses a file of a TorchScript archive that has code for the load itself to run, or storages that are larger than what
 /// the archive holds of them; `sizes` has the bytes of each of its files by its name in lower case. Raises
 /// `flambeau.errors.DataError`.
 #[pyfunction]

@@ -3,8 +3,8 @@
 //! A saved program is run by whoever loads it. One that calls the operators of `pure_operators.txt` alone cannot do more than
 //! compute. Exported graphs name their operators, and loading one runs none. A TorchScript archive holds source code, of
 //! which a load runs the defaults of arguments, the constants of classes and `__setstate__`: [`check_script_file`] makes sure
-//! that there is nothing in them to run, so that the graphs can be loaded and their operators looked at, and that its tensors
-//! reach no further than their memory.
+//! that there is nothing in them to run, so that the graphs can be loaded and their operators looked at, and that its storages
+//! are no larger than what the archive holds.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::OnceLock;
@@ -38,14 +38,14 @@ fn pure_operators() -> &'static HashSet<String> {
     })
 }
 
-/// Refuses a file of a TorchScript archive, or of one of `torch.save`, that has code for the load itself to run, or tensors
+/// Refuses a file of a TorchScript archive, or of one of `torch.save`, that has code for the load itself to run, or storages
 /// that are larger than what the archive holds of them. `name` is that in the archive; files other than sources, pickles
 /// and JSON hold neither. `sizes` has the bytes of each file of the archive by its name in lower case, the least where several
 /// have that name.
 ///
 /// # Errors
 ///
-/// What there is to run, or which tensor it is.
+/// What there is to run, or which storage it is.
 pub fn check_script_file(
     name: &str,
     bytes: &[u8],

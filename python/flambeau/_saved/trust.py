@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 ALLOW_PICKLE = "spark.flambeau.allowPickle"
 ALLOW_SCRIPTS = "spark.flambeau.allowScripts"
+# The first torch that holds a tensor's sizes and strides against its storage where it loads them.
+CHECKED_BY = "2.13"
 
 
 def pickle_allowed(spark: SparkSession) -> bool:
@@ -37,6 +39,13 @@ def refusal(spark: SparkSession, form: str, read: Callable[[], bytes]) -> str | 
         return None
     if form == "pickle":
         return f"{ALLOW_PICKLE} is false"
+    import torch
+
+    if torch.__version__ < CHECKED_BY:
+        return (
+            f"{ALLOW_PICKLE} is false, and torch {torch.__version__} takes on trust that a program's tensors "
+            f"lie in their memory: take torch {CHECKED_BY}, or give the module"
+        )
     try:
         check_pure(form, read())
     except DataError as error:

@@ -48,23 +48,13 @@ fn programs_that_write_files_are_refused_before_they_do() {
 #[test]
 fn tensors_that_reach_beyond_the_archive_are_refused() {
     check("bounded.pt").unwrap();
-    for (what, said) in [
-        (
-            "storage",
-            "the storage 0 is to have 16384 bytes, and the archive holds 12",
-        ),
-        ("sizes", "sizes [4096], strides [1] and offset 0"),
-        ("strides", "sizes [3], strides [4096] and offset 0"),
-        ("offset", "sizes [3], strides [1] and offset 4096"),
-    ] {
-        let error = check(&format!("unbounded-{what}.pt")).unwrap_err();
-        assert!(error.contains(said), "{error}");
-    }
-    // Torch refuses the others, and loads this one.
-    let bytes = |what| std::fs::read(path(&format!("unbounded-{what}.pt"))).unwrap();
-    ScriptProgram::load(&bytes("storage")).unwrap();
+    let error = check("unbounded-storage.pt").unwrap_err();
+    let said = "the storage 0 is to have 16384 bytes, and the archive holds 12";
+    assert!(error.contains(said), "{error}");
+    // Torch loads that one, and refuses the others itself.
+    ScriptProgram::load(&std::fs::read(path("unbounded-storage.pt")).unwrap()).unwrap();
     for what in ["sizes", "strides", "offset"] {
-        assert!(ScriptProgram::load(&bytes(what)).is_err(), "{what}");
+        assert!(check(&format!("unbounded-{what}.pt")).is_err(), "{what}");
     }
 }
 
