@@ -1,18 +1,18 @@
 package flambeau
 
-import java.io.{BufferedInputStream, DataInputStream, InputStream}
+import java.io.{BufferedInputStream, DataInputStream, IOException, InputStream}
 import java.lang.invoke.MethodType
 import java.lang.reflect.{Method, Modifier}
 
 import scala.collection.mutable
 
-/** Whether the Spark that runs has what classes were compiled against: the JVM finds that out late, member by member, when a
-  * query runs in the executors.
+/** Whether Spark SQL, as it runs here, has what classes were compiled against: the JVM finds that out late, member by member,
+  * when a query runs in the executors.
   */
 private[flambeau] object Linkage {
   private val Ours = Seq("flambeau/", "org/apache/spark/sql/flambeau/")
 
-  /** The first thing of Spark's that is not there, of what `root` and the classes of Flambeau's that it leads to use.
+  /** The first thing of Spark SQL's that is not there, of what `root` and the classes of Flambeau's that it leads to use.
     *
     * @param root
     *   the name of a class, with dots
@@ -23,11 +23,15 @@ private[flambeau] object Linkage {
     var found = Option.empty[String]
     while (found.isEmpty && waiting.nonEmpty) {
       val name = waiting.dequeue()
-      val used = Used.of(loader.getResourceAsStream(s"$name.class"))
-      for (other <- used.classes if Ours.exists(other.startsWith) && known.add(other)) waiting.enqueue(other)
       found =
-        try used.members.find(!_.isThere(loader)).map(_.toString).orElse(unimplemented(load(name, loader)))
-        catch { case error @ (_: LinkageError | _: ClassNotFoundException) => Some(error.toString) }
+        try {
+          val used = Used.of(loader.getResourceAsStream(s"$name.class"))
+          for (other <- used.classes if Ours.exists(other.startsWith) && known.add(other))
+            waiting.enqueue(other)
+          used.members.find(!_.isThere(loader)).map(_.toString).orElse(unimplemented(load(name, loader)))
+        } catch {
+          case error @ (_: LinkageError | _: ClassNotFoundException | _: IOException) => Some(error.toString)
+        }
     }
     found
   }
@@ -35,13 +39,21 @@ private[flambeau] object Linkage {
   /** A method that a class of ours has to have for Spark, and has not. */
   private def unimplemented(owner: Class[_]): Option[String] =
     if (Modifier.isAbstract(owner.getModifiers)) None
-    else {
-      val (asked, there) = ancestors(owner).flatMap(_.getDeclaredMethods).partition(method =>
-        Modifier.isAbstract(method.getModifiers)
-      )
-      val known = there.map(signature).toSet
-      asked.find(method => !known(signature(method))).map(_.toString)
-    }
+    else
+      unlessUnknown(Option.empty[String]) {
+        val (asked, there) = ancestors(owner).flatMap(_.getDeclaredMethods).partition(method =>
+          Modifier.isAbstract(method.getModifiers)
+        )
+        val known = there.map(signature).toSet
+        asked.find(method => !known(signature(method))).map(_.toString)
+      }
+
+  /** What reflection finds; `otherwise` where it finds nothing, since it looks up the types of all of a class's members, of
+    * which those that nobody uses may be missing.
+    */
+  private def unlessUnknown[T](otherwise: T)(found: => T): T =
+    try found
+    catch { case _: LinkageError => otherwise }
 
   private def signature(method: Method): String =
     method.getName + descriptor(method.getReturnType, method.getParameterTypes)
@@ -57,25 +69,24 @@ private[flambeau] object Linkage {
   private def descriptor(returned: Class[_], arguments: Array[Class[_]]): String =
     MethodType.methodType(returned, arguments).toMethodDescriptorString
 
-  /** A method or a field of Spark's, as a class file names it. */
+  /** A method or a field of Spark SQL's, as a class file names it. */
   private final case class Member(owner: String, name: String, descriptor: String) {
     override def toString: String = s"${owner.replace('/', '.')}.$name$descriptor"
 
-    def isThere(loader: ClassLoader): Boolean =
-      ancestors(load(owner, loader)).exists { one =>
+    def isThere(loader: ClassLoader): Boolean = {
+      val owners = ancestors(load(owner, loader)) :+ classOf[Object]
+      unlessUnknown(true)(owners.exists { one =>
         if (name == "<init>")
           one.getDeclaredConstructors.exists(made =>
             Linkage.descriptor(classOf[Unit], made.getParameterTypes) == descriptor
           )
-        else if (descriptor.startsWith("("))
-          one.getDeclaredMethods.exists(method =>
-            method.getName == name && signature(method) == name + descriptor
-          )
+        else if (descriptor.startsWith("(")) one.getDeclaredMethods.exists(signature(_) == name + descriptor)
         else one.getDeclaredFields.exists(_.getName == name)
-      } || ancestors(classOf[Object]).flatMap(_.getDeclaredMethods).exists(_.getName == name)
+      })
+    }
   }
 
-  /** What a class uses: the classes, and the members of Spark's. */
+  /** What a class uses: the classes, and the members of Spark SQL's. */
   private final case class Used(classes: Seq[String], members: Seq[Member])
 
   private object Used {
@@ -110,7 +121,7 @@ private[flambeau] object Linkage {
       Used(
         classes.values.map(texts).toSeq,
         members.toSeq.collect {
-          case (owner, pair) if nameOf(owner).startsWith("org/apache/spark/") =>
+          case (owner, pair) if nameOf(owner).startsWith("org/apache/spark/sql/") =>
             Member(nameOf(owner), texts(pairs(pair)._1), texts(pairs(pair)._2))
         }.distinct
       )

@@ -325,6 +325,9 @@ class ScoreSuite extends SparkSuite with AdaptiveSparkPlanHelper {
     assert(missing(joiner -> None).exists(_.contains(joiner)))
     val vector = "org.apache.spark.sql.execution.vectorized.OnHeapColumnVector"
     assert(missing(vector -> Some(classOf[Object])).exists(_.startsWith(s"$vector.<init>(ILorg")))
+    // What a training alone needs is nothing to a query.
+    assert(missing("org.apache.spark.BarrierTaskContext" -> None).isEmpty)
+    assert(Linkage.missing("flambeau.NotThere", getClass.getClassLoader).nonEmpty)
   }
 
   test("vectors of other makes than Spark's are read as rows") {
