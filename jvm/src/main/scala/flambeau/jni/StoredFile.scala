@@ -1,6 +1,7 @@
 package flambeau.jni
 
 import java.io.{FileInputStream, IOException}
+import java.net.{URI, URLDecoder}
 import java.nio.file.LinkOption.NOFOLLOW_LINKS
 import java.nio.file.attribute.{FileTime, PosixFilePermissions}
 import java.nio.file.{FileAlreadyExistsException, Files, Path, Paths, StandardCopyOption}
@@ -44,7 +45,11 @@ final case class StoredFile(uri: String, size: Long, sha256: String) {
         throw new StoreException(s"the model's file $uri was removed, or this machine does not see it")
       case None => fetched(api, storeJson, hadoop)
     }
-    verify(path)
+    val real = path.toRealPath()
+    if (StoredFile.verified.get(real) != sha256) {
+      verify(real)
+      StoredFile.verified.put(real, sha256)
+    }
     path
   }
 
@@ -61,8 +66,10 @@ final case class StoredFile(uri: String, size: Long, sha256: String) {
       val part = Files.createTempFile(folder, sha256, ".part")
       try {
         if (isHadoops) copyFromHadoop(hadoop, part) else api.storeGetToFile(storeJson, uri, part.toString)
+        // What lies under its name stays there as long as it is asked for.
+        verify(part)
         Files.move(part, path, StandardCopyOption.ATOMIC_MOVE)
-        StoredFile.verified.remove(path.toRealPath())
+        StoredFile.verified.put(path.toRealPath(), sha256)
       } finally Files.deleteIfExists(part)
       StoredFile.evict(folder)
     }
@@ -78,15 +85,11 @@ final case class StoredFile(uri: String, size: Long, sha256: String) {
     } catch { case error: IOException => throw new StoreException(s"$uri: ${error.getMessage}", error) }
 
   private def verify(path: Path): Unit = {
-    val real = path.toRealPath()
-    if (StoredFile.verified.get(real) != sha256) {
-      val found = StoredFile.hash(real)
-      if (found != sha256)
-        throw new FlambeauException(
-          s"$uri is not the file that the model was saved with: its SHA-256 is $found, and should be $sha256"
-        )
-      StoredFile.verified.put(real, sha256)
-    }
+    val found = StoredFile.hash(path)
+    if (found != sha256)
+      throw new FlambeauException(
+        s"$uri is not the file that the model was saved with: its SHA-256 is $found, and should be $sha256"
+      )
   }
 }
 
@@ -106,15 +109,17 @@ object StoredFile {
     "^([A-Za-z][A-Za-z0-9+.-]*):".r.findFirstMatchIn(uri).map(_.group(1).toLowerCase)
 
   /** The local path that a URI means; none for an object store. */
-  private[flambeau] def localPath(uri: String): Option[Path] = {
-    lazy val path = new java.net.URI(uri).getPath
-    schemeOf(uri) match {
-      case None               => Some(Paths.get(uri))
-      case Some("file")       => Some(Paths.get(path))
-      case Some("spark-file") => Some(Paths.get(SparkFiles.get(uri.substring("spark-file:".length))))
-      case Some("dbfs")       => Some(Paths.get(if (path.startsWith("/Volumes/")) path else "/dbfs" + path))
-      case Some(_)            => None
-    }
+  private[flambeau] def localPath(uri: String): Option[Path] = schemeOf(uri) match {
+    case None               => Some(Paths.get(uri))
+    case Some("file")       => Some(Paths.get(new URI(uri).getPath))
+    case Some("spark-file") => Some(Paths.get(SparkFiles.get(uri.substring("spark-file:".length))))
+    case Some("dbfs")       =>
+      // Hadoop writes spaces as they are. What is escaped is read as the native store does.
+      val escaped = uri.substring("dbfs:".length).replaceFirst("^//[^/]*", "")
+      val path =
+        URLDecoder.decode(escaped.replace("+", "%2B").replaceAll("%(?![0-9A-Fa-f]{2})", "%25"), "UTF-8")
+      Some(Paths.get(if (path.startsWith("/Volumes/")) path else "/dbfs" + path))
+    case Some(_) => None
   }
 
   /** Lower-case hexadecimal SHA-256 of a file. */

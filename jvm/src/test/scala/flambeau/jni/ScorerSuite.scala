@@ -177,12 +177,16 @@ class ScorerSuite extends SparkSuite {
     fetch("another")
     assert(Seq(asked, old, recent).map(Files.exists(_)) == Seq(true, false, true))
     assert(new String(Files.readAllBytes(fetch("old")), UTF_8) == "old")
+    val wrong = StoredFile(s"elsewhere:${directory.resolve("old")}", 3, "0" * 64)
+    intercept[FlambeauException](wrong.local(api, "{}", hadoop))
+    assert(!Files.exists(folder.resolve(wrong.sha256)))
   }
 
   test("URIs that mean local paths are told from object stores") {
     assert(StoredFile.localPath("/a/b c") == Some(Paths.get("/a/b c")))
     assert(StoredFile.localPath("file:/a/b%20c") == Some(Paths.get("/a/b c")))
-    assert(StoredFile.localPath("dbfs:/a") == Some(Paths.get("/dbfs/a")))
+    for (same <- Seq("dbfs:/a b+/%c", "dbfs:///a b+/%c", "dbfs:/a%20b%2B/%c"))
+      assert(StoredFile.localPath(same) == Some(Paths.get("/dbfs/a b+/%c")))
     assert(StoredFile.localPath("dbfs:/Volumes/a/b") == Some(Paths.get("/Volumes/a/b")))
     assert(StoredFile.localPath("s3://bucket/key") == None)
   }
