@@ -46,7 +46,8 @@ private[flambeau] object Shards {
   ): DataColumns =
     DataColumns.resolve(schema, params, labelDtype, wide)
 
-  /** Writes the columns' rows under `directory`, computing `df` once, and returns what was written.
+  /** Writes the columns' rows under `directory`, computing `df` once, and returns what was written. Before that the first rows
+    * of `df` are computed where nested arrays are given no shape.
     *
     * Throws DataException, with the column's name, at the first row that is refused, and where no row is left to train
     * on.
@@ -155,26 +156,24 @@ private[flambeau] object Shards {
       )
   }
 
-  /** The columns with the shapes of nested arrays, where none is given that of the first row without a null. All rows are
-    * held to it as they are written.
+  /** The columns with the shapes of nested arrays, where none is given that of the first row that has one in each: no null
+    * and no empty array. All rows are held to it as they are written.
     */
   private def withNestedShapes(df: DataFrame, columns: DataColumns): DataColumns = {
     val nested = columns.tensors.map(_._1).filter(_.shape.isEmpty).map(_.columns.head).distinct
       .filter(name => Columns.depth(df.schema(name).dataType) > 1)
-    val values = nested.map(name => col(quoted(name)))
+    // By the first array of each.
+    val sizes = nested.map { name =>
+      val depth = Columns.depth(df.schema(name).dataType)
+      array(Seq.iterate(col(quoted(name)), depth)(get(_, lit(0))).map(size(_)): _*)
+    }
     val row =
       if (nested.isEmpty) None
-      else df.where(values.map(_.isNotNull).reduce(_ && _)).select(values: _*).take(1).headOption
+      else df.where(sizes.map(forall(_, _ > 0)).reduce(_ && _)).select(sizes: _*).take(1).headOption
     row.fold(columns) { first =>
-      val shapes = nested.zip(first.toSeq.map(shapeOf)).toMap
+      val shapes = nested.zip(nested.indices.map(first.getSeq[Int](_))).toMap
       columns.map((tensor, _) => tensor.copy(shape = tensor.shape.orElse(shapes.get(tensor.columns.head))))
     }
-  }
-
-  /** The shape of nested arrays, by the first of each. */
-  private def shapeOf(value: Any): Seq[Int] = value match {
-    case items: scala.collection.Seq[_] => items.length +: items.headOption.fold(Seq.empty[Int])(shapeOf)
-    case _                              => Nil
   }
 
   /** The columns with the shapes that were not known, taken from the first row; that others agree is seen in reading. */

@@ -221,6 +221,13 @@ class ShardsSuite extends SparkSuite {
     assert(intercept[DataException](nested("ragged", ragged)).getMessage.contains(
       "column 'm' holds an array that is not of shape [2, 3]"
     ))
+    // A first row that has no shape gives none.
+    for (
+      (hollow, index) <- Seq("array(cast(null as array<float>))", "array(array())", "array()").zipWithIndex
+    ) {
+      val m = when(col("id") === 0, expr(hollow).cast("array<array<float>>")).otherwise(whole)
+      assert(intercept[DataException](nested(s"hollow $index", m)).getMessage.contains("not of shape [2, 3]"))
+    }
   }
 
   test("Parquet files in place: no copy, partition columns as validation, and the refusals") {
