@@ -368,7 +368,7 @@ def work_directory(spark: SparkSession, given: str | None, store_options: Mappin
     options = tuple(sorted(store_options.items()))
     if given is not None:
         # Databricks mounts these, whatever its default file system is.
-        stays = re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:|/(dbfs|Volumes)/", given)
+        stays = re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:|/(dbfs|Volumes|Workspace)/", given)
         uri = given if stays else qualified(spark, given)
         found = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*):", uri)
         if found is None:

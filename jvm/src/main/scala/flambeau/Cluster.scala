@@ -181,7 +181,7 @@ private[flambeau] object Cluster {
   def workDirectory(spark: SparkSession, path: Option[String]): WorkDirectory = path match {
     case Some(location) =>
       // Databricks mounts these, whatever its default file system is.
-      val stays = WorkDirectory.hasScheme(location) || location.matches("/(dbfs|Volumes)/.*")
+      val stays = WorkDirectory.hasScheme(location) || location.matches("/(dbfs|Volumes|Workspace)/.*")
       val qualified = if (stays) None else Some(Directory.qualified(spark, location))
       val uri = qualified.fold(location)(_.toString)
       for (scheme <- StoredFile.schemeOf(uri) if !Schemes.contains(scheme)) {

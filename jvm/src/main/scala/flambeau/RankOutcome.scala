@@ -54,6 +54,13 @@ private[flambeau] object RankOutcome {
     case _             => other
   }
 
+  /** The kind of what kept a task from its worker. */
+  def kindOf(error: Throwable): String = error match {
+    case _: StoreException => "store"
+    case _: DataException  => "data"
+    case _                 => "environment"
+  }
+
   /** The outcome that says why the others failed; none where all went well.
     *
     * Where several ranks say that it began with them, one with an error of its own comes first, then one whose process

@@ -51,13 +51,13 @@ private[flambeau] final case class RankTask(
         )
       catch {
         case error @ (_: FlambeauException | _: IOException) =>
-          RankOutcome(rank, hostName, kind = "environment", message = error.getMessage)
+          RankOutcome(rank, hostName, kind = RankOutcome.kindOf(error), message = error.getMessage)
       }
     rendezvous.leave()
     outcome
   }
 
-  /** Gives the job with the program's files as copies of this task's own. Throws StoreException where one is not what the
+  /** Gives the job with the program's files as copies of this task's own. Throws DataException where one is not what the
     * driver wrote: what is in it is run.
     */
   private[flambeau] def withJob[T](use: JsonNode => T): T = {
@@ -68,7 +68,7 @@ private[flambeau] final case class RankTask(
         val copy = folder.resolve(part)
         NativeLibrary.api(settings.get).storeGetToFile(settings.storeJson, file.uri, copy.toString)
         if (StoredFile.hash(copy) != file.sha256)
-          throw new StoreException(s"${file.uri} is not the program that the driver wrote there")
+          throw new DataException(s"${file.uri} is not the program that the driver wrote there")
         val program = job.get("program").asInstanceOf[ObjectNode]
         if (part == "loss") program.set[ObjectNode](part, Json.obj().put("script", copy.toString))
         else program.put(part, copy.toString)
