@@ -107,8 +107,8 @@ def main() -> int:
     REPORTS.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("JDK_JAVA_OPTIONS", JAVA)
     if IS_LONG:
-        # Ten times proptest's own number, for properties that do not say theirs: some start ranks for each case.
-        os.environ.setdefault("PROPTEST_CASES", "2560")
+        # Four times proptest's own number, for properties that do not say theirs: some start ranks for each case.
+        os.environ.setdefault("PROPTEST_CASES", "1024")
 
     outcomes = [run(step) for step in quick_lints()]
     if not any(outcome.tally.failed for outcome in outcomes):
