@@ -75,7 +75,7 @@ def new_id(since: str | None = None) -> str:
 
 def age_of(name: str) -> timedelta | None:
     """How long ago an id was made; None for a name that is not one."""
-    match = re.match(r"(\d{8}T\d{6}Z)-[0-9a-f]{12}(\.json|\.owner)?$", name)
+    match = re.match(r"(\d{8}T\d{6}Z)-[0-9a-f]{12}(\.json)?$", name)
     if match is None:
         return None
     return datetime.now(UTC) - datetime.strptime(match.group(1), _STAMP).replace(tzinfo=UTC)

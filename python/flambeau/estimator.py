@@ -80,7 +80,7 @@ class TorchEstimator(HasTrainingParams, HasRuntime, HasObjects, Estimator[Any], 
             if count > 1:
                 raise ParamError(
                     f"runId {run!r} names one run, and {count} of these param maps have it: leave it unset, "
-                    "or give each map its own, for example with addGrid(estimator.runId, [...])"
+                    "as a CrossValidator needs it, or give each map its own"
                 )
         return Fits(estimators, dataset)
 

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, load_model
 from torch import Tensor, nn
 
 from flambeau._columns import TensorColumns
+from flambeau._quiet import without_warnings
 from flambeau._saved.archive import check_exported
 from flambeau._saved.program import (
     _export,
@@ -373,6 +374,23 @@ def test_two_threads_that_make_programs_leave_the_process_as_it_was(
     assert (sys.stdout, logging.root.manager.disable, list(warnings.filters)) == before
     assert capsys.readouterr().out == "of the user\n"
     assert [record.message for record in caplog.records] == ["of the user"]
+
+
+def test_threads_without_warnings_wait_for_no_other() -> None:
+    """As for one whose forward hangs."""
+    before, both = list(warnings.filters), threading.Barrier(2, timeout=5)
+
+    def run() -> None:
+        with without_warnings():
+            both.wait()
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not both.broken
+    assert list(warnings.filters) == before
 
 
 def test_lazy_modules_are_refused_by_name() -> None:

@@ -4,15 +4,10 @@ them to the bits of a fit that nothing stopped.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +20,15 @@ from test_native_runtime import await_children, in_background
 from test_stuck_workers import regressor, rows, weights
 from torch import Tensor, nn
 
-from flambeau import ParamError, WorkerLost, _workdir
-from flambeau._fit import claim, run
-from flambeau._workdir import WorkDirectory, beating, new_id
+from flambeau import CancelledError, ParamError, StoreError, WorkerLost, _workdir
+from flambeau._fit import claim, cluster, run
+from flambeau._workdir import WorkDirectory, beating
 
 
 class Fails(nn.Module):
-    """A net with dropout that raises in its 25th training forward where the file `fuse` is."""
+    """A net with dropout that raises in its 25th training forward where the file `fuse` is. What it keeps of
+    a forward depends on its weights.
+    """
 
     def __init__(self, fuse: Path) -> None:
         super().__init__()
@@ -43,11 +40,14 @@ class Fails(nn.Module):
         self.forwards += self.training
         if self.forwards == 25 and os.path.exists(self.fuse):
             raise LookupError("no such embedding: 'ZZ'")
-        return self.net(x)
+        output: Tensor = self.net(x)
+        self.kept = output.detach()
+        self.total = float(self.kept.sum())
+        return output
 
 
-def fails(fuse: Path) -> Fails:
-    torch.manual_seed(1)
+def fails(fuse: Path, seed: int = 1) -> Fails:
+    torch.manual_seed(seed)
     return Fails(fuse)
 
 
@@ -56,7 +56,10 @@ def files_of(directory: Path) -> list[str]:
     return sorted(left - {"leases"})
 
 
-def test_a_failed_fit_is_gone_on_with(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_failed_fit_is_gone_on_with(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim, "_BEAT_SECONDS", 1.0)
     df, work, fuse = rows(spark), tmp_path / "work", tmp_path / "fuse"
     params: dict[str, Any] = {"workDir": str(work), "runId": "nightly", "epochs": 4}
     undisturbed = regressor(fails(fuse), epochs=4).fit(df)
@@ -79,7 +82,7 @@ def test_a_failed_fit_is_gone_on_with(spark: SparkSession, tmp_path: Path) -> No
         with pytest.raises(ParamError, match=f"runId 'nightly' .* another job: {said}"):
             regressor(**({"model": fails(fuse)} | params | changed)).fit(other_rows)
 
-    resumed = regressor(fails(fuse), verifyReplicas=True, **params).fit(df)
+    resumed = regressor(fails(fuse, seed=2), verifyReplicas=True, **params).fit(df)
     for name, weight in undisturbed.module().state_dict().items():
         assert torch.equal(resumed.module().state_dict()[name], weight), name
     assert resumed.history["loss"] == undisturbed.history["loss"]
@@ -91,13 +94,21 @@ def test_a_failed_fit_is_gone_on_with(spark: SparkSession, tmp_path: Path) -> No
 def test_a_run_of_which_nothing_is_left_is_a_new_one(spark: SparkSession, tmp_path: Path) -> None:
     """As after a sweep, which knows the age of attempts and not that of a name."""
     work = WorkDirectory(str(tmp_path))
-    run.Run(spark, work, True, "nightly", {"epochs": 1}).write(["first"])
-    other = run.Run(spark, work, True, "nightly", {"epochs": 2})
+    run.Run(spark, work, True, "nightly", lambda: {"epochs": 1}).write(["first"])
+    other = run.Run(spark, work, True, "nightly", lambda: {"epochs": 2})
     assert other.attempts() == []
-    (tmp_path / "attempts" / "first").mkdir(parents=True)
-    (tmp_path / "attempts" / "first" / "events").write_text("")
+    checkpoint = tmp_path / "attempts" / "first" / "checkpoints" / "0000000010"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "shared.bin").write_text("")
+    assert other.attempts() == []
+    (checkpoint / "COMMITTED").write_text("")
     with pytest.raises(ParamError, match="epochs was 1 and is 2"):
         other.attempts()
+    file = tmp_path / "runs" / "nightly.json"
+    for text in (file.read_text()[:20], '{"format": 1}'):
+        file.write_text(text)
+        with pytest.raises(ParamError, match=r"nightly\.json is damaged, .* remove it to train anew"):
+            other.attempts()
 
 
 @pytest.mark.skipif(
@@ -135,31 +146,25 @@ def test_a_fit_without_a_name_says_its_own(
 def test_fits_without_names_read_no_rows_as_they_fail(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a process keeps the checkpoints of the last one alone."""
+    """And what one has kept, another one leaves."""
     monkeypatch.setattr(run, "_hashes", None)
     df, work, fuse = rows(spark), tmp_path / "work", tmp_path / "fuse"
     fuse.touch()
-    notes = []
-    for _ in range(2):
+    for num in (1, 2):
         with pytest.raises(LookupError) as failure:
             regressor(fails(fuse), workDir=str(work)).fit(df)
-        notes.append(failure.value.__notes__[-1])
-    [kept] = work.glob("runs/*")
-    assert len(list(work.glob("attempts/*/checkpoints"))) == 1
-    assert f"runId={kept.stem!r}" in notes[-1]
+        assert len(list(work.glob("runs/*"))) == len(list(work.glob("attempts/*/checkpoints"))) == num
+    kept = max(work.glob("runs/*"), key=lambda path: path.stat().st_mtime_ns)
+    assert f"runId={kept.stem!r}" in failure.value.__notes__[-1]
     params: dict[str, Any] = {"runId": kept.stem, "workDir": str(work)}
     with pytest.raises(ParamError, match="its rows were others"):
         regressor(fails(fuse), **params).fit(df.withColumn("label", F.col("label") * 2))
-    # Once it is asked for by name, it is kept beside the next one without.
-    with pytest.raises(LookupError):
-        regressor(fails(fuse), workDir=str(work)).fit(df)
-    assert len(list(work.glob("runs/*"))) == len(list(work.glob("attempts/*/checkpoints"))) == 2
 
 
 def test_a_run_has_one_fit_at_a_time(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim, "_BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(claim, "_BEAT_SECONDS", 0.1)
     work = WorkDirectory(str(tmp_path))
     owner = tmp_path / "runs" / "nightly.owner"
     params: dict[str, Any] = {"workDir": str(tmp_path), "runId": "nightly"}
@@ -168,32 +173,65 @@ def test_a_run_has_one_fit_at_a_time(
             regressor(nn.Linear(4, 1), **params).fit(rows(spark))
         with claim.claimed(work, True, "weekly"):
             pass
-        first = json.loads(owner.read_text())["beat"]
-        deadline = time.monotonic() + 10
-        while json.loads(owner.read_text())["beat"] == first:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    assert not owner.exists()
-
-    def left_by(host: str, process: int, seconds: float) -> None:
-        stamp = (datetime.now(UTC) - timedelta(seconds=seconds)).strftime("%Y%m%dT%H%M%SZ")
-        told = {"owner": "other", "host": host, "process": process, "beat": new_id(stamp)}
-        owner.write_text(json.dumps(told))
-
-    for host, process in [("elsewhere", 1), (socket.gethostname(), os.getppid())]:
-        left_by(host, process, 5)
-        with pytest.raises(
-            ParamError, match=f"trained by process {process} on {host}, last heard of [5-9] s"
-        ):
-            regressor(nn.Linear(4, 1), **params).fit(rows(spark))
+        first = owner.read_bytes()
+        with monkeypatch.context() as patch:
+            patch.setattr(claim, "_held", set())
+            with pytest.raises(ParamError, match="is being trained by another driver"):
+                regressor(nn.Linear(4, 1), **params).fit(rows(spark))
+        assert owner.read_bytes() != first
         assert files_of(tmp_path) == ["runs"]
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    for host, process, seconds in [("elsewhere", 1, 61.0), (socket.gethostname(), ended.pid, 5.0)]:
-        left_by(host, process, seconds)
+    assert not owner.exists()
+    # What a driver left that was killed, whole or in the middle of a write.
+    for left in (first, b"", b'{"owner"'):
+        owner.write_bytes(left)
         with claim.claimed(work, True, "nightly"):
             pass
         assert not owner.exists()
+    # One that ends meanwhile.
+    owner.write_bytes(first)
+    monkeypatch.setattr(claim, "_BEAT_SECONDS", 2.0)
+    threading.Timer(0.1, owner.unlink).start()
+    start = time.monotonic()
+    with claim.claimed(work, True, "nightly"):
+        assert time.monotonic() - start < 2
+
+
+def test_a_run_that_another_driver_took_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(claim, "_BEAT_SECONDS", 0.05)
+    work, owner = WorkDirectory(str(tmp_path)), tmp_path / "runs" / "nightly.owner"
+    with claim.claimed(work, True, "nightly"):
+        owner.write_text("another")
+        deadline = time.monotonic() + 10
+        while "may mix" not in caplog.text:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    assert owner.read_text() == "another"
+    assert caplog.text.count("may mix") == 1
+
+
+def test_an_owner_that_can_not_be_written_is_told_before_the_training(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(StoreError), claim.claimed(WorkDirectory(str(tmp_path)), True, "nightly"):
+        raise AssertionError("not reached")
+
+
+def test_an_interrupt_ends_the_watching(spark: SparkSession, tmp_path: Path) -> None:
+    work, interrupted = WorkDirectory(str(tmp_path)), threading.Event()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "nightly.owner").write_text("another")
+
+    def watch() -> None:
+        threading.Timer(0.1, interrupted.set).start()
+        with claim.claimed(work, True, "nightly"):
+            raise AssertionError("not reached")
+
+    start = time.monotonic()
+    with pytest.raises(CancelledError):
+        cluster.interruptible(spark, watch, interrupted)
+    assert time.monotonic() - start < 8
+    assert not claim._held
 
 
 def test_a_grid_gives_each_fit_a_run_of_its_own(spark: SparkSession) -> None:

@@ -1,25 +1,29 @@
-"""Whose a named run is: one fit at a time writes its checkpoints and goes on from them."""
+"""Whose a named run is: one fit at a time writes its checkpoints and goes on from them.
+
+The driver that has a run writes `runs/<id>.owner` anew with each beat: a name of its own and a number.
+Another one watches the file for a while, so that no clocks are compared.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import socket
+import secrets
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import timedelta
-from typing import Any
+from contextlib import contextmanager, nullcontext
 
-from flambeau._workdir import WorkDirectory, age_of, beating, new_id
-from flambeau.errors import ParamError
+from flambeau._fit import cluster
+from flambeau._workdir import WorkDirectory
+from flambeau.errors import FlambeauError, ParamError
 
 log = logging.getLogger("flambeau")
 
 _BEAT_SECONDS = 10.0
-# A driver that was killed counts as ended so long after its last beat; one of this machine at once.
-FRESH = timedelta(seconds=60)
+# A driver that is not heard of for so many beats has ended.
+_FRESH_BEATS = 3
+# Of two drivers that saw nobody, the one that wrote last is seen by both so many beats later.
+_SETTLE_BEATS = 0.05
 _lock = threading.Lock()
 _held: set[str] = set()
 
@@ -28,19 +32,24 @@ _held: set[str] = set()
 def claimed(work: WorkDirectory, visible: bool, run: str) -> Iterator[None]:
     """Holds the run of that name while the block runs.
 
-    Raises ParamError where a fit of this process holds it, or another driver that was heard of within
-    `FRESH`: its beats are seen where this process sees the work directory (`visible`).
+    Where this process sees the work directory (`visible`), what another driver left there is watched for up
+    to 30 s. Raises ParamError where another fit of this process has the run, or such a driver still writes;
+    StoreError where this one can't.
     """
     uri = work.path("runs", f"{run}.owner")
+
+    def refused(who: str) -> ParamError:
+        return ParamError(
+            f"runId {run!r} in {work.uri} is being trained by {who}: wait until that fit has ended, "
+            "interrupt it, or take another runId"
+        )
+
     with _lock:
         if uri in _held:
-            raise _refusal(work, run, "another fit of this process")
+            raise refused("another fit of this process")
         _held.add(uri)
     try:
-        if visible:
-            with _beating(work, run, uri):
-                yield
-        else:
+        with _beating(work, uri, refused("another driver")) if visible else nullcontext():
             yield
     finally:
         with _lock:
@@ -48,59 +57,64 @@ def claimed(work: WorkDirectory, visible: bool, run: str) -> Iterator[None]:
 
 
 @contextmanager
-def _beating(work: WorkDirectory, run: str, uri: str) -> Iterator[None]:
+def _beating(work: WorkDirectory, uri: str, refusal: ParamError) -> Iterator[None]:
     from flambeau import _native
 
-    store = _native.Store(dict(work.store_options))
-    own = {"owner": new_id(), "host": socket.gethostname(), "process": os.getpid()}
+    store, own, ended = (
+        _native.Store(dict(work.store_options)),
+        secrets.token_hex(8).encode(),
+        threading.Event(),
+    )
 
-    def check() -> None:
-        told: dict[str, Any] = {} if store.size(uri) is None else json.loads(store.get(uri))
-        age = age_of(told["beat"]) if told else None
-        if age is None or age > FRESH or told["owner"] == own["owner"] or _has_ended(told):
-            return
-        seconds = max(0.0, age.total_seconds())
-        who = f"process {told['process']} on {told['host']}, last heard of {seconds:.0f} s ago"
-        raise _refusal(work, run, who)
+    def read() -> bytes | None:
+        """What the file holds: None where there is none, nothing where it can't be read."""
+        try:
+            return None if store.size(uri) is None else store.get(uri)
+        except (FlambeauError, OSError):
+            return b""
+
+    def is_others() -> bool:
+        return not (read() or own).startswith(own)
 
     def beat() -> None:
-        store.put(uri, json.dumps({**own, "beat": new_id()}).encode())
-
-    check()
-    is_held = False
-    try:
-        with beating(beat, lambda: None, _BEAT_SECONDS):
-            # Of two drivers that saw nobody, the one whose name stays goes on.
-            check()
-            is_held = True
-            yield
-    finally:
-        if is_held:
+        number, is_told = 0, False
+        while not ended.wait(_BEAT_SECONDS):
+            if is_others():
+                log.warning("%s; its checkpoints and this fit's may mix", refusal)
+                return
+            number += 1
             try:
-                store.delete(uri)
+                store.put(uri, own + b" %d" % number)
+                is_told = False
             except Exception as error:
-                log.warning("%s could not be removed: %s", uri, error)
+                if not is_told:
+                    log.warning("%s could not be written: %s", uri, error)
+                is_told = True
+        # Here, so that no put comes after it.
+        try:
+            if (read() or b"").startswith(own):
+                store.delete(uri)
+        except Exception as error:
+            log.warning("%s could not be removed: %s", uri, error)
 
-
-def _has_ended(told: dict[str, Any]) -> bool:
-    """Whether the process that wrote this is one of this machine that is no more."""
-    if told["host"] != socket.gethostname():
-        return False
-    if told["process"] == os.getpid():
-        # One that had this number before: what this one holds is known.
-        return True
+    seen, start = read(), time.monotonic()
+    if seen is not None:
+        log.info("%s is there: waiting whether another driver still writes it", uri)
+    while seen is not None and time.monotonic() < start + _FRESH_BEATS * _BEAT_SECONDS:
+        cluster.pause(_BEAT_SECONDS / 10)
+        now = read()
+        if seen and now and now != seen:
+            raise refusal
+        seen = now if now is None else seen or now
+    store.put(uri, own)
+    thread = threading.Thread(target=beat, name="flambeau-claim", daemon=True)
+    thread.start()
     try:
-        os.kill(told["process"], 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass
-    return False
-
-
-def _refusal(work: WorkDirectory, run: str, who: str) -> ParamError:
-    return ParamError(
-        f"runId {run!r} in {work.uri} is being trained by {who}: wait until that fit has ended, interrupt "
-        "it, or take another runId (a driver that was killed counts as ended after "
-        f"{FRESH.total_seconds():.0f} s)"
-    )
+        cluster.pause(_SETTLE_BEATS * _BEAT_SECONDS)
+        if is_others():
+            raise refusal
+        yield
+    finally:
+        ended.set()
+        # A store may hang.
+        thread.join(_BEAT_SECONDS)

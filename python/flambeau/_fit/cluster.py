@@ -90,7 +90,7 @@ def check_slots(spark: SparkSession, num_workers: int, wait: float, num_gpus: in
                 f"lower numWorkers, add executors, or lower spark.task.cpus; "
                 f"slotTimeout waits for executors that are still starting"
             )
-        time.sleep(_SLOT_POLL_SECONDS)
+        pause(_SLOT_POLL_SECONDS)
 
 
 def _starting_seconds(spark: SparkSession) -> float:
@@ -190,9 +190,10 @@ def interruptible(
     )
     outcome: list[T] = []
     failure: list[BaseException] = []
-    done = threading.Event()
+    done, given_up = threading.Event(), threading.Event()
 
     def run() -> None:
+        _action.given_up = given_up
         try:
             add(tag)
             try:
@@ -214,12 +215,23 @@ def interruptible(
                 raise CancelledError("the fits were interrupted")
     except BaseException:
         log.warning("cancelling the training's Spark jobs")
+        given_up.set()
         cancel(tag)
         done.wait(_CANCEL_SECONDS)
         raise
     if failure:
         raise failure[0]
     return outcome[0]
+
+
+_action = threading.local()
+
+
+def pause(seconds: float) -> None:
+    """Waits; raises CancelledError where this thread's `interruptible` action is interrupted meanwhile."""
+    given_up = getattr(_action, "given_up", None) or threading.Event()
+    if given_up.wait(seconds):
+        raise CancelledError("the fit was interrupted")
 
 
 def inheriting(spark: SparkSession, target: Callable[[], None]) -> Callable[[], None]:

@@ -171,7 +171,7 @@ class Launch:
                 remove(self.spark, self.work, self.visible, "attempts", name)
         self._remove_files()
         if self.run_of is not None and self.attempts:
-            self.run_of.remove(())
+            self.run_of.remove()
         return kept
 
     def keep(self, error: BaseException) -> None:
@@ -184,7 +184,7 @@ class Launch:
                 self.clean()
                 return
             self._remove_files()
-            self.run_of.keep(self.attempts)
+            self.run_of.write(self.attempts)
         except Exception as other:
             log.warning("what the training left in %s stays: %s", self.work.uri, _first_line(other))
             return

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-_FORMAT = 1
+_FORMAT = 2
 _PIECE = 8 << 20
 _END = 256 << 10
 
@@ -57,29 +57,28 @@ _FREE = {
 
 @dataclass
 class Run:
-    """A run of one job on some rows. `what` tells the job apart from others (`job_of`), `files` are the
-    shards. One that `is_named` has its name from the user.
+    """A run of one job on some rows. `what` gives what tells the job apart from others (`job_of`), and is
+    called where that is asked for; `files` are the shards. One that `is_named` has its name from the user.
     """
 
     spark: SparkSession
     work: WorkDirectory
     visible: bool
     id: str
-    what: Mapping[str, Any]
+    what: Callable[[], Mapping[str, Any]]
     files: Sequence[str] = field(default_factory=tuple)
     is_named: bool = True
 
     def attempts(self) -> list[str]:
         """The attempts that earlier fits of the run made, oldest first; none for a run that is new.
 
-        Raises ParamError where they were of another job or on other rows.
+        Raises ParamError where they were of another job or on other rows, or the run's file can't be read.
         """
         told = self._read()
         if told is None:
             return []
-        _forget(self.uri)
         rows = self._all_rows if told["readAll"] else self._ends_of_rows
-        then, now = {**told["what"], "rows": told["rows"]}, {**self.what, "rows": rows}
+        then, now = {**told["what"], "rows": told["rows"]}, {**self._job, "rows": rows}
         different = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
         if different:
             said = _difference(different[0], then, now)
@@ -96,7 +95,7 @@ class Run:
         The first time it reads all rows of a run that is named; of others, which only a failure notes, no
         more than the ends of their files.
         """
-        told = {"format": _FORMAT, "attempts": list(attempts), "what": self.what, "readAll": self.is_named}
+        told = {"format": _FORMAT, "attempts": list(attempts), "what": self._job, "readAll": self.is_named}
         told["rows"] = self._all_rows if self.is_named else self._ends_of_rows
         uri, data, options = self.uri, json.dumps(told).encode(), dict(self.work.store_options)
 
@@ -106,6 +105,10 @@ class Run:
             _native.Store(options).put(uri, data)
 
         self.here(put)
+
+    @cached_property
+    def _job(self) -> Mapping[str, Any]:
+        return self.what()
 
     @cached_property
     def _all_rows(self) -> str:
@@ -120,22 +123,8 @@ class Run:
         ends = self.here(partial(_ends, list(self.files), dict(self.work.store_options)))
         return digest(ends)
 
-    def keep(self, attempts: Sequence[str]) -> None:
-        """Notes the attempts of a fit that failed. Of runs without a name a process keeps one in a work
-        directory: the checkpoints of the one before are removed.
-        """
-        self.write(attempts)
-        if not self.is_named:
-            with _lock:
-                before, _unnamed[self.work] = _unnamed.get(self.work), (self, tuple(attempts))
-            if before is not None:
-                run, others = before
-                run.remove(others)
-
-    def remove(self, attempts: Sequence[str]) -> None:
-        """Removes the attempts and the run's file; a failure is told and no more."""
-        for name in attempts:
-            remove(self.spark, self.work, self.visible, "attempts", name)
+    def remove(self) -> None:
+        """Removes the run's file; a failure is told and no more."""
         remove(self.spark, self.work, self.visible, "runs", f"{self.id}.json")
 
     @property
@@ -148,22 +137,33 @@ class Run:
         return function() if self.visible else cluster.on_worker(self.spark, function)
 
     def _read(self) -> dict[str, Any] | None:
-        """What the run's file says; None where there is none, or nothing is left of its attempts."""
+        """What the run's file says; None where there is none, or its attempts have no checkpoint. Raises
+        ParamError where it says something else.
+        """
         uri, work = self.uri, self.work
 
-        def read() -> str | None:
+        def read() -> dict[str, Any] | None:
             from flambeau import _native
 
             store = _native.Store(dict(work.store_options))
             if store.size(uri) is None:
                 return None
-            told = json.loads(store.get(uri))
-            # A sweep has removed those that are old; a run's file has a name of the user's, without an age.
-            told["attempts"] = [name for name in told["attempts"] if store.list(work.path("attempts", name))]
-            return json.dumps(told) if told["attempts"] else None
+            told: dict[str, Any] = {}
+            with suppress(ValueError):
+                told = json.loads(store.get(uri))
+            if told.get("format") != _FORMAT:
+                return {}
+            # A sweep removes those that are old; a run's file has a name of the user's, without an age.
+            places = (work.path("attempts", name, "checkpoints") for name in told["attempts"])
+            is_left = any(found.endswith("/COMMITTED") for place in places for found in store.list(place))
+            return told if is_left else None
 
-        text = self.here(read)
-        told: dict[str, Any] | None = None if text is None else json.loads(text)
+        told: dict[str, Any] | None = self.here(read)
+        if told == {}:
+            raise ParamError(
+                f"runId {self.id!r}: {uri} is damaged, or another version of flambeau wrote it: remove it to "
+                "train anew, or take another runId"
+            )
         return told
 
 
@@ -175,19 +175,6 @@ def job_of(params: Mapping[str, Any], runtime: str, objects: Mapping[str, Any]) 
     told = {name: value for name, value in params.items() if name not in _FREE}
     digests = {name: digest_of(value, trained=name == "model") for name, value in objects.items()}
     return told | {"runtime": runtime} | digests
-
-
-_lock = threading.Lock()
-_unnamed: dict[WorkDirectory, tuple[Run, tuple[str, ...]]] = {}
-"""The newest run without a name that failed in this process, and its attempts, by work directory."""
-
-
-def _forget(uri: str) -> None:
-    """Has a later failure leave a run that is gone on with."""
-    with _lock:
-        for work, (run, _) in list(_unnamed.items()):
-            if run.uri == uri:
-                del _unnamed[work]
 
 
 def _difference(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> str:

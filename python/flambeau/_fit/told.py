@@ -1,34 +1,61 @@
 """What tells an object of the user's from another, as JSON that is the same in every process.
 
-The oracle of what belongs to an object is pickle: what it would keep of it is told. Pickles themselves are no
-such text: they hold sets in the order of a process's hashes, and names in place of code.
+The user's own code is told by what it is, everybody else's by its name, and an object by what pickle would
+keep of it. Pickles themselves are no such text: they hold sets in the order of a process's hashes, and names
+in place of code.
 """
 
 from __future__ import annotations
 
+import copyreg
+import functools
 import hashlib
+import io
 import json
 import re
-from collections.abc import Iterable, Mapping
+import sys
+import zipfile
+from collections import ChainMap
+from collections.abc import Iterable, MutableMapping
+from contextlib import suppress
+from pathlib import PurePath
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 _PLAIN = (str, int, float, bool, bytes, type(None))
-# Objects that hold others deeper than this are told by their classes.
-_MAX_DEPTH = 60
+# Objects deeper than this, and those after so many, are told by their classes.
+_MAX_DEPTH = 90
+_MAX_OBJECTS = 100_000
+
+# What the standard library makes of functions, and where those are in it.
+_WRAPPERS = (
+    property,
+    staticmethod,
+    classmethod,
+    functools.cached_property,
+    functools.partialmethod,
+    functools.singledispatchmethod,
+    functools._lru_cache_wrapper,
+)
+_WRAPPED = ("fget", "fset", "__wrapped__", "func", "args", "keywords", "dispatcher")
 
 
 def digest_of(value: Any, trained: bool = False) -> str:
     """A SHA-256 of what tells `value` from others.
 
-    A function counts by its code, defaults, closure and those names of its own module that it uses, an
-    object by its class and state, a tensor by its bytes. Of a module that is `trained` the parameters and
-    buffers count by names, shapes, types and `requires_grad` alone.
+    A function counts by its code, defaults, closure, and those names of its module that it uses; an object by
+    its class and state; a tensor by its bytes; what is not the user's own code by its name. The tensors of a
+    module that is `trained` count by their places, shapes, types and `requires_grad` alone.
     """
     import torch
+    from torch.utils._pytree import tree_leaves
 
-    is_module = trained and isinstance(value, torch.nn.Module)
-    return digest(_Teller([*value.parameters(), *value.buffers()] if is_module else []).told(value))
+    tensors: set[int] = set()
+    for part in value.modules() if trained else ():
+        # A list may hold itself.
+        with suppress(RecursionError):
+            tensors |= {id(one) for one in tree_leaves(vars(part)) if isinstance(one, torch.Tensor)}
+    return digest(_Teller(tensors, trained, _MAX_OBJECTS, {}).told(value))
 
 
 def digest(value: Any) -> str:
@@ -37,53 +64,74 @@ def digest(value: Any) -> str:
 
 
 class _Teller:
-    """Tells one object; `trained` are tensors whose bytes do not count."""
+    """Tells one object: of `tensors` the bytes do not count, nor those of scripted modules where it is
+    `trained`; `left` is how many objects are told before only their classes are; `told` is what was told
+    of which object, by its id, which stays its own as it is held.
+    """
 
-    def __init__(self, trained: list[Any]) -> None:
-        self._trained = {id(tensor): tensor for tensor in trained}
-        # Functions and classes are told once; other objects may be equal and not the same.
-        self._named: list[FunctionType | type] = []
-        self._within: list[Any] = []
+    def __init__(
+        self,
+        tensors: set[int],
+        trained: bool,
+        left: int,
+        told: MutableMapping[int, tuple[Any, str]],
+        depth: int = 0,
+    ) -> None:
+        self._tensors, self._trained = tensors, trained
+        self._left, self._told, self._depth = left, told, depth
 
     def told(self, value: Any) -> Any:
+        """A plain value itself, of others a digest: what many refer to is told once."""
+        if type(value) is int and value.bit_length() > 64:
+            return ["int", hex(value)]
         if type(value) is bytes:
             return ["bytes", hashlib.sha256(value).hexdigest()]
         if type(value) in _PLAIN:
             return value
-        if isinstance(value, (BuiltinFunctionType, ModuleType)):
-            return _name(value)
-        is_named = isinstance(value, (FunctionType, type))
-        if is_named and (_is_torchs(value) or any(value is one for one in self._named)):
-            return _name(value)
-        if any(value is one for one in self._within) or len(self._within) > _MAX_DEPTH:
-            return _name(value if is_named else type(value))
-        if is_named:
-            self._named.append(value)
-        self._within.append(value)
-        try:
-            return self._object(value)
-        finally:
-            self._within.pop()
+        if id(value) not in self._told:
+            # What refers to itself meets its class there.
+            own = _name(value if isinstance(value, (FunctionType, type)) else type(value))
+            self._told[id(value)] = (value, own)
+            if self._left > 0 and self._depth < _MAX_DEPTH:
+                self._left -= 1
+                self._depth += 1
+                with suppress(Exception):
+                    self._told[id(value)] = (value, digest(self._object(value)))
+                self._depth -= 1
+        return self._told[id(value)][1]
 
     def _object(self, value: Any) -> Any:
         import torch
 
+        if isinstance(value, (BuiltinFunctionType, ModuleType)):
+            return _name(value)
         if isinstance(value, FunctionType):
             return self._function(value)
         if isinstance(value, type):
             return self._class(value)
+        if isinstance(value, _WRAPPERS):
+            parts = (getattr(value, part, None) for part in _WRAPPED)
+            return [_name(type(value)), self._all(parts)]
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if isinstance(value, CodeType):
             return [value.co_code.hex(), list(value.co_names), self._all(value.co_consts)]
         if isinstance(value, CellType):
-            return self._cell(value)
+            # Raises ValueError for one that is empty.
+            return [self.told(value.cell_contents)]
         if type(value) in (list, tuple):
             return self._all(value)
+        if type(value) is dict:
+            return ["items", *map(self._all, value.items())]
         if isinstance(value, (set, frozenset)):
-            return sorted(self._all(value), key=json.dumps)
-        if isinstance(value, Mapping) and type(value).__module__ in ("builtins", "collections"):
-            return ["items", *([self.told(key), self.told(one)] for key, one in value.items())]
+            # Each by itself, as their order differs.
+            left = self._left // max(1, len(value))
+            alone = (
+                _Teller(self._tensors, self._trained, left, ChainMap({}, self._told), self._depth)
+                for _ in value
+            )
+            told = [teller.told(one) for teller, one in zip(alone, value, strict=True)]
+            return ["set", *sorted(told, key=json.dumps)]
         if isinstance(value, torch.optim.Optimizer):
             # Its parameters are the module's, its state is in the checkpoints.
             shapes = [[list(one.shape) for one in group["params"]] for group in value.param_groups]
@@ -91,32 +139,34 @@ class _Teller:
                 {key: one for key, one in group.items() if key != "params"} for group in value.param_groups
             ]
             return [self.told(type(value)), shapes, self.told(groups)]
-        if isinstance(value, (torch.jit.ScriptModule, torch.fx.GraphModule)):
-            tensors = {**dict(value.named_parameters()), **dict(value.named_buffers())}
-            return [_name(type(value)), [_code_of(one) for one in value.modules()], self.told(tensors)]
+        if isinstance(value, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+            return _archive(value, with_tensors=not self._trained)
+        if isinstance(value, torch.fx.GraphModule):
+            return [value.code, self._all((value._parameters, value._buffers, value._modules))]
         return self._reduced(value)
 
     def _reduced(self, value: Any) -> Any:
-        """An object as pickle takes it apart; by its class alone where it does not."""
+        """An object as pickle takes it apart."""
         import torch
 
-        try:
-            parts = value.__reduce_ex__(4)
-        except Exception:
-            return self.told(type(value))
+        reduce = copyreg.dispatch_table.get(type(value))
+        parts = reduce(value) if reduce else value.__reduce_ex__(4)
         if isinstance(parts, str):
             return [_name(type(value)), parts]
         make, arguments, state, items, pairs = (*parts, None, None, None)[:5]
         if isinstance(value, torch.nn.Module) and isinstance(state, dict):
             # Hooks are known by numbers that grow with each in a process.
-            state = {key: one for key, one in state.items() if "_hooks" not in key}
-        return [self.told(make), *map(self.told, (arguments, state, list(items or ()), list(pairs or ())))]
+            state = {
+                key: list(one.values()) if "_hooks" in key and isinstance(one, dict) else one
+                for key, one in state.items()
+            }
+        return self._all((make, arguments, state, list(items or ()), list(pairs or ())))
 
     def _tensor(self, value: Any) -> Any:
         import torch
 
         what = [list(value.shape), str(value.dtype), value.requires_grad]
-        if id(value) in self._trained:
+        if id(value) in self._tensors or value.is_meta:
             return what
         raw = value.detach().cpu().resolve_conj().resolve_neg()
         if raw.layout != torch.strided or raw.is_quantized:
@@ -124,34 +174,44 @@ class _Teller:
         return [*what, hashlib.sha256(raw.contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()]
 
     def _function(self, function: FunctionType) -> Any:
-        named = [
-            [name, self.told(function.__globals__[name])]
+        names = function.__globals__
+        if not _is_own(names.get("__name__")):
+            # A decorator's has the name and the module of what it wraps.
+            inner = (getattr(function, "__wrapped__", None), dict(getattr(function, "registry", {})))
+            return [_name(function), self._all(inner)]
+        used = [
+            [name, self.told(names[name])]
             for name in _names(function.__code__)
-            if name in function.__globals__ and _belongs(function.__globals__[name], function.__module__)
+            if name in names and _counts(names[name])
         ]
         parts = (function.__code__, function.__defaults__, function.__kwdefaults__, function.__closure__)
-        return [_name(function), *map(self.told, parts), named]
+        return [_name(function), self._all(parts), used]
 
     def _class(self, kind: type) -> Any:
         """A class with the functions and the plain values of its body, and the classes that it is made of."""
-        body: list[Any] = []
-        for name, one in sorted(vars(kind).items()):
-            if isinstance(one, property):
-                body += [name, *map(self.told, (one.fget, one.fset))]
-            elif isinstance(one, (staticmethod, classmethod)):
-                body += [name, self.told(one.__func__)]
-            elif isinstance(one, FunctionType) or (_is_plain(one) and not name.startswith("__")):
-                body += [name, self.told(one)]
+        if not _is_own(kind.__module__):
+            return _name(kind)
+        body = [
+            [name, self.told(one)]
+            for name, one in sorted(vars(kind).items())
+            if _counts(one) and not (name.startswith("__") and _is_plain(one))
+        ]
         return [_name(kind), body, self._all(kind.__bases__)]
-
-    def _cell(self, cell: CellType) -> Any:
-        try:
-            return self.told(cell.cell_contents)
-        except ValueError:
-            return "empty"
 
     def _all(self, values: Iterable[Any]) -> list[Any]:
         return list(map(self.told, values))
+
+
+def _is_own(module: str | None) -> bool:
+    """Whether code of that module is the user's: neither Python's nor installed as others' packages are."""
+    top = (module or "").partition(".")[0]
+    if top == "__main__":
+        return True
+    if top in sys.stdlib_module_names or top in ("torch", "flambeau"):
+        return False
+    found = sys.modules.get(top)
+    places = [getattr(found, "__file__", None) or "", *getattr(found, "__path__", ())]
+    return not any({"site-packages", "dist-packages"} & {*PurePath(place).parts} for place in places)
 
 
 def _names(code: CodeType) -> list[str]:
@@ -160,11 +220,11 @@ def _names(code: CodeType) -> list[str]:
     return sorted({*code.co_names, *(name for names in inner for name in names)})
 
 
-def _belongs(value: Any, module: str | None) -> bool:
-    """Whether a global of a function is a function or a class of the same module, or a plain value."""
-    if isinstance(value, (FunctionType, type)):
-        return value.__module__ == module
-    return _is_plain(value)
+def _counts(value: Any) -> bool:
+    """Whether a global of a function, or a member of a class, is code or a plain value: others have states
+    that change as they are used.
+    """
+    return isinstance(value, (FunctionType, type, functools.partial, *_WRAPPERS)) or _is_plain(value)
 
 
 def _is_plain(value: Any) -> bool:
@@ -174,21 +234,31 @@ def _is_plain(value: Any) -> bool:
         return all(map(_is_plain, value))
     if isinstance(value, dict):
         return all(map(_is_plain, value.values()))
-    return isinstance(value, (*_PLAIN, torch.Tensor)) or type(value).__module__ == "numpy"
+    kinds = (*_PLAIN, torch.Tensor, re.Pattern)
+    return isinstance(value, kinds) or type(value).__module__ == "numpy"
 
 
-def _is_torchs(value: FunctionType | type) -> bool:
-    """Whether something is torch's or Python's own, which its name tells."""
-    return (value.__module__ or "").split(".")[0] in ("torch", "builtins", "copyreg")
+def _archive(module: Any, with_tensors: bool) -> list[Any]:
+    """What the archive of a scripted module holds, less its tensors' bytes where they do not count."""
+    import torch
 
-
-def _code_of(module: Any) -> str | None:
-    """The code of a scripted or traced module; None for one without a forward."""
-    try:
-        # A number that torch gives to the second of a name in a process.
-        return re.sub(r"\.?___torch_mangle_\d+", "", str(module.code))
-    except (AttributeError, RuntimeError):
-        return None
+    buffer, code, parts = io.BytesIO(), [], []
+    torch.jit.save(module, buffer)
+    with zipfile.ZipFile(buffer) as archive:
+        for path in archive.namelist():
+            name, data = path.partition("/")[2], archive.read(path)
+            # What the second of a name is called depends on the process, and so does its file.
+            plain = re.sub(rb"\.?___torch_mangle_\d+", b"", data)
+            if name.startswith("code/") and name.endswith(".py"):
+                for one in re.split(r"^(?=\S)", plain.decode(), flags=re.MULTILINE):
+                    # Constants are in the order of a set.
+                    attributes, _, methods = one.partition("\n  def ")
+                    code.append([sorted(attributes.split("\n")), methods])
+            elif name in ("data.pkl", "constants.pkl"):
+                parts.append([name, hashlib.sha256(plain).hexdigest()])
+            elif name.startswith("constants/") or (name.startswith("data/") and with_tensors):
+                parts.append([name, hashlib.sha256(data).hexdigest()])
+    return [sorted(code), sorted(parts)]
 
 
 def _name(value: Any) -> str:

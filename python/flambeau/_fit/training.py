@@ -248,7 +248,12 @@ class Training:
         # An output that this kind of model does not take is refused now rather than after the training.
         model_class._of_output(estimator, output)
         id, run_id = new_id(), estimator.getRunId()
-        what = job_of(estimator._job_params(), estimator.getRuntime(), self.program.objects)
+
+        def what() -> dict[str, Any]:
+            # Of objects that no probe has run.
+            objects = program_of(estimator, self.spark).objects
+            return job_of(estimator._job_params(), estimator.getRuntime(), objects)
+
         files = (*shards.train, *shards.validation)
         launch = Launch(
             id=id,
