@@ -133,12 +133,13 @@ class Normed(nn.Module):
             warnings.simplefilter("ignore")
             self.linear = nn.utils.weight_norm(nn.Linear(2, 1))
         prune.l1_unstructured(self.linear, "bias", amount=0)
-        self.kept = [(torch.rand(2), torch.rand(2))]
+        self.kept = [(torch.rand(2), torch.rand(2)), shared()]
+        self.kept.append(self.kept)
 
 
-def shared() -> Any:
+def shared() -> list[Any]:
     """What would take 2**60 steps without a memo."""
-    value: Any = [1]
+    value: list[Any] = [1]
     for _ in range(60):
         value = [value, value]
     return value

@@ -16,7 +16,7 @@ import re
 import sys
 import zipfile
 from collections import ChainMap
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import suppress
 from pathlib import PurePath
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
@@ -48,13 +48,9 @@ def digest_of(value: Any, trained: bool = False) -> str:
     module that is `trained` count by their places, shapes, types and `requires_grad` alone.
     """
     import torch
-    from torch.utils._pytree import tree_leaves
 
-    tensors: set[int] = set()
-    for part in value.modules() if trained else ():
-        # A list may hold itself.
-        with suppress(RecursionError):
-            tensors |= {id(one) for one in tree_leaves(vars(part)) if isinstance(one, torch.Tensor)}
+    parts = [vars(part) for part in value.modules()] if trained else []
+    tensors = {id(one) for one in _leaves(parts) if isinstance(one, torch.Tensor)}
     return digest(_Teller(tensors, trained, _MAX_OBJECTS, {}).told(value))
 
 
@@ -126,11 +122,12 @@ class _Teller:
         if isinstance(value, (set, frozenset)):
             # Each by itself, as their order differs.
             left = self._left // max(1, len(value))
-            alone = (
+            alone = [
                 _Teller(self._tensors, self._trained, left, ChainMap({}, self._told), self._depth)
                 for _ in value
-            )
+            ]
             told = [teller.told(one) for teller, one in zip(alone, value, strict=True)]
+            self._left -= sum(left - teller._left for teller in alone)
             return ["set", *sorted(told, key=json.dumps)]
         if isinstance(value, torch.optim.Optimizer):
             # Its parameters are the module's, its state is in the checkpoints.
@@ -230,12 +227,21 @@ def _counts(value: Any) -> bool:
 def _is_plain(value: Any) -> bool:
     import torch
 
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return all(map(_is_plain, value.values()))
     kinds = (*_PLAIN, torch.Tensor, re.Pattern)
-    return isinstance(value, kinds) or type(value).__module__ == "numpy"
+    return all(isinstance(one, kinds) or type(one).__module__ == "numpy" for one in _leaves(value))
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """What lies in lists, tuples, sets and dicts, each of which is looked at once."""
+    seen: dict[int, Any] = {}
+    left = [value]
+    while left:
+        one = left.pop()
+        if not isinstance(one, (list, tuple, set, frozenset, dict)):
+            yield one
+        elif id(one) not in seen:
+            seen[id(one)] = one
+            left += one.values() if isinstance(one, dict) else one
 
 
 def _archive(module: Any, with_tensors: bool) -> list[Any]:
