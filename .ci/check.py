@@ -107,7 +107,7 @@ def main() -> int:
     REPORTS.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("JDK_JAVA_OPTIONS", JAVA)
     if IS_LONG:
-        # Four times proptest's own number, for properties that do not say theirs: some start ranks for each case.
+        # Four times proptest's own number, for properties that do not say theirs; some start ranks each time.
         os.environ.setdefault("PROPTEST_CASES", "1024")
 
     outcomes = [run(step) for step in quick_lints()]

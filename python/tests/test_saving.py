@@ -25,6 +25,7 @@ from pyspark.ml.util import DefaultParamsReader
 from pyspark.sql import SparkSession
 from test_transform import arrays_of, column
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 
 from flambeau import (
     FlambeauError,
@@ -276,6 +277,15 @@ def test_programs_that_do_more_than_compute_are_refused(no_pickles: SparkSession
     with_program(path, "scripted", impure["scripted"][0])
     TorchModel.load(str(path)).transform(frame).collect()
     assert written.exists()
+
+
+def test_a_torch_that_trusts_sizes_reads_no_program_of_strangers(
+    no_pickles: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted.regressor(tmp_path / "fit").save(str(tmp_path / "saved"))
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.8.0"))
+    with pytest.raises(FlambeauError, match=r"torch 2\.8\.0 takes on trust .* module="):
+        TorchModel.load(str(tmp_path / "saved"))
 
 
 def test_tensors_that_reach_beyond_their_archive_are_refused() -> None:
