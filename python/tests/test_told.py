@@ -125,7 +125,7 @@ class Raises:
 
 
 class Normed(nn.Module):
-    """Holds tensors beside its parameters and buffers, as weight_norm has them and as forward may make."""
+    """Holds tensors beside its parameters and buffers, as weight_norm and prune have them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,8 +133,15 @@ class Normed(nn.Module):
             warnings.simplefilter("ignore")
             self.linear = nn.utils.weight_norm(nn.Linear(2, 1))
         prune.l1_unstructured(self.linear, "bias", amount=0)
-        self.kept = [(torch.rand(2), torch.rand(2)), shared()]
+        self.kept = [shared()]
         self.kept.append(self.kept)
+
+
+def with_constant(value: float) -> nn.Module:
+    """A module with a tensor that no checkpoint holds."""
+    module = nn.Linear(2, 1)
+    module.kept = torch.tensor(value)
+    return module
 
 
 def shared() -> list[Any]:
@@ -210,6 +217,7 @@ MODELS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: fx.symbolic_trace(nn.Sequential(nn.Dropout(0.2))),
     ),
     "a hook": (lambda: hooked(doubled), lambda: hooked(halved)),
+    "a constant": (lambda: with_constant(1.0), lambda: with_constant(2.0)),
     "a size": (lambda: nn.Linear(2, 1), lambda: nn.Linear(2, 2)),
 }
 

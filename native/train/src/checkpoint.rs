@@ -95,7 +95,11 @@ pub fn newest(
 }
 
 fn is_whole(store: &Store, uri: &str) -> Result<bool, DataError> {
-    let Ok(marker) = get(store, uri, MARKER)?.and_then(|bytes| Marker::parse(&bytes)) else {
+    let marker = match store.get(&format!("{uri}/{MARKER}")) {
+        Err(DataError::NotFound { .. }) => return Ok(false),
+        bytes => Marker::parse(&bytes?),
+    };
+    let Ok(marker) = marker else {
         return Ok(false);
     };
     for part in &marker.parts {
@@ -106,9 +110,9 @@ fn is_whole(store: &Store, uri: &str) -> Result<bool, DataError> {
     Ok(true)
 }
 
-/// A file of a checkpoint, or why it is lost: it is not there, no file, or on a disk that does not give it back when asked
-/// again.
-fn get(store: &Store, uri: &str, name: &str) -> Result<Result<Bytes, String>, DataError> {
+/// A part of a checkpoint, or why it is lost: it is not there, no file, or on a disk that does not give it back when asked
+/// again a second later.
+fn read_part(store: &Store, uri: &str, name: &str) -> Result<Result<Bytes, String>, DataError> {
     const LOST: [i32; 5] = [
         libc::EISDIR,
         libc::EIO,
@@ -125,7 +129,10 @@ fn get(store: &Store, uri: &str, name: &str) -> Result<Result<Bytes, String>, Da
         _ => false,
     };
     let again = |error: DataError| match &error {
-        DataError::Io { .. } => store.get(&uri),
+        DataError::Io { .. } => {
+            thread::sleep(Duration::from_secs(1));
+            store.get(&uri)
+        }
         _ => Err(error),
     };
     match store.get(&uri).or_else(again) {
@@ -198,11 +205,12 @@ impl Marker {
     ) -> Result<Result<Marker, String>, Cause> {
         let mut message = vec![];
         if group.rank() == 0 {
-            let marker = get(store, uri, MARKER)?
-                .map_err(|reason| {
-                    format!("it has no {MARKER} marker, so it was never finished: {reason}")
-                })
-                .and_then(|bytes| Marker::parse(&bytes));
+            let marker = match store.get(&format!("{uri}/{MARKER}")) {
+                Err(DataError::NotFound { .. }) => Err(format!(
+                    "it has no {MARKER} marker, so it was never finished"
+                )),
+                bytes => Marker::parse(&bytes?),
+            };
             message = to_json(&marker);
         }
         serde_json::from_slice(&group.broadcast_bytes(&message, 0)?)
@@ -707,7 +715,7 @@ impl Checkpoint {
         let part = |name: &str| -> Result<Bytes, Unread> {
             let listed = marker.parts.iter().find(|part| part.name == name);
             let listed = listed.ok_or_else(|| refuse(format!("it has no part {name}")))?;
-            let bytes = get(store, uri, name)?
+            let bytes = read_part(store, uri, name)?
                 .map_err(|reason| Unread::Damaged(format!("its part {name} is gone: {reason}")))?;
             if digest::of_bytes(&bytes) != listed.sha256 {
                 return Err(Unread::Damaged(format!(

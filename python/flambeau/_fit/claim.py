@@ -21,7 +21,7 @@ log = logging.getLogger("flambeau")
 
 _BEAT_SECONDS = 10.0
 # A driver that is not heard of for so many beats has ended.
-_FRESH_BEATS = 3
+_FRESH_BEATS = 7
 # Of two drivers that saw nobody, the one that wrote last is seen by both so many beats later.
 _SETTLE_BEATS = 0.05
 _lock = threading.Lock()
@@ -33,8 +33,8 @@ def claimed(work: WorkDirectory, visible: bool, run: str) -> Iterator[None]:
     """Holds the run of that name while the block runs.
 
     Where this process sees the work directory (`visible`), what another driver left there is watched for up
-    to 30 s. Raises ParamError where another fit of this process has the run, or such a driver still writes;
-    StoreError where this one can't.
+    to 70 s, longer than mounts of object stores show what was. Raises ParamError where another fit of this
+    process has the run, or such a driver still writes; StoreError where this one can't.
     """
     uri = work.path("runs", f"{run}.owner")
 
@@ -105,6 +105,8 @@ def _beating(work: WorkDirectory, uri: str, refusal: ParamError) -> Iterator[Non
         now = read()
         if seen and now and now != seen:
             raise refusal
+        if now and not seen:
+            start = time.monotonic()
         seen = now if now is None else seen or now
     store.put(uri, own)
     thread = threading.Thread(target=beat, name="flambeau-claim", daemon=True)

@@ -148,15 +148,16 @@ class Run:
             store = _native.Store(dict(work.store_options))
             if store.size(uri) is None:
                 return None
-            told: dict[str, Any] = {}
+            told: Any = None
             with suppress(ValueError):
                 told = json.loads(store.get(uri))
-            if told.get("format") != _FORMAT:
+            if not isinstance(told, dict) or "attempts" not in told:
                 return {}
             # A sweep removes those that are old; a run's file has a name of the user's, without an age.
             places = (work.path("attempts", name, "checkpoints") for name in told["attempts"])
-            is_left = any(found.endswith("/COMMITTED") for place in places for found in store.list(place))
-            return told if is_left else None
+            if not any(found.endswith("/COMMITTED") for place in places for found in store.list(place)):
+                return None
+            return told if told.get("format") == _FORMAT else {}
 
         told: dict[str, Any] | None = self.here(read)
         if told == {}:

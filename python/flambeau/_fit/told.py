@@ -44,13 +44,11 @@ def digest_of(value: Any, trained: bool = False) -> str:
     """A SHA-256 of what tells `value` from others.
 
     A function counts by its code, defaults, closure, and those names of its module that it uses; an object by
-    its class and state; a tensor by its bytes; what is not the user's own code by its name. The tensors of a
-    module that is `trained` count by their places, shapes, types and `requires_grad` alone.
+    its class and state; a tensor by its bytes; what is not the user's own code by its name. Parameters and
+    buffers of a module that is `trained`, and what is computed of them, count by their places, shapes, types
+    and `requires_grad` alone.
     """
-    import torch
-
-    parts = [vars(part) for part in value.modules()] if trained else []
-    tensors = {id(one) for one in _leaves(parts) if isinstance(one, torch.Tensor)}
+    tensors = {id(one) for one in _restored(value)} if trained else set()
     return digest(_Teller(tensors, trained, _MAX_OBJECTS, {}).told(value))
 
 
@@ -229,6 +227,21 @@ def _is_plain(value: Any) -> bool:
 
     kinds = (*_PLAIN, torch.Tensor, re.Pattern)
     return all(isinstance(one, kinds) or type(one).__module__ == "numpy" for one in _leaves(value))
+
+
+def _restored(module: Any) -> Iterator[Any]:
+    """The tensors of a module that follow from its state, which checkpoints hold."""
+    import torch
+
+    for part in module.modules():
+        fields = vars(part)
+        state = {**fields["_parameters"], **fields["_buffers"]}
+        yield from state.values()
+        for name, one in fields.items():
+            # As weight_norm, spectral_norm and prune have them.
+            is_derived = any(name + end in state for end in ("_g", "_v", "_orig"))
+            if isinstance(one, torch.Tensor) and (is_derived or one.grad_fn is not None):
+                yield one
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ALLOW_PICKLE = "spark.flambeau.allowPickle"
 ALLOW_SCRIPTS = "spark.flambeau.allowScripts"
 # The first torch that holds a tensor's sizes and strides against its storage where it loads them.
-CHECKED_BY = "2.13"
+CHECKED_BY = (2, 13)
 
 
 def pickle_allowed(spark: SparkSession) -> bool:
@@ -41,10 +41,11 @@ def refusal(spark: SparkSession, form: str, read: Callable[[], bytes]) -> str | 
         return f"{ALLOW_PICKLE} is false"
     import torch
 
-    if torch.__version__ < CHECKED_BY:
+    # By numbers: 2.13.0a0 comes before 2.13.
+    if tuple(map(int, torch.__version__.split(".")[:2])) < CHECKED_BY:
         return (
             f"{ALLOW_PICKLE} is false, and torch {torch.__version__} takes on trust that a program's tensors "
-            f"lie in their memory: take torch {CHECKED_BY}, or give the module"
+            f"lie in their memory: take torch {'.'.join(map(str, CHECKED_BY))}, or give the module"
         )
     try:
         check_pure(form, read())
