@@ -282,7 +282,7 @@ def main() -> None:
         "--page", type=Path, default=Path(__file__).with_name("GPU.md"), help="where to write"
     )
     options = parser.parse_args()
-    from flambeau._transform.placement import visible
+    from flambeau._score.placement import visible
 
     found, report = visible(), Report()
     if found.uuids:

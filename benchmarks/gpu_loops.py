@@ -222,7 +222,7 @@ def flambeau(
     and leaves the time in the file `died`.
     """
     from flambeau import _native
-    from flambeau._fit.worker import WorkerRequest, run_rank
+    from flambeau._rank.worker import WorkerRequest, run_rank
 
     def all_gather(payload: bytes) -> list[bytes]:
         return _native.TcpRendezvous(address, rank, world_size, SECRET, 60.0).all_gather(payload)

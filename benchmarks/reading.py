@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.dlpack import from_dlpack
 
 from flambeau import _native
-from flambeau._columns import TensorColumns
-from flambeau._fit import shards
+from flambeau._spark.rows import shards
+from flambeau._tensors import TensorColumns
 
 BATCH = 512
 OURS, LIMIT, LOADER = "Flambeau", "limit: pyarrow, one thread", "DataLoader over pyarrow"
