@@ -221,7 +221,7 @@ pub(crate) struct Piece {
 
 impl Piece {
     /// Cuts the piece into runs of at most `len` elements, in order.
-    pub(crate) fn runs(&self, len: usize) -> impl Iterator<Item = Piece> {
+    pub(crate) fn runs(self, len: usize) -> impl Iterator<Item = Piece> {
         let Range { start, end } = self.range;
         let (from, to) = (self.from, self.to);
         (start..end).step_by(len).map(move |start| Piece {

@@ -5,6 +5,19 @@
 //! ([`RawBuffer`]), most quickly on memory that the group allocated ([`GroupBuffer`]). A connected group is what an
 //! [`NcclGroup`] is made from. The crate knows nothing of tensors, data or training.
 //!
+//! | module | what it is about |
+//! |---|---|
+//! | `bootstrap` | from a rendezvous to connections that have proved themselves |
+//! | `liveness` | who is alive, and the first cause of a failure |
+//! | `group` | the operations, their order, and the thread that carries out asynchronous ones |
+//! | `transport` | the trait between a group and the ways of its bytes: `shared_memory`, `tcp`, and `hierarchical` over both |
+//! | `memory` | buffers that the group owns, which ranks of a host reach without a copy |
+//! | `reduce` | the arithmetic, in rank order |
+//! | `nccl` | collectives between GPUs, which are NCCL's own |
+//!
+//! What waits says for how long in its docs. No wait outlasts its deadline, and each looks every 50 ms whether the group has failed and
+//! whether the caller's [`Interrupt`] wants it to end.
+//!
 //! ```
 //! use flambeau_collective::{DType, GroupOptions, ProcessGroup, RawBuffer, ReduceOp, TcpRendezvous};
 //! use std::time::Duration;
@@ -23,62 +36,40 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("flambeau-collective shares memory through memfd and futexes, which are Linux's");
 
-mod attach;
-mod board;
 mod bootstrap;
 mod buffer;
 mod call;
-mod connection;
 #[cfg(test)]
 mod corpus;
-mod descriptor;
-mod direct;
+mod deadline;
 mod error;
-mod exchange;
-mod futex;
-mod gate;
-mod greeting;
 mod group;
-mod halves;
-mod health;
-mod host;
-mod identity;
-mod mesh;
-mod monitor;
+mod hierarchical;
+mod liveness;
+mod lock;
+mod memory;
 mod nccl;
-mod notice;
 mod options;
-mod patience;
 mod poll;
-mod processor;
 mod reduce;
-mod region;
-mod rendezvous;
-mod secret;
-mod segment;
+mod shared_memory;
 mod task;
-mod tcp_rendezvous;
-mod topology;
-mod turn;
+mod tcp;
+mod transport;
 mod wire;
-mod work;
 
+pub use bootstrap::{Rendezvous, TcpRendezvous, host_name};
 pub use buffer::{DType, Device, RawBuffer, ReduceOp, Stream};
 pub use call::part_of;
 pub use error::{CollectiveError, LossCause, Peer, Result};
-pub use group::ProcessGroup;
-pub use halves::{Half, narrow, widen};
-pub use identity::host_name;
+pub use group::{ProcessGroup, Work};
+pub use memory::GroupBuffer;
 pub use nccl::{
     CudaRuntime, DeviceRuntime, Event, Gpu, NcclGroup, NcclLibrary, NcclMeeting, NcclOptions,
     NcclVersion, NcclWork, UniqueId, WeakNcclGroup,
 };
-pub use options::{GroupOptions, Interrupt, Transport};
-pub use processor::Kernel;
+pub use options::{GroupOptions, Interrupt, TransportChoice};
+pub use reduce::{Half, Kernel, narrow, widen};
 // For the benches of this crate.
 #[doc(hidden)]
 pub use reduce::reduce_in_place;
-pub use region::GroupBuffer;
-pub use rendezvous::Rendezvous;
-pub use tcp_rendezvous::TcpRendezvous;
-pub use work::Work;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// Which way the bytes go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Transport {
+pub enum TransportChoice {
     /// Shared memory between ranks of one host, TCP between hosts; TCP everywhere on a host where sharing fails.
     #[default]
     Auto,
@@ -42,12 +42,19 @@ pub struct GroupOptions {
     /// of this release. Default none.
     pub terms: Vec<(String, String)>,
     /// Which way the bytes go; the same on all ranks. Default `Auto`.
-    pub transport: Transport,
+    pub transport: TransportChoice,
     /// Ends waits from outside, for instance on a signal. Default none.
     pub interrupt: Option<Interrupt>,
     /// Overrides how the host is recognised: ranks share memory only with ranks of the same value. Tests play several
     /// hosts on one with it. Default: boot id and namespaces.
     pub host_id: Option<String>,
+}
+
+impl GroupOptions {
+    /// Asks the interrupt, if there is one.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        self.interrupt.as_ref().is_some_and(|interrupt| interrupt())
+    }
 }
 
 impl Default for GroupOptions {
@@ -60,7 +67,7 @@ impl Default for GroupOptions {
             bind_address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             secret: Vec::new(),
             terms: Vec::new(),
-            transport: Transport::Auto,
+            transport: TransportChoice::Auto,
             interrupt: None,
             host_id: None,
         }

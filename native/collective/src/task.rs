@@ -3,8 +3,10 @@
 use std::mem;
 use std::ops::Range;
 
-use crate::board::STAGE;
 use crate::call::Call;
+
+/// Bytes of a staging area: all areas of a few ranks fit in the second-level caches.
+pub(crate) const STAGING_AREA: usize = 512 << 10;
 
 /// Where results go on this host.
 #[derive(Debug, Clone)]
@@ -85,7 +87,7 @@ pub(crate) fn chunks(call: &Call<'_>, staged: StagedMask) -> Vec<Chunk> {
         let size = shape.dtype.size();
         let mut start = 0;
         while start < shape.len {
-            let room = (STAGE - used) / size;
+            let room = (STAGING_AREA - used) / size;
             if room == 0 {
                 chunks.push(mem::take(&mut chunk));
                 used = 0;
@@ -99,7 +101,7 @@ pub(crate) fn chunks(call: &Call<'_>, staged: StagedMask) -> Vec<Chunk> {
             });
             used = (used + (end - start) * size)
                 .next_multiple_of(64)
-                .min(STAGE);
+                .min(STAGING_AREA);
             start = end;
         }
     }

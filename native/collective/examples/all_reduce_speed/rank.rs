@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use flambeau_collective::{
-    DType, GroupBuffer, GroupOptions, ProcessGroup, RawBuffer, ReduceOp, TcpRendezvous, Transport,
+    DType, GroupBuffer, GroupOptions, ProcessGroup, RawBuffer, ReduceOp, TcpRendezvous,
+    TransportChoice,
 };
 
 use crate::{field, serve};
@@ -20,8 +21,8 @@ pub fn run(rank: usize, world_size: usize, address: &str, bind_address: &str, tr
         timeout: TIMEOUT,
         bind_address: bind_address.parse().expect("an address"),
         transport: match transport {
-            "auto" => Transport::Auto,
-            "tcp" => Transport::Tcp,
+            "auto" => TransportChoice::Auto,
+            "tcp" => TransportChoice::Tcp,
             other => panic!("no transport {other}"),
         },
         ..Default::default()

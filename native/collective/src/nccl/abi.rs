@@ -3,8 +3,8 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr;
 
-use super::library::NcclVersion;
 use super::symbols::symbols;
+use super::version::NcclVersion;
 use crate::buffer::{DType, ReduceOp, Stream};
 
 /// `ncclComm_t`.
@@ -93,7 +93,7 @@ pub(crate) fn reduction(op: ReduceOp) -> Option<c_int> {
 
 symbols! {
     /// The functions of libnccl that are used.
-    Functions {
+    NcclFunctions {
         get_version = "ncclGetVersion" fn(*mut c_int) -> Code;
         get_unique_id = "ncclGetUniqueId" fn(*mut RawUniqueId) -> Code;
         comm_init_rank_config = "ncclCommInitRankConfig" fn(*mut Handle, c_int, RawUniqueId, c_int, *mut Config) -> Code;

@@ -28,8 +28,8 @@ pub(crate) struct Fault {
 }
 
 /// One call of a group.
-pub(crate) struct Call {
-    pub(crate) kind: Kind,
+pub(crate) struct NcclCall {
+    pub(crate) function: Function,
     pub(crate) send: *const c_void,
     pub(crate) receive: *mut c_void,
     /// In elements: what NCCL's function of this kind counts.
@@ -39,7 +39,7 @@ pub(crate) struct Call {
 
 /// NCCL's function, with the `ncclRedOp_t` of those that reduce.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Kind {
+pub(crate) enum Function {
     AllReduce { op: c_int },
     Reduce { op: c_int, root: usize },
     Broadcast { root: usize },
@@ -100,7 +100,11 @@ impl Communicator {
     ///
     /// # Safety
     /// The calls' memory is the device's, and theirs until their work on `stream` is done. The last call is `Ready`.
-    pub(crate) unsafe fn issue(&self, calls: &[Call], stream: Stream) -> Result<Progress, Fault> {
+    pub(crate) unsafe fn issue(
+        &self,
+        calls: &[NcclCall],
+        stream: Stream,
+    ) -> Result<Progress, Fault> {
         let functions = self.library.functions();
         // SAFETY: opens a group, which is closed below.
         self.judge("ncclGroupStart", unsafe { (functions.group_start)() })?;
@@ -119,10 +123,10 @@ impl Communicator {
 
     /// # Safety
     /// As `issue`.
-    unsafe fn call(&self, call: &Call, stream: Stream) -> Result<Progress, Fault> {
+    unsafe fn call(&self, call: &NcclCall, stream: Stream) -> Result<Progress, Fault> {
         let functions = self.library.functions();
-        let Call {
-            kind,
+        let NcclCall {
+            function,
             send,
             receive,
             count,
@@ -131,12 +135,12 @@ impl Communicator {
         let (dtype, comm) = (abi::data_type(dtype), self.handle);
         // SAFETY: the caller's promise.
         let (name, code) = unsafe {
-            match kind {
-                Kind::AllReduce { op } => (
+            match function {
+                Function::AllReduce { op } => (
                     "ncclAllReduce",
                     (functions.all_reduce)(send, receive, count, dtype, op, comm, stream),
                 ),
-                Kind::Reduce { op, root } => (
+                Function::Reduce { op, root } => (
                     "ncclReduce",
                     (functions.reduce)(
                         send,
@@ -149,15 +153,15 @@ impl Communicator {
                         stream,
                     ),
                 ),
-                Kind::Broadcast { root } => (
+                Function::Broadcast { root } => (
                     "ncclBroadcast",
                     (functions.broadcast)(send, receive, count, dtype, root as c_int, comm, stream),
                 ),
-                Kind::AllGather => (
+                Function::AllGather => (
                     "ncclAllGather",
                     (functions.all_gather)(send, receive, count, dtype, comm, stream),
                 ),
-                Kind::ReduceScatter { op } => (
+                Function::ReduceScatter { op } => (
                     "ncclReduceScatter",
                     (functions.reduce_scatter)(send, receive, count, dtype, op, comm, stream),
                 ),

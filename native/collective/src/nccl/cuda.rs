@@ -19,11 +19,11 @@ use crate::error::{CollectiveError, Result};
 const FILE: &str = "libcuda.so.1";
 
 /// `CUresult`.
-type Code = c_int;
+type CuResult = c_int;
 
-const SUCCESS: Code = 0;
+const SUCCESS: CuResult = 0;
 /// `CUDA_ERROR_NOT_READY`.
-const NOT_READY: Code = 600;
+const NOT_READY: CuResult = 600;
 /// `CU_STREAM_NON_BLOCKING`: does not synchronise with the default stream.
 const NON_BLOCKING: c_uint = 1;
 /// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`.
@@ -33,31 +33,31 @@ const DISABLE_TIMING: c_uint = 2;
 
 symbols! {
     /// The driver's functions that are used.
-    Functions {
-        init = "cuInit" fn(c_uint) -> Code;
-        device_get_count = "cuDeviceGetCount" fn(*mut c_int) -> Code;
-        device_get = "cuDeviceGet" fn(*mut c_int, c_int) -> Code;
-        device_get_uuid = "cuDeviceGetUuid_v2" fn(*mut [u8; 16], c_int) -> Code;
-        device_get_name = "cuDeviceGetName" fn(*mut c_char, c_int, c_int) -> Code;
-        primary_ctx_retain = "cuDevicePrimaryCtxRetain" fn(*mut *mut c_void, c_int) -> Code;
-        primary_ctx_release = "cuDevicePrimaryCtxRelease_v2" fn(c_int) -> Code;
-        ctx_set_current = "cuCtxSetCurrent" fn(*mut c_void) -> Code;
-        exchange_capture_mode = "cuThreadExchangeStreamCaptureMode" fn(*mut c_int) -> Code;
-        stream_create = "cuStreamCreate" fn(*mut Stream, c_uint) -> Code;
-        stream_destroy = "cuStreamDestroy_v2" fn(Stream) -> Code;
-        stream_wait_event = "cuStreamWaitEvent" fn(Stream, Event, c_uint) -> Code;
-        event_create = "cuEventCreate" fn(*mut Event, c_uint) -> Code;
-        event_destroy = "cuEventDestroy_v2" fn(Event) -> Code;
-        event_record = "cuEventRecord" fn(Event, Stream) -> Code;
-        event_query = "cuEventQuery" fn(Event) -> Code;
-        memset = "cuMemsetD8Async" fn(*mut c_void, u8, usize, Stream) -> Code;
-        get_error_string = "cuGetErrorString" fn(Code, *mut *const c_char) -> Code;
+    DriverFunctions {
+        init = "cuInit" fn(c_uint) -> CuResult;
+        device_get_count = "cuDeviceGetCount" fn(*mut c_int) -> CuResult;
+        device_get = "cuDeviceGet" fn(*mut c_int, c_int) -> CuResult;
+        device_get_uuid = "cuDeviceGetUuid_v2" fn(*mut [u8; 16], c_int) -> CuResult;
+        device_get_name = "cuDeviceGetName" fn(*mut c_char, c_int, c_int) -> CuResult;
+        primary_ctx_retain = "cuDevicePrimaryCtxRetain" fn(*mut *mut c_void, c_int) -> CuResult;
+        primary_ctx_release = "cuDevicePrimaryCtxRelease_v2" fn(c_int) -> CuResult;
+        ctx_set_current = "cuCtxSetCurrent" fn(*mut c_void) -> CuResult;
+        exchange_capture_mode = "cuThreadExchangeStreamCaptureMode" fn(*mut c_int) -> CuResult;
+        stream_create = "cuStreamCreate" fn(*mut Stream, c_uint) -> CuResult;
+        stream_destroy = "cuStreamDestroy_v2" fn(Stream) -> CuResult;
+        stream_wait_event = "cuStreamWaitEvent" fn(Stream, Event, c_uint) -> CuResult;
+        event_create = "cuEventCreate" fn(*mut Event, c_uint) -> CuResult;
+        event_destroy = "cuEventDestroy_v2" fn(Event) -> CuResult;
+        event_record = "cuEventRecord" fn(Event, Stream) -> CuResult;
+        event_query = "cuEventQuery" fn(Event) -> CuResult;
+        memset = "cuMemsetD8Async" fn(*mut c_void, u8, usize, Stream) -> CuResult;
+        get_error_string = "cuGetErrorString" fn(CuResult, *mut *const c_char) -> CuResult;
     }
 }
 
 /// A CUDA device's streams and events, in its primary context, which is the one that torch and NCCL use.
 pub struct CudaRuntime {
-    functions: Functions,
+    functions: DriverFunctions,
     index: u32,
     device: c_int,
     context: *mut c_void,
@@ -74,7 +74,7 @@ impl CudaRuntime {
     /// # Errors
     /// `Device` where there is no driver, no such device, or the driver refuses.
     pub fn open(index: u32) -> Result<Self> {
-        let functions = Functions::open()?;
+        let functions = DriverFunctions::open()?;
         let count = functions.count()?;
         if index >= count {
             let message = format!("there is no cuda:{index}: the process sees {count} devices");
@@ -118,21 +118,21 @@ impl Gpu {
     /// # Errors
     /// `Device` where there is no driver, the driver finds none, or refuses.
     pub fn visible() -> Result<Vec<Gpu>> {
-        let functions = Functions::open()?;
+        let functions = DriverFunctions::open()?;
         (0..functions.count()?)
             .map(|index| functions.describe(index))
             .collect()
     }
 }
 
-impl Functions {
+impl DriverFunctions {
     /// Opens the driver's library and initialises it.
     fn open() -> Result<Self> {
         // SAFETY: what runs on loading are the initialisers of the driver's library.
         let library = unsafe { Library::open(Some(FILE), RTLD_NOW | RTLD_LOCAL) }
             .map_err(|error| failed("CUDA", format!("no NVIDIA driver is installed: {error}")))?;
         // SAFETY: functions of these names are the driver's, whose signatures are those of its header.
-        let functions = unsafe { Functions::bind(library) }
+        let functions = unsafe { DriverFunctions::bind(library) }
             .map_err(|symbol| failed("CUDA", format!("the NVIDIA driver has no {symbol}")))?;
         // SAFETY: initialises the driver; called as often as one likes.
         functions.check("cuInit", unsafe { (functions.init)(0) })?;
@@ -175,7 +175,7 @@ impl Functions {
         })
     }
 
-    fn check(&self, call: &str, code: Code) -> Result<()> {
+    fn check(&self, call: &str, code: CuResult) -> Result<()> {
         if code == SUCCESS {
             return Ok(());
         }

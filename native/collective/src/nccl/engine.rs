@@ -7,15 +7,17 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::communicator::{Call, Communicator, Fault, Progress};
+use super::communicator::{Communicator, Fault, NcclCall, Progress};
 use super::device::{DeviceRuntime, OwnEvent, OwnStream};
 use super::meeting::NcclMeeting;
 use crate::buffer::Stream;
 use crate::call::Operation;
+use crate::deadline::SLICE;
 use crate::error::{CollectiveError, Peer, Result};
 use crate::group::ProcessGroup;
-use crate::health::{Health, Wait, lock};
-use crate::patience::SLICE;
+use crate::liveness::health::Health;
+use crate::liveness::wait::Wait;
+use crate::lock::lock;
 
 /// Between two looks at a communicator that is in progress.
 const PAUSE: Duration = Duration::from_micros(20);
@@ -137,7 +139,7 @@ impl Engine {
         self: &Arc<Self>,
         operation: Operation,
         streams: &[Stream],
-        calls: &[Call],
+        calls: &[NcclCall],
     ) -> Result<NcclWork> {
         self.group.in_turn(operation, |wait| {
             let mut state = lock(&self.state);
@@ -165,7 +167,7 @@ impl Engine {
         &self,
         state: &mut State,
         streams: &[Stream],
-        calls: &[Call],
+        calls: &[NcclCall],
         wait: &Wait<'_>,
     ) -> Result<()> {
         self.settle(state, wait)?;
@@ -239,12 +241,12 @@ impl Engine {
     fn blame(&self, fault: Fault) -> CollectiveError {
         let health = self.health();
         let operation = health.activity();
-        let patience = match fault.blames_peer {
+        let grace = match fault.blames_peer {
             true => health.options.heartbeat_timeout + health.options.heartbeat_interval,
             false => Duration::ZERO,
         };
         let since = Instant::now();
-        while since.elapsed() < patience && health.failure().is_none() {
+        while since.elapsed() < grace && health.failure().is_none() {
             health.sleep(SLICE);
         }
         let Peer { rank, host } = health.peer(health.rank);
@@ -412,8 +414,7 @@ impl NcclWork {
             if done || health.failure().is_some() {
                 return self.engine.check();
             }
-            let interrupt = health.options.interrupt.as_ref();
-            if interrupt.is_some_and(|interrupt| interrupt()) {
+            if health.options.is_interrupted() {
                 health.fail(CollectiveError::Interrupted);
             }
             thread::sleep(pause);

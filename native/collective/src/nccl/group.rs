@@ -8,11 +8,11 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 
 use super::abi;
-use super::communicator::{Call, Kind};
+use super::communicator::{Function, NcclCall};
 use super::device::DeviceRuntime;
 use super::engine::{Engine, NcclWork, closed};
-use super::library::NcclVersion;
 use super::meeting::NcclMeeting;
+use super::version::NcclVersion;
 use crate::buffer::{RawBuffer, ReduceOp, Stream};
 use crate::call::{Operation, part_of};
 use crate::error::{CollectiveError, Result};
@@ -47,11 +47,11 @@ pub struct NcclOptions {
 /// which ends what is in flight on the device. After a failure no thread is inside NCCL.
 #[derive(Clone)]
 pub struct NcclGroup {
-    shared: Arc<Shared>,
+    shared: Arc<NcclShared>,
 }
 
 /// What the clones share.
-struct Shared {
+struct NcclShared {
     engine: Arc<Engine>,
     version: NcclVersion,
     /// Dropped to end the watching thread.
@@ -71,7 +71,7 @@ impl fmt::Debug for NcclGroup {
 /// A group that others hold, for whoever must not keep it open.
 #[derive(Clone)]
 pub struct WeakNcclGroup {
-    shared: Weak<Shared>,
+    shared: Weak<NcclShared>,
 }
 
 impl WeakNcclGroup {
@@ -105,7 +105,7 @@ impl NcclGroup {
         let engine = Arc::new(Engine::start(group, &meeting, options.runtime)?);
         let (closing, closed) = mpsc::channel();
         let watched = engine.clone();
-        let mut shared = Shared {
+        let mut shared = NcclShared {
             engine,
             version: meeting.library().version(),
             closing: Some(closing),
@@ -155,10 +155,10 @@ impl NcclGroup {
         let calls = buffers
             .iter()
             .map(|(buffer, op)| {
-                let kind = Kind::AllReduce {
+                let function = Function::AllReduce {
                     op: reduction(buffer, *op, world_size)?,
                 };
-                Ok(in_place(kind, buffer, 0, buffer.len))
+                Ok(in_place(function, buffer, 0, buffer.len))
             })
             .collect::<Result<_>>()?;
         let buffers: Vec<_> = buffers.iter().map(|(buffer, _)| *buffer).collect();
@@ -178,11 +178,11 @@ impl NcclGroup {
         let group = self.shared.engine.group();
         let op = reduction(&buffer, op, group.world_size())?;
         let calls = match self.equal_part(&buffer) {
-            Some(count) => vec![Call {
+            Some(count) => vec![NcclCall {
                 receive: element(&buffer, group.rank() * count),
-                ..in_place(Kind::ReduceScatter { op }, &buffer, 0, count)
+                ..in_place(Function::ReduceScatter { op }, &buffer, 0, count)
             }],
-            None => self.each_part(&buffer, |root| Kind::Reduce { op, root }),
+            None => self.each_part(&buffer, |root| Function::Reduce { op, root }),
         };
         // SAFETY: the caller's promise.
         unsafe { self.launch(Operation::ReduceScatter, &[buffer], calls) }
@@ -199,11 +199,11 @@ impl NcclGroup {
     pub unsafe fn all_gather(&self, buffer: RawBuffer) -> Result<NcclWork> {
         let group = self.shared.engine.group();
         let calls = match self.equal_part(&buffer) {
-            Some(count) => vec![Call {
+            Some(count) => vec![NcclCall {
                 send: element(&buffer, group.rank() * count),
-                ..in_place(Kind::AllGather, &buffer, 0, count)
+                ..in_place(Function::AllGather, &buffer, 0, count)
             }],
-            None => self.each_part(&buffer, |root| Kind::Broadcast { root }),
+            None => self.each_part(&buffer, |root| Function::Broadcast { root }),
         };
         // SAFETY: the caller's promise.
         unsafe { self.launch(Operation::AllGather, &[buffer], calls) }
@@ -218,7 +218,7 @@ impl NcclGroup {
     /// As `all_reduce`.
     pub unsafe fn broadcast(&self, buffer: RawBuffer, root: usize) -> Result<NcclWork> {
         self.shared.engine.group().check_root(root)?;
-        let call = in_place(Kind::Broadcast { root }, &buffer, 0, buffer.len);
+        let call = in_place(Function::Broadcast { root }, &buffer, 0, buffer.len);
         // SAFETY: the caller's promise.
         unsafe { self.launch(Operation::Broadcast, &[buffer], vec![call]) }
     }
@@ -230,12 +230,12 @@ impl NcclGroup {
     }
 
     /// A call for each rank's part.
-    fn each_part(&self, buffer: &RawBuffer, kind: impl Fn(usize) -> Kind) -> Vec<Call> {
+    fn each_part(&self, buffer: &RawBuffer, function: impl Fn(usize) -> Function) -> Vec<NcclCall> {
         let world_size = self.shared.engine.group().world_size();
         (0..world_size)
             .map(|rank| {
                 let part = part_of(buffer.len, rank, world_size);
-                in_place(kind(rank), buffer, part.start, part.len())
+                in_place(function(rank), buffer, part.start, part.len())
             })
             .collect()
     }
@@ -246,7 +246,7 @@ impl NcclGroup {
         &self,
         operation: Operation,
         buffers: &[RawBuffer],
-        mut calls: Vec<Call>,
+        mut calls: Vec<NcclCall>,
     ) -> Result<NcclWork> {
         let engine = &self.shared.engine;
         let mut streams = buffers
@@ -260,7 +260,7 @@ impl NcclGroup {
     }
 }
 
-impl Drop for Shared {
+impl Drop for NcclShared {
     fn drop(&mut self) {
         self.closing = None;
         if let Some(watcher) = self.watcher.take() {
@@ -306,10 +306,10 @@ fn reduction(buffer: &RawBuffer, op: ReduceOp, world_size: usize) -> Result<c_in
 }
 
 /// A call on `count` elements from `start` on, which are both what is sent and where the result goes.
-fn in_place(kind: Kind, buffer: &RawBuffer, start: usize, count: usize) -> Call {
+fn in_place(function: Function, buffer: &RawBuffer, start: usize, count: usize) -> NcclCall {
     let place = element(buffer, start);
-    Call {
-        kind,
+    NcclCall {
+        function,
         send: place,
         receive: place,
         count,

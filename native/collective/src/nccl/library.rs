@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use super::abi::{Code, Functions, OLDEST, RawUniqueId, SUCCESS};
+use super::abi::{Code, NcclFunctions, OLDEST, RawUniqueId, SUCCESS};
+use super::version::NcclVersion;
 use crate::error::{CollectiveError, Result};
 
 /// Names the library to use, before all others.
@@ -17,44 +18,10 @@ const VARIABLE: &str = "FLAMBEAU_NCCL";
 /// The library's name, in a wheel's directory and on the system's path.
 const FILE: &str = "libnccl.so.2";
 
-/// A release of NCCL.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NcclVersion {
-    /// 2, so far.
-    pub major: u32,
-    /// Grows with each release.
-    pub minor: u32,
-    /// Grows with each correction.
-    pub patch: u32,
-}
-
-impl NcclVersion {
-    /// From `NCCL_VERSION_CODE`, which gave the minor number one digit up to 2.8.
-    pub(crate) fn from_code(code: u32) -> Self {
-        let thousands = if code < 10_000 { 1_000 } else { 10_000 };
-        NcclVersion {
-            major: code / thousands,
-            minor: code % thousands / 100,
-            patch: code % 100,
-        }
-    }
-
-    /// `NCCL_VERSION_CODE` of a release after 2.8.
-    pub(crate) const fn code(self) -> u32 {
-        self.major * 10_000 + self.minor * 100 + self.patch
-    }
-}
-
-impl fmt::Display for NcclVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
-    }
-}
-
 /// An opened libnccl. Cheap to clone; it stays in the process for good.
 #[derive(Clone)]
 pub struct NcclLibrary {
-    functions: Arc<Functions>,
+    functions: Arc<NcclFunctions>,
     path: PathBuf,
     version: NcclVersion,
 }
@@ -108,7 +75,7 @@ impl NcclLibrary {
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
             .map_err(|error| format!("{} cannot be opened: {error}", path.display()))?;
         // SAFETY: functions of these names are NCCL's, whose signatures are those of its header.
-        let functions = unsafe { Functions::bind(library) }.map_err(|symbol| {
+        let functions = unsafe { NcclFunctions::bind(library) }.map_err(|symbol| {
             format!(
                 "{} is no NCCL of {OLDEST} or newer: it has no {symbol}",
                 path.display()
@@ -141,7 +108,7 @@ impl NcclLibrary {
         self.version
     }
 
-    pub(crate) fn functions(&self) -> &Functions {
+    pub(crate) fn functions(&self) -> &NcclFunctions {
         &self.functions
     }
 
@@ -176,18 +143,4 @@ impl NcclLibrary {
 
 fn refused(message: String) -> CollectiveError {
     CollectiveError::NcclLibrary { message }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// `NCCL_VERSION_CODE` of releases' own headers.
-    #[test]
-    fn versions_read_as_their_headers_say() {
-        for (code, text) in [(2708, "2.7.8"), (21_501, "2.15.1"), (22_907, "2.29.7")] {
-            assert_eq!(NcclVersion::from_code(code).to_string(), text);
-        }
-        assert_eq!(NcclVersion::from_code(22_907).code(), 22_907);
-    }
 }

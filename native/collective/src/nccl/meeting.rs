@@ -4,7 +4,8 @@ use std::env;
 use std::path::PathBuf;
 
 use super::abi::RawUniqueId;
-use super::library::{NcclLibrary, NcclVersion};
+use super::library::NcclLibrary;
+use super::version::NcclVersion;
 use crate::error::{CollectiveError, Peer, Result};
 use crate::group::ProcessGroup;
 use crate::wire::{Reader, Writer};

@@ -5,7 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use flambeau_collective::{
-    CollectiveError, DType, GroupOptions, LossCause, ProcessGroup, RawBuffer, ReduceOp, Transport,
+    CollectiveError, DType, GroupOptions, LossCause, ProcessGroup, RawBuffer, ReduceOp,
+    TransportChoice,
 };
 
 use crate::harness::{self, Placement, Process, all_say, hear_all, processes, say};
@@ -22,7 +23,7 @@ fn placed(name: &str, rank: usize) -> GroupOptions {
         return GroupOptions {
             bind_address,
             host_id,
-            transport: Transport::Auto,
+            transport: TransportChoice::Auto,
             ..Placement::OneHost.options(rank)
         };
     }

@@ -32,12 +32,12 @@ pub enum Placement {
 
 impl Placement {
     pub fn options(&self, rank: usize) -> GroupOptions {
-        use flambeau_collective::Transport;
+        use flambeau_collective::TransportChoice;
         let (transport, host_id) = match self {
-            Placement::OneHost => (Transport::SharedMemory, None),
-            Placement::Tcp => (Transport::Tcp, None),
+            Placement::OneHost => (TransportChoice::SharedMemory, None),
+            Placement::Tcp => (TransportChoice::Tcp, None),
             Placement::Hosts(labels) => (
-                Transport::SharedMemory,
+                TransportChoice::SharedMemory,
                 Some(format!("host-{}", labels[rank])),
             ),
         };

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use flambeau_collective::{
-    CollectiveError, GroupOptions, ProcessGroup, Rendezvous, TcpRendezvous, Transport,
+    CollectiveError, GroupOptions, ProcessGroup, Rendezvous, TcpRendezvous, TransportChoice,
 };
 
 use crate::harness::{self, PATIENCE, Placement, SECRET, held_address};
@@ -354,9 +354,9 @@ fn a_rank_that_never_connects_is_named() {
 fn ranks_that_do_not_fit_together_say_so() {
     let options = |rank: usize| GroupOptions {
         transport: if rank == 0 {
-            Transport::Tcp
+            TransportChoice::Tcp
         } else {
-            Transport::Auto
+            TransportChoice::Auto
         },
         ..Placement::Tcp.options(rank)
     };
