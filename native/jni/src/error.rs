@@ -4,6 +4,7 @@ use std::any::Any;
 use std::error::Error;
 
 use flambeau_data::DataError;
+use flambeau_supervisor::SupervisorError;
 use flambeau_torch::TorchError;
 use jni::errors::ErrorPolicy;
 use jni::objects::{JClass, JObject, JString, JThrowable};
@@ -19,6 +20,9 @@ pub(crate) enum NativeError {
     /// A program, its loss or its optimizer.
     #[error(transparent)]
     Torch(#[from] TorchError),
+    /// The supervisor.
+    #[error(transparent)]
+    Supervisor(#[from] SupervisorError),
     /// A message between the JVM and this library that cannot be read.
     #[error("{what} cannot be read: {source}")]
     Message {
@@ -42,10 +46,11 @@ impl NativeError {
     /// The exception's class.
     fn class(&self) -> &'static JNIStr {
         match self {
-            NativeError::Torch(TorchError::Param(_)) => PARAM,
-            NativeError::Data(error) | NativeError::Torch(TorchError::Store(error)) => {
-                class_of(error)
-            }
+            NativeError::Torch(TorchError::Param(_))
+            | NativeError::Supervisor(SupervisorError::Refused(_)) => PARAM,
+            NativeError::Data(error)
+            | NativeError::Torch(TorchError::Store(error))
+            | NativeError::Supervisor(SupervisorError::Data(error)) => class_of(error),
             NativeError::Torch(TorchError::Data(_)) => DATA,
             NativeError::Torch(TorchError::Io { .. }) => STORE,
             _ => FLAMBEAU,

@@ -7,7 +7,7 @@ use jni::EnvUnowned;
 use jni::objects::{JObject, JString};
 
 use crate::error::{NativeError, Throw};
-use crate::stores::{store, texts};
+use crate::stores::texts;
 
 #[unsafe(no_mangle)]
 extern "system" fn Java_flambeau_jni_NativeApi_checkPure<'frame>(
@@ -29,29 +29,21 @@ extern "system" fn Java_flambeau_jni_NativeApi_checkPure<'frame>(
 }
 
 #[unsafe(no_mangle)]
-extern "system" fn Java_flambeau_jni_NativeApi_newestCheckpoint<'frame>(
+extern "system" fn Java_flambeau_jni_NativeApi_supervise<'frame>(
     mut env: EnvUnowned<'frame>,
     _this: JObject<'frame>,
-    work_dir: JString<'frame>,
-    attempts: JString<'frame>,
     options: JString<'frame>,
+    work_dir: JString<'frame>,
+    question: JString<'frame>,
 ) -> JString<'frame> {
     env.with_env(|env| {
-        let [work_dir, attempts, options] = texts(env, [&work_dir, &attempts, &options])?;
-        let attempts: Vec<String> =
-            serde_json::from_str(&attempts).map_err(|source| NativeError::Message {
-                what: "the list of attempts",
-                source,
-            })?;
-        let found = flambeau_train::checkpoint::newest(&store(&options)?, &work_dir, &attempts)?;
-        Ok(match found {
-            Some(found) => {
-                let text = serde_json::to_string(&found)
-                    .expect("a checkpoint's place is text and a number");
-                JString::from_str(env, text)?
-            }
-            None => JString::null(),
-        })
+        let [options, work_dir, question] = texts(env, [&options, &work_dir, &question])?;
+        let options = serde_json::from_str(&options).map_err(|source| NativeError::Message {
+            what: "the store's options",
+            source,
+        })?;
+        let answer = flambeau_supervisor::answer(&work_dir, &question, &options)?;
+        Ok(JString::from_str(env, answer)?)
     })
     .resolve::<Throw>()
 }

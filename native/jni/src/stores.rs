@@ -15,7 +15,7 @@ use crate::error::{NativeError, Throw};
 static LAST: Mutex<Option<(HashMap<String, String>, Store)>> = Mutex::new(None);
 
 /// The store with some options, a JSON object of strings.
-pub(crate) fn store(options: &str) -> Result<Store, NativeError> {
+fn store(options: &str) -> Result<Store, NativeError> {
     let options = serde_json::from_str(options).map_err(|source| NativeError::Message {
         what: "the store's options",
         source,

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use flambeau_data::{DatasetSpec, Manifest, Store};
-use flambeau_train::{TrainingJob, checkpoint};
+use flambeau_supervisor::SupervisorError;
+use flambeau_train::TrainingJob;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -53,20 +54,23 @@ pub(crate) fn inspect(
     Ok(serde_json::to_string(&manifest.summary()).expect("a summary has string keys"))
 }
 
-/// The URI of the newest whole checkpoint of the given attempts of a job, or None.
+/// Asks the supervisor a question about a work directory, and returns its answer; both are JSON. `store_options` are those
+/// of the stores.
+///
+/// Raises `flambeau.errors.StoreError`, and `ParamError` for what the user asked for that does not go with what is there.
 #[pyfunction]
-#[pyo3(signature = (work_dir, attempt_ids, store_options = None))]
-pub(crate) fn newest_checkpoint(
+pub(crate) fn supervise(
     py: Python<'_>,
     work_dir: &str,
-    attempt_ids: Vec<String>,
-    store_options: Option<HashMap<String, String>>,
-) -> PyResult<Option<String>> {
-    let options = store_options.unwrap_or_default();
-    let found = py.detach(|| checkpoint::newest(&Store::new(&options)?, work_dir, &attempt_ids));
-    found
-        .map(|found| found.map(|info| info.uri))
-        .map_err(|failure| error::from_data(py, &failure))
+    question: &str,
+    store_options: HashMap<String, String>,
+) -> PyResult<String> {
+    let answer = py.detach(|| flambeau_supervisor::answer(work_dir, question, &store_options));
+    answer.map_err(|failure| match failure {
+        SupervisorError::Data(failure) => error::from_data(py, &failure),
+        SupervisorError::Refused(reason) => error::raise(py, "ParamError", &reason, &[]),
+        SupervisorError::Malformed(_) => PyValueError::new_err(failure.to_string()),
+    })
 }
 
 /// Those of the operators, such as `aten::from_file`, that may do more than compute.

@@ -30,7 +30,7 @@ mod _native {
     use crate::batches::PyBatchReader;
     #[pymodule_export]
     use crate::inspection::{
-        check_script_file, impure_operators, inspect, job_schema, newest_checkpoint, validate_job,
+        check_script_file, impure_operators, inspect, job_schema, supervise, validate_job,
     };
     #[pymodule_export]
     use crate::nccl::nccl_meeting;

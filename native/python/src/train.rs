@@ -5,7 +5,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use flambeau_collective::{GroupOptions, ProcessGroup, Transport};
+use flambeau_collective::{GroupOptions, ProcessGroup, TransportChoice};
 use flambeau_data::Store;
 use flambeau_train::{Cause, Gpus, Hooks, TrainError, TrainingJob, Worker};
 use pyo3::exceptions::PyValueError;
@@ -46,9 +46,9 @@ pub(crate) fn train(
         ))
     })?;
     let transport = match transport {
-        "auto" => Transport::Auto,
-        "sharedMemory" => Transport::SharedMemory,
-        "tcp" => Transport::Tcp,
+        "auto" => TransportChoice::Auto,
+        "sharedMemory" => TransportChoice::SharedMemory,
+        "tcp" => TransportChoice::Tcp,
         _ => {
             let message =
                 format!("transport is {transport:?}, but must be auto, sharedMemory or tcp");

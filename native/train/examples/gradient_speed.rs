@@ -16,7 +16,9 @@ use std::io::{self, BufRead};
 use std::slice;
 use std::time::{Duration, Instant};
 
-use flambeau_collective::{DType, Device, GroupOptions, ProcessGroup, TcpRendezvous, Transport};
+use flambeau_collective::{
+    DType, Device, GroupOptions, ProcessGroup, TcpRendezvous, TransportChoice,
+};
 use flambeau_train::{Compression, GradientReducer, ParameterInfo, ReducerOptions};
 use serde_json::{Value, json};
 
@@ -67,7 +69,7 @@ fn connect(rank: &str, world_size: &str, address: &str, bind_address: &str) -> P
         secret: b"speed of one machine".to_vec(),
         timeout: TIMEOUT,
         bind_address: bind_address.parse().expect("an address"),
-        transport: Transport::Tcp,
+        transport: TransportChoice::Tcp,
         ..Default::default()
     };
     ProcessGroup::connect(&mut rendezvous, options).expect("connect")

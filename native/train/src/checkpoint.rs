@@ -25,6 +25,7 @@ use crate::error::{Cause, error_chain};
 use crate::history::{History, Traffic};
 use crate::job::Attempt;
 use crate::params::GradientCompression;
+use crate::result::StoredFile;
 use crate::scaler::LossScaler;
 use crate::sums::LossTotals;
 use crate::weights::LocalWeights;
@@ -35,6 +36,8 @@ const SHARED: &str = "shared.bin";
 const STATE: &str = "state.json";
 const BEST: &str = "best";
 const WEIGHTS: &str = "weights";
+/// The file of `WEIGHTS` that models of both languages read.
+const WEIGHTS_FILE: &str = "weights.safetensors";
 
 /// How many whole checkpoints an attempt keeps at least: the newest, and one more in case the newest cannot be read.
 const KEPT: usize = 2;
@@ -92,6 +95,59 @@ pub fn newest(
         }
     }
     Ok(None)
+}
+
+/// A checkpoint that has the weights as a model reads them.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KeptCheckpoint {
+    /// Its directory.
+    pub uri: String,
+    /// The epoch, counted from 0, that training goes on with from here.
+    pub epoch: u64,
+    /// Optimizer steps taken before it.
+    pub step: u64,
+    /// The file with the weights.
+    pub weights: StoredFile,
+    /// Losses and metrics of the epochs before it.
+    pub history: History,
+}
+
+/// Describes a checkpoint that has weights; none for one without, and for one that is damaged.
+///
+/// # Errors
+///
+/// What the store says.
+pub fn with_weights(store: &Store, uri: &str) -> Result<Option<KeptCheckpoint>, DataError> {
+    let read = |name: &str| match store.get(&format!("{uri}/{name}")) {
+        Err(DataError::NotFound { .. }) => Ok(None),
+        bytes => bytes.map(Some),
+    };
+    let (Some(marker), Some(state)) = (read(MARKER)?, read(STATE)?) else {
+        return Ok(None);
+    };
+    let (Ok(marker), Ok(state)) = (
+        Marker::parse(&marker),
+        serde_json::from_slice::<State>(&state),
+    ) else {
+        return Ok(None);
+    };
+    let listed = marker
+        .parts
+        .into_iter()
+        .find(|part| file_in(WEIGHTS, &part.name) == Some(WEIGHTS_FILE));
+    Ok(listed.map(|part| KeptCheckpoint {
+        uri: uri.to_owned(),
+        epoch: state.position.epoch,
+        step: state.position.step,
+        weights: StoredFile {
+            uri: format!("{uri}/{}", part.name),
+            name: WEIGHTS_FILE.into(),
+            size: part.size,
+            sha256: part.sha256,
+        },
+        history: state.history,
+    }))
 }
 
 fn is_whole(store: &Store, uri: &str) -> Result<bool, DataError> {

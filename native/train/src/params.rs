@@ -2,7 +2,7 @@
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// The tensor type that an input is given as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -230,6 +230,119 @@ impl JsonSchema for FeaturesColumn {
     }
 }
 
+/// The params by what they are about, in the order in which they are told: what Scala and Python have as traits.
+const GROUPS: [(&str, &str, &[&str]); 11] = [
+    (
+        "HasInputColumns",
+        "What the module reads: featuresCol, or inputCols with a tensor for each argument of forward.",
+        &["featuresCol", "inputCols", "inputShapes", "inputTypes"],
+    ),
+    (
+        "HasOutputColumns",
+        "What a fitted model writes, and how many rows it scores at once.",
+        &[
+            "predictionCol",
+            "outputNames",
+            "outputKinds",
+            "threshold",
+            "thresholds",
+            "inferenceBatchSize",
+        ],
+    ),
+    (
+        "HasClassColumns",
+        "The further columns that a fitted classifier writes.",
+        &["rawPredictionCol", "probabilityCol"],
+    ),
+    (
+        "HasLabelColumns",
+        "What the loss compares with: labels, and the weight of each row.",
+        &["labelCol", "labelCols", "weightCol"],
+    ),
+    (
+        "HasInitialModel",
+        "Whose weights training starts from.",
+        &["initialModel"],
+    ),
+    (
+        "HasValidation",
+        "Which rows are kept out of training for validation.",
+        &["validationIndicatorCol", "validationFraction"],
+    ),
+    (
+        "HasTrainingLoop",
+        "How the rows are gone through and the optimizer stepped.",
+        &[
+            "batchSize",
+            "dropLast",
+            "epochs",
+            "seed",
+            "shuffle",
+            "shuffleWindow",
+            "gradientAccumulationSteps",
+            "gradientClipNorm",
+            "gradientCompression",
+            "powerSgdRank",
+            "powerSgdStartStep",
+            "topKRatio",
+            "precision",
+            "compile",
+        ],
+    ),
+    (
+        "HasLearningRate",
+        "The learning rate over the training.",
+        &[
+            "stepSize",
+            "scaleLearningRate",
+            "warmupEpochs",
+            "lrSchedule",
+            "lrEndFactor",
+            "lrDecayRate",
+            "lrDecayEpochs",
+        ],
+    ),
+    (
+        "HasEarlyStopping",
+        "Which epoch was the best, whether training ends after it, and whose weights are kept.",
+        &[
+            "monitor",
+            "monitorMode",
+            "monitorMinDelta",
+            "earlyStoppingPatience",
+            "restoreBestWeights",
+        ],
+    ),
+    ("HasDevice", "Where the module runs.", &["device"]),
+    (
+        "HasWorkers",
+        "How many workers train, what they may use, and what happens when one is lost.",
+        &[
+            "numWorkers",
+            "dataLanes",
+            "numThreads",
+            "numGpusPerWorker",
+            "memoryBudget",
+            "checkpointInterval",
+            "checkpointSteps",
+            "keepCheckpoints",
+            "runId",
+            "maxRestarts",
+            "collectiveTimeout",
+            "heartbeatTimeout",
+            "slotTimeout",
+            "workDir",
+            "verbose",
+            "verifyReplicas",
+        ],
+    ),
+];
+
+fn groups() -> Value {
+    let group = |(name, description, params): &(&str, &str, &[&str])| json!({ "name": name, "description": description, "params": params });
+    GROUPS.iter().map(group).collect()
+}
+
 /// Every param of the estimators that has a JSON value.
 ///
 /// The schema of this type is the contract that the Python and Scala params are held against: the description of
@@ -238,6 +351,7 @@ impl JsonSchema for FeaturesColumn {
 /// [`TrainingJob`]: crate::TrainingJob
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[schemars(extend("x-groups" = groups()))]
 pub struct TrainingParams {
     /// Name of the features column: a vector, an array or a number; or a list of numeric columns, which are packed
     /// into one tensor. Used when inputCols is not set.
@@ -478,7 +592,7 @@ pub struct TrainingParams {
 
     /// Number of epochs between checkpoints, from the newest of which training goes on after a worker was lost.
     /// -1 turns checkpoints at the end of epochs off.
-    #[schemars(title = "Checkpoint interval", range(min = -1, max = 1_000_000))]
+    #[schemars(title = "Checkpoint interval", range(min = -1, max = 1_000_000), extend("not" = json!({ "const": 0 })))]
     pub checkpoint_interval: i64,
 
     /// Number of optimizer steps between further checkpoints, for epochs that take long. When not set, there are
@@ -518,8 +632,8 @@ pub struct TrainingParams {
     pub slot_timeout: f64,
 
     /// Directory that the driver and all workers can reach, for shards, checkpoints, progress and weights: a path,
-    /// or a URI with the scheme file, dbfs, s3, s3a, abfss or gs. When not set, a temporary directory in local mode;
-    /// required on a cluster.
+    /// or a URI with the scheme file, dbfs, s3, s3a, abfss or gs. When not set, what the session's
+    /// spark.flambeau.workDir names, else a temporary directory in local mode; one of the two is required on a cluster.
     #[schemars(title = "Work directory", length(min = 1))]
     pub work_dir: Option<String>,
 

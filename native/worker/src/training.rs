@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use flambeau_collective::{GroupOptions, ProcessGroup, Rendezvous, Transport};
+use flambeau_collective::{GroupOptions, ProcessGroup, Rendezvous, TransportChoice};
 use flambeau_data::Store;
 use flambeau_train::{
     Cause, Event, Gpus, Hooks, Interrupt, StepReport, TrainingJob, TrainingResult, Worker,
@@ -91,11 +91,11 @@ pub(crate) fn train(
     worker.run().map_err(Failure::from)
 }
 
-fn transport(rank: usize, name: &str) -> Result<Transport, Failure> {
+fn transport(rank: usize, name: &str) -> Result<TransportChoice, Failure> {
     match name {
-        "auto" => Ok(Transport::Auto),
-        "sharedMemory" => Ok(Transport::SharedMemory),
-        "tcp" => Ok(Transport::Tcp),
+        "auto" => Ok(TransportChoice::Auto),
+        "sharedMemory" => Ok(TransportChoice::SharedMemory),
+        "tcp" => Ok(TransportChoice::Tcp),
         _ => Err(Failure::of_environment(
             rank,
             format!("transport is {name:?}, but must be auto, sharedMemory or tcp"),

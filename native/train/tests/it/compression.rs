@@ -2,7 +2,7 @@
 
 use std::slice;
 
-use flambeau_collective::{DType, Device, ProcessGroup, Transport};
+use flambeau_collective::{DType, Device, ProcessGroup, TransportChoice};
 use flambeau_train::{BucketSizes, Compression, GradientReducer, ParameterInfo, ReducerOptions};
 use half::{bf16, f16};
 
@@ -81,10 +81,10 @@ fn step(reducer: &GradientReducer, gradient: impl Fn(usize, usize) -> f32) -> Ve
 fn steps(world_size: usize, compression: Compression, num_steps: usize) -> Vec<Vec<Vec<f32>>> {
     let mut all = vec![];
     for (transport, overlaps) in [
-        (Transport::SharedMemory, false),
-        (Transport::SharedMemory, true),
-        (Transport::Tcp, false),
-        (Transport::Tcp, true),
+        (TransportChoice::SharedMemory, false),
+        (TransportChoice::SharedMemory, true),
+        (TransportChoice::Tcp, false),
+        (TransportChoice::Tcp, true),
     ] {
         all.extend(ranks_over(transport, world_size, |group: ProcessGroup| {
             let rank = group.rank();
@@ -153,7 +153,7 @@ fn halves_are_averaged_in_float32() {
 
 #[test]
 fn fp16_overflows_only_where_a_gradient_does() {
-    ranks_over(Transport::SharedMemory, 4, |group| {
+    ranks_over(TransportChoice::SharedMemory, 4, |group| {
         let options = options(Compression::Fp16, false);
         let reducer =
             GradientReducer::new(group, parameters(DType::Float32), None, options).unwrap();
@@ -174,7 +174,7 @@ fn fp16_overflows_only_where_a_gradient_does() {
 #[test]
 fn float64_gradients_travel_as_they_are() {
     for compression in [Compression::Fp16, Compression::Bf16] {
-        ranks_over(Transport::Tcp, 2, |group| {
+        ranks_over(TransportChoice::Tcp, 2, |group| {
             let rank = group.rank();
             let parameters = parameters(DType::Float64);
             let options = options(compression, false);

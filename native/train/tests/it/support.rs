@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use arrow_array::{Float64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema};
-use flambeau_collective::{CollectiveError, GroupOptions, ProcessGroup, Rendezvous, Transport};
+use flambeau_collective::{
+    CollectiveError, GroupOptions, ProcessGroup, Rendezvous, TransportChoice,
+};
 use flambeau_data::Store;
 use flambeau_train::{Gpus, Hooks, TrainError, TrainingJob, TrainingResult, Worker};
 use parquet::arrow::ArrowWriter;
@@ -184,12 +186,12 @@ pub fn try_train_on(
 
 /// Runs `body` on a thread for each rank of a group, and gives the results in rank order.
 pub fn ranks<R: Send>(world_size: usize, body: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
-    ranks_over(Transport::default(), world_size, body)
+    ranks_over(TransportChoice::default(), world_size, body)
 }
 
 /// The same over a transport of choice.
 pub fn ranks_over<R: Send>(
-    transport: Transport,
+    transport: TransportChoice,
     world_size: usize,
     body: impl Fn(ProcessGroup) -> R + Sync,
 ) -> Vec<R> {

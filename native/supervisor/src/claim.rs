@@ -1,0 +1,150 @@
+//! Whose a named run is: one fit at a time writes its checkpoints and goes on from them.
+//!
+//! The driver that has a run writes `runs/<id>.owner` anew with each beat: a name of its own and a number. Another one
+//! watches the file for a while, so that no clocks are compared.
+
+use flambeau_data::DataError;
+use serde::{Deserialize, Serialize};
+
+use crate::error::SupervisorError;
+use crate::work_directory::WorkDirectory;
+
+/// Looks at the file in a beat.
+const LOOKS: u32 = 10;
+/// A driver that is not heard of for so many beats has ended: longer than mounts of object stores show what was.
+const FRESH_BEATS: u32 = 7;
+/// Of two drivers that saw nobody, the one that wrote last is seen by both so many beats later.
+const SETTLE_BEATS: f64 = 0.05;
+
+/// A driver that wants a run, or has it.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Claim {
+    /// What names this driver: random, and the same in each step.
+    own: String,
+    /// Seconds between two beats.
+    beat_seconds: f64,
+    #[serde(default)]
+    phase: Phase,
+    /// Seconds until the next step; set by each.
+    #[serde(default)]
+    wait_seconds: f64,
+}
+
+/// How far a claim has come.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+enum Phase {
+    /// Nothing was done yet.
+    #[default]
+    New,
+    /// Another driver's file is watched: what it held, empty where it could not be read, and how often that was seen.
+    Watching { seen: String, looks: u32 },
+    /// The file is written, and may be written over by one that saw nobody either.
+    Settling,
+    /// The run is this driver's; beats so far.
+    Held { beats: u64 },
+    /// Another driver writes the file, though this one had the run.
+    Lost,
+}
+
+/// Takes the next step of a claim: the first ones take the run, those after that are its beats.
+///
+/// # Errors
+///
+/// A refusal where another driver has the run; what the store says where the claim can't be written.
+pub(crate) fn advance(
+    work: &WorkDirectory<'_>,
+    id: &str,
+    claim: Claim,
+) -> Result<Claim, SupervisorError> {
+    let file = uri_of(work, id);
+    let beat = claim.beat_seconds;
+    let (phase, wait_seconds) = match &claim.phase {
+        Phase::New => match read(work, &file)? {
+            Some(seen) => (Phase::Watching { seen, looks: 0 }, beat / f64::from(LOOKS)),
+            None => settle(work, &file, &claim)?,
+        },
+        Phase::Watching { seen, looks } => match read(work, &file)? {
+            None => settle(work, &file, &claim)?,
+            Some(now) if !seen.is_empty() && !now.is_empty() && now != *seen => {
+                return Err(refusal(work, id));
+            }
+            Some(_) if *looks + 1 >= FRESH_BEATS * LOOKS => settle(work, &file, &claim)?,
+            // What is seen for the first time is watched from then on.
+            Some(now) if seen.is_empty() && !now.is_empty() => (
+                Phase::Watching {
+                    seen: now,
+                    looks: 0,
+                },
+                beat / f64::from(LOOKS),
+            ),
+            Some(_) => (
+                Phase::Watching {
+                    seen: seen.clone(),
+                    looks: looks + 1,
+                },
+                beat / f64::from(LOOKS),
+            ),
+        },
+        Phase::Settling if is_others(work, &file, &claim.own) => return Err(refusal(work, id)),
+        Phase::Settling => (Phase::Held { beats: 0 }, beat),
+        Phase::Held { .. } | Phase::Lost if is_others(work, &file, &claim.own) => {
+            (Phase::Lost, beat)
+        }
+        Phase::Held { beats } => {
+            let beats = beats + 1;
+            work.store
+                .put(&file, format!("{} {beats}", claim.own).into_bytes().into())?;
+            (Phase::Held { beats }, beat)
+        }
+        Phase::Lost => (Phase::Lost, beat),
+    };
+    Ok(Claim {
+        phase,
+        wait_seconds,
+        ..claim
+    })
+}
+
+/// Gives a run up: its file goes, unless it is another driver's.
+pub(crate) fn release(work: &WorkDirectory<'_>, id: &str, own: &str) -> Result<(), DataError> {
+    let file = uri_of(work, id);
+    match read(work, &file)? {
+        Some(now) if now.starts_with(own) => work.store.delete(&file),
+        _ => Ok(()),
+    }
+}
+
+fn settle(work: &WorkDirectory<'_>, file: &str, claim: &Claim) -> Result<(Phase, f64), DataError> {
+    work.store
+        .put(file, claim.own.clone().into_bytes().into())?;
+    Ok((Phase::Settling, claim.beat_seconds * SETTLE_BEATS))
+}
+
+/// What the file holds: none where there is none, nothing where it can't be read.
+fn read(work: &WorkDirectory<'_>, file: &str) -> Result<Option<String>, DataError> {
+    Ok(match work.store.get(file) {
+        Err(DataError::NotFound { .. }) => None,
+        Ok(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
+        Err(_) => Some(String::new()),
+    })
+}
+
+/// Whether another driver's name is in the file, as far as it can be read.
+fn is_others(work: &WorkDirectory<'_>, file: &str, own: &str) -> bool {
+    let held = read(work, file).ok().flatten().unwrap_or_default();
+    !held.is_empty() && !held.starts_with(own)
+}
+
+fn refusal(work: &WorkDirectory<'_>, id: &str) -> SupervisorError {
+    SupervisorError::Refused(format!(
+        "runId {id:?} in {} is being trained by another driver: wait until that fit has ended, interrupt it, or take \
+         another runId",
+        work.uri()
+    ))
+}
+
+fn uri_of(work: &WorkDirectory<'_>, id: &str) -> String {
+    work.path(&format!("runs/{id}.owner"))
+}

@@ -1,0 +1,102 @@
+//! Which failure was the first, and whether it is worth another attempt.
+
+use serde::{Deserialize, Serialize};
+
+/// How a rank ended, as its launcher knows it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Ended {
+    rank: usize,
+    /// What it failed with; none where all went well.
+    kind: Option<String>,
+    /// False where it only noticed that another one had failed.
+    is_cause: bool,
+    /// Whether it left no word of its own, as one does that was killed or is stuck.
+    #[serde(default)]
+    is_silent: bool,
+}
+
+/// What comes of an attempt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Verdict {
+    /// The rank whose failure is the reason for the others'; none where all went well.
+    cause: Option<usize>,
+    /// Whether the training is started again.
+    again: bool,
+}
+
+/// The kinds that another attempt may mend, the surest sign of what happened first. Everything else, such as an error of
+/// the user's code, bad rows or a diverged loss, would only fail again.
+const RETRIED: [&str; 3] = ["lost", "store", "collective"];
+
+/// Judges an attempt after so many restarts.
+///
+/// Where several ranks say that it began with them, one that says something comes before one that is silent, one with an
+/// error of its own before one that was killed, that before one whose store failed, and that before one that missed another.
+pub(crate) fn judge(ended: &[Ended], restarts: u64, max_restarts: u64) -> Verdict {
+    let order = |one: &&Ended| {
+        let retried = RETRIED
+            .iter()
+            .position(|kind| Some(*kind) == one.kind.as_deref());
+        let kind = retried.map_or(0, |position| position + 1);
+        (!one.is_cause, one.is_silent, kind, one.rank)
+    };
+    let cause = ended
+        .iter()
+        .filter(|one| one.kind.is_some())
+        .min_by_key(order);
+    let is_retried = cause
+        .and_then(|one| one.kind.as_deref())
+        .is_some_and(|kind| RETRIED.contains(&kind));
+    Verdict {
+        cause: cause.map(|one| one.rank),
+        again: is_retried && restarts < max_restarts,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(rank: usize, kind: &str, is_cause: bool, is_silent: bool) -> Ended {
+        Ended {
+            rank,
+            kind: (!kind.is_empty()).then(|| kind.to_owned()),
+            is_cause,
+            is_silent,
+        }
+    }
+
+    #[test]
+    fn an_error_of_a_ranks_own_is_the_cause() {
+        let ranks = [
+            ended(0, "collective", true, false),
+            ended(1, "lost", true, false),
+            ended(2, "user", true, false),
+            ended(3, "lost", false, false),
+        ];
+        let verdict = judge(&ranks, 0, 3);
+        assert_eq!((verdict.cause, verdict.again), (Some(2), false));
+        let verdict = judge(&ranks[..2], 0, 3);
+        assert_eq!((verdict.cause, verdict.again), (Some(1), true));
+    }
+
+    #[test]
+    fn one_that_noticed_says_more_than_one_that_is_silent() {
+        let ranks = [
+            ended(0, "lost", false, true),
+            ended(1, "collective", false, false),
+        ];
+        assert_eq!(judge(&ranks, 0, 3).cause, Some(1));
+    }
+
+    #[test]
+    fn restarts_end() {
+        let ranks = [ended(0, "", true, false), ended(1, "store", true, false)];
+        assert!(judge(&ranks, 2, 3).again);
+        assert!(!judge(&ranks, 3, 3).again);
+        let well = judge(&ranks[..1], 0, 3);
+        assert_eq!((well.cause, well.again), (None, false));
+    }
+}

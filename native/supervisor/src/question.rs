@@ -1,0 +1,112 @@
+//! The questions that a driver asks.
+
+use std::collections::HashMap;
+
+use chrono::Utc;
+use flambeau_data::Store;
+use flambeau_train::checkpoint;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::checkpoints::keep_newest;
+use crate::claim::{self, Claim};
+use crate::error::SupervisorError;
+use crate::failure::{Ended, judge};
+use crate::rows;
+use crate::run::{self, Identity, RunFile};
+use crate::work_directory::WorkDirectory;
+
+/// A question; `ask` is its name.
+#[derive(Debug, Deserialize)]
+#[serde(
+    tag = "ask",
+    rename_all = "camelCase",
+    rename_all_fields = "camelCase",
+    deny_unknown_fields
+)]
+enum Question {
+    /// What comes of an attempt after so many restarts: `{"cause", "again"}`.
+    Judge {
+        ended: Vec<Ended>,
+        restarts: u64,
+        max_restarts: u64,
+    },
+    /// The URI of the newest whole checkpoint of those attempts, or null.
+    NewestCheckpoint { attempts: Vec<String> },
+    /// Removes what those attempts left but for their newest checkpoints, and describes these, oldest first.
+    KeepCheckpoints { attempts: Vec<String>, num: usize },
+    /// A text for each file: the SHA-256 of its bytes, or with `ends` its size and that of its end.
+    DigestFiles { files: Vec<String>, ends: bool },
+    /// What is there of a run, `{"readsAll", "run"}`, or null.
+    ReadRun { id: String },
+    /// The attempts of a run, as `readRun` gave it; refuses what is not what it was. Reads nothing.
+    CompareRun {
+        id: String,
+        run: Option<RunFile>,
+        what: Identity,
+    },
+    /// Writes the file of a run.
+    WriteRun {
+        id: String,
+        attempts: Vec<String>,
+        what: Identity,
+    },
+    /// Takes the next step of a claim and gives it back.
+    AdvanceClaim { id: String, claim: Claim },
+    /// Gives a claim up.
+    ReleaseClaim { id: String, own: String },
+    /// Writes a lease anew.
+    HoldLease { lease: String },
+    /// Removes a lease.
+    DropLease { lease: String },
+    /// Removes what fits left behind, and tells what that was.
+    Sweep,
+    /// Removes a file or a directory of the work directory, with all that is in it.
+    Remove { path: String },
+}
+
+/// The answer to a question about a work directory, both as JSON. `options` are those of the store. Waits for the store as
+/// its calls do.
+///
+/// # Errors
+///
+/// What the store says, and a refusal of what the user asked for.
+pub fn answer(
+    work_dir: &str,
+    question: &str,
+    options: &HashMap<String, String>,
+) -> Result<String, SupervisorError> {
+    let question = serde_json::from_str(question).map_err(SupervisorError::Malformed)?;
+    let store = Store::new(options)?;
+    let answer = answered(&WorkDirectory::new(&store, work_dir), question)?;
+    Ok(answer.to_string())
+}
+
+fn answered(work: &WorkDirectory<'_>, question: Question) -> Result<Value, SupervisorError> {
+    Ok(match question {
+        Question::Judge {
+            ended,
+            restarts,
+            max_restarts,
+        } => json(judge(&ended, restarts, max_restarts)),
+        Question::NewestCheckpoint { attempts } => {
+            let found = checkpoint::newest(work.store, work.uri(), &attempts)?;
+            json(found.map(|found| found.uri))
+        }
+        Question::KeepCheckpoints { attempts, num } => json(keep_newest(work, &attempts, num)?),
+        Question::DigestFiles { files, ends } => json(rows::digests(work.store, &files, ends)?),
+        Question::ReadRun { id } => json(run::read(work, &id)?),
+        Question::CompareRun { id, run, what } => json(run::compare(work, &id, run, what)?),
+        Question::WriteRun { id, attempts, what } => json(run::write(work, &id, attempts, what)?),
+        Question::AdvanceClaim { id, claim } => json(claim::advance(work, &id, claim)?),
+        Question::ReleaseClaim { id, own } => json(claim::release(work, &id, &own)?),
+        Question::HoldLease { lease } => json(work.hold_lease(&lease, Utc::now())?),
+        Question::DropLease { lease } => json(work.drop_lease(&lease)?),
+        Question::Sweep => json(work.sweep(Utc::now())?),
+        Question::Remove { path } => json(work.store.delete_prefix(&work.path(&path))?),
+    })
+}
+
+fn json(value: impl Serialize) -> Value {
+    serde_json::to_value(value).expect("answers have string keys and finite numbers")
+}

@@ -1,0 +1,67 @@
+//! What tells the rows of a training from others: digests of the files that hold them.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use flambeau_data::{DataError, Store};
+use sha2::{Digest, Sha256};
+
+/// How much of a file is read at once.
+const PIECE: u64 = 8 << 20;
+/// The end of a file that counts for it: of small files the whole, of others the footer, which has the numbers, ranges
+/// and places of the values of each row group.
+const END: u64 = 256 << 10;
+/// Requests that are under way at once, for what is mostly waiting.
+const AT_ONCE: usize = 16;
+
+/// A text for each file, in their order: the SHA-256 of its bytes, or with `ends` its size and that of its end.
+pub(crate) fn digests(
+    store: &Store,
+    files: &[String],
+    ends: bool,
+) -> Result<Vec<String>, DataError> {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let workers = if ends { AT_ONCE } else { cores };
+    let next = AtomicUsize::new(0);
+    let digest_all = || -> Result<Vec<(usize, String)>, DataError> {
+        let mut found = vec![];
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(file) = files.get(index) else {
+                return Ok(found);
+            };
+            found.push((index, digest_of(store, file, ends)?));
+        }
+    };
+    let found: Vec<_> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..workers.min(files.len()))
+            .map(|_| scope.spawn(digest_all))
+            .collect();
+        workers
+            .into_iter()
+            .map(|worker| worker.join().expect("digests do not panic"))
+            .collect()
+    });
+    let mut digests = vec![String::new(); files.len()];
+    for part in found {
+        for (index, digest) in part? {
+            digests[index] = digest;
+        }
+    }
+    Ok(digests)
+}
+
+fn digest_of(store: &Store, uri: &str, end: bool) -> Result<String, DataError> {
+    let size = store.size(uri)?.ok_or_else(|| DataError::NotFound {
+        uri: uri.to_owned(),
+    })?;
+    let mut hash = Sha256::new();
+    let mut start = if end { size.saturating_sub(END) } else { 0 };
+    while start < size {
+        let stop = size.min(start + PIECE);
+        hash.update(store.get_range(uri, start..stop)?);
+        start = stop;
+    }
+    let hash = crate::run::hex(&hash.finalize());
+    Ok(if end { format!("{size}:{hash}") } else { hash })
+}

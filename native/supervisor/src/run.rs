@@ -1,0 +1,183 @@
+//! A run: what a fit that did not succeed leaves for the next one to go on from.
+//!
+//! `runs/<id>.json` says what was trained on which rows, and which attempts have its checkpoints. Only the same job on the
+//! same rows goes on from them, since anything else would not end in what either of the two had come to.
+
+use flambeau_data::DataError;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+
+use crate::error::SupervisorError;
+use crate::work_directory::WorkDirectory;
+
+const FORMAT: u32 = 3;
+
+/// What a run may change between its fits, since no bit of its result depends on it.
+const FREE: [&str; 18] = [
+    "checkpointInterval",
+    "checkpointSteps",
+    "collectiveTimeout",
+    "heartbeatTimeout",
+    "inferenceBatchSize",
+    "keepCheckpoints",
+    "maxRestarts",
+    "memoryBudget",
+    "predictionCol",
+    "probabilityCol",
+    "rawPredictionCol",
+    "runId",
+    "slotTimeout",
+    "threshold",
+    "thresholds",
+    "verbose",
+    "verifyReplicas",
+    "workDir",
+];
+
+/// The objects of a job that are told by digests, which say nothing to a reader.
+const OBJECTS: [&str; 5] = ["model", "program", "loss", "optimizer", "metrics"];
+
+/// The contents of a run's file.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct RunFile {
+    format: u32,
+    /// The attempts that have its checkpoints, oldest first.
+    attempts: Vec<String>,
+    /// What tells the job from others, by name.
+    job: Map<String, Value>,
+    /// The digest of the rows.
+    rows: String,
+    /// Whether that is one of all rows, and not of the ends of their files.
+    reads_all: bool,
+}
+
+/// What a fit trains on which rows.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Identity {
+    /// Every param, and what stands for the objects, by name.
+    job: Map<String, Value>,
+    /// What `digestFiles` gave for the shards.
+    rows: Vec<String>,
+    /// Whether it read all of them.
+    reads_all: bool,
+}
+
+impl Identity {
+    /// The file of a run whose checkpoints those attempts have.
+    fn file(self, attempts: Vec<String>) -> RunFile {
+        let mut job = self.job;
+        job.retain(|name, value| !FREE.contains(&name.as_str()) && !value.is_null());
+        let rows = serde_json::to_vec(&self.rows).expect("texts are JSON");
+        RunFile {
+            format: FORMAT,
+            attempts,
+            job,
+            rows: hex(&Sha256::digest(rows)),
+            reads_all: self.reads_all,
+        }
+    }
+}
+
+fn uri_of(work: &WorkDirectory<'_>, id: &str) -> String {
+    work.path(&format!("runs/{id}.json"))
+}
+
+/// What is there of a run.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Found {
+    /// Whether all rows are to be compared.
+    reads_all: bool,
+    /// Its file; none where that is damaged.
+    run: Option<RunFile>,
+}
+
+/// What is there of a run; none where there is no file, or its attempts have no checkpoint: a sweep removes those that are
+/// old, and the file has a name of the user's, without an age.
+pub(crate) fn read(work: &WorkDirectory<'_>, id: &str) -> Result<Option<Found>, DataError> {
+    let bytes = match work.store.get(&uri_of(work, id)) {
+        Err(DataError::NotFound { .. }) => return Ok(None),
+        bytes => bytes?,
+    };
+    let run: Option<RunFile> = serde_json::from_slice(&bytes).ok();
+    let Some(run) = run.filter(|run| run.format == FORMAT) else {
+        let reads_all = false;
+        return Ok(Some(Found {
+            reads_all,
+            run: None,
+        }));
+    };
+    for attempt in &run.attempts {
+        let place = work.path(&format!("attempts/{attempt}/checkpoints"));
+        let files = work.store.list(&place)?;
+        if files.iter().any(|file| file.ends_with("/COMMITTED")) {
+            let reads_all = run.reads_all;
+            return Ok(Some(Found {
+                reads_all,
+                run: Some(run),
+            }));
+        }
+    }
+    Ok(None)
+}
+
+/// The attempts of a run, for a fit that trains the same on the same rows; others are refused, and a file that is damaged.
+pub(crate) fn compare(
+    work: &WorkDirectory<'_>,
+    id: &str,
+    then: Option<RunFile>,
+    now: Identity,
+) -> Result<Vec<String>, SupervisorError> {
+    let Some(then) = then else {
+        let uri = uri_of(work, id);
+        return Err(SupervisorError::Refused(format!(
+            "runId {id:?}: {uri} is damaged, or another version of flambeau wrote it: remove it to train anew, or take \
+             another runId"
+        )));
+    };
+    let now = now.file(vec![]);
+    let names = then.job.keys().chain(now.job.keys());
+    let mut different: Vec<&String> = names
+        .filter(|name| then.job.get(*name) != now.job.get(*name))
+        .collect();
+    different.sort();
+    let said = match different.first() {
+        Some(name) if OBJECTS.contains(&name.as_str()) => format!("its {name} was another"),
+        Some(name) => {
+            let shown = |value: Option<&Value>| value.map_or("not set".into(), Value::to_string);
+            format!(
+                "{name} was {} and is {}",
+                shown(then.job.get(*name)),
+                shown(now.job.get(*name))
+            )
+        }
+        None if then.rows != now.rows => {
+            "its rows were others, or in another order (sort them, or use fitOnParquet on files)"
+                .into()
+        }
+        None => return Ok(then.attempts),
+    };
+    Err(SupervisorError::Refused(format!(
+        "runId {id:?} in {} is a run of another job: {said}; take another runId to train anew, or give what it was",
+        work.uri()
+    )))
+}
+
+/// Writes a run's file.
+pub(crate) fn write(
+    work: &WorkDirectory<'_>,
+    id: &str,
+    attempts: Vec<String>,
+    what: Identity,
+) -> Result<(), DataError> {
+    let file = serde_json::to_vec(&what.file(attempts)).expect("a run's file is JSON");
+    work.store.put(&uri_of(work, id), file.into())
+}
+
+/// Lower-case hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

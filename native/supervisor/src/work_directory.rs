@@ -1,0 +1,124 @@
+//! The work directory: shards, attempts and models of trainings, and what keeps and removes them.
+//!
+//! `shards/<id>` lives for one fit, and `attempts/<id>` too unless its checkpoints are kept, for a run or as models;
+//! `models/<id>` outlives it. A fit that runs holds a lease, a file that its driver writes anew every hour: nothing that
+//! was made since it began is removed.
+
+use std::collections::BTreeSet;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use flambeau_data::{DataError, Store};
+use serde::Serialize;
+
+use crate::id::{age_of, new_id};
+
+/// What is older than this, and than each fit that holds a lease, was left behind.
+const SWEEP_AGE: TimeDelta = TimeDelta::days(7);
+/// Ids have whole seconds, and the clocks of two drivers may part.
+const CLOCKS: TimeDelta = TimeDelta::minutes(1);
+const SWEPT: [&str; 4] = ["shards", "attempts", "probes", "runs"];
+const LEASES: &str = "leases";
+/// The file of an attempt that no sweep removes.
+pub(crate) const KEPT: &str = "KEPT";
+
+/// A work directory in the store.
+pub(crate) struct WorkDirectory<'a> {
+    pub(crate) store: &'a Store,
+    uri: &'a str,
+}
+
+/// What a sweep removed.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Swept {
+    uri: String,
+    days: i64,
+}
+
+impl<'a> WorkDirectory<'a> {
+    pub(crate) fn new(store: &'a Store, uri: &'a str) -> Self {
+        WorkDirectory {
+            store,
+            uri: uri.trim_end_matches('/'),
+        }
+    }
+
+    /// Its own URI.
+    pub(crate) fn uri(&self) -> &str {
+        self.uri
+    }
+
+    /// The URI of something in it.
+    pub(crate) fn path(&self, below: &str) -> String {
+        format!("{}/{below}", self.uri)
+    }
+
+    /// Writes a lease anew; its name tells when the fit began.
+    pub(crate) fn hold_lease(&self, name: &str, now: DateTime<Utc>) -> Result<(), DataError> {
+        self.store
+            .put(&self.lease(name), new_id(now).into_bytes().into())
+    }
+
+    /// Removes a lease.
+    pub(crate) fn drop_lease(&self, name: &str) -> Result<(), DataError> {
+        self.store.delete(&self.lease(name))
+    }
+
+    fn lease(&self, name: &str) -> String {
+        self.path(&format!("{LEASES}/{name}"))
+    }
+
+    /// Removes what fits left behind, and tells what that was.
+    ///
+    /// A lease counts until `SWEEP_AGE` after it was last written: as long do the checkpoints stay that a fit without success
+    /// has kept. Those of `keepCheckpoints` stay.
+    pub(crate) fn sweep(&self, now: DateTime<Utc>) -> Result<Vec<Swept>, DataError> {
+        let oldest = self
+            .leases(now)?
+            .into_iter()
+            .fold(SWEEP_AGE, TimeDelta::max)
+            + CLOCKS;
+        let mut swept = vec![];
+        for kind in SWEPT {
+            let root = self.path(kind);
+            let files = self.store.list(&root)?;
+            let first_below = |uri: &String| {
+                let below = uri.strip_prefix(&root)?.strip_prefix('/')?;
+                below.split('/').next().map(str::to_owned)
+            };
+            let names: BTreeSet<String> = files.iter().filter_map(first_below).collect();
+            let kept: BTreeSet<String> = files
+                .iter()
+                .filter(|uri| uri.ends_with(&format!("/{KEPT}")))
+                .filter_map(first_below)
+                .collect();
+            for name in names.difference(&kept) {
+                if let Some(age) = age_of(name, now).filter(|age| *age > oldest) {
+                    let uri = format!("{root}/{name}");
+                    self.store.delete_prefix(&uri)?;
+                    let days = age.num_days();
+                    swept.push(Swept { uri, days });
+                }
+            }
+        }
+        Ok(swept)
+    }
+
+    /// How long ago the fits began that hold leases. Removes leases that no longer count.
+    fn leases(&self, now: DateTime<Utc>) -> Result<Vec<TimeDelta>, DataError> {
+        let mut began = vec![];
+        for uri in self.store.list(&self.path(LEASES))? {
+            let written = match self.store.get(&uri) {
+                // Its fit has just ended.
+                Err(DataError::NotFound { .. }) => continue,
+                bytes => age_of(&String::from_utf8_lossy(&bytes?), now),
+            };
+            let name = uri.rsplit('/').next().unwrap_or_default();
+            match (age_of(name, now), written) {
+                (Some(age), Some(written)) if written <= SWEEP_AGE => began.push(age),
+                _ => self.store.delete(&uri)?,
+            }
+        }
+        Ok(began)
+    }
+}

@@ -1,0 +1,86 @@
+//! Questions as hosts ask them, on directories of this machine.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use flambeau_supervisor::answer;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+mod claims;
+mod runs;
+mod sweeps;
+
+/// Asks about a directory, and gives the answer or the error's text.
+fn ask(directory: &TempDir, name: &str, fields: Value) -> Result<Value, String> {
+    let mut question = fields;
+    question["ask"] = name.into();
+    answer(
+        directory.path().to_str().unwrap(),
+        &question.to_string(),
+        &HashMap::new(),
+    )
+    .map(|text| serde_json::from_str(&text).unwrap())
+    .map_err(|error| error.to_string())
+}
+
+fn write(directory: &TempDir, file: &str, text: &str) {
+    let path = directory.path().join(file);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+fn is_there(directory: &TempDir, file: &str) -> bool {
+    Path::exists(&directory.path().join(file))
+}
+
+fn directory() -> TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+#[test]
+fn what_is_no_question_is_refused() {
+    for text in [r#"{"ask":"theTime"}"#, r#"{"ask":"remove"}"#, "[]", ""] {
+        let error = answer("/tmp/a", text, &HashMap::new())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("the question cannot be read: "),
+            "{error}"
+        );
+    }
+    let unknown = ask(&directory(), "remove", json!({"path": "a", "force": true})).unwrap_err();
+    assert!(unknown.contains("force"), "{unknown}");
+}
+
+#[test]
+fn digests_are_those_of_sha256sum_in_the_order_asked_for() {
+    let files = directory();
+    let names: Vec<String> = (0..40)
+        .map(|index| {
+            write(&files, &index.to_string(), &index.to_string());
+            files.path().join(index.to_string()).display().to_string()
+        })
+        .collect();
+    let whole = ask(
+        &files,
+        "digestFiles",
+        json!({"files": names, "ends": false}),
+    )
+    .unwrap();
+    // printf 7 | sha256sum
+    assert_eq!(
+        whole[7],
+        "7902699be42c8a8e46fbbb4501726517e86b22c56a189f7625a6da49081b2451"
+    );
+    let ends = ask(&files, "digestFiles", json!({"files": names, "ends": true})).unwrap();
+    assert_eq!(ends[7], format!("1:{}", whole[7].as_str().unwrap()));
+    assert_eq!(ends[12], format!("2:{}", whole[12].as_str().unwrap()));
+    let missing = ask(
+        &files,
+        "digestFiles",
+        json!({"files": ["/nowhere/a"], "ends": true}),
+    );
+    assert!(missing.unwrap_err().contains("/nowhere/a"));
+}
