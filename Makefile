@@ -144,9 +144,10 @@ format: $(VENV)/.synced
 	@$(GRADLE) format
 	@cd python && $(BIN)/ruff check --fix --quiet $(LINTED:%=../%); $(BIN)/ruff format --quiet $(LINTED:%=../%)
 
-#: make docs/params.md   the table of params, from their schema
-docs/params.md: docs/training-job.schema.json .ci/params_page.py $(VENV)/.synced
-	@$(BIN)/python .ci/params_page.py >$@
+#: make params        the params of Python and Scala, and docs/params.md, from the schema of the training job
+.PHONY: params
+params: $(VENV)/.synced
+	@$(BIN)/python .ci/params.py
 
 #: make clean         remove everything that the targets made
 .PHONY: clean

@@ -29,9 +29,9 @@ from programs.native_modules import CASES, NUM_IDS, Case, GaussianLoss
 from torch import Tensor, nn
 from worker_program import LIBTORCH, ROOT, Rank, run
 
-from flambeau._columns import TensorColumns
 from flambeau._saved.program import FILE_NAMES, compile_programs, probe_output
 from flambeau._saved.weights import FILE_NAME, save_module
+from flambeau._tensors import TensorColumns
 
 PAGE = ROOT / "docs/native-modules.md"
 FORMS = {"scripted": "TorchScript", "exported": "torch.export"}

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from worker_program import LARGE, LIBTORCH, PROGRAM, Rank, Ranks, job_of, run, save_script, write_rows
 
 import flambeau
-from flambeau._fit.native_runtime import TORCH
+from flambeau._libtorch import TORCH
 
 ENDLESS: dict[str, Any] = {"epochs": 1_000_000, "batchSize": 8, "checkpointInterval": -1}
 

@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flambeau._saved.save_program import save_program
-    from flambeau._saved.saving import load_pipeline
+    from flambeau._pipelines import load_pipeline
+    from flambeau._spark.saving.save_program import save_program
     from flambeau.errors import (
         CancelledError,
         ClusterError,
@@ -58,8 +58,8 @@ _MODULES = {
     "TorchModel": "flambeau.model",
     "TorchRegressionModel": "flambeau.model",
     "TorchRegressor": "flambeau.estimator",
-    "load_pipeline": "flambeau._saved.saving",
-    "save_program": "flambeau._saved.save_program",
+    "load_pipeline": "flambeau._pipelines",
+    "save_program": "flambeau._spark.saving.save_program",
 }
 
 

@@ -127,10 +127,13 @@ def nccl_meeting(
 def keep_freed_batches() -> None:
     """Has this process keep the memory that one batch has freed for the next, rather than hand it back."""
 
-def newest_checkpoint(
-    work_dir: str, attempt_ids: list[str], store_options: dict[str, str] | None = None
-) -> str | None:
-    """The URI of the newest whole checkpoint of the given attempts of a job, or None."""
+def supervise(work_dir: str, question: str, store_options: dict[str, str]) -> str:
+    """Asks the supervisor (`native/supervisor`) a question about a work directory, and returns its answer;
+    both are JSON.
+
+    Raises `flambeau.errors.StoreError`, and `ParamError` for what the user asked for that does not go with
+    what is there.
+    """
 
 def train(
     job_json: str,

@@ -7,30 +7,31 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 from pyspark.ml import Estimator
 from pyspark.ml.param import Param
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
+from pyspark.sql import SparkSession
 
-from flambeau._fit import cluster
-from flambeau._fit.multiple import Fits
-from flambeau._fit.training import Training
-from flambeau._workdir import new_id, temporary_directory
+from flambeau._spark.fit.fit import Fit
+from flambeau._spark.fit.multiple import Fits
+from flambeau._spark.fit.trainable import Trainable, is_object
+from flambeau._spark.rows.sources import FrameRows, ParquetRows
+from flambeau._spark.saving.stages import EstimatorReader, EstimatorWriter
+from flambeau._spark.work_directory import new_id, temporary_directory
 from flambeau.errors import ParamError
-from flambeau.params import HasRuntime, HasTrainingParams
-from flambeau.params.arguments import EstimatorArguments, resolve_arguments
-from flambeau.params.objects import OBJECT_PARAMS, PYTHON_PARAMS, HasObjects
+from flambeau.model import TorchClassificationModel, TorchModel, TorchRegressionModel
+from flambeau.params import HasConstructor
 
 if TYPE_CHECKING:
+    from pyspark.ml._typing import ParamMap
     from pyspark.sql import DataFrame
-
-    from flambeau.model import TorchModel
 
 log = logging.getLogger("flambeau")
 
 
-class TorchEstimator(HasTrainingParams, HasRuntime, HasObjects, Estimator[Any], MLWritable, MLReadable[Any]):
+class TorchEstimator(HasConstructor, Trainable, Estimator["TorchModel"], MLWritable, MLReadable[Any]):
     """Trains a `torch.nn.Module` on a DataFrame, data-parallel on `numWorkers` tasks of one barrier stage.
 
     Every param can be given as a keyword; Horovod's names (`num_proc`, `feature_cols`, `batch_size`, ...) are
@@ -44,21 +45,6 @@ class TorchEstimator(HasTrainingParams, HasRuntime, HasObjects, Estimator[Any], 
 
     __module__ = "flambeau"
 
-    _label_dtype: str | None = None
-    """The type that labels are read as; None follows their columns."""
-    _default_loss: str | None = None
-
-    def __init__(self, **arguments: Unpack[EstimatorArguments]) -> None:
-        super().__init__()
-        self._setDefault(optimizer="adam")
-        if self._default_loss is not None:
-            self._setDefault(loss=self._default_loss)
-        self.setParams(**arguments)
-
-    def setParams(self, **arguments: Unpack[EstimatorArguments]) -> Self:
-        """Sets params by keyword, under the names that the constructor takes."""
-        return self._set(**resolve_arguments(self, arguments))
-
     def fitMultiple(
         self, dataset: DataFrame, paramMaps: Sequence[Mapping[Param[Any], Any]]
     ) -> Iterator[tuple[int, TorchModel]]:
@@ -67,7 +53,7 @@ class TorchEstimator(HasTrainingParams, HasRuntime, HasObjects, Estimator[Any], 
         The iterator is safe to share among threads and gives `(index, model)`; each `next` waits for one fit.
         Raises ParamError where several maps have one `runId`.
         """
-        objects = sorted({p.name for m in paramMaps for p, v in m.items() if _is_object(p, v)})
+        objects = sorted({p.name for m in paramMaps for p, v in m.items() if is_object(p, v)})
         if objects:
             log.warning(
                 "this grid has objects as values of %s; it can be fitted, but a CrossValidatorModel or "
@@ -91,22 +77,11 @@ class TorchEstimator(HasTrainingParams, HasRuntime, HasObjects, Estimator[Any], 
         Hudi tables, Spark vectors, and partition columns as inputs are refused with DataError; `fit` reads
         those.
         """
-        from pyspark.sql import SparkSession
-
-        training = Training.of(self, SparkSession.getActiveSession() or SparkSession.builder.getOrCreate())
-
-        def train() -> TorchModel:
-            shards = training.in_place(path)
-            visible = training.prepare()
-            with training.leased(visible):
-                return training.run(shards, shards.columns.inputs, visible)
-
-        return cluster.interruptible(training.spark, train)
+        spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+        return cast("TorchModel", Fit.of(self, ParquetRows(spark, path)).run())
 
     def write(self) -> MLWriter:
         """A writer that saves the params as Spark ML does, and the objects beside them."""
-        from flambeau._saved.saving import EstimatorWriter
-
         return EstimatorWriter(self)
 
     @classmethod
@@ -114,8 +89,6 @@ class TorchEstimator(HasTrainingParams, HasRuntime, HasObjects, Estimator[Any], 
         """A reader for what `write` saved. `spark.flambeau.allowPickle=false` refuses objects that are
         pickles, and programs that do more than compute.
         """
-        from flambeau._saved.saving import EstimatorReader
-
         return EstimatorReader(cls)
 
     @classmethod
@@ -130,25 +103,9 @@ class TorchEstimator(HasTrainingParams, HasRuntime, HasObjects, Estimator[Any], 
         return cast("Self", cls.load(path))
 
     def _fit(self, dataset: DataFrame) -> TorchModel:
-        training = Training.of(self, dataset.sparkSession)
-        columns = training.columns(dataset.schema)
-
-        def train() -> TorchModel:
-            visible = training.prepare()
-            with training.leased(visible), training.written(dataset, columns, visible) as shards:
-                return training.run(shards, columns.inputs, visible)
-
-        return cluster.interruptible(training.spark, train)
-
-    def _job_params(self) -> dict[str, Any]:
-        """The training job's `params`: every param with a value that is JSON."""
-        params = [p for p in self.params if p.name not in PYTHON_PARAMS and self.isDefined(p)]
-        values = [(param, self.getOrDefault(param)) for param in params]
-        return {param.name: value for param, value in values if not _is_object(param, value)}
+        return cast("TorchModel", Fit.of(self, FrameRows(dataset)).run())
 
     def _model_class(self) -> type[TorchModel]:
-        from flambeau.model import TorchModel
-
         return TorchModel
 
 
@@ -160,9 +117,18 @@ class TorchRegressor(TorchEstimator):
     _label_dtype = "float32"
     _default_loss = "mse"
 
-    def _model_class(self) -> type[TorchModel]:
-        from flambeau.model import TorchRegressionModel
+    if TYPE_CHECKING:
 
+        @overload  # type: ignore[override]
+        def fit(self, dataset: DataFrame, params: ParamMap | None = None) -> TorchRegressionModel: ...
+        @overload
+        def fit(
+            self, dataset: DataFrame, params: list[ParamMap] | tuple[ParamMap]
+        ) -> list[TorchRegressionModel]: ...
+        def fit(self, dataset: DataFrame, params: Any = None) -> Any: ...
+        def fitOnParquet(self, path: str) -> TorchRegressionModel: ...
+
+    def _model_class(self) -> type[TorchModel]:
         return TorchRegressionModel
 
 
@@ -179,12 +145,16 @@ class TorchClassifier(TorchEstimator):
     _label_dtype = "int64"
     _default_loss = "cross_entropy"
 
+    if TYPE_CHECKING:
+
+        @overload  # type: ignore[override]
+        def fit(self, dataset: DataFrame, params: ParamMap | None = None) -> TorchClassificationModel: ...
+        @overload
+        def fit(
+            self, dataset: DataFrame, params: list[ParamMap] | tuple[ParamMap]
+        ) -> list[TorchClassificationModel]: ...
+        def fit(self, dataset: DataFrame, params: Any = None) -> Any: ...
+        def fitOnParquet(self, path: str) -> TorchClassificationModel: ...
+
     def _model_class(self) -> type[TorchModel]:
-        from flambeau.model import TorchClassificationModel
-
         return TorchClassificationModel
-
-
-def _is_object(param: Param[Any], value: Any) -> bool:
-    """Whether a param's value is an object of Python's rather than text."""
-    return param.name in (*OBJECT_PARAMS, "initialModel") and not isinstance(value, str)

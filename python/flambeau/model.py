@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self, cast
 
-from pyspark.ml import Model
-from pyspark.ml.param import Params
 from pyspark.ml.util import MLReadable, MLWritable
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, BooleanType, DoubleType, FloatType, LongType, StructField, StructType
 
-from flambeau._columns import (
-    TensorColumns,
-    expressions,
-    find_field,
-    quoted,
-    resolve_inputs,
-    resolve_tensor,
-)
-from flambeau._fit.checkpoints import Checkpoint
 from flambeau._history import RECORD_COLUMNS
-from flambeau._module.kinds import kind_of
-from flambeau._saved.program import OutputSpec, OutputTensor, check_signature, dump_skeleton, instantiate
-from flambeau._saved.weights import WeightsRef, fetched, load_into
-from flambeau._transform import slots
+from flambeau._saved.program import OutputSpec, OutputTensor, instantiate
+from flambeau._saved.weights import WeightsRef, load_into
+from flambeau._score.heads import CLASS_FIELDS, Head
+from flambeau._score.scoring import Scorer
+from flambeau._spark.columns import expressions, find_field, quoted, resolve_inputs, resolve_tensor
+from flambeau._spark.files import fetched
+from flambeau._spark.fitted import Fitted
+from flambeau._spark.saving.stages import ModelReader, ModelWriter
+from flambeau._spark.transform import native_scoring
+from flambeau._spark.transform.udf import gpu_tasks_of, scalar_udf, whole_arrays
+from flambeau._tensors import TensorColumns
 from flambeau.errors import DataError, ParamError
 from flambeau.params import (
     HasClassColumns,
@@ -43,7 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
     from torch import nn
 
-    from flambeau._transform.scoring import Head
+    from flambeau._score.heads import Head
 
 
 @dataclass(frozen=True)
@@ -70,8 +67,37 @@ class TrainingSummary:
     trainingSeconds: float | None
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a training was at one moment.
+
+    Attributes
+    ----------
+    epoch : the epoch, counted from 0, that training goes on with from here.
+    step : the number of optimizer steps before it.
+    uri : its directory; `weights/weights.safetensors` in it are the weights.
+    """
+
+    epoch: int
+    step: int
+    uri: str
+    _weights: Mapping[str, Any] = field(repr=False)
+    _history: Mapping[str, Any] = field(repr=False)
+    _fitted: TorchModel = field(repr=False)
+
+    def model(self) -> TorchModel:
+        """The fitted model with this checkpoint's weights and the history up to it."""
+        model = self._fitted.copy()
+        weights, options = self._weights, self._fitted._weights.store_options
+        model._weights = WeightsRef(weights["uri"], weights["size"], weights["sha256"], options)
+        model._history = dict(self._history)
+        model._counts = {**self._fitted._counts, "numSteps": self.step, "trainingSeconds": None}
+        model._checkpoints = ()
+        return model
+
+
 class TorchModel(
-    Model,
+    Fitted,
     HasInputColumns,
     HasOutputColumns,
     HasLabelColumns,
@@ -92,67 +118,6 @@ class TorchModel(
     """
 
     __module__ = "flambeau"
-
-    _programs: Mapping[str, bytes]
-    _reasons: Mapping[str, str]
-    _weights: WeightsRef
-    _inputs: tuple[TensorColumns, ...]
-    _output: OutputSpec
-    _classes: str | None
-    _history: dict[str, Any]
-    _counts: dict[str, Any]
-    _compiled: Mapping[str, bytes] | None = None
-    """The module's form for libtorch, where it was made of a module of Python's."""
-    _checkpoints: tuple[Mapping[str, Any], ...] = ()
-
-    _parents: ClassVar[str] = "TorchEstimator"
-
-    @classmethod
-    def _create(
-        cls,
-        estimator: Params,
-        *,
-        programs: Mapping[str, bytes],
-        weights: WeightsRef,
-        history: Mapping[str, Any],
-        inputs: Sequence[TensorColumns],
-        output: OutputSpec,
-        num_rows: int,
-        num_steps: int,
-        num_validation_rows: int = 0,
-        training_seconds: float | None = None,
-    ) -> Self:
-        """A model with the estimator's params and uid.
-
-        `programs` are the forms of the module, such as `program.dump_skeleton` as `pickle`, `history` a
-        training result's history (`{"epochs": [...]}`), `inputs` the tensors it was trained on with their
-        shapes, `output` what `program.probe_output` found. Raises ParamError where the output is not what
-        this kind of model gives.
-        """
-        model = cls._of_output(estimator, output)
-        model._programs, model._reasons = dict(programs), {}
-        model._weights, model._inputs = weights, tuple(inputs)
-        model._history = copy.deepcopy(dict(history))
-        model._counts = {
-            "numRows": num_rows,
-            "numSteps": num_steps,
-            "numValidationRows": num_validation_rows,
-            "trainingSeconds": training_seconds,
-        }
-        model._resetUid(estimator.uid)
-        return model
-
-    @classmethod
-    def _of_output(cls, estimator: Params, output: OutputSpec) -> Self:
-        """A model with the estimator's params that is not trained yet. Raises ParamError where the output is
-        not what this kind of model gives, and where the params do not fit it.
-        """
-        model = cls()
-        estimator._copyValues(model)
-        model._check_output(output)
-        model._output, model._classes = output, output_kind(estimator, output)
-        model._heads()
-        return model
 
     @property
     def history(self) -> dict[str, list[Any]]:
@@ -226,15 +191,11 @@ class TorchModel(
 
     def write(self) -> MLWriter:
         """A writer of this model: `write().overwrite().save(path)`."""
-        from flambeau._saved.saving import ModelWriter
-
         return ModelWriter(self)
 
     @classmethod
     def read(cls) -> MLReader[Any]:
         """A reader of models of this class."""
-        from flambeau._saved.saving import ModelReader
-
         return ModelReader(cls)
 
     @classmethod
@@ -247,8 +208,6 @@ class TorchModel(
         `spark.flambeau.allowPickle` or `spark.flambeau.allowScripts` is false and refuses every program that
         there is. A program is code of whoever saved it.
         """
-        from flambeau._saved.saving import ModelReader
-
         return cast("Self", ModelReader(cls, module).load(path))
 
     @classmethod
@@ -257,36 +216,12 @@ class TorchModel(
 
         It comes by way of a temporary directory of the driver; Spark hands its weights out to the workers.
         """
-        from flambeau._saved.saving import ModelReader
-
         with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
             path = f"file://{folder}/model"
             java_stage.write().overwrite().save(path)
             return cast("Self", ModelReader(cls).load(path, hand_out=True))
 
-    def _use_module(self, module: nn.Module) -> None:
-        """Puts the user's module in the program's place. Raises ParamError where it is not the one that was
-        trained.
-        """
-        check_signature(module, self._inputs)
-        program = dump_skeleton(module)
-        if self._weights.visible():
-            load_into(instantiate({"pickle": program}), self._weights.local(), share=True)
-        self._programs, self._reasons, self._compiled = {"pickle": program}, {}, None
-
-    def _check_output(self, output: OutputSpec) -> None:
-        """Raises ParamError where the module's output is not what this kind of model gives."""
-
-    def _check_fitted(self) -> None:
-        """Raises ParamError for a model that was made by calling its class."""
-        if not hasattr(self, "_weights"):
-            raise ParamError(
-                f"{type(self).__name__} holds no trained module; get one from {self._parents}.fit or load"
-            )
-
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        from pyspark.sql import functions as F
-
         self._check_fitted()
         outputs = self._output_columns()
         # As Spark compares names: it would put an output in the place of such a column.
@@ -303,10 +238,8 @@ class TorchModel(
             return dataset
         columns, tensors = self._columns_of(dataset)
         if self.getRuntime() == "native":
-            from flambeau._transform import native_scoring
-
             return native_scoring.transform(self, dataset)
-        gpu_tasks = slots.num_slots(dataset.sparkSession)
+        gpu_tasks = gpu_tasks_of(dataset.sparkSession)
         score = self._udf(tensors, [param for param, _ in outputs], len(columns), gpu_tasks)(*columns)
         return self._add_outputs(dataset, score, F.col)
 
@@ -314,8 +247,6 @@ class TorchModel(
         """The DataFrame's columns for the module, converted as they were for training, and the tensors they
         make.
         """
-        from flambeau._transform.udf import whole_arrays
-
         schema = dataset.schema
         found = resolve_inputs(schema, self)
         if len(found) != len(self._inputs):
@@ -342,9 +273,6 @@ class TorchModel(
     def _udf(
         self, tensors: Sequence[TensorColumns], wanted: Sequence[str], num_columns: int, gpu_tasks: int
     ) -> Any:
-        from flambeau._transform.scoring import Scorer
-        from flambeau._transform.udf import scalar_udf
-
         scorer = Scorer(
             # The graph for training stays here.
             programs={form: data for form, data in self._programs.items() if form != "exportedTrain"},
@@ -360,8 +288,6 @@ class TorchModel(
         )
         return scalar_udf(scorer, self._result_type(wanted), num_columns)
 
-    _class_fields: ClassVar[bool] = False
-
     def _output_columns(self) -> list[tuple[str, str]]:
         """The params that name output columns and the columns' names; an empty name leaves that column
         out.
@@ -370,10 +296,6 @@ class TorchModel(
         return [("predictionCol", name)] if name else []
 
     def _result_type(self, wanted: Sequence[str]) -> DataType:
-        from pyspark.sql.types import StructField, StructType
-
-        from flambeau._transform.scoring import CLASS_FIELDS
-
         heads = self._heads()
         types = [
             _column_type(tensor) if head.kind == "number" else _class_type(head.kind, CLASS_FIELDS)
@@ -386,8 +308,6 @@ class TorchModel(
 
     def _heads(self) -> list[Head]:
         """The outputs as they are written. Raises ParamError where the params do not fit them."""
-        from flambeau._transform.scoring import Head
-
         tensors = self._output.tensors
         names = self.getOutputNames() or [str(tensor.name) for tensor in tensors]
         kinds = self.getOutputKinds() or [self._default_kind()] * len(tensors)
@@ -496,13 +416,6 @@ class TorchClassificationModel(TorchModel, HasClassColumns):
         return dataset.withColumn(held, score).withColumns(made).drop(held)
 
 
-def output_kind(estimator: Params, output: OutputSpec) -> str:
-    """How a classifier's output reads under its loss, as `flambeau._module.kinds.kind_of` has it."""
-    known = estimator.hasParam("loss") and estimator.isDefined("loss")
-    tensor = output.tensors[0]
-    return kind_of(estimator.getOrDefault("loss") if known else None, tensor.activation, tensor.is_scalar)
-
-
 def _checked_kind(given: str, tensor: OutputTensor) -> str:
     """A kind that `outputKinds` gives to an output, as `Head` has it. Raises ParamError where it is not one
     of such an output.
@@ -537,8 +450,6 @@ def _check_thresholds(
 
 def _class_type(kind: str, fields: Sequence[str]) -> DataType:
     """The struct of an output of classes."""
-    from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType
-
     vector = ArrayType(DoubleType(), False)
     types: dict[str, DataType] = {
         "prediction": vector if kind.startswith("label") else DoubleType(),
@@ -550,8 +461,6 @@ def _class_type(kind: str, fields: Sequence[str]) -> DataType:
 
 def _column_type(tensor: OutputTensor) -> DataType:
     """Spark's type of a column with this output: double for one number a row, (nested) arrays otherwise."""
-    from pyspark.sql.types import ArrayType, BooleanType, DoubleType, FloatType, LongType
-
     if tensor.is_scalar:
         return DoubleType()
     kind: DataType = FloatType()

@@ -18,7 +18,7 @@ from ports import held_port
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-from flambeau._transform.placement import visible
+from flambeau._score.placement import visible
 
 PACKAGE = Path(__file__).resolve().parents[1]
 _START_SECONDS = 90

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from flambeau import TorchClassifier, TorchEstimator, TorchRegressor
-from flambeau._columns import TensorColumns
 from flambeau._saved.program import dump_skeleton, probe_output
 from flambeau._saved.weights import save_module
+from flambeau._tensors import TensorColumns
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 HISTORY = {

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import torch
 from ports import held_port
 
-from flambeau._fit.worker import RankOutcome, WorkerRequest, run_rank
+from flambeau._rank.worker import RankOutcome, WorkerRequest, run_rank
 
 HERE = Path(__file__).parent
 GPU_IS_STAND_IN = "cuda-stand-in" in os.environ.get("LD_PRELOAD", "")

@@ -25,7 +25,7 @@ from flambeau import (
     TorchRegressor,
     WorkerError,
 )
-from flambeau._fit.worker import EnvironmentMismatchError
+from flambeau._rank.worker import EnvironmentMismatchError
 
 
 def rows(spark: SparkSession, count: int = 40) -> DataFrame:
@@ -248,7 +248,7 @@ def test_a_class_whose_file_workers_lack(
     estimator = regressor(model=only_here.Net(1, 1))
     with monkeypatch.context() as patch:
         # On a cluster of other machines the driver's directories are not there.
-        patch.setattr("flambeau._fit.cluster.shares_machine", lambda _: False)
+        patch.setattr("flambeau._spark.session.shares_machine", lambda _: False)
         with pytest.raises(EnvironmentMismatchError, match=r"'only_here'.*register_pickle_by_value"):
             estimator.fit(rows(spark))
     estimator.fit(rows(spark))
@@ -256,7 +256,7 @@ def test_a_class_whose_file_workers_lack(
 
 
 def test_another_torch_version(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flambeau._fit.python_runtime.versions", lambda: {"torch": "2.4.0"})
+    monkeypatch.setattr("flambeau._spark.fit.python_program.versions", lambda: {"torch": "2.4.0"})
     with pytest.raises(EnvironmentMismatchError, match=r"torch 2\.4\.0"):
         regressor().fit(rows(spark))
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from flambeau._fit.native_program import NativeProgram
+from flambeau._spark.fit.native_program import NativeProgram
 
 NUM_STEPS, BATCH_SIZE = 40, 16
 

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from torch import nn
 
 from flambeau import TorchRegressor
-from flambeau._fit import cluster
+from flambeau._spark import session
 
 
 class Slow(nn.Module):
@@ -33,8 +33,8 @@ class Slow(nn.Module):
 
 
 def test_the_session_is_a_connect_one(connect: SparkSession) -> None:
-    assert cluster.classic_context(connect) is None
-    assert cluster.is_local(connect)
+    assert session.classic_context(connect) is None
+    assert session.is_local(connect)
 
 
 def test_no_context_is_touched(connect: SparkSession) -> None:

@@ -77,6 +77,7 @@ def test_a_model_tells_its_best_epoch(spark: SparkSession, tmp_path: Path) -> No
     )
     model = estimator.fit(linear_rows(spark))
     errors = model.history["val_error"]
+    assert model.summary.bestEpoch is not None
     assert len(errors) == model.summary.bestEpoch + 5 == model.summary.totalIterations < 40
     assert model.history["learning_rate"][:6] == pytest.approx([0.5] * 5 + [0.05])
     model.write().save(str(tmp_path / "model"))

@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from flambeau import TorchClassifier, TorchEstimator, TorchModel, TorchRegressor
-from flambeau._fit import shards
+from flambeau._spark.rows import shards
 
 WEIGHTS = np.array([1.5, -2.0, 0.5])
 
@@ -77,7 +77,7 @@ def test_a_fit_recovers_the_weights(any_spark: SparkSession) -> None:
     estimator = regressor(metrics=["mae"], validationFraction=0.2, epochs=25)
     before = {name: value.clone() for name, value in estimator.getModel().state_dict().items()}
     model = estimator.fit(df)
-    module = model.module()
+    module: Any = model.module()
     np.testing.assert_allclose(module.weight.detach().numpy()[0], WEIGHTS, atol=0.05)
     np.testing.assert_allclose(module.bias.detach().numpy(), [3.0], atol=0.05)
     assert rmse(model, df) < 0.1
@@ -330,7 +330,7 @@ def test_an_optimizer_bound_to_the_model(spark: SparkSession) -> None:
     optimizer = torch.optim.SGD(
         [{"params": [module.weight], "lr": 0.0}, {"params": [module.bias], "lr": 0.1}]
     )
-    fitted = regressor(model=module, optimizer=optimizer).fit(linear_rows(spark, 200)).module()
+    fitted: Any = regressor(model=module, optimizer=optimizer).fit(linear_rows(spark, 200)).module()
     assert torch.equal(fitted.weight, module.weight)
     assert not torch.equal(fitted.bias, module.bias)
     assert optimizer.state_dict()["state"] == {}
@@ -361,9 +361,10 @@ def test_nothing_but_the_weights_is_left_behind(spark: SparkSession, tmp_path: P
 
 def test_the_same_seed_gives_the_same_bits(spark: SparkSession) -> None:
     df, estimator = linear_rows(spark, 200), regressor(epochs=2, seed=5)
-    first, again = estimator.fit(df).module(), estimator.fit(df).module()
+    first: Any = estimator.fit(df).module()
+    again: Any = estimator.fit(df).module()
     assert torch.equal(first.weight, again.weight)
-    other = estimator.fit(df, {estimator.seed: 6}).module()
+    other: Any = estimator.fit(df, {estimator.seed: 6}).module()
     assert not torch.equal(first.weight, other.weight)
 
 

@@ -19,8 +19,8 @@ from test_scoring import packed, scorer
 from torch import Tensor, nn
 
 from flambeau import FlambeauError
-from flambeau._transform.gpu_scoring import GpuScoring, explained
-from flambeau._transform.scoring import Scorer
+from flambeau._score.gpu_scoring import GpuScoring, explained
+from flambeau._score.scoring import Scorer
 
 SIZES = (1000, 1, 0, 777, 2048, 5)
 WIDTH = 32

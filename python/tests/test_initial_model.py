@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 from torch import nn
 
 from flambeau import FlambeauError, ParamError, TorchModel, TorchRegressor
-from flambeau._saved import weights as weights_module
 from flambeau._saved.weights import WeightsRef
+from flambeau._spark import files
 
 ROWS, BATCH = 48, 8
 
@@ -96,7 +96,7 @@ def test_weights_that_only_workers_see(
     regressor(epochs=1).fit(df).save(path)
     with monkeypatch.context() as patch:
         patch.setattr(WeightsRef, "visible", lambda self: False)
-        patch.setattr(weights_module, "chunk_size", lambda spark: 100)
+        patch.setattr(files, "chunk_size", lambda spark: 100)
         again = regressor(initialModel=path, epochs=1).fit(df)
     assert_close(again.module(), in_plain_torch(any_spark, [1, 1]))
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,21 @@ from conftest import connect_server
 from pyspark.sql import SparkSession
 
 from flambeau import ClusterError, DivergedError, FlambeauError, ParamError, WorkerError, WorkerLost
-from flambeau._fit import cluster, launch
-from flambeau._fit.python_runtime import PythonProgram
-from flambeau._fit.worker import (
+from flambeau._rank.worker import (
     EnvironmentMismatchError,
     RankOutcome,
     WorkerRequest,
     failed_outcome,
     versions,
 )
-from flambeau._saved.weights import open_store, store_options
-from flambeau._workdir import WorkDirectory, age_of, new_id, spark_path
+from flambeau._spark import session
+from flambeau._spark.fit import cluster, launch
+from flambeau._spark.fit.python_program import PythonProgram
+from flambeau._spark.fit.run import Run
+from flambeau._spark.session import store_options
+from flambeau._spark.site import Site, leased, sweep, work_directory
+from flambeau._spark.work_directory import WorkDirectory, new_id, spark_path
+from flambeau._store import open_store
 
 
 class UsersError(Exception):
@@ -63,7 +66,7 @@ def test_slot_timeout_waits(any_spark: SparkSession) -> None:
 
 def test_dynamic_allocation_is_refused(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"spark.dynamicAllocation.enabled": "true", "spark.master": "yarn"}
-    monkeypatch.setattr(cluster, "setting", lambda _, name, default="": settings.get(name, default))
+    monkeypatch.setattr(session, "setting", lambda _, name, default="": settings.get(name, default))
     with pytest.raises(ClusterError, match=r"spark\.dynamicAllocation\.enabled"):
         cluster.check_slots(spark, 1, 0)
 
@@ -71,17 +74,21 @@ def test_dynamic_allocation_is_refused(spark: SparkSession, monkeypatch: pytest.
 def test_a_work_directory_must_be_given_on_a_cluster(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert Path(cluster.work_directory(spark, None, {}).uri).is_dir()
-    monkeypatch.setattr(cluster, "setting", lambda _, name, default="": "spark://a:7077")
-    with pytest.raises(ParamError, match="workDir must be given"):
-        cluster.work_directory(spark, None, {})
-    assert cluster.work_directory(spark, "s3://bucket/a/", {}).uri == "s3://bucket/a"
+    assert Path(work_directory(spark, None, {}).uri).is_dir()
+    settings = {"spark.master": "spark://a:7077"}
+    monkeypatch.setattr(session, "setting", lambda _, name, default="": settings.get(name, default))
+    with pytest.raises(ParamError, match=r"workDir must be given on a cluster, or spark\.flambeau"):
+        work_directory(spark, None, {})
+    assert work_directory(spark, "s3://bucket/a/", {}).uri == "s3://bucket/a"
+    settings["spark.flambeau.workDir"] = "s3://bucket/all"
+    assert work_directory(spark, None, {}).uri == "s3://bucket/all"
+    assert work_directory(spark, "s3://bucket/a", {}).uri == "s3://bucket/a"
 
 
 def test_a_work_directory_on_hdfs_is_refused_in_the_stores_own_words(spark: SparkSession) -> None:
     uri = "hdfs://name:8020/work"
     with pytest.raises(ParamError) as refused:
-        cluster.work_directory(spark, uri, {})
+        work_directory(spark, uri, {})
     with pytest.raises(Exception, match="hdfs") as native:
         open_store({}).size(uri)
     assert str(refused.value) == f"workDir: {native.value}"
@@ -110,7 +117,7 @@ def test_paths_as_spark_takes_them() -> None:
 
 def test_the_work_directory_is_seen_and_probed(any_spark: SparkSession, tmp_path: Path) -> None:
     work = WorkDirectory(str(tmp_path / "work"))
-    assert cluster.is_visible(any_spark, work)
+    assert Site.of(any_spark, work).visible
     cluster.probe(any_spark, work, 2, versions())
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
@@ -127,55 +134,47 @@ def test_files_reach_the_work_directory_through_spark(any_spark: SparkSession, t
     work, data = WorkDirectory(str(tmp_path)), bytes(range(256)) * 10000
     for visible in (True, False):
         uri = work.path("attempts", f"{visible}", "program.pkl")
-        launch.put(any_spark, work, visible, uri, data)
+        site = Site(any_spark, work, visible)
+        site.put(uri, data)
         assert Path(uri).read_bytes() == data
-        launch.remove(any_spark, work, visible, "attempts", f"{visible}")
+        assert site.ask("newestCheckpoint", attempts=["a"]) is None
+        site.remove("attempts", f"{visible}")
         assert not Path(uri).exists()
 
 
-def test_the_sweep_goes_by_age(tmp_path: Path) -> None:
-    work = WorkDirectory(str(tmp_path))
-    names = {"20200101T000000Z-0123456789ab": False, new_id(): True, "mine": True}
-    for kind in ("shards", "attempts", "models"):
-        for name in names:
-            (tmp_path / kind / name / "deep").mkdir(parents=True)
-            (tmp_path / kind / name / "deep" / "file").write_text("x")
-    work.sweep()
-    for kind in ("shards", "attempts"):
-        for name, stays in names.items():
-            assert (tmp_path / kind / name / "deep" / "file").exists() == stays, (kind, name)
-    assert len(list((tmp_path / "models").rglob("file"))) == 3
-    assert age_of("mine") is None
+def test_a_lease_is_held_while_a_fit_runs(any_spark: SparkSession, tmp_path: Path) -> None:
+    """And stays where the fit goes wrong; what leases are for, `native/supervisor` tests."""
+    began = new_id("20200101T000000Z-0123456789ab")
+    leases = tmp_path / "leases"
+    for visible in (True, False):
+        site = Site(any_spark, WorkDirectory(str(tmp_path)), visible)
+        with leased(site, began):
+            [lease] = leases.iterdir()
+            assert lease.name.startswith("20200101T000000Z-")
+        assert not list(leases.iterdir())
+    with pytest.raises(LookupError), leased(site, began):
+        raise LookupError
+    assert list(leases.iterdir())
 
 
-def test_the_sweep_leaves_what_a_fit_that_runs_has(tmp_path: Path) -> None:
-    """A fit of nine days, whose lease is written anew every hour, and what others left behind."""
-    work = WorkDirectory(str(tmp_path))
-    days = {name: new_id_of(timedelta(days=name)) for name in (8, 9, 10)}
-    for name in days.values():
-        (tmp_path / "shards" / name).mkdir(parents=True)
-        (tmp_path / "shards" / name / "file").write_text("x")
-    lease = Path(work.lease(days[9]))
-    lease.parent.mkdir()
-    lease.write_text(new_id())
-    work.sweep()
-    assert sorted(path.parent.name for path in tmp_path.glob("shards/*/file")) == sorted([days[9], days[8]])
-    lease.write_text(new_id_of(timedelta(days=7.5)))
-    work.sweep()
-    assert not list(tmp_path.glob("shards/*/file"))
-    assert not lease.exists()
-
-
-def new_id_of(age: timedelta) -> str:
-    """An id that was made so long ago."""
-    return new_id((datetime.now(UTC) - age).strftime("%Y%m%dT%H%M%SZ"))
+def test_a_sweep_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    old = tmp_path / "shards" / "20200101T000000Z-0123456789ab"
+    old.mkdir(parents=True)
+    (old / "part").write_text("")
+    with caplog.at_level("INFO", "flambeau"):
+        sweep(WorkDirectory(str(tmp_path)))
+    assert not (old / "part").exists()
+    assert f"removed {old}, left behind " in caplog.text
+    # What can't be swept is told and no more.
+    (tmp_path / "leases").write_text("")
+    sweep(WorkDirectory(str(tmp_path)))
 
 
 def test_all_gather_over_a_barrier_stage(any_spark: SparkSession) -> None:
     def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         from pyspark import BarrierTaskContext
 
-        from flambeau._fit.launch import StageRendezvous, bind_address
+        from flambeau._spark.fit.launch import StageRendezvous, bind_address
 
         for _ in batches:
             pass
@@ -193,7 +192,7 @@ def test_a_rank_that_fails_early_frees_the_others(spark: SparkSession) -> None:
     def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         from pyspark import BarrierTaskContext
 
-        from flambeau._fit.launch import StageRendezvous
+        from flambeau._spark.fit.launch import StageRendezvous
         from flambeau.errors import WorkerLost
 
         for _ in batches:
@@ -249,13 +248,19 @@ def test_which_spark_errors_are_lost_workers(text: str, is_lost: bool) -> None:
     assert any(lost in text for lost in launch._LOST_TEXTS) == is_lost
 
 
-def test_the_first_cause_is_told() -> None:
+def test_the_first_cause_is_told(tmp_path: Path) -> None:
+    """What comes first, `native/supervisor` tests."""
+
+    def cause(*outcomes: RankOutcome) -> Any:
+        ended = [outcome.ended() for outcome in outcomes]
+        return WorkDirectory(str(tmp_path)).ask("judge", ended=ended, restarts=0, maxRestarts=1)
+
     ok = RankOutcome(0, "host-a", True, "{}")
-    assert launch.first_cause([ok, ok]) is None
-    late, lost, cause = failed(0, "lost", False), failed(1, "lost"), failed(2, "user")
-    assert launch.first_cause([ok, late, lost, cause]) is cause
-    assert launch.first_cause([late, lost]) is lost
-    assert launch.first_cause([late]) is late
+    assert cause(ok, ok) == {"cause": None, "again": False}
+    late, lost, user = failed(0, "lost", False), failed(1, "lost"), failed(2, "user")
+    assert cause(ok, late, lost, user) == {"cause": 2, "again": False}
+    assert cause(late, lost) == {"cause": 1, "again": True}
+    assert cause(late) == {"cause": 0, "again": True}
 
 
 def test_an_exception_comes_back_by_its_name() -> None:
@@ -325,9 +330,9 @@ def test_nothing_that_a_rank_answers_is_unpickled(spark: SparkSession, tmp_path:
 
 def launch_of(spark: SparkSession, max_restarts: int) -> launch.Launch:
     program = PythonProgram(b"", {})
-    return launch.Launch(
-        spark, WorkDirectory("/nowhere"), {}, program, 2, max_restarts, 0.0, False, lambda _: nullcontext()
-    )
+    site = Site(spark, WorkDirectory("/nowhere"), False)
+    run = Run(site, "run", dict, is_named=False)
+    return launch.Launch(site, {}, program, 2, max_restarts, 0.0, lambda _: nullcontext(), run)
 
 
 def test_only_lost_workers_are_tried_again(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +347,7 @@ def test_only_lost_workers_are_tried_again(spark: SparkSession, monkeypatch: pyt
         return [answer]
 
     monkeypatch.setattr(launch, "run_stage", stage)
-    monkeypatch.setattr(cluster, "on_worker", lambda *_: "/nowhere/attempts/a/checkpoints/3")
+    monkeypatch.setattr(session, "on_worker", lambda *_: "/nowhere/attempts/a/checkpoints/3")
     lost = launch._Lost(WorkerLost("a worker was lost"))
 
     done = {"done": True, "warnings": ["slow"]}
@@ -382,7 +387,7 @@ def test_what_keeps_a_cluster_from_assigning_gpus(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, version: str, gpus: str, expected: str
 ) -> None:
     settings = {"spark.master": "spark://a:7077", "spark.executor.resource.gpu.amount": gpus}
-    monkeypatch.setattr(cluster, "setting", lambda _, name, default="": settings.get(name) or default)
+    monkeypatch.setattr(session, "setting", lambda _, name, default="": settings.get(name) or default)
     monkeypatch.setattr(spark, "version", version)
     with pytest.raises(ClusterError, match=expected):
         cluster.check_slots(spark, 1, 0, num_gpus=1)
@@ -405,14 +410,14 @@ def test_gpus_reach_the_ranks_of_a_connect_session(connect: SparkSession, tmp_pa
         "spark.worker.resource.gpu.discoveryScript": str(script),
         "spark.executor.resource.gpu.amount": "2",
     }
-    with connect_server(tmp_path, **settings) as session:
+    with connect_server(tmp_path, **settings) as connect:
 
         def given() -> list[str]:
-            cluster.check_slots(session, 2, 30, num_gpus=1)
-            outcomes = launch.run_stage(session, TellsItsGpus(), 2, num_gpus=1)
+            cluster.check_slots(connect, 2, 30, num_gpus=1)
+            outcomes = launch.run_stage(connect, TellsItsGpus(), 2, num_gpus=1)
             return [outcome.result_json or "" for outcome in outcomes]
 
-        assert sorted(cluster.interruptible(session, given)) == ["GPU-a", "GPU-b"]
+        assert sorted(session.interruptible(connect, given)) == ["GPU-a", "GPU-b"]
 
 
 class TellsItsGpus:

@@ -15,7 +15,7 @@ from test_precision import BATCH_SIZE, NUM_STEPS, batches, mlp, optimizer, rows
 from torch import Tensor, nn
 
 from flambeau import DivergedError
-from flambeau._fit.launch import exception_of
+from flambeau._spark.fit.launch import exception_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.dlpack import from_dlpack
 
 from flambeau import _native
-from flambeau._fit.launch import exception_of
+from flambeau._spark.fit.launch import exception_of
 from flambeau.errors import DataError, DivergedError, ParamError, StoreError
 
 

@@ -23,11 +23,12 @@ from pyspark.sql import DataFrame, SparkSession
 from torch import Tensor, nn
 
 from flambeau import DataError, ParamError, TorchClassifier, TorchRegressor, WorkerError, WorkerLost
-from flambeau._columns import TensorColumns
-from flambeau._fit import launch
-from flambeau._fit.native_program import NativePayload, NativeProgram
-from flambeau._fit.native_runtime import NativeRequest, binary, libtorch_of
-from flambeau._fit.worker import RankOutcome
+from flambeau._libtorch import libtorch_of
+from flambeau._rank.native_runtime import NativeRequest, binary
+from flambeau._rank.worker import RankOutcome
+from flambeau._spark.fit import launch
+from flambeau._spark.fit.native_program import NativePayload, NativeProgram
+from flambeau._tensors import TensorColumns
 
 pytestmark = pytest.mark.skipif(
     not torch.__version__.startswith("2.13."), reason="SKIPPED: flambeau-worker runs on torch 2.13"

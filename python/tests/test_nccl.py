@@ -28,7 +28,7 @@ def test_the_ranks_of_a_barrier_stage_hold_one_identity(spark: SparkSession) -> 
         from pyspark import BarrierTaskContext
 
         from flambeau import _native
-        from flambeau._fit.launch import StageRendezvous
+        from flambeau._spark.fit.launch import StageRendezvous
 
         for _ in batches:
             pass
@@ -55,7 +55,7 @@ def test_a_rank_without_nccl_is_named_on_all(spark: SparkSession) -> None:
         from pyspark import BarrierTaskContext
 
         from flambeau import _native
-        from flambeau._fit.launch import StageRendezvous
+        from flambeau._spark.fit.launch import StageRendezvous
         from flambeau.errors import CollectiveError
 
         for _ in batches:

@@ -10,7 +10,7 @@ import torch
 from pyspark.ml.param.shared import HasFeaturesCol, HasLabelCol, HasPredictionCol, HasSeed, HasWeightCol
 
 from flambeau import ParamError, TorchClassifier, TorchEstimator, TorchRegressor, _native
-from flambeau.params.arguments import EstimatorArguments
+from flambeau.params.declared import EstimatorArguments
 from flambeau.params.objects import PYTHON_PARAMS
 
 SCHEMA = json.loads(_native.job_schema())
@@ -122,10 +122,13 @@ def test_spark_mixins_are_spark_mls() -> None:
 
 
 def test_none_unsets() -> None:
-    estimator = TorchEstimator(stepSize=0.1, epochs=None)
+    estimator = TorchEstimator(stepSize=0.1, epochs=None)  # type: ignore[arg-type]
     assert estimator.getEpochs() == 1
-    estimator.setStepSize(None)  # type: ignore[arg-type]
+    estimator.setStepSize(None)
     assert not estimator.isDefined(estimator.stepSize)
+    estimator.setParams(epochs=3, stepSize=0.1)
+    estimator.setParams(epochs=None, num_proc=None)
+    assert (estimator.getEpochs(), estimator.getStepSize()) == (1, 0.1)
 
 
 def test_horovods_names_are_taken() -> None:

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from flambeau import FlambeauError, TorchClassifier, TorchRegressor, load_pipeline
-from flambeau._saved.saving import load_metadata
+from flambeau._spark.directory import load_metadata
 
 
 def numbers(spark: SparkSession) -> DataFrame:

@@ -25,7 +25,7 @@ from test_scoring import FLOATS, packed, scorer
 from torch import nn
 
 from flambeau import ParamError
-from flambeau._transform.placement import Visible, choose, visible
+from flambeau._score.placement import Visible, choose, visible
 
 TWO = Visible(("6a7ab8ef-0d2a-4d0f-8f3e-000000000000", "6a7ab8ef-0d2a-4d0f-8f3e-000000000001"))
 NONE = Visible(reason="torch 2.13.0 was built without CUDA")
@@ -89,7 +89,7 @@ def test_the_python_workers_of_a_task_know_its_name(spark: SparkSession) -> None
     def named(batches: Iterator[pd.Series]) -> Iterator[pd.Series]:
         from pyspark import TaskContext
 
-        from flambeau._transform.placement import name_of
+        from flambeau._score.placement import name_of
 
         for batch in batches:
             yield batch + f"{os.getpid()},{name_of(TaskContext.get())};"

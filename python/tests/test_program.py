@@ -20,7 +20,6 @@ import torch
 from safetensors.torch import load_file, load_model
 from torch import Tensor, nn
 
-from flambeau._columns import TensorColumns
 from flambeau._quiet import without_warnings
 from flambeau._saved.archive import check_exported
 from flambeau._saved.program import (
@@ -32,6 +31,7 @@ from flambeau._saved.program import (
     probe_output,
 )
 from flambeau._saved.weights import WeightsRef, load_into, save_module
+from flambeau._tensors import TensorColumns
 from flambeau.errors import DataError, FlambeauError, ParamError
 
 FOUR = [fitted.features(4)]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from flambeau._fit.progress import Progress, _told_that_unseen
-from flambeau._workdir import WorkDirectory
+from flambeau._spark.fit.progress import Progress, _told_that_unseen
+from flambeau._spark.work_directory import WorkDirectory
 
 START = {
     "kind": "start",

@@ -13,8 +13,9 @@ import torch
 from harness import Ranks, make_job, tensor, train, wait_for_checkpoints, write_shards
 from torch import nn
 
-from flambeau import ParamError, _native
+from flambeau import ParamError
 from flambeau._module.adapter import ModuleModel
+from flambeau._spark.work_directory import WorkDirectory
 
 
 class Remembered:
@@ -94,13 +95,13 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, world_size: int, 
     draw = random.Random(world_size)
     for number in range(3):
         attempts.append(f"killed-{number}")
-        resume = _native.newest_checkpoint(str(tmp_path), attempts)
+        resume = WorkDirectory(str(tmp_path)).ask("newestCheckpoint", attempts=attempts)
         ranks = Ranks(job(attempts[-1], resume), program(0.02), world_size, tmp_path / attempts[-1])
         wait_for_checkpoints(tmp_path / "attempts" / attempts[-1], draw.randint(1, 3))
         time.sleep(draw.random() * 0.3)
         ranks.processes[draw.randrange(world_size)].kill()
         ranks.wait(30)
-    resume = _native.newest_checkpoint(str(tmp_path), attempts)
+    resume = WorkDirectory(str(tmp_path)).ask("newestCheckpoint", attempts=attempts)
     assert resume is not None
     result, weights = train(job("last", resume), program(), world_size, tmp_path / "last")
 

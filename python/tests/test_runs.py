@@ -20,9 +20,11 @@ from test_native_runtime import await_children, in_background
 from test_stuck_workers import regressor, rows, weights
 from torch import Tensor, nn
 
-from flambeau import CancelledError, ParamError, StoreError, WorkerLost, _workdir
-from flambeau._fit import claim, cluster, run
-from flambeau._workdir import WorkDirectory, beating
+from flambeau import CancelledError, ParamError, StoreError, WorkerLost
+from flambeau._spark import session, work_directory
+from flambeau._spark.fit import claim, run
+from flambeau._spark.site import Site
+from flambeau._spark.work_directory import WorkDirectory, beating
 
 
 class Fails(nn.Module):
@@ -91,24 +93,28 @@ def test_a_failed_fit_is_gone_on_with(
     assert len(regressor(nn.Linear(4, 1), **params).fit(df).history["loss"]) == 4
 
 
-def test_a_run_of_which_nothing_is_left_is_a_new_one(spark: SparkSession, tmp_path: Path) -> None:
-    """As after a sweep, which knows the age of attempts and not that of a name."""
-    work = WorkDirectory(str(tmp_path))
-    run.Run(spark, work, True, "nightly", lambda: {"epochs": 1}).write(["first"])
-    other = run.Run(spark, work, True, "nightly", lambda: {"epochs": 2})
-    assert other.attempts() == []
+def test_a_run_is_read_where_its_directory_is_seen(spark: SparkSession, tmp_path: Path) -> None:
+    """By this process or in Spark's tasks; what is compared, `native/supervisor` tests."""
+    shards = []
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_text(name)
+        shards.append(str(tmp_path / name))
     checkpoint = tmp_path / "attempts" / "first" / "checkpoints" / "0000000010"
     checkpoint.mkdir(parents=True)
-    (checkpoint / "shared.bin").write_text("")
-    assert other.attempts() == []
     (checkpoint / "COMMITTED").write_text("")
-    with pytest.raises(ParamError, match="epochs was 1 and is 2"):
-        other.attempts()
-    file = tmp_path / "runs" / "nightly.json"
-    for text in (file.read_text()[:20], '{"format": 1}'):
-        file.write_text(text)
+    seen = Site(spark, WorkDirectory(str(tmp_path)), True)
+    unseen = Site(spark, seen.work, False)
+    for site, other in ((seen, unseen), (unseen, seen)):
+        run.Run(site, "nightly", lambda: {"epochs": 1}, shards).write(["first"])
+        assert run.Run(other, "nightly", lambda: {"epochs": 1}, shards).attempts() == ["first"]
+        for wrong in (shards[::-1], shards[:2]):
+            with pytest.raises(ParamError, match="its rows were others"):
+                run.Run(other, "nightly", lambda: {"epochs": 1}, wrong).attempts()
+        (tmp_path / "runs" / "nightly.json").write_text("{")
         with pytest.raises(ParamError, match=r"nightly\.json is damaged, .* remove it to train anew"):
-            other.attempts()
+            run.Run(other, "nightly", lambda: {"epochs": 1}, shards).attempts()
+    here = run.Run(seen, "nightly", dict, shards)._all_rows
+    assert run._digests_by_tasks(unseen, shards) == here
 
 
 @pytest.mark.skipif(
@@ -147,7 +153,7 @@ def test_fits_without_names_read_no_rows_as_they_fail(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what one has kept, another one leaves."""
-    monkeypatch.setattr(run, "_hashes", None)
+    monkeypatch.setattr(run.Run, "_all_rows", None)
     df, work, fuse = rows(spark), tmp_path / "work", tmp_path / "fuse"
     fuse.touch()
     for num in (1, 2):
@@ -182,7 +188,7 @@ def test_a_run_has_one_fit_at_a_time(
         assert files_of(tmp_path) == ["runs"]
     assert not owner.exists()
     # What a driver left that was killed, whole or in the middle of a write.
-    for left in (first, b"", b'{"owner"'):
+    for left in (first, b"", b"\xff"):
         owner.write_bytes(left)
         with claim.claimed(work, True, "nightly"):
             pass
@@ -229,7 +235,7 @@ def test_an_interrupt_ends_the_watching(spark: SparkSession, tmp_path: Path) -> 
 
     start = time.monotonic()
     with pytest.raises(CancelledError):
-        cluster.interruptible(spark, watch, interrupted)
+        session.interruptible(spark, watch, interrupted)
     assert time.monotonic() - start < 8
     assert not claim._held
 
@@ -244,7 +250,7 @@ def test_a_grid_gives_each_fit_a_run_of_its_own(spark: SparkSession) -> None:
 
 def test_the_end_of_a_fit_waits_for_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beats of a directory that the driver doesn't see are Spark jobs."""
-    monkeypatch.setattr(_workdir, "_LAST_BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(work_directory, "_LAST_BEAT_SECONDS", 0.1)
     beats, never = threading.Semaphore(0), threading.Event()
 
     def beat() -> None:
@@ -253,7 +259,7 @@ def test_the_end_of_a_fit_waits_for_no_slot(monkeypatch: pytest.MonkeyPatch) -> 
             never.wait()
 
     start = time.monotonic()
-    with beating(beat, lambda: None, 0.01):
+    with beating("a lease", beat, lambda: None, 0.01, begins=True):
         assert beats.acquire(timeout=10) and beats.acquire(timeout=10)
     never.set()
     assert time.monotonic() - start < 9

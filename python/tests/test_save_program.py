@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import flambeau
-from flambeau._fit.cluster import work_directory
-from flambeau._saved.directory import qualified
 from flambeau._saved.program import instantiate
 from flambeau._saved.weights import load_into
+from flambeau._spark.directory import qualified
+from flambeau._spark.site import work_directory
 from flambeau.errors import FlambeauError, ParamError
 
 

@@ -24,10 +24,10 @@ from flambeau import (
     TorchRegressor,
     load_pipeline,
 )
-from flambeau._fit.native_program import NativeProgram
 from flambeau._saved.program import instantiate
-from flambeau._saved.program_files import ProgramFiles, scripted_archive
 from flambeau._saved.weights import load_into, save_module
+from flambeau._spark.fit.native_program import NativeProgram
+from flambeau._spark.saving.program_files import ProgramFiles, scripted_archive
 
 
 class Scaled(nn.Module):

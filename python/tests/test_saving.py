@@ -37,10 +37,11 @@ from flambeau import (
     TorchRegressor,
     load_pipeline,
 )
-from flambeau._saved import weights as weights_module
-from flambeau._saved.directory import Directory
-from flambeau._saved.trust import check_pure
-from flambeau._saved.weights import WeightsRef, chunk_size, read_through_spark
+from flambeau._saved.purity import check_pure
+from flambeau._saved.weights import WeightsRef
+from flambeau._spark import files
+from flambeau._spark.directory import Directory
+from flambeau._spark.files import chunk_size, read_through_spark
 from flambeau.errors import DataError, ParamError
 
 
@@ -406,7 +407,7 @@ def test_weights_that_only_workers_see(
 ) -> None:
     model = fitted.classifier(tmp_path / "fit")
     monkeypatch.setattr(WeightsRef, "visible", lambda self: False)
-    monkeypatch.setattr(weights_module, "chunk_size", lambda spark: 1000)
+    monkeypatch.setattr(files, "chunk_size", lambda spark: 1000)
     module = model.module()
     model.save(str(tmp_path / "saved"))
     monkeypatch.undo()
@@ -497,7 +498,8 @@ def test_a_model_larger_than_what_a_driver_accepts(tmp_path: Path) -> None:
         from torch import nn
 
         from flambeau import TorchModel
-        from flambeau._saved.weights import WeightsRef, chunk_size
+        from flambeau._saved.weights import WeightsRef
+        from flambeau._spark.files import chunk_size
 
         class Sampled(nn.Module):
             def forward(self, x):

@@ -17,10 +17,11 @@ import torch
 from heap import Heap
 from torch import Tensor, nn
 
-from flambeau._columns import TensorColumns
 from flambeau._saved.program import dump_skeleton, probe_output
 from flambeau._saved.weights import save_module
-from flambeau._transform.scoring import Head, InputRows, Scorer
+from flambeau._score.heads import Head
+from flambeau._score.scoring import InputRows, Scorer
+from flambeau._tensors import TensorColumns
 
 RANDOM = np.random.default_rng(0)
 

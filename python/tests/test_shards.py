@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from flambeau import DataError, ParamError, TorchEstimator
-from flambeau._fit.shards import ShardSet, in_place, resolve, write
+from flambeau._spark.rows.shards import ShardSet, in_place, resolve, write
 
 
 def rows(spark: SparkSession, count: int = 1000) -> DataFrame:

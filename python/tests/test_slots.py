@@ -18,7 +18,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from flambeau import ClusterError, ParamError
-from flambeau._transform import slots
+from flambeau._score import gpu_slots
+from flambeau._spark.transform.udf import gpu_tasks_of
 
 GPU = "11111111-2222-3333-4444-555555555555"
 # A fresh interpreter, with none of this one's open files.
@@ -58,7 +59,7 @@ def _in_process(directory: str, function: Callable[..., None], *arguments: Any) 
 def is_free(num_slots: int = 1, task: str = "asks") -> bool:
     """Whether a task gets a slot at once."""
     try:
-        with slots.held(GPU, num_slots, task, 0.0):
+        with gpu_slots.held(GPU, num_slots, task, 0.0):
             return True
     except ClusterError:
         return False
@@ -75,7 +76,7 @@ def until(condition: Callable[[], bool]) -> None:
 def hold_often(inside: Any, most: Any) -> None:
     """Takes a slot again and again; the first to have one waits for a second."""
     for _ in range(8):
-        with slots.held(GPU, 2, f"process {os.getpid()}", _SECONDS):
+        with gpu_slots.held(GPU, 2, f"process {os.getpid()}", _SECONDS):
             with inside.get_lock():
                 inside.value += 1
                 most.value = max(most.value, inside.value)
@@ -96,7 +97,7 @@ def test_as_many_at_once_as_there_are_slots(start: Callable[..., BaseProcess]) -
 
 
 def hold(held: Any) -> None:
-    with slots.held(GPU, 1, f"process {os.getpid()}", _SECONDS):
+    with gpu_slots.held(GPU, 1, f"process {os.getpid()}", _SECONDS):
         held.set()
         time.sleep(_SECONDS)
 
@@ -112,7 +113,7 @@ def test_a_killed_process_gives_its_slot_back(start: Callable[..., BaseProcess])
 
 
 def note_turn(path: str, name: str) -> None:
-    with slots.held(GPU, 1, name, _SECONDS), open(path, "a") as file:
+    with gpu_slots.held(GPU, 1, name, _SECONDS), open(path, "a") as file:
         file.write(name)
 
 
@@ -120,7 +121,7 @@ def test_slots_are_given_in_the_order_of_asking(
     start: Callable[..., BaseProcess], directory: Path, tmp_path: Path
 ) -> None:
     turns = tmp_path / "turns"
-    with slots.held(GPU, 1, "first", _SECONDS):
+    with gpu_slots.held(GPU, 1, "first", _SECONDS):
         processes = []
         for number, name in enumerate("abcd", start=1):
             processes.append(start(note_turn, str(turns), name))
@@ -136,8 +137,8 @@ def test_slots_are_given_in_the_order_of_asking(
 
 def test_a_task_has_one_slot_until_its_last_process_leaves() -> None:
     first, second = ExitStack(), ExitStack()
-    first.enter_context(slots.held(GPU, 1, "task 7", 0.0))
-    second.enter_context(slots.held(GPU, 1, "task 7", 0.0))
+    first.enter_context(gpu_slots.held(GPU, 1, "task 7", 0.0))
+    second.enter_context(gpu_slots.held(GPU, 1, "task 7", 0.0))
     assert not is_free()
     first.close()
     assert not is_free()
@@ -146,11 +147,11 @@ def test_a_task_has_one_slot_until_its_last_process_leaves() -> None:
 
 
 def test_slots_come_back_after_errors_and_from_generators_closed_early() -> None:
-    with pytest.raises(LookupError), slots.held(GPU, 1, "fails", 0.0):
+    with pytest.raises(LookupError), gpu_slots.held(GPU, 1, "fails", 0.0):
         raise LookupError
 
     def scores() -> Iterator[int]:
-        with slots.held(GPU, 1, "stops early", 0.0):
+        with gpu_slots.held(GPU, 1, "stops early", 0.0):
             yield from range(3)
 
     generator = scores()
@@ -162,7 +163,7 @@ def test_slots_come_back_after_errors_and_from_generators_closed_early() -> None
 def test_whoever_waits_says_for_what(
     start: Callable[..., BaseProcess], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(slots, "_FIRST_WORD_SECONDS", 0.1)
+    monkeypatch.setattr(gpu_slots, "_FIRST_WORD_SECONDS", 0.1)
     held = _CONTEXT.Event()
     process = start(hold, held)
     assert held.wait(_SECONDS)
@@ -170,7 +171,7 @@ def test_whoever_waits_says_for_what(
     with (
         caplog.at_level(logging.WARNING, "flambeau"),
         pytest.raises(ClusterError, match=f"used by the processes {process.pid}: end them if they hang"),
-        slots.held(GPU, 1, "late", 0.5),
+        gpu_slots.held(GPU, 1, "late", 0.5),
     ):
         pass
     assert 0.5 <= time.monotonic() - began < 5
@@ -180,12 +181,12 @@ def test_whoever_waits_says_for_what(
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5"])
 def test_the_setting_is_checked(spark: SparkSession, text: str) -> None:
-    assert slots.num_slots(spark) == 2
-    spark.conf.set(slots.SETTING, text)
+    assert gpu_tasks_of(spark) == 2
+    spark.conf.set(gpu_slots.SETTING, text)
     try:
         with pytest.raises(ParamError, match=f"spark.flambeau.gpuTasks is '{text}'"):
-            slots.num_slots(spark)
-        spark.conf.set(slots.SETTING, "3")
-        assert slots.num_slots(spark) == 3
+            gpu_tasks_of(spark)
+        spark.conf.set(gpu_slots.SETTING, "3")
+        assert gpu_tasks_of(spark) == 3
     finally:
-        spark.conf.unset(slots.SETTING)
+        spark.conf.unset(gpu_slots.SETTING)

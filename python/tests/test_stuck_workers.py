@@ -19,9 +19,10 @@ from test_native_runtime import await_children, in_background
 from torch import Tensor, nn
 
 from flambeau import TorchRegressor, WorkerLost
-from flambeau._fit import ending, launch
-from flambeau._fit.ending import Ending
-from flambeau._fit.worker import RankOutcome
+from flambeau._rank import ending
+from flambeau._rank.ending import Ending
+from flambeau._rank.worker import RankOutcome
+from flambeau._spark.fit import launch
 
 
 class Stops(nn.Module):

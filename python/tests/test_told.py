@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils import prune
 
-from flambeau._fit import told
-from flambeau._fit.run import job_of
+from flambeau._spark.fit import told
+from flambeau._spark.fit.run import job_of
 
 SCALE = 1.0
 

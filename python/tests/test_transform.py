@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 from torch import Tensor, nn
 
 from flambeau import DataError, ParamError, TorchClassifier, TorchEstimator, TorchModel, TorchRegressor
-from flambeau._columns import TensorColumns
+from flambeau._tensors import TensorColumns
 
 ROWS = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from flambeau._fit import imports, meeting, warm_up
-from flambeau._fit.launch import StageRendezvous, tasks_by_host
-from flambeau._fit.meeting import MeetingPlace, meeting_place
+from flambeau._rank import imports, meeting
+from flambeau._rank.meeting import MeetingPlace, meeting_place
+from flambeau._spark.fit import warm_up
+from flambeau._spark.fit.launch import StageRendezvous, tasks_by_host
 from flambeau.errors import WorkerLost
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def pids_with(spark: SparkSession, module: str) -> set[tuple[int, bool]]:
     """The Python workers of a stage of two tasks, and whether each has a module once its imports are over."""
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        from flambeau._fit.imports import finish_importing
+        from flambeau._rank.imports import finish_importing
 
         for _ in batches:
             pass

@@ -14,9 +14,9 @@ import torch
 from pyspark.sql import SparkSession
 
 from flambeau import ClusterError, TorchRegressor
-from flambeau._fit import cluster
-from flambeau._fit.launch import run_stage
-from flambeau._fit.worker import RankOutcome
+from flambeau._rank.worker import RankOutcome
+from flambeau._spark.fit import cluster
+from flambeau._spark.fit.launch import run_stage
 
 
 class TellsItsGpus:

@@ -57,7 +57,7 @@ def main() -> None:
     from local_session import session
 
     from flambeau import TorchEstimator, TorchRegressor
-    from flambeau._columns import TensorColumns
+    from flambeau._tensors import TensorColumns
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--jar", required=True)

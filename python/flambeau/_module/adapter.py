@@ -30,9 +30,10 @@ from flambeau._module import devices, gathered, generators, losses, metrics, opt
 from flambeau._module.compiled import CompiledModule
 from flambeau._module.device_programs import DevicePrograms
 from flambeau._module.devices import BatchCopier, Readback, Rows
-from flambeau._module.last_operation import LastOperations
 from flambeau._module.precision import autocast
 from flambeau._module.uncompiled import uncompiled
+from flambeau._saved.last_operation import LastOperations
+from flambeau._saved.weights import save_module
 from flambeau.errors import DataError, ParamError
 
 if TYPE_CHECKING:
@@ -522,8 +523,6 @@ class ModuleModel:
         """Writes the module's weights as `weights.safetensors` under `directory`; returns the names of the
         files written.
         """
-        from flambeau._saved.weights import save_module
-
         save_module(self.module, Path(directory) / "weights.safetensors")
         return ["weights.safetensors"]
 

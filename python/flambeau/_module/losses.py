@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from flambeau._module import captured
 from flambeau._module.named import is_named, make
-from flambeau._saved.weights import local_path
+from flambeau._store import local_path
 from flambeau.errors import DataError, ParamError
 
 

@@ -21,20 +21,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import cloudpickle
 
-from flambeau._columns import TensorColumns
+from flambeau._libtorch import TORCH, WAY_OUT
 from flambeau._program import _hollow
 from flambeau._quiet import quieting, without_warnings
+from flambeau._saved.archive import check_exported, without_pickles
+from flambeau._saved.weights import load_into
+from flambeau._tensors import TensorColumns
 from flambeau.errors import FlambeauError, ParamError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from flambeau._module.last_operation import LastOperations
+    from flambeau._saved.last_operation import LastOperations
 
 log = logging.getLogger("flambeau")
 
@@ -161,7 +165,7 @@ def probe_output(
 def _output_of(module: Callable[..., Any], tensors: Sequence[Tensor]) -> OutputSpec:
     import torch
 
-    from flambeau._module.last_operation import LastOperations
+    from flambeau._saved.last_operation import LastOperations
 
     # Not inference_mode: the module may keep a tensor that it makes here, and is to be trained after.
     with torch.random.fork_rng(devices=[]), torch.no_grad(), without_warnings():
@@ -292,8 +296,6 @@ def _read_pickle(data: bytes, device: str) -> nn.Module:
 def _read_exported(data: bytes, device: str) -> nn.Module:
     import torch
 
-    from flambeau._saved.archive import check_exported
-
     check_exported(data)
     with without_warnings():
         program = torch.export.load(io.BytesIO(data))
@@ -367,8 +369,6 @@ def _export(module: nn.Module, inputs: Sequence[TensorColumns]) -> bytes:
     """The archive of a graph in the module's mode, without its weights."""
     import torch
 
-    from flambeau._saved.archive import without_pickles
-
     rows = {0: torch.export.Dim("rows", min=1)}
     # As the arguments of forward are: those of *args are one tuple.
     shapes = tuple(inspect.signature(module.forward).bind(*[rows] * len(inputs)).arguments.values())
@@ -410,8 +410,6 @@ def _check_same(module: nn.Module, program: nn.Module, inputs: Sequence[TensorCo
     """
     import torch
 
-    from flambeau._saved.weights import load_into
-
     load_into(program, weights, share=True)
     for size in CHECKED_BATCHES:
         tensors = _random(inputs, size)
@@ -436,8 +434,6 @@ def _check_trains(module: nn.Module, data: bytes, inputs: Sequence[TensorColumns
     same random numbers, or leaves other buffers, on each of the batch sizes.
     """
     import torch
-
-    from flambeau._saved.weights import load_into
 
     # Both get tensors of their own, whose buffers change.
     copy = load_into(cloudpickle.loads(dump_skeleton(module)), weights).train()
@@ -552,3 +548,30 @@ class _OthersOutput:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stdout, name)
+
+
+def libtorch_programs(
+    module: nn.Module, inputs: Sequence[TensorColumns], weights: Path | str, graphs: Sequence[str]
+) -> dict[str, bytes]:
+    """The forms of a module that libtorch runs: TorchScript, else `graphs` of torch.export, all of which it
+    has to allow. `weights` is the path of the module's weights file.
+
+    Raises ParamError where there is neither.
+    """
+    import torch
+
+    programs, reasons = compile_programs(module, inputs, weights, forms=("scripted",))
+    if programs:
+        return programs
+    if torch.__version__.startswith(f"{TORCH}."):
+        programs, others = compile_programs(module, inputs, weights, forms=graphs)
+        if set(programs) == set(graphs):
+            return programs
+        reasons |= others
+    else:
+        reasons["exported"] = f"only torch {TORCH} writes what libtorch {TORCH} reads"
+    told = "; ".join(f"{form}: {reason}" for form, reason in reasons.items())
+    raise ParamError(
+        "model: runtime='native' runs what TorchScript or torch.export can take, and neither takes "
+        f"{type(module).__name__} ({told}): change the module, {WAY_OUT}"
+    )

@@ -9,29 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import re
 import struct
-import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING, Any
 
-from flambeau._workdir import SWEEP_AGE, private_directory
+from flambeau._store import cached, local_path, open_store
 from flambeau.errors import DataError, FlambeauError, ParamError, StoreError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from torch import Tensor, nn
 
 FILE_NAME = "weights.safetensors"
-STORE_SCHEMES = ("", "file", "dbfs", "s3", "s3a", "abfs", "abfss", "gs")
-_PIECE = 64 << 20
 # Vector kernels give other last bits on memory that is aligned otherwise, so every tensor that a module
 # computes with starts at a multiple of this, as torch's own allocations on the CPU do.
 ALIGNMENT = 64
@@ -94,53 +85,8 @@ class WeightsRef:
                 f"the model's weights are not at {self.uri}: the file was removed, "
                 "or this machine does not see it"
             )
-        _verify(path, self)
+        verify(path, self)
         return path
-
-
-def open_store(options: Mapping[str, str]) -> Any:
-    """The store layer over all URIs that Flambeau knows; `options` configure the object stores."""
-    from flambeau import _native
-
-    return _native.Store(dict(options))
-
-
-def store_options(spark: SparkSession) -> dict[str, str]:
-    """The options of the object stores: the session's confs `spark.flambeau.store.<name>`, and
-    `spark.flambeau.store.secret.<name>`, whose values Spark shows nowhere.
-    """
-    prefix = "spark.flambeau.store."
-    return {
-        name.removeprefix(prefix).removeprefix("secret."): value
-        for name, value in _settings(spark).items()
-        if name.startswith(prefix)
-    }
-
-
-def _settings(spark: SparkSession) -> dict[str, str]:
-    """All of a session's settings; without a query where Spark tells them so, from 4.0 on."""
-    if hasattr(spark.conf, "getAll"):
-        return dict(spark.conf.getAll)
-    # A query redacts values, a single setting's is told as it is.
-    return {name: str(spark.conf.get(name)) for name, *_ in spark.sql("SET").collect()}
-
-
-def local_path(uri: str) -> Path | None:
-    """The local path that a URI means: a plain path, file:, dbfs: (mounted at /dbfs) or
-    spark-file: (one that Spark hands out to its workers); None for an object store."""
-    parts = urlsplit(uri)
-    if "://" not in uri and not uri.startswith(("file:", "dbfs:", "spark-file:")):
-        return Path(uri)
-    if parts.scheme == "file":
-        return Path(unquote(parts.path))
-    if parts.scheme == "spark-file":
-        from pyspark import SparkFiles
-
-        return Path(SparkFiles.get(parts.path))
-    if parts.scheme == "dbfs":
-        path = unquote(parts.path)
-        return Path(path) if path.startswith("/Volumes/") else Path("/dbfs" + path)
-    return None
 
 
 def save_module(module: nn.Module, path: Path | str) -> WeightsRef:
@@ -285,7 +231,7 @@ _verified: dict[tuple[str, int, int], str] = {}
 _lock = threading.Lock()
 
 
-def _verify(path: Path, ref: WeightsRef) -> None:
+def verify(path: Path, ref: WeightsRef) -> None:
     """Refuses a file that is not the one of the reference. Hashes each state of a file once in a process."""
     status = path.stat()
     key = (str(path), status.st_size, status.st_mtime_ns)
@@ -304,107 +250,6 @@ def _fetched(ref: WeightsRef) -> Path:
     """The machine's own copy of a file in an object store, fetched where it is not there yet."""
     store = open_store(ref.store_options)
     return cached(f"{ref.sha256}.safetensors", lambda part: store.get_to_file(ref.uri, str(part)))
-
-
-def cached(name: str, make: Callable[[Path], object]) -> Path:
-    """The file of that name among those that this machine keeps, written by `make` where it is not there yet.
-
-    Those that nobody has asked for in `SWEEP_AGE` are removed.
-    """
-    folder = cache_directory()
-    path = folder / name
-    if not path.is_file():
-        handle, part = tempfile.mkstemp(dir=folder, suffix=".part")
-        os.close(handle)
-        try:
-            make(Path(part))
-            os.replace(part, path)
-        finally:
-            Path(part).unlink(missing_ok=True)
-        _evict(folder)
-    os.utime(path)
-    return path
-
-
-def _evict(folder: Path) -> None:
-    """Deletes what nobody has asked for in `SWEEP_AGE`; a process that has it mapped keeps what it has."""
-    for path in folder.iterdir():
-        # Another process was faster, or it is nothing of ours.
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime > SWEEP_AGE.total_seconds():
-                path.unlink()
-
-
-def cache_directory() -> Path:
-    """Where fetched files are kept on this machine, for this user alone; they are named by their hash."""
-    return private_directory("flambeau-cache")
-
-
-@contextmanager
-def fetched(ref: WeightsRef, spark: SparkSession | None = None) -> Iterator[Path]:
-    """A local file with the weights for the time of the block: the file itself where this process sees it,
-    else a temporary copy read through Spark's workers.
-    """
-    if ref.visible():
-        yield ref.local()
-        return
-    if spark is None:
-        from pyspark.sql import SparkSession as Session
-
-        spark = Session.active()
-    with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
-        path = Path(folder) / FILE_NAME
-        read_through_spark(spark, ref, path)
-        _verify(path, ref)
-        yield path
-
-
-def read_through_spark(spark: SparkSession, ref: WeightsRef, target: Path, chunk: int | None = None) -> None:
-    """Copies a file that the workers see, and this process does not, to a local one.
-
-    It comes in chunks, one query each, so that no result is larger than a quarter of
-    `spark.driver.maxResultSize`. Raises FlambeauError where the workers do not see it either.
-    """
-    chunk = chunk or chunk_size(spark)
-    with target.open("wb") as file:
-        for start in range(0, ref.size, chunk):
-            file.write(_read_range(spark, ref, start, min(start + chunk, ref.size)))
-
-
-def chunk_size(spark: SparkSession) -> int:
-    """Bytes to read in one query: a quarter of what a driver accepts, at most 64 MiB."""
-    text = spark.conf.get("spark.driver.maxResultSize", "1g") or "1g"
-    match = re.fullmatch(r"\s*(\d+)\s*([kmgtp]?)i?b?\s*", str(text).lower())
-    limit = (
-        int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}[match[2]] if match else 1 << 30
-    )
-    return min(limit // 4, _PIECE) if limit else _PIECE
-
-
-def _read_range(spark: SparkSession, ref: WeightsRef, start: int, stop: int) -> bytes:
-    """Bytes `start` to `stop` of a file, read by a worker."""
-    step = max(1, -(-(stop - start) // 4))
-    pieces = [(at, min(at + step, stop)) for at in range(start, stop, step)]
-
-    def read(batches: Iterator[Any]) -> Iterator[Any]:
-        import pyarrow as pa
-
-        for batch in batches:
-            for index in batch.column(0).to_pylist():
-                data = read_range(ref, *pieces[index])
-                yield pa.RecordBatch.from_arrays(
-                    [pa.array([index]), pa.array([data], pa.binary())], ["index", "data"]
-                )
-
-    rows = (
-        spark.range(0, len(pieces), 1, len(pieces))
-        .mapInArrow(cast(Any, read), "index long, data binary")
-        .collect()
-    )
-    data = b"".join(bytes(row["data"]) for row in sorted(rows, key=lambda row: row["index"]))
-    if len(data) != stop - start:
-        raise StoreError(f"{ref.uri} is shorter than its {ref.size} bytes")
-    return data
 
 
 def read_range(ref: WeightsRef, start: int, stop: int) -> bytes:

@@ -1,21 +1,28 @@
 """The params of the estimators and models: Spark ML's own where it has one, and ours beside them.
 
 Names, defaults, bounds and docs are those of the training job's schema (`docs/training-job.schema.json`),
-which a test holds them against. A value of None unsets a param.
+of which `declared` is made. A value of None unsets a param.
 """
 
-from flambeau.params.columns import (
+from flambeau.params.declared import (
     HasClassColumns,
+    HasConstructor,
+    HasDevice,
+    HasEarlyStopping,
+    HasInitialModel,
     HasInputColumns,
     HasLabelColumns,
+    HasLearningRate,
     HasOutputColumns,
+    HasTrainingLoop,
     HasValidation,
+    HasWorkers,
 )
-from flambeau.params.training import HasEarlyStopping, HasInitialModel, HasLearningRate, HasTrainingLoop
-from flambeau.params.workers import HasDevice, HasRuntime, HasWorkers
+from flambeau.params.objects import HasRuntime
 
 __all__ = [
     "HasClassColumns",
+    "HasConstructor",
     "HasDevice",
     "HasInputColumns",
     "HasLabelColumns",

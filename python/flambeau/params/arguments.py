@@ -5,86 +5,17 @@ them by.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from pyspark.ml.param import Params
 
 from flambeau.errors import ParamError
 from flambeau.params.objects import suggestion
 
-if TYPE_CHECKING:
-    from flambeau.model import TorchModel
 
+class HorovodArguments(TypedDict, total=False):
+    """The names that Horovod's estimators have for params of ours."""
 
-class EstimatorArguments(TypedDict, total=False):
-    """What the estimators take as keywords: every param, None for one that is left as it is."""
-
-    model: Any
-    loss: Any
-    optimizer: Any
-    metrics: Any
-    runtime: str | None
-    featuresCol: str | list[str] | None
-    inputCols: list[str] | None
-    inputShapes: list[list[int]] | None
-    inputTypes: list[str] | None
-    labelCol: str | None
-    labelCols: list[str] | None
-    weightCol: str | None
-    predictionCol: str | None
-    rawPredictionCol: str | None
-    probabilityCol: str | None
-    outputNames: list[str] | None
-    outputKinds: list[str] | None
-    threshold: float | None
-    thresholds: list[float] | None
-    initialModel: str | TorchModel | None
-    validationIndicatorCol: str | None
-    validationFraction: float | None
-    numWorkers: int | None
-    dataLanes: int | None
-    batchSize: int | None
-    dropLast: bool | None
-    epochs: int | None
-    seed: int | None
-    shuffle: bool | None
-    shuffleWindow: int | None
-    stepSize: float | None
-    scaleLearningRate: bool | None
-    warmupEpochs: float | None
-    lrSchedule: str | None
-    lrEndFactor: float | None
-    lrDecayRate: float | None
-    lrDecayEpochs: int | None
-    monitor: str | None
-    monitorMode: str | None
-    monitorMinDelta: float | None
-    earlyStoppingPatience: int | None
-    restoreBestWeights: bool | None
-    gradientAccumulationSteps: int | None
-    gradientClipNorm: float | None
-    gradientCompression: str | None
-    powerSgdRank: int | None
-    powerSgdStartStep: int | None
-    topKRatio: float | None
-    precision: str | None
-    compile: bool | None
-    device: str | None
-    checkpointInterval: int | None
-    checkpointSteps: int | None
-    keepCheckpoints: int | None
-    runId: str | None
-    maxRestarts: int | None
-    collectiveTimeout: float | None
-    heartbeatTimeout: float | None
-    slotTimeout: float | None
-    workDir: str | None
-    inferenceBatchSize: int | None
-    verbose: int | None
-    verifyReplicas: bool | None
-    numGpusPerWorker: int | None
-    numThreads: int | None
-    memoryBudget: int | None
     num_proc: int | None
     feature_cols: list[str] | None
     label_cols: list[str] | None
@@ -133,7 +64,7 @@ _INSTEAD = {
 
 
 def resolve_arguments(params: Params, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments by the names of their params, those left out that are None.
+    """The arguments by the names of their params.
 
     Raises ParamError for an argument that is unknown, naming the param that was meant or what takes its
     place, and for one that is given under two names.
@@ -146,8 +77,9 @@ def resolve_arguments(params: Params, arguments: Mapping[str, Any]) -> dict[str,
         if not params.hasParam(param):
             raise ParamError(f"{type(params).__name__} has no param {name!r}{suggestion(name, params)}")
         if value is None:
+            resolved.setdefault(param, None)
             continue
-        if param in resolved:
+        if resolved.get(param) is not None:
             raise ParamError(f"{param} is given twice, once as {name!r}")
         resolved[param] = _without_batch(value) if name == "input_shapes" else value
     return resolved

@@ -9,6 +9,7 @@ from typing import Any, Self
 from pyspark.ml.param import Param, Params
 
 from flambeau.errors import ParamError
+from flambeau.params.converters import one_of
 
 OBJECT_PARAMS = ("model", "loss", "optimizer", "metrics")
 
@@ -78,6 +79,8 @@ def describe(value: Any) -> str:
 class HasObjects(CheckedParams):
     """What is trained and how it is judged: Python objects, saved beside the params that are JSON."""
 
+    _default_loss: str | None = None
+
     model: Param[Any] = Param(
         Params._dummy(),
         "model",
@@ -103,6 +106,12 @@ class HasObjects(CheckedParams):
         "metrics",
         "Metrics of each epoch beside the loss: a list of names and callables, or a dict of them by name.",
     )
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._setDefault(optimizer="adam")
+        if self._default_loss is not None:
+            self._setDefault(loss=self._default_loss)
 
     def setModel(self, value: Any) -> Self:
         """Sets `model`."""
@@ -143,3 +152,30 @@ class HasObjects(CheckedParams):
     def _set_objects(self, objects: dict[str, Any]) -> None:
         """Takes the objects that `_objects` gave."""
         self._set(**objects)
+
+
+class HasRuntime(CheckedParams):
+    """What runs the module. Python's alone: the JVM has the native runtime only."""
+
+    runtime: Param[str] = Param(
+        Params._dummy(),
+        "runtime",
+        "What runs the module: python runs it as it is in Spark's Python workers, native runs it as a "
+        "libtorch program, made with TorchScript or torch.export, without Python: it trains in processes of "
+        "its own, and scores in the executors' JVMs, for which the session needs Flambeau's jar. To train, "
+        "native takes losses, optimizers and metrics by name, and a model that is the path of such a program "
+        "too.",
+        one_of("python", "native"),
+    )
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._setDefault(runtime="python")
+
+    def setRuntime(self, value: str) -> Self:
+        """Sets `runtime`."""
+        return self._set(runtime=value)
+
+    def getRuntime(self) -> str:
+        """The value of `runtime`, or its default."""
+        return self.getOrDefault(self.runtime)

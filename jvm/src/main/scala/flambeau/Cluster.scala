@@ -17,6 +17,9 @@ private[flambeau] object Cluster {
   private val SlotPollMillis = 1000L
   private val RegistrationMillis = 30000L
 
+  /** The setting that names the work directory of fits whose `workDir` is not set. */
+  val WorkDir = "spark.flambeau.workDir"
+
   // Those of the native store, as it names them where it refuses another.
   private val Schemes = Seq("file", "dbfs", "s3", "s3a", "abfs", "abfss", "gs")
 
@@ -171,14 +174,16 @@ private[flambeau] object Cluster {
 
   /** Removes what crashed fits left in the work directory long ago; a failure is told and no more. */
   def sweep(work: WorkDirectory): Unit =
-    try work.sweep()
+    try Json.items(Json.parse(work.ask(Json.text(Site.question("sweep"))))).foreach { swept =>
+        log.info("removed {}, left behind {} days ago", swept.get("uri").asText, swept.get("days").asText: Any)
+      }
     catch {
       case NonFatal(error) =>
         log.warn(s"what older fits left in ${work.uri} could not be removed: ${error.getMessage}")
     }
 
-  /** The work directory of a fit: the given one, or a temporary one in local mode. */
-  def workDirectory(spark: SparkSession, path: Option[String]): WorkDirectory = path match {
+  /** The work directory of a fit: the given one, that of `spark.flambeau.workDir`, or a temporary one in local mode. */
+  def workDirectory(spark: SparkSession, path: Option[String]): WorkDirectory = path.orElse(spark.conf.getOption(WorkDir)) match {
     case Some(location) =>
       // Databricks mounts these, whatever its default file system is.
       val stays = WorkDirectory.hasScheme(location) || location.matches("/(dbfs|Volumes|Workspace)/.*")
@@ -194,10 +199,10 @@ private[flambeau] object Cluster {
       }
       val path = qualified.map(_.toUri).filter(_.getScheme == "file").fold(uri)(_.getPath)
       WorkDirectory(WorkDirectory.absolute(path), Settings.of(spark))
-    case None if isLocal(spark) => WorkDirectory(WorkDirectory.temporary, Settings.of(spark))
+    case None if isLocal(spark) => WorkDirectory(WorkDirectory.temporary, Settings.of(spark), isTemporary = true)
     case None =>
       throw new ParamException(
-        "workDir must be given on a cluster: a directory that the driver and all workers reach, " +
+        s"workDir must be given on a cluster, or $WorkDir be set: a directory that the driver and all workers reach, " +
           "such as a path on shared storage or an s3, abfss or gs URI"
       )
   }

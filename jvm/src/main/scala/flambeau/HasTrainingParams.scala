@@ -8,6 +8,7 @@ trait HasTrainingParams
     with HasOutputColumns
     with HasClassColumns
     with HasLabelColumns
+    with HasInitialModel
     with HasValidation
     with HasTrainingLoop
     with HasLearningRate

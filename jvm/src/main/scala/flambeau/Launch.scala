@@ -27,25 +27,28 @@ import org.slf4j.LoggerFactory
   *   GPUs that Spark is asked for with each task, 0 or 1
   * @param slotTimeout
   *   seconds to wait for task slots
-  * @param isVisible
-  *   whether this process reads the work directory
+  * @param ofRun
+  *   the run that this is a fit of
   * @param watch
   *   makes what shows an attempt's progress, given the attempt's id
   */
 private[flambeau] final class Launch(
-    spark: SparkSession,
-    work: WorkDirectory,
+    site: Site,
     job: ObjectNode,
     code: Map[String, StoredFile],
     numWorkers: Int,
     numGpus: Int,
     maxRestarts: Int,
     slotTimeout: Double,
-    isVisible: Boolean,
+    ofRun: Run,
     watch: String => AutoCloseable
 ) {
   import Launch._
 
+  private val spark = site.spark
+  private val work = site.work
+
+  /** Those of the run's earlier fits, then this one's. */
   private val attempts = mutable.ArrayBuffer.empty[String]
 
   /** Trains, and returns rank 0's result as `native/train` tells it. Waits for as long as that takes.
@@ -54,15 +57,20 @@ private[flambeau] final class Launch(
     * rank failed with where the failure began.
     */
   def run(): JsonNode = {
+    if (ofRun.isNamed) attempts ++= ofRun.attempts()
+    val numEarlier = attempts.size
     var result = Option.empty[JsonNode]
     while (result.isEmpty) {
       val resume = if (attempts.isEmpty) None else newestCheckpoint()
+      for (uri <- resume if attempts.size == numEarlier) log.info(s"going on from $uri")
       attempts += WorkDirectory.newId()
-      try result = Some(attempt(attempts.last, resume))
+      if (ofRun.isNamed) ofRun.write(attempts.toSeq)
+      val restarts = attempts.size - numEarlier - 1
+      try result = Some(attempt(attempts.last, resume, restarts))
       catch {
-        case lost: Lost if attempts.size <= maxRestarts =>
+        case lost: Lost if restarts < maxRestarts =>
           log.warn(
-            s"training is started again (${attempts.size} of at most $maxRestarts restarts): ${lost.reason}"
+            s"training is started again (${restarts + 1} of at most $maxRestarts restarts): ${lost.reason}"
           )
           awaitSlots(lost.error)
         case lost: Lost => throw lost.error
@@ -71,10 +79,43 @@ private[flambeau] final class Launch(
     result.get
   }
 
-  /** Removes what the attempts left in the work directory; a failure to do so is told and no more. */
-  def clean(): Unit = attempts.foreach(Launch.remove(spark, work, isVisible, "attempts", _))
+  /** Removes what the attempts left in the work directory, but for the newest `numCheckpoints` with weights, and the run's
+    * file; returns those checkpoints, oldest first. A failure to do so is told and no more.
+    */
+  def clean(numCheckpoints: Int = 0): Seq[Checkpoint] = {
+    val question = Site.question("keepCheckpoints").put("num", numCheckpoints)
+    question.set[ObjectNode]("attempts", Json.strings(attempts))
+    val kept =
+      try if (attempts.isEmpty) Nil else Json.items(site.ask(question)).map(Checkpoint.of)
+      catch {
+        case NonFatal(error) =>
+          log.warn(s"the checkpoints in ${work.uri} could not be sorted out: ${firstLine(error)}")
+          Nil
+      }
+    if (attempts.nonEmpty) ofRun.remove()
+    kept
+  }
 
-  private def attempt(id: String, resume: Option[String]): JsonNode = {
+  /** Keeps the checkpoints of a fit that did not succeed for the run's next one, and says so in a warning. Where there are
+    * none, nothing is kept.
+    */
+  def keep(): Unit =
+    try {
+      val newest = if (attempts.isEmpty) None else newestCheckpoint()
+      if (newest.isEmpty) clean()
+      for (checkpoint <- newest) {
+        ofRun.write(attempts.toSeq)
+        log.warn(
+          s"the newest checkpoint is kept in $checkpoint: a fit of the same rows with runId='${ofRun.id}' and the same " +
+            "workDir goes on from it"
+        )
+      }
+    } catch {
+      case NonFatal(error) =>
+        log.warn(s"what the training left in ${work.uri} stays: ${firstLine(error)}")
+    }
+
+  private def attempt(id: String, resume: Option[String], restarts: Int): JsonNode = {
     val where = Json.obj().put("id", id).put("workDir", work.uri).put("resume", resume.orNull)
     val whole = job.deepCopy().set[ObjectNode]("attempt", where)
     val progress = watch(id)
@@ -84,19 +125,25 @@ private[flambeau] final class Launch(
         val task = RankTask(whole.toString, code, newSecret(), work.settings, place)
         runStage(spark, task, numWorkers, numGpus)
       } finally progress.close()
-    RankOutcome.firstCause(outcomes) match {
-      case None                             => Json.parse(outcomes.find(_.rank == 0).flatMap(_.result).get)
-      case Some(failed) if failed.isRetried => throw new Lost(failed.exception)
-      case Some(failed)                     => throw failed.exception
+    val verdict = judged(outcomes, restarts)
+    outcomes.find(outcome => Option(verdict.get("cause")).exists(_.asInt(-1) == outcome.rank)) match {
+      case None                                            => Json.parse(outcomes.find(_.rank == 0).flatMap(_.result).get)
+      case Some(failed) if verdict.get("again").asBoolean => throw new Lost(failed.exception)
+      case Some(failed)                                    => throw failed.exception
     }
   }
 
+  /** Which failure was the first, and whether it is worth another attempt. */
+  private def judged(outcomes: Seq[RankOutcome], restarts: Int): JsonNode = {
+    val question = Site.question("judge").put("restarts", restarts).put("maxRestarts", maxRestarts)
+    question.set[ObjectNode]("ended", Json.array(outcomes.map(_.json)))
+    Json.parse(work.ask(Json.text(question)))
+  }
+
   private def newestCheckpoint(): Option[String] = {
-    val ids = attempts.toList
-    // A copy without this object, which does not travel with tasks.
-    val directory = work
-    if (isVisible) work.newestCheckpoint(ids)
-    else Cluster.onWorker(spark)(() => directory.newestCheckpoint(ids))
+    val question = Site.question("newestCheckpoint")
+    question.set[ObjectNode]("attempts", Json.strings(attempts))
+    Option(site.ask(question)).filterNot(_.isNull).map(_.asText)
   }
 
   private def awaitSlots(lost: Throwable): Unit =
@@ -181,23 +228,13 @@ private[flambeau] object Launch {
     try Await.ready(job, atMost).isCompleted
     catch { case _: TimeoutException => false }
 
-  /** Deletes a path of the work directory, through a Spark task where this process does not see it.
-    *
-    * A failure is told and no more, so that it hides neither a result nor an earlier error.
-    */
-  def remove(spark: SparkSession, work: WorkDirectory, isVisible: Boolean, parts: String*): Unit =
-    try if (isVisible) work.delete(parts: _*) else Cluster.onWorker(spark)(() => work.delete(parts: _*))
-    catch {
-      case NonFatal(error) => log.warn(s"${work.path(parts: _*)} could not be removed: ${firstLine(error)}")
-    }
-
   private def newSecret(): String = {
     val bytes = new Array[Byte](32)
     random.nextBytes(bytes)
     Base64.getEncoder.encodeToString(bytes)
   }
 
-  private def firstLine(error: Throwable): String =
+  private[flambeau] def firstLine(error: Throwable): String =
     Option(error.getMessage).flatMap(_.linesIterator.take(1).toSeq.headOption).getOrElse(
       error.getClass.getSimpleName
     )

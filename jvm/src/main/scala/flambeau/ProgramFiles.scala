@@ -23,14 +23,12 @@ private[flambeau] object ProgramFiles {
     * @param name
     *   the copy's name
     */
-  def place(spark: SparkSession, work: WorkDirectory, isVisible: Boolean, id: String)(
-      name: String,
-      file: StoredFile
-  ): StoredFile = here(spark, file) match {
-    case None => if (Cluster.isLocal(spark)) onDriver(spark, file) else file
+  def place(site: Site, id: String)(name: String, file: StoredFile): StoredFile = here(site.spark, file) match {
+    case None => if (Cluster.isLocal(site.spark)) onDriver(site.spark, file) else file
     case Some(local) =>
+      val (spark, work) = (site.spark, site.work)
       val target = work.path("attempts", id, name)
-      if (isVisible)
+      if (site.isVisible)
         NativeLibrary.api(work.settings.get).storePutFile(work.settings.storeJson, target, local.toString)
       else {
         val bytes = spark.sparkContext.broadcast(Files.readAllBytes(local))

@@ -1,5 +1,7 @@
 package flambeau
 
+import com.fasterxml.jackson.databind.node.ObjectNode
+
 /** How a rank ended. Either `result` is there, or the fields from `kind` on say what failed.
   *
   * @param result
@@ -25,8 +27,9 @@ private[flambeau] final case class RankOutcome(
 ) {
   import RankOutcome._
 
-  /** Whether another attempt may go better. */
-  def isRetried: Boolean = Retried.contains(kind)
+  /** What the supervisor judges by. */
+  def json: ObjectNode =
+    Json.obj().put("rank", rank).put("kind", if (result.isEmpty) kind else null).put("isCause", isCause)
 
   /** The exception that tells of this failure. Where its class does not say what worker it was, its cause does. */
   def exception: FlambeauException = {
@@ -43,8 +46,6 @@ private[flambeau] final case class RankOutcome(
 }
 
 private[flambeau] object RankOutcome {
-  private val Retried = Seq("lost", "store", "collective")
-
   /** The exception for a kind of failure that `flambeau-worker` tells; `other` for those without a class of their own. */
   def exceptionOf(kind: String, text: String, other: => FlambeauException): FlambeauException = kind match {
     case "job"         => new ParamException(text, other)
@@ -59,16 +60,5 @@ private[flambeau] object RankOutcome {
     case _: StoreException => "store"
     case _: DataException  => "data"
     case _                 => "environment"
-  }
-
-  /** The outcome that says why the others failed; none where all went well.
-    *
-    * Where several ranks say that it began with them, one with an error of its own comes first, then one whose process
-    * was killed, then one whose store failed, then one that missed another.
-    */
-  def firstCause(outcomes: Seq[RankOutcome]): Option[RankOutcome] = {
-    val failed = outcomes.filter(_.result.isEmpty)
-    if (failed.isEmpty) None
-    else Some(failed.minBy(outcome => (!outcome.isCause, Retried.indexOf(outcome.kind), outcome.rank)))
   }
 }

@@ -22,6 +22,8 @@ class TorchClassificationModel private[flambeau] (uid: String, trained: Trained)
   /** The number of numbers in a row of the inputs. */
   def numFeatures: Int = trained.inputs.map(_.numElements).sum
 
+  private[flambeau] override def kind: ModelKind[_ <: TorchModel] = TorchClassificationModel
+
   override def copy(extra: ParamMap): TorchClassificationModel =
     copyValues(new TorchClassificationModel(uid, trained), extra)
       .setParent(parent)

@@ -48,9 +48,9 @@ class TorchEstimator(override val uid: String)
     val df = dataset.toDF()
     val training = Training.of(this, df.sparkSession)
     val columns = training.columns(df.schema)
-    val isVisible = training.prepare()
-    modelOf(training.leased(isVisible) {
-      training.written(df, columns, isVisible)(training.run(_, columns.inputs, isVisible))
+    val site = training.prepare()
+    modelOf(training.leased(site) {
+      training.written(df, columns, site)(training.run(_, columns.inputs, site))
     })
   }
 
@@ -61,9 +61,9 @@ class TorchEstimator(override val uid: String)
     */
   def fitOnParquet(path: String): TorchModel = {
     val training = Training.of(this, TorchEstimator.session)
-    val isVisible = training.prepare()
+    val site = training.prepare()
     val shards = training.inPlace(path)
-    modelOf(training.leased(isVisible)(training.run(shards, shards.columns.inputs, isVisible)))
+    modelOf(training.leased(site)(training.run(shards, shards.columns.inputs, site)))
   }
 
   /** The schema with the columns that the fitted model adds.

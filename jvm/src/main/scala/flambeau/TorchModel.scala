@@ -55,6 +55,16 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     )
   }
 
+  /** The checkpoints that `keepCheckpoints` left in the work directory, oldest first; none for a model that was loaded. */
+  def checkpoints: Seq[Checkpoint] = trained.checkpoints
+
+  /** The model as it was at one of its `checkpoints`: with those weights and the history up to it. */
+  def at(checkpoint: Checkpoint): TorchModel =
+    copyValues(kind.make(uid, checkpoint.of(trained)).setParent(parent))
+
+  /** What kind of model it is. */
+  private[flambeau] def kind: ModelKind[_ <: TorchModel] = TorchModel
+
   /** The DataFrame with the outputs' columns.
     *
     * Rows are scored in batches of `inferenceBatchSize`, when the result is computed. A null or an array of another

@@ -7,6 +7,8 @@ import org.apache.spark.ml.util.{MLReadable, MLReader}
 class TorchRegressionModel private[flambeau] (uid: String, trained: Trained)
     extends TorchModel(uid, trained) {
 
+  private[flambeau] override def kind: ModelKind[_ <: TorchModel] = TorchRegressionModel
+
   override def copy(extra: ParamMap): TorchRegressionModel =
     copyValues(new TorchRegressionModel(uid, trained), extra).setParent(parent).asInstanceOf[
       TorchRegressionModel

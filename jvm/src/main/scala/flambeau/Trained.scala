@@ -20,6 +20,8 @@ import scala.collection.immutable.ListMap
   *   how a classifier's outputs read: `logits`, `probabilities` or `log_probabilities`
   * @param history
   *   the training result's history, `{"epochs": [...]}`
+  * @param checkpoints
+  *   those that `keepCheckpoints` left, oldest first
   */
 private[flambeau] final case class Trained(
     programs: Map[String, StoredFile],
@@ -29,7 +31,8 @@ private[flambeau] final case class Trained(
     output: OutputSpec,
     classes: String,
     history: JsonNode,
-    counts: Counts
+    counts: Counts,
+    checkpoints: Seq[Checkpoint] = Nil
 )
 
 private[flambeau] object Trained {

@@ -40,8 +40,8 @@ private[flambeau] final class Training private (
     output
   }
 
-  /** Makes sure that the workers share the work directory; returns whether this process sees it too. */
-  def prepare(): Boolean = {
+  /** Makes sure that the workers share the work directory; returns how this process reaches it. */
+  def prepare(): Site = {
     Cluster.checkSlots(
       spark,
       estimator.getNumWorkers,
@@ -49,27 +49,24 @@ private[flambeau] final class Training private (
       estimator.getSlotTimeout
     )
     if (!Cluster.isLocal(spark)) Cluster.probe(spark, work, estimator.getNumWorkers)
-    val isVisible = Cluster.isVisible(spark, work)
-    if (isVisible && estimator.isSet(estimator.workDir)) Cluster.sweep(work)
-    isVisible
+    val site = Site(spark, work, Cluster.isVisible(spark, work))
+    if (site.isVisible && !work.isTemporary) Cluster.sweep(work)
+    site
   }
 
-  /** Keeps the sweeps of other fits from what `use` has in the work directory. */
-  def leased[T](isVisible: Boolean)(use: => T): T =
-    if (!estimator.isSet(estimator.workDir)) use
-    else {
-      // A copy without this object, which does not travel with tasks.
-      val directory = work
-      directory.leased { act =>
-        if (isVisible) act(directory) else Cluster.onWorker(spark)(() => act(directory))
-      }(use)
-    }
+  /** Keeps the sweeps of other fits from what `use` has in the work directory, and other fits from its run. Throws
+    * ParamException where another has that.
+    */
+  def leased[T](site: Site)(use: => T): T = {
+    def held: T = if (work.isTemporary) use else Lease.held(site)(use)
+    estimator.valueOf(estimator.runId).fold(held)(Run.claimed(site, _)(held))
+  }
 
   /** The rows of `df` as shards in the work directory, for as long as `use` runs. */
-  def written[T](df: DataFrame, columns: DataColumns, isVisible: Boolean)(use: ShardSet => T): T = {
+  def written[T](df: DataFrame, columns: DataColumns, site: Site)(use: ShardSet => T): T = {
     val name = WorkDirectory.newId()
     try use(Cluster.interruptible(spark.sparkContext)(Shards.write(df, columns, work.path("shards", name))))
-    finally Launch.remove(spark, work, isVisible, "shards", name)
+    finally site.remove("shards", name)
   }
 
   /** The Parquet files under `path` as this fit's shards. */
@@ -81,9 +78,10 @@ private[flambeau] final class Training private (
 
   /** Trains on the shards and tells what came of it; `inputs` are in terms of the DataFrame's columns.
     *
-    * Removes what the training left in the work directory except the model's files.
+    * Removes what the training left in the work directory except the model's files and the newest `keepCheckpoints`; where
+    * it fails, all of its checkpoints stay for the run's next fit.
     */
-  def run(shards: ShardSet, inputs: Seq[TensorColumns], isVisible: Boolean): Trained = {
+  def run(shards: ShardSet, inputs: Seq[TensorColumns], site: Site): Trained = {
     val numWorkers = estimator.getNumWorkers
     if (shards.numRows < numWorkers)
       throw new DataException(
@@ -92,27 +90,51 @@ private[flambeau] final class Training private (
     val returned = output(shards.columns)
     val name = WorkDirectory.newId()
     try {
-      val everywhere = program.placed(ProgramFiles.place(spark, work, isVisible, name))
+      val everywhere = program.placed(ProgramFiles.place(site, name))
       val launch = new Launch(
-        spark,
-        work,
+        site,
         job(shards.jobData, everywhere),
         if (Cluster.isLocal(spark)) Map.empty else everywhere.code,
         numWorkers,
         estimator.getNumGpusPerWorker,
         estimator.getMaxRestarts,
         estimator.getSlotTimeout,
-        isVisible,
-        Progress.of(work, _, isVisible, estimator.getVerbose)
+        run(site, shards, name),
+        Progress.of(work, _, site.isVisible, estimator.getVerbose)
       )
       val result =
         try launch.run()
-        finally launch.clean()
+        catch {
+          case error: Throwable =>
+            launch.keep()
+            throw error
+        }
+      val checkpoints = launch.clean(estimator.getKeepCheckpoints)
       Json.texts(result.get("warnings")).foreach(log.warn)
       val shapes = shards.columns.inputs.map(_.shape)
       trained(result, inputs.zip(shapes).map { case (tensor, shape) => tensor.copy(shape = shape) }, returned)
+        .copy(checkpoints = checkpoints)
     } finally
-      if (ProgramFiles.isCopied(spark, program)) Launch.remove(spark, work, isVisible, "attempts", name)
+      if (ProgramFiles.isCopied(spark, program)) site.remove("attempts", name)
+  }
+
+  /** The run that a fit is one of: that of `runId`, else one with the name `id`. */
+  private def run(site: Site, shards: ShardSet, id: String): Run = {
+    val named = estimator.valueOf(estimator.runId)
+    new Run(site, named.getOrElse(id), named.isDefined, identity, shards.train ++ shards.validation)
+  }
+
+  /** What tells the job from others: its params and its program's files, less the weights, which a run takes from its
+    * checkpoints.
+    */
+  private def identity: ObjectNode = {
+    val json = estimator.jobParams.deepCopy()
+    json.put("runtime", "native")
+    json.replace("program", Json.of(program.code.map { case (part, file) => part -> file.sha256 }, "program"))
+    json.replace("loss", program.loss.json)
+    json.replace("optimizer", program.optimizer.json)
+    json.replace("metrics", Json.strings(program.metrics))
+    json
   }
 
   private def trained(result: JsonNode, inputs: Seq[TensorColumns], output: OutputSpec): Trained = {
@@ -169,24 +191,11 @@ private[flambeau] object Training {
       | "weight": null}""".stripMargin
   )
 
-  /** Throws ParamException where checkpoints are to outlive a fit: those of Scala clean up, well or not. */
-  private def refuseRuns(estimator: TorchEstimator): Unit = {
-    val asked = Seq("runId").filter(_ => estimator.isSet(estimator.runId)) ++
-      Seq("keepCheckpoints").filter(_ => estimator.getKeepCheckpoints > 0)
-    asked.headOption.foreach { name =>
-      throw new ParamException(
-        s"$name is set, but checkpoints outlive a fit in PySpark only: leave it unset, and raise maxRestarts " +
-          "where workers are lost often"
-      )
-    }
-  }
-
   /** Checks the params and what they name. Throws ParamException, and FlambeauException where this machine has no
     * libtorch.
     */
   def of(estimator: TorchEstimator, spark: SparkSession): Training = {
     estimator.checkParams()
-    refuseRuns(estimator)
     val work = Cluster.workDirectory(spark, estimator.valueOf(estimator.workDir))
     new Training(estimator, spark, work, Program.of(estimator, spark))
   }

@@ -115,6 +115,54 @@ class FaultSuite extends SparkSuite {
     } finally Launch.grace = grace
   }
 
+  test("a run that failed is gone on with, to the bits of one that nothing stopped") {
+    val expected = undisturbed.trained.weights.sha256
+    def nightly = slow("run").setRunId("nightly").setMaxRestarts(0)
+    def left: Set[String] = Seq("attempts", "runs")
+      .filter(kind => directory.resolve("run").resolve(kind).toFile.list.nonEmpty).toSet
+    val beat = Run.beatSeconds
+    Run.beatSeconds = 0.5
+    try {
+      val running = new Running(nightly)
+      kill("KILL", Workers.pids().head)
+      assert(running.error().isInstanceOf[WorkerLostException])
+      assertNoWorker()
+      assert(left == Set("attempts", "runs"))
+
+      def refusal(fit: => Any): String = intercept[ParamException](fit).getMessage
+      val other = refusal(nightly.setBatchSize(25).fit(rows))
+      assert(other.contains("run of another job: batchSize was 50 and is 25"), other)
+      assert(refusal(nightly.setLoss("mae").fit(rows)).contains("its loss was another"))
+      assert(refusal(nightly.fit(rows.orderBy(rows("label").desc))).contains("its rows were others"))
+
+      assert(nightly.fit(rows).trained.weights.sha256 == expected)
+      assert(left.isEmpty)
+    } finally Run.beatSeconds = beat
+  }
+
+  test("one fit at a time has a run") {
+    val site = Site(spark, WorkDirectory(path("claimed"), Settings.of(spark)), isVisible = true)
+    val owner = directory.resolve("claimed").resolve("runs").resolve("nightly.owner")
+    Run.claimed(site, "nightly") {
+      assert(Files.exists(owner))
+      val error = intercept[ParamException](Run.claimed(site, "nightly")(fail("two have it")))
+      assert(error.getMessage.contains("by another fit of this process"), error.getMessage)
+    }
+    assert(!Files.exists(owner))
+  }
+
+  test("the newest checkpoints are models") {
+    def quick(name: String, epochs: Int) = slow(name).setCheckpointSteps(100000).setEpochs(epochs)
+    val model = quick("kept", 3).setKeepCheckpoints(1).fit(rows)
+    val Seq(checkpoint) = model.checkpoints
+    val shorter = quick("shorter", 2).fit(rows)
+    assert(checkpoint.epoch == 2 && checkpoint.step == shorter.summary.numSteps)
+    val then = model.at(checkpoint)
+    assert(then.isInstanceOf[TorchRegressionModel])
+    assert(then.summary.objectiveHistory.toSeq == shorter.summary.objectiveHistory.toSeq)
+    assert(then.transform(rows).collect().toSeq == shorter.transform(rows).collect().toSeq)
+  }
+
   test("without restarts the error says which worker was killed, how, and its last words") {
     val running = new Running(slow("no-restart").setMaxRestarts(0))
     kill("SEGV", Workers.pids().head)

@@ -64,20 +64,13 @@ class LaunchSuite extends SparkSuite {
     assert(!Files.exists(Paths.get("/proc", pid)))
   }
 
-  test("the first cause comes before those who only noticed, and an own error before a lost peer") {
-    val outcomes = Seq(failed(0, "collective", isCause = false), failed(1, "collective"), failed(2, "lost"))
-    assert(RankOutcome.firstCause(outcomes).exists(_.rank == 2))
-    assert(RankOutcome.firstCause(outcomes :+ failed(3, "data")).exists(_.rank == 3))
-    assert(RankOutcome.firstCause(Seq(RankOutcome(0, "a", result = Some("{}")))).isEmpty)
-    val store = failed(0, "store")
-    assert(store.isRetried && store.exception.isInstanceOf[StoreException])
-  }
-
   test("outcomes become exceptions that say where it was") {
-    val kinds = Seq("job", "data", "environment", "lost", "collective", "model").map(failed(2, _).exception)
+    val kinds =
+      Seq("job", "data", "store", "environment", "lost", "collective", "model").map(failed(2, _).exception)
     val expected = Seq(
       classOf[ParamException],
       classOf[DataException],
+      classOf[StoreException],
       classOf[ClusterException],
       classOf[WorkerLostException],
       classOf[WorkerLostException],
@@ -148,6 +141,16 @@ class LaunchSuite extends SparkSuite {
     }
   }
 
+  test("a session names the work directory of its fits") {
+    assert(Cluster.workDirectory(spark, None).isTemporary)
+    spark.conf.set(Cluster.WorkDir, path("all"))
+    try {
+      val work = Cluster.workDirectory(spark, None)
+      assert(work.uri == path("all") && !work.isTemporary)
+      assert(Cluster.workDirectory(spark, Some(path("own"))).uri == path("own"))
+    } finally spark.conf.unset(Cluster.WorkDir)
+  }
+
   test("a program is trained where it is the one that the driver placed") {
     val files = Seq("eval", "train", "loss").map(part =>
       part -> Files.write(Paths.get(path(part)), part.getBytes)
@@ -170,11 +173,11 @@ class LaunchSuite extends SparkSuite {
     def outcome(): RankOutcome = spark.sparkContext.parallelize(Seq(0), 1).barrier()
       .mapPartitions(_ => Iterator.single(task.run(BarrierTaskContext.get()))).collect().head
     val other = outcome()
-    assert(other.kind == "data" && !other.isRetried)
+    assert(other.kind == "data")
     assert(other.message == s"${files("train")} is not the program that the driver wrote there")
     // A store that does not give it may do so later.
     Files.delete(files("train"))
-    assert(outcome().isRetried)
+    assert(outcome().kind == "store")
   }
 
   test("what tasks get tells of no secret, and Spark redacts options that are called one") {
@@ -267,7 +270,6 @@ class LaunchSuite extends SparkSuite {
     Cluster.sweep(work)
     for (kind <- kinds; (name, stays) <- names)
       assert(work.sees(work.path(kind, name, "deep", "file")) == (stays || kind == "models"), s"$kind/$name")
-    assert(WorkDirectory.ageOf("mine").isEmpty)
   }
 
   test("the sweep leaves what a fit that runs has, and kept checkpoints") {
@@ -294,9 +296,10 @@ class LaunchSuite extends SparkSuite {
   test("a fit holds a lease, and one that goes wrong leaves it") {
     val work = WorkDirectory(path("holds"), Settings.of(spark))
     def held: Int = Option(directory.resolve("holds").resolve("leases").toFile.list).fold(0)(_.length)
-    assert(work.leased(_(work))(held) == 1)
+    val site = Site(spark, work, isVisible = true)
+    assert(Lease.held(site)(held) == 1)
     assert(held == 0)
-    intercept[IllegalStateException](work.leased(_(work))(throw new IllegalStateException))
+    intercept[IllegalStateException](Lease.held(site)(throw new IllegalStateException))
     assert(held == 1)
   }
 

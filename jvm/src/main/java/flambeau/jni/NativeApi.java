@@ -25,12 +25,12 @@ public final class NativeApi {
   public native void checkPure(String form, String program);
 
   /**
-   * The newest whole checkpoint of some attempts of a job.
+   * Asks the supervisor (native/supervisor) a question about attempts, runs, restarts or what lies in a work directory.
    *
-   * @param attemptsJson a JSON list of the attempts' ids, in the order in which they ran
-   * @return JSON {@code {"uri","attempt","step"}}, or null where there is none
+   * @param question JSON with the question's name as {@code ask}
+   * @return the answer, JSON
    */
-  public native String newestCheckpoint(String workDir, String attemptsJson, String storeJson);
+  public native String supervise(String storeJson, String workDir, String question);
 
   /** The bytes of a file. */
   public native byte[] storeGet(String storeJson, String uri);

@@ -78,9 +78,13 @@ class NativeApiSuite extends AnyFunSuite {
     intercept[RuntimeException](api.score(openSum(), 1, null))
   }
 
-  test("there is no newest checkpoint where there are none") {
-    temporary(folder => assert(api.newestCheckpoint(folder.toString, """["a","b"]""", "{}") == null))
-    intercept[FlambeauException](api.newestCheckpoint("/nowhere", "no list", "{}"))
+  test("the supervisor answers, and says what it cannot read") {
+    temporary { folder =>
+      val question = """{"ask":"newestCheckpoint","attempts":["a","b"]}"""
+      assert(api.supervise("{}", folder.toString, question) == "null")
+    }
+    val error = intercept[FlambeauException](api.supervise("{}", "/nowhere", """{"ask":"theTime"}"""))
+    assert(error.getMessage.contains("unknown variant `theTime`"), error.getMessage)
   }
 
   test("rows are scored") {

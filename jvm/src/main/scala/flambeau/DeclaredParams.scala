@@ -1,0 +1,914 @@
+package flambeau
+
+import org.apache.spark.ml.param.{BooleanParam, DoubleParam, IntParam, LongParam, Param, StringArrayParam}
+import org.apache.spark.ml.param.shared.{
+  HasCheckpointInterval, HasInputCols, HasLabelCol, HasPredictionCol, HasProbabilityCol,
+  HasRawPredictionCol, HasSeed, HasStepSize, HasThreshold, HasThresholds, HasValidationIndicatorCol,
+  HasWeightCol
+}
+
+// Made from docs/training-job.schema.json by `make params`; do not edit.
+
+/** What the module reads: featuresCol, or inputCols with a tensor for each argument of forward. */
+trait HasInputColumns extends CheckedParams with HasInputCols {
+
+  final val featuresCol: FeaturesParam = new FeaturesParam(
+    this,
+    "featuresCol",
+    "Name of the features column: a vector, an array or a number; or a list of numeric columns, which " +
+      "are packed into one tensor. Used when inputCols is not set.",
+    Check.FeatureColumns.of("featuresCol")
+  )
+
+  /** Sets `featuresCol` to one column. */
+  def setFeaturesCol(value: String): this.type = setFeaturesCol(Features(value))
+
+  /** Sets `featuresCol` to columns that are packed into one tensor. */
+  def setFeaturesCol(value: Array[String]): this.type = setFeaturesCol(Features.packed(value.toSeq: _*))
+
+  /** Sets `featuresCol`. */
+  def setFeaturesCol(value: Features): this.type = setChecked(featuresCol, value)
+
+  /** The value of `featuresCol`, or its default. */
+  def getFeaturesCol: Features = $(featuresCol)
+
+  /** Sets `inputCols`. */
+  def setInputCols(value: Array[String]): this.type = setChecked(inputCols, value)
+
+  final val inputShapes: ShapesParam = new ShapesParam(
+    this,
+    "inputShapes",
+    "Shape of one row of each input, in the order of inputCols, for columns that hold flattened arrays, " +
+      "such as [3, 32, 32] for an image. An empty list leaves that input as its column has it. When not " +
+      "set, all are left.",
+    Check.Shapes.of("inputShapes")
+  )
+
+  /** Sets `inputShapes`. */
+  def setInputShapes(value: Array[Array[Int]]): this.type = setChecked(inputShapes, value)
+
+  /** The value of `inputShapes`; NoSuchElementException where it is not set. */
+  def getInputShapes: Array[Array[Int]] = $(inputShapes)
+
+  final val inputTypes: StringArrayParam = new StringArrayParam(
+    this,
+    "inputTypes",
+    "Type of the tensor of each input, in the order of inputCols: auto, float32, float64, int64, bool " +
+      "or uint8. auto follows the column: float, double and decimal give float32; byte, short, int and " +
+      "long give int64; boolean gives bool; binary gives uint8. When not set, all are auto.",
+    Check.InputTypes.of("inputTypes")
+  )
+
+  /** Sets `inputTypes`. */
+  def setInputTypes(value: Array[String]): this.type = setChecked(inputTypes, value)
+
+  /** The value of `inputTypes`; NoSuchElementException where it is not set. */
+  def getInputTypes: Array[String] = $(inputTypes)
+
+  setDefault(featuresCol -> Features("features"))
+}
+
+/** What a fitted model writes, and how many rows it scores at once. */
+trait HasOutputColumns extends CheckedParams with HasPredictionCol with HasThreshold with HasThresholds {
+
+  /** Sets `predictionCol`. */
+  def setPredictionCol(value: String): this.type = setChecked(predictionCol, value)
+
+  final val outputNames: StringArrayParam = new StringArrayParam(
+    this,
+    "outputNames",
+    "Names of the fields that predictionCol has where the module returns several tensors, in their " +
+      "order. When not set, the keys of a dict, the fields of a named tuple, or _1, _2, ...",
+    Check.Columns.of("outputNames")
+  )
+
+  /** Sets `outputNames`. */
+  def setOutputNames(value: Array[String]): this.type = setChecked(outputNames, value)
+
+  /** The value of `outputNames`; NoSuchElementException where it is not set. */
+  def getOutputNames: Array[String] = $(outputNames)
+
+  final val outputKinds: StringArrayParam = new StringArrayParam(
+    this,
+    "outputKinds",
+    "What each tensor that the module returns is, in their order: number, which is written as it is; " +
+      "logits, probabilities or log_probabilities of classes; logit or probability of class 1 of two; " +
+      "labels or label_probabilities, the logits or probabilities of labels of which a row may have " +
+      "several. When not set, a classifier's follows from loss and module, and all others are number.",
+    Check.OutputKinds.of("outputKinds")
+  )
+
+  /** Sets `outputKinds`. */
+  def setOutputKinds(value: Array[String]): this.type = setChecked(outputKinds, value)
+
+  /** The value of `outputKinds`; NoSuchElementException where it is not set. */
+  def getOutputKinds: Array[String] = $(outputKinds)
+
+  /** Sets `threshold`. */
+  def setThreshold(value: Double): this.type = setChecked(threshold, value)
+
+  /** Sets `thresholds`. */
+  def setThresholds(value: Array[Double]): this.type = setChecked(thresholds, value)
+
+  final val inferenceBatchSize: IntParam = new IntParam(
+    this,
+    "inferenceBatchSize",
+    "Number of rows given to the module at once when the fitted model transforms a DataFrame.",
+    Check.Integer(1, 16777216).of("inferenceBatchSize")
+  )
+
+  /** Sets `inferenceBatchSize`. */
+  def setInferenceBatchSize(value: Int): this.type = setChecked(inferenceBatchSize, value)
+
+  /** The value of `inferenceBatchSize`, or its default. */
+  def getInferenceBatchSize: Int = $(inferenceBatchSize)
+
+  setDefault(predictionCol -> "prediction", inferenceBatchSize -> 4096)
+}
+
+/** The further columns that a fitted classifier writes. */
+trait HasClassColumns extends CheckedParams with HasRawPredictionCol with HasProbabilityCol {
+
+  /** Sets `rawPredictionCol`. */
+  def setRawPredictionCol(value: String): this.type = setChecked(rawPredictionCol, value)
+
+  /** Sets `probabilityCol`. */
+  def setProbabilityCol(value: String): this.type = setChecked(probabilityCol, value)
+
+  setDefault(rawPredictionCol -> "rawPrediction", probabilityCol -> "probability")
+}
+
+/** What the loss compares with: labels, and the weight of each row. */
+trait HasLabelColumns extends CheckedParams with HasLabelCol with HasWeightCol {
+
+  /** Sets `labelCol`. */
+  def setLabelCol(value: String): this.type = setChecked(labelCol, value)
+
+  final val labelCols: StringArrayParam = new StringArrayParam(
+    this,
+    "labelCols",
+    "Names of several label columns, given to the loss as one tuple of tensors in this order. When not " +
+      "set, labelCol is the only label.",
+    Check.Columns.of("labelCols")
+  )
+
+  /** Sets `labelCols`. */
+  def setLabelCols(value: Array[String]): this.type = setChecked(labelCols, value)
+
+  /** The value of `labelCols`; NoSuchElementException where it is not set. */
+  def getLabelCols: Array[String] = $(labelCols)
+
+  /** Sets `weightCol`. */
+  def setWeightCol(value: String): this.type = setChecked(weightCol, value)
+
+  setDefault(labelCol -> "label")
+}
+
+/** Whose weights training starts from. */
+trait HasInitialModel extends CheckedParams {
+
+  final val initialModel: Param[String] = new Param[String](
+    this,
+    "initialModel",
+    "Directory of a saved model whose weights training starts from; they must be those of a module like " +
+      "the one that is trained. When not set, training starts from the module's own weights.",
+    Check.Text.of("initialModel")
+  )
+
+  /** Sets `initialModel`. */
+  def setInitialModel(value: String): this.type = setChecked(initialModel, value)
+
+  /** The value of `initialModel`; NoSuchElementException where it is not set. */
+  def getInitialModel: String = $(initialModel)
+
+}
+
+/** Which rows are kept out of training for validation. */
+trait HasValidation extends CheckedParams with HasValidationIndicatorCol {
+
+  /** Sets `validationIndicatorCol`. */
+  def setValidationIndicatorCol(value: String): this.type = setChecked(validationIndicatorCol, value)
+
+  final val validationFraction: DoubleParam = new DoubleParam(
+    this,
+    "validationFraction",
+    "Fraction of the rows that are kept out of training, by a seeded random choice, and used for " +
+      "validation after each epoch. 0 means no validation.",
+    Check.Real(0.0, 1.0, openAbove = true).of("validationFraction")
+  )
+
+  /** Sets `validationFraction`. */
+  def setValidationFraction(value: Double): this.type = setChecked(validationFraction, value)
+
+  /** The value of `validationFraction`, or its default. */
+  def getValidationFraction: Double = $(validationFraction)
+
+  setDefault(validationFraction -> 0.0)
+}
+
+/** How the rows are gone through and the optimizer stepped. */
+trait HasTrainingLoop extends CheckedParams with HasSeed {
+
+  final val batchSize: IntParam = new IntParam(
+    this,
+    "batchSize",
+    "Number of rows in a batch of one worker. The global batch has batchSize x numWorkers rows.",
+    Check.Integer(1, 16777216).of("batchSize")
+  )
+
+  /** Sets `batchSize`. */
+  def setBatchSize(value: Int): this.type = setChecked(batchSize, value)
+
+  /** The value of `batchSize`, or its default. */
+  def getBatchSize: Int = $(batchSize)
+
+  final val dropLast: BooleanParam = new BooleanParam(
+    this,
+    "dropLast",
+    "Whether the last batch of an epoch is left out where it would be smaller than the others."
+  )
+
+  /** Sets `dropLast`. */
+  def setDropLast(value: Boolean): this.type = setChecked(dropLast, value)
+
+  /** The value of `dropLast`, or its default. */
+  def getDropLast: Boolean = $(dropLast)
+
+  final val epochs: IntParam = new IntParam(
+    this,
+    "epochs",
+    "Number of passes over the training rows.",
+    Check.Integer(1, 1000000).of("epochs")
+  )
+
+  /** Sets `epochs`. */
+  def setEpochs(value: Int): this.type = setChecked(epochs, value)
+
+  /** The value of `epochs`, or its default. */
+  def getEpochs: Int = $(epochs)
+
+  /** Sets `seed`. */
+  def setSeed(value: Long): this.type = setChecked(seed, value)
+
+  final val shuffle: BooleanParam = new BooleanParam(
+    this,
+    "shuffle",
+    "Whether the rows are shuffled, anew in every epoch. When false they are read in the order of the " +
+      "data."
+  )
+
+  /** Sets `shuffle`. */
+  def setShuffle(value: Boolean): this.type = setChecked(shuffle, value)
+
+  /** The value of `shuffle`, or its default. */
+  def getShuffle: Boolean = $(shuffle)
+
+  final val shuffleWindow: IntParam = new IntParam(
+    this,
+    "shuffleWindow",
+    "Number of rows that are shuffled together in memory by each lane. Larger mixes better and takes " +
+      "more memory. When not set, as many as fit in 64 MiB, but at least 4096 and at most 1048576.",
+    Check.Integer(1, 1073741824).of("shuffleWindow")
+  )
+
+  /** Sets `shuffleWindow`. */
+  def setShuffleWindow(value: Int): this.type = setChecked(shuffleWindow, value)
+
+  /** The value of `shuffleWindow`; NoSuchElementException where it is not set. */
+  def getShuffleWindow: Int = $(shuffleWindow)
+
+  final val gradientAccumulationSteps: IntParam = new IntParam(
+    this,
+    "gradientAccumulationSteps",
+    "Number of batches whose gradients are accumulated before each step of the optimizer. The step is " +
+      "that of one batch that many times larger.",
+    Check.Integer(1, 1000000).of("gradientAccumulationSteps")
+  )
+
+  /** Sets `gradientAccumulationSteps`. */
+  def setGradientAccumulationSteps(value: Int): this.type = setChecked(gradientAccumulationSteps, value)
+
+  /** The value of `gradientAccumulationSteps`, or its default. */
+  def getGradientAccumulationSteps: Int = $(gradientAccumulationSteps)
+
+  final val gradientClipNorm: DoubleParam = new DoubleParam(
+    this,
+    "gradientClipNorm",
+    "Largest 2-norm of all gradients together; larger gradients are scaled down to it before each step " +
+      "of the optimizer. When not set, gradients are not clipped.",
+    Check.Real(0.0, openBelow = true).of("gradientClipNorm")
+  )
+
+  /** Sets `gradientClipNorm`. */
+  def setGradientClipNorm(value: Double): this.type = setChecked(gradientClipNorm, value)
+
+  /** The value of `gradientClipNorm`; NoSuchElementException where it is not set. */
+  def getGradientClipNorm: Double = $(gradientClipNorm)
+
+  final val gradientCompression: Param[String] = new Param[String](
+    this,
+    "gradientCompression",
+    "What float32 gradients travel as between the workers: none, as they are; fp16 or bf16, as 16-bit " +
+      "floats, summed in float32 between CPUs, where fp16 has more digits and bf16 the range of float32; " +
+      "powersgd, matrices as products of two thin ones; topk, the largest entries alone. With powersgd " +
+      "and topk a worker adds what it has not sent to its next gradients. It pays where the network is " +
+      "slow; workers of one host share memory and are slower with it. All workers get the same bits.",
+    Check.OneOf("none", "fp16", "bf16", "powersgd", "topk").of("gradientCompression")
+  )
+
+  /** Sets `gradientCompression`. */
+  def setGradientCompression(value: String): this.type = setChecked(gradientCompression, value)
+
+  /** The value of `gradientCompression`, or its default. */
+  def getGradientCompression: String = $(gradientCompression)
+
+  final val powerSgdRank: IntParam = new IntParam(
+    this,
+    "powerSgdRank",
+    "Number of columns of the two matrices that gradientCompression powersgd makes of a gradient: more " +
+      "are nearer to it and take longer.",
+    Check.Integer(1, 1024).of("powerSgdRank")
+  )
+
+  /** Sets `powerSgdRank`. */
+  def setPowerSgdRank(value: Int): this.type = setChecked(powerSgdRank, value)
+
+  /** The value of `powerSgdRank`, or its default. */
+  def getPowerSgdRank: Int = $(powerSgdRank)
+
+  final val powerSgdStartStep: LongParam = new LongParam(
+    this,
+    "powerSgdStartStep",
+    "Number of optimizer steps before gradientCompression powersgd begins, while gradients travel as " +
+      "they are: the first ones change the most.",
+    Check.Integer(0).of("powerSgdStartStep")
+  )
+
+  /** Sets `powerSgdStartStep`. */
+  def setPowerSgdStartStep(value: Long): this.type = setChecked(powerSgdStartStep, value)
+
+  /** The value of `powerSgdStartStep`, or its default. */
+  def getPowerSgdStartStep: Long = $(powerSgdStartStep)
+
+  final val topKRatio: DoubleParam = new DoubleParam(
+    this,
+    "topKRatio",
+    "Share of the entries of each parameter's gradient that gradientCompression topk sends, rounded up.",
+    Check.Real(0.0, 1.0, openBelow = true).of("topKRatio")
+  )
+
+  /** Sets `topKRatio`. */
+  def setTopKRatio(value: Double): this.type = setChecked(topKRatio, value)
+
+  /** The value of `topKRatio`, or its default. */
+  def getTopKRatio: Double = $(topKRatio)
+
+  final val precision: Param[String] = new Param[String](
+    this,
+    "precision",
+    "Type that forward and loss are computed in: float32, which leaves the module as it is; tf32, which " +
+      "is float32 but for the matrix products and convolutions of GPUs, and float32 to the bit on a CPU; " +
+      "bf16 or fp16, which run both under torch's autocast to bfloat16 or float16 while weights, " +
+      "gradients and optimizer keep their type, fp16 with dynamic loss scaling. bf16 is faster on " +
+      "processors with AMX or AVX-512 BF16 instructions, and slower, not wrong, on others; fp16 is meant " +
+      "for GPUs. The fitted model predicts in the module's own type.",
+    Check.OneOf("float32", "tf32", "bf16", "fp16").of("precision")
+  )
+
+  /** Sets `precision`. */
+  def setPrecision(value: String): this.type = setChecked(precision, value)
+
+  /** The value of `precision`, or its default. */
+  def getPrecision: String = $(precision)
+
+  final val compile: BooleanParam = new BooleanParam(
+    this,
+    "compile",
+    "Whether the module is compiled by torch.compile for training. Where that fails it trains as it is, " +
+      "and a warning says why. The fitted model holds the module as it was given. The native runtime, " +
+      "whose programs are compiled already, refuses it."
+  )
+
+  /** Sets `compile`. */
+  def setCompile(value: Boolean): this.type = setChecked(compile, value)
+
+  /** The value of `compile`, or its default. */
+  def getCompile: Boolean = $(compile)
+
+  setDefault(
+    batchSize -> 32,
+    dropLast -> false,
+    epochs -> 1,
+    seed -> 0L,
+    shuffle -> true,
+    gradientAccumulationSteps -> 1,
+    gradientCompression -> "none",
+    powerSgdRank -> 1,
+    powerSgdStartStep -> 1000L,
+    topKRatio -> 0.01,
+    precision -> "float32",
+    compile -> false
+  )
+}
+
+/** The learning rate over the training. */
+trait HasLearningRate extends CheckedParams with HasStepSize {
+
+  final override val stepSize: DoubleParam = new DoubleParam(
+    this,
+    "stepSize",
+    "Learning rate. When not set, the rate that the optimizer was made with is kept.",
+    Check.Real(0.0).of("stepSize")
+  )
+
+  /** Sets `stepSize`. */
+  def setStepSize(value: Double): this.type = setChecked(stepSize, value)
+
+  final val scaleLearningRate: BooleanParam = new BooleanParam(
+    this,
+    "scaleLearningRate",
+    "Whether the learning rate is multiplied by numWorkers, since the global batch is that many times " +
+      "larger than one worker's. With warmupEpochs it grows from the rate of one worker."
+  )
+
+  /** Sets `scaleLearningRate`. */
+  def setScaleLearningRate(value: Boolean): this.type = setChecked(scaleLearningRate, value)
+
+  /** The value of `scaleLearningRate`, or its default. */
+  def getScaleLearningRate: Boolean = $(scaleLearningRate)
+
+  final val warmupEpochs: DoubleParam = new DoubleParam(
+    this,
+    "warmupEpochs",
+    "Number of epochs, which need not be whole, over which the learning rate grows step by step to its " +
+      "full value, at most epochs. 0 begins with that.",
+    Check.Real(0.0).of("warmupEpochs")
+  )
+
+  /** Sets `warmupEpochs`. */
+  def setWarmupEpochs(value: Double): this.type = setChecked(warmupEpochs, value)
+
+  /** The value of `warmupEpochs`, or its default. */
+  def getWarmupEpochs: Double = $(warmupEpochs)
+
+  final val lrSchedule: Param[String] = new Param[String](
+    this,
+    "lrSchedule",
+    "How the learning rate falls after the warm-up: constant, not at all; linear or cosine, step by " +
+      "step to lrEndFactor of it at the end of the last epoch; step, to lrDecayRate of what it was after " +
+      "every lrDecayEpochs epochs; exponential, by as much, but evenly in each step.",
+    Check.OneOf("constant", "linear", "cosine", "step", "exponential").of("lrSchedule")
+  )
+
+  /** Sets `lrSchedule`. */
+  def setLrSchedule(value: String): this.type = setChecked(lrSchedule, value)
+
+  /** The value of `lrSchedule`, or its default. */
+  def getLrSchedule: String = $(lrSchedule)
+
+  final val lrEndFactor: DoubleParam = new DoubleParam(
+    this,
+    "lrEndFactor",
+    "What lrSchedule linear and cosine leave of the learning rate at the end of the last epoch.",
+    Check.Real(0.0, 1.0).of("lrEndFactor")
+  )
+
+  /** Sets `lrEndFactor`. */
+  def setLrEndFactor(value: Double): this.type = setChecked(lrEndFactor, value)
+
+  /** The value of `lrEndFactor`, or its default. */
+  def getLrEndFactor: Double = $(lrEndFactor)
+
+  final val lrDecayRate: DoubleParam = new DoubleParam(
+    this,
+    "lrDecayRate",
+    "What lrSchedule step and exponential multiply the learning rate by in lrDecayEpochs epochs.",
+    Check.Real(0.0, 1.0, openBelow = true).of("lrDecayRate")
+  )
+
+  /** Sets `lrDecayRate`. */
+  def setLrDecayRate(value: Double): this.type = setChecked(lrDecayRate, value)
+
+  /** The value of `lrDecayRate`, or its default. */
+  def getLrDecayRate: Double = $(lrDecayRate)
+
+  final val lrDecayEpochs: IntParam = new IntParam(
+    this,
+    "lrDecayEpochs",
+    "Number of epochs in which lrSchedule step and exponential multiply the learning rate by " +
+      "lrDecayRate.",
+    Check.Integer(1, 1000000).of("lrDecayEpochs")
+  )
+
+  /** Sets `lrDecayEpochs`. */
+  def setLrDecayEpochs(value: Int): this.type = setChecked(lrDecayEpochs, value)
+
+  /** The value of `lrDecayEpochs`, or its default. */
+  def getLrDecayEpochs: Int = $(lrDecayEpochs)
+
+  setDefault(
+    scaleLearningRate -> false,
+    warmupEpochs -> 0.0,
+    lrSchedule -> "constant",
+    lrEndFactor -> 0.0,
+    lrDecayRate -> 0.1,
+    lrDecayEpochs -> 10
+  )
+}
+
+/** Which epoch was the best, whether training ends after it, and whose weights are kept. */
+trait HasEarlyStopping extends CheckedParams {
+
+  final val monitor: Param[String] = new Param[String](
+    this,
+    "monitor",
+    "Name of the loss or metric in the history that says which epoch was the best, such as val_loss or " +
+      "val_accuracy. When not set, val_loss where there are validation rows, else loss.",
+    Check.Text.of("monitor")
+  )
+
+  /** Sets `monitor`. */
+  def setMonitor(value: String): this.type = setChecked(monitor, value)
+
+  /** The value of `monitor`; NoSuchElementException where it is not set. */
+  def getMonitor: String = $(monitor)
+
+  final val monitorMode: Param[String] = new Param[String](
+    this,
+    "monitorMode",
+    "Whether the smaller (min) or the larger (max) value of monitor is better. auto goes by its name, " +
+      "for the loss and the named metrics.",
+    Check.OneOf("auto", "min", "max").of("monitorMode")
+  )
+
+  /** Sets `monitorMode`. */
+  def setMonitorMode(value: String): this.type = setChecked(monitorMode, value)
+
+  /** The value of `monitorMode`, or its default. */
+  def getMonitorMode: String = $(monitorMode)
+
+  final val monitorMinDelta: DoubleParam = new DoubleParam(
+    this,
+    "monitorMinDelta",
+    "By how much more than this an epoch must be better than the best one so far to become the best.",
+    Check.Real(0.0).of("monitorMinDelta")
+  )
+
+  /** Sets `monitorMinDelta`. */
+  def setMonitorMinDelta(value: Double): this.type = setChecked(monitorMinDelta, value)
+
+  /** The value of `monitorMinDelta`, or its default. */
+  def getMonitorMinDelta: Double = $(monitorMinDelta)
+
+  final val earlyStoppingPatience: IntParam = new IntParam(
+    this,
+    "earlyStoppingPatience",
+    "Number of epochs in a row without a new best one after which training stops. When not set, it " +
+      "takes all epochs.",
+    Check.Integer(1, 1000000).of("earlyStoppingPatience")
+  )
+
+  /** Sets `earlyStoppingPatience`. */
+  def setEarlyStoppingPatience(value: Int): this.type = setChecked(earlyStoppingPatience, value)
+
+  /** The value of `earlyStoppingPatience`; NoSuchElementException where it is not set. */
+  def getEarlyStoppingPatience: Int = $(earlyStoppingPatience)
+
+  final val restoreBestWeights: BooleanParam = new BooleanParam(
+    this,
+    "restoreBestWeights",
+    "Whether the fitted model has the weights of the best epoch, by monitor, rather than of the last."
+  )
+
+  /** Sets `restoreBestWeights`. */
+  def setRestoreBestWeights(value: Boolean): this.type = setChecked(restoreBestWeights, value)
+
+  /** The value of `restoreBestWeights`, or its default. */
+  def getRestoreBestWeights: Boolean = $(restoreBestWeights)
+
+  setDefault(monitorMode -> "auto", monitorMinDelta -> 0.0, restoreBestWeights -> false)
+}
+
+/** Where the module runs. */
+trait HasDevice extends CheckedParams {
+
+  final val device: Param[String] = new Param[String](
+    this,
+    "device",
+    "Where modules are trained and score: cpu; cuda, on one GPU for each worker, which is the one that " +
+      "Spark has assigned to its task, else one of the machine's that no other worker has; auto, on GPUs " +
+      "where every worker has one that torch can use, and on the CPU where none has. Fewer GPUs than " +
+      "workers and machines of which only some have GPUs are refused unless it is cpu.",
+    Check.OneOf("auto", "cpu", "cuda").of("device")
+  )
+
+  /** Sets `device`. */
+  def setDevice(value: String): this.type = setChecked(device, value)
+
+  /** The value of `device`, or its default. */
+  def getDevice: String = $(device)
+
+  setDefault(device -> "auto")
+}
+
+/** How many workers train, what they may use, and what happens when one is lost. */
+trait HasWorkers extends CheckedParams with HasCheckpointInterval {
+
+  final val numWorkers: IntParam = new IntParam(
+    this,
+    "numWorkers",
+    "Number of workers that train together. Each is one task of a barrier stage and needs one free task " +
+      "slot.",
+    Check.Integer(1, 4096).of("numWorkers")
+  )
+
+  /** Sets `numWorkers`. */
+  def setNumWorkers(value: Int): this.type = setChecked(numWorkers, value)
+
+  /** The value of `numWorkers`, or its default. */
+  def getNumWorkers: Int = $(numWorkers)
+
+  final val dataLanes: IntParam = new IntParam(
+    this,
+    "dataLanes",
+    "Number of lanes that the rows are cut into. The order of the rows depends on the lanes and not on " +
+      "the workers, so runs with the same dataLanes and the same global batch (batchSize x numWorkers) " +
+      "see the same batches on any number of workers up to dataLanes. Must divide the global batch. When " +
+      "not set, numWorkers.",
+    Check.Integer(1, 65536).of("dataLanes")
+  )
+
+  /** Sets `dataLanes`. */
+  def setDataLanes(value: Int): this.type = setChecked(dataLanes, value)
+
+  /** The value of `dataLanes`; NoSuchElementException where it is not set. */
+  def getDataLanes: Int = $(dataLanes)
+
+  final val numThreads: IntParam = new IntParam(
+    this,
+    "numThreads",
+    "Number of threads that torch computes with in each worker. When not set, the cores of the machine " +
+      "are shared evenly among its workers.",
+    Check.Integer(1, 4096).of("numThreads")
+  )
+
+  /** Sets `numThreads`. */
+  def setNumThreads(value: Int): this.type = setChecked(numThreads, value)
+
+  /** The value of `numThreads`; NoSuchElementException where it is not set. */
+  def getNumThreads: Int = $(numThreads)
+
+  final val numGpusPerWorker: IntParam = new IntParam(
+    this,
+    "numGpusPerWorker",
+    "Number of GPUs that Spark is asked for with the task of each worker: 1 schedules the training by a " +
+      "resource profile of its own (stage-level scheduling), 0 asks for none. Workers then have the GPUs " +
+      "that spark.task.resource.gpu.amount gives them, else those that they find.",
+    Check.Integer(0, 1).of("numGpusPerWorker")
+  )
+
+  /** Sets `numGpusPerWorker`. */
+  def setNumGpusPerWorker(value: Int): this.type = setChecked(numGpusPerWorker, value)
+
+  /** The value of `numGpusPerWorker`, or its default. */
+  def getNumGpusPerWorker: Int = $(numGpusPerWorker)
+
+  final val memoryBudget: LongParam = new LongParam(
+    this,
+    "memoryBudget",
+    "Bytes that each worker may use for decoded rows. A worker whose share of the data fits decodes it " +
+      "once and keeps it; otherwise it decodes the rows again in every epoch.",
+    Check.Integer(1048576).of("memoryBudget")
+  )
+
+  /** Sets `memoryBudget`. */
+  def setMemoryBudget(value: Long): this.type = setChecked(memoryBudget, value)
+
+  /** The value of `memoryBudget`, or its default. */
+  def getMemoryBudget: Long = $(memoryBudget)
+
+  /** Sets `checkpointInterval`. */
+  def setCheckpointInterval(value: Int): this.type = setChecked(checkpointInterval, value)
+
+  final val checkpointSteps: LongParam = new LongParam(
+    this,
+    "checkpointSteps",
+    "Number of optimizer steps between further checkpoints, for epochs that take long. When not set, " +
+      "there are checkpoints at the end of epochs only.",
+    Check.Integer(1).of("checkpointSteps")
+  )
+
+  /** Sets `checkpointSteps`. */
+  def setCheckpointSteps(value: Long): this.type = setChecked(checkpointSteps, value)
+
+  /** The value of `checkpointSteps`; NoSuchElementException where it is not set. */
+  def getCheckpointSteps: Long = $(checkpointSteps)
+
+  final val keepCheckpoints: IntParam = new IntParam(
+    this,
+    "keepCheckpoints",
+    "Number of checkpoints that a fit which succeeds leaves in the work directory: the newest ones, " +
+      "with the weights as a file of their own. 0 leaves none.",
+    Check.Integer(0, 1000000).of("keepCheckpoints")
+  )
+
+  /** Sets `keepCheckpoints`. */
+  def setKeepCheckpoints(value: Int): this.type = setChecked(keepCheckpoints, value)
+
+  /** The value of `keepCheckpoints`, or its default. */
+  def getKeepCheckpoints: Int = $(keepCheckpoints)
+
+  final val runId: Param[String] = new Param[String](
+    this,
+    "runId",
+    "Name of the run in the work directory, of letters, digits, - and _. A fit that fails or is " +
+      "interrupted keeps its checkpoints, and the next one with the same runId goes on from the newest, " +
+      "to the same bits. It must be the same job on the same rows, and is refused otherwise. When not " +
+      "set, a fit is a run with a name of its own, which is told where it fails.",
+    Check.Text.of("runId")
+  )
+
+  /** Sets `runId`. */
+  def setRunId(value: String): this.type = setChecked(runId, value)
+
+  /** The value of `runId`; NoSuchElementException where it is not set. */
+  def getRunId: String = $(runId)
+
+  final val maxRestarts: IntParam = new IntParam(
+    this,
+    "maxRestarts",
+    "How many times training is started again after a worker was lost. An error of the module, bad data " +
+      "or a diverged loss never start it again.",
+    Check.Integer(0, 1000).of("maxRestarts")
+  )
+
+  /** Sets `maxRestarts`. */
+  def setMaxRestarts(value: Int): this.type = setChecked(maxRestarts, value)
+
+  /** The value of `maxRestarts`, or its default. */
+  def getMaxRestarts: Int = $(maxRestarts)
+
+  final val collectiveTimeout: DoubleParam = new DoubleParam(
+    this,
+    "collectiveTimeout",
+    "Seconds that a worker waits for another in one operation before it gives up. A dead worker is " +
+      "noticed in seconds; this is for one that is slow.",
+    Check.Real(0.0, 31536000.0, openBelow = true).of("collectiveTimeout")
+  )
+
+  /** Sets `collectiveTimeout`. */
+  def setCollectiveTimeout(value: Double): this.type = setChecked(collectiveTimeout, value)
+
+  /** The value of `collectiveTimeout`, or its default. */
+  def getCollectiveTimeout: Double = $(collectiveTimeout)
+
+  final val heartbeatTimeout: DoubleParam = new DoubleParam(
+    this,
+    "heartbeatTimeout",
+    "Seconds without a sign of life after which a worker counts as lost, though its connections stand: " +
+      "one that is stopped, or whose network is gone. A virtual machine may pause for some seconds and is " +
+      "not lost.",
+    Check.Real(1.0, 31536000.0).of("heartbeatTimeout")
+  )
+
+  /** Sets `heartbeatTimeout`. */
+  def setHeartbeatTimeout(value: Double): this.type = setChecked(heartbeatTimeout, value)
+
+  /** The value of `heartbeatTimeout`, or its default. */
+  def getHeartbeatTimeout: Double = $(heartbeatTimeout)
+
+  final val slotTimeout: DoubleParam = new DoubleParam(
+    this,
+    "slotTimeout",
+    "Seconds to wait for numWorkers free task slots before training is refused. 0 refuses at once.",
+    Check.Real(0.0, 31536000.0).of("slotTimeout")
+  )
+
+  /** Sets `slotTimeout`. */
+  def setSlotTimeout(value: Double): this.type = setChecked(slotTimeout, value)
+
+  /** The value of `slotTimeout`, or its default. */
+  def getSlotTimeout: Double = $(slotTimeout)
+
+  final val workDir: Param[String] = new Param[String](
+    this,
+    "workDir",
+    "Directory that the driver and all workers can reach, for shards, checkpoints, progress and " +
+      "weights: a path, or a URI with the scheme file, dbfs, s3, s3a, abfss or gs. When not set, what the " +
+      "session's spark.flambeau.workDir names, else a temporary directory in local mode; one of the two " +
+      "is required on a cluster.",
+    Check.Text.of("workDir")
+  )
+
+  /** Sets `workDir`. */
+  def setWorkDir(value: String): this.type = setChecked(workDir, value)
+
+  /** The value of `workDir`; NoSuchElementException where it is not set. */
+  def getWorkDir: String = $(workDir)
+
+  final val verbose: IntParam = new IntParam(
+    this,
+    "verbose",
+    "How much is shown while training: 0 nothing, 1 a progress bar.",
+    Check.Integer(0, 1).of("verbose")
+  )
+
+  /** Sets `verbose`. */
+  def setVerbose(value: Int): this.type = setChecked(verbose, value)
+
+  /** The value of `verbose`, or its default. */
+  def getVerbose: Int = $(verbose)
+
+  final val verifyReplicas: BooleanParam = new BooleanParam(
+    this,
+    "verifyReplicas",
+    "Whether the workers compare hashes of all parameters and buffers after each epoch and fail where " +
+      "they differ in a single bit. For debugging: it reads every tensor once per epoch."
+  )
+
+  /** Sets `verifyReplicas`. */
+  def setVerifyReplicas(value: Boolean): this.type = setChecked(verifyReplicas, value)
+
+  /** The value of `verifyReplicas`, or its default. */
+  def getVerifyReplicas: Boolean = $(verifyReplicas)
+
+  setDefault(
+    numWorkers -> 1,
+    numGpusPerWorker -> 0,
+    memoryBudget -> 1073741824L,
+    checkpointInterval -> 1,
+    keepCheckpoints -> 0,
+    maxRestarts -> 3,
+    collectiveTimeout -> 600.0,
+    heartbeatTimeout -> 30.0,
+    slotTimeout -> 0.0,
+    verbose -> 1,
+    verifyReplicas -> false
+  )
+}
+
+/** Docs and bounds of the params that Spark ML's own traits declare, which have others there. */
+private[flambeau] object SharedParams {
+
+  /** A param's doc, and the values that it takes. */
+  final case class Declaration(doc: String, check: Check)
+
+  /** By the params' names. */
+  val declarations: Map[String, Declaration] = Map(
+    "checkpointInterval" -> Declaration(
+      "Number of epochs between checkpoints, from the newest of which training goes on after a worker " +
+        "was lost. -1 turns checkpoints at the end of epochs off.",
+      Check.Integer(-1, 1000000, without = Some(0))
+    ),
+    "inputCols" -> Declaration(
+      "Names of the columns given to the module's forward, one tensor for each argument, in this order. " +
+        "When not set, featuresCol is the only input.",
+      Check.Columns
+    ),
+    "labelCol" -> Declaration(
+      "Name of the label column. Used when labelCols is not set.",
+      Check.Text
+    ),
+    "predictionCol" -> Declaration(
+      "Name of the column that the fitted model writes its predictions to. An empty name leaves that " +
+        "column out.",
+      Check.TextOrEmpty
+    ),
+    "probabilityCol" -> Declaration(
+      "Name of the column that a fitted classifier writes the probability of each class to, as a " +
+        "vector. An empty name leaves that column out.",
+      Check.TextOrEmpty
+    ),
+    "rawPredictionCol" -> Declaration(
+      "Name of the column that a fitted classifier writes the module's raw outputs (logits) to, as a " +
+        "vector. An empty name leaves that column out.",
+      Check.TextOrEmpty
+    ),
+    "seed" -> Declaration(
+      "Seed of the order of the rows, of the choice made by validationFraction and of the random " +
+        "generators of the workers.",
+      Check.Integer(Long.MinValue)
+    ),
+    "threshold" -> Declaration(
+      "What the probability of class 1 of two, or of a label, has to exceed to be predicted. When not " +
+        "set, 0.5, or what thresholds says.",
+      Check.Real(0.0, 1.0)
+    ),
+    "thresholds" -> Declaration(
+      "One threshold for each class: the class with the largest ratio of probability and threshold is " +
+        "predicted. Of labels, what the probability of each has to exceed. When not set, the largest " +
+        "probability counts, or what threshold says.",
+      Check.Thresholds
+    ),
+    "validationIndicatorCol" -> Declaration(
+      "Name of a boolean column: rows where it is true are used for validation and not for training. " +
+        "Takes the place of validationFraction. When not set, validationFraction decides.",
+      Check.Text
+    ),
+    "weightCol" -> Declaration(
+      "Name of the column with the weight of each row, a number that is not negative. When not set, " +
+        "every row weighs 1.",
+      Check.Text
+    )
+  )
+}

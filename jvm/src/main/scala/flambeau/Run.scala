@@ -1,0 +1,158 @@
+package flambeau
+
+import java.nio.file.Files
+import java.security.SecureRandom
+import java.util.concurrent.ConcurrentHashMap
+
+import scala.util.control.NonFatal
+
+import com.fasterxml.jackson.databind.JsonNode
+import com.fasterxml.jackson.databind.node.ObjectNode
+import flambeau.jni.StoredFile
+import org.slf4j.LoggerFactory
+
+/** A run of one job on some rows: what a fit that did not succeed leaves in the work directory for the next one of its `id`
+  * to go on from.
+  *
+  * @param isNamed
+  *   whether the user named it
+  * @param job
+  *   what tells its job from others, by name; asked for where that is needed
+  * @param files
+  *   its shards
+  */
+private[flambeau] final class Run(
+    site: Site,
+    val id: String,
+    val isNamed: Boolean,
+    job: => ObjectNode,
+    files: Seq[String]
+) {
+  import Run._
+
+  private lazy val told = job
+  private lazy val allRows = digests(ends = false)
+  private lazy val endsOfRows = digests(ends = true)
+
+  /** The attempts that earlier fits of the run made, oldest first; none for a run that is new.
+    *
+    * Throws ParamException where they were of another job or on other rows, or the run's file can't be read.
+    */
+  def attempts(): Seq[String] = {
+    val before = site.ask(question("readRun"))
+    if (before.isNull) Nil
+    else {
+      val comparison = question("compareRun")
+      comparison.set[ObjectNode]("run", before.get("run"))
+      comparison.set[ObjectNode]("what", identity(before.get("readsAll").asBoolean))
+      // On this machine: it needs nothing of the directory.
+      Json.texts(Json.parse(site.work.ask(Json.text(comparison))))
+    }
+  }
+
+  /** Notes the attempts. The first time it reads all rows of a run that is named; of others, which only a failure notes, no
+    * more than the ends of their files.
+    */
+  def write(attempts: Seq[String]): Unit = {
+    val what = identity(isNamed)
+    val noted = question("writeRun")
+    noted.set[ObjectNode]("attempts", Json.strings(attempts))
+    noted.set[ObjectNode]("what", what)
+    site.ask(noted)
+  }
+
+  /** Removes the run's file; a failure is told and no more. */
+  def remove(): Unit = site.remove("runs", s"$id.json")
+
+  private def question(ask: String): ObjectNode = Site.question(ask).put("id", id)
+
+  private def identity(readsAll: Boolean): ObjectNode = {
+    val identity = Json.obj().put("readsAll", readsAll)
+    identity.set[ObjectNode]("job", told)
+    identity.set[ObjectNode]("rows", Json.strings(if (readsAll) allRows else endsOfRows))
+    identity
+  }
+
+  /** What tells the shards from others, in their order: here where the rows are this machine's files or little of them is
+    * read, else where the workers are.
+    */
+  private def digests(ends: Boolean): Seq[String] = {
+    def isHere = files.forall(StoredFile.localPath(_).exists(Files.isRegularFile(_)))
+    // Copies without this object, which does not travel with tasks.
+    val (work, all) = (site.work, files.toArray)
+    if (ends || isHere) site.here(digestsOf(_, all, ends)).toSeq
+    else {
+      val tasks = site.spark.sparkContext.parallelize(files, math.min(files.length, MaxTasks))
+      tasks.mapPartitions(part => digestsOf(work, part.toArray, ends).iterator).collect().toSeq
+    }
+  }
+}
+
+private[flambeau] object Run {
+  private val log = LoggerFactory.getLogger("flambeau")
+  private val random = new SecureRandom
+  private val MaxTasks = 64
+
+  /** Between two signs of life of the driver that has a run. Tests make it shorter. */
+  @volatile private[flambeau] var beatSeconds: Double = 10.0
+
+  private def digestsOf(work: WorkDirectory, files: Array[String], ends: Boolean): Array[String] = {
+    val question = Site.question("digestFiles").put("ends", ends)
+    question.set[ObjectNode]("files", Json.strings(files))
+    Json.texts(Json.parse(work.ask(Json.text(question)))).toArray
+  }
+
+  private val held = ConcurrentHashMap.newKeySet[String]()
+
+  /** Holds the run of that name while `use` runs: one fit at a time writes its checkpoints and goes on from them.
+    *
+    * Where this process sees the work directory, what another driver left there is watched for up to 70 s. Throws
+    * ParamException where another fit of this process has the run, or another driver still writes.
+    */
+  def claimed[T](site: Site, id: String)(use: => T): T = {
+    val uri = site.work.path("runs", s"$id.owner")
+    if (!held.add(uri))
+      throw new ParamException(
+        s"runId '$id' in ${site.work.uri} is being trained by another fit of this process: wait until that fit has ended, " +
+          "interrupt it, or take another runId"
+      )
+    try if (site.isVisible) beating(site.work, id)(use) else use
+    finally held.remove(uri)
+  }
+
+  private def beating[T](work: WorkDirectory, id: String)(use: => T): T = {
+    val bytes = new Array[Byte](8)
+    random.nextBytes(bytes)
+    val own = bytes.map(byte => f"${byte & 0xff}%02x").mkString
+    def advance(claim: JsonNode): JsonNode = {
+      val question = Site.question("advanceClaim").put("id", id)
+      question.set[ObjectNode]("claim", claim)
+      Json.parse(work.ask(Json.text(question)))
+    }
+    def release(): Unit =
+      try work.ask(Json.text(Site.question("releaseClaim").put("id", id).put("own", own)))
+      catch { case NonFatal(error) => log.warn(s"the claim of run $id could not be removed: ${error.getMessage}") }
+
+    var claim: JsonNode = advance(Json.obj().put("own", own).put("beatSeconds", beatSeconds))
+    if (claim.get("phase").has("watching"))
+      log.info(s"run $id has an owner: waiting whether another driver still writes")
+    while (!claim.get("phase").has("held")) {
+      Thread.sleep((claim.get("waitSeconds").asDouble * 1000).toLong)
+      claim = advance(claim)
+    }
+    var isTold = false
+    def beat(): Unit =
+      try {
+        claim = advance(claim)
+        if (claim.get("phase").asText == "lost" && !isTold) {
+          isTold = true
+          log.warn(s"runId '$id' is being trained by another driver too; its checkpoints and this fit's may mix")
+        }
+      } catch {
+        case NonFatal(error) =>
+          if (!isTold) log.warn(s"the claim of run $id could not be written: ${error.getMessage}")
+          isTold = true
+      }
+    Beating("flambeau-claim", beatSeconds)(beat(), _ => release())(use)
+  }
+}

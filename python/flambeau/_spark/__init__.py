@@ -1,0 +1,1 @@
+"""All that needs a Spark session."""

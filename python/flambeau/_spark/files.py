@@ -1,0 +1,86 @@
+"""Files that Spark's workers see and this process may not."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from flambeau._saved.weights import FILE_NAME, WeightsRef, read_range, verify
+from flambeau._spark.session import setting
+from flambeau.errors import StoreError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PIECE = 64 << 20
+
+
+@contextmanager
+def fetched(ref: WeightsRef, spark: SparkSession | None = None) -> Iterator[Path]:
+    """A local file with the weights for the time of the block: the file itself where this process sees it,
+    else a temporary copy read through Spark's workers.
+    """
+    if ref.visible():
+        yield ref.local()
+        return
+    if spark is None:
+        from pyspark.sql import SparkSession as Session
+
+        spark = Session.active()
+    with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
+        path = Path(folder) / FILE_NAME
+        read_through_spark(spark, ref, path)
+        verify(path, ref)
+        yield path
+
+
+def read_through_spark(spark: SparkSession, ref: WeightsRef, target: Path, chunk: int | None = None) -> None:
+    """Copies a file that the workers see, and this process does not, to a local one.
+
+    It comes in chunks, one query each, so that no result is larger than a quarter of
+    `spark.driver.maxResultSize`. Raises FlambeauError where the workers do not see it either.
+    """
+    chunk = chunk or chunk_size(spark)
+    with target.open("wb") as file:
+        for start in range(0, ref.size, chunk):
+            file.write(_read_range(spark, ref, start, min(start + chunk, ref.size)))
+
+
+def chunk_size(spark: SparkSession) -> int:
+    """Bytes to read in one query: a quarter of what a driver accepts, at most 64 MiB."""
+    text = setting(spark, "spark.driver.maxResultSize", "1g")
+    match = re.fullmatch(r"\s*(\d+)\s*([kmgtp]?)i?b?\s*", text.lower())
+    limit = (
+        int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}[match[2]] if match else 1 << 30
+    )
+    return min(limit // 4, _PIECE) if limit else _PIECE
+
+
+def _read_range(spark: SparkSession, ref: WeightsRef, start: int, stop: int) -> bytes:
+    """Bytes `start` to `stop` of a file, read by a worker."""
+    step = max(1, -(-(stop - start) // 4))
+    pieces = [(at, min(at + step, stop)) for at in range(start, stop, step)]
+
+    def read(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        for batch in batches:
+            for index in batch.column(0).to_pylist():
+                data = read_range(ref, *pieces[index])
+                yield pa.RecordBatch.from_arrays(
+                    [pa.array([index]), pa.array([data], pa.binary())], ["index", "data"]
+                )
+
+    rows = (
+        spark.range(0, len(pieces), 1, len(pieces))
+        .mapInArrow(cast(Any, read), "index long, data binary")
+        .collect()
+    )
+    data = b"".join(bytes(row["data"]) for row in sorted(rows, key=lambda row: row["index"]))
+    if len(data) != stop - start:
+        raise StoreError(f"{ref.uri} is shorter than its {ref.size} bytes")
+    return data

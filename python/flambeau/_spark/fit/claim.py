@@ -1,0 +1,85 @@
+"""Whose a named run is: one fit at a time writes its checkpoints and goes on from them. How a driver takes a
+run and keeps it, `native/supervisor` knows; when it does so is here.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
+
+from flambeau._spark import session
+from flambeau._spark.work_directory import WorkDirectory, beating
+from flambeau.errors import ParamError
+
+log = logging.getLogger("flambeau")
+
+_BEAT_SECONDS = 10.0
+_lock = threading.Lock()
+_held: set[str] = set()
+
+
+@contextmanager
+def claimed(work: WorkDirectory, visible: bool, run: str) -> Iterator[None]:
+    """Holds the run of that name while the block runs.
+
+    Where this process sees the work directory (`visible`), what another driver left there is watched for up
+    to 70 s, longer than mounts of object stores show what was. Raises ParamError where another fit of this
+    process has the run, or such a driver still writes; StoreError where this one can't.
+    """
+    uri = work.path("runs", f"{run}.owner")
+    with _lock:
+        if uri in _held:
+            raise ParamError(
+                f"runId {run!r} in {work.uri} is being trained by another fit of this process: wait until "
+                "that fit has ended, interrupt it, or take another runId"
+            )
+        _held.add(uri)
+    try:
+        with _beating(work, run) if visible else nullcontext():
+            yield
+    finally:
+        with _lock:
+            _held.discard(uri)
+
+
+@contextmanager
+def _beating(work: WorkDirectory, run: str) -> Iterator[None]:
+    claim: dict[str, Any] = {"own": secrets.token_hex(8), "beatSeconds": _BEAT_SECONDS}
+    is_told = False
+
+    def advance() -> None:
+        nonlocal claim
+        claim = work.ask("advanceClaim", id=run, claim=claim)
+
+    def beat() -> None:
+        nonlocal is_told
+        advance()
+        if claim["phase"] == "lost" and not is_told:
+            is_told = True
+            log.warning(
+                "runId %r in %s is being trained by another driver too; its checkpoints and this fit's may "
+                "mix",
+                run,
+                work.uri,
+            )
+
+    def release() -> None:
+        work.ask("releaseClaim", id=run, own=claim["own"])
+
+    try:
+        advance()
+        if "watching" in claim["phase"]:
+            log.info("runId %r has an owner: waiting whether another driver still writes", run)
+        while "held" not in claim["phase"]:
+            session.pause(claim["waitSeconds"])
+            advance()
+    except BaseException:
+        with suppress(Exception):
+            release()
+        raise
+    with beating("the claim of a run", beat, release, _BEAT_SECONDS, ends_always=True):
+        yield

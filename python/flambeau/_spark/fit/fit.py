@@ -1,0 +1,214 @@
+"""One fit, from an estimator's params and a DataFrame to a fitted model."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from threading import Event
+from typing import Any
+
+from flambeau import _native
+from flambeau._rank.worker import versions
+from flambeau._saved.program import OutputSpec, probe_output
+from flambeau._saved.weights import WeightsRef
+from flambeau._spark import session
+from flambeau._spark.fit import cluster, warm_up
+from flambeau._spark.fit.claim import claimed
+from flambeau._spark.fit.launch import Launch
+from flambeau._spark.fit.program import Program, program_of
+from flambeau._spark.fit.progress import Progress
+from flambeau._spark.fit.run import Run, job_of
+from flambeau._spark.fit.trainable import Trainable
+from flambeau._spark.fitted import Fitted
+from flambeau._spark.rows.shards import DataColumns, ShardSet
+from flambeau._spark.rows.sources import Reading, Rows
+from flambeau._spark.session import store_options
+from flambeau._spark.site import Site, leased, sweep, work_directory
+from flambeau._spark.work_directory import WorkDirectory, new_id
+from flambeau._tensors import TensorColumns
+from flambeau.errors import DataError
+
+log = logging.getLogger("flambeau")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fit of an estimator on some rows, which has been checked as far as can be without a job of Spark's.
+
+    `since` is the id that was made when the fits began that this one shares files with.
+    """
+
+    estimator: Trainable
+    rows: Rows
+    program: Program
+    work: WorkDirectory
+    since: str | None = None
+
+    @classmethod
+    def of(cls, estimator: Trainable, rows: Rows, since: str | None = None) -> Fit:
+        """Checks params and objects. Raises ParamError."""
+        draft = {
+            "format": 1,
+            "params": estimator._job_params(),
+            "data": {"train": ["draft"], "spec": {"inputs": [_DRAFT], "labels": [], "weight": None}},
+            "attempt": {"id": "draft", "workDir": "draft"},
+        }
+        draft_json = json.dumps(draft)
+        _native.validate_job(draft_json)
+        work = work_directory(rows.spark, estimator.getWorkDir(), store_options(rows.spark))
+        program = program_of(estimator, rows.spark)
+        validates = estimator.getValidationFraction() > 0 or estimator.isSet("validationIndicatorCol")
+        of_validation = program.validation_metrics(estimator.isSet("weightCol"), validates)
+        _native.validate_job(draft_json, program.metric_names, of_validation)
+        return cls(estimator, rows, program, work, since)
+
+    def run(self, interrupted: Event | None = None) -> Fitted:
+        """Trains, and returns the fitted model. An interrupt of this thread cancels the Spark jobs, as does
+        `interrupted`, after which CancelledError is raised.
+        """
+        return session.interruptible(self.rows.spark, self._run, interrupted)
+
+    def _run(self) -> Fitted:
+        columns = self._columns()
+        site = self._place()
+        with self._leased(site), self.rows.shards(columns, site, self._warming_up) as shards:
+            inputs, output = self._probe(columns, shards)
+            result, checkpoints = self._train(shards, site)
+            return self._model(inputs, output, result, checkpoints)
+
+    def _columns(self) -> DataColumns:
+        """What is read of the rows. Raises DataError and ParamError, also for what a worker would refuse of
+        the objects on such inputs.
+        """
+        from flambeau._module.adapter import check_program
+
+        floats = (p.dtype for p in self.program.module.parameters() if p.dtype.is_floating_point)
+        wide = str(next(floats, None)) == "torch.float64"
+        columns = self.rows.columns(Reading(self.estimator, self.estimator._label_dtype, wide))
+        check_program(self.program.objects, [(tensor.name, tensor.columns) for tensor in columns.inputs])
+        return columns
+
+    def _place(self) -> Site:
+        """Makes sure that there are slots for the workers and that these share the work directory, whose site
+        it returns. Raises ClusterError and StoreError.
+        """
+        estimator, spark = self.estimator, self.rows.spark
+        num_workers, num_gpus = estimator.getNumWorkers(), estimator.getNumGpusPerWorker()
+        cluster.check_slots(spark, num_workers, estimator.getSlotTimeout(), num_gpus)
+        if not session.is_local(spark):
+            cluster.probe(spark, self.work, num_workers, versions(), self.program.modules)
+            warm_up.used(spark)
+        site = Site.of(spark, self.work)
+        if site.visible and not self.work.is_temporary:
+            sweep(self.work)
+        return site
+
+    @contextmanager
+    def _leased(self, site: Site) -> Iterator[None]:
+        """Keeps the sweeps of other fits from what this one has in the work directory, and others from its
+        run. Raises ParamError where another has that.
+        """
+        run_id = self.estimator.getRunId()
+        claim = claimed(site.work, site.visible, run_id) if run_id else nullcontext()
+        lease = nullcontext() if self.work.is_temporary else leased(site, self.since or new_id())
+        with claim, lease:
+            yield
+
+    def _warming_up(self) -> AbstractContextManager[None]:
+        """Has the workers warm up while rows are written."""
+        return warm_up.warming_up(self.rows.spark, self.estimator.getNumWorkers(), self.program.modules)
+
+    def _probe(self, columns: DataColumns, shards: ShardSet) -> tuple[tuple[TensorColumns, ...], OutputSpec]:
+        """The inputs in terms of the rows' columns, with the shapes that the shards tell, and what the module
+        makes of them. Raises ParamError for an output that the model does not take, before the training and
+        not after it; DataError for fewer rows than workers.
+        """
+        num_workers = self.estimator.getNumWorkers()
+        if shards.num_rows < num_workers:
+            raise DataError(
+                f"there are {shards.num_rows} rows to train on, fewer than numWorkers ({num_workers}): "
+                f"lower numWorkers"
+            )
+        known = zip(columns.inputs, shards.columns.inputs, strict=True)
+        inputs = tuple(replace(tensor, shape=found.shape) for tensor, found in known)
+        output = probe_output(self.program.module, inputs)
+        self.estimator._model_class()._of_output(self.estimator, output)
+        return inputs, output
+
+    def _train(self, shards: ShardSet, site: Site) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Trains on the shards: rank 0's result, and what the supervisor tells of the checkpoints.
+
+        Removes what the training left in the work directory except the model's weights and the newest
+        `keepCheckpoints`; where it fails, all of its checkpoints stay for the run's next fit.
+        """
+        estimator, spark = self.estimator, self.rows.spark
+        id, run_id = new_id(), estimator.getRunId()
+
+        def what() -> dict[str, Any]:
+            # Of objects that no probe has run.
+            objects = program_of(estimator, spark).objects
+            return job_of(estimator._job_params(), estimator.getRuntime(), objects)
+
+        files = (*shards.train, *shards.validation)
+        launch = Launch(
+            id=id,
+            run_of=Run(site, run_id or id, what, files, bool(run_id)),
+            site=site,
+            job={
+                "format": 1,
+                "params": estimator._job_params(),
+                "data": shards.job_data(),
+                "store": dict(self.work.store_options),
+            },
+            payload=self.program.payload(shards.columns.inputs),
+            num_workers=estimator.getNumWorkers(),
+            max_restarts=estimator.getMaxRestarts(),
+            slot_timeout=estimator.getSlotTimeout(),
+            watch=lambda attempt: Progress(site.work, attempt, site.visible, estimator.getVerbose()),
+            num_gpus=estimator.getNumGpusPerWorker(),
+        )
+        try:
+            result = launch.run()
+        except BaseException as error:
+            launch.keep(error)
+            raise
+        finally:
+            warm_up.used(spark)
+        checkpoints = launch.clean(estimator.getKeepCheckpoints())
+        for warning in result["warnings"]:
+            log.warning("%s", warning)
+        return result, checkpoints
+
+    def _model(
+        self,
+        inputs: Sequence[TensorColumns],
+        output: OutputSpec,
+        result: Mapping[str, Any],
+        checkpoints: Sequence[Mapping[str, Any]],
+    ) -> Fitted:
+        """The model that the training came to."""
+        weights = result["weights"]
+        model = self.estimator._model_class()._create(
+            self.estimator,
+            programs=self.program.programs(),
+            weights=WeightsRef(
+                weights["uri"], weights["size"], weights["sha256"], dict(self.work.store_options)
+            ),
+            history=result["history"],
+            inputs=inputs,
+            output=output,
+            num_rows=result["numRows"],
+            num_steps=result["numSteps"],
+            num_validation_rows=result["numValidationRows"],
+            training_seconds=result["seconds"],
+        )
+        model._checkpoints = tuple(checkpoints)
+        if session.python_models(self.rows.spark) is None:
+            model._set(runtime=None)
+        return model
+
+
+_DRAFT = {"name": "draft", "columns": ["draft"], "dtype": "float32", "shape": []}

@@ -1,0 +1,118 @@
+"""What a fit trains, in the form that its runtime takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from flambeau._saved.weights import load_into
+from flambeau._spark.files import fetched
+from flambeau._spark.fit.launch import Payload
+from flambeau._spark.fit.native_program import NativeProgram
+from flambeau._spark.fit.trainable import Trainable
+from flambeau._spark.fitted import Fitted
+from flambeau._spark.saving.stages import weights_of
+from flambeau._tensors import TensorColumns
+from flambeau.errors import ParamError
+from flambeau.params.objects import OBJECT_PARAMS, describe
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from torch.nn import Module
+
+T = TypeVar("T")
+
+
+class Program(Protocol):
+    """What a fit trains, in the form that its runtime takes."""
+
+    @property
+    def module(self) -> Module:
+        """This fit's own copy of the module."""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """What a rank imports to train it."""
+
+    @property
+    def objects(self) -> Mapping[str, Any]:
+        """The module as `model`, and `loss`, `optimizer` and `metrics`."""
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics of the history by name. Raises ParamError for what is none."""
+
+    def validation_metrics(self, weighted: bool, validates: bool) -> list[str]:
+        """The metrics that only validation rows have, for rows with or without weights and such rows. Raises
+        ParamError for what can't be had of them.
+        """
+
+    def programs(self) -> dict[str, bytes]:
+        """The forms of the module that the fitted model holds."""
+
+    def payload(self, inputs: Sequence[TensorColumns]) -> Payload:
+        """What goes to the workers, for inputs whose shapes are known. Raises ParamError."""
+
+
+def program_of(estimator: Trainable, spark: SparkSession) -> Program:
+    """What the estimator trains, with the weights of `initialModel` where that is set.
+
+    Raises ParamError that names the object which is missing, of the wrong kind, or not for this runtime, and
+    where the initial weights are not those of such a module.
+    """
+    import torch
+
+    from flambeau._spark.fit.python_program import PythonProgram
+
+    given = {name: estimator._value(name) for name in OBJECT_PARAMS}
+    native = estimator.getRuntime() == "native"
+    if isinstance(given["model"], str) and not native:
+        raise ParamError(
+            f"model is the path {given['model']!r}: set runtime='native', which trains programs in files, or "
+            "give a torch.nn.Module"
+        )
+    if isinstance(given["model"], torch.jit.ScriptModule) and not native:
+        raise ParamError(
+            "model is a TorchScript module: set runtime='native', which trains those, or give the "
+            "torch.nn.Module that it was made of"
+        )
+    if not isinstance(given["model"], (str, torch.nn.Module)):
+        raise ParamError(f"model must be a torch.nn.Module, got {describe(given['model'])}")
+    if given["loss"] is None:
+        raise ParamError("loss must be given: a name such as 'mse', a torch.nn loss module, or a callable")
+    model = cast("str | Fitted | None", estimator.getInitialModel())
+    initial = None if model is None else InitialWeights(model, spark)
+    if native and estimator.getCompile():
+        raise ParamError(
+            "compile is True, but runtime='native' trains programs, which are compiled already: "
+            "leave it False, or take runtime='python'"
+        )
+    if native:
+        return NativeProgram.of(given, initial, spark)
+    return PythonProgram.of(given, initial, estimator.getCompile())
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """The weights of `initialModel`, the directory of a saved model or a fitted one."""
+
+    model: str | Fitted
+    spark: SparkSession
+
+    def load(self, module: Module) -> None:
+        """Gives a module the weights. Raises ParamError where they do not fit."""
+        self._load(module, lambda path: None)
+
+    def load_file(self, module: Module) -> bytes:
+        """Gives a module the weights, and returns their file. Raises ParamError where they do not fit."""
+        return self._load(module, Path.read_bytes)
+
+    def _load(self, module: Module, use: Callable[[Path], T]) -> T:
+        with fetched(weights_of(self.spark, self.model), self.spark) as path:
+            try:
+                load_into(module, path)
+            except ParamError as error:
+                raise ParamError(f"initialModel {self.model}: {error}") from None
+            return use(path)

@@ -1,0 +1,126 @@
+"""`runtime="python"`: the module as it is, pickled to Spark's Python workers together with what trains it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from flambeau._module import metrics
+from flambeau._module.named import is_named
+from flambeau._module.uncompiled import COMPILER
+from flambeau._rank.meeting import meeting_place
+from flambeau._rank.worker import WorkerRequest, versions
+from flambeau._saved.program import dump_skeleton
+from flambeau.errors import ParamError
+from flambeau.params.objects import describe
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from flambeau._spark.fit.program import InitialWeights
+    from flambeau._tensors import TensorColumns
+
+_FILE = "program.pkl"
+
+
+@dataclass(frozen=True)
+class PythonProgram:
+    """What is trained: the pickle that goes to the workers, and this fit's own copy of what is in it."""
+
+    data: bytes
+    objects: Mapping[str, Any]
+    compiles: bool = False
+    """Whether ranks compile the module."""
+
+    @classmethod
+    def of(
+        cls, given: Mapping[str, Any], initial: InitialWeights | None, compiles: bool = False
+    ) -> PythonProgram:
+        """The estimator's objects, in one pickle so that an optimizer keeps its parameters.
+
+        `initial` are the weights to start from instead of the module's own. Raises ParamError that names the
+        object which cannot be pickled.
+        """
+        data = _pickle(given)
+        objects = pickle.loads(data)
+        if initial is not None:
+            initial.load(objects["model"])
+            data = _pickle(objects)
+        return cls(data, objects, compiles)
+
+    @property
+    def module(self) -> Module:
+        """This fit's copy of the module."""
+        module: Module = self.objects["model"]
+        return module
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """What a rank imports: torch, and its compiler too where the module is compiled, and for an optimizer
+        that is not made of a name.
+        """
+        needed = ("flambeau._native", "flambeau._module.adapter")
+        compiles = self.compiles or not is_named(self.objects["optimizer"])
+        return (*needed, COMPILER) if compiles else needed
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics of the history by name. Raises ParamError for what is none."""
+        return [metric.name for metric in metrics.build(self.objects["metrics"])[0]]
+
+    def validation_metrics(self, weighted: bool, validates: bool) -> list[str]:
+        """The metrics that only validation rows have. Raises ParamError for such where there are no such
+        rows, and for those that take no weights where rows are `weighted`.
+        """
+        return metrics.check(self.objects["metrics"], weighted, validates)
+
+    def programs(self) -> dict[str, bytes]:
+        """The forms of the module that a fitted model holds."""
+        return {"pickle": dump_skeleton(self.module)}
+
+    def payload(self, inputs: Sequence[TensorColumns]) -> PythonProgram:
+        """What goes to the workers, which take the module for any inputs."""
+        return self
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The pickle."""
+        return {_FILE: self.data}
+
+    def request(
+        self, job: Mapping[str, Any], secret: bytes, placed: Mapping[str, str], shares_machine: bool
+    ) -> WorkerRequest:
+        """What every rank gets; `placed` has the pickle's URI where it lies in the work directory."""
+        return WorkerRequest(
+            job_json=json.dumps(job),
+            secret=secret,
+            program=None if _FILE in placed else self.data,
+            program_uri=placed.get(_FILE),
+            program_sha256=hashlib.sha256(self.data).hexdigest(),
+            sys_path=tuple(sys.path) if shares_machine else (),
+            versions=versions(),
+            meeting_place=meeting_place(job, shares_machine),
+        )
+
+
+def _pickle(objects: Mapping[str, Any]) -> bytes:
+    try:
+        data: bytes = cloudpickle.dumps(dict(objects))
+        return data
+    except Exception:
+        for name, value in objects.items():
+            try:
+                cloudpickle.dumps(value)
+            except Exception as error:
+                raise ParamError(
+                    f"{name} ({describe(value)}) cannot be pickled to be sent to the workers: {error}; "
+                    f"make open files, locks and connections where they are first used"
+                ) from error
+        raise

@@ -1,0 +1,108 @@
+"""A run in the work directory: what a fit that did not succeed leaves for the next one to go on from.
+
+What its file says, and which fit may go on, `native/supervisor` knows; what tells a job from others is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from flambeau._spark.fit.told import digest_of
+from flambeau._spark.site import Site
+from flambeau._store import local_path
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_MAX_TASKS = 64
+
+
+@dataclass
+class Run:
+    """A run of one job on some rows. `what` gives what tells the job apart from others (`job_of`), and is
+    called where that is asked for; `files` are the shards. One that `is_named` has its name from the user.
+    """
+
+    site: Site
+    id: str
+    what: Callable[[], Mapping[str, Any]]
+    files: Sequence[str] = field(default_factory=tuple)
+    is_named: bool = True
+
+    def attempts(self) -> list[str]:
+        """The attempts that earlier fits of the run made, oldest first; none for a run that is new.
+
+        Raises ParamError where they were of another job or on other rows, or the run's file can't be read.
+        """
+        found = self.site.ask("readRun", id=self.id)
+        if found is None:
+            return []
+        work, what = self.site.work, self._identity(found["readsAll"])
+        # In this process: it needs nothing of the directory.
+        names: list[str] = work.ask("compareRun", id=self.id, run=found["run"], what=what)
+        return names
+
+    def write(self, attempts: Sequence[str]) -> None:
+        """Notes the attempts. Raises StoreError.
+
+        The first time it reads all rows of a run that is named; of others, which only a failure notes, no
+        more than the ends of their files.
+        """
+        what = self._identity(self.is_named)
+        self.site.ask("writeRun", id=self.id, attempts=list(attempts), what=what)
+
+    def remove(self) -> None:
+        """Removes the run's file; a failure is told and no more."""
+        self.site.remove("runs", f"{self.id}.json")
+
+    def _identity(self, reads_all: bool) -> dict[str, Any]:
+        rows = self._all_rows if reads_all else self._ends_of_rows
+        return {"job": self._job, "rows": rows, "readsAll": reads_all}
+
+    @cached_property
+    def _job(self) -> Mapping[str, Any]:
+        return self.what()
+
+    @cached_property
+    def _all_rows(self) -> list[str]:
+        """A digest of each shard: here where they are this process's files, else where the workers are."""
+        paths = [local_path(uri) for uri in self.files]
+        if all(path is not None and path.is_file() for path in paths):
+            here: list[str] = self.site.work.ask("digestFiles", files=list(self.files), ends=False)
+            return here
+        return _digests_by_tasks(self.site, list(self.files))
+
+    @cached_property
+    def _ends_of_rows(self) -> list[str]:
+        found: list[str] = self.site.ask("digestFiles", files=list(self.files), ends=True)
+        return found
+
+
+def job_of(params: Mapping[str, Any], runtime: str, objects: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells a job apart from others, as JSON: its params, and a digest of each object.
+
+    Parameters and buffers of the model do not count by their values, which a run takes from its checkpoints.
+    """
+    digests = {name: digest_of(value, trained=name == "model") for name, value in objects.items()}
+    return {**params, "runtime": runtime} | digests
+
+
+def _digests_by_tasks(site: Site, files: Sequence[str]) -> list[str]:
+    """The digests of files, read in Spark tasks."""
+    work = site.work
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        import pyarrow
+
+        for batch in batches:
+            numbers = batch.column(0).to_pylist()
+            found = work.ask("digestFiles", files=[files[number] for number in numbers], ends=False)
+            yield pyarrow.RecordBatch.from_pydict({"number": numbers, "digest": found})
+
+    tasks = site.spark.range(0, len(files), 1, min(len(files), _MAX_TASKS))
+    rows = tasks.mapInArrow(task, "number long, digest string").collect()
+    found = {row.number: row.digest for row in rows}
+    return [found[number] for number in range(len(files))]

@@ -1,0 +1,119 @@
+"""What a fitted model is to those who make it, save it and score with it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from pyspark.ml import Model
+from pyspark.ml.param import Params
+
+from flambeau._module.kinds import kind_of
+from flambeau._saved.program import OutputSpec, check_signature, dump_skeleton, instantiate
+from flambeau._saved.weights import WeightsRef, load_into
+from flambeau._score.heads import Head
+from flambeau._tensors import TensorColumns
+from flambeau.errors import ParamError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Fitted(Model):
+    """A trained module: its program and weights, what it was trained on, and what that came to. `TorchModel`
+    is what users have of it.
+    """
+
+    _programs: Mapping[str, bytes]
+    _reasons: Mapping[str, str]
+    _weights: WeightsRef
+    _inputs: tuple[TensorColumns, ...]
+    _output: OutputSpec
+    _classes: str | None
+    _history: dict[str, Any]
+    _counts: dict[str, Any]
+    _compiled: Mapping[str, bytes] | None = None
+    """The module's form for libtorch, where it was made of a module of Python's."""
+    _checkpoints: tuple[Mapping[str, Any], ...] = ()
+
+    _parents: ClassVar[str] = "TorchEstimator"
+    _class_fields: ClassVar[bool] = False
+
+    @classmethod
+    def _create(
+        cls,
+        estimator: Params,
+        *,
+        programs: Mapping[str, bytes],
+        weights: WeightsRef,
+        history: Mapping[str, Any],
+        inputs: Sequence[TensorColumns],
+        output: OutputSpec,
+        num_rows: int,
+        num_steps: int,
+        num_validation_rows: int = 0,
+        training_seconds: float | None = None,
+    ) -> Self:
+        """A model with the estimator's params and uid.
+
+        `programs` are the forms of the module, such as `program.dump_skeleton` as `pickle`, `history` a
+        training result's history (`{"epochs": [...]}`), `inputs` the tensors it was trained on with their
+        shapes, `output` what `program.probe_output` found. Raises ParamError where the output is not what
+        this kind of model gives.
+        """
+        model = cls._of_output(estimator, output)
+        model._programs, model._reasons = dict(programs), {}
+        model._weights, model._inputs = weights, tuple(inputs)
+        model._history = copy.deepcopy(dict(history))
+        model._counts = {
+            "numRows": num_rows,
+            "numSteps": num_steps,
+            "numValidationRows": num_validation_rows,
+            "trainingSeconds": training_seconds,
+        }
+        model._resetUid(estimator.uid)
+        return model
+
+    @classmethod
+    def _of_output(cls, estimator: Params, output: OutputSpec) -> Self:
+        """A model with the estimator's params that is not trained yet. Raises ParamError where the output is
+        not what this kind of model gives, and where the params do not fit it.
+        """
+        model = cls()
+        estimator._copyValues(model)
+        model._check_output(output)
+        model._output, model._classes = output, output_kind(estimator, output)
+        model._heads()
+        return model
+
+    def _use_module(self, module: nn.Module) -> None:
+        """Puts the user's module in the program's place. Raises ParamError where it is not the one that was
+        trained.
+        """
+        check_signature(module, self._inputs)
+        program = dump_skeleton(module)
+        if self._weights.visible():
+            load_into(instantiate({"pickle": program}), self._weights.local(), share=True)
+        self._programs, self._reasons, self._compiled = {"pickle": program}, {}, None
+
+    def _check_output(self, output: OutputSpec) -> None:
+        """Raises ParamError where the module's output is not what this kind of model gives."""
+
+    def _check_fitted(self) -> None:
+        """Raises ParamError for a model that was made by calling its class."""
+        if not hasattr(self, "_weights"):
+            raise ParamError(
+                f"{type(self).__name__} holds no trained module; get one from {self._parents}.fit or load"
+            )
+
+    def _heads(self) -> list[Head]:
+        """The outputs as they are written. Raises ParamError where the params do not fit them."""
+        raise NotImplementedError
+
+
+def output_kind(estimator: Params, output: OutputSpec) -> str:
+    """How a classifier's output reads under its loss, as `flambeau._module.kinds.kind_of` has it."""
+    known = estimator.hasParam("loss") and estimator.isDefined("loss")
+    tensor = output.tensors[0]
+    return kind_of(estimator.getOrDefault("loss") if known else None, tensor.activation, tensor.is_scalar)

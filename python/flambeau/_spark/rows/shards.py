@@ -1,0 +1,430 @@
+"""Training rows as Parquet shards: written from a DataFrame in one job, or used where they lie."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import unquote
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType
+
+from flambeau._spark.columns import (
+    REFUSAL,
+    REFUSAL_END,
+    Role,
+    column_of,
+    expressions,
+    find_field,
+    is_vector,
+    nesting,
+    quoted,
+    resolve_inputs,
+    resolve_tensor,
+    type_name,
+)
+from flambeau._spark.work_directory import spark_path
+from flambeau._store import local_path
+from flambeau._tensors import TensorColumns
+from flambeau.errors import DataError, ParamError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
+
+    from flambeau.params import HasTrainingParams
+
+# The partition column that separates validation rows; its name is not one that a user's column has.
+FLAG = "flambeau_validation"
+
+# Small enough that a rank that reads part of a row group decodes little in vain, large enough to decode
+# in bulk.
+_ROW_GROUP_BYTES = 16 << 20
+
+_TABLE_FORMATS = {
+    "Delta": "_delta_log",
+    "Iceberg": "metadata/*.metadata.json",
+    "Hudi": ".hoodie",
+}
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which rows are for validation: those of a boolean column, or a seeded random fraction."""
+
+    indicator: str | None = None
+    fraction: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class DataColumns:
+    """The tensors of a training, in terms of a DataFrame's columns, and how its rows are split."""
+
+    inputs: tuple[TensorColumns, ...]
+    labels: tuple[TensorColumns, ...]
+    weight: TensorColumns | None
+    split: Split | None
+
+    def tensors(self) -> list[tuple[TensorColumns, Role]]:
+        """Every tensor with what it is for."""
+        inputs: list[tuple[TensorColumns, Role]] = [(tensor, "input") for tensor in self.inputs]
+        labels: list[tuple[TensorColumns, Role]] = [(tensor, "label") for tensor in self.labels]
+        weight: list[tuple[TensorColumns, Role]] = [(self.weight, "weight")] if self.weight else []
+        return inputs + labels + weight
+
+    def with_shapes(self, shape: Callable[[TensorColumns], tuple[int, ...] | None]) -> DataColumns:
+        """The same with the shapes of tensors that have none."""
+
+        def known(tensor: TensorColumns) -> TensorColumns:
+            return tensor if tensor.shape is not None else replace(tensor, shape=shape(tensor))
+
+        weight = known(self.weight) if self.weight else None
+        return DataColumns(tuple(map(known, self.inputs)), tuple(map(known, self.labels)), weight, self.split)
+
+    def spec_json(self) -> dict[str, Any]:
+        """The tensors as the training job's `data.spec` names them."""
+        return {
+            "inputs": [tensor.to_json() for tensor in self.inputs],
+            "labels": [tensor.to_json() for tensor in self.labels],
+            "weight": self.weight.to_json() if self.weight else None,
+        }
+
+
+@dataclass(frozen=True)
+class ShardSet:
+    """Parquet files with the rows. `columns` are in terms of the files, all shapes known."""
+
+    columns: DataColumns
+    train: list[str]
+    validation: list[str] = field(default_factory=list)
+    num_rows: int = 0
+    num_validation_rows: int = 0
+
+    def job_data(self) -> dict[str, Any]:
+        """The training job's `data`."""
+        return {"train": self.train, "validation": self.validation, "spec": self.columns.spec_json()}
+
+
+def resolve(
+    schema: StructType, params: HasTrainingParams, label_dtype: str | None, wide: bool
+) -> DataColumns:
+    """The columns that a fit with these params reads from a DataFrame of this schema, and how it splits the
+    rows.
+
+    `label_dtype` None takes the labels' types from their columns; `wide` (a module in float64) makes labels
+    and the weight float64 where they would be float32. Raises DataError and ParamError as `resolve_inputs`
+    does.
+    """
+    return replace(_resolve_tensors(schema, params, label_dtype, wide), split=_split(schema, params))
+
+
+def _resolve_tensors(
+    schema: StructType, params: HasTrainingParams, label_dtype: str | None, wide: bool
+) -> DataColumns:
+    """What `resolve` gives, without the split."""
+    label_cols = params.getLabelCols() or [params.getLabelCol()]
+    labels = [resolve_tensor(schema, name, [name], label_dtype, "label") for name in label_cols]
+    weight = None
+    if params.isDefined(params.weightCol):
+        name = params.getWeightCol()
+        weight = _widen(resolve_tensor(schema, name, [name], "float32", "weight"), wide)
+        if weight.shape != ():
+            dtype = find_field(schema, name, "weight").dataType
+            raise DataError(f"column {name!r} is {type_name(dtype)}; the weight of a row is a single number")
+    inputs = tuple(resolve_inputs(schema, params))
+    return DataColumns(inputs, tuple(_widen(label, wide) for label in labels), weight, None)
+
+
+def _widen(tensor: TensorColumns, wide: bool) -> TensorColumns:
+    return replace(tensor, dtype="float64") if wide and tensor.dtype == "float32" else tensor
+
+
+def _split(schema: StructType, params: HasTrainingParams) -> Split | None:
+    """How the params split the rows; None where all rows are trained on."""
+    if params.isDefined(params.validationIndicatorCol):
+        name = params.getValidationIndicatorCol()
+        dtype = find_field(schema, name, "validation indicator").dataType
+        if dtype.typeName() != "boolean":
+            raise DataError(
+                f"column {name!r} is {type_name(dtype)}; validationIndicatorCol names a boolean column: "
+                f"cast it, for example with col({name!r}) == 1"
+            )
+        return Split(indicator=name)
+    if params.getValidationFraction() > 0:
+        return Split(fraction=params.getValidationFraction(), seed=params.getSeed())
+    return None
+
+
+def write(df: DataFrame, columns: DataColumns, directory: str) -> ShardSet:
+    """Writes the columns' rows under `directory`, computing `df` once, and returns what was written.
+
+    Raises DataError, with the column's name, at the first row that is refused, and where no row is left to
+    train on.
+    """
+    columns = _with_nested_shapes(df, columns)
+    selected, in_files = _select(df.schema, columns)
+    if columns.split is not None:
+        selected.append(_flag(columns.split).alias(FLAG))
+    rows = df.select(*selected)
+    writer = rows.write.options(**_write_options(in_files))
+    if columns.split is not None:
+        writer = writer.partitionBy(FLAG)
+    with refusals():
+        writer.parquet(spark_path(directory))
+    # The schema is given, since a directory without rows may be without files to take it from.
+    written = df.sparkSession.read.schema(rows.schema).parquet(spark_path(directory))
+    return _describe(written, in_files, FLAG if columns.split else None)
+
+
+def _write_options(in_files: DataColumns) -> dict[str, str]:
+    """How Spark's Parquet writer is to write these tensors' columns."""
+    options = {
+        "compression": "zstd",
+        "parquet.compression.codec.zstd.level": "1",
+        "parquet.block.size": str(_ROW_GROUP_BYTES),
+    }
+    for tensor, _ in in_files.tensors():
+        if tensor.dtype.startswith("float"):
+            # Floats hardly repeat: a dictionary would be built, found too large and thrown away.
+            for name in tensor.columns:
+                options[f"parquet.enable.dictionary#{name}"] = "false"
+                options[f"parquet.enable.dictionary#{name}.list.element"] = "false"
+    return options
+
+
+def in_place(
+    spark: SparkSession, path: str, params: HasTrainingParams, label_dtype: str | None, wide: bool
+) -> ShardSet:
+    """The Parquet files under `path`, used where they lie.
+
+    Raises DataError for what cannot be read in place, with the way round it: tables that keep removed rows in
+    their directories, Spark vectors, and columns that are in the files' paths only.
+    """
+    # As Spark itself resolves it: a path without a scheme is one of its default file system.
+    for table, marker in _TABLE_FORMATS.items():
+        if _exists(spark, f"{path.rstrip('/')}/{marker}"):
+            raise DataError(
+                f"{path} is a {table} table: its directory holds removed rows too. Read it as a table, "
+                f"for example with fit(spark.read.format({table.lower()!r}).load({path!r}))"
+            )
+    try:
+        df = spark.read.parquet(path)
+        schema = df.schema
+    except AnalysisException as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}") from error
+    instead = f"use fit(spark.read.parquet({path!r})) instead"
+    columns = _resolve_tensors(schema, params, label_dtype, wide)
+    in_paths = _partition_columns(df.inputFiles(), path)
+    for tensor, role in columns.tensors():
+        for name in tensor.columns:
+            why = _not_in_place(name, find_field(schema, name, role).dataType, in_paths)
+            if name not in schema.fieldNames():
+                why = "is a field of a struct, which is not read in place"
+            if why is not None:
+                raise DataError(f"column {name!r} {why}: {instead}")
+    flag = params.getValidationIndicatorCol() if params.isDefined(params.validationIndicatorCol) else None
+    if flag is not None and flag not in in_paths:
+        raise ParamError(
+            f"validationIndicatorCol {flag!r} is not a partition column, and files in place are split "
+            f"by their paths only: {instead}"
+        )
+    if flag is None and params.getValidationFraction() > 0:
+        raise ParamError(f"validationFraction splits rows, and files in place stay whole: {instead}")
+    return _describe(df, columns, flag)
+
+
+def _not_in_place(name: str, dtype: DataType, in_paths: set[str]) -> str | None:
+    """Why a column's values cannot be read out of its files as they are; None where they can."""
+    if is_vector(dtype):
+        return "holds Spark vectors, which are not read in place"
+    if name in in_paths:
+        return "is a partition column, and not in the files"
+    if isinstance(dtype, ArrayType) and isinstance(dtype.elementType, ArrayType):
+        return f"is {type_name(dtype)}, which is not read in place"
+    return None
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Turns a refusal that a query of `expressions` raised into the DataError that it stands for."""
+    try:
+        yield
+    except Exception as error:
+        found = re.search(re.escape(REFUSAL) + "(.*?)" + re.escape(REFUSAL_END), str(error), re.DOTALL)
+        if found is None:
+            raise
+        raise DataError(found.group(1)) from error
+
+
+def _select(schema: StructType, columns: DataColumns) -> tuple[list[Column], DataColumns]:
+    """The expressions to write, and the same tensors in terms of the names that they have in the files.
+
+    A column that two tensors want as different types is written once for each.
+    """
+    written: dict[tuple[str, str], str] = {}
+    selected: list[Column] = []
+
+    def place(tensor: TensorColumns, role: Role) -> TensorColumns:
+        names = []
+        for name, expression in zip(tensor.columns, expressions(schema, tensor, role), strict=True):
+            # The label's and the weight's own checks are part of what is written.
+            key = (name, tensor.dtype if role == "input" else f"{tensor.dtype} {role}")
+            if key not in written:
+                taken = name in written.values()
+                written[key] = f"{name} as {key[1]}" if taken else name
+                selected.append(expression.alias(written[key]))
+            names.append(written[key])
+        return replace(tensor, columns=tuple(names))
+
+    inputs = tuple(place(tensor, "input") for tensor in columns.inputs)
+    labels = tuple(place(tensor, "label") for tensor in columns.labels)
+    weight = place(columns.weight, "weight") if columns.weight else None
+    return selected, DataColumns(inputs, labels, weight, columns.split)
+
+
+def _flag(split: Split) -> Column:
+    """Whether a row is for validation."""
+    if split.indicator is None:
+        return F.rand(split.seed) < split.fraction
+    column = F.col(quoted(split.indicator))
+    message = (
+        f"{REFUSAL}column {split.indicator!r} holds a null: it says of each row whether it is for validation"
+    )
+    return F.when(column.isNull(), F.raise_error(F.lit(message + REFUSAL_END))).otherwise(column)
+
+
+def _describe(df: DataFrame, columns: DataColumns, flag: str | None) -> ShardSet:
+    """The files that `df` reads, their numbers of rows, and the shapes that their first row has.
+
+    `flag` names the partition column that is true for validation rows.
+    """
+    # Sorted by directory, then by name: Spark names files by the number of the partition that wrote them.
+    files = sorted(df.inputFiles(), key=lambda uri: uri.rsplit("/", 1))
+    train, validation = files, []
+    if flag is not None:
+        flags = [_is_true(_partition_value(uri, flag), flag) for uri in files]
+        train = [uri for uri, flagged in zip(files, flags, strict=True) if not flagged]
+        validation = [uri for uri, flagged in zip(files, flags, strict=True) if flagged]
+    if all(map(_is_seen, files)):
+        num_rows, num_validation_rows = _rows_in(train), _rows_in(validation)
+    elif flag is None:
+        num_rows, num_validation_rows = df.count(), 0
+    else:
+        counts = df.groupBy(F.col(quoted(flag)).cast("string").alias("flag")).count().collect()
+        num_validation_rows = sum(int(row[1]) for row in counts if _is_true(row[0], flag))
+        num_rows = sum(int(row[1]) for row in counts) - num_validation_rows
+    if num_rows == 0:
+        why = "all rows are for validation" if num_validation_rows else "there are no rows"
+        raise DataError(f"there is nothing to train on: {why}")
+    return ShardSet(_with_shapes(df, columns), train, validation, num_rows, num_validation_rows)
+
+
+def _is_seen(uri: str) -> bool:
+    """Whether a file is one that this process reads without a store."""
+    path = local_path(uri)
+    return path is not None and path.is_file()
+
+
+def _rows_in(files: Sequence[str]) -> int:
+    """The rows of Parquet files that this process sees, as their footers tell; Spark would run a job."""
+    import pyarrow.parquet as pq
+
+    return sum(pq.read_metadata(str(local_path(uri))).num_rows for uri in files)
+
+
+def _is_true(value: str | None, column: str) -> bool:
+    """Whether a partition column's value says that its rows are for validation."""
+    text = str(value).lower()
+    if text in ("true", "1"):
+        return True
+    if text in ("false", "0"):
+        return False
+    raise DataError(
+        f"column {column!r} holds {value!r}; validationIndicatorCol names a column of true and false"
+    )
+
+
+def _with_nested_shapes(df: DataFrame, columns: DataColumns) -> DataColumns:
+    """The columns with the shapes of nested arrays, where none is given that of the first row without a null.
+
+    All rows are held to it as they are written.
+    """
+    nested = {
+        tensor.columns[0]
+        for tensor, role in columns.tensors()
+        if tensor.shape is None and nesting(find_field(df.schema, tensor.columns[0], role).dataType) > 1
+    }
+    if not nested:
+        return columns
+    values = {name: column_of(df.schema, name) for name in sorted(nested)}
+    has_all = reduce(and_, [value.isNotNull() for value in values.values()])
+    row = (
+        df.filter(has_all).select(*[value.alias(f"c{i}") for i, value in enumerate(values.values())]).first()
+    )
+    if row is None:
+        return columns
+    shapes = {name: _shape_of(value) for name, value in zip(values, row, strict=True)}
+    return columns.with_shapes(lambda tensor: shapes.get(tensor.columns[0]))
+
+
+def _shape_of(value: Any) -> tuple[int, ...]:
+    """The shape of nested lists, by the first of each."""
+    sizes = []
+    while isinstance(value, list):
+        sizes.append(len(value))
+        value = value[0] if value else None
+    return tuple(sizes)
+
+
+def _with_shapes(df: DataFrame, columns: DataColumns) -> DataColumns:
+    """The columns with the shapes that were not known, taken from the first row; that others agree is seen in
+    reading.
+    """
+    unknown = [tensor for tensor, _ in columns.tensors() if tensor.shape is None]
+    if not unknown:
+        return columns
+    names = [quoted(tensor.columns[0]) for tensor in unknown]
+    binary = {tensor.columns[0] for tensor in unknown if tensor.dtype == "uint8"}
+    sizes = [
+        F.length(F.col(name)) if tensor.columns[0] in binary else F.size(F.col(name))
+        for name, tensor in zip(names, unknown, strict=True)
+    ]
+    row = cast(Sequence[int], df.select(*[size.alias(f"s{i}") for i, size in enumerate(sizes)]).first())
+    found = dict(zip(((tensor.name, tensor.columns) for tensor in unknown), row, strict=True))
+    return columns.with_shapes(lambda tensor: (found[tensor.name, tensor.columns],))
+
+
+def _partition_columns(files: Sequence[str], root: str) -> set[str]:
+    """The names of the `key=value` directories that the files lie in, below `root`."""
+    base = root.rstrip("/").rsplit("/", 1)[-1]
+    names: set[str] = set()
+    for uri in files:
+        _, _, below = unquote(uri).partition(f"/{base}/")
+        names |= {part.split("=", 1)[0] for part in below.split("/")[:-1] if "=" in part}
+    return names
+
+
+def _partition_value(uri: str, name: str) -> str | None:
+    """The value of a partition column in a file's path."""
+    for part in uri.split("/"):
+        key, separator, value = part.partition("=")
+        if separator and unquote(key) == name:
+            return unquote(value)
+    return None
+
+
+def _exists(spark: SparkSession, path: str) -> bool:
+    """Whether Spark finds something at a path or glob."""
+    try:
+        # Twice, since Spark looks for a streaming sink's metadata in a single path, and warns with a stack
+        # trace where there is no such path.
+        return bool(spark.read.text([path, path]).schema)
+    except AnalysisException:
+        return False

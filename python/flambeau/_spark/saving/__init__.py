@@ -1,0 +1,1 @@
+"""Models, estimators and programs in the directories that Spark reads and writes."""

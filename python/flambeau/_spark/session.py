@@ -1,0 +1,192 @@
+"""What is asked of a Spark session: its settings, what it can do, one task of its workers, and jobs that an
+interrupt ends.
+
+Everything goes through the DataFrame API, so that classic Spark and Spark Connect are one path;
+`classic_context` is the one seam.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
+
+from flambeau.errors import CancelledError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("flambeau")
+
+LIBTORCH = "spark.flambeau.libtorch"
+"""The setting that names libtorch's directory on the workers."""
+
+_CANCEL_SECONDS = 60.0
+_INTERRUPT_POLL_SECONDS = 0.5
+
+T = TypeVar("T")
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether the session is a Spark Connect client."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def classic_context(spark: SparkSession) -> SparkContext | None:
+    """The session's SparkContext, None on Spark Connect."""
+    return None if is_connect(spark) else spark.sparkContext
+
+
+def setting(spark: SparkSession, name: str, default: str = "") -> str:
+    """A Spark setting, `default` where it is not set or not told."""
+    from pyspark.errors import PySparkException
+
+    try:
+        return spark.conf.get(name, default) or default
+    except PySparkException:
+        return default
+
+
+def store_options(spark: SparkSession) -> dict[str, str]:
+    """The options of the object stores: the session's confs `spark.flambeau.store.<name>`, and
+    `spark.flambeau.store.secret.<name>`, whose values Spark shows nowhere.
+    """
+    prefix = "spark.flambeau.store."
+    return {
+        name.removeprefix(prefix).removeprefix("secret."): value
+        for name, value in _settings(spark).items()
+        if name.startswith(prefix)
+    }
+
+
+def _settings(spark: SparkSession) -> dict[str, str]:
+    """All of a session's settings; without a query where Spark tells them so, from 4.0 on."""
+    if hasattr(spark.conf, "getAll"):
+        return dict(spark.conf.getAll)
+    # A query redacts values, a single setting's is told as it is.
+    return {name: str(spark.conf.get(name)) for name, *_ in spark.sql("SET").collect()}
+
+
+def python_models(spark: SparkSession) -> Any:
+    """What scores Python's models in the session's JVM; None where that has no jar of Flambeau's, and where
+    there is no JVM.
+    """
+    context = classic_context(spark)
+    if context is None:
+        return None
+    jvm: Any = context._jvm
+    # A name that means no class is one of a package.
+    found = jvm.flambeau.PythonModel
+    return found if type(found).__name__ == "JavaClass" else None
+
+
+def is_local(spark: SparkSession) -> bool:
+    """Whether driver and workers are one machine and one JVM: `local`, `local[n]`."""
+    return re.match(r"local(\[|$)", setting(spark, "spark.master")) is not None
+
+
+def shares_machine(spark: SparkSession) -> bool:
+    """Whether workers run on the driver's machine, in one JVM or several."""
+    return setting(spark, "spark.master").startswith("local")
+
+
+def interruptible(
+    spark: SparkSession, action: Callable[[], T], interrupted: threading.Event | None = None
+) -> T:
+    """Runs `action`, which runs Spark jobs, so that an interrupt of this thread cancels them, as does
+    `interrupted`, after which CancelledError is raised.
+
+    The jobs are tagged and run from a thread of their own: an interrupt in the middle of a call to the JVM
+    would leave that thread's connection unusable. An interrupt waits up to `_CANCEL_SECONDS` for the action's
+    own clean-up.
+    """
+    tag = f"flambeau-{uuid4()}"
+    context = classic_context(spark)
+    add, remove, cancel = (
+        (spark.addTag, spark.removeTag, spark.interruptTag)
+        if context is None
+        else (context.addJobTag, context.removeJobTag, context.cancelJobsWithTag)
+    )
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+    done, given_up = threading.Event(), threading.Event()
+
+    def run() -> None:
+        _action.given_up = given_up
+        try:
+            add(tag)
+            try:
+                outcome.append(action())
+            finally:
+                remove(tag)
+        except BaseException as error:
+            failure.append(error)
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=inheriting(spark, run), name="flambeau-fit", daemon=True)
+    thread.start()
+    try:
+        # Training takes as long as it takes; what it waits for has deadlines. An event and not a join: an
+        # interrupted join leaves Python 3.11 believing that the thread has ended.
+        while not done.wait(None if interrupted is None else _INTERRUPT_POLL_SECONDS):
+            if interrupted is not None and interrupted.is_set():
+                raise CancelledError("the fits were interrupted")
+    except BaseException:
+        log.warning("cancelling the training's Spark jobs")
+        given_up.set()
+        cancel(tag)
+        done.wait(_CANCEL_SECONDS)
+        raise
+    if failure:
+        raise failure[0]
+    return outcome[0]
+
+
+_action = threading.local()
+
+
+def pause(seconds: float) -> None:
+    """Waits; raises CancelledError where this thread's `interruptible` action is interrupted meanwhile."""
+    given_up = getattr(_action, "given_up", None) or threading.Event()
+    if given_up.wait(seconds):
+        raise CancelledError("the fit was interrupted")
+
+
+def inheriting(spark: SparkSession, target: Callable[[], None]) -> Callable[[], None]:
+    """A thread's target that has this thread's local properties and tags, so that its jobs are cancelled with
+    this thread's.
+    """
+    from pyspark import __version__ as pyspark_version
+    from pyspark import inheritable_thread_target
+
+    # Before 4.0 a classic session's thread takes on local properties without being told the session.
+    takes_session = classic_context(spark) is None or not pyspark_version.startswith("3.")
+    inherit = inheritable_thread_target(spark) if takes_session else inheritable_thread_target
+    inherited: Callable[[], None] = inherit(target)
+    return inherited
+
+
+def on_worker(spark: SparkSession, function: Callable[[], Any]) -> Any:
+    """Runs `function` in one Spark task and returns its JSON-able result: for what only workers can reach."""
+    return json.loads(bytes_on_worker(spark, lambda: json.dumps(function()).encode()))
+
+
+def bytes_on_worker(spark: SparkSession, function: Callable[[], bytes]) -> bytes:
+    """Runs `function` in one Spark task and returns its bytes."""
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        import pyarrow
+
+        for _ in batches:
+            pass
+        yield pyarrow.RecordBatch.from_pydict({"result": pyarrow.array([function()], pyarrow.binary())})
+
+    rows = spark.range(0, 1, 1, 1).mapInArrow(task, "result binary").collect()
+    return bytes(rows[0]["result"])

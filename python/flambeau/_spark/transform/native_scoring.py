@@ -1,0 +1,97 @@
+"""`runtime="native"` in `transform`: the executors' JVMs score with libtorch, and no row goes to Python.
+
+The model goes to the JVM class of its name as one message: its params, and where its program and weights
+lie. Spark hands the program out to the executors; the weights are read from where they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flambeau._libtorch import WAY_OUT, libtorch_of
+from flambeau._saved.program import instantiate, libtorch_programs
+from flambeau._saved.weights import load_into
+from flambeau._spark.files import fetched
+from flambeau._spark.fitted import Fitted
+from flambeau._spark.session import LIBTORCH, classic_context, python_models, setting
+from flambeau._store import cached
+from flambeau.errors import ParamError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def transform(model: Fitted, dataset: DataFrame) -> DataFrame:
+    """The rows with the outputs' columns, scored in the executors' JVMs when they are computed.
+
+    Raises ParamError where the session has no jar of ours, and where libtorch runs no form of the module.
+    """
+    from pyspark.sql import DataFrame
+
+    spark = dataset.sparkSession
+    entry = python_models(spark)
+    for head in model._heads():
+        named = head.kind if head.kind.startswith("label") or not model._class_fields else "number"
+        if named != "number" or head.threshold is not None or head.thresholds is not None:
+            raise ParamError(
+                "runtime: 'native' scores no outputKinds but number, and a classifier's of one label a row, "
+                f"and neither threshold nor thresholds: unset them, {WAY_OUT}"
+            )
+    if entry is None:
+        raise ParamError(f"runtime: 'native' scores in Spark's JVM, {_missing(spark)}, {WAY_OUT}")
+    message = {
+        "class": f"flambeau.{type(model).__name__}",
+        "uid": model.uid,
+        "params": {param.name: value for param, value in model._paramMap.items()},
+        "defaults": {param.name: value for param, value in model._defaultParamMap.items()},
+        "programs": _handed_out(spark, _programs(model, spark)),
+        "weights": _file(model._weights.uri, model._weights.size, model._weights.sha256),
+        "inputs": [tensor.to_json() for tensor in model._inputs],
+        "output": model._output.to_json(),
+        "classes": model._heads()[0].kind,
+        "libtorch": libtorch_of(setting(spark, LIBTORCH) or None),
+    }
+    frame: Any = dataset
+    return DataFrame(entry.transform(json.dumps(message), frame._jdf), spark)
+
+
+def _missing(spark: SparkSession) -> str:
+    """What the session lacks, and how it gets it."""
+    if classic_context(spark) is None:
+        return "which a Spark Connect client does not reach: use a classic session"
+    jar = "flambeau-spark4_2.13" if spark.version.startswith("4.") else "flambeau-spark35_2.12"
+    return f"which has no Flambeau: start the session with its jar, such as spark.jars={jar}-VERSION.jar"
+
+
+def _programs(model: Fitted, spark: SparkSession) -> Mapping[str, bytes]:
+    """The form of the module to score with; one that is Python's alone is compiled, once for each model."""
+    for form in ("scripted", "exported"):
+        if form in model._programs:
+            return {form: model._programs[form]}
+    if model._compiled is None:
+        with fetched(model._weights, spark) as path:
+            module = load_into(instantiate(model._programs), path, share=True)
+            model._compiled = libtorch_programs(module, model._inputs, path, graphs=("exported",))
+    return model._compiled
+
+
+def _handed_out(spark: SparkSession, programs: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+    """The programs as files that Spark copies to its executors."""
+    context, placed = spark.sparkContext, {}
+    for form, data in programs.items():
+        digest = hashlib.sha256(data).hexdigest()
+        path = cached(f"{digest}-{form}", partial(Path.write_bytes, data=data))
+        if not any(name.endswith(f"/{path.name}") for name in context.listFiles):
+            context.addFile(str(path))
+        placed[form] = _file(f"spark-file:{path.name}", len(data), digest)
+    return placed
+
+
+def _file(uri: str, size: int, sha256: str) -> dict[str, Any]:
+    return {"uri": uri, "size": size, "sha256": sha256}

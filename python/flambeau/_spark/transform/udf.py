@@ -1,0 +1,116 @@
+"""The scalar-iterator UDF that `transform` scores with: on Arrow arrays where Spark has such (4.1), else on
+pandas.
+
+On the same rows the Arrow form takes half the time of the pandas form, which makes a numpy array of each
+row's array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from flambeau._score.gpu_slots import NUM_SLOTS, SETTING
+from flambeau._spark.columns import REFUSAL, REFUSAL_END
+from flambeau._spark.session import setting
+from flambeau.errors import ParamError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, SparkSession
+    from pyspark.sql.types import DataType
+
+    from flambeau._score.scoring import Scorer
+
+_ARROW = {
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+    "int64": pa.int64(),
+    "bool": pa.bool_(),
+    "uint8": pa.binary(),
+}
+
+
+def takes_arrow() -> bool:
+    """Whether this Spark has UDFs on Arrow arrays."""
+    from pyspark.sql import functions
+
+    return hasattr(functions, "arrow_udf")
+
+
+def scalar_udf(scorer: Scorer, returns: DataType, num_columns: int) -> Any:
+    """The UDF of the inputs' columns, to be called with them."""
+    from pyspark.sql import functions
+
+    made: Any = functions
+    if takes_arrow():
+        function = _annotated(scorer.score, pa.Array, num_columns, pa.Array)
+        return made.arrow_udf(function, returns)
+
+    import pandas as pd
+    from pyspark.sql.types import StructType
+
+    types = [_ARROW[tensor.dtype] for tensor in scorer.inputs for _ in tensor.columns]
+
+    def score(batches: Iterator[Any]) -> Iterator[Any]:
+        for result in scorer.score(_of_pandas(batch, types) for batch in batches):
+            yield _to_pandas(result)
+
+    result = pd.DataFrame if isinstance(returns, StructType) else pd.Series
+    return made.pandas_udf(_annotated(score, pd.Series, num_columns, result), returns)
+
+
+def whole_arrays(column: Column, name: str, kind: DataType) -> Column:
+    """The column, refusing rows with a null inside their array; pandas would make a NaN of it."""
+    from pyspark.sql import functions as F
+
+    if takes_arrow() or kind.typeName() != "array":
+        return column
+    text = f"{REFUSAL}column {name!r} holds an array with a null in it: drop those rows{REFUSAL_END}"
+    return F.when(F.exists(column, lambda item: item.isNull()), F.raise_error(F.lit(text))).otherwise(column)
+
+
+def _annotated(function: Any, given: Any, num_columns: int, result: Any) -> Any:
+    """A function that does what `function` does, with the type hints by which Spark tells its UDFs apart."""
+
+    def flambeau_score(batches: Any) -> Any:
+        yield from function(batches)
+
+    one: Any = given if num_columns == 1 else tuple.__class_getitem__((given, ...))
+    iterator: Any = Iterator
+    flambeau_score.__annotations__ = {"batches": iterator[one], "return": iterator[result]}
+    return flambeau_score
+
+
+def _of_pandas(batch: Any, types: Sequence[pa.DataType]) -> tuple[pa.Array, ...]:
+    """A batch's columns as Arrow arrays."""
+    series = batch if isinstance(batch, tuple) else (batch,)
+    return tuple(_of_series(one, kind) for one, kind in zip(series, types, strict=True))
+
+
+def _of_series(series: Any, kind: pa.DataType) -> pa.Array:
+    """A pandas column as Arrow; one of numpy arrays becomes lists. A NaN stays one."""
+    if len(series) and isinstance(series.iloc[0], np.ndarray):
+        kind = pa.list_(kind)
+    return pa.array(series, type=kind, from_pandas=False)
+
+
+def _to_pandas(result: pa.Array) -> Any:
+    """A column of results as pandas wants it: a frame for a struct, numpy arrays for lists."""
+    import pandas as pd
+
+    if pa.types.is_struct(result.type):
+        return pd.DataFrame({f.name: _to_pandas(result.field(i)) for i, f in enumerate(result.type)})
+    if pa.types.is_list(result.type):
+        return pd.Series(list(result.to_numpy(zero_copy_only=False)), dtype=object)
+    return result.to_pandas()
+
+
+def gpu_tasks_of(spark: SparkSession) -> int:
+    """What `spark.flambeau.gpuTasks` says, or its default. Raises ParamError where it is no number from 1."""
+    text = setting(spark, SETTING, str(NUM_SLOTS))
+    if not (text.isdecimal() and int(text) > 0):
+        raise ParamError(f"{SETTING} is {text!r}: give a whole number of tasks, from 1")
+    return int(text)
