@@ -483,7 +483,7 @@ def scala(found: list[Group]) -> str:
         "",
         f"import org.apache.spark.ml.param.{{{', '.join(kinds)}}}",
         "import org.apache.spark.ml.param.shared.{",
-        *(f"  {line.rstrip()}" for line in textwrap.wrap(", ".join(mixins), 106)),
+        *(f"  {line.rstrip()}" for line in textwrap.wrap(", ".join(mixins), 108)),
         "}",
         "",
         f"// {MADE}",

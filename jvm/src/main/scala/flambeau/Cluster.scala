@@ -175,7 +175,11 @@ private[flambeau] object Cluster {
   /** Removes what crashed fits left in the work directory long ago; a failure is told and no more. */
   def sweep(work: WorkDirectory): Unit =
     try Json.items(Json.parse(work.ask(Json.text(Site.question("sweep"))))).foreach { swept =>
-        log.info("removed {}, left behind {} days ago", swept.get("uri").asText, swept.get("days").asText: Any)
+        log.info(
+          "removed {}, left behind {} days ago",
+          swept.get("uri").asText,
+          swept.get("days").asText: Any
+        )
       }
     catch {
       case NonFatal(error) =>
@@ -183,27 +187,29 @@ private[flambeau] object Cluster {
     }
 
   /** The work directory of a fit: the given one, that of `spark.flambeau.workDir`, or a temporary one in local mode. */
-  def workDirectory(spark: SparkSession, path: Option[String]): WorkDirectory = path.orElse(spark.conf.getOption(WorkDir)) match {
-    case Some(location) =>
-      // Databricks mounts these, whatever its default file system is.
-      val stays = WorkDirectory.hasScheme(location) || location.matches("/(dbfs|Volumes|Workspace)/.*")
-      val qualified = if (stays) None else Some(Directory.qualified(spark, location))
-      val uri = qualified.fold(location)(_.toString)
-      for (scheme <- StoredFile.schemeOf(uri) if !Schemes.contains(scheme)) {
-        val wayOut =
-          if (stays) ""
-          else s"; $location lies there by fs.defaultFS, a path that all machines see is file:///..."
+  def workDirectory(spark: SparkSession, path: Option[String]): WorkDirectory =
+    path.orElse(spark.conf.getOption(WorkDir)) match {
+      case Some(location) =>
+        // Databricks mounts these, whatever its default file system is.
+        val stays = WorkDirectory.hasScheme(location) || location.matches("/(dbfs|Volumes|Workspace)/.*")
+        val qualified = if (stays) None else Some(Directory.qualified(spark, location))
+        val uri = qualified.fold(location)(_.toString)
+        for (scheme <- StoredFile.schemeOf(uri) if !Schemes.contains(scheme)) {
+          val wayOut =
+            if (stays) ""
+            else s"; $location lies there by fs.defaultFS, a path that all machines see is file:///..."
+          throw new ParamException(
+            s"workDir: the scheme `$scheme` of $uri is not supported; supported: local paths, ${Schemes.mkString(", ")}$wayOut"
+          )
+        }
+        val path = qualified.map(_.toUri).filter(_.getScheme == "file").fold(uri)(_.getPath)
+        WorkDirectory(WorkDirectory.absolute(path), Settings.of(spark))
+      case None if isLocal(spark) =>
+        WorkDirectory(WorkDirectory.temporary, Settings.of(spark), isTemporary = true)
+      case None =>
         throw new ParamException(
-          s"workDir: the scheme `$scheme` of $uri is not supported; supported: local paths, ${Schemes.mkString(", ")}$wayOut"
+          s"workDir must be given on a cluster, or $WorkDir be set: a directory that the driver and all workers reach, " +
+            "such as a path on shared storage or an s3, abfss or gs URI"
         )
-      }
-      val path = qualified.map(_.toUri).filter(_.getScheme == "file").fold(uri)(_.getPath)
-      WorkDirectory(WorkDirectory.absolute(path), Settings.of(spark))
-    case None if isLocal(spark) => WorkDirectory(WorkDirectory.temporary, Settings.of(spark), isTemporary = true)
-    case None =>
-      throw new ParamException(
-        s"workDir must be given on a cluster, or $WorkDir be set: a directory that the driver and all workers reach, " +
-          "such as a path on shared storage or an s3, abfss or gs URI"
-      )
-  }
+    }
 }

@@ -2,9 +2,8 @@ package flambeau
 
 import org.apache.spark.ml.param.{BooleanParam, DoubleParam, IntParam, LongParam, Param, StringArrayParam}
 import org.apache.spark.ml.param.shared.{
-  HasCheckpointInterval, HasInputCols, HasLabelCol, HasPredictionCol, HasProbabilityCol,
-  HasRawPredictionCol, HasSeed, HasStepSize, HasThreshold, HasThresholds, HasValidationIndicatorCol,
-  HasWeightCol
+  HasCheckpointInterval, HasInputCols, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol,
+  HasSeed, HasStepSize, HasThreshold, HasThresholds, HasValidationIndicatorCol, HasWeightCol
 }
 
 // Made from docs/training-job.schema.json by `make params`; do not edit.

@@ -127,9 +127,9 @@ private[flambeau] final class Launch(
       } finally progress.close()
     val verdict = judged(outcomes, restarts)
     outcomes.find(outcome => Option(verdict.get("cause")).exists(_.asInt(-1) == outcome.rank)) match {
-      case None                                            => Json.parse(outcomes.find(_.rank == 0).flatMap(_.result).get)
+      case None => Json.parse(outcomes.find(_.rank == 0).flatMap(_.result).get)
       case Some(failed) if verdict.get("again").asBoolean => throw new Lost(failed.exception)
-      case Some(failed)                                    => throw failed.exception
+      case Some(failed)                                   => throw failed.exception
     }
   }
 

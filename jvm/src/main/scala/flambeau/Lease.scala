@@ -16,7 +16,9 @@ private[flambeau] object Lease {
     val lease = WorkDirectory.newId()
     def tell(ask: String): Unit =
       try site.ask(Site.question(ask).put("lease", lease))
-      catch { case NonFatal(error) => log.warn("the lease of a fit could not be written: {}", error.getMessage) }
+      catch {
+        case NonFatal(error) => log.warn("the lease of a fit could not be written: {}", error.getMessage)
+      }
     tell("holdLease")
     Beating("flambeau-lease", BeatSeconds)(tell("holdLease"), isWell => if (isWell) tell("dropLease"))(use)
   }

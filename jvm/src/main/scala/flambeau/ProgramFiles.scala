@@ -23,20 +23,21 @@ private[flambeau] object ProgramFiles {
     * @param name
     *   the copy's name
     */
-  def place(site: Site, id: String)(name: String, file: StoredFile): StoredFile = here(site.spark, file) match {
-    case None => if (Cluster.isLocal(site.spark)) onDriver(site.spark, file) else file
-    case Some(local) =>
-      val (spark, work) = (site.spark, site.work)
-      val target = work.path("attempts", id, name)
-      if (site.isVisible)
-        NativeLibrary.api(work.settings.get).storePutFile(work.settings.storeJson, target, local.toString)
-      else {
-        val bytes = spark.sparkContext.broadcast(Files.readAllBytes(local))
-        Cluster.onWorker(spark)(() => work.write(target, bytes.value))
-        bytes.destroy()
-      }
-      file.copy(uri = target)
-  }
+  def place(site: Site, id: String)(name: String, file: StoredFile): StoredFile =
+    here(site.spark, file) match {
+      case None => if (Cluster.isLocal(site.spark)) onDriver(site.spark, file) else file
+      case Some(local) =>
+        val (spark, work) = (site.spark, site.work)
+        val target = work.path("attempts", id, name)
+        if (site.isVisible)
+          NativeLibrary.api(work.settings.get).storePutFile(work.settings.storeJson, target, local.toString)
+        else {
+          val bytes = spark.sparkContext.broadcast(Files.readAllBytes(local))
+          Cluster.onWorker(spark)(() => work.write(target, bytes.value))
+          bytes.destroy()
+        }
+        file.copy(uri = target)
+    }
 
   /** Whether `place` copies any of the program's files. */
   def isCopied(spark: SparkSession, program: Program): Boolean =

@@ -46,6 +46,7 @@ private[flambeau] final case class RankOutcome(
 }
 
 private[flambeau] object RankOutcome {
+
   /** The exception for a kind of failure that `flambeau-worker` tells; `other` for those without a class of their own. */
   def exceptionOf(kind: String, text: String, other: => FlambeauException): FlambeauException = kind match {
     case "job"         => new ParamException(text, other)

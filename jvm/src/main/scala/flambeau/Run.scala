@@ -131,7 +131,9 @@ private[flambeau] object Run {
     }
     def release(): Unit =
       try work.ask(Json.text(Site.question("releaseClaim").put("id", id).put("own", own)))
-      catch { case NonFatal(error) => log.warn(s"the claim of run $id could not be removed: ${error.getMessage}") }
+      catch {
+        case NonFatal(error) => log.warn(s"the claim of run $id could not be removed: ${error.getMessage}")
+      }
 
     var claim: JsonNode = advance(Json.obj().put("own", own).put("beatSeconds", beatSeconds))
     if (claim.get("phase").has("watching"))
@@ -146,7 +148,9 @@ private[flambeau] object Run {
         claim = advance(claim)
         if (claim.get("phase").asText == "lost" && !isTold) {
           isTold = true
-          log.warn(s"runId '$id' is being trained by another driver too; its checkpoints and this fit's may mix")
+          log.warn(
+            s"runId '$id' is being trained by another driver too; its checkpoints and this fit's may mix"
+          )
         }
       } catch {
         case NonFatal(error) =>

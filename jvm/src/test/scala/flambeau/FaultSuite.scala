@@ -157,10 +157,10 @@ class FaultSuite extends SparkSuite {
     val Seq(checkpoint) = model.checkpoints
     val shorter = quick("shorter", 2).fit(rows)
     assert(checkpoint.epoch == 2 && checkpoint.step == shorter.summary.numSteps)
-    val then = model.at(checkpoint)
-    assert(then.isInstanceOf[TorchRegressionModel])
-    assert(then.summary.objectiveHistory.toSeq == shorter.summary.objectiveHistory.toSeq)
-    assert(then.transform(rows).collect().toSeq == shorter.transform(rows).collect().toSeq)
+    val resumed = model.at(checkpoint)
+    assert(resumed.isInstanceOf[TorchRegressionModel])
+    assert(resumed.summary.objectiveHistory.toSeq == shorter.summary.objectiveHistory.toSeq)
+    assert(resumed.transform(rows).collect().toSeq == shorter.transform(rows).collect().toSeq)
   }
 
   test("without restarts the error says which worker was killed, how, and its last words") {
