@@ -15,8 +15,8 @@
 //! | `reduce` | the arithmetic, in rank order |
 //! | `nccl` | collectives between GPUs, which are NCCL's own |
 //!
-//! What waits says for how long in its docs. No wait outlasts its deadline, and each looks every 50 ms whether the group has failed and
-//! whether the caller's [`Interrupt`] wants it to end.
+//! What waits says for how long in its docs. No wait outlasts its deadline, which a call has from its turn on, and each looks every 50 ms
+//! whether the group has failed and, on the caller's thread, whether the caller's [`Interrupt`] wants it to end.
 //!
 //! ```
 //! use flambeau_collective::{DType, GroupOptions, ProcessGroup, RawBuffer, ReduceOp, TcpRendezvous};

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::error;
+use crate::signals::Signals;
 
 /// A rendezvous over `all_gather(bytes) -> list[bytes]` of Python's.
 pub(crate) struct CallableRendezvous {
@@ -68,6 +69,7 @@ impl Rendezvous for CallableRendezvous {
 #[pyclass(frozen, name = "TcpRendezvous", module = "flambeau._native")]
 pub(crate) struct PyTcpRendezvous {
     inner: Mutex<TcpRendezvous>,
+    signals: Signals,
 }
 
 #[pymethods]
@@ -89,8 +91,13 @@ impl PyTcpRendezvous {
         })?;
         let made = py.detach(|| TcpRendezvous::new(address, rank, world_size, &secret, timeout));
         let inner = made.map_err(|failure| error::from_collective(py, &failure))?;
+        let signals = Signals::default();
+        let inner = inner
+            .for_attempt(attempt)
+            .with_interrupt(signals.callback());
         Ok(PyTcpRendezvous {
-            inner: Mutex::new(inner.for_attempt(attempt)),
+            inner: Mutex::new(inner),
+            signals,
         })
     }
 
@@ -101,13 +108,16 @@ impl PyTcpRendezvous {
         payload: Vec<u8>,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let gathered = py.detach(|| {
-            // Locked only while detached: whoever holds it needs no interpreter.
+            // Locked only while detached: whoever holds it needs the interpreter for signals alone.
             self.inner
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .all_gather(&payload)
         });
-        let gathered = gathered.map_err(|failure| error::from_collective(py, &failure))?;
+        let gathered = gathered.map_err(|failure| {
+            let raised = self.signals.take();
+            raised.unwrap_or_else(|| error::from_collective(py, &failure))
+        })?;
         Ok(gathered
             .iter()
             .map(|payload| PyBytes::new(py, payload))

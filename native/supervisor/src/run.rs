@@ -181,3 +181,23 @@ pub(crate) fn write(
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A name that is no param's any more would be compared, and refuse runs that are the same.
+    #[test]
+    fn what_a_run_may_change_are_params() {
+        let schema: Value =
+            serde_json::from_str(include_str!("../../../docs/training-job.schema.json")).unwrap();
+        let params = schema["$defs"]["TrainingParams"]["properties"]
+            .as_object()
+            .unwrap();
+        let unknown: Vec<_> = FREE
+            .iter()
+            .filter(|name| !params.contains_key(**name))
+            .collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
+    }
+}

@@ -81,20 +81,6 @@ impl From<Batch> for StagedBatch {
     }
 }
 
-impl StagedBatch {
-    /// The batch of a model that leaves batches where they are.
-    ///
-    /// # Panics
-    ///
-    /// If the model has put it elsewhere.
-    pub fn into_host(self) -> Batch {
-        match self.data {
-            StagedData::Host(batch) => batch,
-            StagedData::Device(_) => panic!("the model has put this batch on its device"),
-        }
-    }
-}
-
 /// What a model made of one batch: sums, so that they add up over batches and ranks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LossSums {

@@ -89,7 +89,7 @@ pub(crate) fn attach(
     if me == 0 {
         lead(&local, members, proof, health, wait)
     } else {
-        follow(leader_name, members, me, proof, wait)
+        follow(leader_name, members, me, proof, health, wait)
     }
     .map(Some)
 }
@@ -155,16 +155,19 @@ fn follow(
     members: &[usize],
     me: usize,
     proof: &Proof,
+    health: &Arc<Health>,
     wait: &Wait<'_>,
 ) -> io::Result<Attachment> {
     // The leader listens since before the rendezvous: a refusal is final, most likely another namespace.
     let mut stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(leader_name)?)?;
-    proof.connect(
-        &mut stream,
-        Purpose::Attach,
-        wait.health.rank,
-        &Deadline::new(wait.timeout, wait.health.options.interrupt.clone()),
-    )?;
+    // A leader that has stopped is found by its beats, sooner than by the deadline.
+    let watched = health.clone();
+    let stop = move || watched.failure().is_some() || watched.options.is_interrupted();
+    let deadline = Deadline::new(wait.remaining(), Some(Arc::new(stop)));
+    if let Err(error) = proof.connect(&mut stream, Purpose::Attach, health.rank, &deadline) {
+        wait.check(|| vec![members[0]]).map_err(io::Error::other)?;
+        return Err(error);
+    }
     loop {
         stream.set_slice(wait.slice())?;
         match descriptor::receive(&stream) {

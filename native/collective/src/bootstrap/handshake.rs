@@ -39,7 +39,7 @@ pub(crate) enum Purpose {
     Control = 2,
     /// Collectives' bytes.
     Data = 3,
-    /// Shared segments.
+    /// Shared memory.
     Attach = 4,
 }
 

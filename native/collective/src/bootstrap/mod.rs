@@ -6,8 +6,8 @@
 //! 4. The leaders of the hosts make data connections.
 //!
 //! Each connection proves that both ends hold the attempt's secret (`handshake`) before a byte of it is believed. All of it blocks
-//! the caller for at most `GroupOptions::connect_timeout`, looking at the interrupt every 50 ms; from step 2 on a rank that
-//! fails frees the others.
+//! the caller for at most `GroupOptions::connect_timeout` after the rendezvous, looking at the interrupt every 50 ms; from step 3 on a
+//! rank that fails frees the others.
 
 mod acceptor;
 mod attach;
@@ -170,7 +170,10 @@ pub(crate) fn connect(rendezvous: &mut dyn Rendezvous, options: GroupOptions) ->
         (Some(host), Some(tcp)) => Some(Box::new(Hierarchical::new(host, tcp))),
         (Some(host), None) => Some(Box::new(SharedMemory::new(host))),
         (None, Some(tcp)) => Some(Box::new(tcp)),
-        (None, None) => None,
+        (None, None) => {
+            let alone = "this rank found no way to the others";
+            return Err(health.fail(CollectiveError::rendezvous(alone)));
+        }
     };
     Ok(Connected {
         health,
@@ -202,7 +205,7 @@ fn share_memory(
         && let Some(rank) = (0..world_size).find(|rank| !shares[*rank])
     {
         let reason = attached.err().map_or_else(
-            || "it could not map the segment".into(),
+            || "it could not map the memory".into(),
             |error| error.to_string(),
         );
         return Err(health.fail(CollectiveError::rendezvous(format!(

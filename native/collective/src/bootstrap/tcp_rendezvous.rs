@@ -14,6 +14,7 @@ use super::handshake::{self, Context, Proof, Purpose};
 use super::rendezvous::Rendezvous;
 use crate::deadline::Deadline;
 use crate::error::{CollectiveError, Peer, Result};
+use crate::options::Interrupt;
 use crate::wire::{Reader, Writer};
 
 /// The longest payload, and the longest answer: a rendezvous carries addresses, not data.
@@ -30,6 +31,7 @@ pub struct TcpRendezvous {
     rank: usize,
     world_size: usize,
     timeout: Duration,
+    interrupt: Option<Interrupt>,
     proof: Proof,
     address: SocketAddr,
     place: Place,
@@ -115,6 +117,7 @@ impl TcpRendezvous {
             rank,
             world_size,
             timeout,
+            interrupt: None,
             proof,
             address,
             place,
@@ -125,6 +128,12 @@ impl TcpRendezvous {
     /// all ranks; to be called before the first `all_gather`.
     pub fn for_attempt(mut self, attempt: &str) -> Self {
         self.proof.context = context(self.world_size, attempt);
+        self
+    }
+
+    /// Lets the caller end a wait.
+    pub fn with_interrupt(mut self, interrupt: Interrupt) -> Self {
+        self.interrupt = Some(interrupt);
         self
     }
 
@@ -145,6 +154,7 @@ impl TcpRendezvous {
     fn error(&self, error: io::Error, rank: usize, deadline: &Deadline) -> CollectiveError {
         match error.kind() {
             io::ErrorKind::TimedOut => self.timed_out(vec![self.peer(rank)], deadline),
+            _ if deadline.interrupted() => CollectiveError::Interrupted,
             _ => CollectiveError::rendezvous_io(
                 format!("with rank {rank} at {}: {error}", self.address),
                 error,
@@ -194,6 +204,7 @@ impl TcpRendezvous {
                 // Those who have come are told why it was in vain.
                 self.seat(accepted);
                 match trouble.text() {
+                    _ if deadline.interrupted() => CollectiveError::Interrupted,
                     Some(trouble) => CollectiveError::rendezvous(format!(
                         "after {:.1?} ranks {missing:?} were missing at {}, and {trouble}",
                         deadline.waited(),
@@ -336,7 +347,7 @@ impl Rendezvous for TcpRendezvous {
                 payload.len()
             )));
         }
-        let deadline = Deadline::new(self.timeout, None);
+        let deadline = Deadline::new(self.timeout, self.interrupt.clone());
         if self.rank == 0 {
             self.serve(payload, &deadline)
         } else {

@@ -70,7 +70,7 @@ impl Mapping {
         if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 || (status.st_size as u64) < len as u64 {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "the segment is too short or not sealed",
+                "the memory is too short or not sealed",
             ));
         }
         let start = map(len, libc::MAP_SHARED | libc::MAP_POPULATE, file.as_raw_fd())?;
@@ -103,7 +103,7 @@ impl Mapping {
     pub(crate) fn at(&self, offset: usize) -> *mut u8 {
         assert!(
             offset <= self.len,
-            "offset {offset} in a segment of {} bytes",
+            "offset {offset} in shared memory of {} bytes",
             self.len
         );
         // SAFETY: within the mapping or one past its end.

@@ -113,7 +113,7 @@ impl Board {
         if board.word(0).load(Ordering::Relaxed) != MAGIC || !matches {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "the segment is not this group's",
+                "the memory is not this group's",
             ));
         }
         Ok(board)

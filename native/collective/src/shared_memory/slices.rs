@@ -10,8 +10,9 @@
 //! also compares the calls) and one behind it. Of an all-reduce each member reads B bytes and writes B, and adds
 //! `(n - 1) / n * B` of them, so all do the same work; of a reduce-scatter it reads B and writes `B / n`; of a broadcast or an
 //! all-gather it copies what it lacks, once. Buffers that lie elsewhere are copied into the staging areas before the first and out
-//! of the result area behind the second barrier, except for the member's own slice: `2 * (n - 1) / n * B` bytes more, and
-//! two barriers for each 512 KiB.
+//! of the result area behind the second barrier, with two barriers for each 512 KiB. Of an all-reduce the member's own slice is left out
+//! of both, which makes `2 * (n - 1) / n * B` bytes more; a reduce-scatter copies B in and `B / n` out, a broadcast and an all-gather
+//! the member's own part in, and what it lacks from there.
 
 use std::ops::Range;
 use std::ptr;

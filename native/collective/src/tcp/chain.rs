@@ -7,8 +7,8 @@
 //!
 //! **Chosen** for reduce-scatters that are not small (`eager`), and for all-reduces where some host has several ranks.
 //!
-//! **Cost**, for S stages on H hosts and buffers of B bytes: `(S - 1) + (H - 1)` messages of latency to the first segment's
-//! end, after which segments follow each other at the speed of a link. An all-reduce carries B bytes once in each direction of
+//! **Cost**, for S stages on H hosts and buffers of B bytes: to the first segment's end `(S - 1) + (H - 1)` messages of latency for an
+//! all-reduce, and `(S - 1) + 1` for a reduce-scatter, after which segments follow each other at the speed of a link. An all-reduce carries B bytes once in each direction of
 //! each link between neighbours, whatever the number of hosts; partial sums of 16-bit types are of 32 bits, so twice that on
 //! the way up. A reduce-scatter carries B bytes up the chain and each part once to its host. There are as many stages as hosts
 //! where the ranks of a host are numbered one after another, and more otherwise.

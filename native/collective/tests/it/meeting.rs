@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -149,6 +149,22 @@ fn another_attempts_rank_is_a_stranger() {
         assert_eq!(gathered, [b"second", b"second"]);
         server.join().unwrap().unwrap();
     });
+}
+
+/// Whoever waits for a rank that never comes can be called off.
+#[test]
+fn an_interrupt_ends_the_wait_of_either_side() {
+    for rank in [0, 1] {
+        let asked = Instant::now();
+        let interrupt = move || asked.elapsed() > Duration::from_millis(200);
+        let error = TcpRendezvous::new(&held_address(), rank, 2, SECRET, PATIENCE)
+            .unwrap()
+            .with_interrupt(Arc::new(interrupt))
+            .all_gather(b"")
+            .unwrap_err();
+        assert!(matches!(error, CollectiveError::Interrupted), "{error}");
+        assert!(asked.elapsed() < PATIENCE / 2);
+    }
 }
 
 #[test]

@@ -38,9 +38,6 @@ private[flambeau] object Expressions {
     expression(at(name), field, tensor, role).as(name)
   }
 
-  /** The name of Spark's type for the elements of a tensor. */
-  def sqlType(dtype: String): String = SqlTypes(dtype)
-
   /** A column's name as an expression that means this column, dots and all. */
   def quoted(name: String): String = "`" + name.replace("`", "``") + "`"
 

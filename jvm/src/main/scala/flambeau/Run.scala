@@ -138,24 +138,30 @@ private[flambeau] object Run {
     var claim: JsonNode = advance(Json.obj().put("own", own).put("beatSeconds", beatSeconds))
     if (claim.get("phase").has("watching"))
       log.info(s"run $id has an owner: waiting whether another driver still writes")
-    while (!claim.get("phase").has("held")) {
-      Thread.sleep((claim.get("waitSeconds").asDouble * 1000).toLong)
-      claim = advance(claim)
+    try
+      while (!claim.get("phase").has("held")) {
+        Thread.sleep((claim.get("waitSeconds").asDouble * 1000).toLong)
+        claim = advance(claim)
+      }
+    catch {
+      case error: Throwable =>
+        release()
+        throw error
     }
-    var isTold = false
+    var isToldOfOther, isToldOfFailure = false
     def beat(): Unit =
       try {
         claim = advance(claim)
-        if (claim.get("phase").asText == "lost" && !isTold) {
-          isTold = true
+        if (claim.get("phase").asText == "lost" && !isToldOfOther) {
+          isToldOfOther = true
           log.warn(
             s"runId '$id' is being trained by another driver too; its checkpoints and this fit's may mix"
           )
         }
       } catch {
         case NonFatal(error) =>
-          if (!isTold) log.warn(s"the claim of run $id could not be written: ${error.getMessage}")
-          isTold = true
+          if (!isToldOfFailure) log.warn(s"the claim of run $id could not be written: ${error.getMessage}")
+          isToldOfFailure = true
       }
     Beating("flambeau-claim", beatSeconds)(beat(), _ => release())(use)
   }
