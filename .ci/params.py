@@ -296,7 +296,7 @@ def python_constructor(found: list[Group]) -> Iterator[str]:
     yield ""
     yield "        Raises ParamError for a name that there is not, and for a value that is not allowed."
     yield '        """'
-    yield "        arguments = self._input_kwargs"
+    yield '        arguments = self.__dict__.pop("_input_kwargs")'
     yield "        super().__init__()"
     yield "        self.setParams(**arguments)"
     yield ""

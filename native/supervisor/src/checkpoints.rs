@@ -9,6 +9,11 @@ use crate::work_directory::{KEPT, WorkDirectory};
 
 /// Removes all that those attempts left but for their newest `num` checkpoints with weights, and describes these, oldest
 /// first. Of two after as many steps that of the later attempt is taken, which went on from what the earlier one had.
+///
+/// # Errors
+///
+/// The first of the store's, after the others are done. Where a checkpoint could not be looked at nothing is removed, now or by a
+/// sweep.
 pub(crate) fn keep_newest(
     work: &WorkDirectory<'_>,
     attempts: &[String],
@@ -18,6 +23,36 @@ pub(crate) fn keep_newest(
         .iter()
         .map(|attempt| work.path(&format!("attempts/{attempt}")))
         .collect();
+    let mark = |root: &String| {
+        let mark = format!("{root}/{KEPT}");
+        work.store.put(&mark, Vec::new().into())
+    };
+    let kept = match newest(work, &roots, num) {
+        Ok(kept) => kept,
+        Err(error) => {
+            let _ = roots.iter().try_for_each(mark);
+            return Err(error);
+        }
+    };
+    let ends = roots.iter().map(|root| {
+        if kept.iter().any(|kept| is_below(&kept.uri, root)) {
+            mark(root)?;
+            remove_others(work, root, &kept)
+        } else {
+            work.store.delete_prefix(root)
+        }
+    });
+    let ends: Vec<Result<(), DataError>> = ends.collect();
+    ends.into_iter().collect::<Result<(), _>>()?;
+    Ok(kept)
+}
+
+/// The newest `num` checkpoints with weights below those directories.
+fn newest(
+    work: &WorkDirectory<'_>,
+    roots: &[String],
+    num: usize,
+) -> Result<Vec<KeptCheckpoint>, DataError> {
     let mut found = BTreeMap::new();
     for root in roots.iter().filter(|_| num > 0) {
         for uri in work.store.list(&format!("{root}/checkpoints"))? {
@@ -29,17 +64,7 @@ pub(crate) fn keep_newest(
         }
     }
     let too_many = found.len().saturating_sub(num);
-    let kept: Vec<KeptCheckpoint> = found.into_values().skip(too_many).collect();
-    for root in &roots {
-        if kept.iter().any(|kept| is_below(&kept.uri, root)) {
-            remove_others(work, root, &kept)?;
-            work.store
-                .put(&format!("{root}/{KEPT}"), Vec::new().into())?;
-        } else {
-            work.store.delete_prefix(root)?;
-        }
-    }
-    Ok(kept)
+    Ok(found.into_values().skip(too_many).collect())
 }
 
 /// Removes what an attempt left beside the checkpoints that are kept.
@@ -57,6 +82,7 @@ fn remove_others(
             names[..depth.min(names.len())].join("/")
         ));
     }
+    parts.remove(&format!("{root}/{KEPT}"));
     for part in parts {
         if !kept.iter().any(|kept| kept.uri == part) {
             work.store.delete_prefix(&part)?;

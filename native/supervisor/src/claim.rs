@@ -3,6 +3,8 @@
 //! The driver that has a run writes `runs/<id>.owner` anew with each beat: a name of its own and a number. Another one
 //! watches the file for a while, so that no clocks are compared.
 
+use std::time::Instant;
+
 use flambeau_data::DataError;
 use serde::{Deserialize, Serialize};
 
@@ -10,9 +12,9 @@ use crate::error::SupervisorError;
 use crate::work_directory::WorkDirectory;
 
 /// Looks at the file in a beat.
-const LOOKS: u32 = 10;
+const LOOKS: f64 = 10.0;
 /// A driver that is not heard of for so many beats has ended: longer than mounts of object stores show what was.
-const FRESH_BEATS: u32 = 7;
+const FRESH_BEATS: f64 = 7.0;
 /// Of two drivers that saw nobody, the one that wrote last is seen by both so many beats later.
 const SETTLE_BEATS: f64 = 0.05;
 
@@ -38,8 +40,8 @@ enum Phase {
     /// Nothing was done yet.
     #[default]
     New,
-    /// Another driver's file is watched: what it held, empty where it could not be read, and how often that was seen.
-    Watching { seen: String, looks: u32 },
+    /// Another driver's file is watched: what it held, empty where it could not be read, and for how many seconds.
+    Watching { seen: String, seconds: f64 },
     /// The file is written, and may be written over by one that saw nobody either.
     Settling,
     /// The run is this driver's; beats so far.
@@ -60,32 +62,36 @@ pub(crate) fn advance(
 ) -> Result<Claim, SupervisorError> {
     let file = uri_of(work, id);
     let beat = claim.beat_seconds;
+    let look = beat / LOOKS;
+    let began = Instant::now();
     let (phase, wait_seconds) = match &claim.phase {
         Phase::New => match read(work, &file)? {
-            Some(seen) => (Phase::Watching { seen, looks: 0 }, beat / f64::from(LOOKS)),
+            Some(seen) => (Phase::Watching { seen, seconds: 0.0 }, look),
             None => settle(work, &file, &claim)?,
         },
-        Phase::Watching { seen, looks } => match read(work, &file)? {
+        Phase::Watching { seen, seconds } => match read(work, &file)? {
             None => settle(work, &file, &claim)?,
             Some(now) if !seen.is_empty() && !now.is_empty() && now != *seen => {
                 return Err(refusal(work, id));
             }
-            Some(_) if *looks + 1 >= FRESH_BEATS * LOOKS => settle(work, &file, &claim)?,
             // What is seen for the first time is watched from then on.
             Some(now) if seen.is_empty() && !now.is_empty() => (
                 Phase::Watching {
                     seen: now,
-                    looks: 0,
+                    seconds: 0.0,
                 },
-                beat / f64::from(LOOKS),
+                look,
             ),
-            Some(_) => (
-                Phase::Watching {
-                    seen: seen.clone(),
-                    looks: looks + 1,
-                },
-                beat / f64::from(LOOKS),
-            ),
+            Some(_) => {
+                // A store may be slow to answer. By a hundredth of a look, since the waits are rounded.
+                let seconds = seconds + claim.wait_seconds + began.elapsed().as_secs_f64();
+                if seconds >= FRESH_BEATS * beat - look / 100.0 {
+                    settle(work, &file, &claim)?
+                } else {
+                    let seen = seen.clone();
+                    (Phase::Watching { seen, seconds }, look)
+                }
+            }
         },
         Phase::Settling if is_others(work, &file, &claim.own) => return Err(refusal(work, id)),
         Phase::Settling => (Phase::Held { beats: 0 }, beat),

@@ -1,6 +1,8 @@
 //! The questions that a driver asks.
 
 use std::collections::HashMap;
+use std::process;
+use std::sync::{Mutex, PoisonError};
 
 use chrono::Utc;
 use flambeau_data::Store;
@@ -76,10 +78,44 @@ pub fn answer(
     question: &str,
     options: &HashMap<String, String>,
 ) -> Result<String, SupervisorError> {
-    let question = serde_json::from_str(question).map_err(SupervisorError::Malformed)?;
-    let store = Store::new(options)?;
+    let question: Question = serde_json::from_str(question).map_err(SupervisorError::Malformed)?;
+    let store = store(options)?;
     let answer = answered(&WorkDirectory::new(&store, work_dir), question)?;
     Ok(answer.to_string())
+}
+
+/// A store that was opened, with the process and the options that it is of.
+type Opened = (u32, HashMap<String, String>, Store);
+
+/// The store of the last options given, which those of the next question mostly are: it keeps its connections, which a fork
+/// does not inherit.
+fn store(options: &HashMap<String, String>) -> Result<Store, SupervisorError> {
+    static LAST: Mutex<Option<Opened>> = Mutex::new(None);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((process, known, store)) = &*last
+        && (*process, known) == (process::id(), options)
+    {
+        return Ok(store.clone());
+    }
+    let store = Store::new(options)?;
+    let opened = (process::id(), options.clone(), store.clone());
+    // One that a fork took along has threads that do not run here, for which its end would wait.
+    if let Some(before) = last.replace(opened)
+        && before.0 != process::id()
+    {
+        std::mem::forget(before);
+    }
+    Ok(store)
+}
+
+/// Attempts are named by files that others may write.
+fn plain(attempts: Vec<String>) -> Result<Vec<String>, SupervisorError> {
+    match attempts.iter().find(|name| !run::is_plain(name)) {
+        None => Ok(attempts),
+        Some(name) => Err(SupervisorError::Refused(format!(
+            "{name:?} is no attempt: a name has letters, digits, - and _"
+        ))),
+    }
 }
 
 fn answered(work: &WorkDirectory<'_>, question: Question) -> Result<Value, SupervisorError> {
@@ -90,14 +126,18 @@ fn answered(work: &WorkDirectory<'_>, question: Question) -> Result<Value, Super
             max_restarts,
         } => json(judge(&ended, restarts, max_restarts)),
         Question::NewestCheckpoint { attempts } => {
-            let found = checkpoint::newest(work.store, work.uri(), &attempts)?;
+            let found = checkpoint::newest(work.store, work.uri(), &plain(attempts)?)?;
             json(found.map(|found| found.uri))
         }
-        Question::KeepCheckpoints { attempts, num } => json(keep_newest(work, &attempts, num)?),
+        Question::KeepCheckpoints { attempts, num } => {
+            json(keep_newest(work, &plain(attempts)?, num)?)
+        }
         Question::DigestFiles { files, ends } => json(rows::digests(work.store, &files, ends)?),
         Question::ReadRun { id } => json(run::read(work, &id)?),
         Question::CompareRun { id, run, what } => json(run::compare(work, &id, run, what)?),
-        Question::WriteRun { id, attempts, what } => json(run::write(work, &id, attempts, what)?),
+        Question::WriteRun { id, attempts, what } => {
+            json(run::write(work, &id, plain(attempts)?, what)?)
+        }
         Question::AdvanceClaim { id, claim } => json(claim::advance(work, &id, claim)?),
         Question::ReleaseClaim { id, own } => json(claim::release(work, &id, &own)?),
         Question::HoldLease { lease } => json(work.hold_lease(&lease, Utc::now())?),

@@ -102,26 +102,72 @@ pub(crate) fn read(work: &WorkDirectory<'_>, id: &str) -> Result<Option<Found>, 
         Err(DataError::NotFound { .. }) => return Ok(None),
         bytes => bytes?,
     };
-    let run: Option<RunFile> = serde_json::from_slice(&bytes).ok();
-    let Some(run) = run.filter(|run| run.format == FORMAT) else {
-        let reads_all = false;
-        return Ok(Some(Found {
-            reads_all,
-            run: None,
-        }));
-    };
-    for attempt in &run.attempts {
+    let attempts = attempts_in(&bytes);
+    for attempt in attempts.iter().flatten() {
         let place = work.path(&format!("attempts/{attempt}/checkpoints"));
         let files = work.store.list(&place)?;
         if files.iter().any(|file| file.ends_with("/COMMITTED")) {
-            let reads_all = run.reads_all;
+            let run: Option<RunFile> = serde_json::from_slice(&bytes).ok();
+            let run = run.filter(|run| run.format == FORMAT);
             return Ok(Some(Found {
-                reads_all,
-                run: Some(run),
+                reads_all: run.as_ref().is_some_and(|run| run.reads_all),
+                run,
             }));
         }
     }
-    Ok(None)
+    Ok(match attempts {
+        Some(_) => None,
+        None => Some(Found {
+            reads_all: false,
+            run: None,
+        }),
+    })
+}
+
+/// The attempts that a run's file of any format names; none where it names what is no attempt.
+fn attempts_in(file: &[u8]) -> Option<Vec<String>> {
+    let file: Value = serde_json::from_slice(file).ok()?;
+    let names = file.get("attempts")?.as_array()?.iter();
+    let names: Option<Vec<String>> = names.map(|name| name.as_str().map(str::to_owned)).collect();
+    names.filter(|names| names.iter().all(|name| is_plain(name)))
+}
+
+/// Whether a name is that of one file or directory: what a file holds, others may have written.
+pub(crate) fn is_plain(name: &str) -> bool {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    !name.is_empty() && name.chars().all(is_allowed)
+}
+
+/// The runs of which an attempt is recent.
+#[derive(Default)]
+pub(crate) struct Recent {
+    /// Their files' names.
+    pub(crate) files: Vec<String>,
+    /// All their attempts.
+    pub(crate) attempts: Vec<String>,
+}
+
+/// The runs of which an attempt is recent: a fit may go on from any of theirs.
+pub(crate) fn recent(
+    work: &WorkDirectory<'_>,
+    is_recent: impl Fn(&str) -> bool,
+) -> Result<Recent, DataError> {
+    let mut found = Recent::default();
+    for uri in work.store.list(&work.path("runs"))? {
+        let file = uri.rsplit('/').next().unwrap_or_default();
+        if !file.ends_with(".json") {
+            continue;
+        }
+        let attempts = match work.store.get(&uri) {
+            Err(DataError::NotFound { .. }) => continue,
+            bytes => attempts_in(&bytes?).unwrap_or_default(),
+        };
+        if attempts.iter().any(|attempt| is_recent(attempt)) {
+            found.files.push(file.to_owned());
+            found.attempts.extend(attempts);
+        }
+    }
+    Ok(found)
 }
 
 /// The attempts of a run, for a fit that trains the same on the same rows; others are refused, and a file that is damaged.

@@ -122,10 +122,11 @@ def _is_visible(spark: SparkSession, work: WorkDirectory) -> bool:
     """
     if session.classic_context(spark) is not None and session.is_local(spark):
         return True
-    uri = work.path("probes", new_id(), "seen")
+    probe = f"probes/{new_id()}"
+    uri = work.path(probe, "seen")
     session.on_worker(spark, lambda: work.store().put(uri, b"seen"))
     visible = work.sees(uri)
-    session.on_worker(spark, lambda: work.store().delete(uri))
+    session.on_worker(spark, lambda: work.ask("remove", path=probe))
     return visible
 
 

@@ -24,7 +24,7 @@ log = logging.getLogger("flambeau")
 
 
 LEASE_SECONDS = 3600.0
-_LAST_BEAT_SECONDS = 10.0
+_LAST_BEAT_SECONDS = 60.0
 _STAMP = "%Y%m%dT%H%M%SZ"
 _lock = threading.Lock()
 _temporary: tempfile.TemporaryDirectory[str] | None = None
@@ -111,7 +111,7 @@ def beating(
     """Calls `beat` every so many seconds while the block runs, with `begins` at once too, and `end` after a
     block that went well, or with `ends_always` after any.
 
-    A failure of either is told once, with what `name` says of it, and no more. The end waits up to 10 s for a
+    A failure of either is told once, with what `name` says of it, and no more. The end waits up to 60 s for a
     beat that is under way and for `end`: one that goes through Spark waits for a slot, which may never come.
     """
     ended, is_well, is_told = threading.Event(), False, False

@@ -1471,7 +1471,7 @@ class HasConstructor(CheckedParams):
 
         Raises ParamError for a name that there is not, and for a value that is not allowed.
         """
-        arguments = self._input_kwargs
+        arguments = self.__dict__.pop("_input_kwargs")
         super().__init__()
         self.setParams(**arguments)
 

@@ -72,8 +72,9 @@ fn a_driver_that_writes_is_left_its_run_and_one_that_is_silent_is_not() {
         claim = step(&work, &claim).unwrap();
         looks += 1;
     }
-    // Seven beats of ten looks each.
-    assert_eq!((phase(&claim).as_str(), looks), ("settling", 70));
+    // Seven beats of ten looks each; a little less where the looks themselves take time.
+    assert_eq!(phase(&claim), "settling");
+    assert!((65..=70).contains(&looks), "{looks}");
     // Both saw nobody, and the other one wrote last.
     write(&work, OWNER, "other");
     assert!(step(&work, &claim).unwrap_err().contains("another driver"));
@@ -91,7 +92,7 @@ fn what_cannot_be_read_at_first_is_watched_from_when_it_can() {
     let claim = step(&work, &claim).unwrap();
     assert_eq!(
         claim["phase"]["watching"],
-        json!({"seen": "other 1", "looks": 0})
+        json!({"seen": "other 1", "seconds": 0.0})
     );
     write(&work, OWNER, "other 2");
     assert!(step(&work, &claim).is_err());

@@ -73,3 +73,43 @@ fn a_damaged_file_of_a_run_is_refused() {
         );
     }
 }
+
+/// Who can write a work directory can not have a driver remove what lies elsewhere.
+#[test]
+fn a_run_names_attempts_and_no_paths() {
+    let work = directory();
+    write(&work, "attempts/a/checkpoints/0000000010/COMMITTED", "");
+    write(&work, "precious/file", "");
+    let run = json!({"id": "nightly", "attempts": ["a"], "what": what(3, "adam", "x")});
+    ask(&work, "writeRun", run).unwrap();
+    let file = work.path().join("runs/nightly.json");
+    let text = std::fs::read_to_string(&file).unwrap();
+    for name in ["../precious", "", ".", "/tmp"] {
+        std::fs::write(
+            &file,
+            text.replace(r#"["a"]"#, &format!(r#"["a","{name}"]"#)),
+        )
+        .unwrap();
+        let told = read(&work).unwrap();
+        let error = compare(&work, &told, &what(3, "adam", "x")).unwrap_err();
+        assert!(error.contains("is damaged"), "{error}");
+        for num in [0, 1] {
+            let fields = json!({"attempts": ["a", name], "num": num});
+            let error = ask(&work, "keepCheckpoints", fields).unwrap_err();
+            assert!(error.contains("is no attempt"), "{error}");
+        }
+    }
+    assert!(is_there(&work, "precious/file") && is_there(&work, "attempts/a"));
+}
+
+/// One that another version of Flambeau wrote counts for nothing once there is nothing to go on from.
+#[test]
+fn a_run_of_another_format_is_new_where_its_attempts_are_gone() {
+    let work = directory();
+    write(
+        &work,
+        "runs/nightly.json",
+        r#"{"format": 2, "attempts": ["a"]}"#,
+    );
+    assert_eq!(read(&work), Ok(Value::Null));
+}

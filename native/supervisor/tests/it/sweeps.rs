@@ -66,3 +66,50 @@ fn a_lease_keeps_what_was_made_since_its_fit_began() {
     ask(&work, "dropLease", json!({"lease": nine})).unwrap();
     assert!(!is_there(&work, &format!("leases/{nine}")));
 }
+
+/// A fit that went on from a run that is eight days old may fail too.
+#[test]
+fn a_run_is_as_old_as_its_newest_attempt() {
+    let work = directory();
+    let (eight, nine, six) = (id_of(8), id_of(9), id_of(6));
+    for (run, attempts) in [
+        (&nine, [&nine, &six]),
+        (&eight, [&eight, &eight]),
+        (&"nightly".to_string(), [&id_of(10), &six]),
+    ] {
+        for attempt in attempts {
+            write(
+                &work,
+                &format!("attempts/{attempt}/checkpoints/1/COMMITTED"),
+                "",
+            );
+        }
+        let what = json!({"job": {}, "rows": [], "readsAll": false});
+        let fields = json!({"id": run, "attempts": attempts, "what": what});
+        ask(&work, "writeRun", fields).unwrap();
+    }
+    ask(&work, "sweep", json!({})).unwrap();
+    let attempt = |name: &str| is_there(&work, &format!("attempts/{name}"));
+    assert!(attempt(&nine) && attempt(&six) && attempt(&id_of(10)) && !attempt(&eight));
+    let run = |name: &str| is_there(&work, &format!("runs/{name}.json"));
+    assert!(run(&nine) && run("nightly") && !run(&eight));
+}
+
+/// A file that is being written in place is empty for a moment.
+#[test]
+fn a_lease_that_cannot_be_read_is_looked_at_again() {
+    let work = directory();
+    let nine = id_of(9);
+    write(&work, &format!("shards/{nine}/file"), "");
+    write(&work, &format!("leases/{nine}"), "");
+    let rewritten = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            ask(&work, "holdLease", json!({"lease": nine})).unwrap();
+        });
+        ask(&work, "sweep", json!({})).unwrap()
+    });
+    assert_eq!(rewritten, json!([]));
+    assert!(is_there(&work, &format!("shards/{nine}/file")));
+    assert!(is_there(&work, &format!("leases/{nine}")));
+}

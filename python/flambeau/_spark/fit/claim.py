@@ -20,6 +20,7 @@ log = logging.getLogger("flambeau")
 _BEAT_SECONDS = 10.0
 _lock = threading.Lock()
 _held: set[str] = set()
+_lost: set[str] = set()
 
 
 @contextmanager
@@ -44,25 +45,32 @@ def claimed(work: WorkDirectory, visible: bool, run: str) -> Iterator[None]:
     finally:
         with _lock:
             _held.discard(uri)
+            _lost.discard(uri)
+
+
+def is_lost(work: WorkDirectory, run: str) -> bool:
+    """Whether another driver has taken a run that a fit of this process trains: what the run has in the work
+    directory is that one's now.
+    """
+    return work.path("runs", f"{run}.owner") in _lost
 
 
 @contextmanager
 def _beating(work: WorkDirectory, run: str) -> Iterator[None]:
     claim: dict[str, Any] = {"own": secrets.token_hex(8), "beatSeconds": _BEAT_SECONDS}
-    is_told = False
 
     def advance() -> None:
         nonlocal claim
         claim = work.ask("advanceClaim", id=run, claim=claim)
 
     def beat() -> None:
-        nonlocal is_told
         advance()
-        if claim["phase"] == "lost" and not is_told:
-            is_told = True
+        uri = work.path("runs", f"{run}.owner")
+        if claim["phase"] == "lost" and uri not in _lost:
+            _lost.add(uri)
             log.warning(
-                "runId %r in %s is being trained by another driver too; its checkpoints and this fit's may "
-                "mix",
+                "runId %r in %s is being trained by another driver too, whose run it is now: this fit goes on "
+                "and leaves the run's checkpoints alone",
                 run,
                 work.uri,
             )

@@ -155,7 +155,7 @@ class Launch:
         told and no more.
         """
         kept: list[dict[str, Any]] = []
-        if self.attempts:
+        if self.attempts and not self.run_of.is_lost:
             try:
                 kept = self.site.ask("keepCheckpoints", attempts=self.attempts, num=num_checkpoints)
             except Exception as error:
@@ -171,7 +171,7 @@ class Launch:
         """
         try:
             newest = self._newest_checkpoint() if self.attempts else None
-            if newest is None:
+            if newest is None or self.run_of.is_lost:
                 self.clean()
                 return
             self._remove_files()

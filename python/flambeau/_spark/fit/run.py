@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from flambeau._spark.fit.claim import is_lost
 from flambeau._spark.fit.told import digest_of
 from flambeau._spark.site import Site
 from flambeau._store import local_path
@@ -32,6 +33,11 @@ class Run:
     files: Sequence[str] = field(default_factory=tuple)
     is_named: bool = True
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether another driver has taken it, whose checkpoints and file are left alone."""
+        return self.is_named and is_lost(self.site.work, self.id)
+
     def attempts(self) -> list[str]:
         """The attempts that earlier fits of the run made, oldest first; none for a run that is new.
 
@@ -51,6 +57,8 @@ class Run:
         The first time it reads all rows of a run that is named; of others, which only a failure notes, no
         more than the ends of their files.
         """
+        if self.is_lost:
+            return
         what = self._identity(self.is_named)
         self.site.ask("writeRun", id=self.id, attempts=list(attempts), what=what)
 

@@ -188,7 +188,7 @@ private[flambeau] object Cluster {
 
   /** The work directory of a fit: the given one, that of `spark.flambeau.workDir`, or a temporary one in local mode. */
   def workDirectory(spark: SparkSession, path: Option[String]): WorkDirectory =
-    path.orElse(spark.conf.getOption(WorkDir)) match {
+    path.orElse(spark.conf.getOption(WorkDir).filter(_.nonEmpty)) match {
       case Some(location) =>
         // Databricks mounts these, whatever its default file system is.
         val stays = WorkDirectory.hasScheme(location) || location.matches("/(dbfs|Volumes|Workspace)/.*")

@@ -86,13 +86,13 @@ private[flambeau] final class Launch(
     val question = Site.question("keepCheckpoints").put("num", numCheckpoints)
     question.set[ObjectNode]("attempts", Json.strings(attempts))
     val kept =
-      try if (attempts.isEmpty) Nil else Json.items(site.ask(question)).map(Checkpoint.of)
+      try if (attempts.isEmpty || ofRun.isLost) Nil else Json.items(site.ask(question)).map(Checkpoint.of)
       catch {
         case NonFatal(error) =>
           log.warn(s"the checkpoints in ${work.uri} could not be sorted out: ${firstLine(error)}")
           Nil
       }
-    if (attempts.nonEmpty) ofRun.remove()
+    if (attempts.nonEmpty && !ofRun.isLost) ofRun.remove()
     kept
   }
 
@@ -103,7 +103,7 @@ private[flambeau] final class Launch(
     try {
       val newest = if (attempts.isEmpty) None else newestCheckpoint()
       if (newest.isEmpty) clean()
-      for (checkpoint <- newest) {
+      for (checkpoint <- newest if !ofRun.isLost) {
         ofRun.write(attempts.toSeq)
         log.warn(
           s"the newest checkpoint is kept in $checkpoint: a fit of the same rows with runId='${ofRun.id}' and the same " +

@@ -53,13 +53,16 @@ private[flambeau] final class Run(
   /** Notes the attempts. The first time it reads all rows of a run that is named; of others, which only a failure notes, no
     * more than the ends of their files.
     */
-  def write(attempts: Seq[String]): Unit = {
+  def write(attempts: Seq[String]): Unit = if (!isLost) {
     val what = identity(isNamed)
     val noted = question("writeRun")
     noted.set[ObjectNode]("attempts", Json.strings(attempts))
     noted.set[ObjectNode]("what", what)
     site.ask(noted)
   }
+
+  /** Whether another driver has taken it, whose checkpoints and file are left alone. */
+  def isLost: Boolean = isNamed && lost.contains(site.work.path("runs", s"$id.owner"))
 
   /** Removes the run's file; a failure is told and no more. */
   def remove(): Unit = site.remove("runs", s"$id.json")
@@ -103,6 +106,7 @@ private[flambeau] object Run {
   }
 
   private val held = ConcurrentHashMap.newKeySet[String]()
+  private val lost = ConcurrentHashMap.newKeySet[String]()
 
   /** Holds the run of that name while `use` runs: one fit at a time writes its checkpoints and goes on from them.
     *
@@ -117,7 +121,10 @@ private[flambeau] object Run {
           "interrupt it, or take another runId"
       )
     try if (site.isVisible) beating(site.work, id)(use) else use
-    finally held.remove(uri)
+    finally {
+      held.remove(uri)
+      lost.remove(uri)
+    }
   }
 
   private def beating[T](work: WorkDirectory, id: String)(use: => T): T = {
@@ -148,16 +155,15 @@ private[flambeau] object Run {
         release()
         throw error
     }
-    var isToldOfOther, isToldOfFailure = false
+    var isToldOfFailure = false
     def beat(): Unit =
       try {
         claim = advance(claim)
-        if (claim.get("phase").asText == "lost" && !isToldOfOther) {
-          isToldOfOther = true
+        if (claim.get("phase").asText == "lost" && lost.add(work.path("runs", s"$id.owner")))
           log.warn(
-            s"runId '$id' is being trained by another driver too; its checkpoints and this fit's may mix"
+            s"runId '$id' in ${work.uri} is being trained by another driver too, whose run it is now: this fit goes " +
+              "on and leaves the run's checkpoints alone"
           )
-        }
       } catch {
         case NonFatal(error) =>
           if (!isToldOfFailure) log.warn(s"the claim of run $id could not be written: ${error.getMessage}")

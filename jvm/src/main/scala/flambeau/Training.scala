@@ -124,8 +124,8 @@ private[flambeau] final class Training private (
     new Run(site, named.getOrElse(id), named.isDefined, identity, shards.train ++ shards.validation)
   }
 
-  /** What tells the job from others: its params and its program's files, less the weights, which a run takes from its
-    * checkpoints.
+  /** What tells the job from others: its params and its program's files, without those that hold weights alone. An archive of
+    * TorchScript counts with the weights in it.
     */
   private def identity: ObjectNode = {
     val json = estimator.jobParams.deepCopy()
