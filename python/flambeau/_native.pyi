@@ -34,11 +34,11 @@ class BatchReader:
     def __iter__(self) -> Iterator[Batch]: ...
     def __next__(self) -> Batch: ...
 
-class GradientReducer:
-    """Averages gradients over the ranks. Made by the training loop, which gives it to `attach`."""
+class GradientSink:
+    """Where gradients go on their way to the other ranks. The training loop gives it to `attach`."""
 
     def buckets(self) -> list[Any]:
-        """The buckets as DLPack capsules of flat tensors, which keep the reducer alive."""
+        """The buckets as DLPack capsules of flat tensors, which keep the sink alive."""
 
     def view(self, index: int) -> tuple[int, int]:
         """Where the gradient of parameter `index` lies: bucket and element in it."""

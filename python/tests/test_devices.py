@@ -15,6 +15,7 @@ from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]  # torch'
 
 from flambeau._module import devices
 from flambeau._module.adapter import ModuleModel
+from flambeau._module.device_gradients import DeviceGradients
 from flambeau._module.losses import HostFacts
 from flambeau._module.losses import build as build_loss
 from flambeau.errors import DataError
@@ -51,9 +52,15 @@ def occupied(module: nn.Module, loss: object, device: torch.device, metrics: obj
     adapter = ModuleModel(program, [("x", ["x"])])
     adapter.occupy(device)
     sizes = [numel for _, numel, _, _ in adapter.parameters()]
-    adapter.allocate_buckets([("float32", sum(sizes))])
+    adapter.allocate_gradients([("float32", sum(sizes))], None)
     adapter.attach(OneRank(sizes))  # type: ignore[arg-type]
     return adapter
+
+
+def on_device(adapter: ModuleModel) -> DeviceGradients:
+    """The adapter's gradients."""
+    assert adapter._device_gradients is not None
+    return adapter._device_gradients
 
 
 def network(outputs: int) -> nn.Module:
@@ -138,7 +145,7 @@ def test_what_the_ranks_make_of_gradients_is_what_the_optimizer_steps_on(device:
             x, y = torch.randn(6, 4), torch.randn(6)
             adapter.train_staged(adapter.stage([to_dlpack(x)], [to_dlpack(y)], None, 6), 12.0, 1.0)
             (nn.functional.mse_loss(reference(x.to(device)).squeeze(1), y.to(device)) / 2).backward()
-        bucket = adapter._bucket_tensors[0]
+        bucket = on_device(adapter).buckets[0]
         expected = torch.cat([gradient.reshape(-1) for gradient in gradients(reference)])
         torch.testing.assert_close(bucket, expected)
         bucket.mul_(0.5)
@@ -166,20 +173,38 @@ def test_gradients_on_a_device_are_scaled_and_clipped_as_torch_does(device: torc
     x, y = torch.randn(6, 4), torch.randn(6)
     adapter.train_staged(adapter.stage([to_dlpack(x)], [to_dlpack(y)], None, 6), 6.0, 1.0)
     reference = [gradient.clone() for gradient in gradients(adapter.module)]
-    assert adapter.unscale_gradients(4.0)
+    on_device(adapter).scale(4.0)
+    assert on_device(adapter).are_finite()
     for own, other in zip(gradients(adapter.module), reference, strict=True):
         torch.testing.assert_close(own, other * 4.0)
-    adapter.scale_gradients(0.25)
+    on_device(adapter).scale(0.25)
     holders = [nn.Parameter(torch.zeros_like(gradient)) for gradient in reference]
     for holder, gradient in zip(holders, reference, strict=True):
         holder.grad = gradient.clone()
     norm = nn.utils.clip_grad_norm_(holders, 0.1)
     assert norm > 0.1
-    adapter.clip_gradients(0.1)
+    on_device(adapter).clip(0.1)
     for own, holder in zip(gradients(adapter.module), holders, strict=True):
         torch.testing.assert_close(own, holder.grad)
     gradients(adapter.module)[0].view(-1)[0] = torch.inf
-    assert not adapter.unscale_gradients(1.0)
+    assert not on_device(adapter).are_finite()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_become_16_bit_floats_and_come_back(device: torch.device, dtype: torch.dtype) -> None:
+    values = torch.randn(40, generator=torch.Generator().manual_seed(1)) * 100
+    values[3], values[4] = 1e6, torch.nan
+    halves = str(dtype).removeprefix("torch.")
+    made = DeviceGradients([("float64", 3), ("float32", 40)], halves, device, None)
+    assert made.addresses()[0][1] == 0 != made.addresses()[1][1]
+    made.buckets[1].copy_(values)
+    made.narrow(1)
+    made.buckets[1].zero_()
+    made.widen(1)
+    torch.testing.assert_close(
+        made.buckets[1].cpu(), values.to(dtype).float(), rtol=0, atol=0, equal_nan=True
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES)

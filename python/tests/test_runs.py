@@ -81,7 +81,7 @@ def test_a_failed_fit_is_gone_on_with(
         ({}, df.withColumn("label", F.col("label") + 1), "its rows were others"),
     ]
     for changed, other_rows, said in others:
-        with pytest.raises(ParamError, match=f"runId 'nightly' .* another job: {said}"):
+        with pytest.raises(ParamError, match=f'runId "nightly" .* another job: {said}'):
             regressor(**({"model": fails(fuse)} | params | changed)).fit(other_rows)
 
     resumed = regressor(fails(fuse, seed=2), verifyReplicas=True, **params).fit(df)

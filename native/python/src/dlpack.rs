@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use flambeau_collective::DType as GroupDType;
 use flambeau_data::{AlignedBuffer, DType, HostTensor};
-use flambeau_train::GradientReducer;
+use flambeau_train::GradientSink;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
@@ -58,7 +58,7 @@ enum Owner {
     /// A batch's buffer, which goes back to its pool.
     Batch(AlignedBuffer),
     /// A bucket of gradients.
-    Reducer(Arc<GradientReducer>),
+    Sink(Arc<dyn GradientSink>),
 }
 
 /// A managed tensor and all that it points to, in one allocation that the deleter frees.
@@ -98,13 +98,13 @@ pub(crate) fn of_host_tensor<'py>(
     )
 }
 
-/// A bucket of the reducer as a flat tensor, which keeps the reducer alive.
+/// A bucket of a sink as a flat tensor, which keeps the sink alive.
 pub(crate) fn of_bucket<'py>(
     py: Python<'py>,
-    reducer: &Arc<GradientReducer>,
+    sink: &Arc<dyn GradientSink>,
     bucket: usize,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let info = &reducer.layout().buckets[bucket];
+    let info = &sink.layout().buckets[bucket];
     let (code, bits) = match info.dtype {
         GroupDType::Float32 => (FLOAT, 32),
         GroupDType::Float64 => (FLOAT, 64),
@@ -120,10 +120,10 @@ pub(crate) fn of_bucket<'py>(
     };
     capsule(
         py,
-        reducer.bucket_ptr(bucket),
+        sink.bucket_ptr(bucket),
         dtype,
         &[info.numel as i64],
-        Owner::Reducer(reducer.clone()),
+        Owner::Sink(sink.clone()),
     )
 }
 

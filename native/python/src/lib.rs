@@ -6,13 +6,13 @@
 
 mod allocator;
 mod batches;
+mod device_gradients;
 mod dlpack;
 mod error;
+mod gradient_sink;
 mod inspection;
 mod model;
 mod nccl;
-mod programs;
-mod reducer;
 mod rendezvous;
 mod signals;
 mod sink;
@@ -29,13 +29,13 @@ mod _native {
     #[pymodule_export]
     use crate::batches::PyBatchReader;
     #[pymodule_export]
+    use crate::gradient_sink::PyGradientSink;
+    #[pymodule_export]
     use crate::inspection::{
         check_script_file, impure_operators, inspect, job_schema, supervise, validate_job,
     };
     #[pymodule_export]
     use crate::nccl::nccl_meeting;
-    #[pymodule_export]
-    use crate::reducer::PyGradientReducer;
     #[pymodule_export]
     use crate::rendezvous::PyTcpRendezvous;
     #[pymodule_export]

@@ -8,16 +8,16 @@ use std::sync::Arc;
 use flambeau_collective::{DType, Device, Stream};
 use flambeau_data::{Batch, HostTensor};
 use flambeau_train::{
-    BucketInfo, DevicePlan, DevicePrograms, GradientReducer, LossSums, MicroBatch, Model,
+    BucketInfo, DeviceGradients, DeviceModel, GradientSink, LossSums, MicroBatch, Model,
     ModelError, ParameterInfo, StagedBatch, StagedData, StepContext, TensorRef, Tensors,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
+use crate::device_gradients::PyDeviceGradients;
 use crate::dlpack;
-use crate::programs::{self, PyPrograms};
-use crate::reducer::PyGradientReducer;
+use crate::gradient_sink::PyGradientSink;
 use crate::sink::ByteSink;
 
 /// What `ModuleModel.tensors` tells of a tensor: name, address, elements, dtype, bytes.
@@ -63,15 +63,6 @@ fn dtype_of(name: &str) -> PyResult<DType> {
             "{name} is no dtype of a collective"
         ))),
     }
-}
-
-/// Tensors that are wanted, as the adapter takes them.
-fn dtypes_and_sizes(
-    wanted: impl Iterator<Item = (DType, usize)>,
-) -> PyResult<Vec<(&'static str, usize)>> {
-    wanted
-        .map(|(dtype, numel)| Ok((name_of(dtype)?, numel)))
-        .collect()
 }
 
 /// The inverse of [`dtype_of`].
@@ -136,17 +127,7 @@ fn rows_of(staged: Box<dyn Any>) -> PyResult<Py<PyAny>> {
         .map_err(|_| PyTypeError::new_err("the batch was staged by another model"))
 }
 
-impl Model for PyModel {
-    fn check_cuda(&mut self) -> Result<(), String> {
-        let obstacle: PyResult<Option<String>> =
-            Python::attach(|py| self.adapter.call_method0(py, "cuda_obstacle")?.extract(py));
-        match obstacle {
-            Ok(None) => Ok(()),
-            Ok(Some(obstacle)) => Err(obstacle),
-            Err(error) => Err(error.to_string()),
-        }
-    }
-
+impl DeviceModel for PyModel {
     fn nccl_directories(&mut self) -> Vec<PathBuf> {
         let found: PyResult<Vec<PathBuf>> = Python::attach(|py| {
             self.adapter
@@ -168,6 +149,37 @@ impl Model for PyModel {
         })
     }
 
+    fn allocate_gradients(
+        &mut self,
+        buckets: &[BucketInfo],
+        halves: Option<DType>,
+    ) -> Result<Arc<dyn DeviceGradients>, ModelError> {
+        Python::attach(|py| {
+            let wanted = buckets
+                .iter()
+                .map(|bucket| Ok((name_of(bucket.dtype)?, bucket.numel)))
+                .collect::<PyResult<Vec<_>>>()?;
+            let halves = halves.map(name_of).transpose()?;
+            let made = self
+                .adapter
+                .bind(py)
+                .call_method1("allocate_gradients", (wanted, halves))?;
+            Ok(Arc::new(PyDeviceGradients::new(&made)?) as Arc<dyn DeviceGradients>)
+        })
+    }
+}
+
+impl Model for PyModel {
+    fn on_cuda(&mut self) -> Result<&mut dyn DeviceModel, String> {
+        let obstacle: PyResult<Option<String>> =
+            Python::attach(|py| self.adapter.call_method0(py, "cuda_obstacle")?.extract(py));
+        match obstacle {
+            Ok(None) => Ok(self),
+            Ok(Some(obstacle)) => Err(obstacle),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
     fn looks_ahead(&self) -> bool {
         self.device != Device::Cpu
     }
@@ -184,60 +196,6 @@ impl Model for PyModel {
         Ok(StagedBatch {
             num_rows,
             data: StagedData::Device(Box::new(staged)),
-        })
-    }
-
-    fn allocate_buckets(&mut self, buckets: &[BucketInfo]) -> Result<Vec<*mut c_void>, ModelError> {
-        Python::attach(|py| {
-            let wanted = buckets.iter().map(|bucket| (bucket.dtype, bucket.numel));
-            let addresses: Vec<usize> = self
-                .adapter
-                .call_method1(py, "allocate_buckets", (dtypes_and_sizes(wanted)?,))?
-                .extract(py)?;
-            Ok(addresses
-                .into_iter()
-                .map(|address| address as *mut c_void)
-                .collect())
-        })
-    }
-
-    fn prepare_programs(
-        &mut self,
-        plan: &DevicePlan,
-    ) -> Result<Box<dyn DevicePrograms>, ModelError> {
-        Python::attach(|py| {
-            let wanted = dtypes_and_sizes(plan.tensors.iter().copied())?;
-            let operations = programs::as_tuples(py, plan)?;
-            let made = self
-                .adapter
-                .bind(py)
-                .call_method1("prepare_programs", (wanted, operations))?;
-            Ok(Box::new(PyPrograms::new(&made)?) as Box<dyn DevicePrograms>)
-        })
-    }
-
-    fn scale_gradients(&mut self, factor: f64) -> Result<(), ModelError> {
-        Python::attach(|py| {
-            self.adapter
-                .call_method1(py, "scale_gradients", (factor,))?;
-            Ok(())
-        })
-    }
-
-    fn unscale_gradients(&mut self, factor: f64) -> Result<bool, ModelError> {
-        Python::attach(|py| {
-            Ok(self
-                .adapter
-                .call_method1(py, "unscale_gradients", (factor,))?
-                .extract(py)?)
-        })
-    }
-
-    fn clip_gradients(&mut self, max_norm: f64) -> Result<(), ModelError> {
-        Python::attach(|py| {
-            self.adapter
-                .call_method1(py, "clip_gradients", (max_norm,))?;
-            Ok(())
         })
     }
 
@@ -279,10 +237,10 @@ impl Model for PyModel {
         })
     }
 
-    fn attach(&mut self, reducer: Arc<GradientReducer>) -> Result<(), ModelError> {
+    fn attach(&mut self, gradients: Arc<dyn GradientSink>) -> Result<(), ModelError> {
         Python::attach(|py| {
             self.adapter
-                .call_method1(py, "attach", (PyGradientReducer::new(reducer),))?;
+                .call_method1(py, "attach", (PyGradientSink::new(gradients),))?;
             Ok(())
         })
     }

@@ -1,9 +1,10 @@
 //! Gradients on their way from autograd into the buckets that are reduced.
 
 use std::ffi::{c_char, c_void};
+use std::ptr;
 use std::sync::Arc;
 
-use flambeau_train::{GradientReducer, ReduceError};
+use flambeau_train::{GradientSink, ReduceError};
 use tch::Tensor;
 use torch_sys::C_tensor;
 
@@ -45,7 +46,8 @@ const SPARSE: &str = "sparse gradient of parameter ";
 pub(crate) struct Gradients {
     raw: *mut RawGradients,
     views: Vec<Tensor>,
-    reducer: Arc<GradientReducer>,
+    /// Boxed: the hooks know where it lies.
+    sink: Box<Arc<dyn GradientSink>>,
     is_hooked: bool,
     ready: Vec<bool>,
 }
@@ -55,24 +57,24 @@ impl Gradients {
     /// device.
     pub(crate) fn attach(
         parameters: &[NamedTensor],
-        reducer: Arc<GradientReducer>,
+        sink: Arc<dyn GradientSink>,
         own: Option<&Buckets>,
     ) -> Result<Gradients, TorchError> {
         // A dense parameter's gradient has its strides (channels_last, say), so that copies and optimizers stay flat.
         let view = |(index, parameter): (usize, &NamedTensor)| {
             let tensor = &parameter.tensor;
             if let Some(buckets) = own {
-                return buckets.view(reducer.view(index), tensor);
+                return buckets.view(sink.view(index), tensor);
             }
-            // SAFETY: the bucket's memory lives as long as the reducer, which the view keeps, and holds the elements
-            // of a dense parameter; autograd, the reducer and the optimizer use it in turns.
+            // SAFETY: the bucket's memory lives as long as the sink, which the view keeps, and holds the elements
+            // of a dense parameter; autograd, the ranks and the optimizer use it in turns.
             unsafe {
                 over(
-                    reducer.view_ptr(index),
+                    sink.view_ptr(index),
                     tensor.kind(),
                     &tensor.size(),
                     Some(&tensor.stride()),
-                    reducer.clone(),
+                    sink.clone(),
                 )
             }
         };
@@ -98,13 +100,13 @@ impl Gradients {
             raw,
             ready: vec![false; views.len()],
             views,
-            is_hooked: reducer.layout().buckets.len() > 1,
-            reducer,
+            is_hooked: sink.layout().buckets.len() > 1,
+            sink: Box::new(sink),
         };
         gradients.clear();
         if gradients.is_hooked {
-            let context = Arc::as_ptr(&gradients.reducer).cast_mut().cast();
-            // SAFETY: the hooks are taken off before the reducer is given back, in `drop`.
+            let context = ptr::from_ref(&*gradients.sink).cast_mut().cast();
+            // SAFETY: the hooks are taken off before the sink is given back, in `drop`.
             check(unsafe { flambeau_gradients_hook(gradients.raw, mark_ready, context) })?;
         }
         Ok(gradients)
@@ -129,9 +131,7 @@ impl Gradients {
             .enumerate()
             .filter(|(_, is_ready)| **is_ready)
         {
-            self.reducer
-                .mark_ready(index)
-                .map_err(GatherError::Reduce)?;
+            self.sink.mark_ready(index).map_err(GatherError::Reduce)?;
         }
         Ok(())
     }
@@ -145,7 +145,7 @@ impl Gradients {
 
 impl Drop for Gradients {
     fn drop(&mut self) {
-        // SAFETY: owned here and freed once; takes the hooks off, so that none reaches the reducer any more.
+        // SAFETY: owned here and freed once; takes the hooks off, so that none reaches the sink any more.
         unsafe { flambeau_gradients_free(self.raw) }
     }
 }
@@ -157,11 +157,11 @@ pub(crate) enum GatherError {
 }
 
 /// Called by autograd when the gradient of a parameter lies in its view. Whether the reduction failed, which the
-/// reducer remembers.
+/// sink remembers.
 unsafe extern "C" fn mark_ready(context: *mut c_void, index: usize) -> bool {
-    // SAFETY: the context is the reducer that the hooks' owner keeps.
-    let reducer = unsafe { &*context.cast::<GradientReducer>() };
-    reducer.mark_ready(index).is_err()
+    // SAFETY: the context is the sink that the hooks' owner keeps.
+    let sink = unsafe { &*context.cast::<Arc<dyn GradientSink>>() };
+    sink.mark_ready(index).is_err()
 }
 
 /// The parameter's number, where an error is about a sparse gradient.

@@ -28,7 +28,6 @@ mod optimizer;
 mod options;
 mod output;
 mod program;
-mod programs;
 mod purity;
 mod random;
 mod rows;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use flambeau_collective::{DType, Device, Stream};
 use flambeau_data::Batch;
 use flambeau_train::{
-    BucketInfo, DevicePlan, DevicePrograms, GradientReducer, LossSums, MicroBatch, Model,
+    BucketInfo, DeviceGradients, DeviceModel, GradientSink, LossSums, MicroBatch, Model,
     ModelError, ParameterInfo, Precision, StagedBatch, StepContext, TensorRef, Tensors,
 };
 use tch::{Kind, TchError, Tensor};
@@ -22,7 +22,6 @@ use crate::loss::{Loss, LossValue};
 use crate::metrics::Metric;
 use crate::optimizer::{Optimizer, Update};
 use crate::program::{NamedTensor, Outputs, Program};
-use crate::programs::Programs;
 use crate::rows::Rows;
 use crate::tensor::{collective_dtype, identity, is_dense};
 use crate::{cuda, random, state, weights};
@@ -30,7 +29,7 @@ use crate::{cuda, random, state, weights};
 /// A libtorch program that is trained.
 ///
 /// Before the first backward of a step parameters have no gradients; after a backward each gradient lies in the
-/// reducer's memory, where later micro-batches accumulate.
+/// sink's memory, where later micro-batches accumulate.
 pub struct TorchModel {
     program: Box<dyn Program>,
     loss: Box<dyn Loss>,
@@ -46,7 +45,7 @@ pub struct TorchModel {
 /// Where a model computes that was moved to a device.
 struct Abroad {
     placement: Placement,
-    buckets: Buckets,
+    buckets: Option<Arc<Buckets>>,
     /// Copies in main memory of the tensors that were asked for last, and those that they are of.
     copies: Vec<(Tensor, Tensor)>,
 }
@@ -96,7 +95,7 @@ impl TorchModel {
         self.optimizer.move_to(device)?;
         self.abroad = Some(Abroad {
             placement,
-            buckets: Buckets::default(),
+            buckets: None,
             copies: vec![],
         });
         Ok(())
@@ -284,11 +283,7 @@ fn shared(entry: &NamedTensor, tensor: &Tensor) -> Result<TensorRef, ModelError>
     })
 }
 
-impl Model for TorchModel {
-    fn check_cuda(&mut self) -> Result<(), String> {
-        cuda::check_cuda()
-    }
-
+impl DeviceModel for TorchModel {
     fn nccl_directories(&mut self) -> Vec<PathBuf> {
         cuda::nccl_directories()
     }
@@ -296,6 +291,24 @@ impl Model for TorchModel {
     fn to_device(&mut self, index: u32) -> Result<Stream, ModelError> {
         self.move_to(tch::Device::Cuda(index as usize))?;
         Ok(Stream(self.abroad()?.placement.stream_handle()?))
+    }
+
+    fn allocate_gradients(
+        &mut self,
+        buckets: &[BucketInfo],
+        halves: Option<DType>,
+    ) -> Result<Arc<dyn DeviceGradients>, ModelError> {
+        let abroad = self.abroad()?;
+        let buckets = Arc::new(Buckets::new(buckets, halves, &abroad.placement)?);
+        abroad.buckets = Some(buckets.clone());
+        Ok(buckets)
+    }
+}
+
+impl Model for TorchModel {
+    fn on_cuda(&mut self) -> Result<&mut dyn DeviceModel, String> {
+        cuda::check_cuda()?;
+        Ok(self)
     }
 
     fn looks_ahead(&self) -> bool {
@@ -307,38 +320,6 @@ impl Model for TorchModel {
             None => Ok(batch.into()),
             Some(abroad) => Ok(Rows::stage(batch, &abroad.placement)?),
         }
-    }
-
-    fn allocate_buckets(&mut self, buckets: &[BucketInfo]) -> Result<Vec<*mut c_void>, ModelError> {
-        let abroad = self.abroad()?;
-        abroad.buckets = Buckets::new(buckets, abroad.placement.device())?;
-        Ok(abroad.buckets.addresses())
-    }
-
-    fn prepare_programs(
-        &mut self,
-        plan: &DevicePlan,
-    ) -> Result<Box<dyn DevicePrograms>, ModelError> {
-        let Abroad {
-            placement, buckets, ..
-        } = self.abroad()?;
-        let stream = placement.present_stream()?;
-        let programs = Programs::new(buckets, placement.device(), stream, plan)?;
-        Ok(Box::new(programs))
-    }
-
-    fn scale_gradients(&mut self, factor: f64) -> Result<(), ModelError> {
-        Ok(self.abroad()?.buckets.scale(factor)?)
-    }
-
-    fn unscale_gradients(&mut self, factor: f64) -> Result<bool, ModelError> {
-        let buckets = &self.abroad()?.buckets;
-        buckets.scale(factor)?;
-        Ok(buckets.wait_are_finite()?)
-    }
-
-    fn clip_gradients(&mut self, max_norm: f64) -> Result<(), ModelError> {
-        Ok(self.abroad()?.buckets.clip(max_norm)?)
     }
 
     fn parameters(&mut self) -> Result<Vec<ParameterInfo>, ModelError> {
@@ -353,11 +334,14 @@ impl Model for TorchModel {
         Ok(Some(self.optimizer.learning_rate()))
     }
 
-    fn attach(&mut self, reducer: Arc<GradientReducer>) -> Result<(), ModelError> {
+    fn attach(&mut self, gradients: Arc<dyn GradientSink>) -> Result<(), ModelError> {
         // The old hooks go before the new ones come.
         self.gradients = None;
-        let own = self.abroad.as_ref().map(|abroad| &abroad.buckets);
-        let attached = Gradients::attach(&self.tensors.trained, reducer, own)?;
+        let own = self
+            .abroad
+            .as_ref()
+            .and_then(|abroad| abroad.buckets.as_deref());
+        let attached = Gradients::attach(&self.tensors.trained, gradients, own)?;
         self.gradients = Some(attached);
         Ok(())
     }
@@ -409,7 +393,7 @@ impl Model for TorchModel {
         let gradients = self
             .gradients
             .as_mut()
-            .ok_or("a step came before the reducer")?;
+            .ok_or("a step came before the gradients")?;
         let used = context.used.iter().enumerate();
         let updates: Vec<Update<'_>> = used
             .filter(|(_, is_used)| **is_used)
@@ -427,7 +411,7 @@ impl Model for TorchModel {
 
     fn skip_step(&mut self) -> Result<(), ModelError> {
         let gradients = self.gradients.as_mut();
-        gradients.ok_or("a step came before the reducer")?.clear();
+        gradients.ok_or("a step came before the gradients")?.clear();
         Ok(())
     }
 

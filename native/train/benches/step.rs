@@ -15,7 +15,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use flambeau_collective::{DType, Device, GroupOptions, ProcessGroup, TcpRendezvous};
 use flambeau_data::Store;
 use flambeau_train::{
-    GradientReducer, Hooks, LossSums, MicroBatch, Model, ModelError, ParameterInfo, StagedBatch,
+    GradientSink, Hooks, LossSums, MicroBatch, Model, ModelError, ParameterInfo, StagedBatch,
     StepContext, TensorRef, Tensors, TrainingJob, Worker,
 };
 use parquet::arrow::ArrowWriter;
@@ -32,7 +32,7 @@ type Failure = Box<dyn Error + Send + Sync>;
 /// A model without work.
 #[derive(Default)]
 struct Idle {
-    reducer: Option<Arc<GradientReducer>>,
+    sink: Option<Arc<dyn GradientSink>>,
 }
 
 impl Model for Idle {
@@ -55,8 +55,8 @@ impl Model for Idle {
         Ok(None)
     }
 
-    fn attach(&mut self, reducer: Arc<GradientReducer>) -> Result<(), ModelError> {
-        self.reducer = Some(reducer);
+    fn attach(&mut self, sink: Arc<dyn GradientSink>) -> Result<(), ModelError> {
+        self.sink = Some(sink);
         Ok(())
     }
 
@@ -65,9 +65,9 @@ impl Model for Idle {
     }
 
     fn train_batch(&mut self, batch: StagedBatch, _: &MicroBatch) -> Result<LossSums, ModelError> {
-        if let Some(reducer) = &self.reducer {
+        if let Some(sink) = &self.sink {
             for index in (0..NUM_PARAMETERS).rev() {
-                reducer.mark_ready(index)?;
+                sink.mark_ready(index)?;
             }
         }
         Ok(LossSums {

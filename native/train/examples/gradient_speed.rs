@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use flambeau_collective::{
     DType, Device, GroupOptions, ProcessGroup, TcpRendezvous, TransportChoice,
 };
-use flambeau_train::{Compression, GradientReducer, ParameterInfo, ReducerOptions};
+use flambeau_train::{Compression, GradientReducer, GradientSink, ParameterInfo, ReducerOptions};
 use serde_json::{Value, json};
 
 /// Longer than other contenders take between two requests.

@@ -10,8 +10,9 @@ use flambeau_collective::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::compression::Compression;
 use crate::error::{Cause, JobError};
-use crate::model::Model;
+use crate::model::{DeviceModel, Model};
 use crate::params::DeviceChoice;
 
 /// Set to 1, NCCL lets ranks share a GPU, and so does [`choose`].
@@ -90,9 +91,11 @@ pub(crate) struct Placement {
 /// Chooses each rank's device, moves the model to it, and connects it with the others'. All ranks call this.
 ///
 /// # Errors
-/// [`JobError::Invalid`] of `device`, the same on all ranks, where they can't all have what it asks for; the model's; NCCL's.
+/// [`JobError::Invalid`] of `device`, the same on all ranks, where they can't all have what it asks for, and of a compression that
+/// is the CPU's alone; the model's; NCCL's.
 pub(crate) fn occupy(
     device: DeviceChoice,
+    compression: Compression,
     group: &ProcessGroup,
     gpus: &Gpus,
     model: &mut dyn Model,
@@ -101,6 +104,10 @@ pub(crate) fn occupy(
     let accelerator = match index {
         None => None,
         Some(index) => {
+            compression.on_device()?;
+            let model = model
+                .on_cuda()
+                .map_err(|reason| Cause::Model(reason.into()))?;
             let stream = model.to_device(index).map_err(Cause::Model)?;
             Some(connect(group, gpus, index, stream, model)?)
         }
@@ -117,7 +124,7 @@ fn connect(
     gpus: &Gpus,
     index: u32,
     stream: Stream,
-    model: &mut dyn Model,
+    model: &mut dyn DeviceModel,
 ) -> Result<Accelerator, Cause> {
     let runtime = gpus.devices.open(index)?;
     let options = NcclOptions {
@@ -178,8 +185,10 @@ struct Offer {
 
 impl Offer {
     fn of(gpus: &Gpus, model: &mut dyn Model) -> Offer {
+        let own = model.on_cuda();
+        let directories = own.map_or(vec![], |model| model.nccl_directories());
         let shares = env::var(SHARING).is_ok_and(|value| value == "1")
-            && NcclLibrary::open(&model.nccl_directories())
+            && NcclLibrary::open(&directories)
                 .is_ok_and(|library| library.version() >= SHARED_SINCE);
         let seen = match gpus.devices.visible() {
             Ok(seen) => seen,
@@ -198,7 +207,7 @@ impl Offer {
         };
         let usable = match uuids.is_empty() {
             true => Err("the process sees no GPU".into()),
-            false => model.check_cuda(),
+            false => model.on_cuda().map(|_| ()),
         };
         Offer {
             assigned: found.clone().unwrap_or(None),

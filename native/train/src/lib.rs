@@ -35,15 +35,13 @@ mod staging;
 mod step;
 mod storages;
 mod sums;
+mod sync;
 mod usage;
 mod weights;
 mod worker;
 
 pub use allocator::keep_freed_batches;
-pub use compression::{
-    Compression, CompressionState, DeviceOperation, DevicePlan, DevicePrograms, Matrices,
-    ParameterState, TensorPart,
-};
+pub use compression::{Compression, CompressionState, ParameterState};
 pub use device::{Devices, Gpus};
 pub use error::{Cause, ErrorKind, JobError, TrainError, error_chain};
 pub use events::{Event, Progress, Start};
@@ -53,8 +51,9 @@ pub use host::num_threads;
 pub use job::{Attempt, FORMAT, JobData, StoreOptions, TrainingJob};
 pub use layout::{BucketInfo, BucketLayout, BucketSizes, View};
 pub use model::{
-    EpochReport, LossSums, MicroBatch, Model, ModelError, ParameterInfo, StagedBatch, StagedData,
-    StepContext, StepReport, TensorRef, Tensors,
+    DeviceGradients, DeviceModel, EpochReport, GradientSink, LossSums, MicroBatch, Model,
+    ModelError, ParameterInfo, StagedBatch, StagedData, StepContext, StepReport, TensorRef,
+    Tensors,
 };
 pub use params::{
     DeviceChoice, FeaturesColumn, GradientCompression, InputType, LrSchedule, MonitorMode,

@@ -8,10 +8,9 @@ use std::sync::Arc;
 use flambeau_collective::{DType, Device, Stream};
 use flambeau_data::Batch;
 
-use crate::compression::{DevicePlan, DevicePrograms};
 use crate::history::EpochRecord;
-use crate::layout::BucketInfo;
-use crate::reducer::GradientReducer;
+use crate::layout::{BucketInfo, BucketLayout, View};
+use crate::reducer::ReduceError;
 
 /// An error of a model's own, such as a Python exception. The loop keeps it whole as the cause of its own error.
 pub type ModelError = Box<dyn std::error::Error + Send + Sync>;
@@ -133,6 +132,43 @@ pub struct StepContext<'a> {
     pub rate_factor: f64,
 }
 
+/// Where a model's gradients go: the flat memory that they are written to, and who is told when they are there.
+pub trait GradientSink: Send + Sync {
+    /// The parameters, in registration order.
+    fn parameters(&self) -> &[ParameterInfo];
+
+    /// The buckets and the views in them.
+    fn layout(&self) -> &BucketLayout;
+
+    /// Where the gradient of parameter `index` lies.
+    fn view(&self, index: usize) -> View {
+        self.layout().views[index]
+    }
+
+    /// The first byte of a bucket, 64-byte aligned. Valid as long as this, or as long as the model keeps it on its device.
+    fn bucket_ptr(&self, bucket: usize) -> *mut c_void;
+
+    /// The first byte of the gradient of parameter `index`, 64-byte aligned. Valid as the bucket is.
+    fn view_ptr(&self, index: usize) -> *mut c_void {
+        let view = self.view(index);
+        self.bucket_ptr(view.bucket)
+            .wrapping_byte_add(view.byte_offset)
+    }
+
+    /// Whether the view of parameter `index` holds a gradient of this step already, to be added to; otherwise it is
+    /// to be written over.
+    fn is_filled(&self, index: usize) -> bool;
+
+    /// Tells that the view of parameter `index` holds its gradient of this micro-batch, or will once the model's stream has
+    /// come to here. In the last one this may reduce buckets and so wait for other ranks, up to the group's timeout; the
+    /// caller holds no lock that another thread of its process may need.
+    ///
+    /// # Errors
+    ///
+    /// The failure of a reduction, of this call or an earlier one.
+    fn mark_ready(&self, index: usize) -> Result<(), ReduceError>;
+}
+
 /// What an optimizer step came to, over all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
@@ -158,38 +194,68 @@ pub struct EpochReport<'a> {
     pub record: &'a EpochRecord,
 }
 
+/// The gradients of a model on a device: one flat tensor for each bucket, with zeros between the gradients in it.
+///
+/// Called in the loop, and in backward by whoever tells that gradients are ready. What is done is queued on the model's stream;
+/// only [`are_finite`](Self::are_finite) waits for the device.
+pub trait DeviceGradients: Send + Sync {
+    /// The first byte of a bucket, 64-byte aligned.
+    fn bucket(&self, bucket: usize) -> *mut c_void;
+
+    /// The first byte of as many 16-bit floats beside a bucket of float32. Asked for where such were allocated.
+    fn halves(&self, bucket: usize) -> *mut c_void;
+
+    /// Copies a bucket to its 16-bit floats.
+    fn narrow(&self, bucket: usize) -> Result<(), ModelError>;
+
+    /// Copies a bucket's 16-bit floats back.
+    fn widen(&self, bucket: usize) -> Result<(), ModelError>;
+
+    /// Multiplies all gradients by `factor`; exactly 1 leaves them alone.
+    fn scale(&self, factor: f64) -> Result<(), ModelError>;
+
+    /// Whether all gradients are finite.
+    fn are_finite(&self) -> Result<bool, ModelError>;
+
+    /// Scales all gradients down so that their 2-norm is at most `max_norm`, as PyTorch's `clip_grad_norm_` does.
+    fn clip(&self, max_norm: f64) -> Result<(), ModelError>;
+}
+
+/// What a model does beside [`Model`] whose framework computes on GPUs here.
+pub trait DeviceModel {
+    /// Where its framework keeps `libnccl.so.2`: directories, best first.
+    fn nccl_directories(&mut self) -> Vec<PathBuf>;
+
+    /// Moves everything, once, to the CUDA device of this number among those that the process sees, and returns the stream that
+    /// its work runs on from then on.
+    fn to_device(&mut self, index: u32) -> Result<Stream, ModelError>;
+
+    /// Makes zeros for the gradients of a model that was moved, in place of those that it made last; with `halves`, floats of that
+    /// type beside each bucket of float32.
+    fn allocate_gradients(
+        &mut self,
+        buckets: &[BucketInfo],
+        halves: Option<DType>,
+    ) -> Result<Arc<dyn DeviceGradients>, ModelError>;
+}
+
 /// A module with its loss, optimizer and metrics.
 ///
 /// The loop calls every method on one thread. A rank without rows in a batch skips [`train_batch`] and
 /// [`evaluate_batch`].
 ///
-/// A model begins on the CPU. One that [`check_cuda`] says may be moved, once, by [`to_device`]; the methods that say so are
-/// called of such a model alone. Its gradients stay on the device, in the tensors of [`allocate_buckets`].
+/// A model begins on the CPU. One that can compute elsewhere gives itself as a [`DeviceModel`].
 ///
 /// [`train_batch`]: Model::train_batch
 /// [`evaluate_batch`]: Model::evaluate_batch
-/// [`check_cuda`]: Model::check_cuda
-/// [`to_device`]: Model::to_device
-/// [`allocate_buckets`]: Model::allocate_buckets
 pub trait Model {
-    /// Whether its framework computes on GPUs here.
+    /// Itself, where its framework computes on GPUs here.
     ///
     /// # Errors
     ///
-    /// Why not, in words for the user.
-    fn check_cuda(&mut self) -> Result<(), String> {
+    /// Why it does not, in words for the user.
+    fn on_cuda(&mut self) -> Result<&mut dyn DeviceModel, String> {
         Err("the model computes on the CPU only".into())
-    }
-
-    /// Where its framework keeps `libnccl.so.2`: directories, best first.
-    fn nccl_directories(&mut self) -> Vec<PathBuf> {
-        vec![]
-    }
-
-    /// Moves everything to the CUDA device of this number among those that the process sees, and returns the stream that
-    /// its work runs on from then on.
-    fn to_device(&mut self, index: u32) -> Result<Stream, ModelError> {
-        Err(on_cpu_only(&format!("moved to cuda:{index}")))
     }
 
     /// Whether batches are to be [`stage`](Model::stage)d one ahead of the one that is trained on.
@@ -202,48 +268,6 @@ pub trait Model {
         Ok(batch.into())
     }
 
-    /// On a device: one flat tensor of zeros for each bucket, which lives until the next call.
-    fn allocate_buckets(&mut self, buckets: &[BucketInfo]) -> Result<Vec<*mut c_void>, ModelError> {
-        Err(on_cpu_only(&format!(
-            "asked for {} buckets on a device",
-            buckets.len()
-        )))
-    }
-
-    /// On a device: makes the tensors of a plan, beside the buckets that were allocated last, and gets ready for its programs.
-    fn prepare_programs(
-        &mut self,
-        plan: &DevicePlan,
-    ) -> Result<Box<dyn DevicePrograms>, ModelError> {
-        Err(on_cpu_only(&format!(
-            "asked for {} programs on a device",
-            plan.programs.len()
-        )))
-    }
-
-    /// On a device: multiplies all reduced gradients by `factor`; exactly 1 leaves them alone. Does not wait for the device.
-    fn scale_gradients(&mut self, factor: f64) -> Result<(), ModelError> {
-        Err(on_cpu_only(&format!(
-            "asked to scale gradients on a device by {factor}"
-        )))
-    }
-
-    /// On a device: multiplies all reduced gradients by `factor` and tells whether they are finite; where they are not, some
-    /// may be left as they were.
-    fn unscale_gradients(&mut self, factor: f64) -> Result<bool, ModelError> {
-        Err(on_cpu_only(&format!(
-            "asked to scale gradients on a device by {factor}"
-        )))
-    }
-
-    /// On a device: scales all reduced gradients down so that their 2-norm is at most `max_norm`, as PyTorch's
-    /// `clip_grad_norm_` does. Does not wait for the device.
-    fn clip_gradients(&mut self, max_norm: f64) -> Result<(), ModelError> {
-        Err(on_cpu_only(&format!(
-            "asked to clip gradients on a device to {max_norm}"
-        )))
-    }
-
     /// The parameters that are trained, in an order that is the same on all ranks.
     fn parameters(&mut self) -> Result<Vec<ParameterInfo>, ModelError>;
 
@@ -254,9 +278,9 @@ pub trait Model {
     /// parameters. `None` where it has none.
     fn learning_rate(&mut self) -> Result<Option<f64>, ModelError>;
 
-    /// Takes the reducer that gradients go to from now on. Called before the first batch, and once more after the
+    /// Takes what gradients go to from now on. Called before the first batch, and once more after the
     /// first step where buckets were laid out anew; there are no gradients then.
-    fn attach(&mut self, reducer: Arc<GradientReducer>) -> Result<(), ModelError>;
+    fn attach(&mut self, gradients: Arc<dyn GradientSink>) -> Result<(), ModelError>;
 
     /// All parameters and buffers, or the latter alone, frozen ones included, tied ones once, in an order that is the same on
     /// all ranks. The loop reads them, or overwrites them with rank 0's and then calls
@@ -269,9 +293,9 @@ pub trait Model {
     }
 
     /// Forward, loss and backward in training mode. For each parameter `i` that has a gradient after the backward, as
-    /// soon as it has: the gradient is copied to [`GradientReducer::view`]`(i)` where
-    /// [`GradientReducer::is_filled`]`(i)` is false and added to it otherwise, then
-    /// [`GradientReducer::mark_ready`]`(i)` is called, from whatever thread.
+    /// soon as it has: the gradient is copied to [`GradientSink::view`]`(i)` where
+    /// [`GradientSink::is_filled`]`(i)` is false and added to it otherwise, then
+    /// [`GradientSink::mark_ready`]`(i)` is called, from whatever thread.
     ///
     /// A batch whose denominator is 0 has no loss: it does no backward and returns its sums. `batch` is what
     /// [`stage`](Model::stage) gave. On a device this waits for the forward pass at most.
@@ -344,8 +368,4 @@ pub trait Model {
         let _ = report;
         Ok(())
     }
-}
-
-fn on_cpu_only(what: &str) -> ModelError {
-    format!("a model that computes on the CPU only was {what}").into()
 }

@@ -8,15 +8,13 @@ use std::time::{Duration, Instant};
 use flambeau_collective::{CollectiveError, DType, Device, ProcessGroup, RawBuffer};
 
 use crate::buckets::{Buckets, DeviceBuckets, HostBuckets, lock};
-use crate::compression::{
-    self, BucketView, Compression, CompressionState, DeviceCompressors, ParameterState,
-};
+use crate::compression::{self, Compression, CompressionState, ParameterState};
 use crate::device::Accelerator;
 use crate::elements;
 use crate::error::{Cause, JobError};
 use crate::history::Traffic;
-use crate::layout::{BucketLayout, BucketSizes, View};
-use crate::model::{Model, ParameterInfo};
+use crate::layout::{BucketLayout, BucketSizes};
+use crate::model::{DeviceModel, GradientSink, ParameterInfo};
 use crate::usage::UsageCode;
 
 /// Averages gradients over the ranks of a group.
@@ -146,18 +144,18 @@ impl GradientReducer {
     }
 
     /// The same for the parameters of a model on the device of `accelerator`. The model keeps the buckets there until it is asked
-    /// for others, and computes what their compression takes. Buckets are always reduced while backward goes on.
+    /// for others. They are always reduced while backward goes on.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new); those of the model.
+    /// As [`new`](Self::new); those of the model; a compression that is the CPU's alone.
     pub(crate) fn on_device(
         group: ProcessGroup,
         accelerator: &Accelerator,
         parameters: Vec<ParameterInfo>,
         order: Option<&[usize]>,
         options: ReducerOptions,
-        model: &mut dyn Model,
+        model: &mut dyn DeviceModel,
     ) -> Result<GradientReducer, Cause> {
         check(&parameters)?;
         let device = accelerator.runtime.device();
@@ -170,23 +168,15 @@ impl GradientReducer {
             ));
         }
         let layout = Arc::new(lay_out(&parameters, order, options.sizes));
-        let addresses = model.allocate_buckets(&layout.buckets);
-        let addresses = addresses.map_err(Cause::Model)?;
-        let addresses = addresses.into_iter().map(|ptr| ptr as usize).collect();
-        let compressors = DeviceCompressors::new(
-            options.compression,
-            &layout.buckets,
-            &BucketView::of_buckets(&parameters, &layout),
-            (group.rank(), group.world_size()),
-            (device, accelerator.stream),
-            model,
-        )?;
+        let halves = options.compression.on_device()?;
+        let gradients = model.allocate_gradients(&layout.buckets, halves);
+        let gradients = gradients.map_err(Cause::Model)?;
         let buckets = DeviceBuckets::new(
             group.clone(),
             accelerator,
             layout.clone(),
-            addresses,
-            compressors,
+            gradients,
+            halves,
         );
         let buckets = Buckets::Device(buckets);
         Ok(GradientReducer::over(
@@ -230,39 +220,6 @@ impl GradientReducer {
         }
     }
 
-    /// The parameters, in registration order.
-    pub fn parameters(&self) -> &[ParameterInfo] {
-        &self.parameters
-    }
-
-    /// The buckets and the views in them.
-    pub fn layout(&self) -> &BucketLayout {
-        &self.layout
-    }
-
-    /// Where the gradient of parameter `index` lies.
-    pub fn view(&self, index: usize) -> View {
-        self.layout.views[index]
-    }
-
-    /// The first byte of a bucket, 64-byte aligned. Valid as long as the reducer, or as long as the model keeps it.
-    pub fn bucket_ptr(&self, bucket: usize) -> *mut c_void {
-        self.buckets.ptr(bucket).cast()
-    }
-
-    /// The first byte of the gradient of parameter `index`, 64-byte aligned. Valid as the bucket is.
-    pub fn view_ptr(&self, index: usize) -> *mut c_void {
-        let view = self.view(index);
-        // SAFETY: the layout keeps every view inside its bucket.
-        unsafe { self.buckets.ptr(view.bucket).add(view.byte_offset).cast() }
-    }
-
-    /// Whether the view of parameter `index` holds a gradient of this step already, to be added to; otherwise it is
-    /// to be written over.
-    pub fn is_filled(&self, index: usize) -> bool {
-        self.slots[index].filled.load(Ordering::Acquire)
-    }
-
     /// The failure of an earlier reduction, if there was one: the reason why a backward failed that called
     /// [`mark_ready`](Self::mark_ready).
     pub fn failure(&self) -> Option<ReduceError> {
@@ -291,29 +248,6 @@ impl GradientReducer {
             self.observed.store(0, Ordering::Relaxed);
         }
         self.reducing.store(is_last, Ordering::Release);
-    }
-
-    /// Tells that the view of parameter `index` holds its gradient of this micro-batch, or will once the model's stream has
-    /// come to here. In the last one this may reduce buckets and so wait for other ranks, up to the group's timeout; the
-    /// caller holds no lock that another thread of its process may need.
-    ///
-    /// # Errors
-    ///
-    /// The failure of a reduction, of this call or an earlier one.
-    pub fn mark_ready(&self, index: usize) -> Result<(), ReduceError> {
-        let slot = &self.slots[index];
-        slot.filled.store(true, Ordering::Release);
-        if !self.reducing.load(Ordering::Acquire) || slot.ready.swap(true, Ordering::AcqRel) {
-            return Ok(());
-        }
-        slot.position.store(
-            self.observed.fetch_add(1, Ordering::Relaxed),
-            Ordering::Relaxed,
-        );
-        if self.pending[self.view(index).bucket].fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.launch_full()?;
-        }
-        Ok(())
     }
 
     /// Ends the step: gradients that this rank lacks count as zeros, and whatever is not reduced yet is, the last
@@ -367,34 +301,50 @@ impl GradientReducer {
         result
     }
 
-    /// Multiplies all gradients by `factor`; exactly 1 leaves them alone. In main memory only, as the next two.
-    pub fn scale(&self, factor: f64) {
-        if factor == 1.0 {
-            return;
+    /// Multiplies all gradients by `factor`; exactly 1 leaves them alone.
+    ///
+    /// # Errors
+    ///
+    /// The model's, where the gradients are on its device; so also of the next two.
+    pub fn scale(&self, factor: f64) -> Result<(), Cause> {
+        if let Buckets::Device(buckets) = &self.buckets {
+            return buckets.gradients().scale(factor).map_err(Cause::Model);
         }
-        for (bucket, info) in self.layout.buckets.iter().enumerate() {
-            // SAFETY: the bucket has that many elements of that type, and between `finish` and the next `begin` only
-            // the loop's thread touches it.
-            unsafe { elements::scale(self.bucket_ptr(bucket), info.numel, info.dtype, factor) };
+        if factor != 1.0 {
+            for (bucket, info) in self.layout.buckets.iter().enumerate() {
+                // SAFETY: the bucket has that many elements of that type, and between `finish` and the next `begin` only
+                // the loop's thread touches it.
+                unsafe { elements::scale(self.bucket_ptr(bucket), info.numel, info.dtype, factor) };
+            }
         }
+        Ok(())
     }
 
     /// Multiplies all gradients by `factor` and tells whether they are finite, which is the same on every rank; where
-    /// they are not, some are left as they were. There are no gradients of type float16.
-    pub(crate) fn unscale(&self, factor: f64) -> bool {
+    /// they are not, some may be left as they were. There are no gradients of type float16. Waits for the device.
+    pub(crate) fn unscale(&self, factor: f64) -> Result<bool, Cause> {
+        if let Buckets::Device(buckets) = &self.buckets {
+            self.scale(factor)?;
+            return buckets.gradients().are_finite().map_err(Cause::Model);
+        }
         let mut buckets = self.layout.buckets.iter().enumerate();
         // SAFETY: as in `scale`.
-        buckets.all(|(bucket, info)| unsafe {
+        Ok(buckets.all(|(bucket, info)| unsafe {
             elements::unscale(self.bucket_ptr(bucket), info.numel, info.dtype, factor)
-        })
+        }))
     }
 
     /// Scales all gradients down so that their 2-norm is at most `max_norm`, by the factor
-    /// `min(1, max_norm / (norm + 1e-6))` of PyTorch's `clip_grad_norm_`. Returns the norm before.
+    /// `min(1, max_norm / (norm + 1e-6))` of PyTorch's `clip_grad_norm_`. Returns the norm before; none on a device, which would
+    /// have to be waited for.
     ///
     /// The squares are added up in float64 and in registration order, so that the result does not depend on the
     /// layout of the buckets.
-    pub fn clip(&self, max_norm: f64) -> f64 {
+    pub fn clip(&self, max_norm: f64) -> Result<Option<f64>, Cause> {
+        if let Buckets::Device(buckets) = &self.buckets {
+            buckets.gradients().clip(max_norm).map_err(Cause::Model)?;
+            return Ok(None);
+        }
         let mut sum = 0.0;
         for (index, info) in self.parameters.iter().enumerate() {
             // SAFETY: as in `scale`, for one view.
@@ -402,8 +352,8 @@ impl GradientReducer {
                 unsafe { elements::sum_of_squares(self.view_ptr(index), info.numel, info.dtype) };
         }
         let norm = sum.sqrt();
-        self.scale((max_norm / (norm + 1e-6)).min(1.0));
-        norm
+        self.scale((max_norm / (norm + 1e-6)).min(1.0))?;
+        Ok(Some(norm))
     }
 
     /// The order in which this rank's gradients became ready in the step that ended; what was not used comes last,
@@ -432,40 +382,27 @@ impl GradientReducer {
         Duration::from_nanos(self.nanos_in_backward.swap(0, Ordering::Relaxed))
     }
 
-    /// What the compression of gradients carries to the next step, between steps; none where it carries nothing. Waits for the
-    /// device, where the gradients are on one.
-    ///
-    /// # Errors
-    ///
-    /// The device's.
-    pub fn compression_state(&self) -> Result<Option<CompressionState>, ReduceError> {
+    /// What the compression of gradients carries to the next step, between steps; none where it carries nothing.
+    pub fn compression_state(&self) -> Option<CompressionState> {
         if !self.compression.has_state() {
-            return Ok(None);
+            return None;
         }
         let mut parameters = vec![ParameterState::default(); self.parameters.len()];
-        self.keep(self.buckets.save(&mut parameters))?;
-        Ok(Some(CompressionState { parameters }))
+        self.buckets.save(&mut parameters);
+        Some(CompressionState { parameters })
     }
 
     /// Goes on, between steps, after `num_steps` steps that another reducer of the same parameters has taken, from what its
     /// compression carried. Returns whether it could: that what was carried is as long as what this one carries.
-    ///
-    /// # Errors
-    ///
-    /// The device's, where the gradients are on one.
-    pub fn restore(
-        &self,
-        num_steps: u64,
-        state: Option<&CompressionState>,
-    ) -> Result<bool, ReduceError> {
+    pub fn restore(&self, num_steps: u64, state: Option<&CompressionState>) -> bool {
         self.num_steps.store(num_steps, Ordering::Relaxed);
-        match (self.compression_state()?, state) {
-            (None, None) => Ok(true),
+        match (self.compression_state(), state) {
+            (None, None) => true,
             (Some(own), Some(state)) if own.is_like(state) => {
-                self.keep(self.buckets.restore(state))?;
-                Ok(true)
+                self.buckets.restore(state);
+                true
             }
-            _ => Ok(false),
+            _ => false,
         }
     }
 
@@ -523,6 +460,40 @@ impl GradientReducer {
     /// Keeps the first failure.
     fn keep<T>(&self, result: Result<T, CollectiveError>) -> Result<T, ReduceError> {
         result.map_err(|error| self.failure.get_or_init(|| Arc::new(error)).clone())
+    }
+}
+
+impl GradientSink for GradientReducer {
+    fn parameters(&self) -> &[ParameterInfo] {
+        &self.parameters
+    }
+
+    fn layout(&self) -> &BucketLayout {
+        &self.layout
+    }
+
+    fn bucket_ptr(&self, bucket: usize) -> *mut c_void {
+        self.buckets.ptr(bucket).cast()
+    }
+
+    fn is_filled(&self, index: usize) -> bool {
+        self.slots[index].filled.load(Ordering::Acquire)
+    }
+
+    fn mark_ready(&self, index: usize) -> Result<(), ReduceError> {
+        let slot = &self.slots[index];
+        slot.filled.store(true, Ordering::Release);
+        if !self.reducing.load(Ordering::Acquire) || slot.ready.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        slot.position.store(
+            self.observed.fetch_add(1, Ordering::Relaxed),
+            Ordering::Relaxed,
+        );
+        if self.pending[self.view(index).bucket].fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.launch_full()?;
+        }
+        Ok(())
     }
 }
 

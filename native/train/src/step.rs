@@ -1,23 +1,19 @@
 //! One optimizer step: its batches, the reduction, and what follows it.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use flambeau_collective::{DType, ProcessGroup};
+use flambeau_collective::DType;
 use flambeau_data::BatchReader;
 
-use crate::compression::CompressionState;
-use crate::device::Accelerator;
 use crate::error::{Cause, JobError};
 use crate::history::{StepTimes, Traffic};
 use crate::hooks::Hooks;
-use crate::layout::BucketLayout;
-use crate::model::{MicroBatch, Model, ModelError, ParameterInfo, StepContext};
-use crate::reducer::{GradientReducer, ReducerOptions};
+use crate::model::{MicroBatch, Model, ParameterInfo, StepContext};
 use crate::scaler::LossScaler;
 use crate::schedule::Schedule;
 use crate::staging::{Staged, Staging};
 use crate::sums::LossTotals;
+use crate::sync::GradientSync;
 
 /// Which batches make up a step.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +44,6 @@ pub(crate) struct StepOutcome {
 pub(crate) struct StepSettings {
     pub(crate) schedule: Schedule,
     pub(crate) clip_norm: Option<f64>,
-    pub(crate) reducer: ReducerOptions,
 }
 
 /// Tells the time since it was last asked.
@@ -65,52 +60,35 @@ impl Stopwatch {
 /// Takes optimizer steps.
 pub(crate) struct Stepper<'a> {
     pub(crate) model: &'a mut dyn Model,
-    group: ProcessGroup,
-    /// Where gradients are reduced, if not in main memory.
-    accelerator: Option<Accelerator>,
-    reducer: Arc<GradientReducer>,
+    pub(crate) sync: Box<dyn GradientSync>,
+    world_size: usize,
     staging: Staging,
     settings: StepSettings,
     /// With precision fp16.
     pub(crate) scaler: Option<LossScaler>,
     hooks: Hooks,
     totals: LossTotals,
-    /// The totals, then the cancel flag: what is reduced in each step.
+    /// The totals, then the cancel flag: what is added up in each step.
     vector: Vec<f64>,
     times: StepTimes,
-    /// Whether the layout may still change to the order in which gradients become ready.
-    is_first: bool,
 }
 
 impl<'a> Stepper<'a> {
-    /// Makes the reducer and attaches the model to it. All ranks call this.
+    /// Steps of a model that `sync` is attached to, on `world_size` ranks.
     pub(crate) fn new(
         model: &'a mut dyn Model,
-        group: ProcessGroup,
-        accelerator: Option<Accelerator>,
+        sync: Box<dyn GradientSync>,
+        world_size: usize,
         settings: StepSettings,
         scaler: Option<LossScaler>,
         hooks: Hooks,
     ) -> Result<Stepper<'a>, Cause> {
-        let parameters = model.parameters().map_err(Cause::Model)?;
-        if scaler.is_some() {
-            check_unscaled(&parameters)?;
-        }
         let totals = LossTotals::new(model.num_metric_sums().map_err(Cause::Model)?);
-        let reducer = make_reducer(
-            model,
-            &group,
-            accelerator.as_ref(),
-            parameters,
-            None,
-            settings.reducer,
-        )?;
         let vector = vec![0.0; totals.len() + 1];
         Ok(Stepper {
             model,
-            group,
-            accelerator,
-            reducer,
+            sync,
+            world_size,
             staging: Staging::default(),
             settings,
             scaler,
@@ -118,7 +96,6 @@ impl<'a> Stepper<'a> {
             totals,
             vector,
             times: StepTimes::default(),
-            is_first: true,
         })
     }
 
@@ -144,7 +121,7 @@ impl<'a> Stepper<'a> {
         plan: &StepPlan,
     ) -> Result<StepOutcome, Cause> {
         self.totals.clear();
-        let reference = plan.num_rows as f64 / self.group.world_size() as f64;
+        let reference = plan.num_rows as f64 / self.world_size as f64;
         let loss_scale = self.scaler.map_or(1.0, |scaler| scaler.scale());
         let mut watch = Stopwatch(Instant::now());
         for micro in 0..plan.num_batches {
@@ -164,18 +141,18 @@ impl<'a> Stepper<'a> {
                 reference,
                 loss_scale,
             };
-            self.reducer.begin(micro.is_first, micro.is_last);
+            self.sync.begin(micro.is_first, micro.is_last);
             // A rank without rows has nothing to compute: its gradients count as zeros.
             if batch.num_rows > 0 {
                 let sums = self
                     .model
                     .train_batch(batch, &micro)
-                    .map_err(|error| self.blame(error))?;
+                    .map_err(|error| self.sync.blame(error))?;
                 self.totals.add(&sums)?;
             }
             self.times.model_seconds += watch.lap();
         }
-        let in_backward = self.reducer.take_time_in_backward().as_secs_f64();
+        let in_backward = self.sync.take_time_in_backward().as_secs_f64();
         self.times.model_seconds -= in_backward;
         self.reduce()?;
         self.times.reduce_seconds += in_backward + watch.lap();
@@ -186,7 +163,7 @@ impl<'a> Stepper<'a> {
             loss,
             gradient_norm: None,
             is_cancelled: self.vector[self.totals.len()] > 0.0,
-            traffic: self.reducer.take_traffic(),
+            traffic: self.sync.take_traffic(),
         };
         if let Some(loss) = loss {
             if !loss.is_finite() {
@@ -194,16 +171,17 @@ impl<'a> Stepper<'a> {
                 return Err(Cause::Diverged { loss, in_float16 });
             }
             if self.correct(plan.num_rows as f64 / denominator)? {
-                outcome.gradient_norm = self.clip()?;
+                outcome.gradient_norm = match self.settings.clip_norm {
+                    Some(max_norm) => self.sync.clip(max_norm)?,
+                    None => None,
+                };
                 self.optimize(plan)?;
             } else {
                 self.model.skip_step().map_err(Cause::Model)?;
             }
             self.times.optimizer_seconds += watch.lap();
         }
-        if std::mem::take(&mut self.is_first) {
-            self.lay_out_anew()?;
-        }
+        self.sync.settle(self.model)?;
         Ok(outcome)
     }
 
@@ -211,26 +189,17 @@ impl<'a> Stepper<'a> {
         let num = self.totals.len();
         self.vector[..num].copy_from_slice(self.totals.as_mut_slice());
         self.vector[num] = if self.hooks.is_cancelled() { 1.0 } else { 0.0 };
-        let finished = self.reducer.finish(&mut self.vector);
-        finished.map_err(|failure| self.reducer.cause_of(failure))
+        self.sync.finish(&mut self.vector)
     }
 
     /// Multiplies the reduced gradients by `factor` and takes the loss scale off them. Returns whether the optimizer
     /// may step: without loss scaling it always may.
     fn correct(&mut self, factor: f64) -> Result<bool, Cause> {
-        let on_device = self.accelerator.is_some();
         let Some(scaler) = &mut self.scaler else {
-            match on_device {
-                true => self.model.scale_gradients(factor).map_err(Cause::Model)?,
-                false => self.reducer.scale(factor),
-            }
+            self.sync.scale(factor)?;
             return Ok(true);
         };
-        let factor = factor / scaler.scale();
-        let is_finite = match on_device {
-            true => self.model.unscale_gradients(factor).map_err(Cause::Model)?,
-            false => self.reducer.unscale(factor),
-        };
+        let is_finite = self.sync.unscale(factor / scaler.scale())?;
         if is_finite {
             scaler.count_good();
         } else {
@@ -239,127 +208,24 @@ impl<'a> Stepper<'a> {
         Ok(is_finite)
     }
 
-    /// Clips the gradients where the job says so, and returns their norm where that is known.
-    fn clip(&mut self) -> Result<Option<f64>, Cause> {
-        let Some(max_norm) = self.settings.clip_norm else {
-            return Ok(None);
-        };
-        if self.accelerator.is_none() {
-            return Ok(Some(self.reducer.clip(max_norm)));
-        }
-        self.model.clip_gradients(max_norm).map_err(Cause::Model)?;
-        Ok(None)
-    }
-
     /// What the learning rates are multiplied by in a step.
     pub(crate) fn rate_factor(&self, step: u64) -> f64 {
         self.settings.schedule.factor(step)
     }
 
     fn optimize(&mut self, plan: &StepPlan) -> Result<(), Cause> {
-        let rate_factor = self.rate_factor(plan.step);
-        let model = &mut *self.model;
-        self.reducer
-            .with_used(|used| {
-                model.optimizer_step(&StepContext {
-                    epoch: plan.epoch,
-                    step: plan.step,
-                    used,
-                    rate_factor,
-                })
-            })
-            .map_err(Cause::Model)
+        let context = StepContext {
+            epoch: plan.epoch,
+            step: plan.step,
+            used: self.sync.used(),
+            rate_factor: self.rate_factor(plan.step),
+        };
+        self.model.optimizer_step(&context).map_err(Cause::Model)
     }
-
-    /// Goes on after `num_steps` steps with what the compression of gradients had carried. Returns whether that is of this
-    /// model and these params.
-    pub(crate) fn restore(
-        &self,
-        num_steps: u64,
-        state: Option<&CompressionState>,
-    ) -> Result<bool, Cause> {
-        let restored = self.reducer.restore(num_steps, state);
-        restored.map_err(|failure| self.reducer.cause_of(failure))
-    }
-
-    /// What the compression of gradients carries to the next step, as bytes.
-    pub(crate) fn compression_state(&self) -> Result<Option<Vec<u8>>, Cause> {
-        let state = self.reducer.compression_state();
-        let state = state.map_err(|failure| self.reducer.cause_of(failure))?;
-        Ok(state.map(|state| state.to_bytes()))
-    }
-
-    /// After the first step: buckets in the order in which rank 0's gradients became ready, where that makes a
-    /// difference.
-    fn lay_out_anew(&mut self) -> Result<(), Cause> {
-        let present = self.reducer.layout();
-        if present.buckets.len() == 1 {
-            return Ok(());
-        }
-        let observed: Vec<u8> = self
-            .reducer
-            .observed_order()
-            .iter()
-            .flat_map(|&index| (index as u32).to_le_bytes())
-            .collect();
-        let agreed = self.group.broadcast_bytes(&observed, 0)?;
-        let order: Vec<usize> = agreed
-            .chunks_exact(4)
-            .map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize)
-            .collect();
-        let parameters = self.reducer.parameters();
-        let options = self.settings.reducer;
-        if BucketLayout::new(parameters, &order, options.sizes) == *present {
-            return Ok(());
-        }
-        let reducer = make_reducer(
-            self.model,
-            &self.group,
-            self.accelerator.as_ref(),
-            parameters.to_vec(),
-            Some(&order),
-            options,
-        )?;
-        let state = self.reducer.compression_state();
-        let state = state.map_err(|failure| self.reducer.cause_of(failure))?;
-        let restored = reducer.restore(self.reducer.num_steps(), state.as_ref());
-        restored.map_err(|failure| reducer.cause_of(failure))?;
-        self.reducer = reducer;
-        Ok(())
-    }
-
-    /// A backward that failed because a reduction in it failed has that one's cause.
-    fn blame(&self, error: ModelError) -> Cause {
-        match self.reducer.failure() {
-            Some(failure) => self.reducer.cause_of(failure),
-            None => Cause::Model(error),
-        }
-    }
-}
-
-/// A reducer for the model's gradients, to which the model is attached.
-fn make_reducer(
-    model: &mut dyn Model,
-    group: &ProcessGroup,
-    accelerator: Option<&Accelerator>,
-    parameters: Vec<ParameterInfo>,
-    order: Option<&[usize]>,
-    options: ReducerOptions,
-) -> Result<Arc<GradientReducer>, Cause> {
-    let group = group.clone();
-    let reducer = match accelerator {
-        None => GradientReducer::new(group, parameters, order, options),
-        Some(accelerator) => {
-            GradientReducer::on_device(group, accelerator, parameters, order, options, model)
-        }
-    }?;
-    let reducer = Arc::new(reducer);
-    model.attach(reducer.clone()).map_err(Cause::Model)?;
-    Ok(reducer)
 }
 
 /// Refuses parameters whose own gradients are float16, which cannot hold what they are divided by, as PyTorch does.
-fn check_unscaled(parameters: &[ParameterInfo]) -> Result<(), JobError> {
+pub(crate) fn check_unscaled(parameters: &[ParameterInfo]) -> Result<(), JobError> {
     match parameters
         .iter()
         .find(|parameter| parameter.dtype == DType::Float16)

@@ -27,8 +27,9 @@ use crate::replicas;
 use crate::result::TrainingResult;
 use crate::scaler::LossScaler;
 use crate::schedule::Schedule;
-use crate::step::{StepPlan, StepSettings, Stepper};
+use crate::step::{StepPlan, StepSettings, Stepper, check_unscaled};
 use crate::sums::LossTotals;
+use crate::sync::{AllReduce, GradientSync};
 use crate::weights::LocalWeights;
 
 /// How many times `collectiveTimeout` a checkpoint's write may take: it may well be slower than any step, but an hour by default
@@ -142,7 +143,13 @@ impl<'a> Worker<'a> {
         if job.attempt.resume.is_none() {
             replicas::broadcast(model, &group, Tensors::All)?;
         }
-        let placement = device::occupy(job.params.device, &group, &gpus, model)?;
+        let placement = device::occupy(
+            job.params.device,
+            Compression::of(&job.params),
+            &group,
+            &gpus,
+            model,
+        )?;
         *nccl = placement
             .accelerator
             .as_ref()
@@ -181,30 +188,29 @@ impl<'a> Worker<'a> {
         let settings = StepSettings {
             schedule: Schedule::new(params, steps_per_epoch(&job, &datasets.train)),
             clip_norm: params.gradient_clip_norm,
-            reducer: ReducerOptions {
-                overlaps: host::overlaps(&job, &group),
-                compression: Compression::of(params),
-                ..ReducerOptions::default()
-            },
+        };
+        let options = ReducerOptions {
+            overlaps: host::overlaps(&job, &group),
+            compression: Compression::of(params),
+            ..ReducerOptions::default()
         };
         let scaler = (params.precision == Precision::Fp16).then(|| scaler.unwrap_or_default());
-        let (on_event, on_step) = (hooks.on_event.clone(), hooks.on_step.clone());
-        let stepper = Stepper::new(
-            model,
-            group.clone(),
-            placement.accelerator,
-            settings,
-            scaler,
-            hooks,
-        )?;
+        let parameters = model.parameters().map_err(Cause::Model)?;
+        if scaler.is_some() {
+            check_unscaled(&parameters)?;
+        }
+        let accelerator = placement.accelerator;
+        let sync = AllReduce::new(model, parameters, group.clone(), accelerator, options)?;
         if let Some(uri) = &resumed
-            && !stepper.restore(position.step, compression.as_ref())?
+            && !sync.restore(position.step, compression.as_ref())
         {
             return Err(Cause::Checkpoint {
                 uri: uri.clone(),
                 reason: "its gradients were compressed with other params".into(),
             });
         }
+        let (on_event, on_step) = (hooks.on_event.clone(), hooks.on_step.clone());
+        let stepper = Stepper::new(model, Box::new(sync), world_size, settings, scaler, hooks)?;
         let timeout = Duration::from_secs_f64(job.params.collective_timeout);
         let events = (rank == 0).then(|| {
             let directory = format!("{}/events", job.attempt.directory());
@@ -535,7 +541,7 @@ impl Run<'_> {
             Contents {
                 shared,
                 rank,
-                compression: self.stepper.compression_state()?,
+                compression: self.stepper.sync.state().map(|state| state.to_bytes()),
                 best: self.best.clone(),
                 weights,
             },

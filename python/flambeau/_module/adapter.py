@@ -2,9 +2,9 @@
 
 `ModuleModel` is called from Rust by the training loop, on one thread, but for the gradient hooks, which
 autograd may call on threads of its own. Batches come as DLPack capsules over pooled native buffers, which a
-tensor gives back when it dies. Gradients live in the reducer's flat buckets: `.grad` is None before the first
-backward of a step; a hook copies the gradient that autograd made into the parameter's view of its bucket
-and makes `.grad` that view, in which later micro-batches accumulate.
+tensor gives back when it dies. Gradients live in flat buckets of the training loop's: `.grad` is None before
+the first backward of a step; a hook copies the gradient that autograd made into the parameter's view of its
+bucket and makes `.grad` that view, in which later micro-batches accumulate.
 
 On a GPU the buckets are tensors of torch's. What happens in a step is queued on one stream, torch's present
 one, and the host runs ahead of it: it waits for the loss, which is there before backward, and for nothing
@@ -28,7 +28,7 @@ from torch.utils.hooks import RemovableHandle
 
 from flambeau._module import devices, gathered, generators, losses, metrics, optimizers
 from flambeau._module.compiled import CompiledModule
-from flambeau._module.device_programs import DevicePrograms
+from flambeau._module.device_gradients import DeviceGradients
 from flambeau._module.devices import BatchCopier, Readback, Rows
 from flambeau._module.precision import autocast
 from flambeau._module.uncompiled import uncompiled
@@ -37,7 +37,7 @@ from flambeau._saved.weights import save_module
 from flambeau.errors import DataError, ParamError
 
 if TYPE_CHECKING:
-    from flambeau._native import GradientReducer
+    from flambeau._native import GradientSink
 
 _DTYPES = {
     torch.float32: "float32",
@@ -82,9 +82,8 @@ class ModuleModel:
         """Whether it is known how the metrics read the outputs."""
         self._names, self._parameters = _trainable(module)
         self._views: list[Tensor] = []
-        self._bucket_tensors: list[Tensor] = []
         self._hooks: list[RemovableHandle] = []
-        self._reducer: GradientReducer | None = None
+        self._sink: GradientSink | None = None
         self._rate_factor = 1.0
         """What the optimizer's learning rates are of those that it was made with."""
         self._is_whole = False
@@ -97,7 +96,8 @@ class ModuleModel:
         self._device: torch.device | None = None
         """The GPU, None on the CPU."""
         self._stream: torch.cuda.Stream | None = None
-        """The GPU's stream whose work the reducer waits for."""
+        """The GPU's stream whose work the reduction waits for."""
+        self._device_gradients: DeviceGradients | None = None
         self._copier: BatchCopier | None = None
         self._host_copies: list[tuple[Tensor, Tensor]] = []
         """What `tensors` gave last, of tensors on a GPU: each with its copy in main memory."""
@@ -134,20 +134,10 @@ class ModuleModel:
         self._autocast = autocast(self._precision, device)
         self._device, self._copier = device, BatchCopier(device)
 
-    def allocate_buckets(self, wanted: Sequence[tuple[str, int]]) -> list[int]:
-        """A flat tensor of zeros on the device for each (dtype, number of elements); returns their
-        addresses. They live until the next call.
-        """
-        self._bucket_tensors = [
-            torch.zeros(numel, dtype=getattr(torch, dtype), device=self._device) for dtype, numel in wanted
-        ]
-        return [bucket.data_ptr() for bucket in self._bucket_tensors]
-
-    def prepare_programs(
-        self, wanted: Sequence[tuple[str, int]], programs: Sequence[Sequence[tuple[Any, ...]]]
-    ) -> DevicePrograms:
-        """Makes tensors beside the buckets of the last call, and programs on all of them ready."""
-        return DevicePrograms(self._bucket_tensors, self._stream, wanted, programs)
+    def allocate_gradients(self, wanted: Sequence[tuple[str, int]], halves: str | None) -> DeviceGradients:
+        """Makes what gradients are reduced in on the device, in place of what it made last."""
+        self._device_gradients = DeviceGradients(wanted, halves, self._device, self._stream)
+        return self._device_gradients
 
     # What the worker asks at the start.
 
@@ -164,27 +154,27 @@ class ModuleModel:
         """How many float64 sums the metrics add to those of the loss."""
         return sum(metric.size for metric in self.metrics)
 
-    def attach(self, reducer: GradientReducer) -> None:
-        """Makes each parameter's view of the reducer's buckets; called again when the buckets are laid out
-        anew.
-        """
+    def attach(self, sink: GradientSink) -> None:
+        """Makes each parameter's view of the buckets; called again when these are laid out anew."""
         for parameter in self._parameters:
             parameter.grad = None
         self._views.clear()
-        if self._device is None:
-            self._bucket_tensors = [from_dlpack(capsule) for capsule in reducer.buckets()]
+        if self._device_gradients is None:
+            buckets = [from_dlpack(capsule) for capsule in sink.buckets()]
+        else:
+            buckets = self._device_gradients.buckets
         for index, parameter in enumerate(self._parameters):
-            bucket, offset = reducer.view(index)
-            flat = self._bucket_tensors[bucket][offset : offset + parameter.numel()]
+            bucket, offset = sink.view(index)
+            flat = buckets[bucket][offset : offset + parameter.numel()]
             # A dense parameter's gradient has its strides (channels_last, say), so that copies and optimizers
             # stay flat.
             self._views.append(flat.as_strided(parameter.shape, parameter.stride()))
-        self._reducer = reducer
+        self._sink = sink
         while self._hooks:
             self._hooks.pop().remove()
-        if len(self._bucket_tensors) > 1:
+        if len(buckets) > 1:
             for index, parameter in enumerate(self._parameters):
-                hook = self._hook(index, self._views[index], reducer.mark_ready)
+                hook = self._hook(index, self._views[index], sink.mark_ready)
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
 
     def tensors(self, only_buffers: bool = False) -> list[tuple[str, int, int, str | None, int]]:
@@ -258,7 +248,7 @@ class ModuleModel:
 
         return gradient_is_accumulated
 
-    def _gather(self, reducer: GradientReducer) -> None:
+    def _gather(self, sink: GradientSink) -> None:
         """What the hooks do, for all parameters at once after backward.
 
         With one bucket there is nothing to overlap, and a hook costs several times as much a parameter.
@@ -278,7 +268,7 @@ class ModuleModel:
         if views:
             torch._foreach_copy_(views, gradients)
         self._is_whole = len(ready) == len(self._parameters)
-        reducer.mark_all_ready(ready)
+        sink.mark_all_ready(ready)
 
     def train_batch(
         self,
@@ -321,7 +311,7 @@ class ModuleModel:
             factor = denominator / reference * loss_scale
             (value if factor == 1.0 else _times(value, factor)).backward()
             if not self._hooks:
-                self._gather(self._reducer)  # type: ignore[arg-type]
+                self._gather(self._sink)  # type: ignore[arg-type]
         return self._sums(output, value, denominator, rows, readback)
 
     def _read_back(self, output: Any, value: Tensor, rows: Rows) -> Readback:
@@ -353,31 +343,6 @@ class ModuleModel:
             return torch.cat(
                 [metric.update(output, rows.labels, rows.weight, rows.num_rows) for metric in self.metrics]
             )
-
-    # The reduced gradients on a device.
-
-    def scale_gradients(self, factor: float) -> None:
-        """Multiplies all by `factor`; exactly 1 leaves them alone."""
-        if factor != 1.0:
-            torch._foreach_mul_(self._bucket_tensors, factor)
-
-    def unscale_gradients(self, factor: float) -> bool:
-        """Multiplies all by `factor`, and returns whether they are finite, which it waits for."""
-        self.scale_gradients(factor)
-        return bool(torch.isfinite(self._norms(torch.inf)).all())
-
-    def clip_gradients(self, max_norm: float) -> None:
-        """Scales all down to a 2-norm of at most `max_norm`, by the factor that PyTorch's
-        `clip_grad_norm_` has.
-        """
-        norm = torch.linalg.vector_norm(self._norms(2.0))
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        for bucket in self._bucket_tensors:
-            bucket.mul_(factor)
-
-    def _norms(self, order: float) -> Tensor:
-        """The norm of each bucket: float64 [buckets]. What lies between the views is 0."""
-        return torch.stack([norm.double() for norm in torch._foreach_norm(self._bucket_tensors, order)])
 
     def optimizer_step(self, used: Sequence[bool] | None, rate_factor: float) -> None:
         """Steps the optimizer over the reduced gradients and drops them.

@@ -1,7 +1,7 @@
 //! What is done to all gradients at once where they lie in the model's own buckets, against plain loops in float64.
 
 use flambeau_data::DType;
-use flambeau_train::{BucketSizes, Model};
+use flambeau_train::{BucketSizes, DeviceModel};
 use serde_json::json;
 
 use crate::support::{Place, Trainer, distance, job, path, places};
@@ -49,41 +49,45 @@ fn assert_scaled(trainer: &Trainer, gradients: &[Vec<f64>], factor: f64, toleran
 
 #[test]
 fn gradients_are_scaled() {
-    with_gradients(|mut trainer, gradients, tolerance| {
-        trainer.model.scale_gradients(1.0).unwrap();
+    with_gradients(|trainer, gradients, tolerance| {
+        let own = trainer.gradients.clone().unwrap();
+        own.scale(1.0).unwrap();
         assert_scaled(&trainer, gradients, 1.0, 0.0);
-        trainer.model.scale_gradients(0.3).unwrap();
+        own.scale(0.3).unwrap();
         assert_scaled(&trainer, gradients, 0.3, tolerance);
     });
 }
 
 #[test]
-fn gradients_are_unscaled_and_looked_through_for_overflows() {
-    with_gradients(|mut trainer, gradients, tolerance| {
-        assert!(trainer.model.unscale_gradients(1.0 / 1024.0).unwrap());
+fn gradients_are_looked_through_for_overflows() {
+    with_gradients(|trainer, gradients, tolerance| {
+        let own = trainer.gradients.clone().unwrap();
+        own.scale(1.0 / 1024.0).unwrap();
+        assert!(own.are_finite().unwrap());
         assert_scaled(&trainer, gradients, 1.0 / 1024.0, tolerance);
         for broken in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
             for index in 0..SIZES.len() {
                 let mut values = gradients[index].clone();
                 values[index] = broken;
                 trainer.set_view(index, &values);
-                assert!(!trainer.model.unscale_gradients(0.5).unwrap(), "{broken}");
+                assert!(!own.are_finite().unwrap(), "{broken}");
                 trainer.set_view(index, &gradients[index]);
             }
         }
-        assert!(trainer.model.unscale_gradients(1.0).unwrap());
+        assert!(own.are_finite().unwrap());
     });
 }
 
 /// `min(1, max_norm / (norm + 1e-6))`, as torch's clip_grad_norm_ has it.
 #[test]
 fn gradients_are_clipped_to_their_norm() {
-    with_gradients(|mut trainer, gradients, tolerance| {
+    with_gradients(|trainer, gradients, tolerance| {
+        let own = trainer.gradients.clone().unwrap();
         let squares = gradients.iter().flatten().map(|x| x * x);
         let norm = squares.sum::<f64>().sqrt();
-        trainer.model.clip_gradients(norm + 1.0).unwrap();
+        own.clip(norm + 1.0).unwrap();
         assert_scaled(&trainer, gradients, 1.0, 0.0);
-        trainer.model.clip_gradients(0.5).unwrap();
+        own.clip(0.5).unwrap();
         assert_scaled(&trainer, gradients, 0.5 / (norm + 1e-6), tolerance);
     });
 }
@@ -98,6 +102,8 @@ fn a_model_on_the_cpu_has_no_buckets_of_its_own() {
         0,
         fields,
     ));
-    let error = trainer.model.scale_gradients(0.5).unwrap_err();
+    let Err(error) = trainer.model.allocate_gradients(&[], None) else {
+        panic!("it has");
+    };
     assert!(error.to_string().contains("computes on the CPU"), "{error}");
 }

@@ -1,10 +1,10 @@
 //! TorchScript programs against PyTorch: optimizers, losses, metrics, trainings, scoring, refusals.
 
 mod buckets;
+mod halves;
 mod losses;
 mod metrics;
 mod optimizers;
-mod programs;
 mod purity;
 mod refusals;
 mod scoring;

@@ -1,7 +1,6 @@
 //! What PyTorch computed, and a training loop of one rank.
 
 use std::collections::HashMap;
-use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -11,8 +10,8 @@ use flambeau_collective::{GroupOptions, ProcessGroup, TcpRendezvous};
 use flambeau_data::{AlignedBuffer, Batch, DType, HostTensor, Store};
 use flambeau_torch::TorchModel;
 use flambeau_train::{
-    BucketSizes, GradientReducer, LossSums, MicroBatch, Model, ModelError, ParameterInfo,
-    ReducerOptions, StepContext, TensorPart, Tensors, TrainingJob,
+    BucketSizes, DeviceGradients, DeviceModel, GradientReducer, GradientSink, LossSums, MicroBatch,
+    Model, ModelError, ParameterInfo, ReducerOptions, StepContext, Tensors, TrainingJob,
 };
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
@@ -194,8 +193,8 @@ pub fn places() -> Vec<Place> {
 pub struct Trainer {
     pub model: TorchModel,
     reducer: Arc<GradientReducer>,
-    /// Where the buckets begin that are the model's own.
-    buckets: Vec<*mut c_void>,
+    /// The model's own.
+    pub gradients: Option<Arc<dyn DeviceGradients>>,
     place: Place,
     step: u64,
 }
@@ -210,6 +209,16 @@ impl Trainer {
     }
 
     pub fn at(place: Place, job: &TrainingJob, sizes: BucketSizes) -> Trainer {
+        Trainer::with_halves(place, job, sizes, None)
+    }
+
+    /// With 16-bit floats beside the buckets of a device.
+    pub fn with_halves(
+        place: Place,
+        job: &TrainingJob,
+        sizes: BucketSizes,
+        halves: Option<flambeau_collective::DType>,
+    ) -> Trainer {
         let mut model = flambeau_torch::build(job, &store()).unwrap();
         if place != Place::Cpu {
             model.move_to(place.device()).unwrap();
@@ -233,15 +242,15 @@ impl Trainer {
         });
         let reducer = GradientReducer::new(group, parameters.collect(), None, options).unwrap();
         let reducer = Arc::new(reducer);
-        let buckets = match place {
-            Place::Cpu => vec![],
-            _ => model.allocate_buckets(&reducer.layout().buckets).unwrap(),
-        };
+        let gradients = (place != Place::Cpu).then(|| {
+            let buckets = &reducer.layout().buckets;
+            model.allocate_gradients(buckets, halves).unwrap()
+        });
         model.attach(reducer.clone()).unwrap();
         Trainer {
             model,
             reducer,
-            buckets,
+            gradients,
             place,
             step: 0,
         }
@@ -327,24 +336,6 @@ impl Trainer {
         self.view_tensor(index).copy_(&Tensor::from_slice(values));
     }
 
-    /// Where the gradient of a parameter lies in its bucket.
-    pub fn part(&self, index: usize) -> TensorPart {
-        let view = self.reducer.view(index);
-        let start = view.byte_offset / self.reducer.parameters()[index].dtype.size();
-        TensorPart {
-            tensor: view.bucket,
-            range: start..start + view.numel,
-        }
-    }
-
-    /// The first bucket.
-    pub fn bucket(&self) -> TensorPart {
-        TensorPart {
-            tensor: 0,
-            range: 0..self.reducer.layout().buckets[0].numel,
-        }
-    }
-
     fn view_tensor(&self, index: usize) -> Tensor {
         let view = self.reducer.view(index);
         let info = &self.reducer.parameters()[index];
@@ -352,9 +343,9 @@ impl Trainer {
             4 => Kind::Float,
             _ => Kind::Double,
         };
-        let bucket = match self.place {
-            Place::Cpu => self.reducer.bucket_ptr(view.bucket),
-            _ => self.buckets[view.bucket],
+        let bucket = match &self.gradients {
+            None => self.reducer.bucket_ptr(view.bucket),
+            Some(gradients) => gradients.bucket(view.bucket),
         };
         // SAFETY: the bucket lives as long as the trainer, the view has that many elements, and nobody else uses it now.
         unsafe {

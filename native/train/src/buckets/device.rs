@@ -3,17 +3,17 @@
 use std::sync::{Arc, Mutex};
 
 use flambeau_collective::{
-    DeviceRuntime, NcclWork, ProcessGroup, RawBuffer, ReduceOp, Result, Stream, WeakNcclGroup,
+    CollectiveError, DType, DeviceRuntime, NcclWork, ProcessGroup, RawBuffer, ReduceOp, Result,
+    Stream, WeakNcclGroup,
 };
 
 use super::lock;
-use crate::compression::{CompressionState, DeviceCompressors, Exchange, ParameterState};
+use crate::compression::is_compressible;
 use crate::device::Accelerator;
 use crate::layout::BucketLayout;
-use crate::model::ModelError;
+use crate::model::{DeviceGradients, ModelError};
 
-/// Buckets in the model's memory on a device, compressed there on their way if so asked. Nothing here waits for the device, but
-/// what saves and restores.
+/// Buckets in the model's memory on a device, which travel as 16-bit floats if so asked. Nothing here waits for the device.
 pub(crate) struct DeviceBuckets {
     group: ProcessGroup,
     runtime: Arc<dyn DeviceRuntime>,
@@ -22,21 +22,23 @@ pub(crate) struct DeviceBuckets {
     // A model may outlive its training, and with it this: the communicator is to end when all ranks end it.
     nccl: WeakNcclGroup,
     layout: Arc<BucketLayout>,
-    /// The addresses of the buckets, on the device.
-    addresses: Vec<usize>,
-    compressors: Option<DeviceCompressors>,
+    gradients: Arc<dyn DeviceGradients>,
+    /// What buckets of float32 travel as, if not as they are.
+    halves: Option<DType>,
+    /// The model's own error, where it could not compute.
+    failure: Mutex<Option<ModelError>>,
     /// What NCCL was last asked for. It does one thing after the other.
     latest: Mutex<Option<NcclWork>>,
 }
 
 impl DeviceBuckets {
-    /// Buckets at these addresses, which the model keeps alive and has set to zeros.
+    /// Buckets that the model has set to zeros, with 16-bit floats of this type beside them if there is one.
     pub(crate) fn new(
         group: ProcessGroup,
         accelerator: &Accelerator,
         layout: Arc<BucketLayout>,
-        addresses: Vec<usize>,
-        compressors: Option<DeviceCompressors>,
+        gradients: Arc<dyn DeviceGradients>,
+        halves: Option<DType>,
     ) -> Self {
         DeviceBuckets {
             group,
@@ -44,14 +46,15 @@ impl DeviceBuckets {
             stream: accelerator.stream,
             nccl: accelerator.nccl.downgrade(),
             layout,
-            addresses,
-            compressors,
+            gradients,
+            halves,
+            failure: Mutex::new(None),
             latest: Mutex::new(None),
         }
     }
 
     pub(crate) fn ptr(&self, bucket: usize) -> *mut u8 {
-        self.addresses[bucket] as *mut u8
+        self.gradients.bucket(bucket).cast()
     }
 
     /// # Safety
@@ -63,65 +66,74 @@ impl DeviceBuckets {
         unsafe { self.runtime.zero(ptr.cast(), num_bytes, self.stream) }
     }
 
-    /// Has NCCL average a bucket, or exchange what its compressor makes of it, once the model's stream has come to here. One call a
-    /// bucket, on every rank: NCCL needs all ranks to group their calls alike, and which buckets are full at once is a rank's own
-    /// affair.
-    pub(crate) fn reduce(&self, bucket: usize, step: u64) -> Result<u64> {
-        let compressed = match &self.compressors {
-            Some(compressors) => compressors.compress(bucket, step)?,
-            None => None,
+    /// Has NCCL average a bucket once the model's stream has come to here. One call a bucket, on every rank: NCCL needs all ranks to
+    /// group their calls alike, and which buckets are full at once is a rank's own affair. Returns the bytes that travel.
+    pub(crate) fn reduce(&self, bucket: usize) -> Result<u64> {
+        let halves = self.halves_of(bucket);
+        let narrowed = halves.map_or(Ok(()), |_| self.gradients.narrow(bucket));
+        narrowed.map_err(|error| self.keep(error))?;
+        let info = &self.layout.buckets[bucket];
+        let buffer = RawBuffer {
+            ptr: match halves {
+                Some(_) => self.gradients.halves(bucket),
+                None => self.gradients.bucket(bucket),
+            },
+            len: info.numel,
+            dtype: halves.unwrap_or(info.dtype),
+            device: info.device,
+            stream: Some(self.stream),
         };
-        let whole_bytes = self.layout.whole_bytes[bucket];
-        let (exchange, num_bytes) = Exchange::of_bucket(compressed, self.raw(bucket), whole_bytes);
+        // What travels is summed on the way, and comes back.
+        let num_bytes = match halves {
+            Some(_) => 2 * buffer.bytes() as u64,
+            None => self.layout.whole_bytes[bucket],
+        };
         // SAFETY: the bucket is full, so that only what comes after `finish` on the model's stream touches it and what was made
         // of it.
-        let work = unsafe { exchange.launch(&self.nccl.upgrade()?)? };
+        let work = unsafe { self.nccl.upgrade()?.all_reduce(buffer, ReduceOp::Average)? };
         *lock(&self.latest) = Some(work);
         Ok(num_bytes)
     }
 
-    fn raw(&self, bucket: usize) -> RawBuffer {
-        let info = &self.layout.buckets[bucket];
-        RawBuffer {
-            ptr: self.ptr(bucket).cast(),
-            len: info.numel,
-            dtype: info.dtype,
-            device: info.device,
-            stream: Some(self.stream),
-        }
+    /// What a bucket travels as, if not as it is.
+    fn halves_of(&self, bucket: usize) -> Option<DType> {
+        self.halves
+            .filter(|_| is_compressible(&self.layout.buckets[bucket]))
     }
 
     /// # Safety
     ///
     /// As of [`Buckets::finish`](super::Buckets::finish).
-    pub(crate) unsafe fn finish(&self, step: u64, sums: RawBuffer) -> Result<u64> {
-        let mut num_bytes = self.reduce(self.addresses.len() - 1, step)?;
+    pub(crate) unsafe fn finish(&self, sums: RawBuffer) -> Result<u64> {
+        let num_buckets = self.layout.buckets.len();
+        let num_bytes = self.reduce(num_buckets - 1)?;
         self.order_latest()?;
-        if let Some(compressors) = &self.compressors {
-            num_bytes += self.reduce_again(&compressors.compress_again(step)?)?;
-            compressors.decompress(step)?;
+        for bucket in (0..num_buckets).filter(|&bucket| self.halves_of(bucket).is_some()) {
+            let widened = self.gradients.widen(bucket);
+            widened.map_err(|error| self.keep(error))?;
         }
         // SAFETY: the caller's promise.
         unsafe { self.group.all_reduce(sums, ReduceOp::Sum)? };
         Ok(num_bytes)
     }
 
-    /// The model's error that a failure here came from, if it was one.
-    pub(crate) fn take_failure(&self) -> Option<ModelError> {
-        self.compressors.as_ref()?.take_failure()
+    /// What the model computes of the gradients after the reduction.
+    pub(crate) fn gradients(&self) -> &dyn DeviceGradients {
+        &*self.gradients
     }
 
-    /// Has NCCL reduce these buffers, and the model's stream wait for that. Returns the bytes that travel.
-    fn reduce_again(&self, buffers: &[(RawBuffer, ReduceOp)]) -> Result<u64> {
-        if buffers.is_empty() {
-            return Ok(0);
+    /// The model's error that a failure here came from, if it was one.
+    pub(crate) fn take_failure(&self) -> Option<ModelError> {
+        lock(&self.failure).take()
+    }
+
+    fn keep(&self, error: ModelError) -> CollectiveError {
+        let message = error.to_string();
+        lock(&self.failure).get_or_insert(error);
+        CollectiveError::Device {
+            call: "the compression of gradients".into(),
+            message,
         }
-        // SAFETY: the buffers are the compressors' own, who touch them after this on the model's stream.
-        let work = unsafe { self.nccl.upgrade()?.grouped_all_reduce(buffers)? };
-        *lock(&self.latest) = Some(work);
-        self.order_latest()?;
-        let num_bytes = buffers.iter().map(|(buffer, _)| buffer.bytes() as u64);
-        Ok(2 * num_bytes.sum::<u64>())
     }
 
     /// Has the model's stream wait for what NCCL was asked for.
@@ -129,22 +141,6 @@ impl DeviceBuckets {
         match lock(&self.latest).take() {
             // SAFETY: the stream is the model's, as above.
             Some(latest) => unsafe { latest.order_before(self.stream) },
-            None => Ok(()),
-        }
-    }
-
-    /// Copies what the compression carries to the next step to the parameters' places. Waits for the device.
-    pub(crate) fn save(&self, parameters: &mut [ParameterState]) -> Result<()> {
-        match &self.compressors {
-            Some(compressors) => compressors.save(parameters),
-            None => Ok(()),
-        }
-    }
-
-    /// Goes on from what [`save`](Self::save) gave, which is of the same lengths.
-    pub(crate) fn restore(&self, state: &CompressionState) -> Result<()> {
-        match &self.compressors {
-            Some(compressors) => compressors.restore(state),
             None => Ok(()),
         }
     }

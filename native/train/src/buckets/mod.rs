@@ -52,7 +52,7 @@ impl Buckets {
     pub(crate) fn reduce(&self, bucket: usize, step: u64) -> Result<u64> {
         match self {
             Buckets::Host(buckets) => buckets.reduce(bucket, step),
-            Buckets::Device(buckets) => buckets.reduce(bucket, step),
+            Buckets::Device(buckets) => buckets.reduce(bucket),
         }
     }
 
@@ -67,7 +67,7 @@ impl Buckets {
         unsafe {
             match self {
                 Buckets::Host(buckets) => buckets.finish(step, sums),
-                Buckets::Device(buckets) => buckets.finish(step, sums),
+                Buckets::Device(buckets) => buckets.finish(sums),
             }
         }
     }
@@ -80,25 +80,17 @@ impl Buckets {
         }
     }
 
-    /// Copies what the compression carries to the next step to the parameters' places.
-    pub(crate) fn save(&self, parameters: &mut [ParameterState]) -> Result<()> {
-        match self {
-            Buckets::Host(buckets) => {
-                buckets.save(parameters);
-                Ok(())
-            }
-            Buckets::Device(buckets) => buckets.save(parameters),
+    /// Copies what the compression carries to the next step to the parameters' places. Between devices nothing is carried.
+    pub(crate) fn save(&self, parameters: &mut [ParameterState]) {
+        if let Buckets::Host(buckets) = self {
+            buckets.save(parameters);
         }
     }
 
     /// Goes on from what [`save`](Self::save) gave, which is of the same lengths.
-    pub(crate) fn restore(&self, state: &CompressionState) -> Result<()> {
-        match self {
-            Buckets::Host(buckets) => {
-                buckets.restore(state);
-                Ok(())
-            }
-            Buckets::Device(buckets) => buckets.restore(state),
+    pub(crate) fn restore(&self, state: &CompressionState) {
+        if let Buckets::Host(buckets) = self {
+            buckets.restore(state);
         }
     }
 }

@@ -4,17 +4,13 @@
 //! over the ranks, and the compressor writes what came of it over the bucket: the same bits on every rank, whatever the
 //! transport. Buckets of other types travel as they are.
 //!
-//! On a device [`DeviceCompressors`] have the model's framework do the same there. What travels and what is kept are the same
-//! numbers in both places ([`plan`]), so that a training may go on elsewhere than it began.
+//! On a device the model's framework makes 16-bit floats of a bucket (`buckets/device`); the other ways are the CPU's.
 
-mod device;
 mod halves;
 mod largest;
 mod matrix;
 mod memory;
-mod operation;
 mod plan;
-mod planner;
 mod power_sgd;
 mod state;
 mod top_k;
@@ -22,17 +18,14 @@ mod wire;
 
 use std::ops::Range;
 
-use flambeau_collective::{
-    DType, NcclGroup, NcclWork, ProcessGroup, RawBuffer, ReduceOp, Result, Work,
-};
+use flambeau_collective::{DType, ProcessGroup, RawBuffer, ReduceOp, Result, Work};
 use half::{bf16, f16};
 
+use crate::error::JobError;
 use crate::layout::{BucketInfo, BucketLayout};
 use crate::model::ParameterInfo;
 use crate::params::{GradientCompression, TrainingParams};
-pub(crate) use device::DeviceCompressors;
 use halves::Halves;
-pub use operation::{DeviceOperation, DevicePlan, DevicePrograms, Matrices, TensorPart};
 use power_sgd::PowerSgd;
 pub use state::{CompressionState, ParameterState};
 use top_k::TopK;
@@ -78,6 +71,26 @@ impl Compression {
         }
     }
 
+    /// What gradients travel as between devices: as they are, or as floats of this type.
+    ///
+    /// # Errors
+    ///
+    /// What `device` allows in place of a compression that has never run on one.
+    pub(crate) fn on_device(self) -> std::result::Result<Option<DType>, JobError> {
+        let name = match self {
+            Compression::None => return Ok(None),
+            Compression::Fp16 => return Ok(Some(DType::Float16)),
+            Compression::Bf16 => return Ok(Some(DType::BFloat16)),
+            Compression::PowerSgd { .. } => "powersgd",
+            Compression::TopK { .. } => "topk",
+        };
+        Err(JobError::Invalid {
+            param: "gradientCompression".into(),
+            value: name.into(),
+            allowed: "none, fp16 or bf16 on a GPU; or device cpu".into(),
+        })
+    }
+
     /// Whether something is carried from step to step.
     pub(crate) fn has_state(self) -> bool {
         matches!(
@@ -117,7 +130,7 @@ impl Compression {
 
 /// Whether a bucket's gradients can be compressed. An index of 32 bits tells the elements of a bucket apart, as long as no single
 /// parameter is beyond that.
-fn is_compressible(bucket: &BucketInfo) -> bool {
+pub(crate) fn is_compressible(bucket: &BucketInfo) -> bool {
     bucket.dtype == DType::Float32 && u32::try_from(bucket.numel).is_ok()
 }
 
@@ -236,21 +249,6 @@ impl Exchange {
             match *self {
                 Exchange::Reduce(buffer, op) => group.all_reduce_async(buffer, op),
                 Exchange::Gather(buffer) => group.all_gather_async(buffer),
-            }
-        }
-    }
-
-    /// The same between devices, which goes on when the call has returned.
-    ///
-    /// # Safety
-    ///
-    /// As for [`start`](Self::start), on the device.
-    pub(crate) unsafe fn launch(&self, nccl: &NcclGroup) -> Result<NcclWork> {
-        // SAFETY: the caller's promise.
-        unsafe {
-            match *self {
-                Exchange::Reduce(buffer, op) => nccl.all_reduce(buffer, op),
-                Exchange::Gather(buffer) => nccl.all_gather(buffer),
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Which numbers of a bucket travel as what: the same in main memory and on a device.
+//! Which numbers of a bucket travel as what.
 
 use std::ops::Range;
 
@@ -26,8 +26,6 @@ pub(super) struct LowRank {
 pub(super) struct Matrix {
     pub(super) view: BucketView,
     pub(super) num_columns: usize,
-    /// Columns of its P and Q.
-    pub(super) rank: usize,
     /// Its P (n × r) in what is sent first, column after column.
     pub(super) left: Range<usize>,
     /// Its Q (m × r) in what is sent then, column after column.
@@ -63,7 +61,6 @@ impl LowRank {
                 plan.matrices.push(Matrix {
                     view: view.clone(),
                     num_columns,
-                    rank,
                     left: after(&mut plan.first_len, left),
                     right: after(&mut plan.second_len, right),
                     unsent: after(&mut plan.unsent_len, numel),

@@ -4,15 +4,16 @@ use std::env;
 use std::ffi::c_void;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::slice;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::Duration;
 
 use flambeau_collective::{CollectiveError, DType, Device, DeviceRuntime, Gpu, Stream};
-use flambeau_train::{BucketInfo, DevicePlan, Devices, Gpus};
+use flambeau_train::{BucketInfo, DeviceGradients, Devices, Gpus, ModelError};
+use half::{bf16, f16};
 use nccl_stand_in::{HostEvent, HostRuntime, HostStream, framework_stream};
-
-use crate::host_programs::HostPrograms;
 
 /// 64 bytes, on such a boundary, as buckets are laid out.
 #[repr(align(64))]
@@ -137,16 +138,8 @@ pub fn own_gpu(rank: usize) -> Gpus {
 pub struct HostDevice {
     device: Device,
     pub queue: Arc<HostQueue>,
-    buckets: Vec<HostTensor>,
     /// Batches that are staged and not yet used.
     pub num_staged: usize,
-}
-
-impl Drop for HostDevice {
-    fn drop(&mut self) {
-        // What is left of a training that failed would write to the buckets.
-        self.queue.synchronize();
-    }
 }
 
 impl HostDevice {
@@ -155,7 +148,6 @@ impl HostDevice {
         HostDevice {
             device: Device::Cuda(index),
             queue: Arc::new(HostQueue { stream, name }),
-            buckets: vec![],
             num_staged: 0,
         }
     }
@@ -168,24 +160,137 @@ impl HostDevice {
         self.queue.name
     }
 
-    pub fn allocate(&mut self, buckets: &[BucketInfo]) -> Vec<*mut c_void> {
-        self.queue.synchronize();
-        let zeros = |bucket: &BucketInfo| HostTensor::zeros(bucket.dtype, bucket.numel);
-        self.buckets = buckets.iter().map(zeros).collect();
-        let address = |bucket: &mut HostTensor| bucket.place().0 as *mut c_void;
-        self.buckets.iter_mut().map(address).collect()
-    }
-
-    /// As [`HostPrograms::new`].
-    pub fn prepare(&mut self, plan: &DevicePlan, most: Option<usize>) -> HostPrograms {
-        HostPrograms::new(&mut self.buckets, plan, self.queue.clone(), most)
-    }
-
-    /// Gives `work` all gradients, once the stream has come to here.
-    pub fn update(&mut self, mut work: impl FnMut(&mut f64)) {
-        self.queue.synchronize();
-        for bucket in &mut self.buckets {
-            bucket.update(&mut work);
+    /// Zeros for gradients, of which the device narrows `most`, if that is given.
+    pub fn allocate(
+        &self,
+        buckets: &[BucketInfo],
+        halves: Option<DType>,
+        most: Option<usize>,
+    ) -> HostGradients {
+        let of_bucket = |bucket: &BucketInfo| {
+            let halves = halves.filter(|_| bucket.dtype == DType::Float32);
+            let mut tensors = Tensors {
+                bucket: HostTensor::zeros(bucket.dtype, bucket.numel),
+                halves: halves.map(|dtype| HostTensor::zeros(dtype, bucket.numel)),
+            };
+            let places = (
+                tensors.bucket.place(),
+                tensors.halves.as_mut().map(HostTensor::place),
+            );
+            (tensors, places)
+        };
+        let (tensors, places) = buckets.iter().map(of_bucket).unzip();
+        HostGradients {
+            queue: self.queue.clone(),
+            tensors: Mutex::new(tensors),
+            places,
+            left: most.map(AtomicUsize::new),
         }
+    }
+}
+
+struct Tensors {
+    bucket: HostTensor,
+    halves: Option<HostTensor>,
+}
+
+/// Address, type and length.
+type Place = (usize, DType, usize);
+
+/// A rank's gradients on its device.
+pub struct HostGradients {
+    queue: Arc<HostQueue>,
+    tensors: Mutex<Vec<Tensors>>,
+    /// Of each bucket, and of the 16-bit floats beside it.
+    places: Vec<(Place, Option<Place>)>,
+    /// How many buckets may still be narrowed, if that is limited.
+    left: Option<AtomicUsize>,
+}
+
+impl Drop for HostGradients {
+    fn drop(&mut self) {
+        // What is left of a training that failed would write to the buckets.
+        self.queue.synchronize();
+    }
+}
+
+impl HostGradients {
+    /// Gives `work` all gradients, once the stream has come to here.
+    fn update(&self, mut work: impl FnMut(&mut f64)) {
+        self.queue.synchronize();
+        for tensors in &mut *self.tensors.lock().unwrap() {
+            tensors.bucket.update(&mut work);
+        }
+    }
+
+    /// Queues `work` on a bucket's numbers and the bits of its halves, with the type of these.
+    fn launch(&self, bucket: usize, work: fn(&mut [f32], &mut [u16], DType)) {
+        let (whole, halves) = self.places[bucket];
+        let (halves, dtype, _) = halves.expect("a bucket with halves");
+        assert_eq!(whole.1, DType::Float32);
+        self.queue.launch(move || {
+            // SAFETY: as many elements, which only jobs of this stream touch, one after the other.
+            unsafe {
+                let whole = slice::from_raw_parts_mut(whole.0 as *mut f32, whole.2);
+                let halves = slice::from_raw_parts_mut(halves as *mut u16, whole.len());
+                work(whole, halves, dtype);
+            }
+        });
+    }
+}
+
+impl DeviceGradients for HostGradients {
+    fn bucket(&self, bucket: usize) -> *mut c_void {
+        self.places[bucket].0.0 as *mut c_void
+    }
+
+    fn halves(&self, bucket: usize) -> *mut c_void {
+        self.places[bucket].1.expect("a bucket with halves").0 as *mut c_void
+    }
+
+    fn narrow(&self, bucket: usize) -> Result<(), ModelError> {
+        if let Some(left) = &self.left
+            && left.fetch_sub(1, Ordering::Relaxed) == 0
+        {
+            return Err("the device's memory is full".into());
+        }
+        self.launch(bucket, |whole, halves, dtype| {
+            for (number, half) in whole.iter().zip(halves) {
+                *half = match dtype {
+                    DType::Float16 => f16::from_f32(*number).to_bits(),
+                    _ => bf16::from_f32(*number).to_bits(),
+                };
+            }
+        });
+        Ok(())
+    }
+
+    fn widen(&self, bucket: usize) -> Result<(), ModelError> {
+        self.launch(bucket, |whole, halves, dtype| {
+            for (number, half) in whole.iter_mut().zip(halves) {
+                *number = match dtype {
+                    DType::Float16 => f16::from_bits(*half).to_f32(),
+                    _ => bf16::from_bits(*half).to_f32(),
+                };
+            }
+        });
+        Ok(())
+    }
+
+    fn scale(&self, factor: f64) -> Result<(), ModelError> {
+        self.update(|gradient| *gradient *= factor);
+        Ok(())
+    }
+
+    fn are_finite(&self) -> Result<bool, ModelError> {
+        let mut are_finite = true;
+        self.update(|gradient| are_finite &= gradient.is_finite());
+        Ok(are_finite)
+    }
+
+    fn clip(&self, max_norm: f64) -> Result<(), ModelError> {
+        let mut squares = 0.0;
+        self.update(|gradient| squares += *gradient * *gradient);
+        self.scale((max_norm / (squares.sqrt() + 1e-6)).min(1.0))
     }
 }

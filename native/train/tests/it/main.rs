@@ -8,7 +8,6 @@ mod devices;
 mod dual;
 mod failures;
 mod host_device;
-mod host_programs;
 mod job;
 mod loop_order;
 mod model;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use flambeau_collective::{DType, Device, Stream};
 use flambeau_data::Batch;
 use flambeau_train::{
-    BucketInfo, DevicePlan, DevicePrograms, EpochRecord, EpochReport, GradientReducer, LossSums,
+    BucketInfo, DeviceGradients, DeviceModel, EpochRecord, EpochReport, GradientSink, LossSums,
     MicroBatch, Model, ModelError, ParameterInfo, StagedBatch, StagedData, StepContext, StepReport,
     TensorRef, Tensors,
 };
@@ -44,7 +44,7 @@ pub enum Fault {
         step: u64,
     },
     /// The device refuses to compress after so many programs.
-    Programs {
+    Narrow {
         most: usize,
     },
 }
@@ -128,7 +128,7 @@ pub struct TestModel {
     steps: Vec<i32>,
     generator: u64,
     running: Vec<f64>,
-    reducer: Option<Arc<GradientReducer>>,
+    reducer: Option<Arc<dyn GradientSink>>,
     /// Where its gradients are, if not on the CPU. Its values stay where they are: the device's memory is the host's.
     device: Option<HostDevice>,
     pub num_attached: usize,
@@ -347,14 +347,7 @@ unsafe fn get(view: *const c_void, dtype: DType, numel: usize) -> Vec<f64> {
     }
 }
 
-impl Model for TestModel {
-    fn check_cuda(&mut self) -> Result<(), String> {
-        match &self.config.cuda_obstacle {
-            None => Ok(()),
-            Some(obstacle) => Err(obstacle.clone()),
-        }
-    }
-
+impl DeviceModel for TestModel {
     fn nccl_directories(&mut self) -> Vec<PathBuf> {
         vec![host_device::nccl_directory()]
     }
@@ -364,6 +357,27 @@ impl Model for TestModel {
         let stream = device.stream();
         self.device = Some(device);
         Ok(stream)
+    }
+
+    fn allocate_gradients(
+        &mut self,
+        buckets: &[BucketInfo],
+        halves: Option<DType>,
+    ) -> Result<Arc<dyn DeviceGradients>, ModelError> {
+        let most = match self.config.fault {
+            Some(Fault::Narrow { most }) => Some(most),
+            _ => None,
+        };
+        Ok(Arc::new(self.on_device().allocate(buckets, halves, most)))
+    }
+}
+
+impl Model for TestModel {
+    fn on_cuda(&mut self) -> Result<&mut dyn DeviceModel, String> {
+        match &self.config.cuda_obstacle {
+            None => Ok(self),
+            Some(obstacle) => Err(obstacle.clone()),
+        }
     }
 
     fn looks_ahead(&self) -> bool {
@@ -383,42 +397,6 @@ impl Model for TestModel {
             num_rows: batch.num_rows,
             data: StagedData::Device(Box::new(batch)),
         })
-    }
-
-    fn allocate_buckets(&mut self, buckets: &[BucketInfo]) -> Result<Vec<*mut c_void>, ModelError> {
-        let device = self.device.as_mut().expect("it is on a device");
-        Ok(device.allocate(buckets))
-    }
-
-    fn prepare_programs(
-        &mut self,
-        plan: &DevicePlan,
-    ) -> Result<Box<dyn DevicePrograms>, ModelError> {
-        let most = match self.config.fault {
-            Some(Fault::Programs { most }) => Some(most),
-            _ => None,
-        };
-        Ok(Box::new(self.on_device().prepare(plan, most)))
-    }
-
-    fn scale_gradients(&mut self, factor: f64) -> Result<(), ModelError> {
-        self.on_device().update(|gradient| *gradient *= factor);
-        Ok(())
-    }
-
-    fn unscale_gradients(&mut self, factor: f64) -> Result<bool, ModelError> {
-        self.scale_gradients(factor)?;
-        let mut is_finite = true;
-        self.on_device()
-            .update(|gradient| is_finite &= gradient.is_finite());
-        Ok(is_finite)
-    }
-
-    fn clip_gradients(&mut self, max_norm: f64) -> Result<(), ModelError> {
-        let mut squares = 0.0;
-        self.on_device()
-            .update(|gradient| squares += *gradient * *gradient);
-        self.scale_gradients((max_norm / (squares.sqrt() + 1e-6)).min(1.0))
     }
 
     fn parameters(&mut self) -> Result<Vec<ParameterInfo>, ModelError> {
@@ -446,7 +424,7 @@ impl Model for TestModel {
         Ok(Some(rate))
     }
 
-    fn attach(&mut self, reducer: Arc<GradientReducer>) -> Result<(), ModelError> {
+    fn attach(&mut self, reducer: Arc<dyn GradientSink>) -> Result<(), ModelError> {
         self.reducer = Some(reducer);
         self.num_attached += 1;
         Ok(())

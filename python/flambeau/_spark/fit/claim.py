@@ -69,8 +69,8 @@ def _beating(work: WorkDirectory, run: str) -> Iterator[None]:
         if claim["phase"] == "lost" and uri not in _lost:
             _lost.add(uri)
             log.warning(
-                "runId %r in %s is being trained by another driver too, whose run it is now: this fit goes on "
-                "and leaves the run's checkpoints alone",
+                "runId %r in %s is being trained by another driver too, whose run it is now: this fit goes "
+                "on and leaves the run's checkpoints alone",
                 run,
                 work.uri,
             )

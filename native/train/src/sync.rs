@@ -1,0 +1,222 @@
+//! How the ranks agree on the gradients of a step.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use flambeau_collective::ProcessGroup;
+
+use crate::compression::CompressionState;
+use crate::device::Accelerator;
+use crate::error::Cause;
+use crate::history::Traffic;
+use crate::layout::BucketLayout;
+use crate::model::{GradientSink, Model, ModelError, ParameterInfo};
+use crate::reducer::{GradientReducer, ReducerOptions};
+
+/// What stands between a step and the group: it has given the model a [`GradientSink`], and makes of what comes there the gradients
+/// that the optimizer takes. All ranks make the same calls in the same order.
+pub(crate) trait GradientSync {
+    /// Begins a micro-batch of a step.
+    fn begin(&self, is_first: bool, is_last: bool);
+
+    /// Why a micro-batch failed that gave `error`: where an exchange within backward did, what that failed with.
+    fn blame(&self, error: ModelError) -> Cause;
+
+    /// Ends the micro-batches of a step: brings the gradients to where the optimizer reads them, and adds `sums` up over the ranks.
+    fn finish(&mut self, sums: &mut [f64]) -> Result<(), Cause>;
+
+    /// For each parameter whether any rank used it in the step that ended.
+    fn used(&self) -> &[bool];
+
+    /// Multiplies all gradients by `factor`; exactly 1 leaves them alone.
+    fn scale(&self, factor: f64) -> Result<(), Cause>;
+
+    /// Multiplies all gradients by `factor`, and tells whether they are finite, the same on every rank; where they are not, some may
+    /// be left as they were.
+    fn unscale(&self, factor: f64) -> Result<bool, Cause>;
+
+    /// Scales all gradients down to a 2-norm of at most `max_norm`, and returns the norm before where it is known.
+    fn clip(&self, max_norm: f64) -> Result<Option<f64>, Cause>;
+
+    /// After the optimizer's step: what is learned from it for the next ones.
+    fn settle(&mut self, model: &mut dyn Model) -> Result<(), Cause>;
+
+    /// How long exchanges within backward took since this was last asked.
+    fn take_time_in_backward(&self) -> Duration;
+
+    /// The gradients that this rank sent in the step that ended.
+    fn take_traffic(&self) -> Traffic;
+
+    /// What is carried from this step to the next, for a checkpoint; none where nothing is.
+    fn state(&self) -> Option<CompressionState>;
+
+    /// Goes on after `num_steps` steps with what was carried. Returns whether that is of this model and these params.
+    fn restore(&self, num_steps: u64, state: Option<&CompressionState>) -> bool;
+}
+
+/// The mean over all ranks, in each step.
+pub(crate) struct AllReduce {
+    group: ProcessGroup,
+    /// Where gradients are reduced, if not in main memory.
+    accelerator: Option<Accelerator>,
+    options: ReducerOptions,
+    reducer: Arc<GradientReducer>,
+    used: Vec<bool>,
+    /// Whether the layout may still change to the order in which gradients become ready.
+    is_first: bool,
+}
+
+impl AllReduce {
+    /// Makes the buckets, and attaches the model to them. All ranks call this.
+    ///
+    /// # Errors
+    ///
+    /// The model's, the group's, and parameters that cannot be reduced.
+    pub(crate) fn new(
+        model: &mut dyn Model,
+        parameters: Vec<ParameterInfo>,
+        group: ProcessGroup,
+        accelerator: Option<Accelerator>,
+        options: ReducerOptions,
+    ) -> Result<AllReduce, Cause> {
+        let used = vec![false; parameters.len()];
+        let reducer = reducer(
+            model,
+            &group,
+            accelerator.as_ref(),
+            parameters,
+            None,
+            options,
+        )?;
+        Ok(AllReduce {
+            group,
+            accelerator,
+            options,
+            reducer,
+            used,
+            is_first: true,
+        })
+    }
+
+    /// After the first step: buckets in the order in which rank 0's gradients became ready, where that makes a
+    /// difference.
+    fn lay_out_anew(&mut self, model: &mut dyn Model) -> Result<(), Cause> {
+        let present = self.reducer.layout();
+        if present.buckets.len() == 1 {
+            return Ok(());
+        }
+        let observed: Vec<u8> = self
+            .reducer
+            .observed_order()
+            .iter()
+            .flat_map(|&index| (index as u32).to_le_bytes())
+            .collect();
+        let agreed = self.group.broadcast_bytes(&observed, 0)?;
+        let order: Vec<usize> = agreed
+            .chunks_exact(4)
+            .map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize)
+            .collect();
+        let parameters = self.reducer.parameters();
+        if BucketLayout::new(parameters, &order, self.options.sizes) == *present {
+            return Ok(());
+        }
+        let reducer = reducer(
+            model,
+            &self.group,
+            self.accelerator.as_ref(),
+            parameters.to_vec(),
+            Some(&order),
+            self.options,
+        )?;
+        reducer.restore(
+            self.reducer.num_steps(),
+            self.reducer.compression_state().as_ref(),
+        );
+        self.reducer = reducer;
+        Ok(())
+    }
+}
+
+impl GradientSync for AllReduce {
+    fn begin(&self, is_first: bool, is_last: bool) {
+        self.reducer.begin(is_first, is_last);
+    }
+
+    fn blame(&self, error: ModelError) -> Cause {
+        match self.reducer.failure() {
+            Some(failure) => self.reducer.cause_of(failure),
+            None => Cause::Model(error),
+        }
+    }
+
+    fn finish(&mut self, sums: &mut [f64]) -> Result<(), Cause> {
+        let finished = self.reducer.finish(sums);
+        finished.map_err(|failure| self.reducer.cause_of(failure))?;
+        self.reducer
+            .with_used(|used| self.used.copy_from_slice(used));
+        Ok(())
+    }
+
+    fn used(&self) -> &[bool] {
+        &self.used
+    }
+
+    fn scale(&self, factor: f64) -> Result<(), Cause> {
+        self.reducer.scale(factor)
+    }
+
+    fn unscale(&self, factor: f64) -> Result<bool, Cause> {
+        self.reducer.unscale(factor)
+    }
+
+    fn clip(&self, max_norm: f64) -> Result<Option<f64>, Cause> {
+        self.reducer.clip(max_norm)
+    }
+
+    fn settle(&mut self, model: &mut dyn Model) -> Result<(), Cause> {
+        match std::mem::take(&mut self.is_first) {
+            true => self.lay_out_anew(model),
+            false => Ok(()),
+        }
+    }
+
+    fn take_time_in_backward(&self) -> Duration {
+        self.reducer.take_time_in_backward()
+    }
+
+    fn take_traffic(&self) -> Traffic {
+        self.reducer.take_traffic()
+    }
+
+    fn state(&self) -> Option<CompressionState> {
+        self.reducer.compression_state()
+    }
+
+    fn restore(&self, num_steps: u64, state: Option<&CompressionState>) -> bool {
+        self.reducer.restore(num_steps, state)
+    }
+}
+
+/// A reducer for the model's gradients, to which the model is attached.
+fn reducer(
+    model: &mut dyn Model,
+    group: &ProcessGroup,
+    accelerator: Option<&Accelerator>,
+    parameters: Vec<ParameterInfo>,
+    order: Option<&[usize]>,
+    options: ReducerOptions,
+) -> Result<Arc<GradientReducer>, Cause> {
+    let group = group.clone();
+    let reducer = match accelerator {
+        None => GradientReducer::new(group, parameters, order, options),
+        Some(accelerator) => {
+            let model = model
+                .on_cuda()
+                .map_err(|reason| Cause::Model(reason.into()))?;
+            GradientReducer::on_device(group, accelerator, parameters, order, options, model)
+        }
+    }?;
+    let reducer = Arc::new(reducer);
+    model.attach(reducer.clone()).map_err(Cause::Model)?;
+    Ok(reducer)
+}
