@@ -6,7 +6,11 @@ use std::sync::Arc;
 use flambeau_collective::CollectiveError;
 use flambeau_data::DataError;
 
-use crate::model::ModelError;
+/// An error of a model's own, such as a Python exception. The loop keeps it whole as the cause of its own error.
+pub type ModelError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What a failed reduction gives: shared, since the first failure is what every later call reports.
+pub type ReduceError = Arc<CollectiveError>;
 
 /// Why a job is refused.
 #[derive(Debug, thiserror::Error)]

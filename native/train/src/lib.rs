@@ -1,68 +1,50 @@
 //! The training loop of Flambeau, the only one there is: it turns a [`TrainingJob`], a [`Model`] and a process group
 //! into trained weights and a history.
 //!
+//! | module | what it is about |
+//! |---|---|
+//! | `job` | what is to be trained and how: the params, their bounds and schema, the programs of strangers |
+//! | `training` | the loop: `worker` begins a training, `session` is it on so many ranks, `step` is a step, `state` what goes on |
+//! | `gradients` | where gradients lie, how they are compressed and reduced; `sync` is what a step sees of that |
+//! | `model` | what computes gradients |
+//! | `checkpoint` | what outlives a training that ends early, and the weights |
+//! | `device` | which GPU each rank trains on |
+//!
 //! Every rank makes a [`Worker`] with the same job and calls [`Worker::run`]. Epochs and steps count from 0 in
 //! everything that programs read: contexts, reports, errors, events, checkpoints and the history.
 
-mod allocator;
-mod bounds;
-mod buckets;
 pub mod checkpoint;
-mod compression;
-mod dataset;
 mod device;
 mod digest;
-mod elements;
 mod error;
-mod evaluate;
-mod events;
-mod history;
-mod hooks;
-mod host;
+mod gradients;
 mod job;
-mod layout;
 mod model;
-mod monitor;
-mod params;
-mod program;
-mod purity;
-mod reducer;
-mod replicas;
-mod result;
-mod scaler;
-mod schedule;
-mod staging;
-mod step;
-mod storages;
-mod sums;
-mod sync;
-mod usage;
-mod weights;
-mod worker;
+mod training;
 
-pub use allocator::keep_freed_batches;
-pub use compression::{Compression, CompressionState, ParameterState};
 pub use device::{Devices, Gpus};
-pub use error::{Cause, ErrorKind, JobError, TrainError, error_chain};
-pub use events::{Event, Progress, Start};
-pub use history::{EpochRecord, History, LossScaling, NamedValue, StepTimes, Traffic};
-pub use hooks::{Hooks, Interrupt, Listener};
-pub use host::num_threads;
-pub use job::{Attempt, FORMAT, JobData, StoreOptions, TrainingJob};
-pub use layout::{BucketInfo, BucketLayout, BucketSizes, View};
-pub use model::{
-    DeviceGradients, DeviceModel, EpochReport, GradientSink, LossSums, MicroBatch, Model,
-    ModelError, ParameterInfo, StagedBatch, StagedData, StepContext, StepReport, TensorRef,
-    Tensors,
-};
-pub use params::{
+pub use error::{Cause, ErrorKind, JobError, ModelError, ReduceError, TrainError, error_chain};
+pub use gradients::compression::{Compression, CompressionState, ParameterState};
+pub use gradients::layout::{BucketInfo, BucketLayout, BucketSizes, ParameterInfo, View};
+pub use gradients::reducer::{GradientReducer, ReducerOptions};
+pub use gradients::sink::{DeviceGradients, GradientSink};
+pub use job::params::{
     DeviceChoice, FeaturesColumn, GradientCompression, InputType, LrSchedule, MonitorMode,
     OutputKind, Precision, TrainingParams,
 };
-pub use program::{
+pub use job::program::{
     LossSpec, NamedOptions, NativeProgram, ProgramForm, ScriptedLoss, StoredWeights,
 };
-pub use purity::{check_script_file, is_pure_operator};
-pub use reducer::{GradientReducer, ReduceError, ReducerOptions};
-pub use result::{StoredFile, TrainingResult, WeightsInfo};
-pub use worker::Worker;
+pub use job::purity::{check_script_file, is_pure_operator};
+pub use job::{Attempt, FORMAT, JobData, StoreOptions, TrainingJob};
+pub use model::{
+    DeviceModel, EpochReport, LossSums, MicroBatch, Model, StagedBatch, StagedData, StepContext,
+    StepReport, TensorRef, Tensors,
+};
+pub use training::allocator::keep_freed_batches;
+pub use training::events::{Event, Progress, Start};
+pub use training::history::{EpochRecord, History, LossScaling, NamedValue, StepTimes, Traffic};
+pub use training::hooks::{Hooks, Interrupt, Listener};
+pub use training::host::num_threads;
+pub use training::result::{StoredFile, TrainingResult, WeightsInfo};
+pub use training::worker::Worker;

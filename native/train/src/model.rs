@@ -5,31 +5,13 @@ use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use flambeau_collective::{DType, Device, Stream};
+use flambeau_collective::{DType, Stream};
 use flambeau_data::Batch;
 
-use crate::history::EpochRecord;
-use crate::layout::{BucketInfo, BucketLayout, View};
-use crate::reducer::ReduceError;
-
-/// An error of a model's own, such as a Python exception. The loop keeps it whole as the cause of its own error.
-pub type ModelError = Box<dyn std::error::Error + Send + Sync>;
-
-/// A parameter that is trained. A tied parameter is listed once.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ParameterInfo {
-    /// Its qualified name, such as `layers.0.weight`.
-    pub name: String,
-    /// Number of elements.
-    pub numel: usize,
-    /// Size of its first dimension, 1 where it has none: the rows of the matrix that it counts as where gradients are
-    /// compressed to matrices of low rank.
-    pub num_rows: usize,
-    /// Type of its elements; one of the floating types.
-    pub dtype: DType,
-    /// Where it lies, and where its gradients are reduced.
-    pub device: Device,
-}
+use crate::error::ModelError;
+use crate::gradients::layout::{BucketInfo, ParameterInfo};
+use crate::gradients::sink::{DeviceGradients, GradientSink};
+use crate::training::history::EpochRecord;
 
 /// A contiguous tensor of the model, in main memory: the tensor itself, or a copy of one that lies on a device. The model
 /// owns the memory and keeps it where it is until the next call of one of its methods other than [`Model::tensors`].
@@ -132,43 +114,6 @@ pub struct StepContext<'a> {
     pub rate_factor: f64,
 }
 
-/// Where a model's gradients go: the flat memory that they are written to, and who is told when they are there.
-pub trait GradientSink: Send + Sync {
-    /// The parameters, in registration order.
-    fn parameters(&self) -> &[ParameterInfo];
-
-    /// The buckets and the views in them.
-    fn layout(&self) -> &BucketLayout;
-
-    /// Where the gradient of parameter `index` lies.
-    fn view(&self, index: usize) -> View {
-        self.layout().views[index]
-    }
-
-    /// The first byte of a bucket, 64-byte aligned. Valid as long as this, or as long as the model keeps it on its device.
-    fn bucket_ptr(&self, bucket: usize) -> *mut c_void;
-
-    /// The first byte of the gradient of parameter `index`, 64-byte aligned. Valid as the bucket is.
-    fn view_ptr(&self, index: usize) -> *mut c_void {
-        let view = self.view(index);
-        self.bucket_ptr(view.bucket)
-            .wrapping_byte_add(view.byte_offset)
-    }
-
-    /// Whether the view of parameter `index` holds a gradient of this step already, to be added to; otherwise it is
-    /// to be written over.
-    fn is_filled(&self, index: usize) -> bool;
-
-    /// Tells that the view of parameter `index` holds its gradient of this micro-batch, or will once the model's stream has
-    /// come to here. In the last one this may reduce buckets and so wait for other ranks, up to the group's timeout; the
-    /// caller holds no lock that another thread of its process may need.
-    ///
-    /// # Errors
-    ///
-    /// The failure of a reduction, of this call or an earlier one.
-    fn mark_ready(&self, index: usize) -> Result<(), ReduceError>;
-}
-
 /// What an optimizer step came to, over all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
@@ -192,33 +137,6 @@ pub struct StepReport {
 pub struct EpochReport<'a> {
     /// The epoch's record; its seconds are this rank's own, all else is the same on every rank.
     pub record: &'a EpochRecord,
-}
-
-/// The gradients of a model on a device: one flat tensor for each bucket, with zeros between the gradients in it.
-///
-/// Called in the loop, and in backward by whoever tells that gradients are ready. What is done is queued on the model's stream;
-/// only [`are_finite`](Self::are_finite) waits for the device.
-pub trait DeviceGradients: Send + Sync {
-    /// The first byte of a bucket, 64-byte aligned.
-    fn bucket(&self, bucket: usize) -> *mut c_void;
-
-    /// The first byte of as many 16-bit floats beside a bucket of float32. Asked for where such were allocated.
-    fn halves(&self, bucket: usize) -> *mut c_void;
-
-    /// Copies a bucket to its 16-bit floats.
-    fn narrow(&self, bucket: usize) -> Result<(), ModelError>;
-
-    /// Copies a bucket's 16-bit floats back.
-    fn widen(&self, bucket: usize) -> Result<(), ModelError>;
-
-    /// Multiplies all gradients by `factor`; exactly 1 leaves them alone.
-    fn scale(&self, factor: f64) -> Result<(), ModelError>;
-
-    /// Whether all gradients are finite.
-    fn are_finite(&self) -> Result<bool, ModelError>;
-
-    /// Scales all gradients down so that their 2-norm is at most `max_norm`, as PyTorch's `clip_grad_norm_` does.
-    fn clip(&self, max_norm: f64) -> Result<(), ModelError>;
 }
 
 /// What a model does beside [`Model`] whose framework computes on GPUs here.

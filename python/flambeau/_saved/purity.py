@@ -1,4 +1,4 @@
-"""Programs that can do nothing but compute: all they call is in `native/train/src/pure_operators.txt`."""
+"""Programs that can do nothing but compute: all they call is in `native/train/src/job/pure_operators.txt`."""
 
 from __future__ import annotations
 

@@ -376,7 +376,7 @@ fn what_is_compressed_on_the_cpu_alone_is_refused_by_name() {
         let job = bench.job("refused", compressed(2, "cuda", compression), false);
         let outcomes = run(&job, 2, &compressible(20));
         let expected = format!(
-            "gradientCompression must be none, fp16 or bf16 on a GPU; or device cpu, got {compression}"
+            "gradientCompression is {compression}, but must be none, fp16 or bf16 on a GPU; or device cpu"
         );
         assert!(
             refusal(&outcomes).contains(&expected),

@@ -1,7 +1,7 @@
 """Which saved programs a session reads.
 
 A program is code of whoever wrote it. With `spark.flambeau.allowPickle=false` only those are read that can do
-nothing but compute: they call the operators of `native/train/src/pure_operators.txt` alone.
+nothing but compute: they call the operators of `native/train/src/job/pure_operators.txt` alone.
 """
 
 from __future__ import annotations

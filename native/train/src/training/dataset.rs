@@ -9,9 +9,9 @@ use flambeau_data::{
 };
 
 use crate::error::{Cause, JobError};
-use crate::hooks::Interrupt;
-use crate::host;
 use crate::job::TrainingJob;
+use crate::training::hooks::Interrupt;
+use crate::training::host;
 
 /// A set of shards, the order of its rows and this rank's reader of them.
 pub(crate) struct Dataset {

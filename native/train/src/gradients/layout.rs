@@ -4,10 +4,24 @@ use std::ops::Range;
 
 use flambeau_collective::{DType, Device};
 
-use crate::model::ParameterInfo;
-
 /// Every view starts on a boundary of this many bytes, a cache line and the widest vector register.
 const ALIGNMENT: usize = 64;
+
+/// A parameter that is trained. A tied parameter is listed once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParameterInfo {
+    /// Its qualified name, such as `layers.0.weight`.
+    pub name: String,
+    /// Number of elements.
+    pub numel: usize,
+    /// Size of its first dimension, 1 where it has none: the rows of the matrix that it counts as where gradients are
+    /// compressed to matrices of low rank.
+    pub num_rows: usize,
+    /// Type of its elements; one of the floating types.
+    pub dtype: DType,
+    /// Where it lies, and where its gradients are reduced.
+    pub device: Device,
+}
 
 /// How large buckets may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use flambeau_collective::ProcessGroup;
 
-use crate::compression::CompressionState;
 use crate::device::Accelerator;
-use crate::error::Cause;
-use crate::history::Traffic;
-use crate::layout::BucketLayout;
-use crate::model::{GradientSink, Model, ModelError, ParameterInfo};
-use crate::reducer::{GradientReducer, ReducerOptions};
+use crate::error::{Cause, ModelError};
+use crate::gradients::compression::CompressionState;
+use crate::gradients::layout::{BucketLayout, ParameterInfo};
+use crate::gradients::reducer::{GradientReducer, ReducerOptions};
+use crate::gradients::sink::GradientSink;
+use crate::model::Model;
+use crate::training::history::Traffic;
 
 /// What stands between a step and the group: it has given the model a [`GradientSink`], and makes of what comes there the gradients
 /// that the optimizer takes. All ranks make the same calls in the same order.
@@ -213,7 +214,8 @@ fn reducer(
             let model = model
                 .on_cuda()
                 .map_err(|reason| Cause::Model(reason.into()))?;
-            GradientReducer::on_device(group, accelerator, parameters, order, options, model)
+            let allocate = |buckets: &_, halves| model.allocate_gradients(buckets, halves);
+            GradientReducer::on_device(group, accelerator, parameters, order, options, allocate)
         }
     }?;
     let reducer = Arc::new(reducer);

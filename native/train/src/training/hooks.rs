@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::events::Event;
 use crate::model::StepReport;
+use crate::training::events::Event;
 
 /// A question that is asked often and from several threads.
 pub type Interrupt = Arc<dyn Fn() -> bool + Send + Sync>;

@@ -8,10 +8,11 @@ use flambeau_collective::{
 };
 
 use super::lock;
-use crate::compression::is_compressible;
 use crate::device::Accelerator;
-use crate::layout::BucketLayout;
-use crate::model::{DeviceGradients, ModelError};
+use crate::error::ModelError;
+use crate::gradients::compression::is_compressible;
+use crate::gradients::layout::BucketLayout;
+use crate::gradients::sink::DeviceGradients;
 
 /// Buckets in the model's memory on a device, which travel as 16-bit floats if so asked. Nothing here waits for the device.
 pub(crate) struct DeviceBuckets {

@@ -2,7 +2,7 @@
 
 use std::f64::consts::PI;
 
-use crate::params::{LrSchedule, TrainingParams};
+use crate::job::params::{LrSchedule, TrainingParams};
 
 /// The learning rate as a function of the step, as a factor of each rate that the optimizer was made with. The one place
 /// for schedules: every step asks here.

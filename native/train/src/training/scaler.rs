@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::Cause;
-use crate::history::LossScaling;
+use crate::training::history::LossScaling;
 
 /// The scale begins at 2^16.
 const FIRST_EXPONENT: i32 = 16;

@@ -1,8 +1,8 @@
 //! Which epoch was the best, and when to stop early.
 
 use crate::error::JobError;
-use crate::history::{EpochRecord, History};
-use crate::params::{MonitorMode, TrainingParams};
+use crate::job::params::{MonitorMode, TrainingParams};
+use crate::training::history::{EpochRecord, History};
 
 /// Says which epoch was the best, by one number of its record. It keeps nothing: all that it knows lies in the history,
 /// which is the same on every rank and part of each checkpoint.

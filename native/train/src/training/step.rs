@@ -6,14 +6,15 @@ use flambeau_collective::DType;
 use flambeau_data::BatchReader;
 
 use crate::error::{Cause, JobError};
-use crate::history::{StepTimes, Traffic};
-use crate::hooks::Hooks;
-use crate::model::{MicroBatch, Model, ParameterInfo, StepContext};
-use crate::scaler::LossScaler;
-use crate::schedule::Schedule;
-use crate::staging::{Staged, Staging};
-use crate::sums::LossTotals;
-use crate::sync::GradientSync;
+use crate::gradients::layout::ParameterInfo;
+use crate::gradients::sync::GradientSync;
+use crate::model::{MicroBatch, Model, StepContext};
+use crate::training::history::{StepTimes, Traffic};
+use crate::training::hooks::Hooks;
+use crate::training::scaler::LossScaler;
+use crate::training::schedule::Schedule;
+use crate::training::staging::{Staged, Staging};
+use crate::training::sums::LossTotals;
 
 /// Which batches make up a step.
 #[derive(Clone, Copy, Debug)]

@@ -10,10 +10,10 @@ use flambeau_collective::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::compression::Compression;
 use crate::error::{Cause, JobError};
+use crate::gradients::compression::Compression;
+use crate::job::params::DeviceChoice;
 use crate::model::{DeviceModel, Model};
-use crate::params::DeviceChoice;
 
 /// Set to 1, NCCL lets ranks share a GPU, and so does [`choose`].
 const SHARING: &str = "NCCL_MULTI_RANK_GPU_ENABLE";

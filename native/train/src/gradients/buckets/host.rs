@@ -6,11 +6,10 @@ use std::sync::{Arc, Mutex};
 use flambeau_collective::{DType, GroupBuffer, ProcessGroup, RawBuffer, ReduceOp, Result, Work};
 
 use super::lock;
-use crate::compression::{
+use crate::gradients::compression::{
     BucketView, Compression, CompressionState, Compressor, Exchange, ParameterState,
 };
-use crate::layout::BucketLayout;
-use crate::model::ParameterInfo;
+use crate::gradients::layout::{BucketLayout, ParameterInfo};
 
 /// Buckets in memory that the group owns, compressed on their way if so asked.
 pub(crate) struct HostBuckets {

@@ -8,6 +8,8 @@
 //! and SHA-256 and names the checkpoint before this one.
 //! Without `COMMITTED` there is no checkpoint.
 
+pub(crate) mod weights;
+
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
@@ -19,16 +21,16 @@ use flambeau_data::{DataError, Store};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::compression::CompressionState;
+use crate::checkpoint::weights::LocalWeights;
 use crate::digest;
 use crate::error::{Cause, error_chain};
-use crate::history::{History, Traffic};
+use crate::gradients::compression::CompressionState;
 use crate::job::Attempt;
-use crate::params::GradientCompression;
-use crate::result::StoredFile;
-use crate::scaler::LossScaler;
-use crate::sums::LossTotals;
-use crate::weights::LocalWeights;
+use crate::job::params::GradientCompression;
+use crate::training::history::{History, Traffic};
+use crate::training::result::StoredFile;
+use crate::training::scaler::LossScaler;
+use crate::training::sums::LossTotals;
 
 const FORMAT: u32 = 1;
 const MARKER: &str = "COMMITTED";

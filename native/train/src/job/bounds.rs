@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use serde_json::{Map, Value};
 
 use crate::error::JobError;
-use crate::params::TrainingParams;
+use crate::job::params::TrainingParams;
 
 /// Checks that every param exists and has a value that its schema allows.
 ///

@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use flambeau_collective::{CollectiveError, DType, Device, ProcessGroup, RawBuffer};
 
-use crate::buckets::{Buckets, DeviceBuckets, HostBuckets, lock};
-use crate::compression::{self, Compression, CompressionState, ParameterState};
 use crate::device::Accelerator;
-use crate::elements;
-use crate::error::{Cause, JobError};
-use crate::history::Traffic;
-use crate::layout::{BucketLayout, BucketSizes};
-use crate::model::{DeviceModel, GradientSink, ParameterInfo};
-use crate::usage::UsageCode;
+use crate::error::{Cause, JobError, ModelError, ReduceError};
+use crate::gradients::buckets::{Buckets, DeviceBuckets, HostBuckets, lock};
+use crate::gradients::compression::{self, Compression, CompressionState, ParameterState};
+use crate::gradients::elements;
+use crate::gradients::layout::{BucketInfo, BucketLayout, BucketSizes, ParameterInfo};
+use crate::gradients::sink::{DeviceGradients, GradientSink};
+use crate::gradients::usage::UsageCode;
+use crate::training::history::Traffic;
 
 /// Averages gradients over the ranks of a group.
 ///
@@ -92,9 +92,6 @@ pub struct ReducerOptions {
     pub compression: Compression,
 }
 
-/// What a failed reduction gives: shared, since the first failure is what every later call reports.
-pub type ReduceError = Arc<CollectiveError>;
-
 impl GradientReducer {
     /// Lays out buckets for `parameters`, which lie in main memory, and allocates them. A collective call: all ranks make
     /// it with the same arguments.
@@ -143,8 +140,8 @@ impl GradientReducer {
         ))
     }
 
-    /// The same for the parameters of a model on the device of `accelerator`. The model keeps the buckets there until it is asked
-    /// for others. They are always reduced while backward goes on.
+    /// The same for the parameters of a model on the device of `accelerator`. `allocate` has the model make the buckets there, with
+    /// floats of 16 bits beside them where such travel. They are always reduced while backward goes on.
     ///
     /// # Errors
     ///
@@ -155,7 +152,10 @@ impl GradientReducer {
         parameters: Vec<ParameterInfo>,
         order: Option<&[usize]>,
         options: ReducerOptions,
-        model: &mut dyn DeviceModel,
+        allocate: impl FnOnce(
+            &[BucketInfo],
+            Option<DType>,
+        ) -> Result<Arc<dyn DeviceGradients>, ModelError>,
     ) -> Result<GradientReducer, Cause> {
         check(&parameters)?;
         let device = accelerator.runtime.device();
@@ -169,7 +169,7 @@ impl GradientReducer {
         }
         let layout = Arc::new(lay_out(&parameters, order, options.sizes));
         let halves = options.compression.on_device()?;
-        let gradients = model.allocate_gradients(&layout.buckets, halves);
+        let gradients = allocate(&layout.buckets, halves);
         let gradients = gradients.map_err(Cause::Model)?;
         let buckets = DeviceBuckets::new(
             group.clone(),

@@ -4,10 +4,10 @@ use flambeau_collective::{CollectiveError, DType, ProcessGroup, RawBuffer, Reduc
 use flambeau_data::BatchReader;
 
 use crate::error::Cause;
-use crate::history::NamedValue;
 use crate::model::Model;
-use crate::staging::{Staged, Staging};
-use crate::sums::LossTotals;
+use crate::training::history::NamedValue;
+use crate::training::staging::{Staged, Staging};
+use crate::training::sums::LossTotals;
 
 /// Bytes of all ranks that are gathered at a time. The group carries 1 GiB at most.
 const PART: usize = 64 << 20;

@@ -1,285 +1,55 @@
-//! The training of one rank, from its job to its result.
+//! A training on so many ranks: its epochs, and what it tells and keeps of them.
 
 use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flambeau_collective::{CollectiveError, NcclGroup, ProcessGroup};
+use flambeau_collective::ProcessGroup;
 use flambeau_data::{SampleOrder, Store};
 
-use crate::allocator::KeepFreed;
-use crate::checkpoint::{Checkpoint, CheckpointWriter, Contents, Fixed, Position, State};
-use crate::compression::Compression;
-use crate::dataset::{Dataset, Datasets};
-use crate::device::{self, Gpus};
-use crate::error::{Cause, JobError, TrainError};
-use crate::evaluate::{self, Evaluation};
-use crate::events::{Event, EventWriter, Progress, Start};
-use crate::history::{EpochRecord, History, StepTimes, Traffic};
-use crate::hooks::{Hooks, Listener};
-use crate::host;
+use crate::checkpoint::weights::LocalWeights;
+use crate::checkpoint::{CheckpointWriter, Contents, Fixed, Position, State};
+use crate::device::Accelerator;
+use crate::error::Cause;
+use crate::gradients::compression::Compression;
+use crate::gradients::reducer::ReducerOptions;
+use crate::gradients::sync::{AllReduce, GradientSync};
 use crate::job::TrainingJob;
+use crate::job::params::Precision;
 use crate::model::{EpochReport, Model, StepReport, Tensors};
-use crate::monitor::Monitor;
-use crate::params::Precision;
-use crate::reducer::ReducerOptions;
-use crate::replicas;
-use crate::result::TrainingResult;
-use crate::scaler::LossScaler;
-use crate::schedule::Schedule;
-use crate::step::{StepPlan, StepSettings, Stepper, check_unscaled};
-use crate::sums::LossTotals;
-use crate::sync::{AllReduce, GradientSync};
-use crate::weights::LocalWeights;
+
+use super::dataset::{Dataset, Datasets};
+use super::evaluation::{self, Evaluation};
+use super::events::{Event, EventWriter, Progress, Start};
+use super::history::{EpochRecord, History, StepTimes};
+use super::hooks::{Hooks, Listener};
+use super::host;
+use super::monitor::Monitor;
+use super::replicas;
+use super::result::TrainingResult;
+use super::scaler::LossScaler;
+use super::schedule::Schedule;
+use super::state::TrainState;
+use super::step::{StepPlan, StepSettings, Stepper, check_unscaled};
+use super::sums::LossTotals;
 
 /// How many times `collectiveTimeout` a checkpoint's write may take: it may well be slower than any step, but an hour by default
 /// is as good as for ever.
 const CHECKPOINT_TIMEOUTS: u32 = 6;
 
-/// The training of one rank.
-pub struct Worker<'a> {
-    job: TrainingJob,
-    group: ProcessGroup,
-    model: &'a mut dyn Model,
-    store: Store,
-    hooks: Hooks,
-    gpus: Gpus,
-}
-
-impl<'a> Worker<'a> {
-    /// A worker for the rank of `group`. Nothing is read or sent yet. The number of ranks may differ from the job's
-    /// `numWorkers`, up to its lanes: the global batch stays what the job says.
-    pub fn new(
-        job: TrainingJob,
-        group: ProcessGroup,
-        model: &'a mut dyn Model,
-        store: Store,
-        hooks: Hooks,
-    ) -> Self {
-        Worker {
-            job,
-            group,
-            model,
-            store,
-            hooks,
-            gpus: Gpus::default(),
-        }
-    }
-
-    /// The same with these GPUs in place of those that the machine has.
-    pub fn with_gpus(self, gpus: Gpus) -> Self {
-        Worker { gpus, ..self }
-    }
-
-    /// Trains to the end. All ranks call it, and it returns on all of them.
-    ///
-    /// # Errors
-    ///
-    /// [`TrainError`] says what, where and when. A rank that fails aborts the group, so that the others return
-    /// within seconds with an error whose [`TrainError::is_cause`] is false.
-    pub fn run(self) -> Result<TrainingResult, TrainError> {
-        let group = self.group.clone();
-        let mut place = Place {
-            epoch: None,
-            step: None,
-        };
-        let _keep_freed = KeepFreed::new();
-        // Closing the one waits for the other ranks, and dropping the other for the store's answers to what was asked ahead. So
-        // a rank that fails tells them before.
-        let (mut nccl, mut run) = (None, None);
-        self.train(&mut place, &mut nccl, &mut run)
-            .map_err(|cause| {
-                let rank = group.rank();
-                let host = group.host_of(rank).to_string();
-                let error = TrainError {
-                    rank,
-                    host,
-                    epoch: place.epoch,
-                    step: place.step,
-                    cause: Box::new(cause),
-                };
-                let is_aborted = matches!(&*error.cause,
-                Cause::Collective(source) if matches!(**source, CollectiveError::Aborted { .. }));
-                // What all ranks find by themselves needs no abort, which could overtake it on a slower rank.
-                if !is_aborted && !error.cause.is_common() {
-                    group.abort(&error.cause.to_string());
-                }
-                error
-            })
-    }
-
-    /// `nccl` takes the group of the ranks' GPUs, and `run` the training; both are to outlive the call.
-    fn train(
-        self,
-        place: &mut Place,
-        nccl: &mut Option<NcclGroup>,
-        run: &mut Option<Run<'a>>,
-    ) -> Result<TrainingResult, Cause> {
-        let Worker {
-            job,
-            group,
-            model,
-            store,
-            hooks,
-            gpus,
-        } = self;
-        let began = Instant::now();
-        let (rank, world_size) = (group.rank(), group.world_size());
-        let lanes = job.params.lanes();
-        if world_size > lanes {
-            let allowed = format!("at least the number of ranks, {world_size}");
-            return Err(JobError::Invalid {
-                param: "dataLanes".into(),
-                value: lanes.to_string(),
-                allowed,
-            }
-            .into());
-        }
-        let datasets = Datasets::open(&job, &group, &store, hooks.interrupt.clone())?;
-        replicas::check_same_model(model, &group)?;
-        let num_metrics = model.num_metric_sums().map_err(Cause::Model)?;
-        let fixed = fixed(&job, &datasets.train, num_metrics);
-        let monitor = monitor(&job, model, num_metrics)?;
-        if job.attempt.resume.is_none() {
-            replicas::broadcast(model, &group, Tensors::All)?;
-        }
-        let placement = device::occupy(
-            job.params.device,
-            Compression::of(&job.params),
-            &group,
-            &gpus,
-            model,
-        )?;
-        *nccl = placement
-            .accelerator
-            .as_ref()
-            .map(|accelerator| accelerator.nccl.clone());
-        let (mut compression, mut best, mut resumed) = (None, None, None);
-        let mut warnings: Vec<String> = placement.warning.into_iter().collect();
-        let (position, history, scaler) = match &job.attempt.resume {
-            None => {
-                model
-                    .seed(job.params.seed as u64, 0, rank)
-                    .map_err(Cause::Model)?;
-                let totals = LossTotals::new(num_metrics).to_bits();
-                (
-                    Position {
-                        epoch: 0,
-                        batch: 0,
-                        step: 0,
-                        num_rows: 0,
-                        traffic: Traffic::default(),
-                        totals,
-                    },
-                    History::default(),
-                    None,
-                )
-            }
-            Some(uri) => {
-                let mut checkpoint = Checkpoint::read(&store, &group, &job.attempt, uri, &fixed)?;
-                compression = checkpoint.compression.take();
-                best = checkpoint.best.take().map(Arc::new);
-                warnings.extend(checkpoint.warning.take());
-                resumed = Some(checkpoint.uri.clone());
-                resume(checkpoint, &job, &group, model)?
-            }
-        };
-        let params = &job.params;
-        let settings = StepSettings {
-            schedule: Schedule::new(params, steps_per_epoch(&job, &datasets.train)),
-            clip_norm: params.gradient_clip_norm,
-        };
-        let options = ReducerOptions {
-            overlaps: host::overlaps(&job, &group),
-            compression: Compression::of(params),
-            ..ReducerOptions::default()
-        };
-        let scaler = (params.precision == Precision::Fp16).then(|| scaler.unwrap_or_default());
-        let parameters = model.parameters().map_err(Cause::Model)?;
-        if scaler.is_some() {
-            check_unscaled(&parameters)?;
-        }
-        let accelerator = placement.accelerator;
-        let sync = AllReduce::new(model, parameters, group.clone(), accelerator, options)?;
-        if let Some(uri) = &resumed
-            && !sync.restore(position.step, compression.as_ref())
-        {
-            return Err(Cause::Checkpoint {
-                uri: uri.clone(),
-                reason: "its gradients were compressed with other params".into(),
-            });
-        }
-        let (on_event, on_step) = (hooks.on_event.clone(), hooks.on_step.clone());
-        let stepper = Stepper::new(model, Box::new(sync), world_size, settings, scaler, hooks)?;
-        let timeout = Duration::from_secs_f64(job.params.collective_timeout);
-        let events = (rank == 0).then(|| {
-            let directory = format!("{}/events", job.attempt.directory());
-            EventWriter::new(store.clone(), directory, timeout)
-        });
-        let checkpoints = CheckpointWriter::new(
-            store.clone(),
-            &job.attempt,
-            resumed.as_deref(),
-            job.params.keep_checkpoints,
-            timeout.saturating_mul(CHECKPOINT_TIMEOUTS),
-        );
-        let num_rows = datasets.train.num_rows;
-        let num_validation_rows = datasets
-            .validation
-            .as_ref()
-            .map_or(0, |dataset| dataset.num_rows);
-        let run = run.insert(Run {
-            job,
-            group,
-            stepper,
-            datasets,
-            fixed,
-            position,
-            history,
-            monitor,
-            best,
-            events,
-            on_event,
-            on_step,
-            checkpoints,
-            // All ranks find these alike.
-            warnings: if rank == 0 { warnings } else { vec![] },
-        });
-        run.epochs(place)?;
-
-        let model = &mut *run.stepper.model;
-        replicas::broadcast(model, &run.group, Tensors::Buffers)?;
-        let weights = match (rank, run.best.take()) {
-            (0, Some(best)) => Some(best),
-            (0, None) => Some(Arc::new(LocalWeights::of(model)?)),
-            _ => None,
-        };
-        let directory = run.job.attempt.models_directory();
-        let weights = weights
-            .map(|weights| weights.store(&store, &directory))
-            .transpose()?;
-        run.warnings.extend(model.warnings().map_err(Cause::Model)?);
-        run.tell(Event::End);
-        if let Some(events) = &mut run.events {
-            run.warnings.extend(events.close().err());
-        }
-        Ok(TrainingResult {
-            history: mem::take(&mut run.history),
-            weights,
-            num_rows,
-            num_validation_rows,
-            num_steps: run.position.step,
-            world_size,
-            seconds: began.elapsed().as_secs_f64(),
-            warnings: mem::take(&mut run.warnings),
-        })
-    }
-}
-
 /// The epoch and the step that an error belongs to.
-struct Place {
-    epoch: Option<u64>,
-    step: Option<u64>,
+#[derive(Default)]
+pub(crate) struct Place {
+    pub(crate) epoch: Option<u64>,
+    pub(crate) step: Option<u64>,
+}
+
+/// What depends on the rank and on how many there are.
+pub(crate) struct Ranks {
+    pub(crate) group: ProcessGroup,
+    pub(crate) datasets: Datasets,
+    pub(crate) accelerator: Option<Accelerator>,
+    pub(crate) store: Store,
 }
 
 /// How fast the steps of an epoch went, those before a resume left out.
@@ -289,10 +59,11 @@ struct Pace {
     times: StepTimes,
 }
 
-/// A training under way.
-struct Run<'a> {
+/// A training under way on so many ranks.
+pub(crate) struct Session<'a> {
     job: TrainingJob,
     group: ProcessGroup,
+    store: Store,
     stepper: Stepper<'a>,
     datasets: Datasets,
     fixed: Fixed,
@@ -309,8 +80,89 @@ struct Run<'a> {
     warnings: Vec<String>,
 }
 
-impl Run<'_> {
-    fn epochs(&mut self, place: &mut Place) -> Result<(), Cause> {
+impl<'a> Session<'a> {
+    /// Goes on with a training on these ranks, of a model that has taken its part of the state. All ranks call this.
+    ///
+    /// # Errors
+    ///
+    /// Gradients that cannot be reduced or scaled, and a state whose gradients were compressed with other params.
+    pub(crate) fn enter(
+        job: TrainingJob,
+        fixed: Fixed,
+        monitor: Monitor,
+        ranks: Ranks,
+        model: &'a mut dyn Model,
+        hooks: Hooks,
+        state: TrainState,
+    ) -> Result<Session<'a>, Cause> {
+        let Ranks {
+            group,
+            datasets,
+            accelerator,
+            store,
+        } = ranks;
+        let params = &job.params;
+        let settings = StepSettings {
+            schedule: Schedule::new(params, steps_per_epoch(&job, &datasets.train)),
+            clip_norm: params.gradient_clip_norm,
+        };
+        let options = ReducerOptions {
+            overlaps: host::overlaps(&job, &group),
+            compression: Compression::of(params),
+            ..ReducerOptions::default()
+        };
+        let is_scaled = params.precision == Precision::Fp16;
+        let parameters = model.parameters().map_err(Cause::Model)?;
+        if is_scaled {
+            check_unscaled(&parameters)?;
+        }
+        let sync = AllReduce::new(model, parameters, group.clone(), accelerator, options)?;
+        if let Some(uri) = &state.checkpoint
+            && !sync.restore(state.position.step, state.compression.as_ref())
+        {
+            return Err(Cause::Checkpoint {
+                uri: uri.clone(),
+                reason: "its gradients were compressed with other params".into(),
+            });
+        }
+        let (on_event, on_step) = (hooks.on_event.clone(), hooks.on_step.clone());
+        let scaler = is_scaled.then(|| state.scaler.unwrap_or_default());
+        let (rank, world_size) = (group.rank(), group.world_size());
+        let stepper = Stepper::new(model, Box::new(sync), world_size, settings, scaler, hooks)?;
+        let timeout = Duration::from_secs_f64(params.collective_timeout);
+        let events = (rank == 0).then(|| {
+            let directory = format!("{}/events", job.attempt.directory());
+            EventWriter::new(store.clone(), directory, timeout)
+        });
+        let checkpoints = CheckpointWriter::new(
+            store.clone(),
+            &job.attempt,
+            state.checkpoint.as_deref(),
+            params.keep_checkpoints,
+            timeout.saturating_mul(CHECKPOINT_TIMEOUTS),
+        );
+        Ok(Session {
+            job,
+            group,
+            store,
+            stepper,
+            datasets,
+            fixed,
+            position: state.position,
+            history: state.history,
+            monitor,
+            best: state.best,
+            events,
+            on_event,
+            on_step,
+            checkpoints,
+            // All ranks find these alike.
+            warnings: if rank == 0 { state.warnings } else { vec![] },
+        })
+    }
+
+    /// Takes the epochs that are left. `place` tells where it is, for the error of one that fails.
+    pub(crate) fn run(&mut self, place: &mut Place) -> Result<(), Cause> {
         let epochs = self.job.params.epochs;
         let steps_per_epoch = steps_per_epoch(&self.job, &self.datasets.train);
         let (epoch, step) = (self.position.epoch, self.position.step);
@@ -329,11 +181,40 @@ impl Run<'_> {
             place.step = None;
             self.end_epoch(pace)?;
         }
-        *place = Place {
-            epoch: None,
-            step: None,
-        };
+        *place = Place::default();
         Ok(())
+    }
+
+    /// Stores the weights, and tells what the training came to, which began then.
+    pub(crate) fn finish(&mut self, began: Instant) -> Result<TrainingResult, Cause> {
+        let model = &mut *self.stepper.model;
+        replicas::broadcast(model, &self.group, Tensors::Buffers)?;
+        let weights = match (self.group.rank(), self.best.take()) {
+            (0, Some(best)) => Some(best),
+            (0, None) => Some(Arc::new(LocalWeights::of(model)?)),
+            _ => None,
+        };
+        let directory = self.job.attempt.models_directory();
+        let weights = weights
+            .map(|weights| weights.store(&self.store, &directory))
+            .transpose()?;
+        self.warnings
+            .extend(model.warnings().map_err(Cause::Model)?);
+        self.tell(Event::End);
+        if let Some(events) = &mut self.events {
+            self.warnings.extend(events.close().err());
+        }
+        let validation = self.datasets.validation.as_ref();
+        Ok(TrainingResult {
+            history: mem::take(&mut self.history),
+            weights,
+            num_rows: self.datasets.train.num_rows,
+            num_validation_rows: validation.map_or(0, |dataset| dataset.num_rows),
+            num_steps: self.position.step,
+            world_size: self.group.world_size(),
+            seconds: began.elapsed().as_secs_f64(),
+            warnings: mem::take(&mut self.warnings),
+        })
     }
 
     /// Takes the steps of the epoch that are left.
@@ -426,12 +307,12 @@ impl Run<'_> {
             reader.start(self.position.epoch + 1, 0)?;
         }
         let totals = LossTotals::from_bits(&self.position.totals);
-        let metrics = evaluate::finish_metrics(model, &totals)?;
+        let metrics = evaluation::finish_metrics(model, &totals)?;
         let validation = match &mut self.datasets.validation {
             None => None,
             Some(dataset) => {
                 let num_metrics = totals.metrics().len();
-                Some(evaluate::evaluate(
+                Some(evaluation::evaluate(
                     model,
                     &self.group,
                     &mut dataset.reader,
@@ -479,16 +360,8 @@ impl Run<'_> {
         }
         self.tell(Event::Epoch(record.clone()));
         self.history.epochs.push(record);
-        let totals = LossTotals::new(totals.metrics().len()).to_bits();
         let (epoch, step) = (self.position.epoch + 1, self.position.step);
-        self.position = Position {
-            epoch,
-            batch: 0,
-            step,
-            num_rows: 0,
-            traffic: Traffic::default(),
-            totals,
-        };
+        self.position = Position::of_epoch(epoch, step, totals.metrics().len());
         if self.is_checkpoint_due_after_epoch(epoch) {
             self.checkpoint()?;
         }
@@ -584,61 +457,8 @@ impl Run<'_> {
     }
 }
 
-fn fixed(job: &TrainingJob, train: &Dataset, num_metric_sums: usize) -> Fixed {
-    let params = &job.params;
-    Fixed {
-        num_rows: train.num_rows,
-        global_batch: params.global_batch(),
-        data_lanes: params.lanes(),
-        seed: params.seed,
-        shuffle: params.shuffle,
-        shuffle_window: train.window_rows,
-        drop_last: params.drop_last,
-        gradient_accumulation_steps: params.gradient_accumulation_steps,
-        num_metric_sums,
-        gradient_compression: params.gradient_compression,
-    }
-}
-
 /// Optimizer steps in an epoch.
 fn steps_per_epoch(job: &TrainingJob, train: &Dataset) -> u64 {
     let batches = train.order.batches_per_epoch();
     batches.div_ceil(u64::from(job.params.gradient_accumulation_steps))
-}
-
-/// What decides on the best epoch and the last. The metrics' names come with their values, whatever those are.
-fn monitor(
-    job: &TrainingJob,
-    model: &mut dyn Model,
-    num_metric_sums: usize,
-) -> Result<Monitor, Cause> {
-    let metrics = model
-        .finish_metrics(&vec![0.0; num_metric_sums])
-        .map_err(Cause::Model)?;
-    let gathered = model.finish_gathered(&[]).map_err(Cause::Model)?;
-    let names = |named: Vec<(String, f64)>| named.into_iter().map(|(name, _)| name).collect();
-    let (names, of_validation): (Vec<String>, Vec<String>) = (names(metrics), names(gathered));
-    Ok(Monitor::new(&job.params, &names, &of_validation)?)
-}
-
-/// Takes model, optimizer, generators and position from a checkpoint.
-fn resume(
-    checkpoint: Checkpoint,
-    job: &TrainingJob,
-    group: &ProcessGroup,
-    model: &mut dyn Model,
-) -> Result<(Position, History, Option<LossScaler>), Cause> {
-    let State {
-        position,
-        history,
-        scaler,
-        ..
-    } = checkpoint.state;
-    model.load_state(&checkpoint.shared).map_err(Cause::Model)?;
-    match &checkpoint.rank_state {
-        Some(state) => model.load_rank_state(state),
-        None => model.seed(job.params.seed as u64, position.step, group.rank()),
-    }
-    .map_err(Cause::Model)?;
-    Ok((position, history, scaler))
 }

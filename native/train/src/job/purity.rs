@@ -9,7 +9,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::OnceLock;
 
-use crate::storages::check_storages;
+use crate::job::storages::check_storages;
 
 /// Whether an operator, such as `aten::add` or `prim::If`, computes and does nothing else.
 pub fn is_pure_operator(name: &str) -> bool {

@@ -11,8 +11,8 @@ use flambeau_collective::{RawBuffer, Result};
 pub(crate) use device::DeviceBuckets;
 pub(crate) use host::HostBuckets;
 
-use crate::compression::{CompressionState, ParameterState};
-use crate::model::ModelError;
+use crate::error::ModelError;
+use crate::gradients::compression::{CompressionState, ParameterState};
 
 /// All buckets of a reducer. A bucket is touched by nobody else from when it is reduced until `finish` has returned.
 pub(crate) enum Buckets {

@@ -1,5 +1,11 @@
 //! The one message that describes a training: what every front end produces and every worker reads.
 
+mod bounds;
+pub(crate) mod params;
+pub(crate) mod program;
+pub(crate) mod purity;
+mod storages;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Deref;
@@ -9,12 +15,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::bounds;
+use self::params::{Precision, TrainingParams};
+use self::program::{LossSpec, NativeProgram};
 use crate::digest;
 use crate::error::JobError;
-use crate::monitor::Monitor;
-use crate::params::{self, Precision, TrainingParams};
-use crate::program::{LossSpec, NativeProgram};
+use crate::training::monitor::Monitor;
 
 /// The version of the job's format that this build reads and writes.
 pub const FORMAT: u32 = 1;
