@@ -520,8 +520,8 @@ def scala(found: list[Group]) -> str:
 HEAD = """# Params
 
 Every param of the estimators that has a JSON value; `model`, `loss`, `optimizer`, `metrics` and Python's
-`runtime` are told of in [the guide](guide.md). This page is made from [the schema of the training job](training-job.schema.json) by
-`make params`.
+`runtime` are told of in [the guide](guide.md). This page is made from
+[the schema of the training job](training-job.schema.json) by `make params`.
 
 | param | default | allowed | what it is |
 |---|---|---|---|"""

@@ -189,8 +189,8 @@ impl Manifest {
             if let Some(name) = tensor.columns.iter().find(missing) {
                 return Err(fail(format!("it has no column `{name}`")));
             }
-            let shape = tensor.shape.as_deref().unwrap_or_default();
-            if !is_small(shape) || row_shape(tensor, &manifest.columns).is_err() {
+            let shape = tensor.shape.as_deref();
+            if !shape.is_some_and(is_small) || row_shape(tensor, &manifest.columns).is_err() {
                 return Err(fail(format!("tensor `{}` of shape {shape:?}", tensor.name)));
             }
         }

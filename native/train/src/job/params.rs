@@ -543,8 +543,8 @@ pub struct TrainingParams {
 
     /// What float32 gradients travel as between the workers: none, as they are; fp16 or bf16, as 16-bit floats, summed in
     /// float32 between CPUs, where fp16 has more digits and bf16 the range of float32; powersgd, matrices as products of two
-    /// thin ones; topk, the largest entries alone. With powersgd and topk a worker adds what it has not sent to its next
-    /// gradients. It pays where the network is slow; workers of one host share memory and are slower with it. All workers
+    /// thin ones; topk, the largest entries alone. With powersgd and topk, which GPUs do not have, a worker adds what it has not
+    /// sent to its next gradients. It pays where the network is slow; workers of one host share memory and are slower with it. All workers
     /// get the same bits.
     #[schemars(title = "Gradient compression")]
     pub gradient_compression: GradientCompression,

@@ -133,7 +133,7 @@ class FaultSuite extends SparkSuite {
       val other = refusal(nightly.setBatchSize(25).fit(rows))
       assert(other.contains("run of another job: batchSize was 50 and is 25"), other)
       assert(refusal(nightly.setLoss("mae").fit(rows)).contains("its loss was another"))
-      assert(refusal(nightly.fit(rows.orderBy(rows("label").desc))).contains("its rows were others"))
+      assert(refusal(nightly.fit(rows.orderBy(rows("y").desc))).contains("its rows were others"))
 
       assert(nightly.fit(rows).trained.weights.sha256 == expected)
       assert(left.isEmpty)
