@@ -9,7 +9,8 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from flambeau import CancelledError, ParamError, StoreError, WorkerLost
 from flambeau._spark import session, work_directory
 from flambeau._spark.fit import claim, run
+from flambeau._spark.fit.launch import Launch
 from flambeau._spark.site import Site
 from flambeau._spark.work_directory import WorkDirectory, beating
 
@@ -210,11 +212,24 @@ def test_a_run_that_another_driver_took_is_left_to_it(
     with claim.claimed(work, True, "nightly"):
         owner.write_text("another")
         deadline = time.monotonic() + 10
-        while "may mix" not in caplog.text:
+        while "whose run it is now" not in caplog.text:
             assert time.monotonic() < deadline
             time.sleep(0.02)
+        checkpoint = tmp_path / "attempts" / "a" / "checkpoints" / "1" / "COMMITTED"
+        checkpoint.parent.mkdir(parents=True)
+        checkpoint.touch()
+        site = Site(cast(Any, None), work, True)
+        nightly = run.Run(site, "nightly", dict)
+        nightly.write(["a"])
+        payload: Any = SimpleNamespace(files={})
+        launch = Launch(site, {}, payload, 1, 0, 0.0, cast(Any, None), nightly, attempts=["a"])
+        assert launch.clean() == []
+        launch.keep(ValueError())
+    assert files_of(tmp_path) == ["attempts", "runs"] and checkpoint.exists()
+    assert [file.name for file in owner.parent.iterdir()] == [owner.name]
     assert owner.read_text() == "another"
-    assert caplog.text.count("may mix") == 1
+    assert caplog.text.count("whose run it is now") == 1
+    assert not claim.is_lost(work, "nightly")
 
 
 def test_an_owner_that_can_not_be_written_is_told_before_the_training(tmp_path: Path) -> None:
