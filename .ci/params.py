@@ -31,7 +31,6 @@ SPARK = {
     "probabilityCol": "HasProbabilityCol",
     "rawPredictionCol": "HasRawPredictionCol",
     "seed": "HasSeed",
-    "stepSize": "HasStepSize",
     "threshold": "HasThreshold",
     "thresholds": "HasThresholds",
     "validationIndicatorCol": "HasValidationIndicatorCol",
@@ -64,8 +63,6 @@ SCALA_SETTERS = {
         ("columns that are packed into one tensor", "Array[String]", "Features.packed(value.toSeq: _*)"),
     ],
 }
-# Spark's traits whose param may be declared anew in Scala.
-OPEN_IN_SCALA = {"stepSize"}
 INT_MAX = 2**31 - 1
 
 
@@ -253,7 +250,7 @@ OBJECTS = {
 def python_constructor(found: list[Group]) -> Iterator[str]:
     params = [param for group in found for param in group.params]
     yield ""
-    yield "class EstimatorArguments(HorovodArguments, total=False):"
+    yield "class EstimatorArguments(OtherNames, total=False):"
     yield '    """What `setParams` takes: every param; None unsets one."""'
     yield ""
     for name, (kind, _, _) in OBJECTS.items():
@@ -277,7 +274,7 @@ def python_constructor(found: list[Group]) -> Iterator[str]:
         kind, _ = python_kind(param)
         optional = "" if param.default is not None else " | None"
         yield f"        {param.name}: {kind}{optional} = {param.default!r},"
-    yield "        **others: Unpack[HorovodArguments],"
+    yield "        **others: Unpack[OtherNames],"
     yield "    ) -> None:"
     yield '        """Makes an estimator; all arguments are keywords.'
     yield ""
@@ -292,7 +289,7 @@ def python_constructor(found: list[Group]) -> Iterator[str]:
         yield f"        {param.name} : {kind}, default {default}"
         yield from (f"            {line.rstrip()}" for line in wrapped(param.doc, 12, 106))
     yield "        others"
-    yield "            Horovod's names: num_proc, feature_cols, label_cols, batch_size and the like."
+    yield "            stepSize for learningRate, and Horovod's names: num_proc, feature_cols and the like."
     yield ""
     yield "        Raises ParamError for a name that there is not, and for a value that is not allowed."
     yield '        """'
@@ -324,7 +321,7 @@ def python(found: list[Group]) -> str:
         "from pyspark.ml.param import Param, Params",
         f"from pyspark.ml.param.shared import ({', '.join(mixins)},)",
         "",
-        "from flambeau.params.arguments import HorovodArguments, resolve_arguments",
+        "from flambeau.params.arguments import OtherNames, resolve_arguments",
         f"from flambeau.params.converters import ({', '.join(checks)},)",
         "from flambeau.params.objects import CheckedParams",
         "",
@@ -388,11 +385,7 @@ def scala_kind(param: Declared) -> tuple[str, str]:
 
 def is_declared_in_scala(param: Declared) -> bool:
     """Whether Scala declares the param, and not Spark's trait."""
-    return (
-        param.name not in SPARK
-        or param.name in OPEN_IN_SCALA
-        or param.name in SCALA_KINDS.keys() - {"thresholds"}
-    )
+    return param.name not in SPARK or param.name in SCALA_KINDS.keys() - {"thresholds"}
 
 
 def scala_text(text: str, indent: int) -> list[str]:
@@ -406,10 +399,9 @@ def scala_text(text: str, indent: int) -> list[str]:
 def scala_param(param: Declared) -> Iterator[str]:
     kind, value = scala_kind(param)
     if is_declared_in_scala(param):
-        override = "override " if param.name in OPEN_IN_SCALA else ""
         check = scala_check(param)
         doc = scala_text(param.doc, 4)
-        yield f"  final {override}val {param.name}: {kind} = new {kind}("
+        yield f"  final val {param.name}: {kind} = new {kind}("
         yield "    this,"
         yield f'    "{param.name}",'
         if check is None:
@@ -427,7 +419,7 @@ def scala_param(param: Declared) -> Iterator[str]:
     yield f"  /** Sets `{param.name}`. */"
     yield f"  def set{param.method}(value: {value}): this.type = setChecked({param.name}, value)"
     yield ""
-    if is_declared_in_scala(param) and param.name not in OPEN_IN_SCALA:
+    if is_declared_in_scala(param):
         told = "NoSuchElementException where it is not set" if param.default is None else "or its default"
         yield f"  /** The value of `{param.name}`{';' if param.default is None else ','} {told}. */"
         yield f"  def get{param.method}: {value} = $({param.name})"

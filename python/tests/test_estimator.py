@@ -150,7 +150,7 @@ def test_a_classifier(any_spark: SparkSession) -> None:
     estimator = TorchClassifier(
         model=nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 3)),
         featuresCol=["x0", "x1", "x2"],
-        stepSize=0.02,
+        learningRate=0.02,
         epochs=20,
         numWorkers=2,
         metrics=["accuracy"],
@@ -246,7 +246,7 @@ def test_cross_validator_in_parallel(spark: SparkSession, caplog: pytest.LogCapt
     df, estimator = linear_rows(spark, 300), regressor(epochs=3, numWorkers=1)
     grid = (
         ParamGridBuilder()
-        .addGrid(estimator.stepSize, [0.1, 1e-4])
+        .addGrid(estimator.learningRate, [0.1, 1e-4])
         .addGrid(
             estimator.model, [nn.Linear(3, 1), nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))]
         )
@@ -269,7 +269,7 @@ def test_an_interrupt_ends_the_fits_of_a_pool(spark: SparkSession, tmp_path: Pat
     estimator = regressor(
         epochs=1_000_000, batchSize=4, numWorkers=1, checkpointInterval=-1, workDir=str(tmp_path)
     )
-    grid = ParamGridBuilder().addGrid(estimator.stepSize, [0.1, 0.2, 0.3]).build()
+    grid = ParamGridBuilder().addGrid(estimator.learningRate, [0.1, 0.2, 0.3]).build()
 
     def interrupt() -> None:
         deadline = time.monotonic() + 120
@@ -316,7 +316,7 @@ def test_train_validation_split_over_a_pipeline(spark: SparkSession) -> None:
     pipeline = Pipeline(
         stages=[VectorAssembler(inputCols=["x0", "x1", "x2"], outputCol="features"), estimator]
     )
-    grid = ParamGridBuilder().addGrid(estimator.stepSize, [0.1, 1e-4]).build()
+    grid = ParamGridBuilder().addGrid(estimator.learningRate, [0.1, 1e-4]).build()
     split = TrainValidationSplit(
         estimator=pipeline, estimatorParamMaps=grid, evaluator=RegressionEvaluator(), parallelism=2, seed=1
     )
@@ -409,7 +409,7 @@ def test_several_labels_go_to_a_callable_loss(spark: SparkSession) -> None:
         loss=loss,
         featuresCol=["x0", "x1", "x2"],
         labelCols=["label", "other"],
-        stepSize=0.05,
+        learningRate=0.05,
         epochs=15,
         numWorkers=2,
         verbose=0,

@@ -108,7 +108,7 @@ def test_bounds_are_those_of_the_schema(name: str) -> None:
         ("inputShapes", [3, 2]),
         ("inputTypes", ["float16"]),
         ("checkpointInterval", 0),
-        ("stepSize", float("nan")),
+        ("learningRate", float("nan")),
     ],
 )
 def test_a_wrong_value_is_refused_with_name_and_value(name: str, value: Any) -> None:
@@ -122,13 +122,24 @@ def test_spark_mixins_are_spark_mls() -> None:
 
 
 def test_none_unsets() -> None:
-    estimator = TorchEstimator(stepSize=0.1, epochs=None)  # type: ignore[arg-type]
+    estimator = TorchEstimator(learningRate=0.1, epochs=None)  # type: ignore[arg-type]
     assert estimator.getEpochs() == 1
-    estimator.setStepSize(None)
-    assert not estimator.isDefined(estimator.stepSize)
-    estimator.setParams(epochs=3, stepSize=0.1)
+    estimator.setLearningRate(None)
+    assert not estimator.isDefined(estimator.learningRate)
+    estimator.setParams(epochs=3, learningRate=0.1)
     estimator.setParams(epochs=None, num_proc=None)
-    assert (estimator.getEpochs(), estimator.getStepSize()) == (1, 0.1)
+    assert (estimator.getEpochs(), estimator.getLearningRate()) == (1, 0.1)
+
+
+def test_step_size_is_the_learning_rate_by_spark_mls_name() -> None:
+    estimator = TorchEstimator(stepSize=0.1)
+    assert (estimator.getLearningRate(), estimator.getStepSize()) == (0.1, 0.1)
+    assert estimator.stepSize is estimator.learningRate
+    assert estimator.setStepSize(0.2).getLearningRate() == 0.2
+    assert estimator.setParams(stepSize=0.3).getLearningRate() == 0.3
+    assert estimator.copy({estimator.stepSize: 0.4}).getLearningRate() == 0.4
+    assert estimator.setStepSize(None).getStepSize() is None
+    assert "stepSize" not in {param.name for param in estimator.params}
 
 
 def test_horovods_names_are_taken() -> None:
@@ -164,6 +175,7 @@ def test_horovods_names_are_taken() -> None:
         ({"store": "/tmp"}, "workDir"),
         ({"callbacks": []}, "history"),
         ({"num_proc": 2, "numWorkers": 2}, "twice"),
+        ({"stepSize": 0.1, "learningRate": 0.2}, "learningRate is given twice, once as 'stepSize'"),
     ],
 )
 def test_unknown_and_doubled_arguments_are_refused(arguments: dict[str, Any], said: str) -> None:

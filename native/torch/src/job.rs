@@ -113,8 +113,8 @@ fn parts(job: &TrainingJob, store: &Store) -> Result<Parts, TorchError> {
     let program = load::of_job(spec, store)?;
     let tensors = ModelTensors::of(&*program);
     load::check_trainable(&*program, &tensors)?;
-    if let Some(step_size) = job.params.step_size {
-        optimizer.set_learning_rate(step_size);
+    if let Some(learning_rate) = job.params.learning_rate {
+        optimizer.set_learning_rate(learning_rate);
     }
     Ok(Parts {
         program,

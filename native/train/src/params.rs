@@ -293,7 +293,7 @@ const GROUPS: [(&str, &str, &[&str]); 11] = [
         "HasLearningRate",
         "The learning rate over the training.",
         &[
-            "stepSize",
+            "learningRate",
             "scaleLearningRate",
             "warmupEpochs",
             "lrSchedule",
@@ -308,7 +308,7 @@ const GROUPS: [(&str, &str, &[&str]); 11] = [
         &[
             "monitor",
             "monitorMode",
-            "monitorMinDelta",
+            "minDelta",
             "earlyStoppingPatience",
             "restoreBestWeights",
         ],
@@ -478,8 +478,8 @@ pub struct TrainingParams {
     pub shuffle_window: Option<usize>,
 
     /// Learning rate. When not set, the rate that the optimizer was made with is kept.
-    #[schemars(title = "Step size (learning rate)", range(min = 0.0))]
-    pub step_size: Option<f64>,
+    #[schemars(title = "Learning rate", range(min = 0.0))]
+    pub learning_rate: Option<f64>,
 
     /// Whether the learning rate is multiplied by numWorkers, since the global batch is that many times larger than one
     /// worker's. With warmupEpochs it grows from the rate of one worker.
@@ -520,8 +520,8 @@ pub struct TrainingParams {
     pub monitor_mode: MonitorMode,
 
     /// By how much more than this an epoch must be better than the best one so far to become the best.
-    #[schemars(title = "Monitor minimum delta", range(min = 0.0))]
-    pub monitor_min_delta: f64,
+    #[schemars(title = "Minimum delta", range(min = 0.0))]
+    pub min_delta: f64,
 
     /// Number of epochs in a row without a new best one after which training stops. When not set, it takes all epochs.
     #[schemars(title = "Early stopping patience", range(min = 1, max = 1_000_000))]
@@ -689,7 +689,7 @@ impl Default for TrainingParams {
             seed: 0,
             shuffle: true,
             shuffle_window: None,
-            step_size: None,
+            learning_rate: None,
             scale_learning_rate: false,
             warmup_epochs: 0.0,
             lr_schedule: LrSchedule::Constant,
@@ -698,7 +698,7 @@ impl Default for TrainingParams {
             lr_decay_epochs: 10,
             monitor: None,
             monitor_mode: MonitorMode::Auto,
-            monitor_min_delta: 0.0,
+            min_delta: 0.0,
             early_stopping_patience: None,
             restore_best_weights: false,
             gradient_accumulation_steps: 1,

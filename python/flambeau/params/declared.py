@@ -18,14 +18,13 @@ from pyspark.ml.param.shared import (
     HasProbabilityCol,
     HasRawPredictionCol,
     HasSeed,
-    HasStepSize,
     HasThreshold,
     HasThresholds,
     HasValidationIndicatorCol,
     HasWeightCol,
 )
 
-from flambeau.params.arguments import HorovodArguments, resolve_arguments
+from flambeau.params.arguments import OtherNames, resolve_arguments
 from flambeau.params.converters import (
     Integer,
     Number,
@@ -593,12 +592,12 @@ class HasTrainingLoop(CheckedParams, HasSeed):
         return self.getOrDefault(self.compile)
 
 
-class HasLearningRate(CheckedParams, HasStepSize):
+class HasLearningRate(CheckedParams):
     """The learning rate over the training."""
 
-    stepSize: Param[float] = Param(
+    learningRate: Param[float] = Param(
         Params._dummy(),
-        "stepSize",
+        "learningRate",
         "Learning rate. When not set, the rate that the optimizer was made with is kept.",
         Number(0.0),
     )
@@ -661,9 +660,13 @@ class HasLearningRate(CheckedParams, HasStepSize):
             lrDecayEpochs=10,
         )
 
-    def setStepSize(self, value: float | None) -> Self:
-        """Sets `stepSize`; None unsets it."""
-        return self._set(stepSize=value)
+    def setLearningRate(self, value: float | None) -> Self:
+        """Sets `learningRate`; None unsets it."""
+        return self._set(learningRate=value)
+
+    def getLearningRate(self) -> float | None:
+        """The value of `learningRate`, None when it is not set."""
+        return self._value("learningRate")
 
     def setScaleLearningRate(self, value: bool | None) -> Self:
         """Sets `scaleLearningRate`; None unsets it."""
@@ -733,9 +736,9 @@ class HasEarlyStopping(CheckedParams):
         one_of("auto", "min", "max"),
     )
 
-    monitorMinDelta: Param[float] = Param(
+    minDelta: Param[float] = Param(
         Params._dummy(),
-        "monitorMinDelta",
+        "minDelta",
         "By how much more than this an epoch must be better than the best one so far to become the best.",
         Number(0.0),
     )
@@ -757,7 +760,7 @@ class HasEarlyStopping(CheckedParams):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._setDefault(monitorMode="auto", monitorMinDelta=0.0, restoreBestWeights=False)
+        self._setDefault(monitorMode="auto", minDelta=0.0, restoreBestWeights=False)
 
     def setMonitor(self, value: str | None) -> Self:
         """Sets `monitor`; None unsets it."""
@@ -775,13 +778,13 @@ class HasEarlyStopping(CheckedParams):
         """The value of `monitorMode`, or its default."""
         return self.getOrDefault(self.monitorMode)
 
-    def setMonitorMinDelta(self, value: float | None) -> Self:
-        """Sets `monitorMinDelta`; None unsets it."""
-        return self._set(monitorMinDelta=value)
+    def setMinDelta(self, value: float | None) -> Self:
+        """Sets `minDelta`; None unsets it."""
+        return self._set(minDelta=value)
 
-    def getMonitorMinDelta(self) -> float:
-        """The value of `monitorMinDelta`, or its default."""
-        return self.getOrDefault(self.monitorMinDelta)
+    def getMinDelta(self) -> float:
+        """The value of `minDelta`, or its default."""
+        return self.getOrDefault(self.minDelta)
 
     def setEarlyStoppingPatience(self, value: int | None) -> Self:
         """Sets `earlyStoppingPatience`; None unsets it."""
@@ -1104,7 +1107,7 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
         return self.getOrDefault(self.verifyReplicas)
 
 
-class EstimatorArguments(HorovodArguments, total=False):
+class EstimatorArguments(OtherNames, total=False):
     """What `setParams` takes: every param; None unsets one."""
 
     model: Any
@@ -1144,7 +1147,7 @@ class EstimatorArguments(HorovodArguments, total=False):
     topKRatio: float | None
     precision: str | None
     compile: bool | None
-    stepSize: float | None
+    learningRate: float | None
     scaleLearningRate: bool | None
     warmupEpochs: float | None
     lrSchedule: str | None
@@ -1153,7 +1156,7 @@ class EstimatorArguments(HorovodArguments, total=False):
     lrDecayEpochs: int | None
     monitor: str | None
     monitorMode: str | None
-    monitorMinDelta: float | None
+    minDelta: float | None
     earlyStoppingPatience: int | None
     restoreBestWeights: bool | None
     device: str | None
@@ -1221,7 +1224,7 @@ class HasConstructor(CheckedParams):
         topKRatio: float = 0.01,
         precision: str = "float32",
         compile: bool = False,
-        stepSize: float | None = None,
+        learningRate: float | None = None,
         scaleLearningRate: bool = False,
         warmupEpochs: float = 0.0,
         lrSchedule: str = "constant",
@@ -1230,7 +1233,7 @@ class HasConstructor(CheckedParams):
         lrDecayEpochs: int = 10,
         monitor: str | None = None,
         monitorMode: str = "auto",
-        monitorMinDelta: float = 0.0,
+        minDelta: float = 0.0,
         earlyStoppingPatience: int | None = None,
         restoreBestWeights: bool = False,
         device: str = "auto",
@@ -1250,7 +1253,7 @@ class HasConstructor(CheckedParams):
         workDir: str | None = None,
         verbose: int = 1,
         verifyReplicas: bool = False,
-        **others: Unpack[HorovodArguments],
+        **others: Unpack[OtherNames],
     ) -> None:
         """Makes an estimator; all arguments are keywords.
 
@@ -1373,7 +1376,7 @@ class HasConstructor(CheckedParams):
             Whether the module is compiled by torch.compile for training. Where that fails it trains as it
             is, and a warning says why. The fitted model holds the module as it was given. The native
             runtime, whose programs are compiled already, refuses it.
-        stepSize : float, default not set
+        learningRate : float, default not set
             Learning rate. When not set, the rate that the optimizer was made with is kept.
         scaleLearningRate : bool, default False
             Whether the learning rate is multiplied by numWorkers, since the global batch is that many
@@ -1398,7 +1401,7 @@ class HasConstructor(CheckedParams):
         monitorMode : str, default 'auto'
             Whether the smaller (min) or the larger (max) value of monitor is better. auto goes by its
             name, for the loss and the named metrics.
-        monitorMinDelta : float, default 0.0
+        minDelta : float, default 0.0
             By how much more than this an epoch must be better than the best one so far to become the
             best.
         earlyStoppingPatience : int, default not set
@@ -1467,7 +1470,7 @@ class HasConstructor(CheckedParams):
             Whether the workers compare hashes of all parameters and buffers after each epoch and fail
             where they differ in a single bit. For debugging: it reads every tensor once per epoch.
         others
-            Horovod's names: num_proc, feature_cols, label_cols, batch_size and the like.
+            stepSize for learningRate, and Horovod's names: num_proc, feature_cols and the like.
 
         Raises ParamError for a name that there is not, and for a value that is not allowed.
         """

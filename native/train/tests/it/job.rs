@@ -82,9 +82,9 @@ fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowe
         ("shuffle", json!(null), "shuffle is null"),
         ("shuffleWindow", json!(0), "shuffleWindow is 0"),
         (
-            "stepSize",
+            "learningRate",
             json!(-0.1),
-            "stepSize is -0.1, but must be a number or null, at least 0",
+            "learningRate is -0.1, but must be a number or null, at least 0",
         ),
         (
             "warmupEpochs",
@@ -108,7 +108,7 @@ fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowe
             json!("best"),
             "monitorMode is \"best\", but must be one of auto, min, max",
         ),
-        ("monitorMinDelta", json!(-1), "monitorMinDelta is -1"),
+        ("minDelta", json!(-1), "minDelta is -1"),
         (
             "earlyStoppingPatience",
             json!(0),
@@ -430,8 +430,8 @@ fn the_terms_of_a_job_name_what_differs() {
             .collect()
     };
     assert_eq!(
-        differing(&|job| job["params"] = json!({"seed": 1, "stepSize": 0.5})),
-        ["seed", "stepSize"]
+        differing(&|job| job["params"] = json!({"seed": 1, "learningRate": 0.5})),
+        ["learningRate", "seed"]
     );
     assert_eq!(
         differing(&|job| job["program"]["optimizer"]["options"]["lr"] = json!(0.2)),

@@ -62,5 +62,6 @@ private object CheckedParams {
   private val PythonOnly = Set("runtime")
 
   /** Former names of params, which saved estimators may still say, and their present ones. */
-  private val Renamed = Map("timeout" -> "collectiveTimeout")
+  private val Renamed =
+    Map("timeout" -> "collectiveTimeout", "stepSize" -> "learningRate", "monitorMinDelta" -> "minDelta")
 }

@@ -3,7 +3,7 @@ package flambeau
 import org.apache.spark.ml.param.{BooleanParam, DoubleParam, IntParam, LongParam, Param, StringArrayParam}
 import org.apache.spark.ml.param.shared.{
   HasCheckpointInterval, HasInputCols, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol,
-  HasSeed, HasStepSize, HasThreshold, HasThresholds, HasValidationIndicatorCol, HasWeightCol
+  HasSeed, HasThreshold, HasThresholds, HasValidationIndicatorCol, HasWeightCol
 }
 
 // Made from docs/training-job.schema.json by `make params`; do not edit.
@@ -411,17 +411,20 @@ trait HasTrainingLoop extends CheckedParams with HasSeed {
 }
 
 /** The learning rate over the training. */
-trait HasLearningRate extends CheckedParams with HasStepSize {
+trait HasLearningRate extends CheckedParams {
 
-  final override val stepSize: DoubleParam = new DoubleParam(
+  final val learningRate: DoubleParam = new DoubleParam(
     this,
-    "stepSize",
+    "learningRate",
     "Learning rate. When not set, the rate that the optimizer was made with is kept.",
-    Check.Real(0.0).of("stepSize")
+    Check.Real(0.0).of("learningRate")
   )
 
-  /** Sets `stepSize`. */
-  def setStepSize(value: Double): this.type = setChecked(stepSize, value)
+  /** Sets `learningRate`. */
+  def setLearningRate(value: Double): this.type = setChecked(learningRate, value)
+
+  /** The value of `learningRate`; NoSuchElementException where it is not set. */
+  def getLearningRate: Double = $(learningRate)
 
   final val scaleLearningRate: BooleanParam = new BooleanParam(
     this,
@@ -546,18 +549,18 @@ trait HasEarlyStopping extends CheckedParams {
   /** The value of `monitorMode`, or its default. */
   def getMonitorMode: String = $(monitorMode)
 
-  final val monitorMinDelta: DoubleParam = new DoubleParam(
+  final val minDelta: DoubleParam = new DoubleParam(
     this,
-    "monitorMinDelta",
+    "minDelta",
     "By how much more than this an epoch must be better than the best one so far to become the best.",
-    Check.Real(0.0).of("monitorMinDelta")
+    Check.Real(0.0).of("minDelta")
   )
 
-  /** Sets `monitorMinDelta`. */
-  def setMonitorMinDelta(value: Double): this.type = setChecked(monitorMinDelta, value)
+  /** Sets `minDelta`. */
+  def setMinDelta(value: Double): this.type = setChecked(minDelta, value)
 
-  /** The value of `monitorMinDelta`, or its default. */
-  def getMonitorMinDelta: Double = $(monitorMinDelta)
+  /** The value of `minDelta`, or its default. */
+  def getMinDelta: Double = $(minDelta)
 
   final val earlyStoppingPatience: IntParam = new IntParam(
     this,
@@ -585,7 +588,7 @@ trait HasEarlyStopping extends CheckedParams {
   /** The value of `restoreBestWeights`, or its default. */
   def getRestoreBestWeights: Boolean = $(restoreBestWeights)
 
-  setDefault(monitorMode -> "auto", monitorMinDelta -> 0.0, restoreBestWeights -> false)
+  setDefault(monitorMode -> "auto", minDelta -> 0.0, restoreBestWeights -> false)
 }
 
 /** Where the module runs. */

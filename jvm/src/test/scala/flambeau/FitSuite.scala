@@ -20,7 +20,7 @@ class FitSuite extends SparkSuite {
   private def doubles: TorchRegressor = new TorchRegressor()
     .setModel(TrainingCases.program("doubles"))
     .setOptimizer("sgd", Map("momentum" -> 0.9))
-    .setStepSize(0.1)
+    .setLearningRate(0.1)
     .setInputCols(Array("x"))
     .setInputTypes(Array("float64"))
     .setLabelCol("y")
@@ -34,7 +34,7 @@ class FitSuite extends SparkSuite {
     .setOptimizer("adam")
     .setInputCols(Array("numbers", "carrier", "dest", "origin"))
     .setLabelCol("delay")
-    .setStepSize(0.002)
+    .setLearningRate(0.002)
     .setNumWorkers(2)
     .setDataLanes(4)
     .setSeed(11)
@@ -44,7 +44,7 @@ class FitSuite extends SparkSuite {
   private def classes: TorchClassifier = new TorchClassifier()
     .setModel(TrainingCases.program("classes"))
     .setFeaturesCol(Array("a", "b"))
-    .setStepSize(0.05)
+    .setLearningRate(0.05)
     .setEpochs(10)
     .setVerbose(0)
 
@@ -111,9 +111,9 @@ class FitSuite extends SparkSuite {
     assert(loaded.select("probability").collect() sameElements scored.select("probability").collect())
   }
 
-  test("a cross validation over stepSize with two fits at a time") {
+  test("a cross validation over learningRate with two fits at a time") {
     val estimator = classes
-    val grid = new ParamGridBuilder().addGrid(estimator.stepSize, Array(1e-6, 0.05)).build()
+    val grid = new ParamGridBuilder().addGrid(estimator.learningRate, Array(1e-6, 0.05)).build()
     val evaluator = new MulticlassClassificationEvaluator().setMetricName("accuracy")
     val validator = new CrossValidator()
       .setEstimator(estimator)
@@ -123,14 +123,14 @@ class FitSuite extends SparkSuite {
       .setParallelism(2)
     val best = validator.fit(rows("classes"))
     assert(
-      best.bestModel.asInstanceOf[TorchClassificationModel].parent.getOrDefault(estimator.stepSize) == 0.05
+      best.bestModel.asInstanceOf[TorchClassificationModel].parent.getOrDefault(estimator.learningRate) == 0.05
     )
     assert(best.avgMetrics(1) > 0.85 && best.avgMetrics(1) > best.avgMetrics(0) + 0.1)
   }
 
   test("a split for validation over params, and a fit with a param map") {
     // The split sorts the rows.
-    val estimator = doubles.setShuffle(true).setStepSize(0.01)
+    val estimator = doubles.setShuffle(true).setLearningRate(0.01)
     val split = new TrainValidationSplit()
       .setEstimator(estimator)
       .setEstimatorParamMaps(new ParamGridBuilder().addGrid(estimator.epochs, Array(1, 20)).build())
@@ -159,9 +159,9 @@ class FitSuite extends SparkSuite {
     val first = doubles.fit(rows("doubles").coalesce(1))
     first.write.overwrite().save(path("first"))
     val more =
-      doubles.setInitialModel(path("first")).setStepSize(0.0).setEpochs(1).fit(rows("doubles").coalesce(1))
-    val again = doubles.setInitialModel(first).setStepSize(0.0).setEpochs(1).fit(rows("doubles").coalesce(1))
-    val whole = doubles.setInitialModel(path("first")).setStepSize(0.0).setEpochs(1)
+      doubles.setInitialModel(path("first")).setLearningRate(0.0).setEpochs(1).fit(rows("doubles").coalesce(1))
+    val again = doubles.setInitialModel(first).setLearningRate(0.0).setEpochs(1).fit(rows("doubles").coalesce(1))
+    val whole = doubles.setInitialModel(path("first")).setLearningRate(0.0).setEpochs(1)
     whole.clear(whole.model)
     val expected = first.transform(rows("doubles")).select("prediction").collect()
     for (model <- Seq(more, again, whole.fit(rows("doubles").coalesce(1))))

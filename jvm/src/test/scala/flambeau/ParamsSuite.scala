@@ -124,7 +124,7 @@ class ParamsSuite extends AnyFunSuite {
   test("whole values that are not numbers of the range are refused: checkpointInterval 0, NaN, infinity") {
     assert(intercept[ParamException](fresh().setCheckpointInterval(0)).getMessage ==
       "checkpointInterval must be a whole number of at least -1 and at most 1000000, but not 0, got 0")
-    intercept[ParamException](fresh().setStepSize(Double.NaN))
+    intercept[ParamException](fresh().setLearningRate(Double.NaN))
     intercept[ParamException](fresh().setGradientClipNorm(Double.PositiveInfinity))
   }
 
@@ -158,27 +158,31 @@ class ParamsSuite extends AnyFunSuite {
     assert(params.isInstanceOf[HasInputCols] && params.isInstanceOf[HasLabelCol] && params.isInstanceOf[
       HasWeightCol
     ])
-    assert(params.isInstanceOf[HasSeed] && params.isInstanceOf[HasStepSize] && params.isInstanceOf[
-      HasCheckpointInterval
-    ])
+    assert(params.isInstanceOf[HasSeed] && params.isInstanceOf[HasCheckpointInterval])
     assert(params.isInstanceOf[HasPredictionCol] && params.isInstanceOf[HasValidationIndicatorCol])
     assert(params.setSeed(7).explainParam(params.seed).endsWith("of the workers. (default: 0, current: 7)"))
+  }
+
+  test("stepSize is learningRate by Spark ML's name") {
+    val params = fresh().setStepSize(0.5)
+    assert(params.getLearningRate == 0.5 && params.setLearningRate(0.25).getStepSize == 0.25)
+    assert(!params.hasParam("stepSize"))
   }
 
   test("what a training job holds: every value and default, under the schema's names") {
     val params = fresh()
       .setFeaturesCol(Array("a", "b"))
       .setInputShapes(Array(Array(2, 1)))
-      .setStepSize(0.25)
+      .setLearningRate(0.25)
       .setLoss("mse")
       .setModel("/program.pt")
     val json = params.jobParams
     assert(Json.text(json.get("featuresCol")) == """["a","b"]""")
     assert(Json.text(json.get("inputShapes")) == "[[2,1]]")
-    assert(json.get("stepSize").asDouble == 0.25)
+    assert(json.get("learningRate").asDouble == 0.25)
     assert(json.fieldNames().asScala.toSet == schema.filterNot(_._2.path("default").isNull).keySet ++ Seq(
       "inputShapes",
-      "stepSize"
+      "learningRate"
     ))
   }
 
@@ -218,8 +222,10 @@ class ParamsSuite extends AnyFunSuite {
     assert(other.getCollectiveTimeout == 0.5)
     assert(other.getInputShapes.map(_.toSeq).toSeq == Seq(Seq(2), Nil))
     // As an estimator of an earlier version has it.
-    other.setFromJson(Json.parse("""{"timeout": 7.5}"""), asDefault = false)
+    val former = """{"timeout": 7.5, "stepSize": 0.5, "monitorMinDelta": 0.25}"""
+    other.setFromJson(Json.parse(former), asDefault = false)
     assert(other.getCollectiveTimeout == 7.5)
+    assert(other.getLearningRate == 0.5 && other.getMinDelta == 0.25)
     assert(intercept[ParamException](
       other.setFromJson(Json.parse("""{"bogus": 1}"""), asDefault = false)
     ).getMessage ==
