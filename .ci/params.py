@@ -1,14 +1,15 @@
 """Write what is made of the training job's schema: the params of Python and of Scala, and their page.
 
 The schema is `native/train`'s, and says of each param its type, default, bounds and doc, and what group it
-belongs to. With `--check`, nothing is written, and a file that is not what would be written fails.
+belongs to, and whether it is for experts. With `--check`, nothing is written, and a file that is not what
+would be written fails.
 """
 
 import json
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -72,6 +73,7 @@ class Declared:
 
     name: str
     schema: dict[str, Any]
+    is_expert: bool
 
     @cached_property
     def kind(self) -> str:
@@ -129,20 +131,24 @@ class Group:
 
 
 def groups() -> list[Group]:
-    """The groups in their order. Raises SystemExit where a param is in none, or in two."""
+    """The groups in their order. Raises SystemExit for a param in none, or in two, and an expert one that is
+    none.
+    """
     schema = json.loads(SCHEMA.read_text())["$defs"]["TrainingParams"]
-    properties = schema["properties"]
+    properties, expert = schema["properties"], set(schema["x-expert"])
     found = [
         Group(
             one["name"],
             one["description"],
-            tuple(Declared(name, properties[name]) for name in one["params"]),
+            tuple(Declared(name, properties[name], name in expert) for name in one["params"]),
         )
         for one in schema["x-groups"]
     ]
     names = [param.name for group in found for param in group.params]
     if sorted(names) != sorted(properties):
         raise SystemExit(f"not in one group each: {set(names) ^ set(properties) or sorted(names)}")
+    if not expert <= set(names):
+        raise SystemExit(f"expert params that there are not: {expert - set(names)}")
     return found
 
 
@@ -286,7 +292,7 @@ def python_constructor(found: list[Group]) -> Iterator[str]:
     for param in params:
         kind, _ = python_kind(param)
         default = "not set" if param.default is None else repr(param.default)
-        yield f"        {param.name} : {kind}, default {default}"
+        yield f"        {param.name} : {kind}, default {default}{' (expert)' if param.is_expert else ''}"
         yield from (f"            {line.rstrip()}" for line in wrapped(param.doc, 12, 106))
     yield "        others"
     yield "            stepSize for learningRate, and Horovod's names: num_proc, feature_cols and the like."
@@ -396,11 +402,24 @@ def scala_text(text: str, indent: int) -> list[str]:
     return [line + " +" for line in lines[:-1]] + lines[-1:]
 
 
+def scala_doc(param: Declared, group: str, text: str = "") -> Iterator[str]:
+    """A member's doc: a text, where it needs one, and the group that Spark ML puts such members into."""
+    tag = f"@group {f'expert{group}' if param.is_expert else group[0].lower() + group[1:]}"
+    if text:
+        yield f"  /** {text}"
+        yield "    *"
+        yield f"    * {tag}"
+        yield "    */"
+    else:
+        yield f"  /** {tag} */"
+
+
 def scala_param(param: Declared) -> Iterator[str]:
     kind, value = scala_kind(param)
     if is_declared_in_scala(param):
         check = scala_check(param)
         doc = scala_text(param.doc, 4)
+        yield from scala_doc(param, "Param")
         yield f"  final val {param.name}: {kind} = new {kind}("
         yield "    this,"
         yield f'    "{param.name}",'
@@ -413,15 +432,15 @@ def scala_param(param: Declared) -> Iterator[str]:
         yield "  )"
         yield ""
     for what, taken, made in SCALA_SETTERS.get(param.name, []):
-        yield f"  /** Sets `{param.name}` to {what}. */"
+        yield from scala_doc(param, "SetParam", f"Sets `{param.name}` to {what}.")
         yield f"  def set{param.method}(value: {taken}): this.type = set{param.method}({made})"
         yield ""
-    yield f"  /** Sets `{param.name}`. */"
+    yield from scala_doc(param, "SetParam", f"Sets `{param.name}`.")
     yield f"  def set{param.method}(value: {value}): this.type = setChecked({param.name}, value)"
     yield ""
     if is_declared_in_scala(param):
-        told = "NoSuchElementException where it is not set" if param.default is None else "or its default"
-        yield f"  /** The value of `{param.name}`{';' if param.default is None else ','} {told}. */"
+        told = "; NoSuchElementException where it is not set" if param.default is None else ", or its default"
+        yield from scala_doc(param, "GetParam", f"The value of `{param.name}`{told}.")
         yield f"  def get{param.method}: {value} = $({param.name})"
         yield ""
 
@@ -514,7 +533,15 @@ HEAD = """# Params
 Every param of the estimators that has a JSON value; `model`, `loss`, `optimizer` and `metrics` are told of in
 [the guide](guide.md). This page is made from [the schema of the training job](training-job.schema.json) by
 `make params`.
+"""
 
+EXPERT = """
+## Expert params
+
+Their defaults serve in all but special cases.
+"""
+
+TABLE = """
 | param | default | allowed | what it is |
 |---|---|---|---|"""
 
@@ -529,14 +556,20 @@ def page_bounds(schema: dict[str, Any]) -> str:
 
 
 def page(found: list[Group]) -> str:
-    """The page with the table of all params."""
+    """The page with the tables of all params."""
     params = sorted((param for group in found for param in group.params), key=lambda one: one.name.lower())
-    rows = [
+    usual = page_rows(param for param in params if not param.is_expert)
+    expert = page_rows(param for param in params if param.is_expert)
+    return "\n".join([HEAD + TABLE, *usual, EXPERT + TABLE, *expert]) + "\n"
+
+
+def page_rows(params: Iterable[Declared]) -> list[str]:
+    """A row of the table for each param."""
+    return [
         f"| `{param.name}` | {'' if param.default is None else f'`{json.dumps(param.default)}`'} | "
         f"{page_bounds(param.schema)} | {param.doc.replace('|', chr(92) + '|')} |"
         for param in params
     ]
-    return "\n".join([HEAD, *rows]) + "\n"
 
 
 def main() -> None:

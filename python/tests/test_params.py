@@ -54,6 +54,12 @@ def test_the_constructor_takes_every_param() -> None:
     assert names <= set(EstimatorArguments.__annotations__)
 
 
+def test_the_constructor_says_which_params_are_for_experts() -> None:
+    doc = TorchEstimator.__init__.__doc__ or ""
+    expert = {line.split()[0] for line in doc.splitlines() if line.endswith("(expert)")}
+    assert expert == set(SCHEMA["$defs"]["TrainingParams"]["x-expert"])
+
+
 @pytest.mark.parametrize("name", sorted(PROPERTIES))
 def test_doc_default_and_type_are_those_of_the_schema(name: str) -> None:
     estimator, schema = TorchEstimator(), PROPERTIES[name]

@@ -338,6 +338,21 @@ const GROUPS: [(&str, &str, &[&str]); 11] = [
     ),
 ];
 
+/// Params whose defaults serve in all but special cases: Spark ML's expert params.
+const EXPERT: [&str; 11] = [
+    "shuffleWindow",
+    "powerSgdRank",
+    "powerSgdStartStep",
+    "topKRatio",
+    "dataLanes",
+    "numThreads",
+    "memoryBudget",
+    "collectiveTimeout",
+    "heartbeatTimeout",
+    "slotTimeout",
+    "verifyReplicas",
+];
+
 fn groups() -> Value {
     let group = |(name, description, params): &(&str, &str, &[&str])| json!({ "name": name, "description": description, "params": params });
     GROUPS.iter().map(group).collect()
@@ -351,7 +366,7 @@ fn groups() -> Value {
 /// [`TrainingJob`]: crate::TrainingJob
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-#[schemars(extend("x-groups" = groups()))]
+#[schemars(extend("x-groups" = groups(), "x-expert" = EXPERT))]
 pub struct TrainingParams {
     /// Name of the features column: a vector, an array or a number; or a list of numeric columns, which are packed
     /// into one tensor. Used when inputCols is not set.

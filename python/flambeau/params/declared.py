@@ -1339,7 +1339,7 @@ class HasConstructor(CheckedParams):
         shuffle : bool, default True
             Whether the rows are shuffled, anew in every epoch. When false they are read in the order of
             the data.
-        shuffleWindow : int, default not set
+        shuffleWindow : int, default not set (expert)
             Number of rows that are shuffled together in memory by each lane. Larger mixes better and
             takes more memory. When not set, as many as fit in 64 MiB, but at least 4096 and at most
             1048576.
@@ -1356,13 +1356,13 @@ class HasConstructor(CheckedParams):
             With powersgd and topk a worker adds what it has not sent to its next gradients. It pays where
             the network is slow; workers of one host share memory and are slower with it. All workers get
             the same bits.
-        powerSgdRank : int, default 1
+        powerSgdRank : int, default 1 (expert)
             Number of columns of the two matrices that gradientCompression powersgd makes of a gradient:
             more are nearer to it and take longer.
-        powerSgdStartStep : int, default 1000
+        powerSgdStartStep : int, default 1000 (expert)
             Number of optimizer steps before gradientCompression powersgd begins, while gradients travel
             as they are: the first ones change the most.
-        topKRatio : float, default 0.01
+        topKRatio : float, default 0.01 (expert)
             Share of the entries of each parameter's gradient that gradientCompression topk sends, rounded
             up.
         precision : str, default 'float32'
@@ -1418,19 +1418,19 @@ class HasConstructor(CheckedParams):
         numWorkers : int, default 1
             Number of workers that train together. Each is one task of a barrier stage and needs one free
             task slot.
-        dataLanes : int, default not set
+        dataLanes : int, default not set (expert)
             Number of lanes that the rows are cut into. The order of the rows depends on the lanes and not
             on the workers, so runs with the same dataLanes and the same global batch (batchSize x
             numWorkers) see the same batches on any number of workers up to dataLanes. Must divide the
             global batch. When not set, numWorkers.
-        numThreads : int, default not set
+        numThreads : int, default not set (expert)
             Number of threads that torch computes with in each worker. When not set, the cores of the
             machine are shared evenly among its workers.
         numGpusPerWorker : int, default 0
             Number of GPUs that Spark is asked for with the task of each worker: 1 schedules the training
             by a resource profile of its own (stage-level scheduling), 0 asks for none. Workers then have
             the GPUs that spark.task.resource.gpu.amount gives them, else those that they find.
-        memoryBudget : int, default 1073741824
+        memoryBudget : int, default 1073741824 (expert)
             Bytes that each worker may use for decoded rows. A worker whose share of the data fits decodes
             it once and keeps it; otherwise it decodes the rows again in every epoch.
         checkpointInterval : int, default 1
@@ -1450,14 +1450,14 @@ class HasConstructor(CheckedParams):
         maxRestarts : int, default 3
             How many times training is started again after a worker was lost. An error of the module, bad
             data or a diverged loss never start it again.
-        collectiveTimeout : float, default 600.0
+        collectiveTimeout : float, default 600.0 (expert)
             Seconds that a worker waits for another in one operation before it gives up. A dead worker is
             noticed in seconds; this is for one that is slow.
-        heartbeatTimeout : float, default 30.0
+        heartbeatTimeout : float, default 30.0 (expert)
             Seconds without a sign of life after which a worker counts as lost, though its connections
             stand: one that is stopped, or whose network is gone. A virtual machine may pause for some
             seconds and is not lost.
-        slotTimeout : float, default 0.0
+        slotTimeout : float, default 0.0 (expert)
             Seconds to wait for numWorkers free task slots before training is refused. 0 refuses at once.
         workDir : str, default not set
             Directory that the driver and all workers can reach, for shards, checkpoints, progress and
@@ -1466,7 +1466,7 @@ class HasConstructor(CheckedParams):
             the two is required on a cluster.
         verbose : int, default 1
             How much is shown while training: 0 nothing, 1 a progress bar.
-        verifyReplicas : bool, default False
+        verifyReplicas : bool, default False (expert)
             Whether the workers compare hashes of all parameters and buffers after each epoch and fail
             where they differ in a single bit. For debugging: it reads every tensor once per epoch.
         others
