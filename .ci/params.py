@@ -42,7 +42,6 @@ DEFAULT_OF_SPARK = {"threshold"}
 
 # Params whose values JSON's types do not tell whole: type and check in Python.
 PYTHON_KINDS = {
-    "featuresCol": ("str | list[str]", "text_or_list"),
     "initialModel": ("str | Model", "saved_model"),
     "inputShapes": ("list[list[int]]", "shapes"),
     "inputTypes": ("list[str]", "input_types"),
@@ -51,19 +50,15 @@ PYTHON_KINDS = {
 }
 # The same in Scala: the param's class, the value's type, and the check.
 SCALA_KINDS = {
-    "featuresCol": ("FeaturesParam", "Features", "FeatureColumns"),
     "inputShapes": ("ShapesParam", "Array[Array[Int]]", "Shapes"),
     "inputTypes": ("StringArrayParam", "Array[String]", "InputTypes"),
     "outputKinds": ("StringArrayParam", "Array[String]", "OutputKinds"),
     "thresholds": ("DoubleArrayParam", "Array[Double]", "Thresholds"),
 }
-# Further setters in Scala, by the type that they take: what it is set to, and from what.
-SCALA_SETTERS = {
-    "featuresCol": [
-        ("one column", "String", "Features(value)"),
-        ("columns that are packed into one tensor", "Array[String]", "Features.packed(value.toSeq: _*)"),
-    ],
-}
+# What Python takes besides, and sets other params to.
+PYTHON_ALSO = {"featuresCol": " | list[str]", "inputCols": " | dict[str, str]"}
+# A further setter in Scala: the type that it takes, and the setter that it calls.
+SCALA_ALSO = {"featuresCol": ("Array[String]", "setFeaturesCols")}
 INT_MAX = 2**31 - 1
 
 
@@ -187,9 +182,7 @@ def python_kind(param: Declared) -> tuple[str, str]:
 
 def python_param(param: Declared) -> Iterator[str]:
     kind, check = python_kind(param)
-    # Spark's is a name alone.
-    ignored = "  # type: ignore[assignment]" if param.name == "featuresCol" else ""
-    yield f"    {param.name}: Param[{kind}] = Param({ignored}"
+    yield f"    {param.name}: Param[{kind}] = Param("
     yield "        Params._dummy(),"
     yield f"        {json.dumps(param.name)},"
     parts = wrapped(param.doc, 11, 110)
@@ -200,21 +193,25 @@ def python_param(param: Declared) -> Iterator[str]:
     yield ""
 
 
+def python_taken(param: Declared) -> str:
+    """The type of what a param can be set to."""
+    return python_kind(param)[0] + PYTHON_ALSO.get(param.name, "")
+
+
 def python_methods(param: Declared) -> Iterator[str]:
     kind, _ = python_kind(param)
-    yield f"    def set{param.method}(self, value: {kind} | None) -> Self:"
+    yield f"    def set{param.method}(self, value: {python_taken(param)} | None) -> Self:"
     yield f'        """Sets `{param.name}`; None unsets it."""'
     yield f"        return self._set({param.name}=value)"
     yield ""
-    if param.name in SPARK and param.name != "featuresCol":
+    if param.name in SPARK:
         return
-    override = "  # type: ignore[override]" if param.name in SPARK else ""
     if param.default is None:
-        yield f"    def get{param.method}(self) -> {kind} | None:{override}"
+        yield f"    def get{param.method}(self) -> {kind} | None:"
         yield f'        """The value of `{param.name}`, None when it is not set."""'
         yield f"        return self._value({json.dumps(param.name)})"
     else:
-        yield f"    def get{param.method}(self) -> {kind}:{override}"
+        yield f"    def get{param.method}(self) -> {kind}:"
         yield f'        """The value of `{param.name}`, or its default."""'
         yield f"        return self.getOrDefault(self.{param.name})"
     yield ""
@@ -262,7 +259,7 @@ def python_constructor(found: list[Group]) -> Iterator[str]:
     for name, (kind, _, _) in OBJECTS.items():
         yield f"    {name}: {kind}" + ("" if kind == "Any" else " | None")
     for param in params:
-        yield f"    {param.name}: {python_kind(param)[0]} | None"
+        yield f"    {param.name}: {python_taken(param)} | None"
     yield ""
     yield ""
     yield "class HasConstructor(CheckedParams):"
@@ -277,7 +274,7 @@ def python_constructor(found: list[Group]) -> Iterator[str]:
     for name, (kind, default, _) in OBJECTS.items():
         yield f"        {name}: {kind} = {default},"
     for param in params:
-        kind, _ = python_kind(param)
+        kind = python_taken(param)
         optional = "" if param.default is not None else " | None"
         yield f"        {param.name}: {kind}{optional} = {param.default!r},"
     yield "        **others: Unpack[OtherNames],"
@@ -290,7 +287,7 @@ def python_constructor(found: list[Group]) -> Iterator[str]:
         yield f"        {name} : {'object' if name != 'runtime' else 'str'}, default {default.strip(chr(34))}"
         yield f"            {doc}"
     for param in params:
-        kind, _ = python_kind(param)
+        kind = python_taken(param)
         default = "not set" if param.default is None else repr(param.default)
         yield f"        {param.name} : {kind}, default {default}{' (expert)' if param.is_expert else ''}"
         yield from (f"            {line.rstrip()}" for line in wrapped(param.doc, 12, 106))
@@ -391,7 +388,7 @@ def scala_kind(param: Declared) -> tuple[str, str]:
 
 def is_declared_in_scala(param: Declared) -> bool:
     """Whether Scala declares the param, and not Spark's trait."""
-    return param.name not in SPARK or param.name in SCALA_KINDS.keys() - {"thresholds"}
+    return param.name not in SPARK
 
 
 def scala_text(text: str, indent: int) -> list[str]:
@@ -431,9 +428,10 @@ def scala_param(param: Declared) -> Iterator[str]:
             yield f'    {check}.of("{param.name}")'
         yield "  )"
         yield ""
-    for what, taken, made in SCALA_SETTERS.get(param.name, []):
-        yield from scala_doc(param, "SetParam", f"Sets `{param.name}` to {what}.")
-        yield f"  def set{param.method}(value: {taken}): this.type = set{param.method}({made})"
+    if param.name in SCALA_ALSO:
+        taken, other = SCALA_ALSO[param.name]
+        yield from scala_doc(param, "SetParam", f"The same as `{other}`.")
+        yield f"  def set{param.method}(value: {taken}): this.type = {other}(value)"
         yield ""
     yield from scala_doc(param, "SetParam", f"Sets `{param.name}`.")
     yield f"  def set{param.method}(value: {value}): this.type = setChecked({param.name}, value)"
@@ -446,15 +444,13 @@ def scala_param(param: Declared) -> Iterator[str]:
 
 
 def scala_default(param: Declared) -> str:
-    if param.name == "featuresCol":
-        return f"Features({json.dumps(param.default)})"
     suffix = "L" if scala_kind(param)[0] == "LongParam" else ""
     return json.dumps(param.default) + suffix
 
 
 def scala_group(group: Group) -> Iterator[str]:
     params = group.params
-    bases = [SPARK[param.name] for param in params if param.name in SPARK and param.name != "featuresCol"]
+    bases = [SPARK[param.name] for param in params if param.name in SPARK]
     yield ""
     yield f"/** {group.doc} */"
     head = f"trait {group.name} extends CheckedParams"
@@ -485,10 +481,8 @@ def scala(found: list[Group]) -> str:
     """The file with the params of Scala."""
     params = [param for group in found for param in group.params]
     ours = {scala_kind(param)[0].split("[")[0] for param in params if is_declared_in_scala(param)}
-    kinds = sorted(ours - {"FeaturesParam", "ShapesParam"})
-    mixins = sorted(
-        SPARK[param.name] for param in params if param.name in SPARK and param.name != "featuresCol"
-    )
+    kinds = sorted(ours - {"ShapesParam"})
+    mixins = sorted(SPARK[param.name] for param in params if param.name in SPARK)
     lines = [
         "package flambeau",
         "",

@@ -26,7 +26,14 @@ from pyspark.sql import functions as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from flambeau import TorchClassifier, TorchEstimator, TorchModel, TorchRegressor
+from flambeau import (
+    ParamError,
+    TorchClassifier,
+    TorchEstimator,
+    TorchModel,
+    TorchRegressionModel,
+    TorchRegressor,
+)
 from flambeau._spark.rows import shards
 
 WEIGHTS = np.array([1.5, -2.0, 0.5])
@@ -141,6 +148,33 @@ def test_a_pipeline_with_integers(spark: SparkSession) -> None:
     model = Pipeline(stages=stages).fit(df)
     assert isinstance(model, PipelineModel)
     assert rmse(model, df) < 0.5
+
+
+def test_inputs_go_to_the_arguments_of_their_names(spark: SparkSession, tmp_path: Path) -> None:
+    df = linear_rows(spark, 200).select(
+        F.col("group").alias("number"), F.array("x0", "x1", "x2").alias("array"), "label"
+    )
+    torch.manual_seed(0)
+    common: dict[str, Any] = {"model": Embedded(), "epochs": 2, "verbose": 0}
+    placed = TorchRegressor(inputCols=["number", "array"], **common).fit(df)
+    named = TorchRegressor(inputCols={"numbers": "array", "index": "number"}, **common).fit(df)
+    assert named.history["loss"] == placed.history["loss"]
+    named.save(str(tmp_path / "model"))
+    loaded = TorchRegressionModel.load(str(tmp_path / "model"))
+    assert loaded.getInputNames() == ["numbers", "index"]
+    expected = placed.transform(df).select("prediction").collect()
+    assert loaded.transform(df).select("prediction").collect() == expected
+    renamed = df.withColumnRenamed("number", "n")
+    moved = loaded.copy({loaded.inputCols: {"index": "n", "numbers": "array"}})
+    assert moved.transform(renamed).select("prediction").collect() == expected
+    for names in ({"numbers": "array", "indices": "number"}, {"numbers": "array"}):
+        with pytest.raises(ParamError, match=r"must name the first of forward's arguments.*index, numbers"):
+            TorchRegressor(inputCols=names, **common).fit(df)
+    with pytest.raises(ParamError, match="inputNames is a list of 1"):
+        TorchRegressor(inputCols=["number", "array"], inputNames=["index"], **common).fit(df)
+    both = TorchRegressor(featuresCol="array", featuresCols=["number"], **common)
+    with pytest.raises(ParamError, match=r"featuresCol \('array'\) and featuresCols .* are both set"):
+        both.fit(df)
 
 
 def test_a_classifier(any_spark: SparkSession) -> None:

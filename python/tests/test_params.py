@@ -17,7 +17,9 @@ SCHEMA = json.loads(_native.job_schema())
 PROPERTIES: dict[str, dict[str, Any]] = SCHEMA["$defs"]["TrainingParams"]["properties"]
 EXAMPLES = {
     "featuresCol": "x",
+    "featuresCols": ["a", "b"],
     "inputCols": ["a", "b"],
+    "inputNames": ["a", "b"],
     "inputShapes": [[3, 2]],
     "inputTypes": ["int64"],
     "outputKinds": ["number"],
@@ -181,6 +183,8 @@ def test_horovods_names_are_taken() -> None:
         ({"store": "/tmp"}, "workDir"),
         ({"callbacks": []}, "history"),
         ({"num_proc": 2, "numWorkers": 2}, "twice"),
+        ({"featuresCol": ["a"], "featuresCols": ["b"]}, "featuresCols is given twice"),
+        ({"inputCols": {"x": "a"}, "inputNames": ["y"]}, "inputNames is given twice"),
         ({"stepSize": 0.1, "learningRate": 0.2}, "learningRate is given twice, once as 'stepSize'"),
     ],
 )
@@ -238,7 +242,17 @@ def test_the_job_is_what_the_native_side_takes() -> None:
 
 def test_featurescol_takes_a_list() -> None:
     estimator = TorchEstimator(featuresCol=["a", "b"])
-    assert estimator.getFeaturesCol() == ["a", "b"]
+    assert estimator.getFeaturesCols() == ["a", "b"]
+    assert not estimator.isSet(estimator.featuresCol)
+    assert estimator.copy({estimator.featuresCol: ["c"]}).getFeaturesCols() == ["c"]
+    assert estimator.setFeaturesCol(["d"]).getFeaturesCols() == ["d"]
+
+
+def test_inputcols_takes_a_dict() -> None:
+    estimator = TorchEstimator(inputCols={"x": "a", "mask": "b"})
+    assert (estimator.getInputNames(), estimator.getInputCols()) == (["x", "mask"], ["a", "b"])
+    copied = estimator.copy({estimator.inputCols: {"y": "c"}})
+    assert (copied.getInputNames(), copied.getInputCols()) == (["y"], ["c"])
 
 
 def _tensor(name: str) -> dict[str, Any]:

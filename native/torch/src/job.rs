@@ -23,6 +23,8 @@ const NUM_ROWS: i64 = 2;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct JobCheck {
+    /// The names of forward's arguments, in their order.
+    pub arguments: Vec<String>,
     /// What the program returns; empty where the shape of an input is known to the data alone.
     pub output: Vec<OutputTensor>,
     /// Elements of all parameters, frozen ones included, tied ones once.
@@ -91,6 +93,7 @@ pub fn check_job(job: &TrainingJob, store: &Store) -> Result<JobCheck, TorchErro
     let ModelTensors { all, trained } = &parts.tensors;
     let parameters = all.iter().filter(|entry| !entry.is_buffer);
     Ok(JobCheck {
+        arguments: parts.program.arguments()?,
         output,
         num_parameters: parameters.map(|entry| entry.tensor.numel()).sum(),
         parameter_dtype: trained

@@ -57,8 +57,8 @@ pub use model::{
     StepContext, StepReport, TensorRef, Tensors,
 };
 pub use params::{
-    DeviceChoice, FeaturesColumn, GradientCompression, InputType, LrSchedule, MonitorMode,
-    OutputKind, Precision, TrainingParams,
+    DeviceChoice, GradientCompression, InputType, LrSchedule, MonitorMode, OutputKind, Precision,
+    TrainingParams,
 };
 pub use program::{
     LossSpec, NamedOptions, NativeProgram, ProgramForm, ScriptedLoss, StoredWeights,

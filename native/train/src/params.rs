@@ -201,41 +201,19 @@ impl JsonSchema for DeviceChoice {
     }
 }
 
-/// The columns that make the features tensor.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum FeaturesColumn {
-    /// One column: a vector, an array or a number.
-    One(String),
-    /// Numeric columns that are packed into one tensor.
-    Packed(Vec<String>),
-}
-
-impl JsonSchema for FeaturesColumn {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "FeaturesColumn".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "type": ["string", "array"],
-            "items": { "type": "string", "minLength": 1 },
-            "minLength": 1,
-            "minItems": 1,
-        })
-    }
-}
-
 /// The params by what they are about, in the order in which they are told: what Scala and Python have as traits.
 const GROUPS: [(&str, &str, &[&str]); 11] = [
     (
         "HasInputColumns",
-        "What the module reads: featuresCol, or inputCols with a tensor for each argument of forward.",
-        &["featuresCol", "inputCols", "inputShapes", "inputTypes"],
+        "What the module reads: one features tensor, or inputCols with a tensor for each argument of forward.",
+        &[
+            "featuresCol",
+            "featuresCols",
+            "inputCols",
+            "inputNames",
+            "inputShapes",
+            "inputTypes",
+        ],
     ),
     (
         "HasOutputColumns",
@@ -368,15 +346,24 @@ fn groups() -> Value {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 #[schemars(extend("x-groups" = groups(), "x-expert" = EXPERT))]
 pub struct TrainingParams {
-    /// Name of the features column: a vector, an array or a number; or a list of numeric columns, which are packed
-    /// into one tensor. Used when inputCols is not set.
-    #[schemars(title = "Features column")]
-    pub features_col: FeaturesColumn,
+    /// Name of the features column: a vector, an array or a number. Used when neither featuresCols nor inputCols is set.
+    #[schemars(title = "Features column", length(min = 1))]
+    pub features_col: String,
+
+    /// Names of numeric columns, which are packed into one tensor in this order. Takes the place of featuresCol; used when
+    /// inputCols is not set.
+    #[schemars(title = "Features columns", length(min = 1))]
+    pub features_cols: Option<Vec<String>>,
 
     /// Names of the columns given to the module's forward, one tensor for each argument, in this order. When not
-    /// set, featuresCol is the only input.
+    /// set, featuresCol or featuresCols is the only input.
     #[schemars(title = "Input columns", length(min = 1))]
     pub input_cols: Option<Vec<String>>,
+
+    /// Names of the arguments of forward that the inputs are given to, in the order of inputCols: the first arguments, in
+    /// any order. When not set, the inputs are given in the order of inputCols.
+    #[schemars(title = "Input names", length(min = 1))]
+    pub input_names: Option<Vec<String>>,
 
     /// Shape of one row of each input, in the order of inputCols, for columns that hold flattened arrays, such as
     /// [3, 32, 32] for an image. An empty list leaves that input as its column has it. When not set, all are left.
@@ -679,8 +666,10 @@ pub struct TrainingParams {
 impl Default for TrainingParams {
     fn default() -> Self {
         TrainingParams {
-            features_col: FeaturesColumn::One("features".into()),
+            features_col: "features".into(),
+            features_cols: None,
             input_cols: None,
+            input_names: None,
             input_shapes: None,
             input_types: None,
             label_col: "label".into(),

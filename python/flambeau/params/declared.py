@@ -37,7 +37,6 @@ from flambeau.params.converters import (
     text,
     text_list,
     text_or_empty,
-    text_or_list,
     threshold_list,
 )
 from flambeau.params.objects import CheckedParams
@@ -47,21 +46,40 @@ if TYPE_CHECKING:
 
 
 class HasInputColumns(CheckedParams, HasFeaturesCol, HasInputCols):
-    """What the module reads: featuresCol, or inputCols with a tensor for each argument of forward."""
+    """What the module reads: one features tensor, or inputCols with a tensor for each argument of forward."""
 
-    featuresCol: Param[str | list[str]] = Param(  # type: ignore[assignment]
+    featuresCol: Param[str] = Param(
         Params._dummy(),
         "featuresCol",
-        "Name of the features column: a vector, an array or a number; or a list of numeric columns, which "
-        "are packed into one tensor. Used when inputCols is not set.",
-        text_or_list,
+        "Every param of the estimators that has a JSON value. The schema of this type is the contract that "
+        "the Python and Scala params are held against: the description of each property is the doc string "
+        "that users read, and its bounds are the ones that [`TrainingJob`] enforces. [`TrainingJob`]: "
+        "crate::TrainingJob Name of the features column: a vector, an array or a number. Used when neither "
+        "featuresCols nor inputCols is set.",
+        text,
+    )
+
+    featuresCols: Param[list[str]] = Param(
+        Params._dummy(),
+        "featuresCols",
+        "Names of numeric columns, which are packed into one tensor in this order. Takes the place of "
+        "featuresCol; used when inputCols is not set.",
+        text_list,
     )
 
     inputCols: Param[list[str]] = Param(
         Params._dummy(),
         "inputCols",
         "Names of the columns given to the module's forward, one tensor for each argument, in this order. "
-        "When not set, featuresCol is the only input.",
+        "When not set, featuresCol or featuresCols is the only input.",
+        text_list,
+    )
+
+    inputNames: Param[list[str]] = Param(
+        Params._dummy(),
+        "inputNames",
+        "Names of the arguments of forward that the inputs are given to, in the order of inputCols: the "
+        "first arguments, in any order. When not set, the inputs are given in the order of inputCols.",
         text_list,
     )
 
@@ -91,13 +109,25 @@ class HasInputColumns(CheckedParams, HasFeaturesCol, HasInputCols):
         """Sets `featuresCol`; None unsets it."""
         return self._set(featuresCol=value)
 
-    def getFeaturesCol(self) -> str | list[str]:  # type: ignore[override]
-        """The value of `featuresCol`, or its default."""
-        return self.getOrDefault(self.featuresCol)
+    def setFeaturesCols(self, value: list[str] | None) -> Self:
+        """Sets `featuresCols`; None unsets it."""
+        return self._set(featuresCols=value)
 
-    def setInputCols(self, value: list[str] | None) -> Self:
+    def getFeaturesCols(self) -> list[str] | None:
+        """The value of `featuresCols`, None when it is not set."""
+        return self._value("featuresCols")
+
+    def setInputCols(self, value: list[str] | dict[str, str] | None) -> Self:
         """Sets `inputCols`; None unsets it."""
         return self._set(inputCols=value)
+
+    def setInputNames(self, value: list[str] | None) -> Self:
+        """Sets `inputNames`; None unsets it."""
+        return self._set(inputNames=value)
+
+    def getInputNames(self) -> list[str] | None:
+        """The value of `inputNames`, None when it is not set."""
+        return self._value("inputNames")
 
     def setInputShapes(self, value: list[list[int]] | None) -> Self:
         """Sets `inputShapes`; None unsets it."""
@@ -1116,7 +1146,9 @@ class EstimatorArguments(OtherNames, total=False):
     metrics: Any
     runtime: str | None
     featuresCol: str | list[str] | None
-    inputCols: list[str] | None
+    featuresCols: list[str] | None
+    inputCols: list[str] | dict[str, str] | None
+    inputNames: list[str] | None
     inputShapes: list[list[int]] | None
     inputTypes: list[str] | None
     predictionCol: str | None
@@ -1193,7 +1225,9 @@ class HasConstructor(CheckedParams):
         metrics: Any = None,
         runtime: str = "python",
         featuresCol: str | list[str] = "features",
-        inputCols: list[str] | None = None,
+        featuresCols: list[str] | None = None,
+        inputCols: list[str] | dict[str, str] | None = None,
+        inputNames: list[str] | None = None,
         inputShapes: list[list[int]] | None = None,
         inputTypes: list[str] | None = None,
         predictionCol: str = "prediction",
@@ -1270,11 +1304,20 @@ class HasConstructor(CheckedParams):
         runtime : str, default python
             What runs the module: python or native.
         featuresCol : str | list[str], default 'features'
-            Name of the features column: a vector, an array or a number; or a list of numeric columns,
-            which are packed into one tensor. Used when inputCols is not set.
-        inputCols : list[str], default not set
+            Every param of the estimators that has a JSON value. The schema of this type is the contract
+            that the Python and Scala params are held against: the description of each property is the doc
+            string that users read, and its bounds are the ones that [`TrainingJob`] enforces.
+            [`TrainingJob`]: crate::TrainingJob Name of the features column: a vector, an array or a
+            number. Used when neither featuresCols nor inputCols is set.
+        featuresCols : list[str], default not set
+            Names of numeric columns, which are packed into one tensor in this order. Takes the place of
+            featuresCol; used when inputCols is not set.
+        inputCols : list[str] | dict[str, str], default not set
             Names of the columns given to the module's forward, one tensor for each argument, in this
-            order. When not set, featuresCol is the only input.
+            order. When not set, featuresCol or featuresCols is the only input.
+        inputNames : list[str], default not set
+            Names of the arguments of forward that the inputs are given to, in the order of inputCols: the
+            first arguments, in any order. When not set, the inputs are given in the order of inputCols.
         inputShapes : list[list[int]], default not set
             Shape of one row of each input, in the order of inputCols, for columns that hold flattened
             arrays, such as [3, 32, 32] for an image. An empty list leaves that input as its column has

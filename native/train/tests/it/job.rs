@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use flambeau_data::Store;
-use flambeau_train::{FeaturesColumn, JobError, TrainingJob};
+use flambeau_train::{JobError, TrainingJob};
 use serde_json::{Value, json};
 
 fn job(params: Value) -> Value {
@@ -34,10 +34,7 @@ fn a_job_without_params_has_the_defaults_and_survives_a_round_trip() {
         ),
         (32, 1, 1)
     );
-    assert_eq!(
-        job.params.features_col,
-        FeaturesColumn::One("features".into())
-    );
+    assert_eq!(job.params.features_col, "features");
     let again = TrainingJob::from_json(&job.to_json()).unwrap();
     assert_eq!(again.params, job.params);
 }
@@ -203,6 +200,11 @@ fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowe
             "inputShapes",
             json!([[2], [3]]),
             "inputShapes is a list of 2, but must be one entry for each input, which is 1",
+        ),
+        (
+            "inputNames",
+            json!(["x", "y"]),
+            "inputNames is a list of 2, but must be one entry for each input, which is 1",
         ),
         ("inputShapes", json!([[-1]]), "inputShapes[0][0] is -1"),
         (

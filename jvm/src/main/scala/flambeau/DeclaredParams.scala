@@ -2,53 +2,74 @@ package flambeau
 
 import org.apache.spark.ml.param.{BooleanParam, DoubleParam, IntParam, LongParam, Param, StringArrayParam}
 import org.apache.spark.ml.param.shared.{
-  HasCheckpointInterval, HasInputCols, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol,
-  HasSeed, HasThreshold, HasThresholds, HasValidationIndicatorCol, HasWeightCol
+  HasCheckpointInterval, HasFeaturesCol, HasInputCols, HasLabelCol, HasPredictionCol, HasProbabilityCol,
+  HasRawPredictionCol, HasSeed, HasThreshold, HasThresholds, HasValidationIndicatorCol, HasWeightCol
 }
 
 // Made from docs/training-job.schema.json by `make params`; do not edit.
 
-/** What the module reads: featuresCol, or inputCols with a tensor for each argument of forward. */
-trait HasInputColumns extends CheckedParams with HasInputCols {
+/** What the module reads: one features tensor, or inputCols with a tensor for each argument of forward. */
+trait HasInputColumns extends CheckedParams with HasFeaturesCol with HasInputCols {
 
-  /** @group param */
-  final val featuresCol: FeaturesParam = new FeaturesParam(
-    this,
-    "featuresCol",
-    "Name of the features column: a vector, an array or a number; or a list of numeric columns, which " +
-      "are packed into one tensor. Used when inputCols is not set.",
-    Check.FeatureColumns.of("featuresCol")
-  )
-
-  /** Sets `featuresCol` to one column.
+  /** The same as `setFeaturesCols`.
     *
     * @group setParam
     */
-  def setFeaturesCol(value: String): this.type = setFeaturesCol(Features(value))
-
-  /** Sets `featuresCol` to columns that are packed into one tensor.
-    *
-    * @group setParam
-    */
-  def setFeaturesCol(value: Array[String]): this.type = setFeaturesCol(Features.packed(value.toSeq: _*))
+  def setFeaturesCol(value: Array[String]): this.type = setFeaturesCols(value)
 
   /** Sets `featuresCol`.
     *
     * @group setParam
     */
-  def setFeaturesCol(value: Features): this.type = setChecked(featuresCol, value)
+  def setFeaturesCol(value: String): this.type = setChecked(featuresCol, value)
 
-  /** The value of `featuresCol`, or its default.
+  /** @group param */
+  final val featuresCols: StringArrayParam = new StringArrayParam(
+    this,
+    "featuresCols",
+    "Names of numeric columns, which are packed into one tensor in this order. Takes the place of " +
+      "featuresCol; used when inputCols is not set.",
+    Check.Columns.of("featuresCols")
+  )
+
+  /** Sets `featuresCols`.
+    *
+    * @group setParam
+    */
+  def setFeaturesCols(value: Array[String]): this.type = setChecked(featuresCols, value)
+
+  /** The value of `featuresCols`; NoSuchElementException where it is not set.
     *
     * @group getParam
     */
-  def getFeaturesCol: Features = $(featuresCol)
+  def getFeaturesCols: Array[String] = $(featuresCols)
 
   /** Sets `inputCols`.
     *
     * @group setParam
     */
   def setInputCols(value: Array[String]): this.type = setChecked(inputCols, value)
+
+  /** @group param */
+  final val inputNames: StringArrayParam = new StringArrayParam(
+    this,
+    "inputNames",
+    "Names of the arguments of forward that the inputs are given to, in the order of inputCols: the " +
+      "first arguments, in any order. When not set, the inputs are given in the order of inputCols.",
+    Check.Columns.of("inputNames")
+  )
+
+  /** Sets `inputNames`.
+    *
+    * @group setParam
+    */
+  def setInputNames(value: Array[String]): this.type = setChecked(inputNames, value)
+
+  /** The value of `inputNames`; NoSuchElementException where it is not set.
+    *
+    * @group getParam
+    */
+  def getInputNames: Array[String] = $(inputNames)
 
   /** @group param */
   final val inputShapes: ShapesParam = new ShapesParam(
@@ -94,7 +115,7 @@ trait HasInputColumns extends CheckedParams with HasInputCols {
     */
   def getInputTypes: Array[String] = $(inputTypes)
 
-  setDefault(featuresCol -> Features("features"))
+  setDefault(featuresCol -> "features")
 }
 
 /** What a fitted model writes, and how many rows it scores at once. */
@@ -1251,9 +1272,17 @@ private[flambeau] object SharedParams {
         "was lost. -1 turns checkpoints at the end of epochs off.",
       Check.Integer(-1, 1000000, without = Some(0))
     ),
+    "featuresCol" -> Declaration(
+      "Every param of the estimators that has a JSON value. The schema of this type is the contract " +
+        "that the Python and Scala params are held against: the description of each property is the doc " +
+        "string that users read, and its bounds are the ones that [`TrainingJob`] enforces. " +
+        "[`TrainingJob`]: crate::TrainingJob Name of the features column: a vector, an array or a number. " +
+        "Used when neither featuresCols nor inputCols is set.",
+      Check.Text
+    ),
     "inputCols" -> Declaration(
       "Names of the columns given to the module's forward, one tensor for each argument, in this order. " +
-        "When not set, featuresCol is the only input.",
+        "When not set, featuresCol or featuresCols is the only input.",
       Check.Columns
     ),
     "labelCol" -> Declaration(

@@ -24,13 +24,10 @@ class EstimatorSavingSuite extends SparkSuite {
       """{"loss":{"name":"huber","options":{"delta":1.5}},"optimizer":{"name":"sgd","options":""" +
       """{"momentum":0.9,"nesterov":true}},"metrics":["rmse"]}""")
     assert(Json.text(metadata.ours.get("programs")) == """{"scripted":"program.pt"}""")
-    assert(Json.fields(metadata.json.get("paramMap")).map(_._1).toSet == Set("featuresCol", "epochs"))
+    assert(Json.fields(metadata.json.get("paramMap")).map(_._1).toSet == Set("featuresCols", "epochs"))
 
     val read = TorchRegressor.load(saved)
-    assert(read.uid == estimator.uid && read.getEpochs == 3 && read.getFeaturesCol == Features.packed(
-      "a",
-      "b"
-    ))
+    assert(read.uid == estimator.uid && read.getEpochs == 3 && read.getFeaturesCols.toSeq == Seq("a", "b"))
     assert(read.getLoss == estimator.getLoss && read.getOptimizer == estimator.getOptimizer)
     assert(read.getMetrics.toSeq == Seq("rmse") && read.getModel == saved)
     val file = ProgramSource.open(spark, read.getModel).files("scripted")

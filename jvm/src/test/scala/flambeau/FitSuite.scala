@@ -70,6 +70,19 @@ class FitSuite extends SparkSuite {
     assertClose(epochs.history("loss"), TrainingCases.numbers("flights", "python.json", "epochs"), 1e-4)
   }
 
+  test("inputs go to the arguments of their names") {
+    val fits = Seq(flights, flights.setInputCols(Array("origin", "numbers", "dest", "carrier")))
+    fits(1).setInputNames(fits(1).getInputCols)
+    val models = fits.map(_.setBatchSize(1280).setEpochs(2).fitOnParquet(TrainingCases.rows("flights")))
+    assert(models.map(_.history("loss").toSeq).distinct.length == 1)
+    val scored = models.map(_.transform(rows("flights")).select("prediction").collect().toSeq)
+    assert(scored.head == scored(1))
+    val wrong = fits(1).setInputNames(Array("origin", "numbers", "dest", "airline"))
+    assert(intercept[ParamException](wrong.fit(rows("flights"))).getMessage ==
+      "inputNames is ['origin', 'numbers', 'dest', 'airline'], but must name the first of forward's arguments, in any " +
+      "order: numbers, carrier, dest, origin")
+  }
+
   test("a training that stops early has the weights of its best epoch") {
     val df = rows("doubles").coalesce(1)
     def predictions(model: TorchRegressionModel): Seq[Double] =
@@ -101,7 +114,7 @@ class FitSuite extends SparkSuite {
 
   test("a classifier in a pipeline learns, and is itself after save and load") {
     val assembler = new VectorAssembler().setInputCols(Array("a", "b")).setOutputCol("features")
-    val pipeline = new Pipeline().setStages(Array(assembler, classes.setFeaturesCol("features")))
+    val pipeline = new Pipeline().setStages(Array(assembler, classes.setInputCols(Array("features"))))
     val fitted = pipeline.fit(rows("classes"))
     val scored = fitted.transform(rows("classes"))
     val accuracy = new MulticlassClassificationEvaluator().setMetricName("accuracy").evaluate(scored)
