@@ -161,6 +161,12 @@ class ParamsSuite extends AnyFunSuite {
     assert(params.setSeed(7).explainParam(params.seed).endsWith("of the workers. (default: 0, current: 7)"))
   }
 
+  test("what is refused is an IllegalArgumentException, as Spark ML's is, and a FlambeauException") {
+    val error = intercept[IllegalArgumentException](fresh().setEpochs(0))
+    assert(error.isInstanceOf[FlambeauException] && error.isInstanceOf[ParamException])
+    assert(!classOf[IllegalArgumentException].isAssignableFrom(classOf[DataException]))
+  }
+
   test("stepSize is learningRate by Spark ML's name") {
     val params = fresh().setStepSize(0.5)
     assert(params.getLearningRate == 0.5 && params.setLearningRate(0.25).getStepSize == 0.25)
