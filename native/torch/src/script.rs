@@ -215,8 +215,10 @@ impl ScriptProgram {
         check(unsafe {
             flambeau_script_arguments(self.raw, (&raw mut found).cast(), Taken::take)
         })?;
-        let argument = |(name, _, optional)| (name, optional == 1);
-        Ok(found.0.into_iter().map(argument).collect())
+        let found = found.0.into_iter();
+        Ok(found
+            .map(|(name, _, optional)| (name, optional == 1))
+            .collect())
     }
 
     fn check_num_inputs(&self, given: usize) -> Result<(), TorchError> {
