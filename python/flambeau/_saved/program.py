@@ -244,10 +244,11 @@ def forward_arguments(module: nn.Module) -> list[str]:
     """The names of the arguments that `forward` takes by position; none for code without a signature."""
     import torch
 
+    forward: Any = module.forward
     if isinstance(module, torch.jit.ScriptModule):
-        return [argument.name for argument in module.forward.schema.arguments[1:]]
+        return [argument.name for argument in forward.schema.arguments[1:]]
     try:
-        parameters = inspect.signature(module.forward).parameters.values()
+        parameters = inspect.signature(forward).parameters.values()
     except (TypeError, ValueError):
         return []
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
