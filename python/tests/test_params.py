@@ -185,7 +185,7 @@ def test_horovods_names_are_taken() -> None:
         ({"num_proc": 2, "numWorkers": 2}, "twice"),
         ({"featuresCol": ["a"], "featuresCols": ["b"]}, "featuresCols is given twice"),
         ({"inputCols": {"x": "a"}, "inputNames": ["y"]}, "inputNames is given twice"),
-        ({"stepSize": 0.1, "learningRate": 0.2}, "learningRate is given twice, once as 'stepSize'"),
+        ({"stepSize": 0.1, "learningRate": 0.2}, "as 'stepSize' and as 'learningRate'"),
     ],
 )
 def test_unknown_and_doubled_arguments_are_refused(arguments: dict[str, Any], said: str) -> None:

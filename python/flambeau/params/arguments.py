@@ -72,6 +72,7 @@ def resolve_arguments(params: Params, arguments: Mapping[str, Any]) -> dict[str,
     place, and for one that is given under two names.
     """
     resolved: dict[str, Any] = {}
+    names: dict[str, str] = {}
     for name, value in arguments.items():
         param = _param_of(name, value)
         if name in _INSTEAD:
@@ -81,8 +82,8 @@ def resolve_arguments(params: Params, arguments: Mapping[str, Any]) -> dict[str,
         if value is None:
             resolved.setdefault(param, None)
             continue
-        if resolved.get(param) is not None:
-            raise ParamError(f"{param} is given twice, once as {name!r}")
+        if names.setdefault(param, name) != name:
+            raise ParamError(f"{param} is given twice, as {names[param]!r} and as {name!r}")
         resolved[param] = _without_batch(value) if name == "input_shapes" else value
     return resolved
 

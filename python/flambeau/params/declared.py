@@ -51,11 +51,8 @@ class HasInputColumns(CheckedParams, HasFeaturesCol, HasInputCols):
     featuresCol: Param[str] = Param(
         Params._dummy(),
         "featuresCol",
-        "Every param of the estimators that has a JSON value. The schema of this type is the contract that "
-        "the Python and Scala params are held against: the description of each property is the doc string "
-        "that users read, and its bounds are the ones that [`TrainingJob`] enforces. [`TrainingJob`]: "
-        "crate::TrainingJob Name of the features column: a vector, an array or a number. Used when neither "
-        "featuresCols nor inputCols is set.",
+        "Name of the features column: a vector, an array or a number. Used when neither featuresCols nor "
+        "inputCols is set.",
         text,
     )
 
@@ -1304,11 +1301,8 @@ class HasConstructor(CheckedParams):
         runtime : str, default python
             What runs the module: python or native.
         featuresCol : str | list[str], default 'features'
-            Every param of the estimators that has a JSON value. The schema of this type is the contract
-            that the Python and Scala params are held against: the description of each property is the doc
-            string that users read, and its bounds are the ones that [`TrainingJob`] enforces.
-            [`TrainingJob`]: crate::TrainingJob Name of the features column: a vector, an array or a
-            number. Used when neither featuresCols nor inputCols is set.
+            Name of the features column: a vector, an array or a number. Used when neither featuresCols
+            nor inputCols is set.
         featuresCols : list[str], default not set
             Names of numeric columns, which are packed into one tensor in this order. Takes the place of
             featuresCol; used when inputCols is not set.

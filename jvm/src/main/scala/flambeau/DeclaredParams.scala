@@ -1273,11 +1273,8 @@ private[flambeau] object SharedParams {
       Check.Integer(-1, 1000000, without = Some(0))
     ),
     "featuresCol" -> Declaration(
-      "Every param of the estimators that has a JSON value. The schema of this type is the contract " +
-        "that the Python and Scala params are held against: the description of each property is the doc " +
-        "string that users read, and its bounds are the ones that [`TrainingJob`] enforces. " +
-        "[`TrainingJob`]: crate::TrainingJob Name of the features column: a vector, an array or a number. " +
-        "Used when neither featuresCols nor inputCols is set.",
+      "Name of the features column: a vector, an array or a number. Used when neither featuresCols nor " +
+        "inputCols is set.",
       Check.Text
     ),
     "inputCols" -> Declaration(
