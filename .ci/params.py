@@ -1,14 +1,15 @@
 """Write what is made of the training job's schema: the params of Python and of Scala, and their page.
 
 The schema is `native/train`'s, and says of each param its type, default, bounds and doc, and what group it
-belongs to. With `--check`, nothing is written, and a file that is not what would be written fails.
+belongs to, and whether it is for experts. With `--check`, nothing is written, and a file that is not what
+would be written fails.
 """
 
 import json
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +32,6 @@ SPARK = {
     "probabilityCol": "HasProbabilityCol",
     "rawPredictionCol": "HasRawPredictionCol",
     "seed": "HasSeed",
-    "stepSize": "HasStepSize",
     "threshold": "HasThreshold",
     "thresholds": "HasThresholds",
     "validationIndicatorCol": "HasValidationIndicatorCol",
@@ -42,7 +42,6 @@ DEFAULT_OF_SPARK = {"threshold"}
 
 # Params whose values JSON's types do not tell whole: type and check in Python.
 PYTHON_KINDS = {
-    "featuresCol": ("str | list[str]", "text_or_list"),
     "initialModel": ("str | Model", "saved_model"),
     "inputShapes": ("list[list[int]]", "shapes"),
     "inputTypes": ("list[str]", "input_types"),
@@ -51,21 +50,15 @@ PYTHON_KINDS = {
 }
 # The same in Scala: the param's class, the value's type, and the check.
 SCALA_KINDS = {
-    "featuresCol": ("FeaturesParam", "Features", "FeatureColumns"),
     "inputShapes": ("ShapesParam", "Array[Array[Int]]", "Shapes"),
     "inputTypes": ("StringArrayParam", "Array[String]", "InputTypes"),
     "outputKinds": ("StringArrayParam", "Array[String]", "OutputKinds"),
     "thresholds": ("DoubleArrayParam", "Array[Double]", "Thresholds"),
 }
-# Further setters in Scala, by the type that they take: what it is set to, and from what.
-SCALA_SETTERS = {
-    "featuresCol": [
-        ("one column", "String", "Features(value)"),
-        ("columns that are packed into one tensor", "Array[String]", "Features.packed(value.toSeq: _*)"),
-    ],
-}
-# Spark's traits whose param may be declared anew in Scala.
-OPEN_IN_SCALA = {"stepSize"}
+# What Python takes besides, and sets other params to.
+PYTHON_ALSO = {"featuresCol": " | list[str]", "inputCols": " | dict[str, str]"}
+# A further setter in Scala: the type that it takes, and the setter that it calls.
+SCALA_ALSO = {"featuresCol": ("Array[String]", "setFeaturesCols")}
 INT_MAX = 2**31 - 1
 
 
@@ -75,6 +68,7 @@ class Declared:
 
     name: str
     schema: dict[str, Any]
+    is_expert: bool
 
     @cached_property
     def kind(self) -> str:
@@ -132,20 +126,24 @@ class Group:
 
 
 def groups() -> list[Group]:
-    """The groups in their order. Raises SystemExit where a param is in none, or in two."""
+    """The groups in their order. Raises SystemExit for a param in none, or in two, and an expert one that is
+    none.
+    """
     schema = json.loads(SCHEMA.read_text())["$defs"]["TrainingParams"]
-    properties = schema["properties"]
+    properties, expert = schema["properties"], set(schema["x-expert"])
     found = [
         Group(
             one["name"],
             one["description"],
-            tuple(Declared(name, properties[name]) for name in one["params"]),
+            tuple(Declared(name, properties[name], name in expert) for name in one["params"]),
         )
         for one in schema["x-groups"]
     ]
     names = [param.name for group in found for param in group.params]
     if sorted(names) != sorted(properties):
         raise SystemExit(f"not in one group each: {set(names) ^ set(properties) or sorted(names)}")
+    if not expert <= set(names):
+        raise SystemExit(f"expert params that there are not: {expert - set(names)}")
     return found
 
 
@@ -184,9 +182,7 @@ def python_kind(param: Declared) -> tuple[str, str]:
 
 def python_param(param: Declared) -> Iterator[str]:
     kind, check = python_kind(param)
-    # Spark's is a name alone.
-    ignored = "  # type: ignore[assignment]" if param.name == "featuresCol" else ""
-    yield f"    {param.name}: Param[{kind}] = Param({ignored}"
+    yield f"    {param.name}: Param[{kind}] = Param("
     yield "        Params._dummy(),"
     yield f"        {json.dumps(param.name)},"
     parts = wrapped(param.doc, 11, 110)
@@ -197,21 +193,25 @@ def python_param(param: Declared) -> Iterator[str]:
     yield ""
 
 
+def python_taken(param: Declared) -> str:
+    """The type of what a param can be set to."""
+    return python_kind(param)[0] + PYTHON_ALSO.get(param.name, "")
+
+
 def python_methods(param: Declared) -> Iterator[str]:
     kind, _ = python_kind(param)
-    yield f"    def set{param.method}(self, value: {kind} | None) -> Self:"
+    yield f"    def set{param.method}(self, value: {python_taken(param)} | None) -> Self:"
     yield f'        """Sets `{param.name}`; None unsets it."""'
     yield f"        return self._set({param.name}=value)"
     yield ""
-    if param.name in SPARK and param.name != "featuresCol":
+    if param.name in SPARK:
         return
-    override = "  # type: ignore[override]" if param.name in SPARK else ""
     if param.default is None:
-        yield f"    def get{param.method}(self) -> {kind} | None:{override}"
+        yield f"    def get{param.method}(self) -> {kind} | None:"
         yield f'        """The value of `{param.name}`, None when it is not set."""'
         yield f"        return self._value({json.dumps(param.name)})"
     else:
-        yield f"    def get{param.method}(self) -> {kind}:{override}"
+        yield f"    def get{param.method}(self) -> {kind}:"
         yield f'        """The value of `{param.name}`, or its default."""'
         yield f"        return self.getOrDefault(self.{param.name})"
     yield ""
@@ -253,13 +253,13 @@ OBJECTS = {
 def python_constructor(found: list[Group]) -> Iterator[str]:
     params = [param for group in found for param in group.params]
     yield ""
-    yield "class EstimatorArguments(HorovodArguments, total=False):"
+    yield "class EstimatorArguments(OtherNames, total=False):"
     yield '    """What `setParams` takes: every param; None unsets one."""'
     yield ""
     for name, (kind, _, _) in OBJECTS.items():
         yield f"    {name}: {kind}" + ("" if kind == "Any" else " | None")
     for param in params:
-        yield f"    {param.name}: {python_kind(param)[0]} | None"
+        yield f"    {param.name}: {python_taken(param)} | None"
     yield ""
     yield ""
     yield "class HasConstructor(CheckedParams):"
@@ -274,10 +274,10 @@ def python_constructor(found: list[Group]) -> Iterator[str]:
     for name, (kind, default, _) in OBJECTS.items():
         yield f"        {name}: {kind} = {default},"
     for param in params:
-        kind, _ = python_kind(param)
+        kind = python_taken(param)
         optional = "" if param.default is not None else " | None"
         yield f"        {param.name}: {kind}{optional} = {param.default!r},"
-    yield "        **others: Unpack[HorovodArguments],"
+    yield "        **others: Unpack[OtherNames],"
     yield "    ) -> None:"
     yield '        """Makes an estimator; all arguments are keywords.'
     yield ""
@@ -287,12 +287,12 @@ def python_constructor(found: list[Group]) -> Iterator[str]:
         yield f"        {name} : {'object' if name != 'runtime' else 'str'}, default {default.strip(chr(34))}"
         yield f"            {doc}"
     for param in params:
-        kind, _ = python_kind(param)
+        kind = python_taken(param)
         default = "not set" if param.default is None else repr(param.default)
-        yield f"        {param.name} : {kind}, default {default}"
+        yield f"        {param.name} : {kind}, default {default}{' (expert)' if param.is_expert else ''}"
         yield from (f"            {line.rstrip()}" for line in wrapped(param.doc, 12, 106))
     yield "        others"
-    yield "            Horovod's names: num_proc, feature_cols, label_cols, batch_size and the like."
+    yield "            stepSize for learningRate, and Horovod's names: num_proc, feature_cols and the like."
     yield ""
     yield "        Raises ParamError for a name that there is not, and for a value that is not allowed."
     yield '        """'
@@ -324,7 +324,7 @@ def python(found: list[Group]) -> str:
         "from pyspark.ml.param import Param, Params",
         f"from pyspark.ml.param.shared import ({', '.join(mixins)},)",
         "",
-        "from flambeau.params.arguments import HorovodArguments, resolve_arguments",
+        "from flambeau.params.arguments import OtherNames, resolve_arguments",
         f"from flambeau.params.converters import ({', '.join(checks)},)",
         "from flambeau.params.objects import CheckedParams",
         "",
@@ -388,11 +388,7 @@ def scala_kind(param: Declared) -> tuple[str, str]:
 
 def is_declared_in_scala(param: Declared) -> bool:
     """Whether Scala declares the param, and not Spark's trait."""
-    return (
-        param.name not in SPARK
-        or param.name in OPEN_IN_SCALA
-        or param.name in SCALA_KINDS.keys() - {"thresholds"}
-    )
+    return param.name not in SPARK
 
 
 def scala_text(text: str, indent: int) -> list[str]:
@@ -403,13 +399,25 @@ def scala_text(text: str, indent: int) -> list[str]:
     return [line + " +" for line in lines[:-1]] + lines[-1:]
 
 
+def scala_doc(param: Declared, group: str, text: str = "") -> Iterator[str]:
+    """A member's doc: a text, where it needs one, and the group that Spark ML puts such members into."""
+    tag = f"@group {f'expert{group}' if param.is_expert else group[0].lower() + group[1:]}"
+    if text:
+        yield f"  /** {text}"
+        yield "    *"
+        yield f"    * {tag}"
+        yield "    */"
+    else:
+        yield f"  /** {tag} */"
+
+
 def scala_param(param: Declared) -> Iterator[str]:
     kind, value = scala_kind(param)
     if is_declared_in_scala(param):
-        override = "override " if param.name in OPEN_IN_SCALA else ""
         check = scala_check(param)
         doc = scala_text(param.doc, 4)
-        yield f"  final {override}val {param.name}: {kind} = new {kind}("
+        yield from scala_doc(param, "Param")
+        yield f"  final val {param.name}: {kind} = new {kind}("
         yield "    this,"
         yield f'    "{param.name}",'
         if check is None:
@@ -420,30 +428,29 @@ def scala_param(param: Declared) -> Iterator[str]:
             yield f'    {check}.of("{param.name}")'
         yield "  )"
         yield ""
-    for what, taken, made in SCALA_SETTERS.get(param.name, []):
-        yield f"  /** Sets `{param.name}` to {what}. */"
-        yield f"  def set{param.method}(value: {taken}): this.type = set{param.method}({made})"
+    if param.name in SCALA_ALSO:
+        taken, other = SCALA_ALSO[param.name]
+        yield from scala_doc(param, "SetParam", f"The same as `{other}`.")
+        yield f"  def set{param.method}(value: {taken}): this.type = {other}(value)"
         yield ""
-    yield f"  /** Sets `{param.name}`. */"
+    yield from scala_doc(param, "SetParam", f"Sets `{param.name}`.")
     yield f"  def set{param.method}(value: {value}): this.type = setChecked({param.name}, value)"
     yield ""
-    if is_declared_in_scala(param) and param.name not in OPEN_IN_SCALA:
-        told = "NoSuchElementException where it is not set" if param.default is None else "or its default"
-        yield f"  /** The value of `{param.name}`{';' if param.default is None else ','} {told}. */"
+    if is_declared_in_scala(param):
+        told = "; NoSuchElementException where it is not set" if param.default is None else ", or its default"
+        yield from scala_doc(param, "GetParam", f"The value of `{param.name}`{told}.")
         yield f"  def get{param.method}: {value} = $({param.name})"
         yield ""
 
 
 def scala_default(param: Declared) -> str:
-    if param.name == "featuresCol":
-        return f"Features({json.dumps(param.default)})"
     suffix = "L" if scala_kind(param)[0] == "LongParam" else ""
     return json.dumps(param.default) + suffix
 
 
 def scala_group(group: Group) -> Iterator[str]:
     params = group.params
-    bases = [SPARK[param.name] for param in params if param.name in SPARK and param.name != "featuresCol"]
+    bases = [SPARK[param.name] for param in params if param.name in SPARK]
     yield ""
     yield f"/** {group.doc} */"
     head = f"trait {group.name} extends CheckedParams"
@@ -474,10 +481,8 @@ def scala(found: list[Group]) -> str:
     """The file with the params of Scala."""
     params = [param for group in found for param in group.params]
     ours = {scala_kind(param)[0].split("[")[0] for param in params if is_declared_in_scala(param)}
-    kinds = sorted(ours - {"FeaturesParam", "ShapesParam"})
-    mixins = sorted(
-        SPARK[param.name] for param in params if param.name in SPARK and param.name != "featuresCol"
-    )
+    kinds = sorted(ours - {"ShapesParam"})
+    mixins = sorted(SPARK[param.name] for param in params if param.name in SPARK)
     lines = [
         "package flambeau",
         "",
@@ -522,7 +527,15 @@ HEAD = """# Params
 Every param of the estimators that has a JSON value; `model`, `loss`, `optimizer`, `metrics` and Python's
 `runtime` are told of in [the guide](guide.md). This page is made from
 [the schema of the training job](training-job.schema.json) by `make params`.
+"""
 
+EXPERT = """
+## Expert params
+
+Their defaults serve in all but special cases.
+"""
+
+TABLE = """
 | param | default | allowed | what it is |
 |---|---|---|---|"""
 
@@ -537,14 +550,20 @@ def page_bounds(schema: dict[str, Any]) -> str:
 
 
 def page(found: list[Group]) -> str:
-    """The page with the table of all params."""
+    """The page with the tables of all params."""
     params = sorted((param for group in found for param in group.params), key=lambda one: one.name.lower())
-    rows = [
+    usual = page_rows(param for param in params if not param.is_expert)
+    expert = page_rows(param for param in params if param.is_expert)
+    return "\n".join([HEAD + TABLE, *usual, EXPERT + TABLE, *expert]) + "\n"
+
+
+def page_rows(params: Iterable[Declared]) -> list[str]:
+    """A row of the table for each param."""
+    return [
         f"| `{param.name}` | {'' if param.default is None else f'`{json.dumps(param.default)}`'} | "
         f"{page_bounds(param.schema)} | {param.doc.replace('|', chr(92) + '|')} |"
         for param in params
     ]
-    return "\n".join([HEAD, *rows]) + "\n"
 
 
 def main() -> None:

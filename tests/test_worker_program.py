@@ -99,7 +99,7 @@ def test_the_loop_without_a_launcher_meets_over_tcp(tmp_path: Path, program: Pat
 def test_ranks_with_other_jobs_are_refused(tmp_path: Path, program: Path, rows: Path) -> None:
     """Before they train, and on both sides: replicas would part without a word."""
     jobs = [
-        job_of(tmp_path, program, [rows], numWorkers=2, seed=seed, stepSize=rate)
+        job_of(tmp_path, program, [rows], numWorkers=2, seed=seed, learningRate=rate)
         for seed, rate in [(0, 0.01), (1, 0.02)]
     ]
     with Ranks(jobs[0], 0) as ranks:
@@ -107,7 +107,7 @@ def test_ranks_with_other_jobs_are_refused(tmp_path: Path, program: Path, rows: 
         errors = [outcome["error"] for outcome in ranks.meet().outcomes()]
     for error in errors:
         assert error["kind"] == "job" and error["isCause"]
-        assert re.search(r"rank 1 on \S+ differs from rank 0 on \S+ in seed, stepSize;", error["message"])
+        assert re.search(r"rank 1 on \S+ differs from rank 0 on \S+ in learningRate, seed;", error["message"])
 
 
 def test_a_rank_that_is_killed_frees_the_other(tmp_path: Path, program: Path, rows: Path) -> None:

@@ -185,10 +185,6 @@ class TorchModel(
         with fetched(self._weights) as path:
             return load_into(instantiate(self._programs), path)
 
-    def copy(self, extra: Mapping[Any, Any] | None = None) -> Self:
-        """A copy with the params of `extra`; weights and program are shared."""
-        return super().copy(dict(extra) if extra else None)
-
     def write(self) -> MLWriter:
         """A writer of this model: `write().overwrite().save(path)`."""
         return ModelWriter(self)
@@ -248,7 +244,7 @@ class TorchModel(
         make.
         """
         schema = dataset.schema
-        found = resolve_inputs(schema, self)
+        found = resolve_inputs(schema, self, [tensor.name for tensor in self._inputs])
         if len(found) != len(self._inputs):
             trained = ", ".join(tensor.name for tensor in self._inputs)
             raise ParamError(

@@ -64,14 +64,14 @@ def test_without_restoring_the_weights_are_the_last(tmp_path: Path) -> None:
 def test_a_model_tells_its_best_epoch(spark: SparkSession, tmp_path: Path) -> None:
     estimator = regressor(
         epochs=40,
-        stepSize=0.5,
+        learningRate=0.5,
         lrSchedule="step",
         lrDecayEpochs=5,
         validationFraction=0.2,
         metrics={"error": lambda output, label: (output - label).abs()},
         monitor="val_error",
         monitorMode="min",
-        monitorMinDelta=1e-3,
+        minDelta=1e-3,
         earlyStoppingPatience=4,
         restoreBestWeights=True,
     )

@@ -26,7 +26,14 @@ from pyspark.sql import functions as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from flambeau import TorchClassifier, TorchEstimator, TorchModel, TorchRegressor
+from flambeau import (
+    ParamError,
+    TorchClassifier,
+    TorchEstimator,
+    TorchModel,
+    TorchRegressionModel,
+    TorchRegressor,
+)
 from flambeau._spark.rows import shards
 
 WEIGHTS = np.array([1.5, -2.0, 0.5])
@@ -143,6 +150,33 @@ def test_a_pipeline_with_integers(spark: SparkSession) -> None:
     assert rmse(model, df) < 0.5
 
 
+def test_inputs_go_to_the_arguments_of_their_names(spark: SparkSession, tmp_path: Path) -> None:
+    df = linear_rows(spark, 200).select(
+        F.col("group").alias("number"), F.array("x0", "x1", "x2").alias("array"), "label"
+    )
+    torch.manual_seed(0)
+    common: dict[str, Any] = {"model": Embedded(), "epochs": 2, "verbose": 0}
+    placed = TorchRegressor(inputCols=["number", "array"], **common).fit(df)
+    named = TorchRegressor(inputCols={"numbers": "array", "index": "number"}, **common).fit(df)
+    assert named.history["loss"] == placed.history["loss"]
+    named.save(str(tmp_path / "model"))
+    loaded = TorchRegressionModel.load(str(tmp_path / "model"))
+    assert loaded.getInputNames() == ["numbers", "index"]
+    expected = placed.transform(df).select("prediction").collect()
+    assert loaded.transform(df).select("prediction").collect() == expected
+    renamed = df.withColumnRenamed("number", "n")
+    moved = loaded.copy({loaded.inputCols: {"index": "n", "numbers": "array"}})
+    assert moved.transform(renamed).select("prediction").collect() == expected
+    for names in ({"numbers": "array", "indices": "number"}, {"numbers": "array"}):
+        with pytest.raises(ParamError, match=r"must name the first of forward's arguments.*index, numbers"):
+            TorchRegressor(inputCols=names, **common).fit(df)
+    with pytest.raises(ParamError, match="inputNames is a list of 1"):
+        TorchRegressor(inputCols=["number", "array"], inputNames=["index"], **common).fit(df)
+    both = TorchRegressor(featuresCol="array", featuresCols=["number"], **common)
+    with pytest.raises(ParamError, match=r"featuresCol \('array'\) and featuresCols .* are both set"):
+        both.fit(df)
+
+
 def test_a_classifier(any_spark: SparkSession) -> None:
     df = linear_rows(any_spark).withColumn(
         "label", (F.col("label") > 3).cast("double") + (F.col("label") > 4.5).cast("double")
@@ -150,7 +184,7 @@ def test_a_classifier(any_spark: SparkSession) -> None:
     estimator = TorchClassifier(
         model=nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 3)),
         featuresCol=["x0", "x1", "x2"],
-        stepSize=0.02,
+        learningRate=0.02,
         epochs=20,
         numWorkers=2,
         metrics=["accuracy"],
@@ -246,7 +280,7 @@ def test_cross_validator_in_parallel(spark: SparkSession, caplog: pytest.LogCapt
     df, estimator = linear_rows(spark, 300), regressor(epochs=3, numWorkers=1)
     grid = (
         ParamGridBuilder()
-        .addGrid(estimator.stepSize, [0.1, 1e-4])
+        .addGrid(estimator.learningRate, [0.1, 1e-4])
         .addGrid(
             estimator.model, [nn.Linear(3, 1), nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))]
         )
@@ -269,7 +303,7 @@ def test_an_interrupt_ends_the_fits_of_a_pool(spark: SparkSession, tmp_path: Pat
     estimator = regressor(
         epochs=1_000_000, batchSize=4, numWorkers=1, checkpointInterval=-1, workDir=str(tmp_path)
     )
-    grid = ParamGridBuilder().addGrid(estimator.stepSize, [0.1, 0.2, 0.3]).build()
+    grid = ParamGridBuilder().addGrid(estimator.learningRate, [0.1, 0.2, 0.3]).build()
 
     def interrupt() -> None:
         deadline = time.monotonic() + 120
@@ -316,7 +350,7 @@ def test_train_validation_split_over_a_pipeline(spark: SparkSession) -> None:
     pipeline = Pipeline(
         stages=[VectorAssembler(inputCols=["x0", "x1", "x2"], outputCol="features"), estimator]
     )
-    grid = ParamGridBuilder().addGrid(estimator.stepSize, [0.1, 1e-4]).build()
+    grid = ParamGridBuilder().addGrid(estimator.learningRate, [0.1, 1e-4]).build()
     split = TrainValidationSplit(
         estimator=pipeline, estimatorParamMaps=grid, evaluator=RegressionEvaluator(), parallelism=2, seed=1
     )
@@ -409,7 +443,7 @@ def test_several_labels_go_to_a_callable_loss(spark: SparkSession) -> None:
         loss=loss,
         featuresCol=["x0", "x1", "x2"],
         labelCols=["label", "other"],
-        stepSize=0.05,
+        learningRate=0.05,
         epochs=15,
         numWorkers=2,
         verbose=0,

@@ -273,7 +273,7 @@ def test_ctrl_c_ends_a_wait(tmp_path: Path, columns) -> None:
 
 
 def test_a_diverged_loss_names_its_step(tmp_path: Path, columns) -> None:
-    job = job_over(tmp_path, columns, numWorkers=2, batchSize=5, epochs=30, stepSize=1e20)
+    job = job_over(tmp_path, columns, numWorkers=2, batchSize=5, epochs=30, learningRate=1e20)
     outcomes = run_ranks(job, program(), 2, tmp_path / "ranks")
     assert {outcome.error_kind for outcome in outcomes} == {"diverged"}
     error = exception_of(outcomes[0])

@@ -22,7 +22,15 @@ from ports import held_port
 from pyspark.sql import DataFrame, SparkSession
 from torch import Tensor, nn
 
-from flambeau import DataError, ParamError, TorchClassifier, TorchRegressor, WorkerError, WorkerLost
+from flambeau import (
+    DataError,
+    ParamError,
+    TorchClassifier,
+    TorchRegressor,
+    WorkerError,
+    WorkerLost,
+    save_program,
+)
 from flambeau._libtorch import libtorch_of
 from flambeau._rank.native_runtime import NativeRequest, binary
 from flambeau._rank.worker import RankOutcome
@@ -192,6 +200,18 @@ def test_a_fit_is_that_of_the_python_runtime(any_spark: SparkSession, tmp_path: 
     scored = native.transform(df).select("prediction", "label").toPandas()
     assert (scored["prediction"] == scored["label"]).mean() > 0.5
     assert not list((tmp_path / "work" / "attempts").glob("*"))
+
+
+def test_programs_take_inputs_by_name(spark: SparkSession, tmp_path: Path) -> None:
+    df = classes(spark)
+    program = str(tmp_path / "program")
+    save_program(Wide(), program, [torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)])
+    names = {"k": "k", "x": "x"}
+    for model in (torch.jit.script(Wide()), program):
+        fitted = classifier(model=model, inputCols=names, runtime="native", epochs=1).fit(df)
+        assert len(fitted.transform(df).select("prediction").collect()) == 400
+        with pytest.raises(ParamError, match=r"in any order: x, k"):
+            classifier(model=model, inputCols={"k": "k", "y": "x"}, runtime="native").fit(df)
 
 
 def test_a_scripted_module_is_trained_and_saved_as_it_is(spark: SparkSession, tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ SCHEMA = json.loads(_native.job_schema())
 PROPERTIES: dict[str, dict[str, Any]] = SCHEMA["$defs"]["TrainingParams"]["properties"]
 EXAMPLES = {
     "featuresCol": "x",
+    "featuresCols": ["a", "b"],
     "inputCols": ["a", "b"],
+    "inputNames": ["a", "b"],
     "inputShapes": [[3, 2]],
     "inputTypes": ["int64"],
     "outputKinds": ["number"],
@@ -52,6 +54,12 @@ def test_the_params_are_those_of_the_schema() -> None:
 def test_the_constructor_takes_every_param() -> None:
     names = {param.name for param in TorchEstimator().params}
     assert names <= set(EstimatorArguments.__annotations__)
+
+
+def test_the_constructor_says_which_params_are_for_experts() -> None:
+    doc = TorchEstimator.__init__.__doc__ or ""
+    expert = {line.split()[0] for line in doc.splitlines() if line.endswith("(expert)")}
+    assert expert == set(SCHEMA["$defs"]["TrainingParams"]["x-expert"])
 
 
 @pytest.mark.parametrize("name", sorted(PROPERTIES))
@@ -108,7 +116,7 @@ def test_bounds_are_those_of_the_schema(name: str) -> None:
         ("inputShapes", [3, 2]),
         ("inputTypes", ["float16"]),
         ("checkpointInterval", 0),
-        ("stepSize", float("nan")),
+        ("learningRate", float("nan")),
     ],
 )
 def test_a_wrong_value_is_refused_with_name_and_value(name: str, value: Any) -> None:
@@ -122,13 +130,24 @@ def test_spark_mixins_are_spark_mls() -> None:
 
 
 def test_none_unsets() -> None:
-    estimator = TorchEstimator(stepSize=0.1, epochs=None)  # type: ignore[arg-type]
+    estimator = TorchEstimator(learningRate=0.1, epochs=None)  # type: ignore[arg-type]
     assert estimator.getEpochs() == 1
-    estimator.setStepSize(None)
-    assert not estimator.isDefined(estimator.stepSize)
-    estimator.setParams(epochs=3, stepSize=0.1)
+    estimator.setLearningRate(None)
+    assert not estimator.isDefined(estimator.learningRate)
+    estimator.setParams(epochs=3, learningRate=0.1)
     estimator.setParams(epochs=None, num_proc=None)
-    assert (estimator.getEpochs(), estimator.getStepSize()) == (1, 0.1)
+    assert (estimator.getEpochs(), estimator.getLearningRate()) == (1, 0.1)
+
+
+def test_step_size_is_the_learning_rate_by_spark_mls_name() -> None:
+    estimator = TorchEstimator(stepSize=0.1)
+    assert (estimator.getLearningRate(), estimator.getStepSize()) == (0.1, 0.1)
+    assert estimator.stepSize is estimator.learningRate
+    assert estimator.setStepSize(0.2).getLearningRate() == 0.2
+    assert estimator.setParams(stepSize=0.3).getLearningRate() == 0.3
+    assert estimator.copy({estimator.stepSize: 0.4}).getLearningRate() == 0.4
+    assert estimator.setStepSize(None).getStepSize() is None
+    assert "stepSize" not in {param.name for param in estimator.params}
 
 
 def test_horovods_names_are_taken() -> None:
@@ -164,6 +183,9 @@ def test_horovods_names_are_taken() -> None:
         ({"store": "/tmp"}, "workDir"),
         ({"callbacks": []}, "history"),
         ({"num_proc": 2, "numWorkers": 2}, "twice"),
+        ({"featuresCol": ["a"], "featuresCols": ["b"]}, "featuresCols is given twice"),
+        ({"inputCols": {"x": "a"}, "inputNames": ["y"]}, "inputNames is given twice"),
+        ({"stepSize": 0.1, "learningRate": 0.2}, "as 'stepSize' and as 'learningRate'"),
     ],
 )
 def test_unknown_and_doubled_arguments_are_refused(arguments: dict[str, Any], said: str) -> None:
@@ -220,7 +242,17 @@ def test_the_job_is_what_the_native_side_takes() -> None:
 
 def test_featurescol_takes_a_list() -> None:
     estimator = TorchEstimator(featuresCol=["a", "b"])
-    assert estimator.getFeaturesCol() == ["a", "b"]
+    assert estimator.getFeaturesCols() == ["a", "b"]
+    assert not estimator.isSet(estimator.featuresCol)
+    assert estimator.copy({estimator.featuresCol: ["c"]}).getFeaturesCols() == ["c"]
+    assert estimator.setFeaturesCol(["d"]).getFeaturesCols() == ["d"]
+
+
+def test_inputcols_takes_a_dict() -> None:
+    estimator = TorchEstimator(inputCols={"x": "a", "mask": "b"})
+    assert (estimator.getInputNames(), estimator.getInputCols()) == (["x", "mask"], ["a", "b"])
+    copied = estimator.copy({estimator.inputCols: {"y": "c"}})
+    assert (copied.getInputNames(), copied.getInputCols()) == (["y"], ["c"])
 
 
 def _tensor(name: str) -> dict[str, Any]:

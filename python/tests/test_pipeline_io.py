@@ -95,7 +95,7 @@ def test_a_class_of_ours_that_does_not_exist(spark: SparkSession, tmp_path: Path
 
 def test_validators_and_their_models(any_spark: SparkSession, tmp_path: Path) -> None:
     estimator = TorchRegressor(model=fitted.Scalar(), featuresCol="features", labelCol="c1")
-    grid = ParamGridBuilder().addGrid(estimator.stepSize, [0.1, 0.2]).build()
+    grid = ParamGridBuilder().addGrid(estimator.learningRate, [0.1, 0.2]).build()
     evaluator = RegressionEvaluator(labelCol="c1")
     validator = CrossValidator(estimator=estimator, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2)
     validator.save(str(tmp_path / "validator"))

@@ -384,14 +384,19 @@ def test_an_estimator_keeps_its_objects_together(spark: SparkSession, tmp_path: 
 def test_an_estimator_of_an_earlier_version_is_read(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where `collectiveTimeout` was called `timeout`."""
+    """Where `collectiveTimeout`, `learningRate` and `minDelta` had other names."""
     golden = Path(__file__).parents[2] / "tests" / "golden"
     monkeypatch.syspath_prepend(golden)  # its module is one of `modules`
     path = shutil.copytree(golden / "format-1" / "python" / "estimator", tmp_path / "saved")
     (metadata,) = path.glob("metadata/part-*")
-    metadata.write_text(metadata.read_text().replace('"epochs":2', '"epochs":2,"timeout":7.5', 1))
+    metadata.write_text(
+        metadata.read_text().replace(
+            '"epochs":2', '"epochs":2,"timeout":7.5,"stepSize":0.5,"monitorMinDelta":0.25', 1
+        )
+    )
     loaded = TorchRegressor.load(str(path))
     assert loaded.getEpochs() == 2 and loaded.getCollectiveTimeout() == 7.5
+    assert loaded.getLearningRate() == 0.5 and loaded.getMinDelta() == 0.25
     assert loaded.getHeartbeatTimeout() == 30.0
 
 

@@ -102,7 +102,7 @@ def test_it_is_a_loop_with_torchs_scheduler(tmp_path: Path, case: str) -> None:
 
 
 def test_two_workers_have_twice_the_rate_after_the_warm_up(tmp_path: Path) -> None:
-    params = {"scaleLearningRate": True, "warmupEpochs": 1.0, "stepSize": 0.003}
+    params = {"scaleLearningRate": True, "warmupEpochs": 1.0, "learningRate": 0.003}
     program = {"model": mlp(), "loss": "mse", "optimizer": "sgd"}
     result, _ = train(job_of(tmp_path, 2, **params), program, 2, tmp_path / "ranks")
     rates = [record["learningRate"] for record in result["history"]["epochs"]]

@@ -48,7 +48,7 @@ def losses(spark: SparkSession, work_dir: str, **params: Any) -> list[float]:
     torch.manual_seed(0)
     module = torch.nn.Linear(1, 1)
     estimator = TorchRegressor(
-        model=module, numWorkers=2, epochs=2, stepSize=0.01, workDir=work_dir, verbose=0, **params
+        model=module, numWorkers=2, epochs=2, learningRate=0.01, workDir=work_dir, verbose=0, **params
     )
     history: list[float] = estimator.fit(rows).history["loss"]
     return history

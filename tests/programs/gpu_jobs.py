@@ -60,7 +60,7 @@ def main() -> None:
                 numWorkers=arguments.num_workers,
                 epochs=2,
                 batchSize=32,
-                stepSize=0.01,
+                learningRate=0.01,
                 validationFraction=0.2,
                 device=device,
                 runtime=runtime,

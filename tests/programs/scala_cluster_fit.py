@@ -113,7 +113,7 @@ def main() -> None:
         "TorchRegressor",
         model=options.net,
         optimizer="adam",
-        stepSize=0.001,
+        learningRate=0.001,
         inputCols=["x"],
         labelCol="y",
         numWorkers=2,

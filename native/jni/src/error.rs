@@ -53,7 +53,7 @@ impl NativeError {
             | NativeError::Supervisor(SupervisorError::Data(error)) => class_of(error),
             NativeError::Torch(TorchError::Data(_)) => DATA,
             NativeError::Torch(TorchError::Io { .. }) => STORE,
-            _ => FLAMBEAU,
+            _ => GENERAL,
         }
     }
 }
@@ -61,7 +61,7 @@ impl NativeError {
 const PARAM: &JNIStr = jni_str!("flambeau/ParamException");
 const DATA: &JNIStr = jni_str!("flambeau/DataException");
 const STORE: &JNIStr = jni_str!("flambeau/StoreException");
-const FLAMBEAU: &JNIStr = jni_str!("flambeau/FlambeauException");
+const GENERAL: &JNIStr = jni_str!("flambeau/GeneralException");
 
 /// Paths are the store's, what lies in them is data.
 fn class_of(error: &DataError) -> &'static JNIStr {
@@ -101,7 +101,7 @@ impl<T: Default> ErrorPolicy<T, NativeError> for Throw {
             Some(text) => text,
             None => payload.downcast_ref::<&str>().copied().unwrap_or("a panic"),
         };
-        throw(env, FLAMBEAU, &NativeError::Defect(text.to_owned()));
+        throw(env, GENERAL, &NativeError::Defect(text.to_owned()));
         Ok(T::default())
     }
 }

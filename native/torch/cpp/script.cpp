@@ -327,12 +327,13 @@ char* flambeau_script_train(Script* script, bool training) {
   return guarded([&] { script->module.train(training); });
 }
 
-// The number of arguments of forward: those that must be given, and all.
-char* flambeau_script_num_inputs(const Script* script, size_t* least, size_t* most) {
+// Gives the names of forward's arguments, each with size 1 where it may be left out.
+char* flambeau_script_arguments(const Script* script, void* context, Take take) {
   return guarded([&] {
     const auto& arguments = script->module.get_method("forward").function().getSchema().arguments();
-    *most = arguments.size() - 1;
-    *least = std::count_if(arguments.begin() + 1, arguments.end(), [](const auto& a) { return !a.default_value(); });
+    for (auto argument = arguments.begin() + 1; argument != arguments.end(); ++argument) {
+      take(context, argument->name().data(), argument->name().size(), nullptr, argument->default_value() ? 1 : 0);
+    }
   });
 }
 

@@ -23,6 +23,8 @@ const NUM_ROWS: i64 = 2;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct JobCheck {
+    /// The names of forward's arguments, in their order.
+    pub arguments: Vec<String>,
     /// What the program returns; empty where the shape of an input is known to the data alone.
     pub output: Vec<OutputTensor>,
     /// Elements of all parameters, frozen ones included, tied ones once.
@@ -91,6 +93,7 @@ pub fn check_job(job: &TrainingJob, store: &Store) -> Result<JobCheck, TorchErro
     let ModelTensors { all, trained } = &parts.tensors;
     let parameters = all.iter().filter(|entry| !entry.is_buffer);
     Ok(JobCheck {
+        arguments: parts.program.arguments()?,
         output,
         num_parameters: parameters.map(|entry| entry.tensor.numel()).sum(),
         parameter_dtype: trained
@@ -113,8 +116,8 @@ fn parts(job: &TrainingJob, store: &Store) -> Result<Parts, TorchError> {
     let program = load::of_job(spec, store)?;
     let tensors = ModelTensors::of(&*program);
     load::check_trainable(&*program, &tensors)?;
-    if let Some(step_size) = job.params.step_size {
-        optimizer.set_learning_rate(step_size);
+    if let Some(learning_rate) = job.params.learning_rate {
+        optimizer.set_learning_rate(learning_rate);
     }
     Ok(Parts {
         program,

@@ -51,6 +51,13 @@ pub trait Program: Send + Sync {
     /// inputs is wrong, or where the program has no graph for the mode.
     fn forward(&self, inputs: &[Tensor], training: bool) -> Result<Outputs, TorchError>;
 
+    /// The names of forward's arguments, in their order.
+    ///
+    /// # Errors
+    ///
+    /// What torch says of a program without a forward.
+    fn arguments(&self) -> Result<Vec<String>, TorchError>;
+
     /// Moves everything that it computes with from one device to another, before it runs there: the tensors stay the
     /// objects that they are. What names the first device names the second from then on.
     ///

@@ -67,10 +67,10 @@ unsafe extern "C" {
     ) -> *mut C_tensor;
     fn flambeau_script_move(script: *mut RawScript, from: i32, to: i32) -> *mut c_char;
     fn flambeau_script_train(script: *mut RawScript, training: bool) -> *mut c_char;
-    fn flambeau_script_num_inputs(
+    fn flambeau_script_arguments(
         script: *const RawScript,
-        least: *mut usize,
-        most: *mut usize,
+        context: *mut c_void,
+        take: Take,
     ) -> *mut c_char;
     fn flambeau_script_forward(
         script: *mut RawScript,
@@ -208,10 +208,23 @@ impl ScriptProgram {
         Ok(())
     }
 
+    /// The arguments of forward, each with whether it may be left out.
+    fn signature(&self) -> Result<Vec<(String, bool)>, TorchError> {
+        let mut found = Taken::default();
+        // SAFETY: the module is live, and what takes the names outlives the call.
+        check(unsafe {
+            flambeau_script_arguments(self.raw, (&raw mut found).cast(), Taken::take)
+        })?;
+        let found = found.0.into_iter();
+        Ok(found
+            .map(|(name, _, optional)| (name, optional == 1))
+            .collect())
+    }
+
     fn check_num_inputs(&self, given: usize) -> Result<(), TorchError> {
-        let (mut least, mut most) = (0, 0);
-        // SAFETY: the module is live.
-        check(unsafe { flambeau_script_num_inputs(self.raw, &mut least, &mut most) })?;
+        let signature = self.signature()?;
+        let most = signature.len();
+        let least = signature.iter().filter(|(_, optional)| !optional).count();
         if (least..=most).contains(&given) {
             return Ok(());
         }
@@ -270,6 +283,14 @@ impl Program for ScriptProgram {
             return Err(error);
         }
         RawOutputs(result).unpack("model: forward")
+    }
+
+    fn arguments(&self) -> Result<Vec<String>, TorchError> {
+        Ok(self
+            .signature()?
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect())
     }
 
     fn move_to(&mut self, from: Device, to: Device) -> Result<(), TorchError> {

@@ -82,7 +82,7 @@ pub enum Cause {
     Model(#[source] ModelError),
     /// The loss of the step, over all ranks, is NaN or infinite. All ranks report the same step.
     #[error(
-        "the loss is {loss} at this step; a smaller stepSize, gradientClipNorm or scaled features may help{}",
+        "the loss is {loss} at this step; a smaller learningRate, gradientClipNorm or scaled features may help{}",
         if *.in_float16 { ", or precision bf16: float16 ends at 65504" } else { "" }
     )]
     Diverged {
@@ -95,7 +95,7 @@ pub enum Cause {
     /// step.
     #[error(
         "the gradients are not finite at this step, even with the loss scaled by {scale}; precision bf16 or float32, \
-         a smaller stepSize or scaled features may help"
+         a smaller learningRate or scaled features may help"
     )]
     Overflow {
         /// The loss scale.

@@ -29,8 +29,8 @@ pub use gradients::layout::{BucketInfo, BucketLayout, BucketSizes, ParameterInfo
 pub use gradients::reducer::{GradientReducer, ReducerOptions};
 pub use gradients::sink::{DeviceGradients, GradientSink};
 pub use job::params::{
-    DeviceChoice, FeaturesColumn, GradientCompression, InputType, LrSchedule, MonitorMode,
-    OutputKind, Precision, TrainingParams,
+    DeviceChoice, GradientCompression, InputType, LrSchedule, MonitorMode, OutputKind, Precision,
+    TrainingParams,
 };
 pub use job::program::{
     LossSpec, NamedOptions, NativeProgram, ProgramForm, ScriptedLoss, StoredWeights,

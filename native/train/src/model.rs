@@ -192,7 +192,7 @@ pub trait Model {
     /// The number of sums that hold the state of the metrics; constant, and the same on all ranks.
     fn num_metric_sums(&mut self) -> Result<usize, ModelError>;
 
-    /// The learning rate that the optimizer was made with, or that `stepSize` has set: that of its first group of
+    /// The learning rate that the optimizer was made with, or that `learningRate` has set: that of its first group of
     /// parameters. `None` where it has none.
     fn learning_rate(&mut self) -> Result<Option<f64>, ModelError>;
 

@@ -65,7 +65,7 @@ class ModuleModel:
         self,
         program: Mapping[str, Any],
         inputs: Sequence[tuple[str, Sequence[str]]],
-        step_size: float | None = None,
+        learning_rate: float | None = None,
         precision: str = "float32",
         compiles: bool = False,
     ) -> None:
@@ -74,7 +74,7 @@ class ModuleModel:
         _check_forward(module, inputs)
         self.module: nn.Module = module
         self.loss = losses.build(program["loss"])
-        self.optimizer = optimizers.build(program["optimizer"], module, step_size)
+        self.optimizer = optimizers.build(program["optimizer"], module, learning_rate)
         self._step = optimizers.step(program["optimizer"], self.optimizer)
         self.metrics, self.gathered = metrics.build(program.get("metrics"), metrics.Reading.of(self.loss))
         self._given_metrics = program.get("metrics")

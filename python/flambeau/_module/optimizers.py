@@ -30,21 +30,21 @@ NAMES: tuple[str, ...] = tuple(sorted(_NAMED))
 """The names that `optimizer` accepts."""
 
 
-def build(optimizer: Any, module: nn.Module, step_size: float | None) -> torch.optim.Optimizer:
+def build(optimizer: Any, module: nn.Module, learning_rate: float | None) -> torch.optim.Optimizer:
     """The optimizer for what the user gave, over `module`'s trainable parameters.
 
     A name gives torch's optimizer with torch's defaults, fused where torch has it on the parameters' device;
     `{"name", "options"}` gives it with other options.
     A callable is called with the list of trainable parameters. An instance must have been made over
-    `module`'s own parameters, and is used as it is. `step_size` overrides the learning rate of every
+    `module`'s own parameters, and is used as it is. `learning_rate` overrides the learning rate of every
     parameter group. Raises `ParamError`, saying what to do instead, for what can't be trained data-parallel.
     """
     with uncompiled():
         built = _make(optimizer, module)
     _check(built, module)
     for group in built.param_groups:
-        if step_size is not None:
-            _set_rate(group, step_size)
+        if learning_rate is not None:
+            _set_rate(group, learning_rate)
         # As torch's schedulers keep it, so that it is part of the optimizer's state.
         if group.get("lr") is not None:
             group["initial_lr"] = float(group["lr"])

@@ -202,7 +202,7 @@ def _train(
     adapter = ModuleModel(
         _load_program(_pickle_of(request, job)),
         inputs,
-        params.get("stepSize"),
+        params.get("learningRate"),
         precision,
         params.get("compile", False),
     )

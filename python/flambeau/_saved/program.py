@@ -240,6 +240,21 @@ def check_signature(module: nn.Module, inputs: Sequence[TensorColumns]) -> None:
         ) from None
 
 
+def forward_arguments(module: nn.Module) -> list[str]:
+    """The names of the arguments that `forward` takes by position; none for code without a signature."""
+    import torch
+
+    forward: Any = module.forward
+    if isinstance(module, torch.jit.ScriptModule):
+        return [argument.name for argument in forward.schema.arguments[1:]]
+    try:
+        parameters = inspect.signature(forward).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [parameter.name for parameter in parameters if parameter.kind in by_position]
+
+
 def dump_skeleton(module: nn.Module) -> bytes:
     """A module by cloudpickle without the data of the tensors in its `state_dict`, which `weights` holds."""
     import torch

@@ -47,24 +47,34 @@ _MENDS = {
 }
 
 
-def resolve_inputs(schema: StructType, params: Params) -> list[TensorColumns]:
+def resolve_inputs(schema: StructType, params: Params, arguments: Sequence[str] = ()) -> list[TensorColumns]:
     """The input tensors, in the order of forward's arguments, that the params ask for on a DataFrame of this
-    schema.
+    schema. Where inputNames says which of the `arguments` each is for, theirs is the order; where they are
+    not known, that of inputCols.
 
     Raises DataError for a column that is missing or of a type that no tensor is made of, and ParamError for
-    shapes or types that do not fit their columns.
+    names, shapes or types that do not fit their columns.
     """
     names, grouped = _input_columns(params)
+    named = _get(params, "inputNames")
     shapes = _get(params, "inputShapes") or [[]] * len(grouped)
     types = _get(params, "inputTypes") or ["auto"] * len(grouped)
-    for name, given in (("inputShapes", shapes), ("inputTypes", types)):
+    for name, given in (("inputNames", named or names), ("inputShapes", shapes), ("inputTypes", types)):
         if len(given) != len(grouped):
             raise ParamError(f"{name} has {len(given)} entries, and there are {len(grouped)} inputs: {names}")
     inputs = []
-    for name, columns, shape, dtype in zip(names, grouped, shapes, types, strict=True):
+    for name, columns, shape, dtype in zip(named or names, grouped, shapes, types, strict=True):
         tensor = resolve_tensor(schema, name, columns, None if dtype == "auto" else dtype, "input")
         inputs.append(_with_shape(tensor, shape))
-    return inputs
+    first = arguments[: len(inputs)]
+    if not named or not arguments:
+        return inputs
+    if set(first) != set(named):
+        raise ParamError(
+            f"inputNames is {named}, but must name the first of forward's arguments, in any order: "
+            f"{', '.join(arguments)}"
+        )
+    return [inputs[named.index(name)] for name in first]
 
 
 def resolve_tensor(
@@ -256,13 +266,18 @@ def quoted(name: str) -> str:
 
 def _input_columns(params: Params) -> tuple[list[str], list[list[str]]]:
     """The inputs' names and, for each, its columns."""
-    columns = _get(params, "inputCols")
+    columns, packed = _get(params, "inputCols"), _get(params, "featuresCols")
+    if packed and params.isSet("featuresCol"):
+        raise ParamError(
+            f"featuresCol ({_get(params, 'featuresCol')!r}) and featuresCols ({packed}) are both set: "
+            "set one of them to None"
+        )
     if columns:
         return list(columns), [[column] for column in columns]
+    if packed:
+        return ["features"], [list(packed)]
     features = _get(params, "featuresCol")
-    if isinstance(features, str):
-        return [features], [[features]]
-    return ["features"], [list(features)]
+    return [features], [[features]]
 
 
 def _get(params: Params, name: str) -> Any:

@@ -4,6 +4,10 @@ Names, defaults, bounds and docs are those of the training job's schema (`docs/t
 of which `declared` is made. A value of None unsets a param.
 """
 
+from typing import Self
+
+from pyspark.ml.param import Param
+
 from flambeau.params.declared import (
     HasClassColumns,
     HasConstructor,
@@ -46,3 +50,16 @@ class HasTrainingParams(
     HasWorkers,
 ):
     """Every param of a training job."""
+
+    @property
+    def stepSize(self) -> Param[float]:
+        """`learningRate`, by Spark ML's name."""
+        return self.learningRate
+
+    def setStepSize(self, value: float | None) -> Self:
+        """Sets `learningRate`, by Spark ML's name; None unsets it."""
+        return self.setLearningRate(value)
+
+    def getStepSize(self) -> float | None:
+        """The value of `learningRate`, None when it is not set."""
+        return self.getLearningRate()

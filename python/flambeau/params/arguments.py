@@ -1,5 +1,5 @@
-"""The keyword arguments of the estimators: the params, and the names that users of Horovod's estimators know
-them by.
+"""The keyword arguments of the estimators: the params, and the names that users of Spark ML's and Horovod's
+estimators know them by.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from flambeau.errors import ParamError
 from flambeau.params.objects import suggestion
 
 
-class HorovodArguments(TypedDict, total=False):
-    """The names that Horovod's estimators have for params of ours."""
+class OtherNames(TypedDict, total=False):
+    """The names that Spark ML's and Horovod's estimators have for params of ours."""
 
+    stepSize: float | None
     num_proc: int | None
     feature_cols: list[str] | None
     label_cols: list[str] | None
@@ -30,6 +31,7 @@ class HorovodArguments(TypedDict, total=False):
 
 
 _ALIASES = {
+    "stepSize": "learningRate",
     "num_proc": "numWorkers",
     "feature_cols": "inputCols",
     "label_cols": "labelCols",
@@ -70,6 +72,7 @@ def resolve_arguments(params: Params, arguments: Mapping[str, Any]) -> dict[str,
     place, and for one that is given under two names.
     """
     resolved: dict[str, Any] = {}
+    names: dict[str, str] = {}
     for name, value in arguments.items():
         param = _param_of(name, value)
         if name in _INSTEAD:
@@ -79,8 +82,8 @@ def resolve_arguments(params: Params, arguments: Mapping[str, Any]) -> dict[str,
         if value is None:
             resolved.setdefault(param, None)
             continue
-        if resolved.get(param) is not None:
-            raise ParamError(f"{param} is given twice, once as {name!r}")
+        if names.setdefault(param, name) != name:
+            raise ParamError(f"{param} is given twice, as {names[param]!r} and as {name!r}")
         resolved[param] = _without_batch(value) if name == "input_shapes" else value
     return resolved
 

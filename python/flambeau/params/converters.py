@@ -117,11 +117,6 @@ def text_list(value: Any) -> list[str]:
     raise ParamError(f"must be a list of column names, got {value!r}")
 
 
-def text_or_list(value: Any) -> str | list[str]:
-    """A column's name, or a list of such names."""
-    return text(value) if isinstance(value, str) else text_list(value)
-
-
 def shapes(value: Any) -> list[list[int]]:
     """A list of shapes, each a list of sizes of at least 1; a single shape is not a list of shapes."""
     if (

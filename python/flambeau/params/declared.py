@@ -18,14 +18,13 @@ from pyspark.ml.param.shared import (
     HasProbabilityCol,
     HasRawPredictionCol,
     HasSeed,
-    HasStepSize,
     HasThreshold,
     HasThresholds,
     HasValidationIndicatorCol,
     HasWeightCol,
 )
 
-from flambeau.params.arguments import HorovodArguments, resolve_arguments
+from flambeau.params.arguments import OtherNames, resolve_arguments
 from flambeau.params.converters import (
     Integer,
     Number,
@@ -38,7 +37,6 @@ from flambeau.params.converters import (
     text,
     text_list,
     text_or_empty,
-    text_or_list,
     threshold_list,
 )
 from flambeau.params.objects import CheckedParams
@@ -48,21 +46,37 @@ if TYPE_CHECKING:
 
 
 class HasInputColumns(CheckedParams, HasFeaturesCol, HasInputCols):
-    """What the module reads: featuresCol, or inputCols with a tensor for each argument of forward."""
+    """What the module reads: one features tensor, or inputCols with a tensor for each argument of forward."""
 
-    featuresCol: Param[str | list[str]] = Param(  # type: ignore[assignment]
+    featuresCol: Param[str] = Param(
         Params._dummy(),
         "featuresCol",
-        "Name of the features column: a vector, an array or a number; or a list of numeric columns, which "
-        "are packed into one tensor. Used when inputCols is not set.",
-        text_or_list,
+        "Name of the features column: a vector, an array or a number. Used when neither featuresCols nor "
+        "inputCols is set.",
+        text,
+    )
+
+    featuresCols: Param[list[str]] = Param(
+        Params._dummy(),
+        "featuresCols",
+        "Names of numeric columns, which are packed into one tensor in this order. Takes the place of "
+        "featuresCol; used when inputCols is not set.",
+        text_list,
     )
 
     inputCols: Param[list[str]] = Param(
         Params._dummy(),
         "inputCols",
         "Names of the columns given to the module's forward, one tensor for each argument, in this order. "
-        "When not set, featuresCol is the only input.",
+        "When not set, featuresCol or featuresCols is the only input.",
+        text_list,
+    )
+
+    inputNames: Param[list[str]] = Param(
+        Params._dummy(),
+        "inputNames",
+        "Names of the arguments of forward that the inputs are given to, in the order of inputCols: the "
+        "first arguments, in any order. When not set, the inputs are given in the order of inputCols.",
         text_list,
     )
 
@@ -92,13 +106,25 @@ class HasInputColumns(CheckedParams, HasFeaturesCol, HasInputCols):
         """Sets `featuresCol`; None unsets it."""
         return self._set(featuresCol=value)
 
-    def getFeaturesCol(self) -> str | list[str]:  # type: ignore[override]
-        """The value of `featuresCol`, or its default."""
-        return self.getOrDefault(self.featuresCol)
+    def setFeaturesCols(self, value: list[str] | None) -> Self:
+        """Sets `featuresCols`; None unsets it."""
+        return self._set(featuresCols=value)
 
-    def setInputCols(self, value: list[str] | None) -> Self:
+    def getFeaturesCols(self) -> list[str] | None:
+        """The value of `featuresCols`, None when it is not set."""
+        return self._value("featuresCols")
+
+    def setInputCols(self, value: list[str] | dict[str, str] | None) -> Self:
         """Sets `inputCols`; None unsets it."""
         return self._set(inputCols=value)
+
+    def setInputNames(self, value: list[str] | None) -> Self:
+        """Sets `inputNames`; None unsets it."""
+        return self._set(inputNames=value)
+
+    def getInputNames(self) -> list[str] | None:
+        """The value of `inputNames`, None when it is not set."""
+        return self._value("inputNames")
 
     def setInputShapes(self, value: list[list[int]] | None) -> Self:
         """Sets `inputShapes`; None unsets it."""
@@ -594,12 +620,12 @@ class HasTrainingLoop(CheckedParams, HasSeed):
         return self.getOrDefault(self.compile)
 
 
-class HasLearningRate(CheckedParams, HasStepSize):
+class HasLearningRate(CheckedParams):
     """The learning rate over the training."""
 
-    stepSize: Param[float] = Param(
+    learningRate: Param[float] = Param(
         Params._dummy(),
-        "stepSize",
+        "learningRate",
         "Learning rate. When not set, the rate that the optimizer was made with is kept.",
         Number(0.0),
     )
@@ -662,9 +688,13 @@ class HasLearningRate(CheckedParams, HasStepSize):
             lrDecayEpochs=10,
         )
 
-    def setStepSize(self, value: float | None) -> Self:
-        """Sets `stepSize`; None unsets it."""
-        return self._set(stepSize=value)
+    def setLearningRate(self, value: float | None) -> Self:
+        """Sets `learningRate`; None unsets it."""
+        return self._set(learningRate=value)
+
+    def getLearningRate(self) -> float | None:
+        """The value of `learningRate`, None when it is not set."""
+        return self._value("learningRate")
 
     def setScaleLearningRate(self, value: bool | None) -> Self:
         """Sets `scaleLearningRate`; None unsets it."""
@@ -734,9 +764,9 @@ class HasEarlyStopping(CheckedParams):
         one_of("auto", "min", "max"),
     )
 
-    monitorMinDelta: Param[float] = Param(
+    minDelta: Param[float] = Param(
         Params._dummy(),
-        "monitorMinDelta",
+        "minDelta",
         "By how much more than this an epoch must be better than the best one so far to become the best.",
         Number(0.0),
     )
@@ -758,7 +788,7 @@ class HasEarlyStopping(CheckedParams):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._setDefault(monitorMode="auto", monitorMinDelta=0.0, restoreBestWeights=False)
+        self._setDefault(monitorMode="auto", minDelta=0.0, restoreBestWeights=False)
 
     def setMonitor(self, value: str | None) -> Self:
         """Sets `monitor`; None unsets it."""
@@ -776,13 +806,13 @@ class HasEarlyStopping(CheckedParams):
         """The value of `monitorMode`, or its default."""
         return self.getOrDefault(self.monitorMode)
 
-    def setMonitorMinDelta(self, value: float | None) -> Self:
-        """Sets `monitorMinDelta`; None unsets it."""
-        return self._set(monitorMinDelta=value)
+    def setMinDelta(self, value: float | None) -> Self:
+        """Sets `minDelta`; None unsets it."""
+        return self._set(minDelta=value)
 
-    def getMonitorMinDelta(self) -> float:
-        """The value of `monitorMinDelta`, or its default."""
-        return self.getOrDefault(self.monitorMinDelta)
+    def getMinDelta(self) -> float:
+        """The value of `minDelta`, or its default."""
+        return self.getOrDefault(self.minDelta)
 
     def setEarlyStoppingPatience(self, value: int | None) -> Self:
         """Sets `earlyStoppingPatience`; None unsets it."""
@@ -1105,7 +1135,7 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
         return self.getOrDefault(self.verifyReplicas)
 
 
-class EstimatorArguments(HorovodArguments, total=False):
+class EstimatorArguments(OtherNames, total=False):
     """What `setParams` takes: every param; None unsets one."""
 
     model: Any
@@ -1114,7 +1144,9 @@ class EstimatorArguments(HorovodArguments, total=False):
     metrics: Any
     runtime: str | None
     featuresCol: str | list[str] | None
-    inputCols: list[str] | None
+    featuresCols: list[str] | None
+    inputCols: list[str] | dict[str, str] | None
+    inputNames: list[str] | None
     inputShapes: list[list[int]] | None
     inputTypes: list[str] | None
     predictionCol: str | None
@@ -1145,7 +1177,7 @@ class EstimatorArguments(HorovodArguments, total=False):
     topKRatio: float | None
     precision: str | None
     compile: bool | None
-    stepSize: float | None
+    learningRate: float | None
     scaleLearningRate: bool | None
     warmupEpochs: float | None
     lrSchedule: str | None
@@ -1154,7 +1186,7 @@ class EstimatorArguments(HorovodArguments, total=False):
     lrDecayEpochs: int | None
     monitor: str | None
     monitorMode: str | None
-    monitorMinDelta: float | None
+    minDelta: float | None
     earlyStoppingPatience: int | None
     restoreBestWeights: bool | None
     device: str | None
@@ -1191,7 +1223,9 @@ class HasConstructor(CheckedParams):
         metrics: Any = None,
         runtime: str = "python",
         featuresCol: str | list[str] = "features",
-        inputCols: list[str] | None = None,
+        featuresCols: list[str] | None = None,
+        inputCols: list[str] | dict[str, str] | None = None,
+        inputNames: list[str] | None = None,
         inputShapes: list[list[int]] | None = None,
         inputTypes: list[str] | None = None,
         predictionCol: str = "prediction",
@@ -1222,7 +1256,7 @@ class HasConstructor(CheckedParams):
         topKRatio: float = 0.01,
         precision: str = "float32",
         compile: bool = False,
-        stepSize: float | None = None,
+        learningRate: float | None = None,
         scaleLearningRate: bool = False,
         warmupEpochs: float = 0.0,
         lrSchedule: str = "constant",
@@ -1231,7 +1265,7 @@ class HasConstructor(CheckedParams):
         lrDecayEpochs: int = 10,
         monitor: str | None = None,
         monitorMode: str = "auto",
-        monitorMinDelta: float = 0.0,
+        minDelta: float = 0.0,
         earlyStoppingPatience: int | None = None,
         restoreBestWeights: bool = False,
         device: str = "auto",
@@ -1251,7 +1285,7 @@ class HasConstructor(CheckedParams):
         workDir: str | None = None,
         verbose: int = 1,
         verifyReplicas: bool = False,
-        **others: Unpack[HorovodArguments],
+        **others: Unpack[OtherNames],
     ) -> None:
         """Makes an estimator; all arguments are keywords.
 
@@ -1268,11 +1302,17 @@ class HasConstructor(CheckedParams):
         runtime : str, default python
             What runs the module: python or native.
         featuresCol : str | list[str], default 'features'
-            Name of the features column: a vector, an array or a number; or a list of numeric columns,
-            which are packed into one tensor. Used when inputCols is not set.
-        inputCols : list[str], default not set
+            Name of the features column: a vector, an array or a number. Used when neither featuresCols
+            nor inputCols is set.
+        featuresCols : list[str], default not set
+            Names of numeric columns, which are packed into one tensor in this order. Takes the place of
+            featuresCol; used when inputCols is not set.
+        inputCols : list[str] | dict[str, str], default not set
             Names of the columns given to the module's forward, one tensor for each argument, in this
-            order. When not set, featuresCol is the only input.
+            order. When not set, featuresCol or featuresCols is the only input.
+        inputNames : list[str], default not set
+            Names of the arguments of forward that the inputs are given to, in the order of inputCols: the
+            first arguments, in any order. When not set, the inputs are given in the order of inputCols.
         inputShapes : list[list[int]], default not set
             Shape of one row of each input, in the order of inputCols, for columns that hold flattened
             arrays, such as [3, 32, 32] for an image. An empty list leaves that input as its column has
@@ -1337,7 +1377,7 @@ class HasConstructor(CheckedParams):
         shuffle : bool, default True
             Whether the rows are shuffled, anew in every epoch. When false they are read in the order of
             the data.
-        shuffleWindow : int, default not set
+        shuffleWindow : int, default not set (expert)
             Number of rows that are shuffled together in memory by each lane. Larger mixes better and
             takes more memory. When not set, as many as fit in 64 MiB, but at least 4096 and at most
             1048576.
@@ -1354,13 +1394,13 @@ class HasConstructor(CheckedParams):
             With powersgd and topk, which GPUs do not have, a worker adds what it has not sent to its next
             gradients. It pays where the network is slow; workers of one host share memory and are slower
             with it. All workers get the same bits.
-        powerSgdRank : int, default 1
+        powerSgdRank : int, default 1 (expert)
             Number of columns of the two matrices that gradientCompression powersgd makes of a gradient:
             more are nearer to it and take longer.
-        powerSgdStartStep : int, default 1000
+        powerSgdStartStep : int, default 1000 (expert)
             Number of optimizer steps before gradientCompression powersgd begins, while gradients travel
             as they are: the first ones change the most.
-        topKRatio : float, default 0.01
+        topKRatio : float, default 0.01 (expert)
             Share of the entries of each parameter's gradient that gradientCompression topk sends, rounded
             up.
         precision : str, default 'float32'
@@ -1374,7 +1414,7 @@ class HasConstructor(CheckedParams):
             Whether the module is compiled by torch.compile for training. Where that fails it trains as it
             is, and a warning says why. The fitted model holds the module as it was given. The native
             runtime, whose programs are compiled already, refuses it.
-        stepSize : float, default not set
+        learningRate : float, default not set
             Learning rate. When not set, the rate that the optimizer was made with is kept.
         scaleLearningRate : bool, default False
             Whether the learning rate is multiplied by numWorkers, since the global batch is that many
@@ -1399,7 +1439,7 @@ class HasConstructor(CheckedParams):
         monitorMode : str, default 'auto'
             Whether the smaller (min) or the larger (max) value of monitor is better. auto goes by its
             name, for the loss and the named metrics.
-        monitorMinDelta : float, default 0.0
+        minDelta : float, default 0.0
             By how much more than this an epoch must be better than the best one so far to become the
             best.
         earlyStoppingPatience : int, default not set
@@ -1416,19 +1456,19 @@ class HasConstructor(CheckedParams):
         numWorkers : int, default 1
             Number of workers that train together. Each is one task of a barrier stage and needs one free
             task slot.
-        dataLanes : int, default not set
+        dataLanes : int, default not set (expert)
             Number of lanes that the rows are cut into. The order of the rows depends on the lanes and not
             on the workers, so runs with the same dataLanes and the same global batch (batchSize x
             numWorkers) see the same batches on any number of workers up to dataLanes. Must divide the
             global batch. When not set, numWorkers.
-        numThreads : int, default not set
+        numThreads : int, default not set (expert)
             Number of threads that torch computes with in each worker. When not set, the cores of the
             machine are shared evenly among its workers.
         numGpusPerWorker : int, default 0
             Number of GPUs that Spark is asked for with the task of each worker: 1 schedules the training
             by a resource profile of its own (stage-level scheduling), 0 asks for none. Workers then have
             the GPUs that spark.task.resource.gpu.amount gives them, else those that they find.
-        memoryBudget : int, default 1073741824
+        memoryBudget : int, default 1073741824 (expert)
             Bytes that each worker may use for decoded rows. A worker whose share of the data fits decodes
             it once and keeps it; otherwise it decodes the rows again in every epoch.
         checkpointInterval : int, default 1
@@ -1448,14 +1488,14 @@ class HasConstructor(CheckedParams):
         maxRestarts : int, default 3
             How many times training is started again after a worker was lost. An error of the module, bad
             data or a diverged loss never start it again.
-        collectiveTimeout : float, default 600.0
+        collectiveTimeout : float, default 600.0 (expert)
             Seconds that a worker waits for another in one operation before it gives up. A dead worker is
             noticed in seconds; this is for one that is slow.
-        heartbeatTimeout : float, default 30.0
+        heartbeatTimeout : float, default 30.0 (expert)
             Seconds without a sign of life after which a worker counts as lost, though its connections
             stand: one that is stopped, or whose network is gone. A virtual machine may pause for some
             seconds and is not lost.
-        slotTimeout : float, default 0.0
+        slotTimeout : float, default 0.0 (expert)
             Seconds to wait for numWorkers free task slots before training is refused. 0 refuses at once.
         workDir : str, default not set
             Directory that the driver and all workers can reach, for shards, checkpoints, progress and
@@ -1464,11 +1504,11 @@ class HasConstructor(CheckedParams):
             the two is required on a cluster.
         verbose : int, default 1
             How much is shown while training: 0 nothing, 1 a progress bar.
-        verifyReplicas : bool, default False
+        verifyReplicas : bool, default False (expert)
             Whether the workers compare hashes of all parameters and buffers after each epoch and fail
             where they differ in a single bit. For debugging: it reads every tensor once per epoch.
         others
-            Horovod's names: num_proc, feature_cols, label_cols, batch_size and the like.
+            stepSize for learningRate, and Horovod's names: num_proc, feature_cols and the like.
 
         Raises ParamError for a name that there is not, and for a value that is not allowed.
         """

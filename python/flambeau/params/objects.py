@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+from collections.abc import Mapping
 from typing import Any, Self
 
 from pyspark.ml.param import Param, Params
@@ -21,7 +22,7 @@ class CheckedParams(Params):
     """Params that refuse a wrong value with the param's name, the value and what is allowed; None unsets."""
 
     def _set(self, **kwargs: Any) -> Self:
-        for name, value in kwargs.items():
+        for name, value in spread(kwargs).items():
             if not self.hasParam(name):
                 raise ParamError(f"{type(self).__name__} has no param {name!r}{suggestion(name, self)}")
             param = self.getParam(name)
@@ -39,6 +40,11 @@ class CheckedParams(Params):
         self._shouldOwn(param)
         self._set(**{param.name: value})
 
+    def copy(self, extra: Mapping[Any, Any] | None = None) -> Self:
+        """A copy with the params of `extra`; what is no JSON is shared."""
+        own = {p.name: v for p, v in (extra or {}).items() if p.parent == self.uid and self.hasParam(p.name)}
+        return super().copy({self.getParam(name): value for name, value in spread(own).items()})
+
     def explainParam(self, param: str | Param[Any]) -> str:
         """A param's name, doc, default and value, objects in a line."""
         param = self._resolveParam(param)
@@ -50,6 +56,25 @@ class CheckedParams(Params):
         """A param's value or default, None where it has neither."""
         param = self.getParam(name)
         return self.getOrDefault(param) if self.isDefined(param) else None
+
+
+def spread(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values by the params that hold them: a list for featuresCol is one for featuresCols, and a dict for
+    inputCols has the inputNames too. Raises ParamError where these are given as well.
+    """
+    found = dict(values)
+    features, inputs = values.get("featuresCol"), values.get("inputCols")
+    parts: dict[str, Any] = {}
+    if isinstance(features, (list, tuple)):
+        del found["featuresCol"]
+        parts["featuresCols"] = features
+    if isinstance(inputs, Mapping):
+        parts["inputNames"] = list(inputs)
+        found["inputCols"] = list(inputs.values())
+    for name in parts:
+        if values.get(name) is not None:
+            raise ParamError(f"{name} is given twice, by itself and within another param")
+    return found | parts
 
 
 def suggestion(name: str, params: Params) -> str:

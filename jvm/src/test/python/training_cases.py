@@ -159,7 +159,7 @@ def write_flights(directory: Path) -> None:
             optimizer="adam",
             inputCols=["numbers", "carrier", "dest", "origin"],
             labelCol="delay",
-            stepSize=0.002,
+            learningRate=0.002,
             batchSize=batch_size,
             epochs=epochs,
             numWorkers=2,

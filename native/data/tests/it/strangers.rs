@@ -187,7 +187,10 @@ fn an_almost_right_manifest_is_used_or_refused() {
     for (from, to) in [
         // A tensor of a column that is not there, or of no known shape, rows that don't add up, more rows than there can be.
         ("\"columns\":[\"id\"]", "\"columns\":[\"other\"]"),
-        ("\"dtype\":\"int64\",\"shape\":[]", "\"dtype\":\"int64\",\"shape\":null"),
+        (
+            "\"dtype\":\"int64\",\"shape\":[]",
+            "\"dtype\":\"int64\",\"shape\":null",
+        ),
         ("\"numRows\":50", "\"numRows\":51"),
         ("{\"numRows\":10", "{\"numRows\":18446744073709551615"),
     ] {

@@ -208,6 +208,11 @@ impl ReadyGraph {
         Ok(())
     }
 
+    /// The names of forward's arguments, in their order.
+    pub(super) fn arguments(&self) -> Vec<String> {
+        self.inputs.iter().map(|input| input.name.clone()).collect()
+    }
+
     /// Runs the graph on inputs whose first dimension is the rows. Buffers get the values that it computes for them only
     /// where `updates_buffers` says so, and then no other thread may run it.
     pub(super) fn run(
@@ -216,11 +221,7 @@ impl ReadyGraph {
         updates_buffers: bool,
     ) -> Result<Outputs, TorchError> {
         if inputs.len() != self.inputs.len() {
-            let names: Vec<&str> = self
-                .inputs
-                .iter()
-                .map(|input| input.name.as_str())
-                .collect();
+            let names = self.arguments();
             return Err(TorchError::Param(format!(
                 "the exported program takes {} inputs ({}), not {}; set inputCols to one column for each",
                 names.len(),

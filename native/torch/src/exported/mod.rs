@@ -132,6 +132,10 @@ impl Program for ExportedProgram {
         }
     }
 
+    fn arguments(&self) -> Result<Vec<String>, TorchError> {
+        Ok(self.eval.arguments())
+    }
+
     fn move_to(&mut self, from: Device, to: Device) -> Result<(), TorchError> {
         self.weights.move_to(to)?;
         [Some(&mut self.eval), self.train.as_mut()]

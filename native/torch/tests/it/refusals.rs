@@ -108,6 +108,7 @@ fn a_job_is_described() {
     )
     .unwrap();
     let wanted = json!({
+        "arguments": ["x"],
         "output": [{"name": null, "dtype": "float32", "shape": [2]}],
         "numParameters": 7 * 8 + 16 + 72 + 8 + 72 + 3 + 18,
         "parameterDtype": "float32",

@@ -288,6 +288,7 @@ impl TrainingJob {
         }
         let num_inputs = params.input_cols.as_ref().map_or(1, Vec::len);
         let lengths = [
+            ("inputNames", params.input_names.as_ref().map(Vec::len)),
             ("inputShapes", params.input_shapes.as_ref().map(Vec::len)),
             ("inputTypes", params.input_types.as_ref().map(Vec::len)),
         ];

@@ -201,41 +201,19 @@ impl JsonSchema for DeviceChoice {
     }
 }
 
-/// The columns that make the features tensor.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum FeaturesColumn {
-    /// One column: a vector, an array or a number.
-    One(String),
-    /// Numeric columns that are packed into one tensor.
-    Packed(Vec<String>),
-}
-
-impl JsonSchema for FeaturesColumn {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "FeaturesColumn".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "type": ["string", "array"],
-            "items": { "type": "string", "minLength": 1 },
-            "minLength": 1,
-            "minItems": 1,
-        })
-    }
-}
-
 /// The params by what they are about, in the order in which they are told: what Scala and Python have as traits.
 const GROUPS: [(&str, &str, &[&str]); 11] = [
     (
         "HasInputColumns",
-        "What the module reads: featuresCol, or inputCols with a tensor for each argument of forward.",
-        &["featuresCol", "inputCols", "inputShapes", "inputTypes"],
+        "What the module reads: one features tensor, or inputCols with a tensor for each argument of forward.",
+        &[
+            "featuresCol",
+            "featuresCols",
+            "inputCols",
+            "inputNames",
+            "inputShapes",
+            "inputTypes",
+        ],
     ),
     (
         "HasOutputColumns",
@@ -293,7 +271,7 @@ const GROUPS: [(&str, &str, &[&str]); 11] = [
         "HasLearningRate",
         "The learning rate over the training.",
         &[
-            "stepSize",
+            "learningRate",
             "scaleLearningRate",
             "warmupEpochs",
             "lrSchedule",
@@ -308,7 +286,7 @@ const GROUPS: [(&str, &str, &[&str]); 11] = [
         &[
             "monitor",
             "monitorMode",
-            "monitorMinDelta",
+            "minDelta",
             "earlyStoppingPatience",
             "restoreBestWeights",
         ],
@@ -338,6 +316,21 @@ const GROUPS: [(&str, &str, &[&str]); 11] = [
     ),
 ];
 
+/// Params whose defaults serve in all but special cases: Spark ML's expert params.
+const EXPERT: [&str; 11] = [
+    "shuffleWindow",
+    "powerSgdRank",
+    "powerSgdStartStep",
+    "topKRatio",
+    "dataLanes",
+    "numThreads",
+    "memoryBudget",
+    "collectiveTimeout",
+    "heartbeatTimeout",
+    "slotTimeout",
+    "verifyReplicas",
+];
+
 fn groups() -> Value {
     let group = |(name, description, params): &(&str, &str, &[&str])| json!({ "name": name, "description": description, "params": params });
     GROUPS.iter().map(group).collect()
@@ -351,17 +344,26 @@ fn groups() -> Value {
 /// [`TrainingJob`]: crate::TrainingJob
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-#[schemars(extend("x-groups" = groups()))]
+#[schemars(extend("x-groups" = groups(), "x-expert" = EXPERT))]
 pub struct TrainingParams {
-    /// Name of the features column: a vector, an array or a number; or a list of numeric columns, which are packed
-    /// into one tensor. Used when inputCols is not set.
-    #[schemars(title = "Features column")]
-    pub features_col: FeaturesColumn,
+    /// Name of the features column: a vector, an array or a number. Used when neither featuresCols nor inputCols is set.
+    #[schemars(title = "Features column", length(min = 1))]
+    pub features_col: String,
+
+    /// Names of numeric columns, which are packed into one tensor in this order. Takes the place of featuresCol; used when
+    /// inputCols is not set.
+    #[schemars(title = "Features columns", length(min = 1))]
+    pub features_cols: Option<Vec<String>>,
 
     /// Names of the columns given to the module's forward, one tensor for each argument, in this order. When not
-    /// set, featuresCol is the only input.
+    /// set, featuresCol or featuresCols is the only input.
     #[schemars(title = "Input columns", length(min = 1))]
     pub input_cols: Option<Vec<String>>,
+
+    /// Names of the arguments of forward that the inputs are given to, in the order of inputCols: the first arguments, in
+    /// any order. When not set, the inputs are given in the order of inputCols.
+    #[schemars(title = "Input names", length(min = 1))]
+    pub input_names: Option<Vec<String>>,
 
     /// Shape of one row of each input, in the order of inputCols, for columns that hold flattened arrays, such as
     /// [3, 32, 32] for an image. An empty list leaves that input as its column has it. When not set, all are left.
@@ -478,8 +480,8 @@ pub struct TrainingParams {
     pub shuffle_window: Option<usize>,
 
     /// Learning rate. When not set, the rate that the optimizer was made with is kept.
-    #[schemars(title = "Step size (learning rate)", range(min = 0.0))]
-    pub step_size: Option<f64>,
+    #[schemars(title = "Learning rate", range(min = 0.0))]
+    pub learning_rate: Option<f64>,
 
     /// Whether the learning rate is multiplied by numWorkers, since the global batch is that many times larger than one
     /// worker's. With warmupEpochs it grows from the rate of one worker.
@@ -520,8 +522,8 @@ pub struct TrainingParams {
     pub monitor_mode: MonitorMode,
 
     /// By how much more than this an epoch must be better than the best one so far to become the best.
-    #[schemars(title = "Monitor minimum delta", range(min = 0.0))]
-    pub monitor_min_delta: f64,
+    #[schemars(title = "Minimum delta", range(min = 0.0))]
+    pub min_delta: f64,
 
     /// Number of epochs in a row without a new best one after which training stops. When not set, it takes all epochs.
     #[schemars(title = "Early stopping patience", range(min = 1, max = 1_000_000))]
@@ -664,8 +666,10 @@ pub struct TrainingParams {
 impl Default for TrainingParams {
     fn default() -> Self {
         TrainingParams {
-            features_col: FeaturesColumn::One("features".into()),
+            features_col: "features".into(),
+            features_cols: None,
             input_cols: None,
+            input_names: None,
             input_shapes: None,
             input_types: None,
             label_col: "label".into(),
@@ -689,7 +693,7 @@ impl Default for TrainingParams {
             seed: 0,
             shuffle: true,
             shuffle_window: None,
-            step_size: None,
+            learning_rate: None,
             scale_learning_rate: false,
             warmup_epochs: 0.0,
             lr_schedule: LrSchedule::Constant,
@@ -698,7 +702,7 @@ impl Default for TrainingParams {
             lr_decay_epochs: 10,
             monitor: None,
             monitor_mode: MonitorMode::Auto,
-            monitor_min_delta: 0.0,
+            min_delta: 0.0,
             early_stopping_patience: None,
             restore_best_weights: false,
             gradient_accumulation_steps: 1,

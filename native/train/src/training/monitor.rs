@@ -66,7 +66,7 @@ impl Monitor {
         Ok(Monitor {
             name,
             is_larger_better,
-            min_delta: params.monitor_min_delta,
+            min_delta: params.min_delta,
             patience: params.early_stopping_patience,
         })
     }
@@ -153,7 +153,7 @@ mod tests {
         TrainingParams {
             validation_fraction: 0.5,
             early_stopping_patience: Some(patience),
-            monitor_min_delta: min_delta,
+            min_delta,
             ..TrainingParams::default()
         }
     }

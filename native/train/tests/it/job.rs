@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use flambeau_data::Store;
-use flambeau_train::{FeaturesColumn, JobError, TrainingJob};
+use flambeau_train::{JobError, TrainingJob};
 use serde_json::{Value, json};
 
 fn job(params: Value) -> Value {
@@ -34,10 +34,7 @@ fn a_job_without_params_has_the_defaults_and_survives_a_round_trip() {
         ),
         (32, 1, 1)
     );
-    assert_eq!(
-        job.params.features_col,
-        FeaturesColumn::One("features".into())
-    );
+    assert_eq!(job.params.features_col, "features");
     let again = TrainingJob::from_json(&job.to_json()).unwrap();
     assert_eq!(again.params, job.params);
 }
@@ -82,9 +79,9 @@ fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowe
         ("shuffle", json!(null), "shuffle is null"),
         ("shuffleWindow", json!(0), "shuffleWindow is 0"),
         (
-            "stepSize",
+            "learningRate",
             json!(-0.1),
-            "stepSize is -0.1, but must be a number or null, at least 0",
+            "learningRate is -0.1, but must be a number or null, at least 0",
         ),
         (
             "warmupEpochs",
@@ -108,7 +105,7 @@ fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowe
             json!("best"),
             "monitorMode is \"best\", but must be one of auto, min, max",
         ),
-        ("monitorMinDelta", json!(-1), "monitorMinDelta is -1"),
+        ("minDelta", json!(-1), "minDelta is -1"),
         (
             "earlyStoppingPatience",
             json!(0),
@@ -203,6 +200,11 @@ fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowe
             "inputShapes",
             json!([[2], [3]]),
             "inputShapes is a list of 2, but must be one entry for each input, which is 1",
+        ),
+        (
+            "inputNames",
+            json!(["x", "y"]),
+            "inputNames is a list of 2, but must be one entry for each input, which is 1",
         ),
         ("inputShapes", json!([[-1]]), "inputShapes[0][0] is -1"),
         (
@@ -430,8 +432,8 @@ fn the_terms_of_a_job_name_what_differs() {
             .collect()
     };
     assert_eq!(
-        differing(&|job| job["params"] = json!({"seed": 1, "stepSize": 0.5})),
-        ["seed", "stepSize"]
+        differing(&|job| job["params"] = json!({"seed": 1, "learningRate": 0.5})),
+        ["learningRate", "seed"]
     );
     assert_eq!(
         differing(&|job| job["program"]["optimizer"]["options"]["lr"] = json!(0.2)),

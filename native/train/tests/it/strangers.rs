@@ -32,7 +32,7 @@ fn jobs() -> Vec<Vec<u8>> {
     let bench = Bench::new(1, 1);
     let sparse = json!({"numWorkers": 2, "batchSize": 12});
     let full = json!({
-        "numWorkers": 4, "batchSize": 6, "dataLanes": 8, "epochs": 3, "checkpointSteps": 4, "stepSize": 0.5,
+        "numWorkers": 4, "batchSize": 6, "dataLanes": 8, "epochs": 3, "checkpointSteps": 4, "learningRate": 0.5,
         "lrSchedule": "cosine", "warmupEpochs": 0.5, "earlyStoppingPatience": 2, "validationFraction": 0.25,
     });
     [sparse, full]

@@ -12,7 +12,7 @@ from typing import Any
 
 from flambeau import _native
 from flambeau._rank.worker import versions
-from flambeau._saved.program import OutputSpec, probe_output
+from flambeau._saved.program import OutputSpec, forward_arguments, probe_output
 from flambeau._saved.weights import WeightsRef
 from flambeau._spark import session
 from flambeau._spark.fit import cluster, warm_up
@@ -87,7 +87,8 @@ class Fit:
 
         floats = (p.dtype for p in self.program.module.parameters() if p.dtype.is_floating_point)
         wide = str(next(floats, None)) == "torch.float64"
-        columns = self.rows.columns(Reading(self.estimator, self.estimator._label_dtype, wide))
+        arguments = forward_arguments(self.program.module)
+        columns = self.rows.columns(Reading(self.estimator, self.estimator._label_dtype, wide, arguments))
         check_program(self.program.objects, [(tensor.name, tensor.columns) for tensor in columns.inputs])
         return columns
 

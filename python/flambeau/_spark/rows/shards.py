@@ -113,20 +113,29 @@ class ShardSet:
 
 
 def resolve(
-    schema: StructType, params: HasTrainingParams, label_dtype: str | None, wide: bool
+    schema: StructType,
+    params: HasTrainingParams,
+    label_dtype: str | None,
+    wide: bool,
+    arguments: Sequence[str] = (),
 ) -> DataColumns:
     """The columns that a fit with these params reads from a DataFrame of this schema, and how it splits the
     rows.
 
     `label_dtype` None takes the labels' types from their columns; `wide` (a module in float64) makes labels
-    and the weight float64 where they would be float32. Raises DataError and ParamError as `resolve_inputs`
-    does.
+    and the weight float64 where they would be float32. `arguments` are those of its forward. Raises DataError
+    and ParamError as `resolve_inputs` does.
     """
-    return replace(_resolve_tensors(schema, params, label_dtype, wide), split=_split(schema, params))
+    tensors = _resolve_tensors(schema, params, label_dtype, wide, arguments)
+    return replace(tensors, split=_split(schema, params))
 
 
 def _resolve_tensors(
-    schema: StructType, params: HasTrainingParams, label_dtype: str | None, wide: bool
+    schema: StructType,
+    params: HasTrainingParams,
+    label_dtype: str | None,
+    wide: bool,
+    arguments: Sequence[str],
 ) -> DataColumns:
     """What `resolve` gives, without the split."""
     label_cols = params.getLabelCols() or [params.getLabelCol()]
@@ -138,7 +147,7 @@ def _resolve_tensors(
         if weight.shape != ():
             dtype = find_field(schema, name, "weight").dataType
             raise DataError(f"column {name!r} is {type_name(dtype)}; the weight of a row is a single number")
-    inputs = tuple(resolve_inputs(schema, params))
+    inputs = tuple(resolve_inputs(schema, params, arguments))
     return DataColumns(inputs, tuple(_widen(label, wide) for label in labels), weight, None)
 
 
@@ -200,7 +209,12 @@ def _write_options(in_files: DataColumns) -> dict[str, str]:
 
 
 def in_place(
-    spark: SparkSession, path: str, params: HasTrainingParams, label_dtype: str | None, wide: bool
+    spark: SparkSession,
+    path: str,
+    params: HasTrainingParams,
+    label_dtype: str | None,
+    wide: bool,
+    arguments: Sequence[str] = (),
 ) -> ShardSet:
     """The Parquet files under `path`, used where they lie.
 
@@ -220,7 +234,7 @@ def in_place(
     except AnalysisException as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from error
     instead = f"use fit(spark.read.parquet({path!r})) instead"
-    columns = _resolve_tensors(schema, params, label_dtype, wide)
+    columns = _resolve_tensors(schema, params, label_dtype, wide, arguments)
     in_paths = _partition_columns(df.inputFiles(), path)
     for tensor, role in columns.tensors():
         for name in tensor.columns:

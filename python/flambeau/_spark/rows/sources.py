@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,13 +22,14 @@ Meanwhile = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Reading:
-    """How a fit reads its rows: the params that name columns, and as `resolve` has them, the labels' type and
-    whether the module computes in float64.
+    """How a fit reads its rows: the params that name columns, and as `resolve` has them, the labels' type,
+    whether the module computes in float64, and the arguments of its forward.
     """
 
     params: HasTrainingParams
     label_dtype: str | None
     wide: bool
+    arguments: Sequence[str] = ()
 
 
 class Rows(Protocol):
@@ -60,7 +61,9 @@ class FrameRows:
 
     def columns(self, reading: Reading) -> DataColumns:
         """The columns of the DataFrame that a fit reads. Raises DataError and ParamError."""
-        return shard_files.resolve(self.df.schema, reading.params, reading.label_dtype, reading.wide)
+        return shard_files.resolve(
+            self.df.schema, reading.params, reading.label_dtype, reading.wide, reading.arguments
+        )
 
     @contextmanager
     def shards(self, columns: DataColumns, site: Site, meanwhile: Meanwhile) -> Iterator[ShardSet]:
@@ -88,7 +91,7 @@ class ParquetRows:
     def columns(self, reading: Reading) -> DataColumns:
         """The columns of the files. Runs Spark jobs; raises DataError and ParamError."""
         self._found = shard_files.in_place(
-            self.spark, self._path, reading.params, reading.label_dtype, reading.wide
+            self.spark, self._path, reading.params, reading.label_dtype, reading.wide, reading.arguments
         )
         return self._found.columns
 

@@ -397,7 +397,7 @@ class EstimatorReader(MLReader[Any]):
         return estimator
 
 
-_RENAMED = {"timeout": "collectiveTimeout"}
+_RENAMED = {"timeout": "collectiveTimeout", "stepSize": "learningRate", "monitorMinDelta": "minDelta"}
 """Former names of params, and their present ones."""
 
 

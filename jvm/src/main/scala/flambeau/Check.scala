@@ -85,15 +85,6 @@ private[flambeau] object Check {
     override def toString: String = "a list of different column names, at least one"
   }
 
-  /** A column's name, or a list of such names. */
-  case object FeatureColumns extends Check {
-    override def allows(value: Any): Boolean = value match {
-      case Features(names, _) => Columns.allows(names.toArray)
-      case _                  => false
-    }
-    override def toString: String = "a column's name, or a list of different column names, at least one"
-  }
-
   /** Shapes, each a list of sizes of at least 1. */
   case object Shapes extends Check {
     override def allows(value: Any): Boolean = value match {
@@ -170,7 +161,6 @@ private[flambeau] object Check {
     case number: Double if number == number.toLong => number.toLong.toString
     case items: Array[_]                           => items.map(show).mkString("[", ", ", "]")
     case items: Seq[_]                             => items.map(show).mkString("[", ", ", "]")
-    case Features(names, packed)                   => if (packed) show(names) else show(names.head)
     case other                                     => String.valueOf(other)
   }
 }

@@ -48,7 +48,10 @@ trait CheckedParams extends Params {
     */
   private[flambeau] def setFromJson(values: JsonNode, asDefault: Boolean): Unit =
     for ((written, json) <- Json.fields(values) if !CheckedParams.PythonOnly.contains(written)) {
-      val name = CheckedParams.Renamed.getOrElse(written, written)
+      val name =
+        // As PySpark's estimators had several columns, packed.
+        if (written == "featuresCol" && json.isArray) "featuresCols"
+        else CheckedParams.Renamed.getOrElse(written, written)
       if (!hasParam(name)) throw new ParamException(s"${getClass.getSimpleName} has no param '$name'")
       val param = getParam(name).asInstanceOf[Param[Any]]
       val value = param.jsonDecode(Json.text(json))
@@ -62,5 +65,6 @@ private object CheckedParams {
   private val PythonOnly = Set("runtime")
 
   /** Former names of params, which saved estimators may still say, and their present ones. */
-  private val Renamed = Map("timeout" -> "collectiveTimeout")
+  private val Renamed =
+    Map("timeout" -> "collectiveTimeout", "stepSize" -> "learningRate", "monitorMinDelta" -> "minDelta")
 }

@@ -25,25 +25,44 @@ private[flambeau] object Columns {
   /** The input tensors, in the order of forward's arguments, that the params ask for on a DataFrame of this schema.
     *
     * Throws DataException for a column that is missing or of a type that no tensor is made of, and ParamException for
-    * shapes or types that do not fit their columns.
+    * names, shapes or types that do not fit their columns.
     */
   def resolveInputs(schema: StructType, params: HasInputColumns): Seq[TensorColumns] = {
     val grouped = inputColumns(params)
+    val names = params.valueOf(params.inputNames).fold(grouped.map(_._1))(_.toSeq)
     val shapes =
       params.valueOf(params.inputShapes).fold(grouped.map(_ => Seq.empty[Int]))(_.toSeq.map(_.toSeq))
     val types = params.valueOf(params.inputTypes).fold(grouped.map(_ => "auto"))(_.toSeq)
     for (
-      (name, entries) <- Seq("inputShapes" -> shapes, "inputTypes" -> types)
+      (name, entries) <- Seq("inputNames" -> names, "inputShapes" -> shapes, "inputTypes" -> types)
       if entries.length != grouped.length
     )
       throw new ParamException(
         s"$name has ${entries.length} entries, and there are ${grouped.length} inputs: ${Check.show(grouped.map(_._1))}"
       )
-    for (((name, columns), (shape, dtype)) <- grouped.zip(shapes.zip(types))) yield {
+    for (((name, (_, columns)), (shape, dtype)) <- names.zip(grouped).zip(shapes.zip(types))) yield {
       val tensor = resolveTensor(schema, name, columns, Some(dtype).filter(_ != "auto"), Role.Input)
       withShape(tensor, shape)
     }
   }
+
+  /** The inputs in the order of these arguments, where inputNames says which one each is for. Throws ParamException where
+    * these are not the first ones.
+    */
+  def inOrder(
+      inputs: Seq[TensorColumns],
+      params: HasInputColumns,
+      arguments: Seq[String]
+  ): Seq[TensorColumns] =
+    params.valueOf(params.inputNames).fold(inputs) { names =>
+      val first = arguments.take(names.length)
+      if (first.toSet != names.toSet)
+        throw new ParamException(
+          s"inputNames is ${Check.show(names)}, but must name the first of forward's arguments, in any order: " +
+            arguments.mkString(", ")
+        )
+      first.map(name => inputs(names.indexOf(name)))
+    }
 
   /** The tensor that these columns make; without a `dtype` it follows the columns' types.
     *
@@ -138,11 +157,15 @@ private[flambeau] object Columns {
 
   /** The inputs' names and, for each, its columns. */
   private def inputColumns(params: HasInputColumns): Seq[(String, Seq[String])] =
-    params.valueOf(params.inputCols) match {
-      case Some(columns) => columns.toSeq.map(column => column -> Seq(column))
-      case None =>
-        val features = params.getFeaturesCol
-        Seq((if (features.packed) "features" else features.columns.head) -> features.columns)
+    (params.valueOf(params.inputCols), params.valueOf(params.featuresCols)) match {
+      case (_, Some(packed)) if params.isSet(params.featuresCol) =>
+        throw new ParamException(
+          s"featuresCol (${Check.show(params.getFeaturesCol)}) and featuresCols (${Check.show(packed)}) are both set: " +
+            "clear one of them"
+        )
+      case (Some(columns), _)   => columns.toSeq.map(column => column -> Seq(column))
+      case (None, Some(packed)) => Seq("features" -> packed.toSeq)
+      case (None, None)         => Seq(params.getFeaturesCol -> Seq(params.getFeaturesCol))
     }
 
   /** The tensor with the shape that inputShapes gives it; an empty one leaves it. */

@@ -2,38 +2,76 @@ package flambeau
 
 import org.apache.spark.ml.param.{BooleanParam, DoubleParam, IntParam, LongParam, Param, StringArrayParam}
 import org.apache.spark.ml.param.shared.{
-  HasCheckpointInterval, HasInputCols, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol,
-  HasSeed, HasStepSize, HasThreshold, HasThresholds, HasValidationIndicatorCol, HasWeightCol
+  HasCheckpointInterval, HasFeaturesCol, HasInputCols, HasLabelCol, HasPredictionCol, HasProbabilityCol,
+  HasRawPredictionCol, HasSeed, HasThreshold, HasThresholds, HasValidationIndicatorCol, HasWeightCol
 }
 
 // Made from docs/training-job.schema.json by `make params`; do not edit.
 
-/** What the module reads: featuresCol, or inputCols with a tensor for each argument of forward. */
-trait HasInputColumns extends CheckedParams with HasInputCols {
+/** What the module reads: one features tensor, or inputCols with a tensor for each argument of forward. */
+trait HasInputColumns extends CheckedParams with HasFeaturesCol with HasInputCols {
 
-  final val featuresCol: FeaturesParam = new FeaturesParam(
+  /** The same as `setFeaturesCols`.
+    *
+    * @group setParam
+    */
+  def setFeaturesCol(value: Array[String]): this.type = setFeaturesCols(value)
+
+  /** Sets `featuresCol`.
+    *
+    * @group setParam
+    */
+  def setFeaturesCol(value: String): this.type = setChecked(featuresCol, value)
+
+  /** @group param */
+  final val featuresCols: StringArrayParam = new StringArrayParam(
     this,
-    "featuresCol",
-    "Name of the features column: a vector, an array or a number; or a list of numeric columns, which " +
-      "are packed into one tensor. Used when inputCols is not set.",
-    Check.FeatureColumns.of("featuresCol")
+    "featuresCols",
+    "Names of numeric columns, which are packed into one tensor in this order. Takes the place of " +
+      "featuresCol; used when inputCols is not set.",
+    Check.Columns.of("featuresCols")
   )
 
-  /** Sets `featuresCol` to one column. */
-  def setFeaturesCol(value: String): this.type = setFeaturesCol(Features(value))
+  /** Sets `featuresCols`.
+    *
+    * @group setParam
+    */
+  def setFeaturesCols(value: Array[String]): this.type = setChecked(featuresCols, value)
 
-  /** Sets `featuresCol` to columns that are packed into one tensor. */
-  def setFeaturesCol(value: Array[String]): this.type = setFeaturesCol(Features.packed(value.toSeq: _*))
+  /** The value of `featuresCols`; NoSuchElementException where it is not set.
+    *
+    * @group getParam
+    */
+  def getFeaturesCols: Array[String] = $(featuresCols)
 
-  /** Sets `featuresCol`. */
-  def setFeaturesCol(value: Features): this.type = setChecked(featuresCol, value)
-
-  /** The value of `featuresCol`, or its default. */
-  def getFeaturesCol: Features = $(featuresCol)
-
-  /** Sets `inputCols`. */
+  /** Sets `inputCols`.
+    *
+    * @group setParam
+    */
   def setInputCols(value: Array[String]): this.type = setChecked(inputCols, value)
 
+  /** @group param */
+  final val inputNames: StringArrayParam = new StringArrayParam(
+    this,
+    "inputNames",
+    "Names of the arguments of forward that the inputs are given to, in the order of inputCols: the " +
+      "first arguments, in any order. When not set, the inputs are given in the order of inputCols.",
+    Check.Columns.of("inputNames")
+  )
+
+  /** Sets `inputNames`.
+    *
+    * @group setParam
+    */
+  def setInputNames(value: Array[String]): this.type = setChecked(inputNames, value)
+
+  /** The value of `inputNames`; NoSuchElementException where it is not set.
+    *
+    * @group getParam
+    */
+  def getInputNames: Array[String] = $(inputNames)
+
+  /** @group param */
   final val inputShapes: ShapesParam = new ShapesParam(
     this,
     "inputShapes",
@@ -43,12 +81,19 @@ trait HasInputColumns extends CheckedParams with HasInputCols {
     Check.Shapes.of("inputShapes")
   )
 
-  /** Sets `inputShapes`. */
+  /** Sets `inputShapes`.
+    *
+    * @group setParam
+    */
   def setInputShapes(value: Array[Array[Int]]): this.type = setChecked(inputShapes, value)
 
-  /** The value of `inputShapes`; NoSuchElementException where it is not set. */
+  /** The value of `inputShapes`; NoSuchElementException where it is not set.
+    *
+    * @group getParam
+    */
   def getInputShapes: Array[Array[Int]] = $(inputShapes)
 
+  /** @group param */
   final val inputTypes: StringArrayParam = new StringArrayParam(
     this,
     "inputTypes",
@@ -58,21 +103,31 @@ trait HasInputColumns extends CheckedParams with HasInputCols {
     Check.InputTypes.of("inputTypes")
   )
 
-  /** Sets `inputTypes`. */
+  /** Sets `inputTypes`.
+    *
+    * @group setParam
+    */
   def setInputTypes(value: Array[String]): this.type = setChecked(inputTypes, value)
 
-  /** The value of `inputTypes`; NoSuchElementException where it is not set. */
+  /** The value of `inputTypes`; NoSuchElementException where it is not set.
+    *
+    * @group getParam
+    */
   def getInputTypes: Array[String] = $(inputTypes)
 
-  setDefault(featuresCol -> Features("features"))
+  setDefault(featuresCol -> "features")
 }
 
 /** What a fitted model writes, and how many rows it scores at once. */
 trait HasOutputColumns extends CheckedParams with HasPredictionCol with HasThreshold with HasThresholds {
 
-  /** Sets `predictionCol`. */
+  /** Sets `predictionCol`.
+    *
+    * @group setParam
+    */
   def setPredictionCol(value: String): this.type = setChecked(predictionCol, value)
 
+  /** @group param */
   final val outputNames: StringArrayParam = new StringArrayParam(
     this,
     "outputNames",
@@ -81,12 +136,19 @@ trait HasOutputColumns extends CheckedParams with HasPredictionCol with HasThres
     Check.Columns.of("outputNames")
   )
 
-  /** Sets `outputNames`. */
+  /** Sets `outputNames`.
+    *
+    * @group setParam
+    */
   def setOutputNames(value: Array[String]): this.type = setChecked(outputNames, value)
 
-  /** The value of `outputNames`; NoSuchElementException where it is not set. */
+  /** The value of `outputNames`; NoSuchElementException where it is not set.
+    *
+    * @group getParam
+    */
   def getOutputNames: Array[String] = $(outputNames)
 
+  /** @group param */
   final val outputKinds: StringArrayParam = new StringArrayParam(
     this,
     "outputKinds",
@@ -97,18 +159,31 @@ trait HasOutputColumns extends CheckedParams with HasPredictionCol with HasThres
     Check.OutputKinds.of("outputKinds")
   )
 
-  /** Sets `outputKinds`. */
+  /** Sets `outputKinds`.
+    *
+    * @group setParam
+    */
   def setOutputKinds(value: Array[String]): this.type = setChecked(outputKinds, value)
 
-  /** The value of `outputKinds`; NoSuchElementException where it is not set. */
+  /** The value of `outputKinds`; NoSuchElementException where it is not set.
+    *
+    * @group getParam
+    */
   def getOutputKinds: Array[String] = $(outputKinds)
 
-  /** Sets `threshold`. */
+  /** Sets `threshold`.
+    *
+    * @group setParam
+    */
   def setThreshold(value: Double): this.type = setChecked(threshold, value)
 
-  /** Sets `thresholds`. */
+  /** Sets `thresholds`.
+    *
+    * @group setParam
+    */
   def setThresholds(value: Array[Double]): this.type = setChecked(thresholds, value)
 
+  /** @group param */
   final val inferenceBatchSize: IntParam = new IntParam(
     this,
     "inferenceBatchSize",
@@ -116,10 +191,16 @@ trait HasOutputColumns extends CheckedParams with HasPredictionCol with HasThres
     Check.Integer(1, 16777216).of("inferenceBatchSize")
   )
 
-  /** Sets `inferenceBatchSize`. */
+  /** Sets `inferenceBatchSize`.
+    *
+    * @group setParam
+    */
   def setInferenceBatchSize(value: Int): this.type = setChecked(inferenceBatchSize, value)
 
-  /** The value of `inferenceBatchSize`, or its default. */
+  /** The value of `inferenceBatchSize`, or its default.
+    *
+    * @group getParam
+    */
   def getInferenceBatchSize: Int = $(inferenceBatchSize)
 
   setDefault(predictionCol -> "prediction", inferenceBatchSize -> 4096)
@@ -128,10 +209,16 @@ trait HasOutputColumns extends CheckedParams with HasPredictionCol with HasThres
 /** The further columns that a fitted classifier writes. */
 trait HasClassColumns extends CheckedParams with HasRawPredictionCol with HasProbabilityCol {
 
-  /** Sets `rawPredictionCol`. */
+  /** Sets `rawPredictionCol`.
+    *
+    * @group setParam
+    */
   def setRawPredictionCol(value: String): this.type = setChecked(rawPredictionCol, value)
 
-  /** Sets `probabilityCol`. */
+  /** Sets `probabilityCol`.
+    *
+    * @group setParam
+    */
   def setProbabilityCol(value: String): this.type = setChecked(probabilityCol, value)
 
   setDefault(rawPredictionCol -> "rawPrediction", probabilityCol -> "probability")
@@ -140,9 +227,13 @@ trait HasClassColumns extends CheckedParams with HasRawPredictionCol with HasPro
 /** What the loss compares with: labels, and the weight of each row. */
 trait HasLabelColumns extends CheckedParams with HasLabelCol with HasWeightCol {
 
-  /** Sets `labelCol`. */
+  /** Sets `labelCol`.
+    *
+    * @group setParam
+    */
   def setLabelCol(value: String): this.type = setChecked(labelCol, value)
 
+  /** @group param */
   final val labelCols: StringArrayParam = new StringArrayParam(
     this,
     "labelCols",
@@ -151,13 +242,22 @@ trait HasLabelColumns extends CheckedParams with HasLabelCol with HasWeightCol {
     Check.Columns.of("labelCols")
   )
 
-  /** Sets `labelCols`. */
+  /** Sets `labelCols`.
+    *
+    * @group setParam
+    */
   def setLabelCols(value: Array[String]): this.type = setChecked(labelCols, value)
 
-  /** The value of `labelCols`; NoSuchElementException where it is not set. */
+  /** The value of `labelCols`; NoSuchElementException where it is not set.
+    *
+    * @group getParam
+    */
   def getLabelCols: Array[String] = $(labelCols)
 
-  /** Sets `weightCol`. */
+  /** Sets `weightCol`.
+    *
+    * @group setParam
+    */
   def setWeightCol(value: String): this.type = setChecked(weightCol, value)
 
   setDefault(labelCol -> "label")
@@ -166,6 +266,7 @@ trait HasLabelColumns extends CheckedParams with HasLabelCol with HasWeightCol {
 /** Whose weights training starts from. */
 trait HasInitialModel extends CheckedParams {
 
+  /** @group param */
   final val initialModel: Param[String] = new Param[String](
     this,
     "initialModel",
@@ -174,10 +275,16 @@ trait HasInitialModel extends CheckedParams {
     Check.Text.of("initialModel")
   )
 
-  /** Sets `initialModel`. */
+  /** Sets `initialModel`.
+    *
+    * @group setParam
+    */
   def setInitialModel(value: String): this.type = setChecked(initialModel, value)
 
-  /** The value of `initialModel`; NoSuchElementException where it is not set. */
+  /** The value of `initialModel`; NoSuchElementException where it is not set.
+    *
+    * @group getParam
+    */
   def getInitialModel: String = $(initialModel)
 
 }
@@ -185,9 +292,13 @@ trait HasInitialModel extends CheckedParams {
 /** Which rows are kept out of training for validation. */
 trait HasValidation extends CheckedParams with HasValidationIndicatorCol {
 
-  /** Sets `validationIndicatorCol`. */
+  /** Sets `validationIndicatorCol`.
+    *
+    * @group setParam
+    */
   def setValidationIndicatorCol(value: String): this.type = setChecked(validationIndicatorCol, value)
 
+  /** @group param */
   final val validationFraction: DoubleParam = new DoubleParam(
     this,
     "validationFraction",
@@ -196,10 +307,16 @@ trait HasValidation extends CheckedParams with HasValidationIndicatorCol {
     Check.Real(0.0, 1.0, openAbove = true).of("validationFraction")
   )
 
-  /** Sets `validationFraction`. */
+  /** Sets `validationFraction`.
+    *
+    * @group setParam
+    */
   def setValidationFraction(value: Double): this.type = setChecked(validationFraction, value)
 
-  /** The value of `validationFraction`, or its default. */
+  /** The value of `validationFraction`, or its default.
+    *
+    * @group getParam
+    */
   def getValidationFraction: Double = $(validationFraction)
 
   setDefault(validationFraction -> 0.0)
@@ -208,6 +325,7 @@ trait HasValidation extends CheckedParams with HasValidationIndicatorCol {
 /** How the rows are gone through and the optimizer stepped. */
 trait HasTrainingLoop extends CheckedParams with HasSeed {
 
+  /** @group param */
   final val batchSize: IntParam = new IntParam(
     this,
     "batchSize",
@@ -215,24 +333,38 @@ trait HasTrainingLoop extends CheckedParams with HasSeed {
     Check.Integer(1, 16777216).of("batchSize")
   )
 
-  /** Sets `batchSize`. */
+  /** Sets `batchSize`.
+    *
+    * @group setParam
+    */
   def setBatchSize(value: Int): this.type = setChecked(batchSize, value)
 
-  /** The value of `batchSize`, or its default. */
+  /** The value of `batchSize`, or its default.
+    *
+    * @group getParam
+    */
   def getBatchSize: Int = $(batchSize)
 
+  /** @group param */
   final val dropLast: BooleanParam = new BooleanParam(
     this,
     "dropLast",
     "Whether the last batch of an epoch is left out where it would be smaller than the others."
   )
 
-  /** Sets `dropLast`. */
+  /** Sets `dropLast`.
+    *
+    * @group setParam
+    */
   def setDropLast(value: Boolean): this.type = setChecked(dropLast, value)
 
-  /** The value of `dropLast`, or its default. */
+  /** The value of `dropLast`, or its default.
+    *
+    * @group getParam
+    */
   def getDropLast: Boolean = $(dropLast)
 
+  /** @group param */
   final val epochs: IntParam = new IntParam(
     this,
     "epochs",
@@ -240,15 +372,25 @@ trait HasTrainingLoop extends CheckedParams with HasSeed {
     Check.Integer(1, 1000000).of("epochs")
   )
 
-  /** Sets `epochs`. */
+  /** Sets `epochs`.
+    *
+    * @group setParam
+    */
   def setEpochs(value: Int): this.type = setChecked(epochs, value)
 
-  /** The value of `epochs`, or its default. */
+  /** The value of `epochs`, or its default.
+    *
+    * @group getParam
+    */
   def getEpochs: Int = $(epochs)
 
-  /** Sets `seed`. */
+  /** Sets `seed`.
+    *
+    * @group setParam
+    */
   def setSeed(value: Long): this.type = setChecked(seed, value)
 
+  /** @group param */
   final val shuffle: BooleanParam = new BooleanParam(
     this,
     "shuffle",
@@ -256,12 +398,19 @@ trait HasTrainingLoop extends CheckedParams with HasSeed {
       "data."
   )
 
-  /** Sets `shuffle`. */
+  /** Sets `shuffle`.
+    *
+    * @group setParam
+    */
   def setShuffle(value: Boolean): this.type = setChecked(shuffle, value)
 
-  /** The value of `shuffle`, or its default. */
+  /** The value of `shuffle`, or its default.
+    *
+    * @group getParam
+    */
   def getShuffle: Boolean = $(shuffle)
 
+  /** @group expertParam */
   final val shuffleWindow: IntParam = new IntParam(
     this,
     "shuffleWindow",
@@ -270,12 +419,19 @@ trait HasTrainingLoop extends CheckedParams with HasSeed {
     Check.Integer(1, 1073741824).of("shuffleWindow")
   )
 
-  /** Sets `shuffleWindow`. */
+  /** Sets `shuffleWindow`.
+    *
+    * @group expertSetParam
+    */
   def setShuffleWindow(value: Int): this.type = setChecked(shuffleWindow, value)
 
-  /** The value of `shuffleWindow`; NoSuchElementException where it is not set. */
+  /** The value of `shuffleWindow`; NoSuchElementException where it is not set.
+    *
+    * @group expertGetParam
+    */
   def getShuffleWindow: Int = $(shuffleWindow)
 
+  /** @group param */
   final val gradientAccumulationSteps: IntParam = new IntParam(
     this,
     "gradientAccumulationSteps",
@@ -284,12 +440,19 @@ trait HasTrainingLoop extends CheckedParams with HasSeed {
     Check.Integer(1, 1000000).of("gradientAccumulationSteps")
   )
 
-  /** Sets `gradientAccumulationSteps`. */
+  /** Sets `gradientAccumulationSteps`.
+    *
+    * @group setParam
+    */
   def setGradientAccumulationSteps(value: Int): this.type = setChecked(gradientAccumulationSteps, value)
 
-  /** The value of `gradientAccumulationSteps`, or its default. */
+  /** The value of `gradientAccumulationSteps`, or its default.
+    *
+    * @group getParam
+    */
   def getGradientAccumulationSteps: Int = $(gradientAccumulationSteps)
 
+  /** @group param */
   final val gradientClipNorm: DoubleParam = new DoubleParam(
     this,
     "gradientClipNorm",
@@ -298,12 +461,19 @@ trait HasTrainingLoop extends CheckedParams with HasSeed {
     Check.Real(0.0, openBelow = true).of("gradientClipNorm")
   )
 
-  /** Sets `gradientClipNorm`. */
+  /** Sets `gradientClipNorm`.
+    *
+    * @group setParam
+    */
   def setGradientClipNorm(value: Double): this.type = setChecked(gradientClipNorm, value)
 
-  /** The value of `gradientClipNorm`; NoSuchElementException where it is not set. */
+  /** The value of `gradientClipNorm`; NoSuchElementException where it is not set.
+    *
+    * @group getParam
+    */
   def getGradientClipNorm: Double = $(gradientClipNorm)
 
+  /** @group param */
   final val gradientCompression: Param[String] = new Param[String](
     this,
     "gradientCompression",
@@ -316,12 +486,19 @@ trait HasTrainingLoop extends CheckedParams with HasSeed {
     Check.OneOf("none", "fp16", "bf16", "powersgd", "topk").of("gradientCompression")
   )
 
-  /** Sets `gradientCompression`. */
+  /** Sets `gradientCompression`.
+    *
+    * @group setParam
+    */
   def setGradientCompression(value: String): this.type = setChecked(gradientCompression, value)
 
-  /** The value of `gradientCompression`, or its default. */
+  /** The value of `gradientCompression`, or its default.
+    *
+    * @group getParam
+    */
   def getGradientCompression: String = $(gradientCompression)
 
+  /** @group expertParam */
   final val powerSgdRank: IntParam = new IntParam(
     this,
     "powerSgdRank",
@@ -330,12 +507,19 @@ trait HasTrainingLoop extends CheckedParams with HasSeed {
     Check.Integer(1, 1024).of("powerSgdRank")
   )
 
-  /** Sets `powerSgdRank`. */
+  /** Sets `powerSgdRank`.
+    *
+    * @group expertSetParam
+    */
   def setPowerSgdRank(value: Int): this.type = setChecked(powerSgdRank, value)
 
-  /** The value of `powerSgdRank`, or its default. */
+  /** The value of `powerSgdRank`, or its default.
+    *
+    * @group expertGetParam
+    */
   def getPowerSgdRank: Int = $(powerSgdRank)
 
+  /** @group expertParam */
   final val powerSgdStartStep: LongParam = new LongParam(
     this,
     "powerSgdStartStep",
@@ -344,12 +528,19 @@ trait HasTrainingLoop extends CheckedParams with HasSeed {
     Check.Integer(0).of("powerSgdStartStep")
   )
 
-  /** Sets `powerSgdStartStep`. */
+  /** Sets `powerSgdStartStep`.
+    *
+    * @group expertSetParam
+    */
   def setPowerSgdStartStep(value: Long): this.type = setChecked(powerSgdStartStep, value)
 
-  /** The value of `powerSgdStartStep`, or its default. */
+  /** The value of `powerSgdStartStep`, or its default.
+    *
+    * @group expertGetParam
+    */
   def getPowerSgdStartStep: Long = $(powerSgdStartStep)
 
+  /** @group expertParam */
   final val topKRatio: DoubleParam = new DoubleParam(
     this,
     "topKRatio",
@@ -357,12 +548,19 @@ trait HasTrainingLoop extends CheckedParams with HasSeed {
     Check.Real(0.0, 1.0, openBelow = true).of("topKRatio")
   )
 
-  /** Sets `topKRatio`. */
+  /** Sets `topKRatio`.
+    *
+    * @group expertSetParam
+    */
   def setTopKRatio(value: Double): this.type = setChecked(topKRatio, value)
 
-  /** The value of `topKRatio`, or its default. */
+  /** The value of `topKRatio`, or its default.
+    *
+    * @group expertGetParam
+    */
   def getTopKRatio: Double = $(topKRatio)
 
+  /** @group param */
   final val precision: Param[String] = new Param[String](
     this,
     "precision",
@@ -375,12 +573,19 @@ trait HasTrainingLoop extends CheckedParams with HasSeed {
     Check.OneOf("float32", "tf32", "bf16", "fp16").of("precision")
   )
 
-  /** Sets `precision`. */
+  /** Sets `precision`.
+    *
+    * @group setParam
+    */
   def setPrecision(value: String): this.type = setChecked(precision, value)
 
-  /** The value of `precision`, or its default. */
+  /** The value of `precision`, or its default.
+    *
+    * @group getParam
+    */
   def getPrecision: String = $(precision)
 
+  /** @group param */
   final val compile: BooleanParam = new BooleanParam(
     this,
     "compile",
@@ -389,10 +594,16 @@ trait HasTrainingLoop extends CheckedParams with HasSeed {
       "whose programs are compiled already, refuses it."
   )
 
-  /** Sets `compile`. */
+  /** Sets `compile`.
+    *
+    * @group setParam
+    */
   def setCompile(value: Boolean): this.type = setChecked(compile, value)
 
-  /** The value of `compile`, or its default. */
+  /** The value of `compile`, or its default.
+    *
+    * @group getParam
+    */
   def getCompile: Boolean = $(compile)
 
   setDefault(
@@ -412,18 +623,29 @@ trait HasTrainingLoop extends CheckedParams with HasSeed {
 }
 
 /** The learning rate over the training. */
-trait HasLearningRate extends CheckedParams with HasStepSize {
+trait HasLearningRate extends CheckedParams {
 
-  final override val stepSize: DoubleParam = new DoubleParam(
+  /** @group param */
+  final val learningRate: DoubleParam = new DoubleParam(
     this,
-    "stepSize",
+    "learningRate",
     "Learning rate. When not set, the rate that the optimizer was made with is kept.",
-    Check.Real(0.0).of("stepSize")
+    Check.Real(0.0).of("learningRate")
   )
 
-  /** Sets `stepSize`. */
-  def setStepSize(value: Double): this.type = setChecked(stepSize, value)
+  /** Sets `learningRate`.
+    *
+    * @group setParam
+    */
+  def setLearningRate(value: Double): this.type = setChecked(learningRate, value)
 
+  /** The value of `learningRate`; NoSuchElementException where it is not set.
+    *
+    * @group getParam
+    */
+  def getLearningRate: Double = $(learningRate)
+
+  /** @group param */
   final val scaleLearningRate: BooleanParam = new BooleanParam(
     this,
     "scaleLearningRate",
@@ -431,12 +653,19 @@ trait HasLearningRate extends CheckedParams with HasStepSize {
       "larger than one worker's. With warmupEpochs it grows from the rate of one worker."
   )
 
-  /** Sets `scaleLearningRate`. */
+  /** Sets `scaleLearningRate`.
+    *
+    * @group setParam
+    */
   def setScaleLearningRate(value: Boolean): this.type = setChecked(scaleLearningRate, value)
 
-  /** The value of `scaleLearningRate`, or its default. */
+  /** The value of `scaleLearningRate`, or its default.
+    *
+    * @group getParam
+    */
   def getScaleLearningRate: Boolean = $(scaleLearningRate)
 
+  /** @group param */
   final val warmupEpochs: DoubleParam = new DoubleParam(
     this,
     "warmupEpochs",
@@ -445,12 +674,19 @@ trait HasLearningRate extends CheckedParams with HasStepSize {
     Check.Real(0.0).of("warmupEpochs")
   )
 
-  /** Sets `warmupEpochs`. */
+  /** Sets `warmupEpochs`.
+    *
+    * @group setParam
+    */
   def setWarmupEpochs(value: Double): this.type = setChecked(warmupEpochs, value)
 
-  /** The value of `warmupEpochs`, or its default. */
+  /** The value of `warmupEpochs`, or its default.
+    *
+    * @group getParam
+    */
   def getWarmupEpochs: Double = $(warmupEpochs)
 
+  /** @group param */
   final val lrSchedule: Param[String] = new Param[String](
     this,
     "lrSchedule",
@@ -460,12 +696,19 @@ trait HasLearningRate extends CheckedParams with HasStepSize {
     Check.OneOf("constant", "linear", "cosine", "step", "exponential").of("lrSchedule")
   )
 
-  /** Sets `lrSchedule`. */
+  /** Sets `lrSchedule`.
+    *
+    * @group setParam
+    */
   def setLrSchedule(value: String): this.type = setChecked(lrSchedule, value)
 
-  /** The value of `lrSchedule`, or its default. */
+  /** The value of `lrSchedule`, or its default.
+    *
+    * @group getParam
+    */
   def getLrSchedule: String = $(lrSchedule)
 
+  /** @group param */
   final val lrEndFactor: DoubleParam = new DoubleParam(
     this,
     "lrEndFactor",
@@ -473,12 +716,19 @@ trait HasLearningRate extends CheckedParams with HasStepSize {
     Check.Real(0.0, 1.0).of("lrEndFactor")
   )
 
-  /** Sets `lrEndFactor`. */
+  /** Sets `lrEndFactor`.
+    *
+    * @group setParam
+    */
   def setLrEndFactor(value: Double): this.type = setChecked(lrEndFactor, value)
 
-  /** The value of `lrEndFactor`, or its default. */
+  /** The value of `lrEndFactor`, or its default.
+    *
+    * @group getParam
+    */
   def getLrEndFactor: Double = $(lrEndFactor)
 
+  /** @group param */
   final val lrDecayRate: DoubleParam = new DoubleParam(
     this,
     "lrDecayRate",
@@ -486,12 +736,19 @@ trait HasLearningRate extends CheckedParams with HasStepSize {
     Check.Real(0.0, 1.0, openBelow = true).of("lrDecayRate")
   )
 
-  /** Sets `lrDecayRate`. */
+  /** Sets `lrDecayRate`.
+    *
+    * @group setParam
+    */
   def setLrDecayRate(value: Double): this.type = setChecked(lrDecayRate, value)
 
-  /** The value of `lrDecayRate`, or its default. */
+  /** The value of `lrDecayRate`, or its default.
+    *
+    * @group getParam
+    */
   def getLrDecayRate: Double = $(lrDecayRate)
 
+  /** @group param */
   final val lrDecayEpochs: IntParam = new IntParam(
     this,
     "lrDecayEpochs",
@@ -500,10 +757,16 @@ trait HasLearningRate extends CheckedParams with HasStepSize {
     Check.Integer(1, 1000000).of("lrDecayEpochs")
   )
 
-  /** Sets `lrDecayEpochs`. */
+  /** Sets `lrDecayEpochs`.
+    *
+    * @group setParam
+    */
   def setLrDecayEpochs(value: Int): this.type = setChecked(lrDecayEpochs, value)
 
-  /** The value of `lrDecayEpochs`, or its default. */
+  /** The value of `lrDecayEpochs`, or its default.
+    *
+    * @group getParam
+    */
   def getLrDecayEpochs: Int = $(lrDecayEpochs)
 
   setDefault(
@@ -519,6 +782,7 @@ trait HasLearningRate extends CheckedParams with HasStepSize {
 /** Which epoch was the best, whether training ends after it, and whose weights are kept. */
 trait HasEarlyStopping extends CheckedParams {
 
+  /** @group param */
   final val monitor: Param[String] = new Param[String](
     this,
     "monitor",
@@ -527,12 +791,19 @@ trait HasEarlyStopping extends CheckedParams {
     Check.Text.of("monitor")
   )
 
-  /** Sets `monitor`. */
+  /** Sets `monitor`.
+    *
+    * @group setParam
+    */
   def setMonitor(value: String): this.type = setChecked(monitor, value)
 
-  /** The value of `monitor`; NoSuchElementException where it is not set. */
+  /** The value of `monitor`; NoSuchElementException where it is not set.
+    *
+    * @group getParam
+    */
   def getMonitor: String = $(monitor)
 
+  /** @group param */
   final val monitorMode: Param[String] = new Param[String](
     this,
     "monitorMode",
@@ -541,25 +812,39 @@ trait HasEarlyStopping extends CheckedParams {
     Check.OneOf("auto", "min", "max").of("monitorMode")
   )
 
-  /** Sets `monitorMode`. */
+  /** Sets `monitorMode`.
+    *
+    * @group setParam
+    */
   def setMonitorMode(value: String): this.type = setChecked(monitorMode, value)
 
-  /** The value of `monitorMode`, or its default. */
+  /** The value of `monitorMode`, or its default.
+    *
+    * @group getParam
+    */
   def getMonitorMode: String = $(monitorMode)
 
-  final val monitorMinDelta: DoubleParam = new DoubleParam(
+  /** @group param */
+  final val minDelta: DoubleParam = new DoubleParam(
     this,
-    "monitorMinDelta",
+    "minDelta",
     "By how much more than this an epoch must be better than the best one so far to become the best.",
-    Check.Real(0.0).of("monitorMinDelta")
+    Check.Real(0.0).of("minDelta")
   )
 
-  /** Sets `monitorMinDelta`. */
-  def setMonitorMinDelta(value: Double): this.type = setChecked(monitorMinDelta, value)
+  /** Sets `minDelta`.
+    *
+    * @group setParam
+    */
+  def setMinDelta(value: Double): this.type = setChecked(minDelta, value)
 
-  /** The value of `monitorMinDelta`, or its default. */
-  def getMonitorMinDelta: Double = $(monitorMinDelta)
+  /** The value of `minDelta`, or its default.
+    *
+    * @group getParam
+    */
+  def getMinDelta: Double = $(minDelta)
 
+  /** @group param */
   final val earlyStoppingPatience: IntParam = new IntParam(
     this,
     "earlyStoppingPatience",
@@ -568,30 +853,44 @@ trait HasEarlyStopping extends CheckedParams {
     Check.Integer(1, 1000000).of("earlyStoppingPatience")
   )
 
-  /** Sets `earlyStoppingPatience`. */
+  /** Sets `earlyStoppingPatience`.
+    *
+    * @group setParam
+    */
   def setEarlyStoppingPatience(value: Int): this.type = setChecked(earlyStoppingPatience, value)
 
-  /** The value of `earlyStoppingPatience`; NoSuchElementException where it is not set. */
+  /** The value of `earlyStoppingPatience`; NoSuchElementException where it is not set.
+    *
+    * @group getParam
+    */
   def getEarlyStoppingPatience: Int = $(earlyStoppingPatience)
 
+  /** @group param */
   final val restoreBestWeights: BooleanParam = new BooleanParam(
     this,
     "restoreBestWeights",
     "Whether the fitted model has the weights of the best epoch, by monitor, rather than of the last."
   )
 
-  /** Sets `restoreBestWeights`. */
+  /** Sets `restoreBestWeights`.
+    *
+    * @group setParam
+    */
   def setRestoreBestWeights(value: Boolean): this.type = setChecked(restoreBestWeights, value)
 
-  /** The value of `restoreBestWeights`, or its default. */
+  /** The value of `restoreBestWeights`, or its default.
+    *
+    * @group getParam
+    */
   def getRestoreBestWeights: Boolean = $(restoreBestWeights)
 
-  setDefault(monitorMode -> "auto", monitorMinDelta -> 0.0, restoreBestWeights -> false)
+  setDefault(monitorMode -> "auto", minDelta -> 0.0, restoreBestWeights -> false)
 }
 
 /** Where the module runs. */
 trait HasDevice extends CheckedParams {
 
+  /** @group param */
   final val device: Param[String] = new Param[String](
     this,
     "device",
@@ -602,10 +901,16 @@ trait HasDevice extends CheckedParams {
     Check.OneOf("auto", "cpu", "cuda").of("device")
   )
 
-  /** Sets `device`. */
+  /** Sets `device`.
+    *
+    * @group setParam
+    */
   def setDevice(value: String): this.type = setChecked(device, value)
 
-  /** The value of `device`, or its default. */
+  /** The value of `device`, or its default.
+    *
+    * @group getParam
+    */
   def getDevice: String = $(device)
 
   setDefault(device -> "auto")
@@ -614,6 +919,7 @@ trait HasDevice extends CheckedParams {
 /** How many workers train, what they may use, and what happens when one is lost. */
 trait HasWorkers extends CheckedParams with HasCheckpointInterval {
 
+  /** @group param */
   final val numWorkers: IntParam = new IntParam(
     this,
     "numWorkers",
@@ -622,12 +928,19 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     Check.Integer(1, 4096).of("numWorkers")
   )
 
-  /** Sets `numWorkers`. */
+  /** Sets `numWorkers`.
+    *
+    * @group setParam
+    */
   def setNumWorkers(value: Int): this.type = setChecked(numWorkers, value)
 
-  /** The value of `numWorkers`, or its default. */
+  /** The value of `numWorkers`, or its default.
+    *
+    * @group getParam
+    */
   def getNumWorkers: Int = $(numWorkers)
 
+  /** @group expertParam */
   final val dataLanes: IntParam = new IntParam(
     this,
     "dataLanes",
@@ -638,12 +951,19 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     Check.Integer(1, 65536).of("dataLanes")
   )
 
-  /** Sets `dataLanes`. */
+  /** Sets `dataLanes`.
+    *
+    * @group expertSetParam
+    */
   def setDataLanes(value: Int): this.type = setChecked(dataLanes, value)
 
-  /** The value of `dataLanes`; NoSuchElementException where it is not set. */
+  /** The value of `dataLanes`; NoSuchElementException where it is not set.
+    *
+    * @group expertGetParam
+    */
   def getDataLanes: Int = $(dataLanes)
 
+  /** @group expertParam */
   final val numThreads: IntParam = new IntParam(
     this,
     "numThreads",
@@ -652,12 +972,19 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     Check.Integer(1, 4096).of("numThreads")
   )
 
-  /** Sets `numThreads`. */
+  /** Sets `numThreads`.
+    *
+    * @group expertSetParam
+    */
   def setNumThreads(value: Int): this.type = setChecked(numThreads, value)
 
-  /** The value of `numThreads`; NoSuchElementException where it is not set. */
+  /** The value of `numThreads`; NoSuchElementException where it is not set.
+    *
+    * @group expertGetParam
+    */
   def getNumThreads: Int = $(numThreads)
 
+  /** @group param */
   final val numGpusPerWorker: IntParam = new IntParam(
     this,
     "numGpusPerWorker",
@@ -667,12 +994,19 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     Check.Integer(0, 1).of("numGpusPerWorker")
   )
 
-  /** Sets `numGpusPerWorker`. */
+  /** Sets `numGpusPerWorker`.
+    *
+    * @group setParam
+    */
   def setNumGpusPerWorker(value: Int): this.type = setChecked(numGpusPerWorker, value)
 
-  /** The value of `numGpusPerWorker`, or its default. */
+  /** The value of `numGpusPerWorker`, or its default.
+    *
+    * @group getParam
+    */
   def getNumGpusPerWorker: Int = $(numGpusPerWorker)
 
+  /** @group expertParam */
   final val memoryBudget: LongParam = new LongParam(
     this,
     "memoryBudget",
@@ -681,15 +1015,25 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     Check.Integer(1048576).of("memoryBudget")
   )
 
-  /** Sets `memoryBudget`. */
+  /** Sets `memoryBudget`.
+    *
+    * @group expertSetParam
+    */
   def setMemoryBudget(value: Long): this.type = setChecked(memoryBudget, value)
 
-  /** The value of `memoryBudget`, or its default. */
+  /** The value of `memoryBudget`, or its default.
+    *
+    * @group expertGetParam
+    */
   def getMemoryBudget: Long = $(memoryBudget)
 
-  /** Sets `checkpointInterval`. */
+  /** Sets `checkpointInterval`.
+    *
+    * @group setParam
+    */
   def setCheckpointInterval(value: Int): this.type = setChecked(checkpointInterval, value)
 
+  /** @group param */
   final val checkpointSteps: LongParam = new LongParam(
     this,
     "checkpointSteps",
@@ -698,12 +1042,19 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     Check.Integer(1).of("checkpointSteps")
   )
 
-  /** Sets `checkpointSteps`. */
+  /** Sets `checkpointSteps`.
+    *
+    * @group setParam
+    */
   def setCheckpointSteps(value: Long): this.type = setChecked(checkpointSteps, value)
 
-  /** The value of `checkpointSteps`; NoSuchElementException where it is not set. */
+  /** The value of `checkpointSteps`; NoSuchElementException where it is not set.
+    *
+    * @group getParam
+    */
   def getCheckpointSteps: Long = $(checkpointSteps)
 
+  /** @group param */
   final val keepCheckpoints: IntParam = new IntParam(
     this,
     "keepCheckpoints",
@@ -712,12 +1063,19 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     Check.Integer(0, 1000000).of("keepCheckpoints")
   )
 
-  /** Sets `keepCheckpoints`. */
+  /** Sets `keepCheckpoints`.
+    *
+    * @group setParam
+    */
   def setKeepCheckpoints(value: Int): this.type = setChecked(keepCheckpoints, value)
 
-  /** The value of `keepCheckpoints`, or its default. */
+  /** The value of `keepCheckpoints`, or its default.
+    *
+    * @group getParam
+    */
   def getKeepCheckpoints: Int = $(keepCheckpoints)
 
+  /** @group param */
   final val runId: Param[String] = new Param[String](
     this,
     "runId",
@@ -728,12 +1086,19 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     Check.Text.of("runId")
   )
 
-  /** Sets `runId`. */
+  /** Sets `runId`.
+    *
+    * @group setParam
+    */
   def setRunId(value: String): this.type = setChecked(runId, value)
 
-  /** The value of `runId`; NoSuchElementException where it is not set. */
+  /** The value of `runId`; NoSuchElementException where it is not set.
+    *
+    * @group getParam
+    */
   def getRunId: String = $(runId)
 
+  /** @group param */
   final val maxRestarts: IntParam = new IntParam(
     this,
     "maxRestarts",
@@ -742,12 +1107,19 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     Check.Integer(0, 1000).of("maxRestarts")
   )
 
-  /** Sets `maxRestarts`. */
+  /** Sets `maxRestarts`.
+    *
+    * @group setParam
+    */
   def setMaxRestarts(value: Int): this.type = setChecked(maxRestarts, value)
 
-  /** The value of `maxRestarts`, or its default. */
+  /** The value of `maxRestarts`, or its default.
+    *
+    * @group getParam
+    */
   def getMaxRestarts: Int = $(maxRestarts)
 
+  /** @group expertParam */
   final val collectiveTimeout: DoubleParam = new DoubleParam(
     this,
     "collectiveTimeout",
@@ -756,12 +1128,19 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     Check.Real(0.0, 31536000.0, openBelow = true).of("collectiveTimeout")
   )
 
-  /** Sets `collectiveTimeout`. */
+  /** Sets `collectiveTimeout`.
+    *
+    * @group expertSetParam
+    */
   def setCollectiveTimeout(value: Double): this.type = setChecked(collectiveTimeout, value)
 
-  /** The value of `collectiveTimeout`, or its default. */
+  /** The value of `collectiveTimeout`, or its default.
+    *
+    * @group expertGetParam
+    */
   def getCollectiveTimeout: Double = $(collectiveTimeout)
 
+  /** @group expertParam */
   final val heartbeatTimeout: DoubleParam = new DoubleParam(
     this,
     "heartbeatTimeout",
@@ -771,12 +1150,19 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     Check.Real(1.0, 31536000.0).of("heartbeatTimeout")
   )
 
-  /** Sets `heartbeatTimeout`. */
+  /** Sets `heartbeatTimeout`.
+    *
+    * @group expertSetParam
+    */
   def setHeartbeatTimeout(value: Double): this.type = setChecked(heartbeatTimeout, value)
 
-  /** The value of `heartbeatTimeout`, or its default. */
+  /** The value of `heartbeatTimeout`, or its default.
+    *
+    * @group expertGetParam
+    */
   def getHeartbeatTimeout: Double = $(heartbeatTimeout)
 
+  /** @group expertParam */
   final val slotTimeout: DoubleParam = new DoubleParam(
     this,
     "slotTimeout",
@@ -784,12 +1170,19 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     Check.Real(0.0, 31536000.0).of("slotTimeout")
   )
 
-  /** Sets `slotTimeout`. */
+  /** Sets `slotTimeout`.
+    *
+    * @group expertSetParam
+    */
   def setSlotTimeout(value: Double): this.type = setChecked(slotTimeout, value)
 
-  /** The value of `slotTimeout`, or its default. */
+  /** The value of `slotTimeout`, or its default.
+    *
+    * @group expertGetParam
+    */
   def getSlotTimeout: Double = $(slotTimeout)
 
+  /** @group param */
   final val workDir: Param[String] = new Param[String](
     this,
     "workDir",
@@ -800,12 +1193,19 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     Check.Text.of("workDir")
   )
 
-  /** Sets `workDir`. */
+  /** Sets `workDir`.
+    *
+    * @group setParam
+    */
   def setWorkDir(value: String): this.type = setChecked(workDir, value)
 
-  /** The value of `workDir`; NoSuchElementException where it is not set. */
+  /** The value of `workDir`; NoSuchElementException where it is not set.
+    *
+    * @group getParam
+    */
   def getWorkDir: String = $(workDir)
 
+  /** @group param */
   final val verbose: IntParam = new IntParam(
     this,
     "verbose",
@@ -813,12 +1213,19 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     Check.Integer(0, 1).of("verbose")
   )
 
-  /** Sets `verbose`. */
+  /** Sets `verbose`.
+    *
+    * @group setParam
+    */
   def setVerbose(value: Int): this.type = setChecked(verbose, value)
 
-  /** The value of `verbose`, or its default. */
+  /** The value of `verbose`, or its default.
+    *
+    * @group getParam
+    */
   def getVerbose: Int = $(verbose)
 
+  /** @group expertParam */
   final val verifyReplicas: BooleanParam = new BooleanParam(
     this,
     "verifyReplicas",
@@ -826,10 +1233,16 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
       "they differ in a single bit. For debugging: it reads every tensor once per epoch."
   )
 
-  /** Sets `verifyReplicas`. */
+  /** Sets `verifyReplicas`.
+    *
+    * @group expertSetParam
+    */
   def setVerifyReplicas(value: Boolean): this.type = setChecked(verifyReplicas, value)
 
-  /** The value of `verifyReplicas`, or its default. */
+  /** The value of `verifyReplicas`, or its default.
+    *
+    * @group expertGetParam
+    */
   def getVerifyReplicas: Boolean = $(verifyReplicas)
 
   setDefault(
@@ -860,9 +1273,14 @@ private[flambeau] object SharedParams {
         "was lost. -1 turns checkpoints at the end of epochs off.",
       Check.Integer(-1, 1000000, without = Some(0))
     ),
+    "featuresCol" -> Declaration(
+      "Name of the features column: a vector, an array or a number. Used when neither featuresCols nor " +
+        "inputCols is set.",
+      Check.Text
+    ),
     "inputCols" -> Declaration(
       "Names of the columns given to the module's forward, one tensor for each argument, in this order. " +
-        "When not set, featuresCol is the only input.",
+        "When not set, featuresCol or featuresCols is the only input.",
       Check.Columns
     ),
     "labelCol" -> Declaration(

@@ -3,29 +3,42 @@ package flambeau
 /** The base of all exceptions that Flambeau raises itself. The message says what was given, what is allowed and what to
   * do.
   */
-class FlambeauException(message: String, cause: Throwable) extends RuntimeException(message, cause) {
+trait FlambeauException extends RuntimeException
+
+/** What none of the others tells of: a saved model that is damaged, a machine without libtorch. */
+class GeneralException(message: String, cause: Throwable)
+    extends RuntimeException(message, cause)
+    with FlambeauException {
   def this(message: String) = this(message, null)
 }
 
 /** A param, or something given as one, that is refused; the message names it, its value and what is allowed. */
-class ParamException(message: String, cause: Throwable) extends FlambeauException(message, cause) {
+class ParamException(message: String, cause: Throwable)
+    extends IllegalArgumentException(message, cause)
+    with FlambeauException {
   def this(message: String) = this(message, null)
 }
 
 /** Data that is refused; the message names the column or tensor and how to mend it. */
-class DataException(message: String, cause: Throwable) extends FlambeauException(message, cause) {
+class DataException(message: String, cause: Throwable)
+    extends RuntimeException(message, cause)
+    with FlambeauException {
   def this(message: String) = this(message, null)
 }
 
 /** A path that could not be read or written, or a file that is not the one that was saved; the message names it. */
-class StoreException(message: String, cause: Throwable) extends FlambeauException(message, cause) {
+class StoreException(message: String, cause: Throwable)
+    extends RuntimeException(message, cause)
+    with FlambeauException {
   def this(message: String) = this(message, null)
 }
 
 /** A cluster that cannot run the training: too few task slots, settings that Spark refuses for barrier stages, or a
   * library that is missing.
   */
-class ClusterException(message: String, cause: Throwable) extends FlambeauException(message, cause) {
+class ClusterException(message: String, cause: Throwable)
+    extends RuntimeException(message, cause)
+    with FlambeauException {
   def this(message: String) = this(message, null)
 }
 
@@ -47,7 +60,8 @@ class WorkerException(
     val epoch: Option[Long],
     val step: Option[Long],
     cause: Throwable = null
-) extends FlambeauException(message, cause)
+) extends RuntimeException(message, cause)
+    with FlambeauException
 
 /** A worker that died or stopped answering. */
 class WorkerLostException(

@@ -10,7 +10,7 @@ private[flambeau] final class EstimatorWriter(estimator: HasTrainingParams with 
     val directory = new Directory(sparkSession, path)
     val own = program.toSeq.flatMap(_.stored) ++ script.map(name => new Directory(sparkSession, name).asFile)
     if (shouldOverwrite && own.exists(directory.holds))
-      throw new FlambeauException(
+      throw new GeneralException(
         s"the estimator's program lies in ${directory.path}; save it to another path"
       )
     super.save(path)
@@ -69,7 +69,7 @@ private[flambeau] final class EstimatorReader[E <: HasTrainingParams with HasObj
     val estimator = if (found) instance(metadata) else refuse(metadata)
     metadata.checkVersion()
     if (metadata.ours.path("files").has(FileNames.Objects))
-      throw new FlambeauException(
+      throw new GeneralException(
         s"$path holds its module, loss or optimizer as a pickle, which only Python reads: in Python, set model to a " +
           "program that flambeau.save_program wrote, loss, optimizer and metrics to names, and save the estimator again"
       )
@@ -108,7 +108,7 @@ private[flambeau] final class EstimatorReader[E <: HasTrainingParams with HasObj
   }
 
   private def refuse(metadata: Metadata): Nothing =
-    throw new FlambeauException(
+    throw new GeneralException(
       s"${metadata.path} holds a ${metadata.className}, not a ${wanted.getSimpleName}"
     )
 }

@@ -16,6 +16,12 @@ trait HasTrainingParams
     with HasDevice
     with HasWorkers {
 
+  /** Sets `learningRate`, by Spark ML's name. */
+  def setStepSize(value: Double): this.type = setLearningRate(value)
+
+  /** The value of `learningRate`, by Spark ML's name; NoSuchElementException where it is not set. */
+  def getStepSize: Double = getLearningRate
+
   /** The training job's `params`: every one with a value or a default. */
   private[flambeau] def jobParams: ObjectNode =
     jsonOf(for (param <- params.toSeq if !HasObjects.names.contains(param.name); value <- valueOf(param))

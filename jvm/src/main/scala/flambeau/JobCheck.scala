@@ -21,7 +21,7 @@ private[flambeau] object JobCheck {
       try WorkerProcess.start(settings, Seq("check", "--job", "-"), "the check of the job")
       catch {
         case error: IOException =>
-          throw new FlambeauException(s"flambeau-worker cannot be run: ${error.getMessage}", error)
+          throw new GeneralException(s"flambeau-worker cannot be run: ${error.getMessage}", error)
       }
     try {
       process.send(job)
@@ -36,10 +36,10 @@ private[flambeau] object JobCheck {
     Option(message.get("check")).getOrElse {
       val error = message.get("error")
       val text = error.get("message").asText
-      throw RankOutcome.exceptionOf(error.get("kind").asText, text, new FlambeauException(text))
+      throw RankOutcome.exceptionOf(error.get("kind").asText, text, new GeneralException(text))
     }
 
   private def ended(exit: WorkerProcess.Exit): FlambeauException =
     if (exit.signal.isDefined) new ParamException(s"model: the process that tried the program $exit")
-    else new FlambeauException(exit.stderr.mkString("\n").stripPrefix("flambeau-worker: "))
+    else new GeneralException(exit.stderr.mkString("\n").stripPrefix("flambeau-worker: "))
 }

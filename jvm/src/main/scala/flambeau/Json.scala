@@ -19,7 +19,7 @@ private[flambeau] object Json {
     try mapper.readTree(text)
     catch {
       case error: JsonProcessingException =>
-        throw new FlambeauException(s"$what is not JSON: ${error.getOriginalMessage}", error)
+        throw new GeneralException(s"$what is not JSON: ${error.getOriginalMessage}", error)
     }
 
   /** The tree as text in one line. */

@@ -22,7 +22,7 @@ private[flambeau] final case class Metadata(path: String, json: ObjectNode) {
   def file(name: String): SavedFile = {
     val entry = ours.path("files").path(name)
     if (entry.isMissingNode)
-      throw new FlambeauException(s"$path is damaged: its metadata does not tell of $name")
+      throw new GeneralException(s"$path is damaged: its metadata does not tell of $name")
     SavedFile(entry.path("size").asLong, entry.path("sha256").asText)
   }
 
@@ -45,7 +45,7 @@ private[flambeau] final case class Metadata(path: String, json: ObjectNode) {
   def checkVersion(): Unit = {
     val version = ours.path("formatVersion")
     if (version.asInt != Metadata.FormatVersion)
-      throw new FlambeauException(
+      throw new GeneralException(
         s"$path has format ${version.asText("none")}, written by Flambeau ${ours.path("flambeauVersion").asText("?")}; " +
           s"this version reads ${Metadata.FormatVersion}"
       )
@@ -76,17 +76,17 @@ private[flambeau] object Metadata {
     val plain = path.replaceAll("/+$", "")
     val directory = new Directory(spark, plain)
     if (!directory.exists("metadata"))
-      throw new FlambeauException(
+      throw new GeneralException(
         s"$plain has no metadata; it is not a saved stage, or was not written to its end"
       )
     val lines = spark.read.text(s"$plain/metadata").head(1)
     if (lines.isEmpty)
-      throw new FlambeauException(
+      throw new GeneralException(
         s"$plain has no metadata; it is not a saved stage, or was not written to its end"
       )
     Json.parse(lines.head.getString(0), s"the metadata of $plain") match {
       case json: ObjectNode => Metadata(plain, json)
-      case _                => throw new FlambeauException(s"the metadata of $plain is no JSON object")
+      case _                => throw new GeneralException(s"the metadata of $plain is no JSON object")
     }
   }
 

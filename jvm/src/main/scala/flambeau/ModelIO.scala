@@ -20,7 +20,7 @@ private[flambeau] final class ModelWriter(model: TorchModel) extends MLWriter {
     val directory = new Directory(sparkSession, path)
     val trained = model.trained
     if (shouldOverwrite && (trained.programs.values.toSeq :+ trained.weights).exists(directory.holds))
-      throw new FlambeauException(
+      throw new GeneralException(
         s"the model was loaded from ${directory.path} and reads its weights from there; save it to another path"
       )
     super.save(path)
@@ -70,7 +70,7 @@ private[flambeau] final class ModelReader[M <: TorchModel](wanted: Class[M]) ext
     val ours = metadata.ours
     val programs = metadata.programs
     if (ProgramForms.chosen(programs.keys).isEmpty)
-      throw new FlambeauException(
+      throw new GeneralException(
         s"$path holds its program as a pickle, which only Python reads${Metadata.bracketed(metadata.reasons)}: " +
           "score it in PySpark, or change the module so that torch.jit.script or torch.export takes it and save the model again"
       )
@@ -79,7 +79,7 @@ private[flambeau] final class ModelReader[M <: TorchModel](wanted: Class[M]) ext
       stored.flatMap { case (form, file) => Trust.refusal(sparkSession, form, file).map(form -> _) }
     val readable = stored -- refused.keys
     if (ProgramForms.chosen(readable.keys).isEmpty)
-      throw new FlambeauException(
+      throw new GeneralException(
         s"$path holds no program that may be read${Metadata.bracketed(refused)}: score it where the program may be run"
       )
     val trained = Trained(
@@ -102,7 +102,7 @@ private[flambeau] final class ModelReader[M <: TorchModel](wanted: Class[M]) ext
   }
 
   private def refuse(metadata: Metadata): Nothing =
-    throw new FlambeauException(
+    throw new GeneralException(
       s"${metadata.path} holds a ${metadata.className}, not a ${wanted.getSimpleName}"
     )
 }

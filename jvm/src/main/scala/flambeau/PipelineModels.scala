@@ -20,7 +20,7 @@ object PipelineModels {
   def load(path: String): PipelineModel = loadStage(path) match {
     case pipeline: PipelineModel => pipeline
     case other =>
-      throw new FlambeauException(
+      throw new GeneralException(
         s"$path holds a ${other.getClass.getName}, not a PipelineModel; read it with PipelineModels.loadStage"
       )
   }
@@ -65,7 +65,7 @@ object PipelineModels {
       try Class.forName(className, true, Thread.currentThread.getContextClassLoader)
       catch {
         case error: ClassNotFoundException =>
-          throw new FlambeauException(s"$path holds a $className, which is not on the class path", error)
+          throw new GeneralException(s"$path holds a $className, which is not on the class path", error)
       }
     cls.getMethod("read").invoke(null).asInstanceOf[MLReader[_]].load(path).asInstanceOf[PipelineStage]
   }

@@ -194,12 +194,13 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
 
   /** The schema's columns for the module: the tensors that they make, of the types and shapes that were trained on. */
   private[flambeau] def inputsOf(schema: StructType): Seq[TensorColumns] = {
-    val found = Columns.resolveInputs(schema, this)
-    if (found.length != trained.inputs.length)
+    val resolved = Columns.resolveInputs(schema, this)
+    if (resolved.length != trained.inputs.length)
       throw new ParamException(
-        s"the params name ${found.length} inputs, and the model was trained on ${trained.inputs.length}: " +
+        s"the params name ${resolved.length} inputs, and the model was trained on ${trained.inputs.length}: " +
           trained.inputs.map(_.name).mkString(", ")
       )
+    val found = Columns.inOrder(resolved, this, trained.inputs.map(_.name))
     for ((now, before) <- found.zip(trained.inputs)) yield {
       val tensor = Columns.resolveTensor(schema, now.name, now.columns, Some(before.dtype), Role.Input)
       if (tensor.shape.isDefined && tensor.numElements != before.numElements)

@@ -24,9 +24,17 @@ private[flambeau] final class Training private (
   /** Whether the program computes in float64. */
   private val isWide = check(Draft).get("parameterDtype").asText == "float64"
 
+  /** The columns with the inputs in the order of forward's arguments. Throws ParamException for `inputNames` that are none
+    * of those.
+    */
+  private def inOrder(columns: DataColumns): DataColumns =
+    columns.copy(inputs =
+      Columns.inOrder(columns.inputs, estimator, Json.texts(check(Draft).get("arguments")))
+    )
+
   /** What this fit reads from a DataFrame of that schema. Throws DataException and ParamException. */
   def columns(schema: StructType): DataColumns = {
-    val columns = Shards.resolve(schema, estimator, estimator.labelDtype, isWide)
+    val columns = inOrder(Shards.resolve(schema, estimator, estimator.labelDtype, isWide))
     output(columns)
     columns
   }
@@ -71,7 +79,8 @@ private[flambeau] final class Training private (
 
   /** The Parquet files under `path` as this fit's shards. */
   def inPlace(path: String): ShardSet = {
-    val shards = Shards.inPlace(spark, path, estimator, estimator.labelDtype, isWide)
+    val found = Shards.inPlace(spark, path, estimator, estimator.labelDtype, isWide)
+    val shards = found.copy(columns = inOrder(found.columns))
     output(shards.columns)
     shards
   }

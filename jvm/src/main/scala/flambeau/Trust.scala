@@ -32,5 +32,5 @@ private[flambeau] object Trust {
   /** Throws FlambeauException where the session does not read one of the programs. */
   def check(spark: SparkSession, path: String, programs: Iterable[(String, StoredFile)]): Unit =
     for ((form, file) <- programs; why <- refusal(spark, form, file))
-      throw new FlambeauException(s"$path: its $form program may not be read: $why")
+      throw new GeneralException(s"$path: its $form program may not be read: $why")
 }

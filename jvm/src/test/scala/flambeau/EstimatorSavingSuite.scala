@@ -24,13 +24,10 @@ class EstimatorSavingSuite extends SparkSuite {
       """{"loss":{"name":"huber","options":{"delta":1.5}},"optimizer":{"name":"sgd","options":""" +
       """{"momentum":0.9,"nesterov":true}},"metrics":["rmse"]}""")
     assert(Json.text(metadata.ours.get("programs")) == """{"scripted":"program.pt"}""")
-    assert(Json.fields(metadata.json.get("paramMap")).map(_._1).toSet == Set("featuresCol", "epochs"))
+    assert(Json.fields(metadata.json.get("paramMap")).map(_._1).toSet == Set("featuresCols", "epochs"))
 
     val read = TorchRegressor.load(saved)
-    assert(read.uid == estimator.uid && read.getEpochs == 3 && read.getFeaturesCol == Features.packed(
-      "a",
-      "b"
-    ))
+    assert(read.uid == estimator.uid && read.getEpochs == 3 && read.getFeaturesCols.toSeq == Seq("a", "b"))
     assert(read.getLoss == estimator.getLoss && read.getOptimizer == estimator.getOptimizer)
     assert(read.getMetrics.toSeq == Seq("rmse") && read.getModel == saved)
     val file = ProgramSource.open(spark, read.getModel).files("scripted")
@@ -74,13 +71,13 @@ class EstimatorSavingSuite extends SparkSuite {
       val folder = directory.resolve(name).resolve("metadata")
       Files.createDirectories(folder)
       val json = s"""{"class": "flambeau.TorchEstimator", "timestamp": 0, "sparkVersion": "4.1.0", "uid": "TorchEstimator_1",
-        "paramMap": {"epochs": 2, "stepSize": 0.5, "runtime": "native"}, "defaultParamMap": {"optimizer": "adam", "runtime": "python"},
+        "paramMap": {"epochs": 2, "learningRate": 0.5, "runtime": "native"}, "defaultParamMap": {"optimizer": "adam", "runtime": "python"},
         "flambeau": {"formatVersion": 1, "flambeauVersion": "0.1.0", "names": {"loss": "mse", "metrics": ["mae"]}$files}}"""
       Files.write(folder.resolve("part-00000"), (json.replace("\n", " ") + "\n").getBytes(UTF_8))
       directory.resolve(name).toString
     }
     val read = TorchEstimator.load(save("names", ""))
-    assert(read.getEpochs == 2 && read.getStepSize == 0.5 && read.getLoss == Loss(
+    assert(read.getEpochs == 2 && read.getLearningRate == 0.5 && read.getLoss == Loss(
       "mse"
     ) && read.getMetrics.toSeq == Seq("mae"))
     val pickled = save("pickled", """, "files": {"objects.pkl": {"size": 1, "sha256": "0"}}""")

@@ -19,7 +19,7 @@ class FaultSuite extends SparkSuite {
     .setOptimizer("adam")
     .setInputCols(Array("x"))
     .setLabelCol("y")
-    .setStepSize(0.001)
+    .setLearningRate(0.001)
     .setNumWorkers(2)
     .setNumThreads(1)
     .setBatchSize(50)

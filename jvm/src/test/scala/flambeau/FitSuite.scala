@@ -20,7 +20,7 @@ class FitSuite extends SparkSuite {
   private def doubles: TorchRegressor = new TorchRegressor()
     .setModel(TrainingCases.program("doubles"))
     .setOptimizer("sgd", Map("momentum" -> 0.9))
-    .setStepSize(0.1)
+    .setLearningRate(0.1)
     .setInputCols(Array("x"))
     .setInputTypes(Array("float64"))
     .setLabelCol("y")
@@ -34,7 +34,7 @@ class FitSuite extends SparkSuite {
     .setOptimizer("adam")
     .setInputCols(Array("numbers", "carrier", "dest", "origin"))
     .setLabelCol("delay")
-    .setStepSize(0.002)
+    .setLearningRate(0.002)
     .setNumWorkers(2)
     .setDataLanes(4)
     .setSeed(11)
@@ -44,7 +44,7 @@ class FitSuite extends SparkSuite {
   private def classes: TorchClassifier = new TorchClassifier()
     .setModel(TrainingCases.program("classes"))
     .setFeaturesCol(Array("a", "b"))
-    .setStepSize(0.05)
+    .setLearningRate(0.05)
     .setEpochs(10)
     .setVerbose(0)
 
@@ -68,6 +68,19 @@ class FitSuite extends SparkSuite {
     assertClose(steps.history("loss"), TrainingCases.numbers("flights", "python.json", "steps"), 1e-4)
     val epochs = flights.setBatchSize(64).setEpochs(5).fitOnParquet(TrainingCases.rows("flights"))
     assertClose(epochs.history("loss"), TrainingCases.numbers("flights", "python.json", "epochs"), 1e-4)
+  }
+
+  test("inputs go to the arguments of their names") {
+    val fits = Seq(flights, flights.setInputCols(Array("origin", "numbers", "dest", "carrier")))
+    fits(1).setInputNames(fits(1).getInputCols)
+    val models = fits.map(_.setBatchSize(1280).setEpochs(2).fitOnParquet(TrainingCases.rows("flights")))
+    assert(models.map(_.history("loss").toSeq).distinct.length == 1)
+    val scored = models.map(_.transform(rows("flights")).select("prediction").collect().toSeq)
+    assert(scored.head == scored(1))
+    val wrong = fits(1).setInputNames(Array("origin", "numbers", "dest", "airline"))
+    assert(intercept[ParamException](wrong.fit(rows("flights"))).getMessage ==
+      "inputNames is ['origin', 'numbers', 'dest', 'airline'], but must name the first of forward's arguments, in any " +
+      "order: numbers, carrier, dest, origin")
   }
 
   test("a training that stops early has the weights of its best epoch") {
@@ -101,7 +114,7 @@ class FitSuite extends SparkSuite {
 
   test("a classifier in a pipeline learns, and is itself after save and load") {
     val assembler = new VectorAssembler().setInputCols(Array("a", "b")).setOutputCol("features")
-    val pipeline = new Pipeline().setStages(Array(assembler, classes.setFeaturesCol("features")))
+    val pipeline = new Pipeline().setStages(Array(assembler, classes.setInputCols(Array("features"))))
     val fitted = pipeline.fit(rows("classes"))
     val scored = fitted.transform(rows("classes"))
     val accuracy = new MulticlassClassificationEvaluator().setMetricName("accuracy").evaluate(scored)
@@ -111,9 +124,9 @@ class FitSuite extends SparkSuite {
     assert(loaded.select("probability").collect() sameElements scored.select("probability").collect())
   }
 
-  test("a cross validation over stepSize with two fits at a time") {
+  test("a cross validation over learningRate with two fits at a time") {
     val estimator = classes
-    val grid = new ParamGridBuilder().addGrid(estimator.stepSize, Array(1e-6, 0.05)).build()
+    val grid = new ParamGridBuilder().addGrid(estimator.learningRate, Array(1e-6, 0.05)).build()
     val evaluator = new MulticlassClassificationEvaluator().setMetricName("accuracy")
     val validator = new CrossValidator()
       .setEstimator(estimator)
@@ -123,14 +136,14 @@ class FitSuite extends SparkSuite {
       .setParallelism(2)
     val best = validator.fit(rows("classes"))
     assert(
-      best.bestModel.asInstanceOf[TorchClassificationModel].parent.getOrDefault(estimator.stepSize) == 0.05
+      best.bestModel.asInstanceOf[TorchClassificationModel].parent.getOrDefault(estimator.learningRate) == 0.05
     )
     assert(best.avgMetrics(1) > 0.85 && best.avgMetrics(1) > best.avgMetrics(0) + 0.1)
   }
 
   test("a split for validation over params, and a fit with a param map") {
     // The split sorts the rows.
-    val estimator = doubles.setShuffle(true).setStepSize(0.01)
+    val estimator = doubles.setShuffle(true).setLearningRate(0.01)
     val split = new TrainValidationSplit()
       .setEstimator(estimator)
       .setEstimatorParamMaps(new ParamGridBuilder().addGrid(estimator.epochs, Array(1, 20)).build())
@@ -159,9 +172,9 @@ class FitSuite extends SparkSuite {
     val first = doubles.fit(rows("doubles").coalesce(1))
     first.write.overwrite().save(path("first"))
     val more =
-      doubles.setInitialModel(path("first")).setStepSize(0.0).setEpochs(1).fit(rows("doubles").coalesce(1))
-    val again = doubles.setInitialModel(first).setStepSize(0.0).setEpochs(1).fit(rows("doubles").coalesce(1))
-    val whole = doubles.setInitialModel(path("first")).setStepSize(0.0).setEpochs(1)
+      doubles.setInitialModel(path("first")).setLearningRate(0.0).setEpochs(1).fit(rows("doubles").coalesce(1))
+    val again = doubles.setInitialModel(first).setLearningRate(0.0).setEpochs(1).fit(rows("doubles").coalesce(1))
+    val whole = doubles.setInitialModel(path("first")).setLearningRate(0.0).setEpochs(1)
     whole.clear(whole.model)
     val expected = first.transform(rows("doubles")).select("prediction").collect()
     for (model <- Seq(more, again, whole.fit(rows("doubles").coalesce(1))))

@@ -65,7 +65,7 @@ class ParamsSuite extends AnyFunSuite {
         case "array" =>
           param.isInstanceOf[StringArrayParam] || param.isInstanceOf[ShapesParam] ||
           param.isInstanceOf[DoubleArrayParam]
-        case "string" => param.getClass == classOf[Param[_]] || param.isInstanceOf[FeaturesParam]
+        case "string" => param.getClass == classOf[Param[_]]
       }
       assert(fits, s"$param is a ${param.getClass} where the schema has $types")
     }
@@ -104,10 +104,7 @@ class ParamsSuite extends AnyFunSuite {
     if (types.head == "string" && property.path("minLength").asInt == 1)
       test(s"$name: no empty text") {
         val error = intercept[ParamException](set(fresh(), name, ""))
-        assert(
-          error.getMessage == s"$name must be a string that is not empty, got ''" ||
-            error.getMessage == s"$name must be a column's name, or a list of different column names, at least one, got ''"
-        )
+        assert(error.getMessage == s"$name must be a string that is not empty, got ''")
       }
 
     if (types.head == "array")
@@ -124,7 +121,7 @@ class ParamsSuite extends AnyFunSuite {
   test("whole values that are not numbers of the range are refused: checkpointInterval 0, NaN, infinity") {
     assert(intercept[ParamException](fresh().setCheckpointInterval(0)).getMessage ==
       "checkpointInterval must be a whole number of at least -1 and at most 1000000, but not 0, got 0")
-    intercept[ParamException](fresh().setStepSize(Double.NaN))
+    intercept[ParamException](fresh().setLearningRate(Double.NaN))
     intercept[ParamException](fresh().setGradientClipNorm(Double.PositiveInfinity))
   }
 
@@ -155,30 +152,42 @@ class ParamsSuite extends AnyFunSuite {
 
   test("Spark ML's own traits are there, with our docs") {
     val params = fresh()
+    assert(params.isInstanceOf[HasFeaturesCol])
     assert(params.isInstanceOf[HasInputCols] && params.isInstanceOf[HasLabelCol] && params.isInstanceOf[
       HasWeightCol
     ])
-    assert(params.isInstanceOf[HasSeed] && params.isInstanceOf[HasStepSize] && params.isInstanceOf[
-      HasCheckpointInterval
-    ])
+    assert(params.isInstanceOf[HasSeed] && params.isInstanceOf[HasCheckpointInterval])
     assert(params.isInstanceOf[HasPredictionCol] && params.isInstanceOf[HasValidationIndicatorCol])
     assert(params.setSeed(7).explainParam(params.seed).endsWith("of the workers. (default: 0, current: 7)"))
+  }
+
+  test("what is refused is an IllegalArgumentException, as Spark ML's is, and a FlambeauException") {
+    val error = intercept[IllegalArgumentException](fresh().setEpochs(0))
+    assert(error.isInstanceOf[FlambeauException] && error.isInstanceOf[ParamException])
+    assert(!classOf[IllegalArgumentException].isAssignableFrom(classOf[DataException]))
+  }
+
+  test("stepSize is learningRate by Spark ML's name") {
+    val params = fresh().setStepSize(0.5)
+    assert(params.getLearningRate == 0.5 && params.setLearningRate(0.25).getStepSize == 0.25)
+    assert(!params.hasParam("stepSize"))
   }
 
   test("what a training job holds: every value and default, under the schema's names") {
     val params = fresh()
       .setFeaturesCol(Array("a", "b"))
       .setInputShapes(Array(Array(2, 1)))
-      .setStepSize(0.25)
+      .setLearningRate(0.25)
       .setLoss("mse")
       .setModel("/program.pt")
     val json = params.jobParams
-    assert(Json.text(json.get("featuresCol")) == """["a","b"]""")
+    assert(Json.text(json.get("featuresCols")) == """["a","b"]""")
     assert(Json.text(json.get("inputShapes")) == "[[2,1]]")
-    assert(json.get("stepSize").asDouble == 0.25)
+    assert(json.get("learningRate").asDouble == 0.25)
     assert(json.fieldNames().asScala.toSet == schema.filterNot(_._2.path("default").isNull).keySet ++ Seq(
+      "featuresCols",
       "inputShapes",
-      "stepSize"
+      "learningRate"
     ))
   }
 
@@ -214,12 +223,15 @@ class ParamsSuite extends AnyFunSuite {
     ))
     val other = fresh()
     other.setFromJson(json, asDefault = false)
-    assert(other.getFeaturesCol == Features("x") && other.getSeed == Long.MaxValue)
+    assert(other.getFeaturesCol == "x" && other.getSeed == Long.MaxValue)
     assert(other.getCollectiveTimeout == 0.5)
     assert(other.getInputShapes.map(_.toSeq).toSeq == Seq(Seq(2), Nil))
     // As an estimator of an earlier version has it.
-    other.setFromJson(Json.parse("""{"timeout": 7.5}"""), asDefault = false)
+    val former = """{"timeout": 7.5, "stepSize": 0.5, "monitorMinDelta": 0.25, "featuresCol": ["a", "b"]}"""
+    other.setFromJson(Json.parse(former), asDefault = false)
     assert(other.getCollectiveTimeout == 7.5)
+    assert(other.getFeaturesCols.toSeq == Seq("a", "b"))
+    assert(other.getLearningRate == 0.5 && other.getMinDelta == 0.25)
     assert(intercept[ParamException](
       other.setFromJson(Json.parse("""{"bogus": 1}"""), asDefault = false)
     ).getMessage ==

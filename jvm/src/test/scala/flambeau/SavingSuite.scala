@@ -28,7 +28,7 @@ class SavingSuite extends SparkSuite {
   test("a model that PySpark saved: params, history, summary") {
     val model = TorchRegressionModel.load(SavedModels.model("mlp"))
     assert(model.uid == "TorchRegressionModel_0123456789ab")
-    assert(model.getFeaturesCol == Features.packed("a", "b") && model.getInferenceBatchSize == 64)
+    assert(model.getFeaturesCols.toSeq == Seq("a", "b") && model.getInferenceBatchSize == 64)
     assert(model.isSet(model.inferenceBatchSize) && !model.isSet(model.predictionCol))
     assert(model.history("loss")(0) == 0.75 && model.history("loss")(1).isNaN)
     assert(model.history("val_mae")(0).isNaN && model.history("val_mae")(1) == 0.125)

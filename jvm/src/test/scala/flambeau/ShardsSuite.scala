@@ -205,6 +205,12 @@ class ShardsSuite extends SparkSuite {
         false
       )
     ).getMessage == "inputTypes has 1 entries, and there are 2 inputs: ['x', 'n']")
+    val named = params().setInputCols(Array("x", "n")).setInputNames(Array("a"))
+    assert(intercept[ParamException](Shards.resolve(table.schema, named, None, false)).getMessage ==
+      "inputNames has 1 entries, and there are 2 inputs: ['x', 'n']")
+    val both = params().setFeaturesCol("x").setFeaturesCols(Array("x", "n"))
+    assert(intercept[ParamException](Shards.resolve(table.schema, both, None, false)).getMessage ==
+      "featuresCol ('x') and featuresCols (['x', 'n']) are both set: clear one of them")
   }
 
   test("nested arrays have the shape of the first row, and others are refused") {

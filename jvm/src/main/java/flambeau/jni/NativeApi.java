@@ -7,7 +7,7 @@ import java.nio.ByteBuffer;
  *
  * <p>Any thread may call any of them, several at once too. What fails ends in an exception with its causes:
  * {@code flambeau.ParamException} for a program that makes no sense, {@code flambeau.DataException} for rows,
- * {@code flambeau.StoreException} for files, {@code flambeau.FlambeauException} for everything else.
+ * {@code flambeau.StoreException} for files, {@code flambeau.GeneralException} for everything else.
  *
  * <p>{@code storeJson} is a JSON object of strings: the options of the object stores, as in the job's {@code store}; {@code
  * {}} where there are none. A path is a local one, {@code /Volumes}, {@code dbfs:}, {@code s3:}, {@code s3a:}, {@code

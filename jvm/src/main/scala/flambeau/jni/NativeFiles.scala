@@ -5,7 +5,7 @@ import java.nio.file.attribute.PosixFilePermissions
 import java.nio.file.{Files, Path, Paths}
 import java.util.Locale
 
-import flambeau.FlambeauException
+import flambeau.GeneralException
 
 /** The native files that the jar carries, extracted for this JVM.
   *
@@ -61,14 +61,14 @@ object NativeFiles {
         Files.setPosixFilePermissions(made.resolve(name), owner)
       }
       if (!Files.isExecutable(made.resolve(WorkerName)))
-        throw new FlambeauException(
+        throw new GeneralException(
           s"$parent is mounted noexec, so that the native files cannot run from there: set $NativeDirKey to a " +
             "directory of each machine that allows it"
         )
       made
     } catch {
       case error: IOException =>
-        throw new FlambeauException(
+        throw new GeneralException(
           s"the native files cannot be written to $parent ($error): set $NativeDirKey to a directory of each machine " +
             "that can be written to",
           error
@@ -80,7 +80,7 @@ object NativeFiles {
     val resource = s"/native/$platform/$name"
     val stream = getClass.getResourceAsStream(resource)
     if (stream == null)
-      throw new FlambeauException(
+      throw new GeneralException(
         s"this jar has no native files for $platform ($resource is missing): run on Linux x86_64, or build the jar " +
           "on the platform that it is to run on"
       )

@@ -5,7 +5,7 @@ import java.nio.charset.StandardCharsets
 import java.nio.file.{Files, Path, Paths}
 import java.util.concurrent.TimeUnit
 
-import flambeau.{FlambeauException, Json}
+import flambeau.{FlambeauException, GeneralException, Json}
 
 /** Loads libtorch and `libflambeau_jni.so` into this JVM, once for each class loader. */
 object NativeLibrary {
@@ -51,14 +51,14 @@ object NativeLibrary {
       process.getOutputStream.close()
       if (!process.waitFor(FinderSeconds, TimeUnit.SECONDS)) {
         process.destroyForcibly()
-        throw new FlambeauException(s"$worker libtorch did not end within $FinderSeconds s")
+        throw new GeneralException(s"$worker libtorch did not end within $FinderSeconds s")
       }
       if (process.exitValue() != 0)
-        throw new FlambeauException(text(errors).trim.stripPrefix("flambeau-worker: "))
+        throw new GeneralException(text(errors).trim.stripPrefix("flambeau-worker: "))
       Json.texts(Json.parse(text(output)).get("libraries"))
     } catch {
       case error: IOException =>
-        throw new FlambeauException(s"$worker cannot be run: ${error.getMessage}", error)
+        throw new GeneralException(s"$worker cannot be run: ${error.getMessage}", error)
     } finally {
       Files.deleteIfExists(output)
       Files.deleteIfExists(errors)
@@ -73,7 +73,7 @@ object NativeLibrary {
     val maps = text(Paths.get("/proc/self/maps")).linesIterator
     val mapped = maps.map(line => line.substring(line.indexOf('/').max(0))).toSet
     for ((name, path) <- names; other <- mapped if other.endsWith(name) && other != path)
-      throw new FlambeauException(
+      throw new GeneralException(
         s"another libtorch is loaded in this JVM already, $other, so that $path cannot be: remove the library that " +
           s"brought it from the class path, or set $LibtorchKey to its directory if it is torch 2.13"
       )
@@ -94,7 +94,7 @@ object NativeLibrary {
 
   private def refusal(path: String, error: UnsatisfiedLinkError): FlambeauException = {
     val reason = String.valueOf(error.getMessage).stripPrefix(s"$path: ")
-    new FlambeauException(
+    new GeneralException(
       s"$path cannot be loaded ($reason): a complete libtorch 2.13 is needed on this machine; set $LibtorchKey to its " +
         "directory",
       error

@@ -11,7 +11,7 @@ import java.util.concurrent.ConcurrentHashMap
 
 import scala.util.Try
 
-import flambeau.{FlambeauException, StoreException, WorkDirectory}
+import flambeau.{GeneralException, StoreException, WorkDirectory}
 import org.apache.hadoop.conf.Configuration
 import org.apache.hadoop.fs.{Path => HadoopPath}
 import org.apache.spark.SparkFiles
@@ -87,7 +87,7 @@ final case class StoredFile(uri: String, size: Long, sha256: String) {
   private def verify(path: Path): Unit = {
     val found = StoredFile.hash(path)
     if (found != sha256)
-      throw new FlambeauException(
+      throw new GeneralException(
         s"$uri is not the file that the model was saved with: its SHA-256 is $found, and should be $sha256"
       )
   }
@@ -158,7 +158,7 @@ object StoredFile {
       // Another process made it meanwhile, or it is no directory, as is seen below.
       case _: FileAlreadyExistsException => ()
       case error: IOException =>
-        throw new FlambeauException(
+        throw new GeneralException(
           s"$folder cannot be made ($error): set java.io.tmpdir to a writable directory",
           error
         )
@@ -168,7 +168,7 @@ object StoredFile {
       Files.getOwner(folder, NOFOLLOW_LINKS).getName == user &&
       Files.getPosixFilePermissions(folder, NOFOLLOW_LINKS) == owner
     if (!isOwn)
-      throw new FlambeauException(
+      throw new GeneralException(
         s"$folder is not a directory of $user's own that nobody else may open (a link is none): remove it, or set " +
           "java.io.tmpdir to a directory of your own"
       )

@@ -24,7 +24,7 @@ class GuideSuite extends SparkSuite {
       .setModel(program)
       .setLoss("huber", Map("delta" -> 1.5))
       .setOptimizer("sgd", Map("momentum" -> 0.9, "nesterov" -> true))
-      .setStepSize(0.01)
+      .setLearningRate(0.01)
       .setLabelCol("arr_delay")
       .setMetrics(Array("rmse"))
       .setValidationFraction(0.2)
@@ -38,7 +38,7 @@ class GuideSuite extends SparkSuite {
 
     val search = new TrainValidationSplit()
       .setEstimator(regressor)
-      .setEstimatorParamMaps(new ParamGridBuilder().addGrid(regressor.stepSize, Array(0.001, 0.01)).build())
+      .setEstimatorParamMaps(new ParamGridBuilder().addGrid(regressor.learningRate, Array(0.001, 0.01)).build())
       .setEvaluator(new RegressionEvaluator().setLabelCol("arr_delay"))
       .setParallelism(2)
     val best = search.fit(df).bestModel
@@ -58,7 +58,7 @@ class GuideSuite extends SparkSuite {
       .setInitialModel(path("model"))
       .setLoss("huber", Map("delta" -> 1.5))
       .setOptimizer("adam")
-      .setStepSize(0.0001)
+      .setLearningRate(0.0001)
       .setLabelCol("arr_delay")
       .fit(df)
 
