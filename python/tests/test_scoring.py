@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from flambeau._saved.program import dump_skeleton, probe_output
 from flambeau._saved.weights import save_module
 from flambeau._score.heads import Head
-from flambeau._score.scoring import InputRows, Scorer
+from flambeau._score.input_rows import InputRows
+from flambeau._score.scoring import Scorer
 from flambeau._tensors import TensorColumns
 
 RANDOM = np.random.default_rng(0)

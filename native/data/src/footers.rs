@@ -15,7 +15,9 @@ use crate::decode::{
     shape_of_first,
 };
 use crate::error::DataError;
-use crate::manifest::{ColumnInfo, ColumnKind, Element, MAX_GROUP_ROWS, RowGroup, Shard};
+use crate::manifest::{
+    ColumnInfo, ColumnKind, Element, MAX_GROUP_ROWS, Manifest, RowGroup, Shard, row_shape,
+};
 use crate::spec::{DType, DatasetSpec};
 use crate::store::{Store, percent_decode};
 
@@ -24,6 +26,47 @@ const PARALLEL_FOOTERS: usize = 16;
 
 /// What Hive and Spark write for a null in a `key=value` directory.
 const NULL_PARTITION: &str = "__HIVE_DEFAULT_PARTITION__";
+
+impl Manifest {
+    /// Reads the footers of `uris` in parallel and checks them against `spec`: columns exist, with one convertible type in all shards, hold no
+    /// nulls as far as statistics tell, and fill the shapes. Where a shape is not given, the first row of the data tells it.
+    ///
+    /// # Errors
+    /// [`DataError`], naming column and shard; [`DataError::EmptyDataset`] where there are no rows.
+    pub fn read(store: &Store, uris: &[String], spec: &DatasetSpec) -> Result<Self, DataError> {
+        spec.validate()?;
+        let footers = read_all(store, uris, &spec.columns())?;
+        let num_rows = footers.iter().map(Footer::num_rows).sum();
+        if num_rows == 0 {
+            return Err(DataError::EmptyDataset {
+                num_shards: uris.len(),
+            });
+        }
+        let columns = spec
+            .columns()
+            .into_iter()
+            .map(|name| resolve_column(store, &footers, spec, name));
+        let columns = columns.collect::<Result<Vec<_>, _>>()?;
+        refuse_nulls(store, &footers, &columns)?;
+        let mut spec = spec.clone();
+        for tensor in spec
+            .inputs
+            .iter_mut()
+            .chain(&mut spec.labels)
+            .chain(&mut spec.weight)
+        {
+            tensor.shape = Some(row_shape(tensor, &columns)?);
+        }
+        spec.validate()?; // again, now that the weight's shape is known
+        let shards = footers.into_iter().map(Footer::into_shard).collect();
+        Ok(Manifest {
+            spec,
+            columns,
+            shards,
+            num_rows,
+        })
+    }
+}
 
 /// One shard's footer.
 pub(crate) struct Footer {

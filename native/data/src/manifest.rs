@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::error::DataError;
-use crate::footers::{self, Footer};
 use crate::spec::{DatasetSpec, TensorSpec};
-use crate::store::Store;
 
 /// The elements of a column, before they become a tensor's dtype.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,10 +94,10 @@ pub struct Shard {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Manifest {
-    spec: DatasetSpec,
-    columns: Vec<ColumnInfo>,
-    shards: Vec<Shard>,
-    num_rows: u64,
+    pub(crate) spec: DatasetSpec,
+    pub(crate) columns: Vec<ColumnInfo>,
+    pub(crate) shards: Vec<Shard>,
+    pub(crate) num_rows: u64,
 }
 
 /// A manifest in short, for messages and front ends.
@@ -121,45 +119,6 @@ pub struct ManifestSummary {
 }
 
 impl Manifest {
-    /// Reads the footers of `uris` in parallel and checks them against `spec`: columns exist, with one convertible type in all shards, hold no
-    /// nulls as far as statistics tell, and fill the shapes. Where a shape is not given, the first row of the data tells it.
-    ///
-    /// # Errors
-    /// [`DataError`], naming column and shard; [`DataError::EmptyDataset`] where there are no rows.
-    pub fn read(store: &Store, uris: &[String], spec: &DatasetSpec) -> Result<Self, DataError> {
-        spec.validate()?;
-        let footers = footers::read_all(store, uris, &spec.columns())?;
-        let num_rows = footers.iter().map(Footer::num_rows).sum();
-        if num_rows == 0 {
-            return Err(DataError::EmptyDataset {
-                num_shards: uris.len(),
-            });
-        }
-        let columns = spec
-            .columns()
-            .into_iter()
-            .map(|name| footers::resolve_column(store, &footers, spec, name));
-        let columns = columns.collect::<Result<Vec<_>, _>>()?;
-        footers::refuse_nulls(store, &footers, &columns)?;
-        let mut spec = spec.clone();
-        for tensor in spec
-            .inputs
-            .iter_mut()
-            .chain(&mut spec.labels)
-            .chain(&mut spec.weight)
-        {
-            tensor.shape = Some(row_shape(tensor, &columns)?);
-        }
-        spec.validate()?; // again, now that the weight's shape is known
-        let shards = footers.into_iter().map(Footer::into_shard).collect();
-        Ok(Manifest {
-            spec,
-            columns,
-            shards,
-            num_rows,
-        })
-    }
-
     /// Reads what serde wrote, and checks that it holds together.
     ///
     /// # Errors
@@ -263,7 +222,10 @@ impl Manifest {
 }
 
 /// The shape of one row of a tensor.
-fn row_shape(tensor: &TensorSpec, columns: &[ColumnInfo]) -> Result<Vec<usize>, DataError> {
+pub(crate) fn row_shape(
+    tensor: &TensorSpec,
+    columns: &[ColumnInfo],
+) -> Result<Vec<usize>, DataError> {
     let shapes: Vec<&[usize]> = tensor
         .columns
         .iter()

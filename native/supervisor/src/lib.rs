@@ -16,6 +16,7 @@ mod id;
 mod question;
 mod rows;
 mod run;
+mod sweep;
 mod work_directory;
 
 pub use error::SupervisorError;

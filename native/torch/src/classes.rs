@@ -4,7 +4,7 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use crate::error::TorchError;
-use crate::scoring::{Scores, elements};
+use crate::scores::{Scores, elements};
 
 /// How a classifier's output `[rows, classes]`, or `[rows]` of one score a row, reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]

@@ -13,6 +13,18 @@ use crate::script::ScriptProgram;
 use crate::tensor::{collective_dtype, is_dense, kind_name};
 use crate::{exported, weights};
 
+/// Refuses a program, or a loss, that could do more than compute. It is loaded for that, and nothing of it is run.
+///
+/// # Errors
+///
+/// [`TorchError::Param`] names what it could do; or says that the bytes are no such program.
+pub fn check_pure(form: ProgramForm, program: &[u8]) -> Result<(), TorchError> {
+    match form {
+        ProgramForm::Scripted => ScriptProgram::load_pure(program).map(|_| ()),
+        ProgramForm::Exported => exported::load_pure(program),
+    }
+}
+
 /// Reads a program and gives it its weights.
 pub(crate) fn of_job(spec: &NativeProgram, store: &Store) -> Result<Box<dyn Program>, TorchError> {
     let eval = store.get(&spec.eval)?;

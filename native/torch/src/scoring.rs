@@ -17,6 +17,7 @@ use crate::error::TorchError;
 use crate::load;
 use crate::output::OutputTensor;
 use crate::program::{Outputs, Program};
+use crate::scores::{Scores, elements};
 use crate::tensor::{InferenceMode, bytes_of, filled, is_floating, kind_of, of_bytes};
 use crate::weights;
 
@@ -65,19 +66,6 @@ impl InputTensor {
     pub fn row_bytes(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.size()
     }
-}
-
-/// One column of results, rows one after another.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Scores {
-    /// Elements of a vector output of a narrower floating type or float32.
-    F32(Vec<f32>),
-    /// A scalar output, a classifier's column, or elements of a float64 vector output.
-    F64(Vec<f64>),
-    /// Elements of an integer vector output.
-    I64(Vec<i64>),
-    /// Elements of a boolean vector output.
-    Bool(Vec<bool>),
 }
 
 /// A loaded program that scores rows. Several threads may call it at once.
@@ -330,23 +318,6 @@ fn column(tensor: &Tensor, spec: &OutputTensor) -> Result<Scores, TorchError> {
         Kind::Int64 => Scores::I64(elements(&flat)),
         _ => Scores::Bool(bytes_of(&flat).iter().map(|&byte| byte != 0).collect()),
     })
-}
-
-/// The elements of a contiguous tensor, of as many bytes each as `T` has.
-pub(crate) fn elements<T: Copy>(tensor: &Tensor) -> Vec<T> {
-    assert_eq!(size_of::<T>(), tensor.kind().elt_size_in_bytes());
-    let bytes = bytes_of(tensor);
-    let mut values = Vec::with_capacity(tensor.numel());
-    // SAFETY: the bytes are as many elements of that width, any bits of which are a number, and the vector has room.
-    unsafe {
-        std::ptr::copy_nonoverlapping(
-            bytes.as_ptr().cast::<T>(),
-            values.as_mut_ptr(),
-            tensor.numel(),
-        );
-        values.set_len(tensor.numel());
-    }
-    values
 }
 
 fn shapes(named: &[(Option<String>, Vec<i64>)]) -> String {

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 import os
 import sys
 import threading
@@ -23,29 +22,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from flambeau import _native
 from flambeau._saved.program import OutputSpec, OutputTensor, instantiate, named_outputs
 from flambeau._saved.weights import WeightsRef, load_into
 from flambeau._score import gpu_slots
 from flambeau._score.heads import CLASS_FIELDS, Head
+from flambeau._score.input_rows import InputRows, Rows
 from flambeau._score.placement import Place, place_of_task
 from flambeau._tensors import TensorColumns
-from flambeau.errors import DataError, FlambeauError
+from flambeau.errors import FlambeauError
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
 KEPT_MODULES = 4
-_NUMPY = {
-    "float32": np.float32,
-    "float64": np.float64,
-    "int64": np.int64,
-    "bool": np.bool_,
-    "uint8": np.uint8,
-}
 _modules: OrderedDict[tuple[str, ...], nn.Module] = OrderedDict()
 _users: Counter[Any] = Counter()
 """How many score with a module on a GPU."""
@@ -175,105 +167,6 @@ class Scorer:
                 f"where {_shapes(wanted)} was expected"
             )
         return [tensor for _, tensor in named]
-
-
-@dataclass(frozen=True)
-class InputRows:
-    """An input's rows, still as the columns that they came in.
-
-    `columns` holds the values of each, row after row, and shares the memory of the Arrow arrays. `shape` is
-    that of one row.
-    """
-
-    columns: Sequence[np.ndarray[Any, Any]]
-    shape: tuple[int, ...]
-
-    @staticmethod
-    def of(inputs: Sequence[TensorColumns], columns: Sequence[pa.Array]) -> list[InputRows]:
-        """The rows of each input, from all inputs' columns in order.
-
-        Raises DataError, naming the column, where there is a null or an array of another length than the
-        input's shape.
-        """
-        rows, taken = [], 0
-        for tensor in inputs:
-            mine = columns[taken : taken + len(tensor.columns)]
-            taken += len(mine)
-            dtype = _NUMPY[tensor.dtype]
-            values = [_values(a, name, tensor, dtype) for a, name in zip(mine, tensor.columns, strict=True)]
-            rows.append(InputRows(values, tensor.shape or ()))
-        return rows
-
-    def tensor(self, start: int, stop: int) -> Tensor:
-        """The rows from `start` to `stop` in memory of their own, which torch aligns and the module may write
-        to.
-        """
-        tensor = self.empty(stop - start)
-        self.fill(tensor, start)
-        return tensor
-
-    def empty(self, num_rows: int, pin_memory: bool = False) -> Tensor:
-        """A tensor for so many rows."""
-        import torch
-
-        dtype = getattr(torch, str(self.columns[0].dtype))
-        return torch.empty((num_rows, *self.shape), dtype=dtype, pin_memory=pin_memory)
-
-    def fill(self, tensor: Tensor, start: int) -> None:
-        """Writes the rows from `start` on into a tensor, as many as it has."""
-        # One column holds all of a row's numbers, several hold one each.
-        width = math.prod(self.shape) // len(self.columns)
-        packed = tensor.numpy().reshape(len(tensor), len(self.columns), width)
-        stop = start + len(tensor)
-        for index, column in enumerate(self.columns):
-            packed[:, index] = column[start * width : stop * width].reshape(len(tensor), width)
-
-
-Rows = tuple[Sequence[InputRows], int]
-"""A batch's inputs, and its number of rows."""
-
-
-def _values(array: pa.Array, name: str, tensor: TensorColumns, dtype: Any) -> np.ndarray[Any, Any]:
-    """One column's values, flat but for the rows' order."""
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
-    _refuse_nulls(array, name)
-    if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
-        _check_lengths(pc.binary_length(array), name, tensor)
-        width = np.int64 if pa.types.is_large_binary(array.type) else np.int32
-        bounds = np.frombuffer(array.buffers()[1], width)[array.offset : array.offset + len(array) + 1]
-        if len(array) == 0 or bounds[0] == bounds[-1]:
-            return np.empty(0, dtype)
-        return np.frombuffer(array.buffers()[2], np.uint8)[bounds[0] : bounds[-1]]
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-        _check_lengths(pc.list_value_length(array), name, tensor)
-        array = array.flatten()
-        _refuse_nulls(array, name, "an array with a null in it")
-    elif tensor.shape not in ((), None) and len(tensor.columns) == 1 and math.prod(tensor.shape) != 1:
-        raise DataError(
-            f"column {name!r} holds single numbers, where arrays of {math.prod(tensor.shape)} were trained on"
-        )
-    values: np.ndarray[Any, Any] = array.to_numpy(zero_copy_only=False)
-    return values.astype(dtype, copy=False)
-
-
-def _refuse_nulls(array: pa.Array, name: str, what: str = "a null") -> None:
-    if array.null_count:
-        raise DataError(
-            f"column {name!r} holds {what}: fill it (Imputer, DataFrame.fillna) or drop those rows "
-            "(DataFrame.dropna) before transform"
-        )
-
-
-def _check_lengths(lengths: pa.Array, name: str, tensor: TensorColumns) -> None:
-    wanted = math.prod(tensor.shape or ())
-    found = lengths.to_numpy(zero_copy_only=False)
-    wrong = found[found != wanted]
-    if len(wrong):
-        raise DataError(
-            f"column {name!r} holds an array of {wrong[0]}, where {wanted} were trained on: "
-            "every row's array must have that length"
-        )
 
 
 def _module(programs: Mapping[str, bytes], weights: WeightsRef, device: str) -> nn.Module:

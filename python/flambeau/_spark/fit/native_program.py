@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from torch import nn
 
-    from flambeau._spark.fit.program import InitialWeights
+    from flambeau._spark.fit.initial_weights import InitialWeights
     from flambeau._tensors import TensorColumns
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from flambeau._saved.weights import load_into
-from flambeau._spark.files import fetched
+from flambeau._spark.fit.initial_weights import InitialWeights
 from flambeau._spark.fit.launch import Payload
 from flambeau._spark.fit.native_program import NativeProgram
 from flambeau._spark.fit.trainable import Trainable
 from flambeau._spark.fitted import Fitted
-from flambeau._spark.saving.stages import weights_of
 from flambeau._tensors import TensorColumns
 from flambeau.errors import ParamError
 from flambeau.params.objects import OBJECT_PARAMS, describe
@@ -21,8 +17,6 @@ from flambeau.params.objects import OBJECT_PARAMS, describe
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from torch.nn import Module
-
-T = TypeVar("T")
 
 
 class Program(Protocol):
@@ -92,27 +86,3 @@ def program_of(estimator: Trainable, spark: SparkSession) -> Program:
     if native:
         return NativeProgram.of(given, initial, spark)
     return PythonProgram.of(given, initial, estimator.getCompile())
-
-
-@dataclass(frozen=True)
-class InitialWeights:
-    """The weights of `initialModel`, the directory of a saved model or a fitted one."""
-
-    model: str | Fitted
-    spark: SparkSession
-
-    def load(self, module: Module) -> None:
-        """Gives a module the weights. Raises ParamError where they do not fit."""
-        self._load(module, lambda path: None)
-
-    def load_file(self, module: Module) -> bytes:
-        """Gives a module the weights, and returns their file. Raises ParamError where they do not fit."""
-        return self._load(module, Path.read_bytes)
-
-    def _load(self, module: Module, use: Callable[[Path], T]) -> T:
-        with fetched(weights_of(self.spark, self.model), self.spark) as path:
-            try:
-                load_into(module, path)
-            except ParamError as error:
-                raise ParamError(f"initialModel {self.model}: {error}") from None
-            return use(path)

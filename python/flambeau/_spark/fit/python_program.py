@@ -24,7 +24,7 @@ from flambeau.params.objects import describe
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from flambeau._spark.fit.program import InitialWeights
+    from flambeau._spark.fit.initial_weights import InitialWeights
     from flambeau._tensors import TensorColumns
 
 _FILE = "program.pkl"
