@@ -2,6 +2,7 @@
 
 use flambeau_collective::{DType, GroupBuffer, ProcessGroup, RawBuffer, ReduceOp, part_of};
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 
 use crate::harness::{self, Placement};
 use crate::reference::{self, Elements};
@@ -230,13 +231,21 @@ proptest! {
     }
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 6, failure_persistence: None, max_shrink_iters: 4, ..Default::default() })]
-
-    #[test]
-    fn long_operations_match_the_reference(case in case(prop_oneof![600_000usize..1 << 23, Just(1usize << 24)])) {
+/// Few cases, whatever `PROPTEST_CASES` says: each takes seconds.
+#[test]
+fn long_operations_match_the_reference() {
+    let config = ProptestConfig {
+        cases: 6,
+        failure_persistence: None,
+        max_shrink_iters: 4,
+        ..Default::default()
+    };
+    let lens = prop_oneof![600_000usize..1 << 23, Just(1usize << 24)];
+    let checked = |case: Case| {
         check(&case);
-    }
+        Ok(())
+    };
+    TestRunner::new(config).run(&case(lens), checked).unwrap();
 }
 
 #[test]
