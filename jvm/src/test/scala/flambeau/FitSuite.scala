@@ -136,7 +136,9 @@ class FitSuite extends SparkSuite {
       .setParallelism(2)
     val best = validator.fit(rows("classes"))
     assert(
-      best.bestModel.asInstanceOf[TorchClassificationModel].parent.getOrDefault(estimator.learningRate) == 0.05
+      best.bestModel.asInstanceOf[TorchClassificationModel].parent.getOrDefault(
+        estimator.learningRate
+      ) == 0.05
     )
     assert(best.avgMetrics(1) > 0.85 && best.avgMetrics(1) > best.avgMetrics(0) + 0.1)
   }
@@ -172,8 +174,11 @@ class FitSuite extends SparkSuite {
     val first = doubles.fit(rows("doubles").coalesce(1))
     first.write.overwrite().save(path("first"))
     val more =
-      doubles.setInitialModel(path("first")).setLearningRate(0.0).setEpochs(1).fit(rows("doubles").coalesce(1))
-    val again = doubles.setInitialModel(first).setLearningRate(0.0).setEpochs(1).fit(rows("doubles").coalesce(1))
+      doubles.setInitialModel(path("first")).setLearningRate(0.0).setEpochs(1).fit(rows("doubles").coalesce(
+        1
+      ))
+    val again =
+      doubles.setInitialModel(first).setLearningRate(0.0).setEpochs(1).fit(rows("doubles").coalesce(1))
     val whole = doubles.setInitialModel(path("first")).setLearningRate(0.0).setEpochs(1)
     whole.clear(whole.model)
     val expected = first.transform(rows("doubles")).select("prediction").collect()

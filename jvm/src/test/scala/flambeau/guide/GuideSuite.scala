@@ -38,7 +38,10 @@ class GuideSuite extends SparkSuite {
 
     val search = new TrainValidationSplit()
       .setEstimator(regressor)
-      .setEstimatorParamMaps(new ParamGridBuilder().addGrid(regressor.learningRate, Array(0.001, 0.01)).build())
+      .setEstimatorParamMaps(new ParamGridBuilder().addGrid(
+        regressor.learningRate,
+        Array(0.001, 0.01)
+      ).build())
       .setEvaluator(new RegressionEvaluator().setLabelCol("arr_delay"))
       .setParallelism(2)
     val best = search.fit(df).bestModel
