@@ -1,6 +1,8 @@
 //! The questions that a driver asks.
 
 use std::collections::HashMap;
+use std::env;
+use std::ffi::OsString;
 use std::process;
 use std::sync::{Mutex, PoisonError};
 
@@ -17,6 +19,9 @@ use crate::failure::{Ended, judge};
 use crate::rows;
 use crate::run::{self, Identity, RunFile};
 use crate::work_directory::WorkDirectory;
+
+/// How the variables begin that stores read.
+const STORES: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
 
 /// A question; `ask` is its name.
 #[derive(Debug, Deserialize)]
@@ -84,21 +89,34 @@ pub fn answer(
     Ok(answer.to_string())
 }
 
-/// A store that was opened, with the process and the options that it is of.
-type Opened = (u32, HashMap<String, String>, Store);
+/// A store that was opened, with the process, the options and the environment that it is of.
+type Opened = (
+    u32,
+    HashMap<String, String>,
+    Vec<(OsString, OsString)>,
+    Store,
+);
 
 /// The store of the last options given, which those of the next question mostly are: it keeps its connections, which a fork
 /// does not inherit.
 fn store(options: &HashMap<String, String>) -> Result<Store, SupervisorError> {
     static LAST: Mutex<Option<Opened>> = Mutex::new(None);
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((process, known, store)) = &*last
-        && (*process, known) == (process::id(), options)
+    // Stores take credentials from there, which a driver may renew.
+    let is_a_stores = |name: &OsString| {
+        let name = name.to_string_lossy();
+        STORES.iter().any(|prefix| name.starts_with(prefix))
+    };
+    let environment: Vec<_> = env::vars_os()
+        .filter(|(name, _)| is_a_stores(name))
+        .collect();
+    if let Some((process, known, before, store)) = &*last
+        && (*process, known, before) == (process::id(), options, &environment)
     {
         return Ok(store.clone());
     }
     let store = Store::new(options)?;
-    let opened = (process::id(), options.clone(), store.clone());
+    let opened = (process::id(), options.clone(), environment, store.clone());
     // One that a fork took along has threads that do not run here, for which its end would wait.
     if let Some(before) = last.replace(opened)
         && before.0 != process::id()

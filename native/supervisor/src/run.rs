@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use crate::error::SupervisorError;
 use crate::work_directory::WorkDirectory;
 
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 4;
 
 /// What a run may change between its fits, since no bit of its result depends on it.
 const FREE: [&str; 18] = [

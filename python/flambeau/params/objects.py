@@ -42,6 +42,8 @@ class CheckedParams(Params):
 
     def copy(self, extra: Mapping[Any, Any] | None = None) -> Self:
         """A copy with the params of `extra`; what is no JSON is shared."""
+        if not all(isinstance(key, Param) for key in extra or {}):
+            return super().copy(extra)  # type: ignore[arg-type]  # which refuses it
         own = {p.name: v for p, v in (extra or {}).items() if p.parent == self.uid and self.hasParam(p.name)}
         return super().copy({self.getParam(name): value for name, value in spread(own).items()})
 

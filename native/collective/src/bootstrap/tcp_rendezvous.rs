@@ -325,7 +325,8 @@ impl TcpRendezvous {
         };
         send(stream, payload, deadline)?;
         // Rank 0 ends the wait and says who is missing: give its word the time to arrive.
-        let word = Deadline::new(deadline.remaining() + Duration::from_secs(2), None);
+        let patience = deadline.remaining() + Duration::from_secs(2);
+        let word = Deadline::new(patience, deadline.interrupt().cloned());
         receive(stream, &word)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -165,6 +166,26 @@ fn an_interrupt_ends_the_wait_of_either_side() {
         assert!(matches!(error, CollectiveError::Interrupted), "{error}");
         assert!(asked.elapsed() < PATIENCE / 2);
     }
+    // Rank 0 is there, and waits for another one too.
+    let address = held_address();
+    let come = |rank| TcpRendezvous::new(&address, rank, 3, SECRET, PATIENCE).unwrap();
+    thread::scope(|scope| {
+        let called_off = Arc::new(AtomicBool::new(false));
+        let asks = |flag: &Arc<AtomicBool>| {
+            let flag = flag.clone();
+            move || flag.load(Ordering::Relaxed)
+        };
+        let mut server = come(0).with_interrupt(Arc::new(asks(&called_off)));
+        let serving = scope.spawn(move || server.all_gather(b""));
+        let asked = Instant::now();
+        let interrupt = move || asked.elapsed() > Duration::from_millis(500);
+        let ended = come(1).with_interrupt(Arc::new(interrupt)).all_gather(b"");
+        called_off.store(true, Ordering::Relaxed);
+        let error = ended.unwrap_err();
+        assert!(matches!(error, CollectiveError::Interrupted), "{error}");
+        assert!(asked.elapsed() < PATIENCE / 2);
+        serving.join().unwrap().unwrap_err();
+    });
 }
 
 #[test]

@@ -185,11 +185,11 @@ struct Offer {
 
 impl Offer {
     fn of(gpus: &Gpus, model: &mut dyn Model) -> Offer {
-        let own = model.on_cuda();
-        let directories = own.map_or(vec![], |model| model.nccl_directories());
-        let shares = env::var(SHARING).is_ok_and(|value| value == "1")
-            && NcclLibrary::open(&directories)
-                .is_ok_and(|library| library.version() >= SHARED_SINCE);
+        let shares = env::var(SHARING).is_ok_and(|value| value == "1") && {
+            let own = model.on_cuda();
+            let directories = own.map_or(vec![], |model| model.nccl_directories());
+            NcclLibrary::open(&directories).is_ok_and(|library| library.version() >= SHARED_SINCE)
+        };
         let seen = match gpus.devices.visible() {
             Ok(seen) => seen,
             Err(error) => {

@@ -323,12 +323,9 @@ fn assert_compressed_alike(on_device: &[Outcome], on_cpu: &[Outcome], compressio
             let epochs = &outcome.result.as_ref().unwrap().history.epochs;
             epochs.iter().map(|epoch| epoch.traffic).collect()
         };
-        for (device, cpu) in paired(&traffic(device), &traffic(cpu)) {
-            assert_eq!(device.uncompressed_bytes, cpu.uncompressed_bytes);
-            // A device sends what lies between the gradients too.
-            let sent = device.sent_bytes;
-            assert!(cpu.sent_bytes <= sent && sent < device.uncompressed_bytes);
-        }
+        assert_eq!(traffic(device), traffic(cpu));
+        let last = *traffic(device).last().unwrap();
+        assert!(last.sent_bytes < last.uncompressed_bytes, "{last:?}");
     }
 }
 

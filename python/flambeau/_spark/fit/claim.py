@@ -19,7 +19,8 @@ log = logging.getLogger("flambeau")
 
 _BEAT_SECONDS = 10.0
 _lock = threading.Lock()
-_held: set[str] = set()
+_held: dict[str, str] = {}
+"""The files of the runs that fits of this process have, and the names that these fits write there."""
 _lost: set[str] = set()
 
 
@@ -38,13 +39,13 @@ def claimed(work: WorkDirectory, visible: bool, run: str) -> Iterator[None]:
                 f"runId {run!r} in {work.uri} is being trained by another fit of this process: wait until "
                 "that fit has ended, interrupt it, or take another runId"
             )
-        _held.add(uri)
+        _held[uri] = own = secrets.token_hex(8)
     try:
-        with _beating(work, run) if visible else nullcontext():
+        with _beating(work, run, own) if visible else nullcontext():
             yield
     finally:
         with _lock:
-            _held.discard(uri)
+            del _held[uri]
             _lost.discard(uri)
 
 
@@ -56,8 +57,8 @@ def is_lost(work: WorkDirectory, run: str) -> bool:
 
 
 @contextmanager
-def _beating(work: WorkDirectory, run: str) -> Iterator[None]:
-    claim: dict[str, Any] = {"own": secrets.token_hex(8), "beatSeconds": _BEAT_SECONDS}
+def _beating(work: WorkDirectory, run: str, own: str) -> Iterator[None]:
+    claim: dict[str, Any] = {"own": own, "beatSeconds": _BEAT_SECONDS}
 
     def advance() -> None:
         nonlocal claim
@@ -66,8 +67,12 @@ def _beating(work: WorkDirectory, run: str) -> Iterator[None]:
     def beat() -> None:
         advance()
         uri = work.path("runs", f"{run}.owner")
-        if claim["phase"] == "lost" and uri not in _lost:
-            _lost.add(uri)
+        with _lock:
+            # A beat may come back from a store that hung when a later fit has the run.
+            is_new = claim["phase"] == "lost" and _held.get(uri) == own and uri not in _lost
+            if is_new:
+                _lost.add(uri)
+        if is_new:
             log.warning(
                 "runId %r in %s is being trained by another driver too, whose run it is now: this fit goes "
                 "on and leaves the run's checkpoints alone",
@@ -76,7 +81,7 @@ def _beating(work: WorkDirectory, run: str) -> Iterator[None]:
             )
 
     def release() -> None:
-        work.ask("releaseClaim", id=run, own=claim["own"])
+        work.ask("releaseClaim", id=run, own=own)
 
     try:
         advance()

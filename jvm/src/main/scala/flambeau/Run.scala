@@ -105,7 +105,8 @@ private[flambeau] object Run {
     Json.texts(Json.parse(work.ask(Json.text(question)))).toArray
   }
 
-  private val held = ConcurrentHashMap.newKeySet[String]()
+  /** The files of the runs that fits of this process have, and the names that these fits write there. */
+  private val held = new ConcurrentHashMap[String, String]
   private val lost = ConcurrentHashMap.newKeySet[String]()
 
   /** Holds the run of that name while `use` runs: one fit at a time writes its checkpoints and goes on from them.
@@ -115,22 +116,27 @@ private[flambeau] object Run {
     */
   def claimed[T](site: Site, id: String)(use: => T): T = {
     val uri = site.work.path("runs", s"$id.owner")
-    if (!held.add(uri))
+    val own = newName()
+    if (held.putIfAbsent(uri, own) != null)
       throw new ParamException(
         s"runId '$id' in ${site.work.uri} is being trained by another fit of this process: wait until that fit has ended, " +
           "interrupt it, or take another runId"
       )
-    try if (site.isVisible) beating(site.work, id)(use) else use
+    try if (site.isVisible) beating(site.work, id, own)(use) else use
     finally {
       held.remove(uri)
       lost.remove(uri)
     }
   }
 
-  private def beating[T](work: WorkDirectory, id: String)(use: => T): T = {
+  private def newName(): String = {
     val bytes = new Array[Byte](8)
     random.nextBytes(bytes)
-    val own = bytes.map(byte => f"${byte & 0xff}%02x").mkString
+    bytes.map(byte => f"${byte & 0xff}%02x").mkString
+  }
+
+  private def beating[T](work: WorkDirectory, id: String, own: String)(use: => T): T = {
+    val uri = work.path("runs", s"$id.owner")
     def advance(claim: JsonNode): JsonNode = {
       val question = Site.question("advanceClaim").put("id", id)
       question.set[ObjectNode]("claim", claim)
@@ -159,7 +165,8 @@ private[flambeau] object Run {
     def beat(): Unit =
       try {
         claim = advance(claim)
-        if (claim.get("phase").asText == "lost" && lost.add(work.path("runs", s"$id.owner")))
+        // A beat may come back from a store that hung when a later fit has the run.
+        if (claim.get("phase").asText == "lost" && own == held.get(uri) && lost.add(uri))
           log.warn(
             s"runId '$id' in ${work.uri} is being trained by another driver too, whose run it is now: this fit goes " +
               "on and leaves the run's checkpoints alone"

@@ -84,11 +84,8 @@ impl DeviceBuckets {
             device: info.device,
             stream: Some(self.stream),
         };
-        // What travels is summed on the way, and comes back.
-        let num_bytes = match halves {
-            Some(_) => 2 * buffer.bytes() as u64,
-            None => self.layout.whole_bytes[bucket],
-        };
+        // Halves have half the bytes of float32.
+        let num_bytes = self.layout.whole_bytes[bucket] / if halves.is_some() { 2 } else { 1 };
         // SAFETY: the bucket is full, so that only what comes after `finish` on the model's stream touches it and what was made
         // of it.
         let work = unsafe { self.nccl.upgrade()?.all_reduce(buffer, ReduceOp::Average)? };
