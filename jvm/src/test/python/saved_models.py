@@ -202,7 +202,7 @@ def main(root: Path) -> None:
     mlp = Mlp()
     mlp(torch.randn(50, 2) * 3 + 1)
     save(root / "mlp", "TorchRegressionModel", mlp, packed, {"featuresCols": ["a", "b"], "inferenceBatchSize": 64})
-    save(root / "exported", "TorchRegressionModel", mlp, packed, {"featuresCol": ["a", "b"]}, form="exported")
+    save(root / "exported", "TorchRegressionModel", mlp, packed, {"featuresCols": ["a", "b"]}, form="exported")
     save(root / "pickle", "TorchModel", mlp, packed, {"featuresCols": ["a", "b"]}, form="pickle")
     save(root / "column", "TorchModel", Linear(1), array, {"featuresCol": "x"})
     save(root / "writing", "TorchModel", Writing(root / "written"), array, {"featuresCol": "x"})
