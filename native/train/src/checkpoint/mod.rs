@@ -414,6 +414,14 @@ impl State {
                 state.world_size
             ));
         }
+        let num_epochs = state.history.epochs.len();
+        if let Some(best) = state.history.best_epoch
+            && best >= num_epochs as u64
+        {
+            return Err(format!(
+                "{STATE}: epoch {best} cannot be the best of {num_epochs}"
+            ));
+        }
         Ok(state)
     }
 }
