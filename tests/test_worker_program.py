@@ -254,13 +254,13 @@ def test_a_gpu_learns_what_the_cpu_does(tmp_path: Path, program: Path, rows: Pat
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="SKIPPED: there are no two GPUs")
 @pytest.mark.skipif(not PROGRAM.exists(), reason="SKIPPED: there is no flambeau-worker")
 @pytest.mark.skipif(not torch.__version__.startswith(f"{TORCH}."), reason=f"SKIPPED: torch is not {TORCH}")
-@pytest.mark.parametrize("compression", ["fp16", "topk", "powersgd"])
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
 def test_two_gpus_compress_what_the_cpu_does(tmp_path: Path, rows: Path, compression: str) -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
     program = save_script(module, tmp_path / "net.pt")
     params: dict[str, Any] = {"numWorkers": 2, "batchSize": 30, "epochs": 5, "verifyReplicas": True}
-    params |= {"gradientCompression": compression, "powerSgdStartStep": 2, "topKRatio": 0.2}
+    params["gradientCompression"] = compression
 
     def train(device: str) -> tuple[list[float], list[int]]:
         with Ranks(job_of(tmp_path, program, [rows], device, device=device, **params), 2) as ranks:
