@@ -183,7 +183,7 @@ def test_a_run_has_one_fit_at_a_time(
             pass
         first = owner.read_bytes()
         with monkeypatch.context() as patch:
-            patch.setattr(claim, "_held", set())
+            patch.setattr(claim, "_held", {})
             with pytest.raises(ParamError, match="is being trained by another driver"):
                 regressor(nn.Linear(4, 1), **params).fit(rows(spark))
         assert owner.read_bytes() != first
