@@ -1,8 +1,6 @@
 //! `NativeApi`'s functions on files.
 
-use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 
 use flambeau_data::Store;
 use jni::objects::{JByteArray, JObject, JObjectArray, JString};
@@ -11,24 +9,13 @@ use jni::{Env, EnvUnowned};
 
 use crate::error::{NativeError, Throw};
 
-/// The store of the last options given, which those of the next call mostly are: it keeps its connections.
-static LAST: Mutex<Option<(HashMap<String, String>, Store)>> = Mutex::new(None);
-
 /// The store with some options, a JSON object of strings.
 fn store(options: &str) -> Result<Store, NativeError> {
     let options = serde_json::from_str(options).map_err(|source| NativeError::Message {
         what: "the store's options",
         source,
     })?;
-    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((known, store)) = &*last
-        && *known == options
-    {
-        return Ok(store.clone());
-    }
-    let store = Store::new(&options)?;
-    *last = Some((options, store.clone()));
-    Ok(store)
+    Ok(Store::shared(&options)?)
 }
 
 /// The Rust strings of some Java ones.

@@ -1,10 +1,6 @@
 //! The questions that a driver asks.
 
 use std::collections::HashMap;
-use std::env;
-use std::ffi::OsString;
-use std::process;
-use std::sync::{Mutex, PoisonError};
 
 use chrono::Utc;
 use flambeau_data::Store;
@@ -19,9 +15,6 @@ use crate::failure::{Ended, judge};
 use crate::rows;
 use crate::run::{self, Identity, RunFile};
 use crate::work_directory::WorkDirectory;
-
-/// How the variables begin that stores read.
-const STORES: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
 
 /// A question; `ask` is its name.
 #[derive(Debug, Deserialize)]
@@ -84,46 +77,9 @@ pub fn answer(
     options: &HashMap<String, String>,
 ) -> Result<String, SupervisorError> {
     let question: Question = serde_json::from_str(question).map_err(SupervisorError::Malformed)?;
-    let store = store(options)?;
+    let store = Store::shared(options)?;
     let answer = answered(&WorkDirectory::new(&store, work_dir), question)?;
     Ok(answer.to_string())
-}
-
-/// A store that was opened, with the process, the options and the environment that it is of.
-type Opened = (
-    u32,
-    HashMap<String, String>,
-    Vec<(OsString, OsString)>,
-    Store,
-);
-
-/// The store of the last options given, which those of the next question mostly are: it keeps its connections, which a fork
-/// does not inherit.
-fn store(options: &HashMap<String, String>) -> Result<Store, SupervisorError> {
-    static LAST: Mutex<Option<Opened>> = Mutex::new(None);
-    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-    // Stores take credentials from there, which a driver may renew.
-    let is_a_stores = |name: &OsString| {
-        let name = name.to_string_lossy();
-        STORES.iter().any(|prefix| name.starts_with(prefix))
-    };
-    let environment: Vec<_> = env::vars_os()
-        .filter(|(name, _)| is_a_stores(name))
-        .collect();
-    if let Some((process, known, before, store)) = &*last
-        && (*process, known, before) == (process::id(), options, &environment)
-    {
-        return Ok(store.clone());
-    }
-    let store = Store::new(options)?;
-    let opened = (process::id(), options.clone(), environment, store.clone());
-    // One that a fork took along has threads that do not run here, for which its end would wait.
-    if let Some(before) = last.replace(opened)
-        && before.0 != process::id()
-    {
-        std::mem::forget(before);
-    }
-    Ok(store)
 }
 
 /// Attempts are named by files that others may write.

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use flambeau_data::{DataError, Store};
+use flambeau_train::digest;
 use sha2::{Digest, Sha256};
 
 /// How much of a file is read at once.
@@ -62,6 +63,6 @@ fn digest_of(store: &Store, uri: &str, end: bool) -> Result<String, DataError> {
         hash.update(store.get_range(uri, start..stop)?);
         start = stop;
     }
-    let hash = crate::run::hex(&hash.finalize());
+    let hash = digest::hex(&hash.finalize());
     Ok(if end { format!("{size}:{hash}") } else { hash })
 }

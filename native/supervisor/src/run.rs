@@ -4,9 +4,9 @@
 //! same rows goes on from them, since anything else would not end in what either of the two had come to.
 
 use flambeau_data::DataError;
+use flambeau_train::digest;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use sha2::{Digest, Sha256};
 
 use crate::error::SupervisorError;
 use crate::work_directory::WorkDirectory;
@@ -75,7 +75,7 @@ impl Identity {
             format: FORMAT,
             attempts,
             job,
-            rows: hex(&Sha256::digest(rows)),
+            rows: digest::of_bytes(&rows),
             reads_all: self.reads_all,
         }
     }
@@ -221,11 +221,6 @@ pub(crate) fn write(
 ) -> Result<(), DataError> {
     let file = serde_json::to_vec(&what.file(attempts)).expect("a run's file is JSON");
     work.store.put(&uri_of(work, id), file.into())
-}
-
-/// Lower-case hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

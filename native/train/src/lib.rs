@@ -15,7 +15,7 @@
 
 pub mod checkpoint;
 mod device;
-mod digest;
+pub mod digest;
 mod error;
 mod gradients;
 mod job;

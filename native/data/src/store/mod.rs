@@ -6,6 +6,7 @@
 mod local;
 mod location;
 mod remote;
+mod shared;
 
 use std::collections::HashMap;
 use std::io;
