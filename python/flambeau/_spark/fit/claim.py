@@ -19,9 +19,8 @@ log = logging.getLogger("flambeau")
 
 _BEAT_SECONDS = 10.0
 _lock = threading.Lock()
-_held: dict[str, str] = {}
-"""The files of the runs that fits of this process have, and the names that these fits write there."""
-_lost: set[str] = set()
+_held: dict[str, dict[str, Any]] = {}
+"""The claims of the fits of this process, as the supervisor told them last, by the runs' files."""
 
 
 @contextmanager
@@ -39,40 +38,31 @@ def claimed(work: WorkDirectory, visible: bool, run: str) -> Iterator[None]:
                 f"runId {run!r} in {work.uri} is being trained by another fit of this process: wait until "
                 "that fit has ended, interrupt it, or take another runId"
             )
-        _held[uri] = own = secrets.token_hex(8)
+        _held[uri] = claim = {"own": secrets.token_hex(8), "beatSeconds": _BEAT_SECONDS}
     try:
-        with _beating(work, run, own) if visible else nullcontext():
+        with _beating(work, run, claim) if visible else nullcontext():
             yield
     finally:
         with _lock:
             del _held[uri]
-            _lost.discard(uri)
 
 
 def is_lost(work: WorkDirectory, run: str) -> bool:
     """Whether another driver has taken a run that a fit of this process trains: what the run has in the work
     directory is that one's now.
     """
-    return work.path("runs", f"{run}.owner") in _lost
+    return _held.get(work.path("runs", f"{run}.owner"), {}).get("phase") == "lost"
 
 
 @contextmanager
-def _beating(work: WorkDirectory, run: str, own: str) -> Iterator[None]:
-    claim: dict[str, Any] = {"own": own, "beatSeconds": _BEAT_SECONDS}
-
+def _beating(work: WorkDirectory, run: str, claim: dict[str, Any]) -> Iterator[None]:
     def advance() -> None:
-        nonlocal claim
-        claim = work.ask("advanceClaim", id=run, claim=claim)
+        claim.update(work.ask("advanceClaim", id=run, claim=claim))
 
     def beat() -> None:
+        before = claim["phase"]
         advance()
-        uri = work.path("runs", f"{run}.owner")
-        with _lock:
-            # A beat may come back from a store that hung when a later fit has the run.
-            is_new = claim["phase"] == "lost" and _held.get(uri) == own and uri not in _lost
-            if is_new:
-                _lost.add(uri)
-        if is_new:
+        if claim["phase"] == "lost" != before:
             log.warning(
                 "runId %r in %s is being trained by another driver too, whose run it is now: this fit goes "
                 "on and leaves the run's checkpoints alone",
@@ -81,7 +71,7 @@ def _beating(work: WorkDirectory, run: str, own: str) -> Iterator[None]:
             )
 
     def release() -> None:
-        work.ask("releaseClaim", id=run, own=own)
+        work.ask("releaseClaim", id=run, own=claim["own"])
 
     try:
         advance()

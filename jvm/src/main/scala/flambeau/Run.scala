@@ -62,7 +62,8 @@ private[flambeau] final class Run(
   }
 
   /** Whether another driver has taken it, whose checkpoints and file are left alone. */
-  def isLost: Boolean = isNamed && lost.contains(site.work.path("runs", s"$id.owner"))
+  def isLost: Boolean =
+    isNamed && Option(held.get(site.work.path("runs", s"$id.owner"))).exists(_.isIn("lost"))
 
   /** Removes the run's file; a failure is told and no more. */
   def remove(): Unit = site.remove("runs", s"$id.json")
@@ -105,9 +106,16 @@ private[flambeau] object Run {
     Json.texts(Json.parse(work.ask(Json.text(question)))).toArray
   }
 
-  /** The files of the runs that fits of this process have, and the names that these fits write there. */
-  private val held = new ConcurrentHashMap[String, String]
-  private val lost = ConcurrentHashMap.newKeySet[String]()
+  /** A claim as the supervisor told it last; before that, what it begins with. */
+  private final class Claim(@volatile var state: JsonNode) {
+    def isIn(phase: String): Boolean = {
+      val now = state.path("phase")
+      now.asText == phase || now.has(phase)
+    }
+  }
+
+  /** The claims of the fits of this process, by the runs' files. */
+  private val held = new ConcurrentHashMap[String, Claim]
 
   /** Holds the run of that name while `use` runs: one fit at a time writes its checkpoints and goes on from them.
     *
@@ -116,17 +124,14 @@ private[flambeau] object Run {
     */
   def claimed[T](site: Site, id: String)(use: => T): T = {
     val uri = site.work.path("runs", s"$id.owner")
-    val own = newName()
-    if (held.putIfAbsent(uri, own) != null)
+    val claim = new Claim(Json.obj().put("own", newName()).put("beatSeconds", beatSeconds))
+    if (held.putIfAbsent(uri, claim) != null)
       throw new ParamException(
         s"runId '$id' in ${site.work.uri} is being trained by another fit of this process: wait until that fit has ended, " +
           "interrupt it, or take another runId"
       )
-    try if (site.isVisible) beating(site.work, id, own)(use) else use
-    finally {
-      held.remove(uri)
-      lost.remove(uri)
-    }
+    try if (site.isVisible) beating(site.work, id, claim)(use) else use
+    finally held.remove(uri)
   }
 
   private def newName(): String = {
@@ -135,28 +140,29 @@ private[flambeau] object Run {
     bytes.map(byte => f"${byte & 0xff}%02x").mkString
   }
 
-  private def beating[T](work: WorkDirectory, id: String, own: String)(use: => T): T = {
-    val uri = work.path("runs", s"$id.owner")
-    def advance(claim: JsonNode): JsonNode = {
+  private def beating[T](work: WorkDirectory, id: String, claim: Claim)(use: => T): T = {
+    def advance(): Unit = {
       val question = Site.question("advanceClaim").put("id", id)
-      question.set[ObjectNode]("claim", claim)
-      Json.parse(work.ask(Json.text(question)))
+      question.set[ObjectNode]("claim", claim.state)
+      claim.state = Json.parse(work.ask(Json.text(question)))
     }
     def release(): Unit =
-      try work.ask(Json.text(Site.question("releaseClaim").put("id", id).put("own", own)))
-      catch {
+      try {
+        val own = claim.state.get("own").asText
+        work.ask(Json.text(Site.question("releaseClaim").put("id", id).put("own", own)))
+      } catch {
         case NonFatal(error) => log.warn(s"the claim of run $id could not be removed: ${error.getMessage}")
       }
 
-    var claim: JsonNode = advance(Json.obj().put("own", own).put("beatSeconds", beatSeconds))
-    if (claim.get("phase").has("watching"))
-      log.info(s"run $id has an owner: waiting whether another driver still writes")
-    try
-      while (!claim.get("phase").has("held")) {
-        Thread.sleep((claim.get("waitSeconds").asDouble * 1000).toLong)
-        claim = advance(claim)
+    try {
+      advance()
+      if (claim.isIn("watching"))
+        log.info(s"run $id has an owner: waiting whether another driver still writes")
+      while (!claim.isIn("held")) {
+        Thread.sleep((claim.state.get("waitSeconds").asDouble * 1000).toLong)
+        advance()
       }
-    catch {
+    } catch {
       case error: Throwable =>
         release()
         throw error
@@ -164,9 +170,9 @@ private[flambeau] object Run {
     var isToldOfFailure = false
     def beat(): Unit =
       try {
-        claim = advance(claim)
-        // A beat may come back from a store that hung when a later fit has the run.
-        if (claim.get("phase").asText == "lost" && own == held.get(uri) && lost.add(uri))
+        val wasLost = claim.isIn("lost")
+        advance()
+        if (claim.isIn("lost") && !wasLost)
           log.warn(
             s"runId '$id' in ${work.uri} is being trained by another driver too, whose run it is now: this fit goes " +
               "on and leaves the run's checkpoints alone"
