@@ -27,7 +27,7 @@ import torch
 from harness import one_thread
 from programs.native_modules import CASES, NUM_IDS, Case, GaussianLoss
 from torch import Tensor, nn
-from worker_program import LIBTORCH, ROOT, Rank, run
+from worker_program import LIBTORCH, ROOT, launch, run
 
 from flambeau._saved.program import FILE_NAMES, compile_programs, probe_output
 from flambeau._saved.weights import FILE_NAME, save_module
@@ -183,17 +183,9 @@ def native_losses(case: Case, form: str, rows: Rows, folder: Path, programs: dic
         "attempt": {"id": form, "workDir": str(folder)},
         "program": program,
     }
-    rank = Rank(job)
-    try:
-        losses: list[float] = []
-        while True:
-            line = rank.wait_for("step", "result", "error")
-            if "step" not in line:
-                assert "result" in line, line
-                return losses
-            losses.append(line["step"]["loss"])
-    finally:
-        rank.end()
+    *lines, last = launch(job, "--report-steps")
+    assert "result" in last, last
+    return [line["step"]["loss"] for line in lines if "step" in line]
 
 
 def native_scores(form: str, rows: Rows, folder: Path, output: list[dict[str, Any]]) -> list[Tensor]:

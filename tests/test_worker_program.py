@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,19 @@ import pytest
 import torch
 from ports import held_port
 from torch import Tensor, nn
-from worker_program import LARGE, LIBTORCH, PROGRAM, Rank, Ranks, job_of, run, save_script, write_rows
+from worker_program import (
+    LARGE,
+    LIBTORCH,
+    PROGRAM,
+    Rank,
+    Ranks,
+    job_of,
+    launch,
+    run,
+    save_script,
+    start_launch,
+    write_rows,
+)
 
 import flambeau
 from flambeau._libtorch import TORCH
@@ -55,9 +68,7 @@ def test_two_ranks_train(tmp_path: Path, program: Path, rows: Path) -> None:
 
 def test_weights_that_are_kept_on_the_way_change_nothing(tmp_path: Path, program: Path, rows: Path) -> None:
     def train(name: str, **params: Any) -> dict[str, Any]:
-        job = job_of(tmp_path, program, [rows], name, batchSize=30, epochs=5, **params)
-        with Ranks(job, 1) as ranks:
-            return ranks.outcomes()[0]
+        return launch(job_of(tmp_path, program, [rows], name, batchSize=30, epochs=5, **params))[-1]
 
     kept, plain = train("kept", restoreBestWeights=True), train("plain")
     assert history(kept) == history(plain)
@@ -94,6 +105,93 @@ def test_the_loop_without_a_launcher_meets_over_tcp(tmp_path: Path, program: Pat
     one = train("one", 1, numWorkers=1, batchSize=30)
     assert three["result"]["worldSize"] == 3
     assert history(three) == pytest.approx(history(one), rel=1e-12)
+
+
+def weights_of(outcome: dict[str, Any]) -> str:
+    sha256: str = outcome["result"]["weights"]["sha256"]
+    return sha256
+
+
+def pids_of(launcher: subprocess.Popen[str]) -> list[int]:
+    """The processes that a running launch has started, by rank."""
+    return list(map(int, Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+LAUNCHED: dict[str, Any] = {"numWorkers": 2, "batchSize": 10, "epochs": 40, "checkpointSteps": 20}
+
+
+@pytest.mark.parametrize("ends", ["SIGKILL", "SIGSEGV", pytest.param("SIGSTOP", marks=pytest.mark.long)])
+def test_a_launch_goes_on_after_a_rank_that_ended(
+    tmp_path: Path, program: Path, rows: Path, ends: str
+) -> None:
+    undisturbed = launch(job_of(tmp_path, program, [rows], "undisturbed", **LAUNCHED))[-1]
+    job = job_of(tmp_path, program, [rows], "job", heartbeatTimeout=2.0, **LAUNCHED)
+    with start_launch(job, "--report-steps") as launcher:
+        try:
+            assert launcher.stdout is not None and launcher.stderr is not None
+            lines: list[dict[str, Any]] = []
+            for text in launcher.stdout:
+                lines.append(json.loads(text))
+                if lines[-1].get("step", {}).get("step") == 100:
+                    victim = pids_of(launcher)[1]
+                    # Rust's own handler lets the first SIGSEGV pass that no instruction caused.
+                    for _ in range(2 if ends == "SIGSEGV" else 1):
+                        os.kill(victim, signal.Signals[ends])
+                        time.sleep(0.1)
+            assert launcher.wait(10) == 0
+            said = launcher.stderr.read()
+        finally:
+            launcher.kill()
+    steps = [line["step"]["step"] for line in lines if "step" in line]
+    assert said.count("training is started again (1 of at most 3 restarts): ") == 1
+    assert any(later <= earlier for earlier, later in pairwise(steps)) and steps.count(0) == 1
+    assert weights_of(lines[-1]) == weights_of(undisturbed)
+
+
+def test_a_launch_ends_after_as_many_restarts(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.parquet", large_row=590)
+    program = save_script(Crashing(), tmp_path / "crashing.pt")
+    job = job_of(tmp_path, program, [rows], numWorkers=2, batchSize=10, shuffle=False, maxRestarts=1)
+    with start_launch(job) as launcher:
+        output, said = launcher.communicate(timeout=60)
+    error = json.loads(output.splitlines()[-1])["error"]
+    assert launcher.returncode == 1 and said.count("training is started again") == 1
+    assert (error["kind"], error["rank"], error["isCause"]) == ("lost", 1, True)
+    assert "its process ended by signal: 11 (SIGSEGV)" in error["message"]
+
+
+@pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGKILL])
+def test_no_rank_outlives_its_launch(tmp_path: Path, program: Path, rows: Path, ends: signal.Signals) -> None:
+    with start_launch(job_of(tmp_path, program, [rows], numWorkers=2, **ENDLESS)) as launcher:
+        assert launcher.stdout is not None
+        assert "progress" in json.loads(launcher.stdout.readline())
+        pids = pids_of(launcher)
+        launcher.send_signal(ends)
+        launcher.wait(5)
+    assert len(pids) == 2
+    deadline = time.monotonic() + 5
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_running, pids))
+
+
+def test_a_launch_refuses_what_it_cannot_do(tmp_path: Path, program: Path, rows: Path) -> None:
+    def refusal(**params: Any) -> str:
+        error = launch(job_of(tmp_path, program, [rows], **params))[-1]["error"]
+        assert (error["kind"], error["isCause"]) == ("job", True)
+        return str(error["message"])
+
+    assert "epochs" in refusal(epochs=0)
+    assert 'runId is "nightly", but a launch without Spark keeps no runs' in refusal(runId="nightly")
+    missing = run("launch", "--job", tmp_path / "none.json", "--libtorch", LIBTORCH)
+    assert missing.returncode == 1 and "none.json cannot be read: No such file" in missing.stderr
 
 
 def test_ranks_with_other_jobs_are_refused(tmp_path: Path, program: Path, rows: Path) -> None:
@@ -227,13 +325,9 @@ def test_a_bad_job_is_refused(
 def test_without_a_gpu_cuda_is_refused_with_what_each_rank_lacks(
     tmp_path: Path, program: Path, rows: Path
 ) -> None:
-    job = job_of(tmp_path, program, [rows], numWorkers=2, device="cuda")
-    with Ranks(job, 2) as ranks:
-        ranks.meet()
-        messages = [outcome["error"]["message"] for outcome in ranks.outcomes(20)]
-    assert messages[0] == messages[1]
-    assert "no worker can use a GPU" in messages[0]
-    assert all(f"worker {rank} on" in messages[0] for rank in range(2)) and "driver" in messages[0]
+    message = launch(job_of(tmp_path, program, [rows], numWorkers=2, device="cuda"))[-1]["error"]["message"]
+    assert "no worker can use a GPU" in message
+    assert all(f"worker {rank} on" in message for rank in range(2)) and "driver" in message
 
 
 @pytest.mark.gpu
@@ -263,8 +357,8 @@ def test_two_gpus_compress_what_the_cpu_does(tmp_path: Path, rows: Path, compres
     params["gradientCompression"] = compression
 
     def train(device: str) -> tuple[list[float], list[int]]:
-        with Ranks(job_of(tmp_path, program, [rows], device, device=device, **params), 2) as ranks:
-            outcome = ranks.meet().outcomes(120)[0]
+        job = job_of(tmp_path, program, [rows], device, device=device, **params)
+        outcome = launch(job, seconds=120)[-1]
         sent = [epoch["sentBytes"] for epoch in outcome["result"]["history"]["epochs"]]
         return history(outcome), sent
 
@@ -294,8 +388,7 @@ def test_a_program_is_checked_without_a_training(tmp_path: Path, program: Path, 
 def test_a_loss_or_optimizer_that_is_not_known_is_refused(tmp_path: Path, program: Path, rows: Path) -> None:
     job = job_of(tmp_path, program, [rows])
     job["program"]["optimizer"] = {"name": "lbfgs"}
-    with Ranks(job, 1) as ranks:
-        error = ranks[0].outcome(20)["error"]
+    error = launch(job)[-1]["error"]
     assert error["kind"] == "job" and "lbfgs" in error["message"]
 
 
@@ -305,8 +398,7 @@ def test_a_program_without_its_weights_is_refused(tmp_path: Path, rows: Path) ->
     for form, name in (("scripted", "program.pt"), ("exported", "program.pt2")):
         job = job_of(tmp_path, tmp_path / "program" / name, [rows])
         job["program"]["form"] = form
-        with Ranks(job, 1) as ranks:
-            error = ranks[0].outcome(20)["error"]
+        error = launch(job)[-1]["error"]
         assert error["kind"] == "job" and "has no weights in it (0.weight is empty)" in error["message"]
 
 

@@ -33,6 +33,27 @@ def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
+def start_launch(job: Mapping[str, Any], *arguments: str) -> subprocess.Popen[str]:
+    """Starts `launch` of a job, whose file is in its work directory."""
+    path = Path(job["attempt"]["workDir"]) / f"{job['attempt']['id']}.json"
+    path.write_text(json.dumps(job))
+    command = [str(PROGRAM), "launch", "--job", str(path), "--libtorch", str(LIBTORCH), *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+
+
+def launch(job: Mapping[str, Any], *arguments: str, seconds: float = 60.0) -> list[dict[str, Any]]:
+    """The lines of a `launch` of a job; the last one is the result or the error."""
+    with start_launch(job, *arguments) as process:
+        try:
+            output, errors = process.communicate(timeout=seconds)
+        finally:
+            process.kill()
+    lines: list[dict[str, Any]] = [json.loads(line) for line in output.splitlines()]
+    assert process.returncode == (0 if "result" in lines[-1] else 1), errors
+    return lines
+
+
 class Rank:
     """A running rank and what it said so far."""
 

@@ -157,17 +157,20 @@ def test_a_lease_is_held_while_a_fit_runs(any_spark: SparkSession, tmp_path: Pat
     assert list(leases.iterdir())
 
 
-def test_a_sweep_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sweep_is_told(any_spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where the driver does not see the directory."""
     old = tmp_path / "shards" / "20200101T000000Z-0123456789ab"
-    old.mkdir(parents=True)
-    (old / "part").write_text("")
-    with caplog.at_level("INFO", "flambeau"):
-        sweep(WorkDirectory(str(tmp_path)))
-    assert not (old / "part").exists()
-    assert f"removed {old}, left behind " in caplog.text
+    for visible in (True, False):
+        old.mkdir(parents=True)
+        (old / "part").write_text("")
+        caplog.clear()
+        with caplog.at_level("INFO", "flambeau"):
+            sweep(Site(any_spark, WorkDirectory(str(tmp_path)), visible))
+        assert not old.exists()
+        assert f"removed {old}, left behind " in caplog.text
     # What can't be swept is told and no more.
     (tmp_path / "leases").write_text("")
-    sweep(WorkDirectory(str(tmp_path)))
+    sweep(Site(any_spark, WorkDirectory(str(tmp_path)), True))
 
 
 def test_all_gather_over_a_barrier_stage(any_spark: SparkSession) -> None:
@@ -231,7 +234,7 @@ def test_a_crashed_worker_is_lost(spark: SparkSession) -> None:
             return os._exit, (9,)
 
     job = json.dumps({"data": {"spec": {"inputs": []}}, "params": {}})
-    with pytest.raises(launch._Lost, match="a worker was lost"):
+    with pytest.raises(WorkerLost, match="a worker was lost"):
         launch.run_stage(spark, WorkerRequest(job, bytes(16), cloudpickle.dumps(EndsItsProcess())), 2)
 
 
@@ -328,45 +331,51 @@ def test_nothing_that_a_rank_answers_is_unpickled(spark: SparkSession, tmp_path:
     assert not path.exists() or str(os.getpid()) not in path.read_text().split()
 
 
-def launch_of(spark: SparkSession, max_restarts: int) -> launch.Launch:
+def launch_of(spark: SparkSession, work: Path, max_restarts: int) -> launch.Launch:
     program = PythonProgram(b"", {})
-    site = Site(spark, WorkDirectory("/nowhere"), False)
+    site = Site(spark, WorkDirectory(str(work)), True)
     run = Run(site, "run", dict, is_named=False)
     return launch.Launch(site, {}, program, 2, max_restarts, 0.0, lambda _: nullcontext(), run)
 
 
-def test_only_lost_workers_are_tried_again(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_lost_workers_are_tried_again(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     requests: list[dict[str, Any]] = []
     answers: list[Any] = []
 
     def stage(_: SparkSession, request: WorkerRequest, *others: Any) -> list[RankOutcome]:
         requests.append(json.loads(request.job_json)["attempt"] | {"secret": request.secret})
+        checkpoint = tmp_path / "attempts" / requests[0]["id"] / "checkpoints" / "0000000003"
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        (checkpoint / "COMMITTED").write_text('{"format": 1, "parts": []}')
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return [answer]
+        return list(answer)
 
     monkeypatch.setattr(launch, "run_stage", stage)
-    monkeypatch.setattr(session, "on_worker", lambda *_: "/nowhere/attempts/a/checkpoints/3")
-    lost = launch._Lost(WorkerLost("a worker was lost"))
+    lost = WorkerLost("a worker was lost")
 
     done = {"done": True, "warnings": ["slow"]}
-    answers[:] = [lost, failed(1, "collective"), RankOutcome(0, "h", True, json.dumps(done))]
-    assert launch_of(spark, 3).run() == done
-    assert [one["resume"] for one in requests] == [None] + ["/nowhere/attempts/a/checkpoints/3"] * 2
+    ranks = [RankOutcome(rank, "h", True, json.dumps(done)) for rank in range(2)]
+    answers[:] = [lost, [ranks[0], failed(1, "collective")], ranks]
+    assert launch_of(spark, tmp_path, 3).run() == done
+    resumed = str(tmp_path / "attempts" / requests[0]["id"] / "checkpoints" / "0000000003")
+    assert [one["resume"] for one in requests] == [None, resumed, resumed]
     assert len({one["id"] for one in requests}) == len({one["secret"] for one in requests}) == 3
 
     for kind in ("user", "data", "diverged", "environment", "cancelled", "job"):
         requests.clear()
-        answers[:] = [failed(1, kind)]
-        with pytest.raises(WorkerError):
-            launch_of(spark, 3).run()
+        answers[:] = [[ranks[0], failed(1, kind)]]
+        with pytest.raises(WorkerError, match="on worker 1"):
+            launch_of(spark, tmp_path, 3).run()
         assert len(requests) == 1
 
     requests.clear()
     answers[:] = [lost] * 3
     with pytest.raises(WorkerLost):
-        launch_of(spark, 2).run()
+        launch_of(spark, tmp_path, 2).run()
     assert len(requests) == 3
 
 

@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Ended {
-    rank: usize,
     /// What it failed with; none where all went well.
     kind: Option<String>,
     /// False where it only noticed that another one had failed.
@@ -20,7 +19,7 @@ pub(crate) struct Ended {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Verdict {
-    /// The rank whose failure is the reason for the others'; none where all went well.
+    /// The place among them of the failure that is the reason for the others'; none where all went well.
     cause: Option<usize>,
     /// Whether the training is started again.
     again: bool,
@@ -35,23 +34,20 @@ const RETRIED: [&str; 3] = ["lost", "store", "collective"];
 /// Where several ranks say that it began with them, one that says something comes before one that is silent, one with an
 /// error of its own before one that was killed, that before one whose store failed, and that before one that missed another.
 pub(crate) fn judge(ended: &[Ended], restarts: u64, max_restarts: u64) -> Verdict {
-    let order = |one: &&Ended| {
-        let retried = RETRIED
-            .iter()
-            .position(|kind| Some(*kind) == one.kind.as_deref());
-        let kind = retried.map_or(0, |position| position + 1);
-        (!one.is_cause, one.is_silent, kind, one.rank)
+    let retried = |one: &Ended| {
+        let kind = one.kind.as_deref();
+        RETRIED.iter().position(|retried| Some(*retried) == kind)
     };
-    let cause = ended
-        .iter()
-        .filter(|one| one.kind.is_some())
-        .min_by_key(order);
-    let is_retried = cause
-        .and_then(|one| one.kind.as_deref())
-        .is_some_and(|kind| RETRIED.contains(&kind));
+    let order = |(_, one): &(usize, &Ended)| {
+        let kind = retried(one).map_or(0, |position| position + 1);
+        (!one.is_cause, one.is_silent, kind)
+    };
+    let failed = ended.iter().enumerate();
+    let failed = failed.filter(|(_, one)| one.kind.is_some());
+    let cause = failed.min_by_key(order);
     Verdict {
-        cause: cause.map(|one| one.rank),
-        again: is_retried && restarts < max_restarts,
+        cause: cause.map(|(place, _)| place),
+        again: cause.is_some_and(|(_, one)| retried(one).is_some()) && restarts < max_restarts,
     }
 }
 
@@ -59,9 +55,8 @@ pub(crate) fn judge(ended: &[Ended], restarts: u64, max_restarts: u64) -> Verdic
 mod tests {
     use super::*;
 
-    fn ended(rank: usize, kind: &str, is_cause: bool, is_silent: bool) -> Ended {
+    fn ended(kind: &str, is_cause: bool, is_silent: bool) -> Ended {
         Ended {
-            rank,
             kind: (!kind.is_empty()).then(|| kind.to_owned()),
             is_cause,
             is_silent,
@@ -71,10 +66,10 @@ mod tests {
     #[test]
     fn an_error_of_a_ranks_own_is_the_cause() {
         let ranks = [
-            ended(0, "collective", true, false),
-            ended(1, "lost", true, false),
-            ended(2, "user", true, false),
-            ended(3, "lost", false, false),
+            ended("collective", true, false),
+            ended("lost", true, false),
+            ended("user", true, false),
+            ended("lost", false, false),
         ];
         let verdict = judge(&ranks, 0, 3);
         assert_eq!((verdict.cause, verdict.again), (Some(2), false));
@@ -85,15 +80,15 @@ mod tests {
     #[test]
     fn one_that_noticed_says_more_than_one_that_is_silent() {
         let ranks = [
-            ended(0, "lost", false, true),
-            ended(1, "collective", false, false),
+            ended("lost", false, true),
+            ended("collective", false, false),
         ];
         assert_eq!(judge(&ranks, 0, 3).cause, Some(1));
     }
 
     #[test]
     fn restarts_end() {
-        let ranks = [ended(0, "", true, false), ended(1, "store", true, false)];
+        let ranks = [ended("", true, false), ended("store", true, false)];
         assert!(judge(&ranks, 2, 3).again);
         assert!(!judge(&ranks, 3, 3).again);
         let well = judge(&ranks[..1], 0, 3);

@@ -8,6 +8,7 @@
 //! driver that does not see the work directory asks in a task of the cluster, and the host's own timers keep what has to
 //! be written again and again: a lease every hour, a claim every ten seconds.
 
+mod attempt;
 mod checkpoints;
 mod claim;
 mod error;

@@ -8,6 +8,7 @@ use flambeau_train::checkpoint;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::attempt::{self, OfRun};
 use crate::checkpoints::keep_newest;
 use crate::claim::{self, Claim};
 use crate::error::SupervisorError;
@@ -25,7 +26,13 @@ use crate::work_directory::WorkDirectory;
     deny_unknown_fields
 )]
 enum Question {
-    /// What comes of an attempt after so many restarts: `{"cause", "again"}`.
+    /// The attempt after those, noted where the fit is one of a run: `{"id", "resume", "secret"}`.
+    BeginAttempt {
+        attempts: Vec<String>,
+        run: Option<OfRun>,
+    },
+    /// What comes of an attempt after so many restarts: `{"cause", "again"}`. `ended` has its ranks in their order, or alone what
+    /// ended them all.
     Judge {
         ended: Vec<Ended>,
         restarts: u64,
@@ -94,6 +101,9 @@ fn plain(attempts: Vec<String>) -> Result<Vec<String>, SupervisorError> {
 
 fn answered(work: &WorkDirectory<'_>, question: Question) -> Result<Value, SupervisorError> {
     Ok(match question {
+        Question::BeginAttempt { attempts, run } => {
+            json(attempt::begin(work, plain(attempts)?, run)?)
+        }
         Question::Judge {
             ended,
             restarts,

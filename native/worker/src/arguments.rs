@@ -17,6 +17,10 @@ flambeau-worker trains, checks, scores and inspects libtorch programs.
         share a machine take one each.
     flambeau-worker train --launcher [--gpus ADDRESSES]
         The same for a program that starts it and speaks JSON lines with it.
+    flambeau-worker launch --job JOB.json [--transport auto|sharedMemory|tcp] [--report-steps]
+        Trains a job with all its numWorkers ranks on this machine. After a lost rank it starts them again from
+        the newest checkpoint, up to maxRestarts times. The job's attempt gives the workDir; each attempt has
+        an id of its own there. Tells its progress in JSON lines, the result or the error in the last one.
     flambeau-worker check --job JOB.json
         Tries the program of a job on two rows, forward and backward, and says what is wrong with it, in one
         JSON line. With - for the file, the job is the first line of standard input, whose end ends
@@ -59,6 +63,8 @@ pub enum Command {
     },
     /// Train one rank that finds the others by itself.
     Train(Box<TrainArguments>),
+    /// Train all ranks on this machine.
+    Launch(LaunchArguments),
     /// Try the program of a job.
     Check {
         /// The file with the job, or `-`.
@@ -96,6 +102,19 @@ pub struct TrainArguments {
     pub report_steps: bool,
 }
 
+/// All ranks of a training.
+#[derive(Debug, PartialEq)]
+pub struct LaunchArguments {
+    /// The file with the job.
+    pub job: PathBuf,
+    /// `auto`, `sharedMemory` or `tcp`.
+    pub transport: String,
+    /// Where libtorch is, if the command line says so.
+    pub libtorch: Option<PathBuf>,
+    /// Whether rank 0 tells of each step.
+    pub report_steps: bool,
+}
+
 /// Rows to score.
 #[derive(Debug, PartialEq)]
 pub struct ScoreArguments {
@@ -121,7 +140,9 @@ pub struct ScoreArguments {
 /// One sentence that says what is wrong and what is allowed.
 pub fn parse(arguments: &[String]) -> Result<Arguments, String> {
     let Some((command, rest)) = arguments.split_first() else {
-        return Err("a command is missing: train, check, score, inspect or libtorch".into());
+        return Err(
+            "a command is missing: train, launch, check, score, inspect or libtorch".into(),
+        );
     };
     match command.as_str() {
         "--help" | "-h" | "help" => return Ok(plain(Command::Help)),
@@ -154,6 +175,12 @@ pub fn parse(arguments: &[String]) -> Result<Arguments, String> {
             gpus: options.gpus()?,
             report_steps: options.flag("--report-steps"),
         })),
+        "launch" => Command::Launch(LaunchArguments {
+            job: options.need("--job")?.into(),
+            transport: options.take("--transport")?.unwrap_or("auto".into()),
+            libtorch: libtorch.clone(),
+            report_steps: options.flag("--report-steps"),
+        }),
         "check" => Command::Check {
             job: options.need("--job")?,
         },
@@ -179,7 +206,7 @@ pub fn parse(arguments: &[String]) -> Result<Arguments, String> {
         },
         other => {
             return Err(format!(
-                "there is no command {other}; the commands are train, check, score, inspect and libtorch"
+                "there is no command {other}; the commands are train, launch, check, score, inspect and libtorch"
             ));
         }
     };
@@ -352,6 +379,7 @@ mod tests {
                 "--rank is x",
             ),
             ("train --job", "--job needs a value"),
+            ("launch --job j --rank 0", "launch takes no --rank here"),
             ("train --launcher --gpus 0,,1", "--gpus is \"0,,1\""),
             ("train --launcher --gpus=", "must be addresses of GPUs"),
             ("score model rows.parquet", "score needs a model"),

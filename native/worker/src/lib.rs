@@ -2,6 +2,7 @@
 //!
 //! - `training`: one rank of a job, from its meeting with the others to its result.
 //! - `launcher` and `standalone`: the two ways to it: under a launcher that speaks JSON lines, and by the command line.
+//! - `launch`: all ranks of a job, as processes of this machine.
 //! - `check`: what is wrong with a job's program.
 //! - `scoring`: Parquet rows through a model into a Parquet file.
 //! - `inspection`: what a model, a program or shards hold.
@@ -14,6 +15,7 @@ mod arguments;
 mod check;
 mod failure;
 mod inspection;
+mod launch;
 mod launcher;
 mod lines;
 mod saved;
@@ -31,6 +33,7 @@ pub fn main(arguments: Vec<String>) -> i32 {
     match arguments::parse(arguments).map(|arguments| arguments.command) {
         Ok(Command::Launched { gpus }) => launcher::main(gpus),
         Ok(Command::Train(arguments)) => standalone::main(&arguments),
+        Ok(Command::Launch(arguments)) => launch::main(&arguments),
         Ok(Command::Check { job }) => check::main(&job),
         Ok(Command::Score(arguments)) => told(scoring::score(&arguments)),
         Ok(Command::Inspect { paths }) => told(inspection::inspect(&paths)),

@@ -99,7 +99,7 @@ class RankOutcome:
         """What the supervisor judges by."""
         kind = None if self.ok else self.error_kind
         silent = not self.ok and self.traceback is None
-        return {"rank": self.rank, "kind": kind, "isCause": self.is_cause, "isSilent": silent}
+        return {"kind": kind, "isCause": self.is_cause, "isSilent": silent}
 
     @classmethod
     def of_json(cls, text: str | bytes) -> RankOutcome:

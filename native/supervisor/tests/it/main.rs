@@ -8,6 +8,7 @@ use flambeau_supervisor::answer;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+mod attempts;
 mod claims;
 mod runs;
 mod sweeps;

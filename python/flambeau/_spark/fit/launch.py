@@ -9,7 +9,6 @@ import builtins
 import json
 import logging
 import re
-import secrets
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -53,6 +52,9 @@ _LOST_TEXTS = (
     "java.net.SocketException: Connection reset",
     "java.io.EOFException",
 )
+
+# What the supervisor is told of an attempt that Spark ended so.
+_LOST = {"kind": "lost", "isCause": True}
 
 _OK, _FAILED = "+", "-"
 
@@ -121,33 +123,28 @@ class Launch:
         Raises the exception that was raised on a worker where its class is one of Python's or of Flambeau's,
         else a WorkerError; either says where it was.
         """
-        run = self.run_of
-        if run.is_named:
-            self.attempts = run.attempts()
-        num_earlier = len(self.attempts)
+        if self.run_of.is_named:
+            self.attempts = self.run_of.attempts()
         placed = self._place_files()
+        restarts = 0
         while True:
-            resume = self._newest_checkpoint() if self.attempts else None
-            if resume is not None and len(self.attempts) == num_earlier:
-                log.info("going on from %s", resume)
-            attempt = new_id()
-            self.attempts.append(attempt)
-            if run.is_named:
-                run.write(self.attempts)
-            restarts = len(self.attempts) - num_earlier - 1
-            try:
-                with self.watch(attempt):
-                    return self._attempt(attempt, resume, placed, restarts)
-            except _Lost as lost:
-                if restarts >= self.max_restarts:
-                    raise lost.error from lost.__cause__
-                log.warning(
-                    "training is started again (%d of at most %d restarts): %s",
-                    restarts + 1,
-                    self.max_restarts,
-                    first_line(lost.error),
-                )
-                self._await_slots(lost.error)
+            attempt = self._begin(restarts)
+            with self.watch(attempt["id"]):
+                outcomes, lost = self._attempt(attempt, placed)
+            ended = [outcome.ended() for outcome in outcomes] if lost is None else [_LOST]
+            limit = self.max_restarts
+            verdict = self.site.work.ask("judge", ended=ended, restarts=restarts, maxRestarts=limit)
+            if verdict["cause"] is None:
+                return _result(outcomes)
+            error = lost or exception_of(outcomes[verdict["cause"]])
+            if not verdict["again"]:
+                raise error
+            told = first_line(error)
+            log.warning(
+                "training is started again (%d of at most %d restarts): %s", restarts + 1, limit, told
+            )
+            self._await_slots(error)
+            restarts += 1
 
     def clean(self, num_checkpoints: int = 0) -> list[dict[str, Any]]:
         """Removes what the attempts left in the work directory, but for the newest checkpoints with weights,
@@ -191,35 +188,39 @@ class Launch:
         if self._large_files():
             self.site.remove("attempts", self.id)
 
+    def _begin(self, restarts: int) -> dict[str, Any]:
+        """The next attempt as the supervisor begins it: `id`, `resume` and `secret`."""
+        run = self.run_of.note() if self.run_of.is_named else None
+        # The first one of a run that has no name needs nothing of the directory.
+        ask = self.site.ask if self.attempts or run else self.site.work.ask
+        attempt: dict[str, Any] = ask("beginAttempt", attempts=self.attempts, run=run)
+        if attempt["resume"] and not restarts:
+            log.info("going on from %s", attempt["resume"])
+        self.attempts.append(attempt["id"])
+        return attempt
+
     def _attempt(
-        self, attempt: str, resume: str | None, placed: Mapping[str, str], restarts: int
-    ) -> dict[str, Any]:
+        self, attempt: Mapping[str, Any], placed: Mapping[str, str]
+    ) -> tuple[list[RankOutcome], WorkerLost | None]:
+        """How the ranks of an attempt ended, or the worker that Spark lost."""
         spark, work = self.site.spark, self.site.work
-        where = {"id": attempt, "workDir": work.uri, "resume": resume}
+        where = {"id": attempt["id"], "workDir": work.uri, "resume": attempt["resume"]}
         request = self.payload.request(
             {**self.job, "attempt": where},
-            secrets.token_bytes(32),
+            base64.b64decode(attempt["secret"]),
             placed,
             session.shares_machine(spark),
         )
         files = Ending(
-            work.path("attempts", attempt, "ranks"),
+            work.path("attempts", attempt["id"], "ranks"),
             self.num_workers,
             dict(work.store_options),
             ending.GRACE_SECONDS,
         )
-        outcomes = run_stage(spark, request, self.num_workers, self.num_gpus, files)
-        ended = [outcome.ended() for outcome in outcomes]
-        verdict = work.ask("judge", ended=ended, restarts=restarts, maxRestarts=self.max_restarts)
-        if verdict["cause"] is None:
-            results = {outcome.rank: json.loads(outcome.result_json or "{}") for outcome in outcomes}
-            told = (warning for rank in sorted(results) for warning in results[rank]["warnings"])
-            return {**results[0], "warnings": list(dict.fromkeys(told))}
-        [failed] = (outcome for outcome in outcomes if outcome.rank == verdict["cause"])
-        error = exception_of(failed)
-        if verdict["again"]:
-            raise _Lost(error)
-        raise error
+        try:
+            return run_stage(spark, request, self.num_workers, self.num_gpus, files), None
+        except WorkerLost as lost:
+            return [], lost
 
     def _large_files(self) -> dict[str, bytes]:
         """The payload's files that do not travel with the tasks."""
@@ -246,14 +247,11 @@ class Launch:
             raise error from lost
 
 
-class _Lost(Exception):
-    """A worker was lost, or did not answer in time: worth another attempt. `error` is what the user gets
-    without one.
-    """
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
+def _result(outcomes: Sequence[RankOutcome]) -> dict[str, Any]:
+    """Rank 0's result, with the warnings of all ranks."""
+    results = [json.loads(outcome.result_json or "{}") for outcome in outcomes]
+    warnings = (warning for result in results for warning in result["warnings"])
+    return {**results[0], "warnings": list(dict.fromkeys(warnings))}
 
 
 def run_stage(
@@ -266,8 +264,9 @@ def run_stage(
     """Runs one barrier stage with a task for each rank and returns how each ended, by rank.
 
     With `num_gpus` of 1 Spark assigns a GPU to each task. `files` tell ranks that fail which others have
-    ended; without them they are waited for without end. Waits for as long as the training takes. Raises _Lost
-    where Spark lost a worker, and EnvironmentMismatchError where the workers' Python has no flambeau.
+    ended; without them they are waited for without end. Waits for as long as the training takes. Raises
+    WorkerLost where Spark lost a worker, and EnvironmentMismatchError where the workers' Python has no
+    flambeau.
     """
     task = rank_task(request, files)
     # Spark 3.5 knows no such argument.
@@ -287,7 +286,7 @@ def run_stage(
                 "spark.pyspark.python) at a Python that has it"
             ) from error
         if any(lost in text for lost in _LOST_TEXTS):
-            raise _Lost(WorkerLost(f"a worker was lost: {_reason(text)}")) from error
+            raise WorkerLost(f"a worker was lost: {_reason(text)}") from error
         raise
     return sorted((RankOutcome.of_json(row.outcome) for row in rows), key=lambda outcome: outcome.rank)
 

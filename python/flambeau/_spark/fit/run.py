@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from flambeau._spark import session
 from flambeau._spark.fit.claim import is_lost
 from flambeau._spark.fit.told import digest_of
 from flambeau._spark.site import Site
@@ -57,10 +58,12 @@ class Run:
         The first time it reads all rows of a run that is named; of others, which only a failure notes, no
         more than the ends of their files.
         """
-        if self.is_lost:
-            return
-        what = self._identity(self.is_named)
-        self.site.ask("writeRun", id=self.id, attempts=list(attempts), what=what)
+        if (note := self.note()) is not None:
+            self.site.ask("writeRun", attempts=list(attempts), **note)
+
+    def note(self) -> dict[str, Any] | None:
+        """What the supervisor writes of the run beside its attempts; None where another driver has it."""
+        return None if self.is_lost else {"id": self.id, "what": self._identity(self.is_named)}
 
     def remove(self) -> None:
         """Removes the run's file; a failure is told and no more."""
@@ -76,9 +79,12 @@ class Run:
 
     @cached_property
     def _all_rows(self) -> list[str]:
-        """A digest of each shard: here where they are this process's files, else where the workers are."""
+        """A digest of each shard: here where workers are this machine's and have them as files, else in
+        tasks, which share the reading.
+        """
         paths = [local_path(uri) for uri in self.files]
-        if all(path is not None and path.is_file() for path in paths):
+        is_local = session.is_local(self.site.spark)
+        if is_local and all(path is not None and path.is_file() for path in paths):
             here: list[str] = self.site.work.ask("digestFiles", files=list(self.files), ends=False)
             return here
         return _digests_by_tasks(self.site, list(self.files))

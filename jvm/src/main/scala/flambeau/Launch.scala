@@ -1,9 +1,8 @@
 package flambeau
 
-import java.security.SecureRandom
-import java.util.Base64
 import java.util.concurrent.{ConcurrentHashMap, TimeoutException}
 
+import scala.annotation.tailrec
 import scala.collection.JavaConverters._
 import scala.collection.mutable
 import scala.concurrent.Await
@@ -58,25 +57,23 @@ private[flambeau] final class Launch(
     */
   def run(): JsonNode = {
     if (ofRun.isNamed) attempts ++= ofRun.attempts()
-    val numEarlier = attempts.size
-    var result = Option.empty[JsonNode]
-    while (result.isEmpty) {
-      val resume = if (attempts.isEmpty) None else newestCheckpoint()
-      for (uri <- resume if attempts.size == numEarlier) log.info(s"going on from $uri")
-      attempts += WorkDirectory.newId()
-      if (ofRun.isNamed) ofRun.write(attempts.toSeq)
-      val restarts = attempts.size - numEarlier - 1
-      try result = Some(attempt(attempts.last, resume, restarts))
-      catch {
-        case lost: Lost if restarts < maxRestarts =>
-          log.warn(
-            s"training is started again (${restarts + 1} of at most $maxRestarts restarts): ${lost.reason}"
-          )
-          awaitSlots(lost.error)
-        case lost: Lost => throw lost.error
-      }
+    train(restarts = 0)
+  }
+
+  @tailrec
+  private def train(restarts: Int): JsonNode = {
+    val (outcomes, lost) = attempt(begin(restarts))
+    val verdict = judged(if (lost.isEmpty) outcomes.map(_.json) else Seq(Lost), restarts)
+    if (verdict.get("cause").isNull) resultOf(outcomes)
+    else {
+      val error = lost.getOrElse(outcomes(verdict.get("cause").asInt).exception)
+      if (!verdict.get("again").asBoolean) throw error
+      log.warn(
+        s"training is started again (${restarts + 1} of at most $maxRestarts restarts): ${firstLine(error)}"
+      )
+      awaitSlots(error)
+      train(restarts + 1)
     }
-    result.get
   }
 
   /** Removes what the attempts left in the work directory, but for the newest `numCheckpoints` with weights, and the run's
@@ -115,28 +112,44 @@ private[flambeau] final class Launch(
         log.warn(s"what the training left in ${work.uri} stays: ${firstLine(error)}")
     }
 
-  private def attempt(id: String, resume: Option[String], restarts: Int): JsonNode = {
-    val where = Json.obj().put("id", id).put("workDir", work.uri).put("resume", resume.orNull)
+  /** Rank 0's result, with the warnings of all ranks. */
+  private def resultOf(outcomes: Seq[RankOutcome]): JsonNode = {
+    val results = outcomes.map(outcome => Json.parse(outcome.result.get))
+    val warnings = results.flatMap(result => Json.texts(result.get("warnings"))).distinct
+    results.head.deepCopy[ObjectNode]().set[ObjectNode]("warnings", Json.strings(warnings))
+  }
+
+  /** The next attempt as the supervisor begins it: `id`, `resume` and `secret`. */
+  private def begin(restarts: Int): JsonNode = {
+    val question = Site.question("beginAttempt")
+    question.set[ObjectNode]("attempts", Json.strings(attempts))
+    if (ofRun.isNamed) ofRun.note.foreach(question.set[ObjectNode]("run", _))
+    // The first one of a run that has no name needs nothing of the directory.
+    val isHere = attempts.isEmpty && !ofRun.isNamed
+    val attempt = if (isHere) Json.parse(work.ask(Json.text(question))) else site.ask(question)
+    for (uri <- Option(attempt.get("resume")).filterNot(_.isNull) if restarts == 0)
+      log.info(s"going on from ${uri.asText}")
+    attempts += attempt.get("id").asText
+    attempt
+  }
+
+  /** How the ranks of an attempt ended, or the executor that Spark lost. */
+  private def attempt(begun: JsonNode): (Seq[RankOutcome], Option[WorkerLostException]) = {
+    val id = begun.get("id").asText
+    val where = Json.obj().put("id", id).put("workDir", work.uri).set[ObjectNode]("resume", begun.get("resume"))
     val whole = job.deepCopy().set[ObjectNode]("attempt", where)
-    val progress = watch(id)
     val place = MeetingPlace.of(work, id, Cluster.sharesMachine(spark))
-    val outcomes =
-      try {
-        val task = RankTask(whole.toString, code, newSecret(), work.settings, place)
-        runStage(spark, task, numWorkers, numGpus)
-      } finally progress.close()
-    val verdict = judged(outcomes, restarts)
-    outcomes.find(outcome => Option(verdict.get("cause")).exists(_.asInt(-1) == outcome.rank)) match {
-      case None => Json.parse(outcomes.find(_.rank == 0).flatMap(_.result).get)
-      case Some(failed) if verdict.get("again").asBoolean => throw new Lost(failed.exception)
-      case Some(failed)                                   => throw failed.exception
-    }
+    val task = RankTask(whole.toString, code, begun.get("secret").asText, work.settings, place)
+    val progress = watch(id)
+    try (runStage(spark, task, numWorkers, numGpus), None)
+    catch { case lost: WorkerLostException => (Nil, Some(lost)) }
+    finally progress.close()
   }
 
   /** Which failure was the first, and whether it is worth another attempt. */
-  private def judged(outcomes: Seq[RankOutcome], restarts: Int): JsonNode = {
+  private def judged(ended: Seq[JsonNode], restarts: Int): JsonNode = {
     val question = Site.question("judge").put("restarts", restarts).put("maxRestarts", maxRestarts)
-    question.set[ObjectNode]("ended", Json.array(outcomes.map(_.json)))
+    question.set[ObjectNode]("ended", Json.array(ended))
     Json.parse(work.ask(Json.text(question)))
   }
 
@@ -157,7 +170,6 @@ private[flambeau] final class Launch(
 
 private[flambeau] object Launch {
   private val log = LoggerFactory.getLogger("flambeau")
-  private val random = new SecureRandom
 
   // An executor that is lost comes back within this time, or Spark's cluster manager does not replace it.
   private val RecoverySeconds = 120.0
@@ -169,20 +181,14 @@ private[flambeau] object Launch {
 
   private val PollTime = 100.millis
 
-  // How Spark tells that an executor went away, in its own error texts.
-  private val LostTexts =
-    Seq("ExecutorLostFailure", "Executor heartbeat timed out", "Lost executor", "worker lost")
-
-  /** A worker was lost, or did not answer in time: worth another attempt. `error` is what the user gets without one. */
-  private final class Lost(val error: FlambeauException) extends Exception(error) {
-    def reason: String = firstLine(error)
-  }
+  /** What the supervisor is told of an attempt that Spark ended so. */
+  private val Lost = Json.obj().put("kind", "lost").put("isCause", true)
 
   /** Runs one barrier stage with a task for each rank, each with so many GPUs, and returns how they ended, by rank.
     *
     * Waits for as long as the training takes. Once a rank has failed, the others have `grace` to end as well; then
     * the stage is cancelled, and what came until then is returned, so that a worker that is frozen keeps nobody waiting.
-    * An interrupt of this thread cancels the stage. Throws Lost where Spark lost an executor.
+    * An interrupt of this thread cancels the stage. Throws WorkerLostException where Spark lost an executor.
     */
   private def runStage(
       spark: SparkSession,
@@ -197,6 +203,8 @@ private[flambeau] object Launch {
       .mapPartitions(_ => Iterator.single(task.run(BarrierTaskContext.get())))
     val outcomes = new ConcurrentHashMap[Int, RankOutcome]
     def ended: Seq[RankOutcome] = outcomes.values.asScala.toList.sortBy(_.rank)
+    val lost = new LostExecutors
+    sc.addSparkListener(lost)
     try Cluster.interruptible(sc) {
         val job = sc.submitJob[RankOutcome, RankOutcome, Unit](
           stage,
@@ -206,7 +214,14 @@ private[flambeau] object Launch {
           ()
         )
         while (!isReady(job, PollTime) && !ended.exists(_.result.isEmpty)) {}
-        if (isReady(job, grace)) Await.result(job, Duration.Inf)
+        if (isReady(job, grace))
+          try Await.result(job, Duration.Inf)
+          catch {
+            case error: SparkException =>
+              throw job.jobIds.flatMap(lost.of(_)).headOption.fold[Throwable](error) { reason =>
+                new WorkerLostException(s"a worker was lost: $reason", None, None, None, None, error)
+              }
+          }
         else {
           val late = (0 until numWorkers).diff(ended.map(_.rank))
           log.warn(
@@ -216,11 +231,7 @@ private[flambeau] object Launch {
         }
         ended
       }
-    catch {
-      case error: SparkException if LostTexts.exists(String.valueOf(error.getMessage).contains(_)) =>
-        val text = s"a worker was lost: ${reason(error)}"
-        throw new Lost(new WorkerLostException(text, None, None, None, None, error))
-    }
+    finally sc.removeSparkListener(lost)
   }
 
   /** Waits for the end of a job, for that time at most, and returns whether it has ended. */
@@ -228,18 +239,8 @@ private[flambeau] object Launch {
     try Await.ready(job, atMost).isCompleted
     catch { case _: TimeoutException => false }
 
-  private def newSecret(): String = {
-    val bytes = new Array[Byte](32)
-    random.nextBytes(bytes)
-    Base64.getEncoder.encodeToString(bytes)
-  }
-
   private[flambeau] def firstLine(error: Throwable): String =
     Option(error.getMessage).flatMap(_.linesIterator.take(1).toSeq.headOption).getOrElse(
       error.getClass.getSimpleName
     )
-
-  /** The part of a Spark error that says how an executor was lost. */
-  private def reason(error: Throwable): String =
-    "(ExecutorLostFailure.*|Lost executor.*)".r.findFirstIn(error.getMessage).getOrElse(firstLine(error)).trim
 }

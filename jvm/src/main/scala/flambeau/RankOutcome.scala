@@ -29,7 +29,7 @@ private[flambeau] final case class RankOutcome(
 
   /** What the supervisor judges by. */
   def json: ObjectNode =
-    Json.obj().put("rank", rank).put("kind", if (result.isEmpty) kind else null).put("isCause", isCause)
+    Json.obj().put("kind", if (result.isEmpty) kind else null).put("isCause", isCause)
 
   /** The exception that tells of this failure. Where its class does not say what worker it was, its cause does. */
   def exception: FlambeauException = {

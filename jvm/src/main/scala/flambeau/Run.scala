@@ -53,17 +53,26 @@ private[flambeau] final class Run(
   /** Notes the attempts. The first time it reads all rows of a run that is named; of others, which only a failure notes, no
     * more than the ends of their files.
     */
-  def write(attempts: Seq[String]): Unit = if (!isLost) {
-    val what = identity(isNamed)
-    val noted = question("writeRun")
-    noted.set[ObjectNode]("attempts", Json.strings(attempts))
-    noted.set[ObjectNode]("what", what)
-    site.ask(noted)
+  def write(attempts: Seq[String]): Unit = note.foreach { note =>
+    val question = Site.question("writeRun")
+    question.setAll[ObjectNode](note)
+    question.set[ObjectNode]("attempts", Json.strings(attempts))
+    site.ask(question)
   }
 
-  /** Whether another driver has taken it, whose checkpoints and file are left alone. */
-  def isLost: Boolean =
-    isNamed && Option(held.get(site.work.path("runs", s"$id.owner"))).exists(_.isIn("lost"))
+  /** What the supervisor writes of the run beside its attempts; none where another driver has it. */
+  def note: Option[ObjectNode] =
+    if (isLost) None else Some(Json.obj().put("id", id).set[ObjectNode]("what", identity(isNamed)))
+
+  /** Whether another driver has taken it, whose checkpoints and file are left alone. Looks there, since this process may
+    * have stood still after its last beat.
+    */
+  def isLost: Boolean = isNamed && {
+    val claim = Option(held.get(site.work.path("runs", s"$id.owner"))).filter(_.isTaken)
+    // What can't be read is no other driver.
+    claim.foreach(one => Try(beat(site.work, id, one)))
+    claim.exists(_.isIn("lost"))
+  }
 
   /** Removes the run's file; a failure is told and no more. */
   def remove(): Unit = site.remove("runs", s"$id.json")
@@ -77,11 +86,11 @@ private[flambeau] final class Run(
     identity
   }
 
-  /** What tells the shards from others, in their order: here where the rows are this machine's files or little of them is
-    * read, else where the workers are.
+  /** What tells the shards from others, in their order: here where workers are this machine's and have the rows as files, or
+    * little of them is read, else in tasks, which share the reading.
     */
   private def digests(ends: Boolean): Seq[String] = {
-    def isHere = files.forall(StoredFile.localPath(_).exists(Files.isRegularFile(_)))
+    def isHere = Cluster.isLocal(site.spark) && files.forall(StoredFile.localPath(_).exists(Files.isRegularFile(_)))
     // Copies without this object, which does not travel with tasks.
     val (work, all) = (site.work, files.toArray)
     if (ends || isHere) site.here(digestsOf(_, all, ends)).toSeq
@@ -108,6 +117,10 @@ private[flambeau] object Run {
 
   /** A claim as the supervisor told it last; before that, what it begins with. */
   private final class Claim(@volatile var state: JsonNode) {
+    def isTaken: Boolean = state.has("phase")
+
+    def own: String = state.get("own").asText
+
     def isIn(phase: String): Boolean = {
       val now = state.path("phase")
       now.asText == phase || now.has(phase)
@@ -140,27 +153,36 @@ private[flambeau] object Run {
     bytes.map(byte => f"${byte & 0xff}%02x").mkString
   }
 
+  private def advance(work: WorkDirectory, id: String, claim: Claim): Unit = {
+    val question = Site.question("advanceClaim").put("id", id)
+    question.set[ObjectNode]("claim", claim.state)
+    claim.state = Json.parse(work.ask(Json.text(question)))
+  }
+
+  private def beat(work: WorkDirectory, id: String, claim: Claim): Unit = {
+    val wasLost = claim.isIn("lost")
+    advance(work, id, claim)
+    if (claim.isIn("lost") && !wasLost)
+      log.warn(
+        s"runId '$id' in ${work.uri} is being trained by another driver too, whose run it is now: this fit goes " +
+          "on and leaves the run's checkpoints alone"
+      )
+  }
+
   private def beating[T](work: WorkDirectory, id: String, claim: Claim)(use: => T): T = {
-    def advance(): Unit = {
-      val question = Site.question("advanceClaim").put("id", id)
-      question.set[ObjectNode]("claim", claim.state)
-      claim.state = Json.parse(work.ask(Json.text(question)))
-    }
     def release(): Unit =
-      try {
-        val own = claim.state.get("own").asText
-        work.ask(Json.text(Site.question("releaseClaim").put("id", id).put("own", own)))
-      } catch {
+      try work.ask(Json.text(Site.question("releaseClaim").put("id", id).put("own", claim.own)))
+      catch {
         case NonFatal(error) => log.warn(s"the claim of run $id could not be removed: ${error.getMessage}")
       }
 
     try {
-      advance()
+      advance(work, id, claim)
       if (claim.isIn("watching"))
         log.info(s"run $id has an owner: waiting whether another driver still writes")
       while (!claim.isIn("held")) {
         Thread.sleep((claim.state.get("waitSeconds").asDouble * 1000).toLong)
-        advance()
+        advance(work, id, claim)
       }
     } catch {
       case error: Throwable =>

@@ -1,0 +1,58 @@
+//! The attempts of a fit.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use chrono::Utc;
+use flambeau_data::DataError;
+use flambeau_train::checkpoint;
+use serde::{Deserialize, Serialize};
+
+use crate::id::new_id;
+use crate::run::{self, Identity};
+use crate::work_directory::WorkDirectory;
+
+const SECRET_BYTES: usize = 32;
+
+/// The run that an attempt is one of.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct OfRun {
+    id: String,
+    what: Identity,
+}
+
+/// An attempt that a launcher is to run.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Attempt {
+    /// Its name in the work directory.
+    id: String,
+    /// The URI of the checkpoint that it goes on from: the newest whole one of the attempts before it.
+    resume: Option<String>,
+    /// Base64 of what proves that ranks belong to it. Every attempt has its own, so that a rank that an earlier one left behind meets
+    /// no one.
+    secret: String,
+}
+
+/// Begins the attempt after those, and notes it where the fit is one of a run.
+pub(crate) fn begin(
+    work: &WorkDirectory<'_>,
+    mut attempts: Vec<String>,
+    run: Option<OfRun>,
+) -> Result<Attempt, DataError> {
+    let newest = if attempts.is_empty() {
+        None
+    } else {
+        checkpoint::newest(work.store, work.uri(), &attempts)?
+    };
+    let id = new_id(Utc::now());
+    if let Some(run) = run {
+        attempts.push(id.clone());
+        run::write(work, &run.id, attempts, run.what)?;
+    }
+    Ok(Attempt {
+        id,
+        resume: newest.map(|found| found.uri),
+        secret: BASE64.encode(rand::random::<[u8; SECRET_BYTES]>()),
+    })
+}

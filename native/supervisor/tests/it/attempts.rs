@@ -1,0 +1,59 @@
+//! The attempts of a fit, from the first to the one that goes on after a restart.
+
+use std::collections::HashSet;
+
+use serde_json::{Value, json};
+
+use super::{ask, directory, is_there, write};
+
+/// A marker of a checkpoint without parts.
+const WHOLE: &str = r#"{"format": 1, "parts": []}"#;
+
+#[test]
+fn an_attempt_goes_on_from_the_newest_whole_checkpoint() {
+    let work = directory();
+    let begin = |attempts: &Value| {
+        let fields = json!({"attempts": attempts, "run": null});
+        ask(&work, "beginAttempt", fields).unwrap()
+    };
+    let first = begin(&json!([]));
+    assert_eq!(first["resume"], Value::Null);
+    let id = first["id"].as_str().unwrap();
+    let checkpoint = format!("attempts/{id}/checkpoints/0000000003");
+    write(&work, &format!("{checkpoint}/COMMITTED"), WHOLE);
+    let damaged = format!("attempts/{id}/checkpoints/0000000004/COMMITTED");
+    write(&work, &damaged, "{");
+    let second = begin(&json!([id]));
+    let uri = second["resume"].as_str().unwrap();
+    assert!(uri.ends_with(&checkpoint), "{uri}");
+
+    // What another attempt's rank knows opens nothing.
+    let both = [&first, &second];
+    let secrets: HashSet<&str> = both.map(|one| one["secret"].as_str().unwrap()).into();
+    assert_eq!(secrets.len(), 2);
+    assert_ne!(first["id"], second["id"]);
+}
+
+#[test]
+fn an_attempt_of_a_run_is_noted_before_it_begins() {
+    let work = directory();
+    let what = json!({"job": {"epochs": 3}, "rows": ["x"], "readsAll": true});
+    let fields = json!({"attempts": ["a"], "run": {"id": "nightly", "what": what}});
+    let attempt = ask(&work, "beginAttempt", fields).unwrap();
+    assert!(is_there(&work, "runs/nightly.json"));
+    let checkpoint = format!(
+        "attempts/{}/checkpoints/1/COMMITTED",
+        attempt["id"].as_str().unwrap()
+    );
+    write(&work, &checkpoint, WHOLE);
+    let told = ask(&work, "readRun", json!({"id": "nightly"})).unwrap();
+    assert_eq!(told["run"]["attempts"], json!(["a", attempt["id"]]));
+
+    let error = ask(
+        &work,
+        "beginAttempt",
+        json!({"attempts": ["../a"], "run": null}),
+    )
+    .unwrap_err();
+    assert!(error.contains("is no attempt"), "{error}");
+}
