@@ -1,4 +1,4 @@
-"""The slots of a GPU, held by real processes: how many at once, in which order, and what a death leaves."""
+"""The slots of a GPU, held by real processes: how many at once, and what a death leaves."""
 
 from __future__ import annotations
 
@@ -110,29 +110,6 @@ def test_a_killed_process_gives_its_slot_back(start: Callable[..., BaseProcess])
     os.kill(process.pid or 0, signal.SIGKILL)
     process.join()
     assert is_free()
-
-
-def note_turn(path: str, name: str) -> None:
-    with gpu_slots.held(GPU, 1, name, _SECONDS), open(path, "a") as file:
-        file.write(name)
-
-
-def test_slots_are_given_in_the_order_of_asking(
-    start: Callable[..., BaseProcess], directory: Path, tmp_path: Path
-) -> None:
-    turns = tmp_path / "turns"
-    with gpu_slots.held(GPU, 1, "first", _SECONDS):
-        processes = []
-        for number, name in enumerate("abcd", start=1):
-            processes.append(start(note_turn, str(turns), name))
-            until(lambda number=number: len(list(directory.glob("ticket-*"))) == number)  # type: ignore[misc]
-        # The second of those who wait dies; the others don't wait for it.
-        processes[1].kill()
-        processes[1].join()
-    for process in processes:
-        process.join(_SECONDS)
-    assert turns.read_text() == "acd"
-    assert not list(directory.glob("ticket-*"))
 
 
 def test_a_task_has_one_slot_until_its_last_process_leaves() -> None:
