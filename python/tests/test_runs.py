@@ -232,6 +232,16 @@ def test_a_run_that_another_driver_took_is_left_to_it(
     assert not claim.is_lost(work, "nightly")
 
 
+def test_a_driver_that_stood_still_looks_before_it_touches_its_run(tmp_path: Path) -> None:
+    work, owner = WorkDirectory(str(tmp_path)), tmp_path / "runs" / "nightly.owner"
+    with claim.claimed(work, True, "nightly"):
+        assert not claim.is_lost(work, "nightly")
+        owner.write_text("another")
+        # The next beat is ten seconds away.
+        assert claim.is_lost(work, "nightly")
+    assert owner.read_text() == "another"
+
+
 def test_an_owner_that_can_not_be_written_is_told_before_the_training(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
     with pytest.raises(StoreError), claim.claimed(WorkDirectory(str(tmp_path)), True, "nightly"):

@@ -21,7 +21,9 @@ impl PyStore {
     #[new]
     #[pyo3(signature = (options = None))]
     fn new(py: Python<'_>, options: Option<HashMap<String, String>>) -> PyResult<Self> {
-        let store = Store::new(&options.unwrap_or_default())
+        let options = options.unwrap_or_default();
+        let store = py
+            .detach(|| Store::shared(&options))
             .map_err(|failure| error::from_data(py, &failure))?;
         Ok(PyStore { store })
     }

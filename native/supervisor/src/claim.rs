@@ -40,7 +40,8 @@ enum Phase {
     /// Nothing was done yet.
     #[default]
     New,
-    /// Another driver's file is watched: what it held, empty where it could not be read, and for how many seconds.
+    /// Another driver's file is watched: what it holds, nothing while it is being written in place, and for how many seconds
+    /// it has been found with that.
     Watching { seen: String, seconds: f64 },
     /// The file is written, and may be written over by one that saw nobody either.
     Settling,
@@ -54,7 +55,8 @@ enum Phase {
 ///
 /// # Errors
 ///
-/// A refusal where another driver has the run; what the store says where the claim can't be written.
+/// A refusal where another driver has the run; what the store says where the file can't be written, or not be read by one that
+/// does not have the run yet.
 pub(crate) fn advance(
     work: &WorkDirectory<'_>,
     id: &str,
@@ -71,18 +73,7 @@ pub(crate) fn advance(
         },
         Phase::Watching { seen, seconds } => match read(work, &file)? {
             None => settle(work, &file, &claim)?,
-            Some(now) if !seen.is_empty() && !now.is_empty() && now != *seen => {
-                return Err(refusal(work, id));
-            }
-            // What is seen for the first time is watched from then on.
-            Some(now) if seen.is_empty() && !now.is_empty() => (
-                Phase::Watching {
-                    seen: now,
-                    seconds: 0.0,
-                },
-                look,
-            ),
-            Some(_) => {
+            Some(now) if now == *seen => {
                 // A store may be slow to answer. By a hundredth of a look, since the waits are rounded.
                 let seconds = seconds + claim.wait_seconds + began.elapsed().as_secs_f64();
                 if seconds >= FRESH_BEATS * beat - look / 100.0 {
@@ -92,6 +83,15 @@ pub(crate) fn advance(
                     (Phase::Watching { seen, seconds }, look)
                 }
             }
+            // What is seen for the first time, or gone from sight, is watched from then on.
+            Some(now) if seen.is_empty() || now.is_empty() => (
+                Phase::Watching {
+                    seen: now,
+                    seconds: 0.0,
+                },
+                look,
+            ),
+            Some(_) => return Err(refusal(work, id)),
         },
         Phase::Settling if is_others(work, &file, &claim.own) => return Err(refusal(work, id)),
         Phase::Settling => (Phase::Held { beats: 0 }, beat),
@@ -128,13 +128,12 @@ fn settle(work: &WorkDirectory<'_>, file: &str, claim: &Claim) -> Result<(Phase,
     Ok((Phase::Settling, claim.beat_seconds * SETTLE_BEATS))
 }
 
-/// What the file holds: none where there is none, nothing where it can't be read.
+/// What the file holds; none where there is none. A failure to read it is no silence of its driver's.
 fn read(work: &WorkDirectory<'_>, file: &str) -> Result<Option<String>, DataError> {
-    Ok(match work.store.get(file) {
-        Err(DataError::NotFound { .. }) => None,
-        Ok(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
-        Err(_) => Some(String::new()),
-    })
+    match work.store.get(file) {
+        Err(DataError::NotFound { .. }) => Ok(None),
+        bytes => Ok(Some(String::from_utf8_lossy(&bytes?).into_owned())),
+    }
 }
 
 /// Whether another driver's name is in the file, as far as it can be read.

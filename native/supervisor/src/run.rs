@@ -158,10 +158,7 @@ pub(crate) fn recent(
         if !file.ends_with(".json") {
             continue;
         }
-        let attempts = match work.store.get(&uri) {
-            Err(DataError::NotFound { .. }) => continue,
-            bytes => attempts_in(&bytes?).unwrap_or_default(),
-        };
+        let attempts = work.settled(&uri, attempts_in)?.unwrap_or_default();
         if attempts.iter().any(|attempt| is_recent(attempt)) {
             found.files.push(file.to_owned());
             found.attempts.extend(attempts);

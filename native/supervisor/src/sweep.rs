@@ -1,9 +1,5 @@
 //! The removal of what fits left behind in a work directory.
 
-use std::collections::BTreeSet;
-use std::thread;
-use std::time::Duration;
-
 use chrono::{DateTime, TimeDelta, Utc};
 use flambeau_data::DataError;
 use serde::Serialize;
@@ -17,8 +13,6 @@ const SWEEP_AGE: TimeDelta = TimeDelta::days(7);
 /// Ids have whole seconds, and the clocks of two drivers may part.
 const CLOCKS: TimeDelta = TimeDelta::minutes(1);
 const SWEPT: [&str; 4] = ["shards", "attempts", "probes", "runs"];
-/// After this time a file that was being written in place can be read.
-const WRITING: Duration = Duration::from_secs(1);
 
 /// What a sweep removed.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -44,25 +38,20 @@ impl WorkDirectory<'_> {
         let mut swept = vec![];
         for kind in SWEPT {
             let root = self.path(kind);
-            let files = self.store.list(&root)?;
-            let first_below = |uri: &String| {
-                let below = uri.strip_prefix(&root)?.strip_prefix('/')?;
-                below.split('/').next().map(str::to_owned)
-            };
-            let names: BTreeSet<String> = files.iter().filter_map(first_below).collect();
-            let kept: BTreeSet<String> = files
-                .iter()
-                .filter(|uri| uri.ends_with(&format!("/{KEPT}")))
-                .filter_map(first_below)
-                .chain(match kind {
-                    "attempts" => recent.attempts.clone(),
-                    "runs" => recent.files.clone(),
-                    _ => vec![],
-                })
-                .collect();
-            for name in names.difference(&kept) {
-                if let Some(age) = age_of(name, now).filter(|age| *age > oldest) {
-                    let uri = format!("{root}/{name}");
+            for name in self.store.names(&root)? {
+                let Some(age) = age_of(&name, now).filter(|age| *age > oldest) else {
+                    continue;
+                };
+                let uri = format!("{root}/{name}");
+                let is_kept = match kind {
+                    "attempts" => {
+                        recent.attempts.contains(&name)
+                            || self.store.size(&format!("{uri}/{KEPT}"))?.is_some()
+                    }
+                    "runs" => recent.files.contains(&name),
+                    _ => false,
+                };
+                if !is_kept {
                     self.store.delete_prefix(&uri)?;
                     let days = age.num_days();
                     swept.push(Swept { uri, days });
@@ -76,19 +65,8 @@ impl WorkDirectory<'_> {
     fn leases(&self, now: DateTime<Utc>) -> Result<Vec<TimeDelta>, DataError> {
         let mut began = vec![];
         for uri in self.store.list(&self.path(LEASES))? {
-            let mut written = None;
-            for attempt in 0..2 {
-                if attempt > 0 {
-                    thread::sleep(WRITING);
-                }
-                written = match self.store.get(&uri) {
-                    Err(DataError::NotFound { .. }) => break,
-                    bytes => age_of(&String::from_utf8_lossy(&bytes?), now),
-                };
-                if written.is_some() {
-                    break;
-                }
-            }
+            let written =
+                self.settled(&uri, |bytes| age_of(&String::from_utf8_lossy(bytes), now))?;
             let name = uri.rsplit('/').next().unwrap_or_default();
             match (age_of(name, now), written) {
                 (Some(age), Some(written)) if written <= SWEEP_AGE => began.push(age),

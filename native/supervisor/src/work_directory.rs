@@ -4,6 +4,9 @@
 //! `models/<id>` outlives it. A fit that runs holds a lease, a file that its driver writes anew every hour: nothing that
 //! was made since it began is removed.
 
+use std::thread;
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use flambeau_data::{DataError, Store};
 
@@ -12,6 +15,9 @@ use crate::id::new_id;
 pub(crate) const LEASES: &str = "leases";
 /// The file of an attempt that no sweep removes.
 pub(crate) const KEPT: &str = "KEPT";
+
+/// After this time a file that was being written in place can be read.
+const WRITING: Duration = Duration::from_secs(1);
 
 /// A work directory in the store.
 pub(crate) struct WorkDirectory<'a> {
@@ -35,6 +41,27 @@ impl<'a> WorkDirectory<'a> {
     /// The URI of something in it.
     pub(crate) fn path(&self, below: &str) -> String {
         format!("{}/{below}", self.uri)
+    }
+
+    /// What a file says by `read`, asked again a moment later where that makes nothing of it: it may be being written in
+    /// place. None where there is no file.
+    pub(crate) fn settled<T>(
+        &self,
+        uri: &str,
+        read: impl Fn(&[u8]) -> Option<T>,
+    ) -> Result<Option<T>, DataError> {
+        let get = || match self.store.get(uri) {
+            Err(DataError::NotFound { .. }) => Ok(None),
+            bytes => bytes.map(Some),
+        };
+        let Some(bytes) = get()? else {
+            return Ok(None);
+        };
+        if let Some(said) = read(&bytes) {
+            return Ok(Some(said));
+        }
+        thread::sleep(WRITING);
+        Ok(get()?.and_then(|bytes| read(&bytes)))
     }
 
     /// Writes a lease anew; its name tells when the fit began.

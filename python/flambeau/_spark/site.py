@@ -26,7 +26,7 @@ from flambeau._spark.work_directory import (
     temporary_directory,
 )
 from flambeau._store import STORE_SCHEMES, local_path
-from flambeau.errors import FlambeauError, ParamError
+from flambeau.errors import ParamError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -130,13 +130,14 @@ def _is_visible(spark: SparkSession, work: WorkDirectory) -> bool:
     return visible
 
 
-def sweep(work: WorkDirectory) -> None:
+def sweep(site: Site) -> None:
     """Removes what crashed fits left in the work directory long ago; a failure is told and no more."""
     try:
-        for swept in work.ask("sweep"):
+        for swept in site.ask("sweep"):
             log.info("removed %s, left behind %s days ago", swept["uri"], swept["days"])
-    except (OSError, FlambeauError, ValueError) as error:
-        log.warning("what older fits left in %s could not be removed: %s", work.uri, error)
+    except Exception as error:
+        uri = site.work.uri
+        log.warning("what older fits left in %s could not be removed: %s", uri, first_line(error))
 
 
 def work_directory(spark: SparkSession, given: str | None, store_options: Mapping[str, str]) -> WorkDirectory:

@@ -169,6 +169,20 @@ pub(super) fn list(directory: &Path) -> io::Result<Vec<String>> {
     Ok(files)
 }
 
+/// The names of a directory's entries, sorted; nothing where there is no such directory.
+pub(super) fn names(directory: &Path) -> io::Result<Vec<String>> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if is_absent(&error) => return Ok(vec![]),
+        entries => entries?,
+    };
+    let mut names = vec![];
+    for entry in entries {
+        names.extend(entry?.file_name().into_string().ok());
+    }
+    names.sort();
+    Ok(names)
+}
+
 pub(super) fn delete(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if is_absent(&error) => Ok(()),

@@ -155,6 +155,17 @@ impl Store {
             .collect())
     }
 
+    /// The names of what lies in a directory, files and directories, sorted; none where there is no such directory.
+    pub fn names(&self, directory: &str) -> Result<Vec<String>, DataError> {
+        match self.target(directory)? {
+            Target::Local(path) => local::names(&path).map_err(io_error("list", directory)),
+            Target::Remote(bucket, path) => self
+                .remote(directory)?
+                .names(bucket.as_ref(), &path)
+                .map_err(store_error("list", directory)),
+        }
+    }
+
     /// Removes a file; one that is not there is no error.
     pub fn delete(&self, uri: &str) -> Result<(), DataError> {
         match self.target(uri)? {

@@ -1,6 +1,6 @@
 //! Objects of S3, Azure and Google Cloud, behind blocking calls.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::ops::Range;
@@ -151,14 +151,20 @@ impl Remote {
                 WriteMultipart::new_with_chunk_size(bucket.put_multipart(path).await?, PART);
             loop {
                 let mut part = Vec::with_capacity(PART);
-                if let Err(error) = source.by_ref().take(PART as u64).read_to_end(&mut part) {
-                    upload.abort().await?;
-                    return Err(error.into());
+                let read = source.by_ref().take(PART as u64).read_to_end(&mut part);
+                let ready = match read {
+                    Ok(0) => break,
+                    Ok(_) => upload
+                        .wait_for_capacity(PARTS_IN_FLIGHT)
+                        .await
+                        .map_err(Cause::from),
+                    Err(error) => Err(error.into()),
+                };
+                if let Err(error) = ready {
+                    // The parts would be paid for as long as they lie there.
+                    let _ = upload.abort().await;
+                    return Err(error);
                 }
-                if part.is_empty() {
-                    break;
-                }
-                upload.wait_for_capacity(PARTS_IN_FLIGHT).await?;
                 upload.put(part.into());
             }
             upload.finish().await?;
@@ -240,6 +246,23 @@ impl Remote {
         Ok(files)
     }
 
+    /// The names of what lies in a directory, sorted.
+    pub(super) fn names(
+        &self,
+        bucket: &dyn ObjectStore,
+        directory: &ObjectPath,
+    ) -> Result<Vec<String>, Cause> {
+        let found = bucket.list_with_delimiter(Some(directory));
+        let found = self.runtime.block_on(found)?;
+        let files = found.objects.into_iter().map(|meta| meta.location);
+        let paths = files.chain(found.common_prefixes);
+        let mut names: Vec<String> = paths
+            .filter_map(|path| path.filename().map(str::to_owned))
+            .collect();
+        names.sort();
+        Ok(names)
+    }
+
     pub(super) fn delete(&self, bucket: &dyn ObjectStore, path: &ObjectPath) -> Result<(), Cause> {
         match self.runtime.block_on(bucket.delete(path)) {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
@@ -252,6 +275,14 @@ impl Remote {
         bucket: &dyn ObjectStore,
         directory: &ObjectPath,
     ) -> Result<(), Cause> {
+        // Azure's hierarchical namespace keeps directories as objects, which no list shows and which go when they are empty.
+        let keeps_directories = bucket.to_string().starts_with("MicrosoftAzure");
+        let objects: Vec<ObjectPath> = if keeps_directories {
+            let found = bucket.list(Some(directory)).map_ok(|meta| meta.location);
+            self.runtime.block_on(found.try_collect())?
+        } else {
+            vec![]
+        };
         self.runtime.block_on(async {
             let found = bucket
                 .list(Some(directory))
@@ -266,12 +297,31 @@ impl Remote {
             }
             Ok::<_, Cause>(())
         })?;
+        let parents = objects
+            .iter()
+            .flat_map(|object| parents_below(directory, object));
+        for parent in parents.collect::<BTreeSet<_>>().iter().rev() {
+            let _ = self.delete(bucket, parent);
+        }
         // A list of what lies below does not have a file of that very name; the bucket itself is none.
         if directory.as_ref().is_empty() {
             return Ok(());
         }
-        self.delete(bucket, directory)
+        match self.delete(bucket, directory) {
+            // One that is not empty has empty ones in it, now that all files are gone.
+            Err(error) if keeps_directories && error.to_string().contains("(code: 409)") => Ok(()),
+            result => result,
+        }
     }
+}
+
+/// The directories between a directory and an object below it.
+fn parents_below(directory: &ObjectPath, object: &ObjectPath) -> Vec<ObjectPath> {
+    let depth = directory.parts().count();
+    let parts: Vec<_> = object.parts().collect();
+    (depth + 1..parts.len())
+        .map(|end| parts[..end].iter().cloned().collect())
+        .collect()
 }
 
 fn parts(range: Range<u64>) -> Vec<Range<u64>> {
@@ -305,4 +355,23 @@ pub(super) fn check_options(options: &HashMap<String, String>) -> Result<(), Dat
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_between_are_named() {
+        let of = |object: &str| parents_below(&"work/attempts/a".into(), &object.into());
+        let below = [
+            "work/attempts/a/checkpoints",
+            "work/attempts/a/checkpoints/3",
+        ];
+        assert_eq!(
+            of("work/attempts/a/checkpoints/3/best.bin"),
+            below.map(ObjectPath::from)
+        );
+        assert!(of("work/attempts/a/KEPT").is_empty());
+    }
 }

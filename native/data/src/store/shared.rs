@@ -6,15 +6,27 @@ use std::ffi::OsString;
 use std::mem;
 use std::process;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::Store;
 use crate::error::DataError;
 
 /// How the variables begin that stores read, credentials among them.
-const READ: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
+const READ: [&str; 7] = [
+    "AWS_",
+    "AZURE_",
+    "GCE_METADATA_",
+    "GOOGLE_",
+    "IDENTITY_",
+    "MSI_",
+    "SERVICE_ACCOUNT",
+];
+/// After this time a store is opened anew: credentials may lie in files, which it read when it began.
+const LONGEST: Duration = Duration::from_secs(600);
 
 /// A store with what it was opened for.
 struct Opened {
+    since: Instant,
     process: u32,
     options: HashMap<String, String>,
     environment: Vec<(OsString, OsString)>,
@@ -23,7 +35,7 @@ struct Opened {
 
 impl Store {
     /// The store that was shared last, with its connections, where that was for these options, this process and what stores read in
-    /// the environment; else a new one.
+    /// the environment, and less than ten minutes ago; else a new one.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -37,6 +49,7 @@ impl Store {
         let environment: Vec<_> = env::vars_os().filter(|(name, _)| is_read(name)).collect();
         let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(opened) = &*last
+            && opened.since.elapsed() < LONGEST
             && opened.process == process
             && opened.options == *options
             && opened.environment == environment
@@ -45,11 +58,14 @@ impl Store {
         }
         let store = Store::new(options)?;
         let before = last.replace(Opened {
+            since: Instant::now(),
             process,
             options: options.clone(),
             environment,
             store: store.clone(),
         });
+        // Its end may wait for its threads, which others are not to wait for.
+        drop(last);
         // One that a fork took along has threads that do not run here, for which its end would wait.
         mem::forget(before.filter(|before| before.process != process));
         Ok(store)

@@ -1,6 +1,6 @@
 //! A small S3 that a test serves on the loopback interface.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
@@ -154,14 +154,19 @@ fn answer(bucket: &Bucket, request: &Request) -> (&'static str, String, Vec<u8>)
         _ if key.starts_with("forbidden") => ("403 Forbidden", String::new(), b"<Error>no</Error>".to_vec()),
         "GET" if key.is_empty() => {
             let prefix = query.get("prefix").copied().unwrap_or_default();
-            let found = objects.iter().filter(|(key, _)| key.starts_with(prefix)).map(|(key, bytes)| {
-                format!(
-                    "<Contents><Key>{key}</Key><LastModified>2024-01-01T00:00:00.000Z</LastModified>\
-                     <ETag>tag</ETag><Size>{}</Size></Contents>",
-                    bytes.len()
-                )
-            });
-            xml(format!("<ListBucketResult>{}</ListBucketResult>", found.collect::<String>()))
+            let delimiter = query.get("delimiter").copied().unwrap_or("\n");
+            let mut found = BTreeSet::new();
+            for (key, bytes) in objects.iter().filter(|(key, _)| key.starts_with(prefix)) {
+                let length = bytes.len();
+                found.insert(match key[prefix.len()..].split_once(delimiter) {
+                    Some((name, _)) => format!("<CommonPrefixes><Prefix>{prefix}{name}{delimiter}</Prefix></CommonPrefixes>"),
+                    None => format!(
+                        "<Contents><Key>{key}</Key><LastModified>2024-01-01T00:00:00.000Z</LastModified>\
+                         <ETag>tag</ETag><Size>{length}</Size></Contents>"
+                    ),
+                });
+            }
+            xml(format!("<ListBucketResult>{}</ListBucketResult>", found.into_iter().collect::<String>()))
         }
         "GET" | "HEAD" => match (objects.get(&key), request.range) {
             (None, _) => ("404 Not Found", "Content-Length: 0\r\n".repeat(usize::from(request.method == "HEAD")), vec![]),

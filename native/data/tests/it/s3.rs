@@ -42,6 +42,9 @@ fn objects_are_written_read_listed_and_deleted() {
         store.list("s3://bucket/a/").unwrap(),
         ["s3://bucket/a/x%20y", "s3://bucket/a/z"]
     );
+    assert_eq!(store.names("s3://bucket").unwrap(), ["a", "b"]);
+    assert_eq!(store.names("s3://bucket/a").unwrap(), ["x y", "z"]);
+    assert!(store.names("s3://bucket/none").unwrap().is_empty());
     store
         .get_to_file("s3://bucket/a/x%20y", &directory.path().join("x"))
         .unwrap();

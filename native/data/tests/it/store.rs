@@ -48,6 +48,8 @@ fn files_are_written_read_listed_and_deleted() {
         "no unfinished file is left"
     );
     assert_eq!(store.get(&listed[1]).unwrap(), "xy");
+    assert_eq!(store.names(&uri("")).unwrap(), ["a", "b=1"]);
+    assert!(store.names(&uri("none")).unwrap().is_empty());
 
     store.delete(&uri("a/one")).unwrap();
     store.delete(&uri("a/one")).unwrap();

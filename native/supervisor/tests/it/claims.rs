@@ -99,6 +99,29 @@ fn what_cannot_be_read_at_first_is_watched_from_when_it_can() {
 }
 
 #[test]
+fn a_look_that_failed_is_no_silence() {
+    let work = directory();
+    write(&work, OWNER, "other 4");
+    let mut watching = step(&work, &new("me")).unwrap();
+    watching["phase"]["watching"]["seconds"] = 1e6.into();
+    // As a file that is being written in place is found.
+    write(&work, OWNER, "");
+    let claim = step(&work, &watching).unwrap();
+    assert_eq!(
+        claim["phase"]["watching"],
+        json!({"seen": "", "seconds": 0.0})
+    );
+    // What no one can read as a file.
+    let file = work.path().join(OWNER);
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    for claim in [&watching, &new("me")] {
+        let error = step(&work, claim).unwrap_err();
+        assert!(error.contains("nightly.owner"), "{error}");
+    }
+}
+
+#[test]
 fn a_driver_that_lost_its_run_says_so_and_writes_no_more() {
     let work = directory();
     let held = step(&work, &step(&work, &new("me")).unwrap()).unwrap();

@@ -10,6 +10,7 @@
 
 pub(crate) mod weights;
 
+use std::mem;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
@@ -414,13 +415,30 @@ impl State {
                 state.world_size
             ));
         }
-        let num_epochs = state.history.epochs.len();
-        if let Some(best) = state.history.best_epoch
-            && best >= num_epochs as u64
+        let History {
+            epochs, best_epoch, ..
+        } = &state.history;
+        let is_in_order = (0..)
+            .zip(epochs)
+            .all(|(epoch, record)| record.epoch == epoch);
+        let num_epochs = epochs.len() as u64;
+        if num_epochs != state.position.epoch || !is_in_order {
+            return Err(format!(
+                "{STATE}: a history of {num_epochs} epochs does not lead to epoch {}",
+                state.position.epoch
+            ));
+        }
+        if let Some(best) = best_epoch
+            && *best >= num_epochs
         {
             return Err(format!(
                 "{STATE}: epoch {best} cannot be the best of {num_epochs}"
             ));
+        }
+        if let Some(scaler) = &state.scaler {
+            scaler
+                .check()
+                .map_err(|reason| format!("{STATE}: {reason}"))?;
         }
         Ok(state)
     }
@@ -731,11 +749,11 @@ impl Checkpoint {
         fixed: &Fixed,
     ) -> Result<Checkpoint, Cause> {
         let mut uri = uri.trim_end_matches('/').to_string();
-        // The one that was asked for, and what is wrong with it.
-        let mut damaged: Option<(String, String)> = None;
+        // What is wrong with the one that was asked for, and with those before it.
+        let mut damaged: Vec<(String, String)> = vec![];
         loop {
             let refuse = |reason: String| {
-                let (uri, reason) = damaged.clone().unwrap_or((uri.clone(), reason));
+                let (uri, reason) = damaged.first().cloned().unwrap_or((uri.clone(), reason));
                 Cause::Checkpoint { uri, reason }
             };
             let marker = Marker::agreed(store, group, &uri)?.map_err(refuse)?;
@@ -748,7 +766,7 @@ impl Checkpoint {
             let told = group.all_gather_bytes(damage.as_bytes())?;
             let damage = told.into_iter().find(|reason| !reason.is_empty());
             if let (Some(checkpoint), None) = (checkpoint, &damage) {
-                let warning = damaged.map(|(damaged, reason)| {
+                let warning = damaged.first().map(|(damaged, reason)| {
                     format!(
                         "checkpoint {damaged} is damaged ({reason}), so training goes on from the one before it, {uri}"
                     )
@@ -762,8 +780,12 @@ impl Checkpoint {
             let Some(before) = marker.before else {
                 return Err(refuse(reason));
             };
-            damaged.get_or_insert((uri, reason));
-            uri = before.uri(&attempt.work_dir);
+            let before = before.uri(&attempt.work_dir);
+            let is_known = before == uri || damaged.iter().any(|(known, _)| *known == before);
+            if is_known {
+                return Err(refuse(reason));
+            }
+            damaged.push((mem::replace(&mut uri, before), reason));
         }
     }
 

@@ -46,6 +46,18 @@ impl Default for LossScaler {
 }
 
 impl LossScaler {
+    /// Says what is wrong with a scale that no training comes to.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let is_known = (SMALLEST_EXPONENT..=LARGEST_EXPONENT).contains(&self.exponent);
+        if is_known && self.good_steps < GROWTH_INTERVAL {
+            return Ok(());
+        }
+        Err(format!(
+            "a loss scale of 2^{} after {} good steps makes no sense",
+            self.exponent, self.good_steps
+        ))
+    }
+
     /// What the loss is multiplied by.
     pub(crate) fn scale(&self) -> f64 {
         2f64.powi(self.exponent)
@@ -104,6 +116,20 @@ mod tests {
         (0..2000 * 200).for_each(|_| scaler.count_good());
         assert_eq!(scaler.scale(), 2f64.powi(127));
         assert!((scaler.scale() as f32).is_finite());
+    }
+
+    #[test]
+    fn a_scale_that_no_training_comes_to_is_told() {
+        let of = |exponent, good_steps| LossScaler {
+            exponent,
+            good_steps,
+            skipped_steps: 0,
+        };
+        assert_eq!(of(-14, 1999).check(), Ok(()));
+        for wrong in [of(-15, 0), of(128, 0), of(16, 2000)] {
+            let reason = wrong.check().unwrap_err();
+            assert!(reason.ends_with("makes no sense"), "{reason}");
+        }
     }
 
     #[test]

@@ -80,10 +80,21 @@ fn an_almost_right_checkpoint_is_gone_on_from_or_refused() {
             Ok(resumed())
         };
         if name == "state.json" {
-            let mut state: Value = serde_json::from_slice(&good).unwrap();
-            state["history"]["bestEpoch"] =
-                json!(state["history"]["epochs"].as_array().unwrap().len());
-            assert!(!property(state.to_string().into_bytes()).unwrap());
+            let state: Value = serde_json::from_slice(&good).unwrap();
+            let num_epochs = state["history"]["epochs"].as_array().unwrap().len() as u64;
+            let edits: [(&str, u64); 3] = [
+                ("/history/bestEpoch", num_epochs),
+                ("/history/epochs/0/epoch", 7),
+                ("/position/epoch", num_epochs + 1),
+            ];
+            for (place, number) in edits {
+                let mut state = state.clone();
+                *state.pointer_mut(place).unwrap() = number.into();
+                assert!(
+                    !property(state.to_string().into_bytes()).unwrap(),
+                    "{place}"
+                );
+            }
         }
         let property = |bytes| property(bytes).map(|_| ());
         TestRunner::new(cases(60))
@@ -93,4 +104,10 @@ fn an_almost_right_checkpoint_is_gone_on_from_or_refused() {
         fs::write(uri.join("COMMITTED"), &marker).unwrap();
     }
     assert!(resumed());
+    // Damaged, and its own predecessor.
+    let mut circle: Value = serde_json::from_slice(&marker).unwrap();
+    circle["before"] = json!({"attempt": "first", "step": 6});
+    fs::write(uri.join("COMMITTED"), circle.to_string()).unwrap();
+    fs::write(uri.join("state.json"), "{}").unwrap();
+    assert!(!resumed());
 }

@@ -9,11 +9,12 @@ import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 from flambeau._spark import session
 from flambeau._spark.work_directory import WorkDirectory, beating
-from flambeau.errors import ParamError
+from flambeau.errors import FlambeauError, ParamError
 
 log = logging.getLogger("flambeau")
 
@@ -49,26 +50,33 @@ def claimed(work: WorkDirectory, visible: bool, run: str) -> Iterator[None]:
 
 def is_lost(work: WorkDirectory, run: str) -> bool:
     """Whether another driver has taken a run that a fit of this process trains: what the run has in the work
-    directory is that one's now.
+    directory is that one's now. Looks there, since this process may have stood still after its last beat.
     """
-    return _held.get(work.path("runs", f"{run}.owner"), {}).get("phase") == "lost"
+    claim = _held.get(work.path("runs", f"{run}.owner"), {})
+    if "phase" not in claim:
+        return False
+    # What can't be read is no other driver.
+    with suppress(FlambeauError):
+        _beat(work, run, claim)
+    return bool(claim["phase"] == "lost")
+
+
+def _beat(work: WorkDirectory, run: str, claim: dict[str, Any]) -> None:
+    before = claim["phase"]
+    claim.update(work.ask("advanceClaim", id=run, claim=claim))
+    if claim["phase"] == "lost" != before:
+        log.warning(
+            "runId %r in %s is being trained by another driver too, whose run it is now: this fit goes "
+            "on and leaves the run's checkpoints alone",
+            run,
+            work.uri,
+        )
 
 
 @contextmanager
 def _beating(work: WorkDirectory, run: str, claim: dict[str, Any]) -> Iterator[None]:
     def advance() -> None:
         claim.update(work.ask("advanceClaim", id=run, claim=claim))
-
-    def beat() -> None:
-        before = claim["phase"]
-        advance()
-        if claim["phase"] == "lost" != before:
-            log.warning(
-                "runId %r in %s is being trained by another driver too, whose run it is now: this fit goes "
-                "on and leaves the run's checkpoints alone",
-                run,
-                work.uri,
-            )
 
     def release() -> None:
         work.ask("releaseClaim", id=run, own=claim["own"])
@@ -84,5 +92,7 @@ def _beating(work: WorkDirectory, run: str, claim: dict[str, Any]) -> Iterator[N
         with suppress(Exception):
             release()
         raise
-    with beating("the claim of a run", beat, release, _BEAT_SECONDS, ends_always=True):
+    with beating(
+        "the claim of a run", partial(_beat, work, run, claim), release, _BEAT_SECONDS, ends_always=True
+    ):
         yield

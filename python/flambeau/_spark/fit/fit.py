@@ -103,8 +103,8 @@ class Fit:
             cluster.probe(spark, self.work, num_workers, versions(), self.program.modules)
             warm_up.used(spark)
         site = Site.of(spark, self.work)
-        if site.visible and not self.work.is_temporary:
-            sweep(self.work)
+        if not self.work.is_temporary:
+            sweep(site)
         return site
 
     @contextmanager

@@ -173,8 +173,8 @@ private[flambeau] object Cluster {
   }
 
   /** Removes what crashed fits left in the work directory long ago; a failure is told and no more. */
-  def sweep(work: WorkDirectory): Unit =
-    try Json.items(Json.parse(work.ask(Json.text(Site.question("sweep"))))).foreach { swept =>
+  def sweep(site: Site): Unit =
+    try Json.items(site.ask(Site.question("sweep"))).foreach { swept =>
         log.info(
           "removed {}, left behind {} days ago",
           swept.get("uri").asText,
@@ -183,7 +183,9 @@ private[flambeau] object Cluster {
       }
     catch {
       case NonFatal(error) =>
-        log.warn(s"what older fits left in ${work.uri} could not be removed: ${error.getMessage}")
+        log.warn(
+          s"what older fits left in ${site.work.uri} could not be removed: ${Launch.firstLine(error)}"
+        )
     }
 
   /** The work directory of a fit: the given one, that of `spark.flambeau.workDir`, or a temporary one in local mode. */

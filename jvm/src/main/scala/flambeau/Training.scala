@@ -58,7 +58,7 @@ private[flambeau] final class Training private (
     )
     if (!Cluster.isLocal(spark)) Cluster.probe(spark, work, estimator.getNumWorkers)
     val site = Site(spark, work, Cluster.isVisible(spark, work))
-    if (site.isVisible && !work.isTemporary) Cluster.sweep(work)
+    if (!work.isTemporary) Cluster.sweep(site)
     site
   }
 

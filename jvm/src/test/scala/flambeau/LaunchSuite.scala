@@ -267,7 +267,7 @@ class LaunchSuite extends SparkSuite {
     val names = Seq("20200101T000000Z-0123456789ab" -> false, WorkDirectory.newId() -> true, "mine" -> true)
     val kinds = Seq("shards", "attempts", "models")
     for (kind <- kinds; (name, _) <- names) work.write(work.path(kind, name, "deep", "file"), Array(1))
-    Cluster.sweep(work)
+    Cluster.sweep(Site(spark, work, isVisible = true))
     for (kind <- kinds; (name, stays) <- names)
       assert(work.sees(work.path(kind, name, "deep", "file")) == (stays || kind == "models"), s"$kind/$name")
   }
@@ -285,10 +285,10 @@ class LaunchSuite extends SparkSuite {
     work.write(work.path("leases", nine), WorkDirectory.newId().getBytes)
     def left: Seq[String] =
       Seq(eight, nine, ten).filter(name => work.sees(work.path("shards", name, "file")))
-    Cluster.sweep(work)
+    Cluster.sweep(Site(spark, work, isVisible = true))
     assert(left == Seq(eight, nine))
     work.write(work.path("leases", nine), eight.getBytes)
-    Cluster.sweep(work)
+    Cluster.sweep(Site(spark, work, isVisible = true))
     assert(left.isEmpty && !work.sees(work.path("leases", nine)))
     assert(work.sees(work.path("attempts", ten, "KEPT")) && !work.sees(work.path("runs", s"$ten.json")))
   }

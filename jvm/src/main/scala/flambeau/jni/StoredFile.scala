@@ -23,7 +23,8 @@ import org.apache.spark.SparkFiles
   */
 final case class StoredFile(uri: String, size: Long, sha256: String) {
 
-  /** A local file with this content, checked against the hash once in each JVM.
+  /** A local file with this content, checked against the hash once in each JVM, and again where its size or
+    * its time has changed.
     *
     * A file that is local already is used where it lies. Others are fetched once for each machine and user into
     * `flambeau-cache-<user>` under `java.io.tmpdir`, named by their hash. Of those, what nobody has asked for in seven days
@@ -39,18 +40,28 @@ final case class StoredFile(uri: String, size: Long, sha256: String) {
     *   where it is another file
     */
   def local(api: => NativeApi, storeJson: String, hadoop: Configuration): Path = {
-    val path = StoredFile.localPath(uri) match {
-      case Some(path) if Files.isRegularFile(path) => path
+    StoredFile.localPath(uri) match {
+      case Some(path) if Files.isRegularFile(path) =>
+        verifyOnce(path, Files.getLastModifiedTime(path))
+        path
       case Some(_) =>
         throw new StoreException(s"the model's file $uri was removed, or this machine does not see it")
-      case None => fetched(api, storeJson, hadoop)
+      case None =>
+        val path = fetched(api, storeJson, hadoop)
+        // Its time says when it was asked for; nobody else writes there.
+        verifyOnce(path, StoredFile.Fetched)
+        path
     }
+  }
+
+  /** Checks a file that was not seen with this time and size before: another model may have been saved over it. */
+  private def verifyOnce(path: Path, modified: FileTime): Unit = {
     val real = path.toRealPath()
-    if (StoredFile.verified.get(real) != sha256) {
+    val seen = StoredFile.Seen(sha256, Files.size(real), modified)
+    if (StoredFile.verified.get(real) != seen) {
       verify(real)
-      StoredFile.verified.put(real, sha256)
+      StoredFile.verified.put(real, seen)
     }
-    path
   }
 
   /** Whether Hadoop's file systems alone have the file. */
@@ -69,7 +80,7 @@ final case class StoredFile(uri: String, size: Long, sha256: String) {
         // What lies under its name stays there as long as it is asked for.
         verify(part)
         Files.move(part, path, StandardCopyOption.ATOMIC_MOVE)
-        StoredFile.verified.put(path.toRealPath(), sha256)
+        StoredFile.verified.put(path.toRealPath(), StoredFile.Seen(sha256, Files.size(path), StoredFile.Fetched))
       } finally Files.deleteIfExists(part)
       StoredFile.evict(folder)
     }
@@ -95,8 +106,13 @@ final case class StoredFile(uri: String, size: Long, sha256: String) {
 
 object StoredFile {
 
-  /** The hash of each file that this JVM has read. */
-  private val verified = new ConcurrentHashMap[Path, String]
+  /** In the place of a fetched file's time. */
+  private val Fetched = FileTime.fromMillis(0)
+
+  private final case class Seen(sha256: String, size: Long, modified: FileTime)
+
+  /** The files that this JVM has read, as it found them. */
+  private val verified = new ConcurrentHashMap[Path, Seen]
 
   /** The reference to a local file that is complete. */
   def of(path: Path): StoredFile = StoredFile(path.toString, Files.size(path), hash(path))

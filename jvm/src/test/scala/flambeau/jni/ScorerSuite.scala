@@ -131,6 +131,11 @@ class ScorerSuite extends SparkSuite {
     val error =
       intercept[FlambeauException](stored.copy(sha256 = "0" * 64).local(api, "{}", new Configuration))
     assert(error.getMessage.contains(file.toString))
+    // As another model that is saved over this one.
+    Files.write(file, "abd".getBytes(UTF_8))
+    Files.setLastModifiedTime(file, FileTime.fromMillis(System.currentTimeMillis + 10000))
+    val replaced = intercept[FlambeauException](stored.local(api, "{}", new Configuration))
+    assert(replaced.getMessage.contains("is not the file that the model was saved with"))
     Files.delete(file)
     intercept[StoreException](stored.local(api, "{}", new Configuration))
   }
