@@ -261,7 +261,7 @@ def test_the_first_cause_is_told(tmp_path: Path) -> None:
     ok = RankOutcome(0, "host-a", True, "{}")
     assert cause(ok, ok) == {"cause": None, "again": False}
     late, lost, user = failed(0, "lost", False), failed(1, "lost"), failed(2, "user")
-    assert cause(ok, late, lost, user) == {"cause": 2, "again": False}
+    assert cause(ok, late, lost, user) == {"cause": 3, "again": False}
     assert cause(late, lost) == {"cause": 1, "again": True}
     assert cause(late) == {"cause": 0, "again": True}
 

@@ -7,7 +7,7 @@ use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -207,10 +207,7 @@ impl Ranks {
             return self.said.recv().ok();
         };
         let left = deadline.saturating_duration_since(Instant::now());
-        match self.said.recv_timeout(left) {
-            Ok(said) => Some(said),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-        }
+        self.said.recv_timeout(left).ok()
     }
 
     fn take(&mut self, rank: usize, line: Value) {

@@ -136,7 +136,8 @@ private[flambeau] final class Launch(
   /** How the ranks of an attempt ended, or the executor that Spark lost. */
   private def attempt(begun: JsonNode): (Seq[RankOutcome], Option[WorkerLostException]) = {
     val id = begun.get("id").asText
-    val where = Json.obj().put("id", id).put("workDir", work.uri).set[ObjectNode]("resume", begun.get("resume"))
+    val where =
+      Json.obj().put("id", id).put("workDir", work.uri).set[ObjectNode]("resume", begun.get("resume"))
     val whole = job.deepCopy().set[ObjectNode]("attempt", where)
     val place = MeetingPlace.of(work, id, Cluster.sharesMachine(spark))
     val task = RankTask(whole.toString, code, begun.get("secret").asText, work.settings, place)

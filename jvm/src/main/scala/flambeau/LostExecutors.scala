@@ -3,7 +3,9 @@ package flambeau
 import scala.collection.mutable
 
 import org.apache.spark.ExecutorLostFailure
-import org.apache.spark.scheduler.{SparkListener, SparkListenerJobEnd, SparkListenerJobStart, SparkListenerTaskEnd}
+import org.apache.spark.scheduler.{
+  SparkListener, SparkListenerJobEnd, SparkListenerJobStart, SparkListenerTaskEnd
+}
 
 /** The executors that went away under the tasks of jobs, as Spark's listener bus tells them: a job's own error says so in words
   * alone.

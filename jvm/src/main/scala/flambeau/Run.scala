@@ -4,6 +4,7 @@ import java.nio.file.Files
 import java.security.SecureRandom
 import java.util.concurrent.ConcurrentHashMap
 
+import scala.util.Try
 import scala.util.control.NonFatal
 
 import com.fasterxml.jackson.databind.JsonNode
@@ -90,7 +91,8 @@ private[flambeau] final class Run(
     * little of them is read, else in tasks, which share the reading.
     */
   private def digests(ends: Boolean): Seq[String] = {
-    def isHere = Cluster.isLocal(site.spark) && files.forall(StoredFile.localPath(_).exists(Files.isRegularFile(_)))
+    def isHere =
+      Cluster.isLocal(site.spark) && files.forall(StoredFile.localPath(_).exists(Files.isRegularFile(_)))
     // Copies without this object, which does not travel with tasks.
     val (work, all) = (site.work, files.toArray)
     if (ends || isHere) site.here(digestsOf(_, all, ends)).toSeq
@@ -190,20 +192,13 @@ private[flambeau] object Run {
         throw error
     }
     var isToldOfFailure = false
-    def beat(): Unit =
-      try {
-        val wasLost = claim.isIn("lost")
-        advance()
-        if (claim.isIn("lost") && !wasLost)
-          log.warn(
-            s"runId '$id' in ${work.uri} is being trained by another driver too, whose run it is now: this fit goes " +
-              "on and leaves the run's checkpoints alone"
-          )
-      } catch {
+    def beaten(): Unit =
+      try beat(work, id, claim)
+      catch {
         case NonFatal(error) =>
           if (!isToldOfFailure) log.warn(s"the claim of run $id could not be written: ${error.getMessage}")
           isToldOfFailure = true
       }
-    Beating("flambeau-claim", beatSeconds)(beat(), _ => release())(use)
+    Beating("flambeau-claim", beatSeconds)(beaten(), _ => release())(use)
   }
 }

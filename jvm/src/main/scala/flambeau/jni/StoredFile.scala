@@ -80,7 +80,10 @@ final case class StoredFile(uri: String, size: Long, sha256: String) {
         // What lies under its name stays there as long as it is asked for.
         verify(part)
         Files.move(part, path, StandardCopyOption.ATOMIC_MOVE)
-        StoredFile.verified.put(path.toRealPath(), StoredFile.Seen(sha256, Files.size(path), StoredFile.Fetched))
+        StoredFile.verified.put(
+          path.toRealPath(),
+          StoredFile.Seen(sha256, Files.size(path), StoredFile.Fetched)
+        )
       } finally Files.deleteIfExists(part)
       StoredFile.evict(folder)
     }
