@@ -1,9 +1,11 @@
 //! Streams and events of a CUDA device, through the driver's library.
 //!
 //! Some functions of `libcuda.so.1`, which comes with the driver under this one name and works with every CUDA runtime that
-//! torch may have brought. A binding of all of CUDA would be a larger dependency, and the one that is well kept, cudarc, panics
-//! on machines without a driver. `cuda.h` of CUDA 13.0 declares the functions; those with `_v2` are the ones that its
-//! names stand for.
+//! torch may have brought. `cuda.h` of CUDA 13.0 declares the functions; those with `_v2` are the ones that its names stand for.
+//!
+//! Bound by hand: cudarc, which binds them all, takes a `CUresult` for a Rust enum, so that an error that only a newer driver
+//! has is undefined behaviour; it tries `libcuda.so`, which may be the toolkit's stub, before `libcuda.so.1`, and panics where
+//! there is neither. With a check before it, for that, it would save a dozen lines.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
@@ -18,7 +20,7 @@ use crate::error::{CollectiveError, Result};
 /// The driver's library.
 const FILE: &str = "libcuda.so.1";
 
-/// `CUresult`.
+/// `CUresult`. Later drivers may return codes that this header does not know.
 type CuResult = c_int;
 
 const SUCCESS: CuResult = 0;
