@@ -62,11 +62,11 @@ private[flambeau] final class Launch(
 
   @tailrec
   private def train(restarts: Int): JsonNode = {
-    val (outcomes, lost) = attempt(begin(restarts))
-    val verdict = judged(if (lost.isEmpty) outcomes.map(_.json) else Seq(Lost), restarts)
-    if (verdict.get("cause").isNull) resultOf(outcomes)
+    val ended = attempt(begin(restarts))
+    val verdict = judged(ended.fold(_ => Seq(Lost), _.map(_.json)), restarts)
+    if (verdict.get("cause").isNull) ended.fold(throw _, resultOf)
     else {
-      val error = lost.getOrElse(outcomes(verdict.get("cause").asInt).exception)
+      val error = ended.fold(identity, outcomes => outcomes(verdict.get("cause").asInt).exception)
       if (!verdict.get("again").asBoolean) throw error
       log.warn(
         s"training is started again (${restarts + 1} of at most $maxRestarts restarts): ${firstLine(error)}"
@@ -134,7 +134,7 @@ private[flambeau] final class Launch(
   }
 
   /** How the ranks of an attempt ended, or the executor that Spark lost. */
-  private def attempt(begun: JsonNode): (Seq[RankOutcome], Option[WorkerLostException]) = {
+  private def attempt(begun: JsonNode): Either[WorkerLostException, Seq[RankOutcome]] = {
     val id = begun.get("id").asText
     val where =
       Json.obj().put("id", id).put("workDir", work.uri).set[ObjectNode]("resume", begun.get("resume"))
@@ -142,8 +142,8 @@ private[flambeau] final class Launch(
     val place = MeetingPlace.of(work, id, Cluster.sharesMachine(spark))
     val task = RankTask(whole.toString, code, begun.get("secret").asText, work.settings, place)
     val progress = watch(id)
-    try (runStage(spark, task, numWorkers, numGpus), None)
-    catch { case lost: WorkerLostException => (Nil, Some(lost)) }
+    try Right(runStage(spark, task, numWorkers, numGpus))
+    catch { case lost: WorkerLostException => Left(lost) }
     finally progress.close()
   }
 
