@@ -151,9 +151,42 @@ def test_a_launch_goes_on_after_a_rank_that_ended(
         finally:
             launcher.kill()
     steps = [line["step"]["step"] for line in lines if "step" in line]
-    assert said.count("training is started again (1 of at most 3 restarts): ") == 1
+    # A rank that was given up says less than one that noticed.
+    reason = "rank 1" if ends == "SIGSTOP" else "its process ended by signal"
+    assert said.count(f"training is started again (1 of at most 3 restarts): {reason}") == 1
     assert any(later <= earlier for earlier, later in pairwise(steps)) and steps.count(0) == 1
     assert weights_of(lines[-1]) == weights_of(undisturbed)
+
+
+def test_a_failed_launch_says_what_another_goes_on_from(tmp_path: Path, program: Path, rows: Path) -> None:
+    undisturbed = launch(job_of(tmp_path, program, [rows], "undisturbed", **LAUNCHED))[-1]
+    job = job_of(tmp_path, program, [rows], "job", maxRestarts=0, **LAUNCHED)
+    with start_launch(job, "--report-steps") as launcher:
+        assert launcher.stdout is not None
+        for text in launcher.stdout:
+            line = json.loads(text)
+            if line.get("step", {}).get("step") == 100:
+                os.kill(pids_of(launcher)[0], signal.SIGKILL)
+        assert launcher.wait(10) == 1
+    found = re.search(r"the newest checkpoint is (\S+): a launch whose attempt has it as resume", text)
+    assert found is not None, text
+    job["attempt"]["resume"] = found[1]
+    *lines, last = launch(job, "--report-steps")
+    steps = [line["step"]["step"] for line in lines if "step" in line]
+    assert steps[0] == int(Path(found[1]).name) > 0
+    assert weights_of(last) == weights_of(undisturbed)
+
+
+def test_a_launch_needs_no_reader_and_leaves_what_is_kept(tmp_path: Path, program: Path, rows: Path) -> None:
+    job = job_of(tmp_path, program, [rows], "job", keepCheckpoints=1, **LAUNCHED)
+    with start_launch(job, "--report-steps") as launcher:
+        assert launcher.stdout is not None
+        launcher.stdout.readline()
+        launcher.stdout.close()
+        assert launcher.wait(60) == 0
+    assert len(list(tmp_path.glob("models/*/*.safetensors"))) == 1
+    assert {path.name for path in tmp_path.glob("attempts/*/*")} == {"checkpoints", "KEPT"}
+    assert not list(tmp_path.glob("leases/*"))
 
 
 def test_a_launch_ends_after_as_many_restarts(tmp_path: Path) -> None:

@@ -109,9 +109,8 @@ class RankFailure(FlambeauError):
     """How `flambeau._native.train` ends on a failing rank: what failed, where, and whether it began here.
     Internal.
 
-    `kind` is one of `user` (an exception out of the user's code), `data`, `store` (one that throttled, timed
-    out or could not be reached), `job`, `collective`, `lost`, `diverged`, `cancelled` and `internal`. Only
-    `lost`, `collective` and `store` failures are worth another attempt.
+    `kind` is `user` (an exception out of the user's code), `lost` (another rank), or the name of an
+    `ErrorKind` of `native/train`.
     `is_cause` is False where this rank only noticed that another one had failed. `__cause__` is the exception
     itself.
     """

@@ -61,11 +61,13 @@ impl NativeError {
 const PARAM: &JNIStr = jni_str!("flambeau/ParamException");
 const DATA: &JNIStr = jni_str!("flambeau/DataException");
 const STORE: &JNIStr = jni_str!("flambeau/StoreException");
+const TRANSIENT: &JNIStr = jni_str!("flambeau/TransientStoreException");
 const GENERAL: &JNIStr = jni_str!("flambeau/GeneralException");
 
 /// Paths are the store's, what lies in them is data.
 fn class_of(error: &DataError) -> &'static JNIStr {
     match error {
+        error if error.is_transient() => TRANSIENT,
         DataError::Store { .. }
         | DataError::UnknownScheme { .. }
         | DataError::InvalidUri { .. }

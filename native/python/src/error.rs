@@ -89,6 +89,7 @@ pub(crate) fn from_train(py: Python<'_>, error: TrainError, interruption: Option
         step,
         cause,
     } = error;
+    let kind = cause.kind().name();
     let (kind, exception) = match (interruption, *cause) {
         (Some(signal), _) => ("cancelled", signal),
         (None, Cause::Model(error)) => match error.downcast::<PyErr>() {
@@ -98,37 +99,20 @@ pub(crate) fn from_train(py: Python<'_>, error: TrainError, interruption: Option
                 raise(py, "FlambeauError", &other.to_string(), &[]),
             ),
         },
-        (None, Cause::Job(error)) => ("job", from_job(py, &error)),
-        (None, Cause::Data(DataError::Interrupted)) => {
-            ("cancelled", from_data(py, &DataError::Interrupted))
-        }
-        (None, Cause::Data(error)) => {
-            let kind = if error.is_transient() {
-                "store"
-            } else {
-                "data"
-            };
-            (kind, from_data(py, &error))
-        }
+        (None, Cause::Job(error)) => (kind, from_job(py, &error)),
+        (None, Cause::Data(error)) => (kind, from_data(py, &error)),
         (None, Cause::Collective(error)) => {
-            let kind = match &*error {
-                CollectiveError::PeerLost { .. } => "lost",
-                CollectiveError::Interrupted => "cancelled",
-                CollectiveError::Terms { .. } => "job",
-                CollectiveError::Mismatch { .. } | CollectiveError::InvalidArgument { .. } => {
-                    "internal"
-                }
-                _ => "collective",
-            };
+            let is_lost = matches!(*error, CollectiveError::PeerLost { .. });
+            let kind = if is_lost { "lost" } else { kind };
             (kind, from_collective(py, &error))
         }
         (None, cause) => {
-            let (kind, class) = match &cause {
-                Cause::Diverged { .. } | Cause::Overflow { .. } => ("diverged", "DivergedError"),
-                Cause::Cancelled => ("cancelled", "CancelledError"),
-                Cause::Io { .. } => ("data", "StoreError"),
-                Cause::Checkpoint { .. } => ("job", "FlambeauError"),
-                _ => ("internal", "WorkerError"),
+            let class = match &cause {
+                Cause::Diverged { .. } | Cause::Overflow { .. } => "DivergedError",
+                Cause::Cancelled => "CancelledError",
+                Cause::Io { .. } => "StoreError",
+                Cause::Checkpoint { .. } => "FlambeauError",
+                _ => "WorkerError",
             };
             let place = |value: Option<u64>| value.into_pyobject(py);
             let exception = match (class, place(epoch), place(step)) {

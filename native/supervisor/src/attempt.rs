@@ -2,12 +2,10 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use chrono::Utc;
 use flambeau_data::DataError;
 use flambeau_train::checkpoint;
 use serde::{Deserialize, Serialize};
 
-use crate::id::new_id;
 use crate::run::{self, Identity};
 use crate::work_directory::WorkDirectory;
 
@@ -34,9 +32,11 @@ pub(crate) struct Attempt {
     secret: String,
 }
 
-/// Begins the attempt after those, and notes it where the fit is one of a run.
+/// Begins the attempt `id` after those, and notes it where the fit is one of a run. To be asked twice does no harm: Spark may run
+/// a task again that asks for a driver.
 pub(crate) fn begin(
     work: &WorkDirectory<'_>,
+    id: String,
     mut attempts: Vec<String>,
     run: Option<OfRun>,
 ) -> Result<Attempt, DataError> {
@@ -45,7 +45,6 @@ pub(crate) fn begin(
     } else {
         checkpoint::newest(work.store, work.uri(), &attempts)?
     };
-    let id = new_id(Utc::now());
     if let Some(run) = run {
         attempts.push(id.clone());
         run::write(work, &run.id, attempts, run.what)?;

@@ -15,6 +15,8 @@ use crate::work_directory::WorkDirectory;
 const LOOKS: f64 = 10.0;
 /// A driver that is not heard of for so many beats has ended: longer than mounts of object stores show what was.
 const FRESH_BEATS: f64 = 7.0;
+/// Looks that may fail one after another before the failure is told: mounts and network file systems have moments.
+const UNREAD: u32 = 20;
 /// Of two drivers that saw nobody, the one that wrote last is seen by both so many beats later.
 const SETTLE_BEATS: f64 = 0.05;
 
@@ -42,7 +44,13 @@ enum Phase {
     New,
     /// Another driver's file is watched: what it holds, nothing while it is being written in place, and for how many seconds
     /// it has been found with that.
-    Watching { seen: String, seconds: f64 },
+    Watching {
+        seen: String,
+        seconds: f64,
+        /// Looks that failed since the last one that did not.
+        #[serde(default)]
+        unread: u32,
+    },
     /// The file is written, and may be written over by one that saw nobody either.
     Settling,
     /// The run is this driver's; beats so far.
@@ -68,30 +76,36 @@ pub(crate) fn advance(
     let began = Instant::now();
     let (phase, wait_seconds) = match &claim.phase {
         Phase::New => match read(work, &file)? {
-            Some(seen) => (Phase::Watching { seen, seconds: 0.0 }, look),
+            Some(seen) => (watching(seen, 0.0), look),
             None => settle(work, &file, &claim)?,
         },
-        Phase::Watching { seen, seconds } => match read(work, &file)? {
-            None => settle(work, &file, &claim)?,
-            Some(now) if now == *seen => {
+        Phase::Watching {
+            seen,
+            seconds,
+            unread,
+        } => match read(work, &file) {
+            Err(error) if error.is_transient() && *unread < UNREAD => {
+                let phase = Phase::Watching {
+                    seen: seen.clone(),
+                    seconds: *seconds,
+                    unread: unread + 1,
+                };
+                (phase, look)
+            }
+            Err(error) => return Err(error.into()),
+            Ok(None) => settle(work, &file, &claim)?,
+            Ok(Some(now)) if now == *seen => {
                 // A store may be slow to answer. By a hundredth of a look, since the waits are rounded.
                 let seconds = seconds + claim.wait_seconds + began.elapsed().as_secs_f64();
                 if seconds >= FRESH_BEATS * beat - look / 100.0 {
                     settle(work, &file, &claim)?
                 } else {
-                    let seen = seen.clone();
-                    (Phase::Watching { seen, seconds }, look)
+                    (watching(now, seconds), look)
                 }
             }
             // What is seen for the first time, or gone from sight, is watched from then on.
-            Some(now) if seen.is_empty() || now.is_empty() => (
-                Phase::Watching {
-                    seen: now,
-                    seconds: 0.0,
-                },
-                look,
-            ),
-            Some(_) => return Err(refusal(work, id)),
+            Ok(Some(now)) if seen.is_empty() || now.is_empty() => (watching(now, 0.0), look),
+            Ok(Some(_)) => return Err(refusal(work, id)),
         },
         Phase::Settling if is_others(work, &file, &claim.own) => return Err(refusal(work, id)),
         Phase::Settling => (Phase::Held { beats: 0 }, beat),
@@ -119,6 +133,14 @@ pub(crate) fn release(work: &WorkDirectory<'_>, id: &str, own: &str) -> Result<(
     match read(work, &file)? {
         Some(now) if now.starts_with(own) => work.store.delete(&file),
         _ => Ok(()),
+    }
+}
+
+fn watching(seen: String, seconds: f64) -> Phase {
+    Phase::Watching {
+        seen,
+        seconds,
+        unread: 0,
     }
 }
 

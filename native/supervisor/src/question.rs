@@ -13,6 +13,7 @@ use crate::checkpoints::keep_newest;
 use crate::claim::{self, Claim};
 use crate::error::SupervisorError;
 use crate::failure::{Ended, judge};
+use crate::id::new_id;
 use crate::rows;
 use crate::run::{self, Identity, RunFile};
 use crate::work_directory::WorkDirectory;
@@ -26,8 +27,11 @@ use crate::work_directory::WorkDirectory;
     deny_unknown_fields
 )]
 enum Question {
-    /// The attempt after those, noted where the fit is one of a run: `{"id", "resume", "secret"}`.
+    /// A name for what a fit makes in the work directory.
+    NewId,
+    /// The attempt of that name after those, noted where the fit is one of a run: `{"id", "resume", "secret"}`.
     BeginAttempt {
+        id: String,
         attempts: Vec<String>,
         run: Option<OfRun>,
     },
@@ -101,8 +105,10 @@ fn plain(attempts: Vec<String>) -> Result<Vec<String>, SupervisorError> {
 
 fn answered(work: &WorkDirectory<'_>, question: Question) -> Result<Value, SupervisorError> {
     Ok(match question {
-        Question::BeginAttempt { attempts, run } => {
-            json(attempt::begin(work, plain(attempts)?, run)?)
+        Question::NewId => json(new_id(Utc::now())),
+        Question::BeginAttempt { id, attempts, run } => {
+            let [id] = <[String; 1]>::try_from(plain(vec![id])?).expect("it is as it was");
+            json(attempt::begin(work, id, plain(attempts)?, run)?)
         }
         Question::Judge {
             ended,

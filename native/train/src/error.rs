@@ -62,6 +62,25 @@ pub enum ErrorKind {
     Cancelled,
     /// Replicas are not bitwise equal.
     Replicas,
+    /// A defect: ranks that ask each other for different things, batches out of order.
+    Internal,
+}
+
+impl ErrorKind {
+    /// What it is called where it is told to a launcher and to the supervisor.
+    pub fn name(self) -> &'static str {
+        match self {
+            ErrorKind::Job => "job",
+            ErrorKind::Data => "data",
+            ErrorKind::Store => "store",
+            ErrorKind::Collective => "collective",
+            ErrorKind::Model => "model",
+            ErrorKind::Diverged => "diverged",
+            ErrorKind::Cancelled => "cancelled",
+            ErrorKind::Replicas => "replicas",
+            ErrorKind::Internal => "internal",
+        }
+    }
 }
 
 /// The cause of a [`TrainError`].
@@ -146,11 +165,13 @@ impl Cause {
             Cause::Job(_) | Cause::Version(_) | Cause::Checkpoint { .. } => ErrorKind::Job,
             Cause::Data(DataError::Interrupted) => ErrorKind::Cancelled,
             Cause::Data(error) if error.is_transient() => ErrorKind::Store,
-            Cause::Data(_) | Cause::BatchLost(_) | Cause::Io { .. } => ErrorKind::Data,
+            Cause::Data(_) | Cause::Io { .. } => ErrorKind::Data,
+            Cause::BatchLost(_) => ErrorKind::Internal,
             Cause::Collective(source) => match &**source {
                 CollectiveError::Interrupted => ErrorKind::Cancelled,
-                CollectiveError::Terms { .. } | CollectiveError::InvalidArgument { .. } => {
-                    ErrorKind::Job
+                CollectiveError::Terms { .. } => ErrorKind::Job,
+                CollectiveError::Mismatch { .. } | CollectiveError::InvalidArgument { .. } => {
+                    ErrorKind::Internal
                 }
                 _ => ErrorKind::Collective,
             },

@@ -109,8 +109,6 @@ pub struct LaunchArguments {
     pub job: PathBuf,
     /// `auto`, `sharedMemory` or `tcp`.
     pub transport: String,
-    /// Where libtorch is, if the command line says so.
-    pub libtorch: Option<PathBuf>,
     /// Whether rank 0 tells of each step.
     pub report_steps: bool,
 }
@@ -178,7 +176,6 @@ pub fn parse(arguments: &[String]) -> Result<Arguments, String> {
         "launch" => Command::Launch(LaunchArguments {
             job: options.need("--job")?.into(),
             transport: options.take("--transport")?.unwrap_or("auto".into()),
-            libtorch: libtorch.clone(),
             report_steps: options.flag("--report-steps"),
         }),
         "check" => Command::Check {

@@ -4,15 +4,14 @@ use std::any::Any;
 
 use flambeau_collective::host_name;
 use flambeau_torch::TorchError;
-use flambeau_train::{Cause, ErrorKind, TrainError, error_chain};
+use flambeau_train::{Cause, TrainError, error_chain};
 use serde::Serialize;
 
 /// How a rank failed.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Failure {
-    /// `job`, `data`, `store`, `collective`, `model`, `diverged`, `cancelled`, `replicas`, `environment` or `panic`. Only
-    /// `collective` and `store` are worth another attempt.
+    /// The name of an `ErrorKind`, `environment` or `panic`.
     pub(crate) kind: &'static str,
     /// What happened, with its causes.
     pub(crate) message: String,
@@ -95,14 +94,5 @@ fn kind_of(cause: &Cause) -> &'static str {
             _ => {}
         }
     }
-    match cause.kind() {
-        ErrorKind::Job => "job",
-        ErrorKind::Data => "data",
-        ErrorKind::Store => "store",
-        ErrorKind::Collective => "collective",
-        ErrorKind::Model => "model",
-        ErrorKind::Diverged => "diverged",
-        ErrorKind::Cancelled => "cancelled",
-        ErrorKind::Replicas => "replicas",
-    }
+    cause.kind().name()
 }

@@ -23,6 +23,9 @@ const FIND_TORCH: &str = "import sys; sys.path[:] = [p for p in sys.path if p]; 
 pub struct Libtorch {
     /// The libraries' absolute paths, in the order to load them in.
     pub libraries: Vec<PathBuf>,
+    /// Its directory, which holds `lib`.
+    #[serde(skip)]
+    pub directory: PathBuf,
     /// Its version, such as `2.13.0`.
     pub version: String,
     /// Whether it has a part for GPUs, which is loaded where it is needed.
@@ -125,6 +128,7 @@ fn look_into(directory: &Path, named_by: &str) -> Result<Libtorch, NotFound> {
         .collect();
     Ok(Libtorch {
         libraries,
+        directory: root,
         version,
         cuda,
     })

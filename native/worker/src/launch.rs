@@ -6,12 +6,13 @@ use std::env;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use flambeau_collective::host_name;
+use flambeau_supervisor::SupervisorError;
 use flambeau_train::{TrainingJob, error_chain};
 use serde_json::{Value, json};
 
@@ -20,58 +21,162 @@ use crate::arguments::LaunchArguments;
 /// For how long ranks may go on after one of them has failed: as Spark's launchers wait.
 const GRACE: Duration = Duration::from_secs(30);
 
+/// How often a lease is written anew.
+const LEASE: Duration = Duration::from_secs(3600);
+
 /// Trains a job; returns the exit status. A failure is told on standard error too.
 pub(crate) fn main(arguments: &LaunchArguments) -> i32 {
     let last = match read(arguments) {
-        Ok(job) => {
-            launch(arguments, &job).unwrap_or_else(|reason| error_line(0, "environment", &reason))
-        }
+        Ok(job) => launch(arguments, &job),
         Err(reason) => error_line(0, "job", &reason),
     };
-    println!("{last}");
+    write(&last);
     let Some(error) = last.get("error") else {
         return 0;
     };
-    eprintln!(
-        "flambeau-worker: rank {}: {}",
+    tell(&format!(
+        "rank {}: {}",
         error["rank"],
         text(&error["message"])
-    );
+    ));
     1
 }
 
-/// The last line of rank 0, or of the rank whose failure was the first.
-fn launch(arguments: &LaunchArguments, job: &TrainingJob) -> Result<Value, String> {
-    let supervise = |question: Value| -> Result<Value, String> {
-        let work_dir = &job.attempt.work_dir;
-        let answer = flambeau_supervisor::answer(work_dir, &question.to_string(), &job.store);
-        let answer = answer.map_err(|error| error_chain(&error))?;
-        Ok(serde_json::from_str(&answer).expect("the supervisor answers in JSON"))
-    };
+/// The last line: rank 0's result, or the error of the rank whose failure was the first. Who can go on from a checkpoint after a
+/// failure is told which one is the newest.
+fn launch(arguments: &LaunchArguments, job: &TrainingJob) -> Value {
     let mut attempts: Vec<Value> = vec![];
+    let mut last = attempted(arguments, job, &mut attempts);
+    let asked = if last.get("error").is_none() {
+        json!({"ask": "keepCheckpoints", "attempts": attempts, "num": job.params.keep_checkpoints})
+    } else {
+        json!({"ask": "newestCheckpoint", "attempts": attempts})
+    };
+    match supervise(job, &asked) {
+        Ok(Value::String(newest)) => {
+            let message = text(&last["error"]["message"]);
+            let more = format!(
+                "{message}; the newest checkpoint is {newest}: a launch whose attempt has it as resume goes on from it"
+            );
+            last["error"]["message"] = more.into();
+        }
+        Ok(_) => {}
+        Err((_, reason)) => tell(&format!("what the attempts left stays: {reason}")),
+    }
+    last
+}
+
+/// Attempts until one ends well, or is the last.
+fn attempted(arguments: &LaunchArguments, job: &TrainingJob, attempts: &mut Vec<Value>) -> Value {
+    let mut lease = None;
+    let mut before = String::new();
     loop {
-        let attempt = supervise(json!({"ask": "beginAttempt", "attempts": attempts, "run": null}))?;
+        let begun = supervise(job, &json!({"ask": "newId"})).and_then(|id| {
+            let question =
+                json!({"ask": "beginAttempt", "id": id, "attempts": attempts, "run": null});
+            supervise(job, &question)
+        });
+        let attempt = match begun {
+            Ok(attempt) => attempt,
+            Err((kind, reason)) => return error_line(0, kind, &format!("{reason}{before}")),
+        };
         attempts.push(attempt["id"].clone());
-        let mut ranks = Ranks::start(arguments, job, &attempt)?;
-        let lines = ranks.attend();
+        lease.get_or_insert_with(|| Lease::hold(job, text(&attempt["id"])));
+        let lines = match Ranks::start(arguments, job, &attempt) {
+            Ok(mut ranks) => ranks.attend(),
+            Err(reason) => return error_line(0, "environment", &reason),
+        };
         let ended: Vec<Value> = lines.iter().map(ended).collect();
         let restarts = attempts.len() - 1;
-        let verdict = supervise(json!({"ask": "judge", "ended": ended, "restarts": restarts,
-            "maxRestarts": job.params.max_restarts}))?;
-        let last = verdict["cause"]
-            .as_u64()
-            .map(|cause| &lines[cause as usize]);
-        match last {
-            None => return Ok(result_of(lines)),
-            Some(last) if verdict["again"] == false => return Ok(last.clone()),
-            Some(last) => eprintln!(
-                "flambeau-worker: training is started again ({} of at most {} restarts): {}",
-                restarts + 1,
-                job.params.max_restarts,
-                text(&last["error"]["message"])
-            ),
+        let verdict = json!({"ask": "judge", "ended": ended, "restarts": restarts,
+            "maxRestarts": job.params.max_restarts});
+        let verdict = supervise(job, &verdict).expect("a verdict needs no store");
+        let Some(cause) = verdict["cause"].as_u64() else {
+            return result_of(lines);
+        };
+        let last = &lines[cause as usize];
+        if verdict["again"] == false {
+            return last.clone();
+        }
+        let reason = text(&last["error"]["message"]);
+        before = format!(" (after another failure: {reason})");
+        tell(&format!(
+            "training is started again ({} of at most {} restarts): {reason}",
+            restarts + 1,
+            job.params.max_restarts,
+        ));
+    }
+}
+
+/// The supervisor's answer, or the kind of its failure and the reason.
+fn supervise(job: &TrainingJob, question: &Value) -> Result<Value, (&'static str, String)> {
+    let work_dir = &job.attempt.work_dir;
+    match flambeau_supervisor::answer(work_dir, &question.to_string(), &job.store) {
+        Ok(answer) => Ok(serde_json::from_str(&answer).expect("the supervisor answers in JSON")),
+        Err(error) => {
+            let kind = match &error {
+                SupervisorError::Data(error) if error.is_transient() => "store",
+                SupervisorError::Data(_) => "data",
+                _ => "environment",
+            };
+            Err((kind, error_chain(&error)))
         }
     }
+}
+
+/// A lease, which keeps the sweeps of fits from what a launch has in the work directory. A failure to write it is told.
+struct Lease {
+    job: TrainingJob,
+    name: String,
+    end: Option<Sender<()>>,
+}
+
+impl Lease {
+    fn hold(job: &TrainingJob, name: &str) -> Lease {
+        let (end, ended) = mpsc::channel();
+        let question = json!({"ask": "holdLease", "lease": name});
+        let held = job.clone();
+        let beat = move || {
+            if let Err((_, reason)) = supervise(&held, &question) {
+                tell(&format!(
+                    "the lease of a launch could not be written: {reason}"
+                ));
+            }
+        };
+        beat();
+        let beats = move || {
+            while ended.recv_timeout(LEASE) == Err(RecvTimeoutError::Timeout) {
+                beat();
+            }
+        };
+        let thread = thread::Builder::new().name("flambeau-lease".into());
+        if let Err(error) = thread.spawn(beats) {
+            tell(&format!("no thread to hold a lease: {error}"));
+        }
+        Lease {
+            job: job.clone(),
+            name: name.to_owned(),
+            end: Some(end),
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.end.take();
+        // One that stays counts for a week.
+        let _ = supervise(&self.job, &json!({"ask": "dropLease", "lease": self.name}));
+    }
+}
+
+/// Writes a line to standard output. A reader that is gone is no reason to stop.
+fn write(line: &Value) {
+    let _ = writeln!(io::stdout().lock(), "{line}");
+}
+
+/// The same for a sentence and standard error.
+fn tell(sentence: &str) {
+    let _ = writeln!(io::stderr().lock(), "flambeau-worker: {sentence}");
 }
 
 /// The job of the file; its attempt needs no id.
@@ -112,7 +217,8 @@ fn result_of(mut lines: Vec<Value>) -> Value {
 fn ended(line: &Value) -> Value {
     match line.get("error") {
         None => json!({"kind": null, "isCause": true}),
-        Some(error) => json!({"kind": error["kind"], "isCause": error["isCause"]}),
+        Some(error) => json!({"kind": error["kind"], "isCause": error["isCause"],
+            "isSilent": error.get("isSilent").is_some()}),
     }
 }
 
@@ -131,11 +237,15 @@ type Said = (usize, Option<Value>);
 /// The ranks of an attempt. Those that run are killed when this is dropped.
 struct Ranks {
     children: Vec<Child>,
+    /// What is sent to each; its standard input is closed with this.
+    inputs: Vec<Option<Sender<String>>>,
     said: Receiver<Said>,
     /// What each tells the others.
     payloads: Vec<Option<Value>>,
     /// The result or the error of each.
     last: Vec<Option<Value>>,
+    /// Whether those without one were killed, since they did not end after a failure.
+    is_given_up: bool,
 }
 
 impl Ranks {
@@ -148,24 +258,31 @@ impl Ranks {
         let (tell, said) = mpsc::channel();
         let mut ranks = Ranks {
             children: vec![],
+            inputs: vec![],
             said,
             payloads: vec![None; world_size],
             last: vec![None; world_size],
+            is_given_up: false,
         };
         let mut job = serde_json::to_value(job).expect("a job is JSON");
         job["attempt"]["id"] = attempt["id"].clone();
-        job["attempt"]["resume"] = attempt["resume"].clone();
+        // What the job itself goes on from counts until there is something newer.
+        if !attempt["resume"].is_null() {
+            job["attempt"]["resume"] = attempt["resume"].clone();
+        }
         for rank in 0..world_size {
-            let mut child = spawn(arguments)
-                .map_err(|error| format!("rank {rank} cannot be started: {error}"))?;
+            let mut child =
+                spawn().map_err(|error| format!("rank {rank} cannot be started: {error}"))?;
             let output = child.stdout.take().expect("standard output is a pipe");
+            let input = child.stdin.take().expect("standard input is a pipe");
             ranks.children.push(child);
-            listen(rank, output, tell.clone())
-                .map_err(|error| format!("no thread to listen to rank {rank}: {error}"))?;
+            let deaf = |error| format!("no thread to speak with rank {rank}: {error}");
+            ranks.inputs.push(Some(speak(rank, input).map_err(deaf)?));
+            listen(rank, output, tell.clone()).map_err(deaf)?;
             let start = json!({"job": job, "rank": rank, "worldSize": world_size, "bindAddress": "127.0.0.1",
                 "secret": attempt["secret"], "transport": arguments.transport,
                 "reportSteps": arguments.report_steps});
-            ranks.tell(rank, &json!({"start": start}));
+            ranks.send(rank, &json!({"start": start}));
         }
         Ok(ranks)
     }
@@ -179,6 +296,7 @@ impl Ranks {
             match self.hear(deadline) {
                 None => {
                     deadline = None;
+                    self.is_given_up = true;
                     self.kill();
                 }
                 Some((rank, Some(line))) => self.take(rank, line),
@@ -215,29 +333,31 @@ impl Ranks {
             self.payloads[rank] = Some(payload.clone());
             if self.payloads.iter().all(Option::is_some) {
                 let all = json!({"gathered": self.payloads});
-                (0..self.children.len()).for_each(|rank| self.tell(rank, &all));
+                (0..self.children.len()).for_each(|rank| self.send(rank, &all));
             }
         } else if line.get("result").is_some() || line.get("error").is_some() {
-            self.last[rank] = Some(line);
+            self.last[rank] = Some(of_rank(rank, line));
         } else {
-            println!("{line}");
+            write(&line);
         }
     }
 
     /// Notes how a rank ended whose output has, and frees those that wait for it.
     fn conclude(&mut self, rank: usize) {
+        self.inputs[rank] = None;
         let status = self.children[rank].wait();
-        self.last[rank].get_or_insert_with(|| died(rank, status));
+        let is_given_up = self.is_given_up;
+        self.last[rank].get_or_insert_with(|| died(rank, status, is_given_up));
         if self.payloads[rank].is_none() {
             let left = json!({"left": {"rank": rank}});
-            (0..self.children.len()).for_each(|other| self.tell(other, &left));
+            (0..self.children.len()).for_each(|other| self.send(other, &left));
         }
     }
 
     /// Sends a line; a rank that is gone needs none.
-    fn tell(&mut self, rank: usize, message: &Value) {
-        if let Some(input) = &mut self.children[rank].stdin {
-            let _ = writeln!(input, "{message}");
+    fn send(&self, rank: usize, message: &Value) {
+        if let Some(input) = &self.inputs[rank] {
+            let _ = input.send(message.to_string());
         }
     }
 
@@ -258,46 +378,78 @@ impl Drop for Ranks {
     }
 }
 
-fn spawn(arguments: &LaunchArguments) -> io::Result<Child> {
+fn spawn() -> io::Result<Child> {
     let mut command = Command::new(env::current_exe()?);
     command.args(["train", "--launcher"]);
-    if let Some(libtorch) = &arguments.libtorch {
-        command.arg("--libtorch").arg(libtorch);
-    }
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()
+}
+
+/// Writes lines to a rank from a thread of their own: a pipe holds 64 KiB, and a rank that is stuck reads nothing.
+fn speak(rank: usize, mut input: ChildStdin) -> io::Result<Sender<String>> {
+    let (send, lines) = mpsc::channel::<String>();
+    let write = move || {
+        for line in lines {
+            if writeln!(input, "{line}").is_err() {
+                return;
+            }
+        }
+    };
+    let thread = thread::Builder::new().name(format!("flambeau-to-rank-{rank}"));
+    thread.spawn(write)?;
+    Ok(send)
 }
 
 /// Passes a rank's lines on from a thread of their own.
 fn listen(rank: usize, output: ChildStdout, tell: Sender<Said>) -> io::Result<()> {
     let hear = move || {
-        let lines = BufReader::new(output).lines().map_while(Result::ok);
-        let lines = lines.map_while(|line| serde_json::from_str(&line).ok());
-        for line in lines.map(Some).chain([None]) {
+        for line in BufReader::new(output).lines() {
+            let line = line.unwrap_or_else(|error| error.to_string());
+            let said = serde_json::from_str(&line).unwrap_or_else(|_| {
+                let message = format!("its process said what is no message: {line}");
+                error_line(rank, "environment", &message)
+            });
             // A launch that is over hears no one.
-            let _ = tell.send((rank, line));
+            let _ = tell.send((rank, Some(said)));
         }
+        let _ = tell.send((rank, None));
     };
-    thread::Builder::new()
-        .name(format!("flambeau-rank-{rank}"))
-        .spawn(hear)
-        .map(drop)
+    let thread = thread::Builder::new().name(format!("flambeau-of-rank-{rank}"));
+    thread.spawn(hear).map(drop)
 }
 
-/// The last line for a rank that left none.
-fn died(rank: usize, status: io::Result<ExitStatus>) -> Value {
+/// A last line with what its process did not know of itself.
+fn of_rank(rank: usize, mut line: Value) -> Value {
+    if let Some(error) = line.get_mut("error") {
+        for (name, known) in [("rank", json!(rank)), ("host", json!(host_name()))] {
+            if error[name].is_null() {
+                error[name] = known;
+            }
+        }
+    }
+    line
+}
+
+/// The last line for a rank that left none. One that was given up is no cause, and says less than those that noticed it.
+fn died(rank: usize, status: io::Result<ExitStatus>, is_given_up: bool) -> Value {
+    if is_given_up {
+        let seconds = GRACE.as_secs();
+        let message = format!("it did not end within {seconds} s after another one had failed");
+        let mut line = error_line(rank, "lost", &message);
+        line["error"]["isCause"] = false.into();
+        line["error"]["isSilent"] = true.into();
+        return line;
+    }
     match status {
         Ok(status) if status.signal().is_some() => {
             error_line(rank, "lost", &format!("its process ended by {status}"))
         }
-        Ok(status) => error_line(
-            rank,
-            "environment",
-            &format!("its process ended without a result, by {status}"),
-        ),
-        Err(error) => error_line(
-            rank,
-            "environment",
-            &format!("its process cannot be waited for: {error}"),
-        ),
+        Ok(status) => {
+            let message = format!("its process ended without a result, by {status}");
+            error_line(rank, "environment", &message)
+        }
+        Err(error) => {
+            let message = format!("its process cannot be waited for: {error}");
+            error_line(rank, "environment", &message)
+        }
     }
 }

@@ -35,10 +35,17 @@ fn main() {
     // Threads come from the job. Spark sets this to spark.task.cpus, and OpenMP reads it once, when it is loaded.
     // SAFETY: no other thread runs yet.
     unsafe { env::remove_var("OMP_NUM_THREADS") };
+    if let (Command::Launch(_), Ok(libtorch)) = (&arguments.command, &found) {
+        // SAFETY: as above. The ranks of a launch, which inherit it, need not look for libtorch themselves.
+        unsafe { env::set_var("LIBTORCH", &libtorch.directory) };
+    }
     match found.and_then(|libtorch| library::run(&libtorch, &all)) {
         Ok(status) => exit(status),
         Err(sentence) => {
-            if matches!(arguments.command, Command::Launched { .. }) {
+            if matches!(
+                arguments.command,
+                Command::Launched { .. } | Command::Launch(_)
+            ) {
                 println!("{}", environment_error(&sentence));
             }
             eprintln!("flambeau-worker: {sentence}");

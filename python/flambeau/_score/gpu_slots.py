@@ -16,7 +16,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -59,29 +59,30 @@ def held(gpu: str, num_slots: int, task: str, timeout: float = _LONGEST_SECONDS)
 
 
 def _slot(directory: Path, num_slots: int, task: str) -> int | None:
-    """A descriptor that holds a slot for the task; None where other tasks have them all."""
+    """A descriptor that holds a slot for the task; None where other tasks have them all, or where another
+    process looks just now.
+    """
     own = directory / f"slot-{quote(task, safe='')}"
-    with _gate(directory):
+    with ExitStack() as stack:
+        gate = _open(directory / "gate")
+        stack.callback(_unlock, gate)
+        try:
+            fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
         taken = _taken(directory)
         if own not in taken and len(taken) >= num_slots:
             return None
         slot = _open(own)
-        # Under the gate no one looks whether it is free.
-        fcntl.flock(slot, fcntl.LOCK_SH)
-        if own not in taken:
-            os.pwrite(slot, str(os.getpid()).encode(), 0)
+        try:
+            # Under the gate no one looks whether it is free.
+            fcntl.flock(slot, fcntl.LOCK_SH)
+            if own not in taken:
+                os.pwrite(slot, str(os.getpid()).encode(), 0)
+        except BaseException:
+            _unlock(slot)
+            raise
         return slot
-
-
-@contextmanager
-def _gate(directory: Path) -> Iterator[None]:
-    """Keeps other processes from a GPU's files."""
-    gate = _open(directory / "gate")
-    try:
-        fcntl.flock(gate, fcntl.LOCK_EX)
-        yield
-    finally:
-        _unlock(gate)
 
 
 def _taken(directory: Path) -> list[Path]:
@@ -111,8 +112,7 @@ def _unlock(descriptor: int) -> None:
 
 def _tell(directory: Path, num_slots: int, waited: float, timeout: float) -> None:
     """Says what is waited for. Raises ClusterError after the time-out."""
-    with _gate(directory):
-        processes = ", ".join(sorted({path.read_text() for path in _taken(directory)}))
+    processes = ", ".join(sorted({_process(path) for path in directory.glob("slot-*")}))
     text = (
         f"waited {waited:.0f} s for the GPU {directory.name}, which {num_slots} tasks of a "
         f"machine may use at a time ({SETTING}); it is used by the processes {processes}"
@@ -120,3 +120,11 @@ def _tell(directory: Path, num_slots: int, waited: float, timeout: float) -> Non
     if waited >= timeout:
         raise ClusterError(f"{text}: end them if they hang, or set device='cpu'")
     log.warning("%s", text)
+
+
+def _process(path: Path) -> str:
+    """The process that took a slot; nothing where it has just given it back."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""

@@ -309,7 +309,11 @@ impl Remote {
         }
         match self.delete(bucket, directory) {
             // One that is not empty has empty ones in it, now that all files are gone.
-            Err(error) if keeps_directories && error.to_string().contains("(code: 409)") => Ok(()),
+            Err(error)
+                if keeps_directories && error.to_string().contains("non-empty directory") =>
+            {
+                Ok(())
+            }
             result => result,
         }
     }

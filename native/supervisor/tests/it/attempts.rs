@@ -13,7 +13,8 @@ const WHOLE: &str = r#"{"format": 1, "parts": []}"#;
 fn an_attempt_goes_on_from_the_newest_whole_checkpoint() {
     let work = directory();
     let begin = |attempts: &Value| {
-        let fields = json!({"attempts": attempts, "run": null});
+        let id = ask(&work, "newId", json!({})).unwrap();
+        let fields = json!({"id": id, "attempts": attempts, "run": null});
         ask(&work, "beginAttempt", fields).unwrap()
     };
     let first = begin(&json!([]));
@@ -38,8 +39,13 @@ fn an_attempt_goes_on_from_the_newest_whole_checkpoint() {
 fn an_attempt_of_a_run_is_noted_before_it_begins() {
     let work = directory();
     let what = json!({"job": {"epochs": 3}, "rows": ["x"], "readsAll": true});
-    let fields = json!({"attempts": ["a"], "run": {"id": "nightly", "what": what}});
-    let attempt = ask(&work, "beginAttempt", fields).unwrap();
+    let fields = json!({"id": "b", "attempts": ["a"], "run": {"id": "nightly", "what": what}});
+    let attempt = ask(&work, "beginAttempt", fields.clone()).unwrap();
+    let again = ask(&work, "beginAttempt", fields).unwrap();
+    assert_eq!(
+        (&again["id"], &again["resume"]),
+        (&json!("b"), &Value::Null)
+    );
     assert!(is_there(&work, "runs/nightly.json"));
     let checkpoint = format!(
         "attempts/{}/checkpoints/1/COMMITTED",
@@ -49,11 +55,9 @@ fn an_attempt_of_a_run_is_noted_before_it_begins() {
     let told = ask(&work, "readRun", json!({"id": "nightly"})).unwrap();
     assert_eq!(told["run"]["attempts"], json!(["a", attempt["id"]]));
 
-    let error = ask(
-        &work,
-        "beginAttempt",
-        json!({"attempts": ["../a"], "run": null}),
-    )
-    .unwrap_err();
-    assert!(error.contains("is no attempt"), "{error}");
+    for (id, before) in [("c", "../a"), ("../c", "a")] {
+        let fields = json!({"id": id, "attempts": [before], "run": null});
+        let error = ask(&work, "beginAttempt", fields).unwrap_err();
+        assert!(error.contains("is no attempt"), "{error}");
+    }
 }

@@ -9,7 +9,6 @@ import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
 from typing import Any
 
 from flambeau._spark import session
@@ -20,8 +19,49 @@ log = logging.getLogger("flambeau")
 
 _BEAT_SECONDS = 10.0
 _lock = threading.Lock()
-_held: dict[str, dict[str, Any]] = {}
-"""The claims of the fits of this process, as the supervisor told them last, by the runs' files."""
+
+
+class _Claim:
+    """A run that a fit of this process wants, or has."""
+
+    def __init__(self, work: WorkDirectory, run: str) -> None:
+        self.own = secrets.token_hex(8)
+        self._work, self._run = work, run
+        self._state: dict[str, Any] = {"own": self.own, "beatSeconds": _BEAT_SECONDS}
+        # Beats come from a thread of their own.
+        self._lock = threading.Lock()
+
+    def advance(self) -> None:
+        """Takes the next step, which is a beat once the run is held. Raises StoreError, and ParamError where
+        another driver has it.
+        """
+        with self._lock:
+            was_lost = self.is_in("lost")
+            self._state = self._work.ask("advanceClaim", id=self._run, claim=self._state)
+            if self.is_in("lost") and not was_lost:
+                log.warning(
+                    "runId %r in %s is being trained by another driver too, whose run it is now: this "
+                    "fit goes on and leaves the run's checkpoints alone",
+                    self._run,
+                    self._work.uri,
+                )
+
+    def release(self) -> None:
+        """Gives the run up, unless it is another driver's."""
+        self._work.ask("releaseClaim", id=self._run, own=self.own)
+
+    def is_in(self, phase: str) -> bool:
+        """Whether it has come as far as that."""
+        return phase in self._state.get("phase", ())
+
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds until the next step."""
+        return float(self._state["waitSeconds"])
+
+
+_held: dict[str, _Claim] = {}
+"""The claims of the fits of this process, by the runs' files."""
 
 
 @contextmanager
@@ -39,9 +79,9 @@ def claimed(work: WorkDirectory, visible: bool, run: str) -> Iterator[None]:
                 f"runId {run!r} in {work.uri} is being trained by another fit of this process: wait until "
                 "that fit has ended, interrupt it, or take another runId"
             )
-        _held[uri] = claim = {"own": secrets.token_hex(8), "beatSeconds": _BEAT_SECONDS}
+        _held[uri] = claim = _Claim(work, run)
     try:
-        with _beating(work, run, claim) if visible else nullcontext():
+        with _beating(claim, run) if visible else nullcontext():
             yield
     finally:
         with _lock:
@@ -52,47 +92,27 @@ def is_lost(work: WorkDirectory, run: str) -> bool:
     """Whether another driver has taken a run that a fit of this process trains: what the run has in the work
     directory is that one's now. Looks there, since this process may have stood still after its last beat.
     """
-    claim = _held.get(work.path("runs", f"{run}.owner"), {})
-    if "phase" not in claim:
-        return False
+    claim = _held.get(work.path("runs", f"{run}.owner"))
+    if claim is None or not claim.is_in("held"):
+        return claim is not None and claim.is_in("lost")
     # What can't be read is no other driver.
     with suppress(FlambeauError):
-        _beat(work, run, claim)
-    return bool(claim["phase"] == "lost")
-
-
-def _beat(work: WorkDirectory, run: str, claim: dict[str, Any]) -> None:
-    before = claim["phase"]
-    claim.update(work.ask("advanceClaim", id=run, claim=claim))
-    if claim["phase"] == "lost" != before:
-        log.warning(
-            "runId %r in %s is being trained by another driver too, whose run it is now: this fit goes "
-            "on and leaves the run's checkpoints alone",
-            run,
-            work.uri,
-        )
+        claim.advance()
+    return claim.is_in("lost")
 
 
 @contextmanager
-def _beating(work: WorkDirectory, run: str, claim: dict[str, Any]) -> Iterator[None]:
-    def advance() -> None:
-        claim.update(work.ask("advanceClaim", id=run, claim=claim))
-
-    def release() -> None:
-        work.ask("releaseClaim", id=run, own=claim["own"])
-
+def _beating(claim: _Claim, run: str) -> Iterator[None]:
     try:
-        advance()
-        if "watching" in claim["phase"]:
+        claim.advance()
+        if claim.is_in("watching"):
             log.info("runId %r has an owner: waiting whether another driver still writes", run)
-        while "held" not in claim["phase"]:
-            session.pause(claim["waitSeconds"])
-            advance()
+        while not claim.is_in("held"):
+            session.pause(claim.wait_seconds)
+            claim.advance()
     except BaseException:
         with suppress(Exception):
-            release()
+            claim.release()
         raise
-    with beating(
-        "the claim of a run", partial(_beat, work, run, claim), release, _BEAT_SECONDS, ends_always=True
-    ):
+    with beating("the claim of a run", claim.advance, claim.release, _BEAT_SECONDS, ends_always=True):
         yield

@@ -126,9 +126,12 @@ class Launch:
         if self.run_of.is_named:
             self.attempts = self.run_of.attempts()
         placed = self._place_files()
-        restarts = 0
+        restarts, error = 0, None
         while True:
-            attempt = self._begin(restarts)
+            try:
+                attempt = self._begin(restarts)
+            except Exception as failure:
+                raise failure from error or failure.__cause__
             with self.watch(attempt["id"]):
                 outcomes, lost = self._attempt(attempt, placed)
             ended = [outcome.ended() for outcome in outcomes] if lost is None else [_LOST]
@@ -193,7 +196,7 @@ class Launch:
         run = self.run_of.note() if self.run_of.is_named else None
         # The first one of a run that has no name needs nothing of the directory.
         ask = self.site.ask if self.attempts or run else self.site.work.ask
-        attempt: dict[str, Any] = ask("beginAttempt", attempts=self.attempts, run=run)
+        attempt: dict[str, Any] = ask("beginAttempt", id=new_id(), attempts=self.attempts, run=run)
         if attempt["resume"] and not restarts:
             log.info("going on from %s", attempt["resume"])
         self.attempts.append(attempt["id"])

@@ -33,6 +33,11 @@ class StoreException(message: String, cause: Throwable)
   def this(message: String) = this(message, null)
 }
 
+/** A store that throttled, timed out or could not be reached: it may answer when asked again. */
+class TransientStoreException(message: String, cause: Throwable) extends StoreException(message, cause) {
+  def this(message: String) = this(message, null)
+}
+
 /** A cluster that cannot run the training: too few task slots, settings that Spark refuses for barrier stages, or a
   * library that is missing.
   */

@@ -60,9 +60,10 @@ private[flambeau] final class Launch(
     train(restarts = 0)
   }
 
+  /** `before` is what the attempt before this one failed with. */
   @tailrec
-  private def train(restarts: Int): JsonNode = {
-    val ended = attempt(begin(restarts))
+  private def train(restarts: Int, before: Option[Throwable] = None): JsonNode = {
+    val ended = attempt(begun(restarts, before))
     val verdict = judged(ended.fold(_ => Seq(Lost), _.map(_.json)), restarts)
     if (verdict.get("cause").isNull) ended.fold(throw _, resultOf)
     else {
@@ -72,7 +73,7 @@ private[flambeau] final class Launch(
         s"training is started again (${restarts + 1} of at most $maxRestarts restarts): ${firstLine(error)}"
       )
       awaitSlots(error)
-      train(restarts + 1)
+      train(restarts + 1, Some(error))
     }
   }
 
@@ -119,9 +120,18 @@ private[flambeau] final class Launch(
     results.head.deepCopy[ObjectNode]().set[ObjectNode]("warnings", Json.strings(warnings))
   }
 
+  /** What [[begin]] gives; its failure tells of the one before it. */
+  private def begun(restarts: Int, before: Option[Throwable]): JsonNode =
+    try begin(restarts)
+    catch {
+      case NonFatal(error) =>
+        before.foreach(error.addSuppressed)
+        throw error
+    }
+
   /** The next attempt as the supervisor begins it: `id`, `resume` and `secret`. */
   private def begin(restarts: Int): JsonNode = {
-    val question = Site.question("beginAttempt")
+    val question = Site.question("beginAttempt").put("id", WorkDirectory.newId())
     question.set[ObjectNode]("attempts", Json.strings(attempts))
     if (ofRun.isNamed) ofRun.note.foreach(question.set[ObjectNode]("run", _))
     // The first one of a run that has no name needs nothing of the directory.
@@ -219,7 +229,10 @@ private[flambeau] object Launch {
           try Await.result(job, Duration.Inf)
           catch {
             case error: SparkException =>
-              throw job.jobIds.flatMap(lost.of(_)).headOption.fold[Throwable](error) { reason =>
+              // A bus that is full drops what the listener is to hear.
+              val told = "ExecutorLostFailure.*".r.findFirstIn(String.valueOf(error.getMessage))
+              val reason = job.jobIds.flatMap(lost.of(_)).headOption.orElse(told)
+              throw reason.fold[Throwable](error) { reason =>
                 new WorkerLostException(s"a worker was lost: $reason", None, None, None, None, error)
               }
           }

@@ -35,8 +35,11 @@ private[flambeau] final class LostExecutors extends SparkListener {
     */
   def of(job: Int): Option[String] = synchronized {
     val deadline = System.nanoTime + BusMillis * 1000000
-    def left: Long = (deadline - System.nanoTime) / 1000000
-    while (!ended(job) && left > 0) wait(left)
+    var left = BusMillis
+    while (!ended(job) && left > 0) {
+      wait(left)
+      left = (deadline - System.nanoTime) / 1000000
+    }
     stages.getOrElse(job, Nil).flatMap(reasons.get).headOption
   }
 }

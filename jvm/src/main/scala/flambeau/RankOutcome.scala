@@ -51,15 +51,15 @@ private[flambeau] object RankOutcome {
   def exceptionOf(kind: String, text: String, other: => FlambeauException): FlambeauException = kind match {
     case "job"         => new ParamException(text, other)
     case "data"        => new DataException(text, other)
-    case "store"       => new StoreException(text, other)
+    case "store"       => new TransientStoreException(text, other)
     case "environment" => new ClusterException(text, other)
     case _             => other
   }
 
   /** The kind of what kept a task from its worker. */
   def kindOf(error: Throwable): String = error match {
-    case _: StoreException => "store"
-    case _: DataException  => "data"
-    case _                 => "environment"
+    case _: TransientStoreException          => "store"
+    case _: StoreException | _: DataException => "data"
+    case _                                   => "environment"
   }
 }

@@ -155,7 +155,7 @@ private[flambeau] object Run {
     bytes.map(byte => f"${byte & 0xff}%02x").mkString
   }
 
-  private def advance(work: WorkDirectory, id: String, claim: Claim): Unit = {
+  private def advance(work: WorkDirectory, id: String, claim: Claim): Unit = claim.synchronized {
     val question = Site.question("advanceClaim").put("id", id)
     question.set[ObjectNode]("claim", claim.state)
     claim.state = Json.parse(work.ask(Json.text(question)))

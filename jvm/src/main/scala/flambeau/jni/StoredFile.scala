@@ -1,6 +1,6 @@
 package flambeau.jni
 
-import java.io.{FileInputStream, IOException}
+import java.io.{FileInputStream, FileNotFoundException, IOException}
 import java.net.{URI, URLDecoder}
 import java.nio.file.LinkOption.NOFOLLOW_LINKS
 import java.nio.file.attribute.{FileTime, PosixFilePermissions}
@@ -11,9 +11,10 @@ import java.util.concurrent.ConcurrentHashMap
 
 import scala.util.Try
 
-import flambeau.{GeneralException, StoreException, WorkDirectory}
+import flambeau.{GeneralException, StoreException, TransientStoreException, WorkDirectory}
 import org.apache.hadoop.conf.Configuration
 import org.apache.hadoop.fs.{Path => HadoopPath}
+import org.apache.hadoop.security.AccessControlException
 import org.apache.spark.SparkFiles
 
 /** A file and what is in it: its URI, its size in bytes, its SHA-256 in lower-case hexadecimal.
@@ -96,7 +97,11 @@ final case class StoredFile(uri: String, size: Long, sha256: String) {
       val stream = from.getFileSystem(hadoop).open(from)
       try Files.copy(stream, to, StandardCopyOption.REPLACE_EXISTING)
       finally stream.close()
-    } catch { case error: IOException => throw new StoreException(s"$uri: ${error.getMessage}", error) }
+    } catch {
+      case error @ (_: FileNotFoundException | _: AccessControlException) =>
+        throw new StoreException(s"$uri: ${error.getMessage}", error)
+      case error: IOException => throw new TransientStoreException(s"$uri: ${error.getMessage}", error)
+    }
 
   private def verify(path: Path): Unit = {
     val found = StoredFile.hash(path)
