@@ -151,7 +151,7 @@ def test_a_launch_goes_on_after_a_rank_that_ended(
             launcher.kill()
     steps = [line["step"]["step"] for line in lines if "step" in line]
     # A rank that was given up says less than one that noticed.
-    reason = "rank 1" if ends == "SIGSTOP" else "its process ended by signal"
+    reason = "lost rank 1 on " if ends == "SIGSTOP" else "its process ended by signal"
     assert said.count(f"training is started again (1 of at most 3 restarts): {reason}") == 1
     assert steps.count(0) == 1 and steps[-1] == 40 * 600 // 20 - 1
     assert weights_of(lines[-1]) == weights_of(undisturbed)

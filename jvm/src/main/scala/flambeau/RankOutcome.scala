@@ -58,8 +58,8 @@ private[flambeau] object RankOutcome {
 
   /** The kind of what kept a task from its worker. */
   def kindOf(error: Throwable): String = error match {
-    case _: TransientStoreException          => "store"
+    case _: TransientStoreException           => "store"
     case _: StoreException | _: DataException => "data"
-    case _                                   => "environment"
+    case _                                    => "environment"
   }
 }
