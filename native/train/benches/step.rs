@@ -132,7 +132,8 @@ fn steps(criterion: &mut Criterion) {
         group.bench_function(format!("{world_size} ranks"), |bencher| {
             // Each sample is a whole training, of which only the steps count.
             bencher.iter_custom(|iterations| {
-                seconds_per_step(&job, world_size).expect("a training") * iterations as u32
+                let seconds = seconds_per_step(&job, world_size).expect("a training");
+                seconds.mul_f64(iterations as f64)
             });
         });
     }
