@@ -107,7 +107,7 @@ fn answered(work: &WorkDirectory<'_>, question: Question) -> Result<Value, Super
     Ok(match question {
         Question::NewId => json(new_id(Utc::now())),
         Question::BeginAttempt { id, attempts, run } => {
-            let [id] = <[String; 1]>::try_from(plain(vec![id])?).expect("it is as it was");
+            let id = plain(vec![id])?.remove(0);
             json(attempt::begin(work, id, plain(attempts)?, run)?)
         }
         Question::Judge {

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use futures_util::{StreamExt, TryStreamExt};
+use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
@@ -275,19 +275,14 @@ impl Remote {
         bucket: &dyn ObjectStore,
         directory: &ObjectPath,
     ) -> Result<(), Cause> {
-        // Azure's hierarchical namespace keeps directories as objects, which no list shows and which go when they are empty.
-        let keeps_directories = bucket.to_string().starts_with("MicrosoftAzure");
-        let objects: Vec<ObjectPath> = if keeps_directories {
-            let found = bucket.list(Some(directory)).map_ok(|meta| meta.location);
-            self.runtime.block_on(found.try_collect())?
-        } else {
-            vec![]
-        };
+        let found = bucket.list(Some(directory)).map_ok(|meta| meta.location);
+        let objects: Vec<ObjectPath> = self.runtime.block_on(found.try_collect())?;
+        let between = objects
+            .iter()
+            .flat_map(|object| parents_below(directory, object));
+        let between: BTreeSet<ObjectPath> = between.collect();
+        let found = stream::iter(objects).map(Ok).boxed();
         self.runtime.block_on(async {
-            let found = bucket
-                .list(Some(directory))
-                .map_ok(|meta| meta.location)
-                .boxed();
             let mut deleted = bucket.delete_stream(found);
             while let Some(result) = deleted.next().await {
                 match result {
@@ -297,10 +292,9 @@ impl Remote {
             }
             Ok::<_, Cause>(())
         })?;
-        let parents = objects
-            .iter()
-            .flat_map(|object| parents_below(directory, object));
-        for parent in parents.collect::<BTreeSet<_>>().iter().rev() {
+        // Azure's hierarchical namespace keeps directories as objects, which no list shows and which go when they are empty.
+        let keeps_directories = bucket.to_string().starts_with("MicrosoftAzure");
+        for parent in between.iter().rev().filter(|_| keeps_directories) {
             let _ = self.delete(bucket, parent);
         }
         // A list of what lies below does not have a file of that very name; the bucket itself is none.

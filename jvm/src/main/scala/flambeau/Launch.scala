@@ -83,14 +83,16 @@ private[flambeau] final class Launch(
   def clean(numCheckpoints: Int = 0): Seq[Checkpoint] = {
     val question = Site.question("keepCheckpoints").put("num", numCheckpoints)
     question.set[ObjectNode]("attempts", Json.strings(attempts))
+    // It looks into the work directory.
+    val isOurs = attempts.nonEmpty && !ofRun.isLost
     val kept =
-      try if (attempts.isEmpty || ofRun.isLost) Nil else Json.items(site.ask(question)).map(Checkpoint.of)
+      try if (isOurs) Json.items(site.ask(question)).map(Checkpoint.of) else Nil
       catch {
         case NonFatal(error) =>
           log.warn(s"the checkpoints in ${work.uri} could not be sorted out: ${firstLine(error)}")
           Nil
       }
-    if (attempts.nonEmpty && !ofRun.isLost) ofRun.remove()
+    if (isOurs) ofRun.remove()
     kept
   }
 
