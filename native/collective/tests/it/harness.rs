@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::env;
 use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
@@ -182,7 +183,15 @@ pub fn held_address() -> String {
     let client = TcpStream::connect(address).unwrap();
     let (server, _) = listener.accept().unwrap();
     std::mem::forget((client, server));
+    unlisten(listener);
     address.to_string()
+}
+
+/// Ends a listener at once. Closing it would not, as long as a process that another test is starting has yet to close its copy.
+pub fn unlisten(listener: TcpListener) {
+    // SAFETY: the descriptor is the listener's, which lives until the end of this function.
+    let ended = unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) };
+    assert_eq!(ended, 0, "{}", std::io::Error::last_os_error());
 }
 
 /// The test that runs the scenarios of `faults`.

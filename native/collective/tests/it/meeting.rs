@@ -11,7 +11,7 @@ use flambeau_collective::{
     CollectiveError, GroupOptions, ProcessGroup, Rendezvous, TcpRendezvous, TransportChoice,
 };
 
-use crate::harness::{self, PATIENCE, Placement, SECRET, held_address};
+use crate::harness::{self, PATIENCE, Placement, SECRET, held_address, unlisten};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -125,7 +125,7 @@ fn a_rank_that_got_no_answer_comes_again() {
             rendezvous.all_gather(b"one").unwrap()
         });
         drop(listener.accept().unwrap());
-        drop(listener);
+        unlisten(listener);
         let mut server = TcpRendezvous::new(&address, 0, 2, SECRET, PATIENCE).unwrap();
         assert_eq!(server.all_gather(b"zero").unwrap()[1], b"one");
         assert_eq!(member.join().unwrap()[0], b"zero");
