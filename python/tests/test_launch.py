@@ -256,14 +256,15 @@ def test_the_first_cause_is_told(tmp_path: Path) -> None:
 
     def cause(*outcomes: RankOutcome) -> Any:
         ended = [outcome.ended() for outcome in outcomes]
-        return WorkDirectory(str(tmp_path)).ask("judge", ended=ended, restarts=0, maxRestarts=1)
+        verdict = WorkDirectory(str(tmp_path)).ask("judge", ended=ended, restarts=0, maxRestarts=1)
+        return verdict["cause"], verdict["again"]
 
     ok = RankOutcome(0, "host-a", True, "{}")
-    assert cause(ok, ok) == {"cause": None, "again": False}
+    assert cause(ok, ok) == (None, False)
     late, lost, user = failed(0, "lost", False), failed(1, "lost"), failed(2, "user")
-    assert cause(ok, late, lost, user) == {"cause": 3, "again": False}
-    assert cause(late, lost) == {"cause": 1, "again": True}
-    assert cause(late) == {"cause": 0, "again": True}
+    assert cause(ok, late, lost, user) == (3, False)
+    assert cause(late, lost) == (1, True)
+    assert cause(late) == (0, True)
 
 
 def test_an_exception_comes_back_by_its_name() -> None:

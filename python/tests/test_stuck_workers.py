@@ -19,7 +19,6 @@ from test_native_runtime import await_children, in_background
 from torch import Tensor, nn
 
 from flambeau import TorchRegressor, WorkerLost
-from flambeau._rank import ending
 from flambeau._rank.ending import Ending
 from flambeau._rank.worker import RankOutcome
 from flambeau._spark.fit import launch
@@ -60,7 +59,12 @@ class Stops(nn.Module):
 
 @pytest.fixture(autouse=True)
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "GRACE_SECONDS", 1.0)
+    begin = launch.Launch._begin
+
+    def hasty(self: launch.Launch, restarts: int) -> dict[str, Any]:
+        return {**begin(self, restarts), "graceSeconds": 1.0}
+
+    monkeypatch.setattr(launch.Launch, "_begin", hasty)
 
 
 def rows(spark: SparkSession) -> DataFrame:
@@ -175,7 +179,7 @@ def test_a_stage_that_spark_runs_again_trains_nothing(spark: SparkSession, tmp_p
     """The second try answers with what the first came to: the driver, which knows the checkpoints, starts
     again.
     """
-    files = Ending(str(tmp_path / "ranks"), 2)
+    files = Ending(str(tmp_path / "ranks"), 2, grace_seconds=30.0)
     first = launch.run_stage(spark, Answers(), 2, files=files)
     (tmp_path / "ranks" / "1").write_bytes(b"")
     again = launch.run_stage(spark, Answers(), 2, files=files)

@@ -11,6 +11,9 @@ use crate::work_directory::WorkDirectory;
 
 const SECRET_BYTES: usize = 32;
 
+/// Those that live notice a failure in less than a second, or at the end of the forward or backward that they are in.
+const GRACE_SECONDS: u64 = 30;
+
 /// The run that an attempt is one of.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -30,6 +33,8 @@ pub(crate) struct Attempt {
     /// Base64 of what proves that ranks belong to it. Every attempt has its own, so that a rank that an earlier one left behind meets
     /// no one.
     secret: String,
+    /// For how long ranks may go on after one of them has failed. Then the attempt is given up without them.
+    grace_seconds: u64,
 }
 
 /// Begins the attempt `id` after those, and notes it where the fit is one of a run. To be asked twice does no harm: Spark may run
@@ -53,5 +58,6 @@ pub(crate) fn begin(
         id,
         resume: newest.map(|found| found.uri),
         secret: BASE64.encode(rand::random::<[u8; SECRET_BYTES]>()),
+        grace_seconds: GRACE_SECONDS,
     })
 }

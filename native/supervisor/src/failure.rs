@@ -23,7 +23,18 @@ pub(crate) struct Verdict {
     cause: Option<usize>,
     /// Whether the training is started again.
     again: bool,
+    /// What is waited before that.
+    back_off_seconds: u64,
+    /// For how long at least the next attempt is given to find its task slots.
+    slot_seconds: u64,
 }
+
+/// An executor that is lost comes back within this time, or Spark's cluster manager does not replace it.
+const SLOT_SECONDS: u64 = 120;
+
+/// A store that throttles is left alone for longer each time: 5 s, 10 s, 20 s, 40 s, then 60 s.
+const FIRST_BACK_OFF_SECONDS: u64 = 5;
+const LAST_BACK_OFF_SECONDS: u64 = 60;
 
 /// The kinds that another attempt may mend, the surest sign of what happened first. Everything else, such as an error of
 /// the user's code, bad rows or a diverged loss, would only fail again.
@@ -45,9 +56,18 @@ pub(crate) fn judge(ended: &[Ended], restarts: u64, max_restarts: u64) -> Verdic
     let failed = ended.iter().enumerate();
     let failed = failed.filter(|(_, one)| one.kind.is_some());
     let cause = failed.min_by_key(order);
+    let kind = cause.and_then(|(_, one)| one.kind.as_deref());
+    let back_off_seconds = match kind {
+        Some("store") => FIRST_BACK_OFF_SECONDS
+            .saturating_mul(1 << restarts.min(16))
+            .min(LAST_BACK_OFF_SECONDS),
+        _ => 0,
+    };
     Verdict {
         cause: cause.map(|(place, _)| place),
         again: cause.is_some_and(|(_, one)| retried(one).is_some()) && restarts < max_restarts,
+        back_off_seconds,
+        slot_seconds: SLOT_SECONDS,
     }
 }
 
@@ -93,5 +113,12 @@ mod tests {
         assert!(!judge(&ranks, 3, 3).again);
         let well = judge(&ranks[..1], 0, 3);
         assert_eq!((well.cause, well.again), (None, false));
+    }
+
+    #[test]
+    fn a_store_is_left_alone_for_longer_each_time() {
+        let waits = |kind| [0, 1, 4, u64::MAX].map(|restarts| judge(&[ended(kind, true, false)], restarts, 9).back_off_seconds);
+        assert_eq!(waits("store"), [5, 10, 60, 60]);
+        assert_eq!(waits("lost"), [0; 4]);
     }
 }

@@ -29,13 +29,13 @@ use crate::work_directory::WorkDirectory;
 enum Question {
     /// A name for what a fit makes in the work directory.
     NewId,
-    /// The attempt of that name after those, noted where the fit is one of a run: `{"id", "resume", "secret"}`.
+    /// The attempt of that name after those, noted where the fit is one of a run: `{"id", "resume", "secret", "graceSeconds"}`.
     BeginAttempt {
         id: String,
         attempts: Vec<String>,
         run: Option<OfRun>,
     },
-    /// What comes of an attempt after so many restarts: `{"cause", "again"}`. `ended` has its ranks in their order, or alone what
+    /// What comes of an attempt after so many restarts: `{"cause", "again", "backOffSeconds", "slotSeconds"}`. `ended` has its ranks in their order, or alone what
     /// ended them all.
     Judge {
         ended: Vec<Ended>,

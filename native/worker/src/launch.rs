@@ -18,9 +18,6 @@ use serde_json::{Value, json};
 
 use crate::arguments::LaunchArguments;
 
-/// For how long ranks may go on after one of them has failed: as Spark's launchers wait.
-const GRACE: Duration = Duration::from_secs(30);
-
 /// How often a lease is written anew.
 const LEASE: Duration = Duration::from_secs(3600);
 
@@ -100,6 +97,7 @@ fn attempted(arguments: &LaunchArguments, job: &TrainingJob, attempts: &mut Vec<
         }
         let reason = text(&last["error"]["message"]);
         before = format!(" (after another failure: {reason})");
+        thread::sleep(seconds(&verdict["backOffSeconds"]));
         tell(&format!(
             "training is started again ({} of at most {} restarts): {reason}",
             restarts + 1,
@@ -231,6 +229,10 @@ fn text(message: &Value) -> &str {
     message.as_str().unwrap_or_default()
 }
 
+fn seconds(number: &Value) -> Duration {
+    Duration::from_secs(number.as_u64().unwrap_or_default())
+}
+
 /// What comes from a rank: its lines, and then none.
 type Said = (usize, Option<Value>);
 
@@ -244,6 +246,8 @@ struct Ranks {
     payloads: Vec<Option<Value>>,
     /// The result or the error of each.
     last: Vec<Option<Value>>,
+    /// For how long they may go on after one of them has failed.
+    grace: Duration,
     /// Whether those without one were killed, since they did not end after a failure.
     is_given_up: bool,
 }
@@ -262,6 +266,7 @@ impl Ranks {
             said,
             payloads: vec![None; world_size],
             last: vec![None; world_size],
+            grace: seconds(&attempt["graceSeconds"]),
             is_given_up: false,
         };
         let mut job = serde_json::to_value(job).expect("a job is JSON");
@@ -310,7 +315,7 @@ impl Ranks {
                     .is_some_and(|last| last.get("error").is_some())
             };
             if deadline.is_none() && self.last.iter().any(has_failed) {
-                deadline = Some(Instant::now() + GRACE);
+                deadline = Some(Instant::now() + self.grace);
             }
         }
         self.last
@@ -346,8 +351,8 @@ impl Ranks {
     fn conclude(&mut self, rank: usize) {
         self.inputs[rank] = None;
         let status = self.children[rank].wait();
-        let is_given_up = self.is_given_up;
-        self.last[rank].get_or_insert_with(|| died(rank, status, is_given_up));
+        let given_up = self.is_given_up.then_some(self.grace);
+        self.last[rank].get_or_insert_with(|| died(rank, status, given_up));
         if self.payloads[rank].is_none() {
             let left = json!({"left": {"rank": rank}});
             (0..self.children.len()).for_each(|other| self.send(other, &left));
@@ -429,10 +434,10 @@ fn of_rank(rank: usize, mut line: Value) -> Value {
     line
 }
 
-/// The last line for a rank that left none. One that was given up is no cause, and says less than those that noticed it.
-fn died(rank: usize, status: io::Result<ExitStatus>, is_given_up: bool) -> Value {
-    if is_given_up {
-        let seconds = GRACE.as_secs();
+/// The last line for a rank that left none. One that was given up after a grace is no cause, and says less than those that noticed it.
+fn died(rank: usize, status: io::Result<ExitStatus>, given_up: Option<Duration>) -> Value {
+    if let Some(grace) = given_up {
+        let seconds = grace.as_secs();
         let message = format!("it did not end within {seconds} s after another one had failed");
         let mut line = error_line(rank, "lost", &message);
         line["error"]["isCause"] = false.into();

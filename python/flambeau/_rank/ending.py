@@ -20,9 +20,6 @@ from flambeau._rank.worker import RankOutcome, failed_outcome
 from flambeau._store import open_store
 from flambeau.errors import FlambeauError, WorkerLost
 
-GRACE_SECONDS = 30.0
-"""How long after a failure the ranks that it does not end are waited for."""
-
 NOT_ENDED = "did not end after another one had failed"
 """What the error of a stage says that was given up so."""
 
@@ -37,8 +34,9 @@ class Ending:
 
     directory: str
     world_size: int
+    grace_seconds: float
+    """How long after a failure the ranks that it does not end are waited for."""
     store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    grace_seconds: float = GRACE_SECONDS
 
     def begin(self, rank: int) -> RankOutcome | None:
         """Notes that a rank runs. Where it ran before, in an earlier try of Spark's at the stage, returns

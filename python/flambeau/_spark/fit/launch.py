@@ -10,6 +10,7 @@ import json
 import logging
 import re
 import socket
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -37,9 +38,6 @@ log = logging.getLogger("flambeau")
 
 # Larger files go through the work directory: Spark ships a task's closure with every task.
 _MAX_FILE_IN_CLOSURE = 1 << 20
-
-# An executor that is lost comes back within this time, or Spark's cluster manager does not replace it.
-_RECOVERY_SECONDS = 120.0
 
 # How Spark tells that a worker went away, in its own error texts.
 _LOST_TEXTS = (
@@ -146,7 +144,8 @@ class Launch:
             log.warning(
                 "training is started again (%d of at most %d restarts): %s", restarts + 1, limit, told
             )
-            self._await_slots(error)
+            time.sleep(verdict["backOffSeconds"])
+            self._await_slots(error, verdict["slotSeconds"])
             restarts += 1
 
     def clean(self, num_checkpoints: int = 0) -> list[dict[str, Any]]:
@@ -192,7 +191,7 @@ class Launch:
             self.site.remove("attempts", self.id)
 
     def _begin(self, restarts: int) -> dict[str, Any]:
-        """The next attempt as the supervisor begins it: `id`, `resume` and `secret`."""
+        """The next attempt as the supervisor begins it: `id`, `resume`, `secret` and `graceSeconds`."""
         run = self.run_of.note() if self.run_of.is_named else None
         # The first one of a run that has no name needs nothing of the directory.
         ask = self.site.ask if self.attempts or run else self.site.work.ask
@@ -217,8 +216,8 @@ class Launch:
         files = Ending(
             work.path("attempts", attempt["id"], "ranks"),
             self.num_workers,
+            attempt["graceSeconds"],
             dict(work.store_options),
-            ending.GRACE_SECONDS,
         )
         try:
             return run_stage(spark, request, self.num_workers, self.num_gpus, files), None
@@ -242,8 +241,8 @@ class Launch:
         found: str | None = self.site.ask("newestCheckpoint", attempts=self.attempts)
         return found
 
-    def _await_slots(self, lost: Exception) -> None:
-        wait = max(self.slot_timeout, _RECOVERY_SECONDS)
+    def _await_slots(self, lost: Exception, at_least: float) -> None:
+        wait = max(self.slot_timeout, at_least)
         try:
             cluster.check_slots(self.site.spark, self.num_workers, wait, self.num_gpus)
         except ClusterError as error:

@@ -72,7 +72,8 @@ private[flambeau] final class Launch(
       log.warn(
         s"training is started again (${restarts + 1} of at most $maxRestarts restarts): ${firstLine(error)}"
       )
-      awaitSlots(error)
+      Thread.sleep(1000 * verdict.get("backOffSeconds").asLong)
+      awaitSlots(error, atLeast = verdict.get("slotSeconds").asDouble)
       train(restarts + 1, Some(error))
     }
   }
@@ -131,7 +132,7 @@ private[flambeau] final class Launch(
         throw error
     }
 
-  /** The next attempt as the supervisor begins it: `id`, `resume` and `secret`. */
+  /** The next attempt as the supervisor begins it: `id`, `resume`, `secret` and `graceSeconds`. */
   private def begin(restarts: Int): JsonNode = {
     val question = Site.question("beginAttempt").put("id", WorkDirectory.newId())
     question.set[ObjectNode]("attempts", Json.strings(attempts))
@@ -154,7 +155,8 @@ private[flambeau] final class Launch(
     val place = MeetingPlace.of(work, id, Cluster.sharesMachine(spark))
     val task = RankTask(whole.toString, code, begun.get("secret").asText, work.settings, place)
     val progress = watch(id)
-    try Right(runStage(spark, task, numWorkers, numGpus))
+    val limit = grace.getOrElse(begun.get("graceSeconds").asLong.seconds)
+    try Right(runStage(spark, task, numWorkers, numGpus, limit))
     catch { case lost: WorkerLostException => Left(lost) }
     finally progress.close()
   }
@@ -172,8 +174,8 @@ private[flambeau] final class Launch(
     Option(site.ask(question)).filterNot(_.isNull).map(_.asText)
   }
 
-  private def awaitSlots(lost: Throwable): Unit =
-    try Cluster.checkSlots(spark, numWorkers, numGpus, math.max(slotTimeout, RecoverySeconds))
+  private def awaitSlots(lost: Throwable, atLeast: Double): Unit =
+    try Cluster.checkSlots(spark, numWorkers, numGpus, math.max(slotTimeout, atLeast))
     catch {
       case error: ClusterException =>
         error.addSuppressed(lost)
@@ -184,13 +186,8 @@ private[flambeau] final class Launch(
 private[flambeau] object Launch {
   private val log = LoggerFactory.getLogger("flambeau")
 
-  // An executor that is lost comes back within this time, or Spark's cluster manager does not replace it.
-  private val RecoverySeconds = 120.0
-
-  /** For how long ranks may go on after one of them has failed. Those that live notice it in less than a second, or at the
-    * end of the forward or backward that they are in. Tests make it shorter.
-    */
-  @volatile private[flambeau] var grace: FiniteDuration = 30.seconds
+  /** What tests put in place of the supervisor's grace. */
+  @volatile private[flambeau] var grace: Option[FiniteDuration] = None
 
   private val PollTime = 100.millis
 
@@ -207,7 +204,8 @@ private[flambeau] object Launch {
       spark: SparkSession,
       task: RankTask,
       numWorkers: Int,
-      numGpus: Int
+      numGpus: Int,
+      grace: FiniteDuration
   ): Seq[RankOutcome] = {
     val sc = spark.sparkContext
     val ranks = sc.parallelize(0 until numWorkers, numWorkers)

@@ -105,14 +105,13 @@ class FaultSuite extends SparkSuite {
 
   test("a frozen worker costs nothing but time") {
     val expected = undisturbed.trained.weights.sha256
-    val grace = Launch.grace
-    Launch.grace = 1.second
+    Launch.grace = Some(1.second)
     try {
       val running = new Running(slow("frozen").setHeartbeatTimeout(2.0))
       kill("STOP", Workers.pids().head)
       assert(running.result().get.trained.weights.sha256 == expected)
       assertNoWorker()
-    } finally Launch.grace = grace
+    } finally Launch.grace = None
   }
 
   test("a run that failed is gone on with, to the bits of one that nothing stopped") {
