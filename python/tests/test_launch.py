@@ -133,12 +133,12 @@ def test_the_probe_names_what_workers_cannot_reach(spark: SparkSession, tmp_path
 def test_files_reach_the_work_directory_through_spark(any_spark: SparkSession, tmp_path: Path) -> None:
     work, data = WorkDirectory(str(tmp_path)), bytes(range(256)) * 10000
     for visible in (True, False):
-        uri = work.path("attempts", f"{visible}", "program.pkl")
+        uri = work.path("programs", f"{visible}", "program.pkl")
         site = Site(any_spark, work, visible)
         site.put(uri, data)
         assert Path(uri).read_bytes() == data
         assert site.ask("newestCheckpoint", attempts=["a"]) is None
-        site.remove("attempts", f"{visible}")
+        site.remove("programs", f"{visible}")
         assert not Path(uri).exists()
 
 

@@ -199,7 +199,8 @@ def test_a_fit_is_that_of_the_python_runtime(any_spark: SparkSession, tmp_path: 
         torch.testing.assert_close(ours[name], weight, rtol=1e-4, atol=1e-6)
     scored = native.transform(df).select("prediction", "label").toPandas()
     assert (scored["prediction"] == scored["label"]).mean() > 0.5
-    assert not list((tmp_path / "work" / "attempts").glob("*"))
+    for kind in ("attempts", "programs"):
+        assert not list((tmp_path / "work" / kind).glob("*"))
 
 
 def test_programs_take_inputs_by_name(spark: SparkSession, tmp_path: Path) -> None:

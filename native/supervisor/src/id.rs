@@ -6,10 +6,12 @@ use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
 const STAMP: &str = "%Y%m%dT%H%M%SZ";
 const RANDOM_DIGITS: usize = 12;
 
-/// A new name.
-pub(crate) fn new_id(now: DateTime<Utc>) -> String {
+/// A new name, with the time of the name `since` where there is one.
+pub(crate) fn new_id(now: DateTime<Utc>, since: Option<&str>) -> String {
     let random = rand::random::<u64>() >> (64 - 4 * RANDOM_DIGITS);
-    format!("{}-{random:0RANDOM_DIGITS$x}", now.format(STAMP))
+    let stamp = since.and_then(|id| id.split('-').next());
+    let stamp = stamp.map_or_else(|| now.format(STAMP).to_string(), str::to_owned);
+    format!("{stamp}-{random:0RANDOM_DIGITS$x}")
 }
 
 /// How long ago a name was made, which may end in `.json`; none for one that is not such a name.
@@ -30,7 +32,7 @@ mod tests {
     #[test]
     fn an_id_tells_its_age() {
         let now = DateTime::from_timestamp(1_800_000_000, 0).unwrap();
-        let id = new_id(now);
+        let id = new_id(now, None);
         assert_eq!(id.len(), "20270115T080000Z-0123456789ab".len(), "{id}");
         assert!(id.starts_with("20270115T080000Z-"), "{id}");
         let later = now + TimeDelta::days(3);
@@ -39,7 +41,7 @@ mod tests {
             age_of(&format!("{id}.json"), later),
             Some(TimeDelta::days(3))
         );
-        assert_ne!(new_id(now), id);
+        assert_ne!(new_id(now, None), id);
     }
 
     #[test]

@@ -27,8 +27,8 @@ use crate::work_directory::WorkDirectory;
     deny_unknown_fields
 )]
 enum Question {
-    /// A name for what a fit makes in the work directory.
-    NewId,
+    /// A name for what a fit makes in the work directory, with the time of another one where that is given.
+    NewId { since: Option<String> },
     /// The attempt of that name after those, noted where the fit is one of a run: `{"id", "resume", "secret", "graceSeconds"}`.
     BeginAttempt {
         id: String,
@@ -105,7 +105,7 @@ fn plain(attempts: Vec<String>) -> Result<Vec<String>, SupervisorError> {
 
 fn answered(work: &WorkDirectory<'_>, question: Question) -> Result<Value, SupervisorError> {
     Ok(match question {
-        Question::NewId => json(new_id(Utc::now())),
+        Question::NewId { since } => json(new_id(Utc::now(), since.as_deref())),
         Question::BeginAttempt { id, attempts, run } => {
             let id = plain(vec![id])?.remove(0);
             json(attempt::begin(work, id, plain(attempts)?, run)?)

@@ -12,7 +12,7 @@ use crate::work_directory::{KEPT, LEASES, WorkDirectory};
 const SWEEP_AGE: TimeDelta = TimeDelta::days(7);
 /// Ids have whole seconds, and the clocks of two drivers may part.
 const CLOCKS: TimeDelta = TimeDelta::minutes(1);
-const SWEPT: [&str; 4] = ["shards", "attempts", "probes", "runs"];
+const SWEPT: [&str; 5] = ["shards", "programs", "attempts", "probes", "runs"];
 
 /// What a sweep removed.
 #[derive(Debug, PartialEq, Eq, Serialize)]

@@ -1,6 +1,6 @@
 //! The work directory: shards, attempts and models of trainings, and what keeps and removes them.
 //!
-//! `shards/<id>` lives for one fit, and `attempts/<id>` too unless its checkpoints are kept, for a run or as models;
+//! `shards/<id>` and `programs/<id>`, the large files of what is trained, live for one fit, and `attempts/<id>` too unless its checkpoints are kept, for a run or as models;
 //! `models/<id>` outlives it. A fit that runs holds a lease, a file that its driver writes anew every hour: nothing that
 //! was made since it began is removed.
 
@@ -67,7 +67,7 @@ impl<'a> WorkDirectory<'a> {
     /// Writes a lease anew; its name tells when the fit began.
     pub(crate) fn hold_lease(&self, name: &str, now: DateTime<Utc>) -> Result<(), DataError> {
         self.store
-            .put(&self.lease(name), new_id(now).into_bytes().into())
+            .put(&self.lease(name), new_id(now, None).into_bytes().into())
     }
 
     /// Removes a lease.

@@ -7,13 +7,11 @@ from __future__ import annotations
 import json
 import logging
 import re
-import secrets
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from flambeau import _native
@@ -25,7 +23,6 @@ log = logging.getLogger("flambeau")
 
 LEASE_SECONDS = 3600.0
 _LAST_BEAT_SECONDS = 60.0
-_STAMP = "%Y%m%dT%H%M%SZ"
 _lock = threading.Lock()
 _temporary: tempfile.TemporaryDirectory[str] | None = None
 
@@ -40,11 +37,11 @@ def temporary_directory() -> str:
 
 
 def new_id(since: str | None = None) -> str:
-    """A name for a shard set or an attempt: the time in UTC and a random part, so that no two are alike. The
-    time is that of the id `since` where it is given.
+    """A name for what a fit makes in its work directory: the time in UTC and a random part, so that no two are
+    alike. The time is that of the id `since` where it is given.
     """
-    stamp = datetime.now(UTC).strftime(_STAMP) if since is None else since.split("-")[0]
-    return f"{stamp}-{secrets.token_hex(6)}"
+    made: str = WorkDirectory("").ask("newId", since=since)
+    return made
 
 
 def spark_path(path: str) -> str:

@@ -188,7 +188,7 @@ class Launch:
     def _remove_files(self) -> None:
         """Removes the large files that were placed in the work directory."""
         if self._large_files():
-            self.site.remove("attempts", self.id)
+            self.site.remove("programs", self.id)
 
     def _begin(self, restarts: int) -> dict[str, Any]:
         """The next attempt as the supervisor begins it: `id`, `resume`, `secret` and `graceSeconds`."""
@@ -232,7 +232,7 @@ class Launch:
         """Writes the large files into the work directory and returns their URIs by name."""
         placed = {}
         for name, data in self._large_files().items():
-            placed[name] = self.site.work.path("attempts", self.id, name)
+            placed[name] = self.site.work.path("programs", self.id, name)
             self.site.put(placed[name], data)
         return placed
 

@@ -111,7 +111,7 @@ private[flambeau] object Cluster {
     * Throws StoreException where the directory is not shared, and ClusterException where a worker has no libtorch.
     */
   def probe(spark: SparkSession, work: WorkDirectory, numWorkers: Int): Unit = {
-    val directory = work.path("probes", WorkDirectory.newId())
+    val directory = work.path("probes", work.newId())
     val answers = interruptible(spark.sparkContext) {
       spark.sparkContext
         .parallelize(0 until numWorkers, numWorkers)
@@ -165,7 +165,7 @@ private[flambeau] object Cluster {
 
   /** Whether this process sees what workers write into the work directory; true in local mode. */
   def isVisible(spark: SparkSession, work: WorkDirectory): Boolean = isLocal(spark) || {
-    val name = WorkDirectory.newId()
+    val name = work.newId()
     val file = work.path("probes", name, "seen")
     onWorker(spark)(() => work.write(file, "seen".getBytes))
     try work.sees(file)

@@ -134,7 +134,7 @@ private[flambeau] final class Launch(
 
   /** The next attempt as the supervisor begins it: `id`, `resume`, `secret` and `graceSeconds`. */
   private def begin(restarts: Int): JsonNode = {
-    val question = Site.question("beginAttempt").put("id", WorkDirectory.newId())
+    val question = Site.question("beginAttempt").put("id", work.newId())
     question.set[ObjectNode]("attempts", Json.strings(attempts))
     if (ofRun.isNamed) ofRun.note.foreach(question.set[ObjectNode]("run", _))
     // The first one of a run that has no name needs nothing of the directory.

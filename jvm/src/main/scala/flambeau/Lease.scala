@@ -13,7 +13,7 @@ private[flambeau] object Lease {
     * and no more.
     */
   def held[T](site: Site)(use: => T): T = {
-    val lease = WorkDirectory.newId()
+    val lease = site.work.newId()
     def tell(ask: String): Unit =
       try site.ask(Site.question(ask).put("lease", lease))
       catch {

@@ -19,7 +19,7 @@ private[flambeau] object ProgramFiles {
     * has.
     *
     * @param id
-    *   the directory of the copies, under `attempts`
+    *   the directory of the copies, under `programs`
     * @param name
     *   the copy's name
     */
@@ -28,7 +28,7 @@ private[flambeau] object ProgramFiles {
       case None => if (Cluster.isLocal(site.spark)) onDriver(site.spark, file) else file
       case Some(local) =>
         val (spark, work) = (site.spark, site.work)
-        val target = work.path("attempts", id, name)
+        val target = work.path("programs", id, name)
         if (site.isVisible)
           NativeLibrary.api(work.settings.get).storePutFile(work.settings.storeJson, target, local.toString)
         else {

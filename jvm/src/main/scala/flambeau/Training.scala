@@ -72,7 +72,7 @@ private[flambeau] final class Training private (
 
   /** The rows of `df` as shards in the work directory, for as long as `use` runs. */
   def written[T](df: DataFrame, columns: DataColumns, site: Site)(use: ShardSet => T): T = {
-    val name = WorkDirectory.newId()
+    val name = work.newId()
     try use(Cluster.interruptible(spark.sparkContext)(Shards.write(df, columns, work.path("shards", name))))
     finally site.remove("shards", name)
   }
@@ -97,7 +97,7 @@ private[flambeau] final class Training private (
         s"there are ${shards.numRows} rows to train on, fewer than numWorkers ($numWorkers): lower numWorkers"
       )
     val returned = output(shards.columns)
-    val name = WorkDirectory.newId()
+    val name = work.newId()
     try {
       val everywhere = program.placed(ProgramFiles.place(site, name))
       val launch = new Launch(
@@ -124,7 +124,7 @@ private[flambeau] final class Training private (
       trained(result, inputs.zip(shapes).map { case (tensor, shape) => tensor.copy(shape = shape) }, returned)
         .copy(checkpoints = checkpoints)
     } finally
-      if (ProgramFiles.isCopied(spark, program)) site.remove("attempts", name)
+      if (ProgramFiles.isCopied(spark, program)) site.remove("programs", name)
   }
 
   /** The run that a fit is one of: that of `runId`, else one with the name `id`. */

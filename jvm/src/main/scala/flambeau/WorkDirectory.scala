@@ -2,9 +2,7 @@ package flambeau
 
 import java.io.IOException
 import java.nio.file.{Files, Path, Paths}
-import java.security.SecureRandom
-import java.time.format.DateTimeFormatter
-import java.time.{Duration, LocalDateTime, ZoneOffset}
+import java.time.Duration
 import java.util.Comparator
 
 import scala.util.Try
@@ -43,6 +41,9 @@ private[flambeau] final case class WorkDirectory(
   /** The supervisor's answer to a question about this directory, as seen from this process; both are JSON. */
   def ask(question: String): String = native.supervise(settings.storeJson, uri, question)
 
+  /** A name for what a fit makes in the directory: the time in UTC and a random part, so that no two are alike. */
+  def newId(): String = Json.parse(ask(Json.text(Site.question("newId")))).asText
+
   private def native: NativeApi = NativeLibrary.api(settings.get)
 }
 
@@ -51,21 +52,12 @@ private[flambeau] object WorkDirectory {
 
   val SweepAge: Duration = Duration.ofDays(7)
 
-  private val Stamp = DateTimeFormatter.ofPattern("yyyyMMdd'T'HHmmss'Z'")
-  private val random = new SecureRandom
 
   /** The work directory of this process's fits in local mode: made once, removed when the process ends. */
   lazy val temporary: String = {
     val directory = Files.createTempDirectory("flambeau-")
     Runtime.getRuntime.addShutdownHook(new Thread(() => removeLocal(directory), "flambeau-clean-up"))
     directory.toString
-  }
-
-  /** A name for a shard set or an attempt: the time in UTC and a random part, so that no two are alike. */
-  def newId(): String = {
-    val bytes = new Array[Byte](6)
-    random.nextBytes(bytes)
-    s"${Stamp.format(LocalDateTime.now(ZoneOffset.UTC))}-${bytes.map(byte => f"$byte%02x").mkString}"
   }
 
   /** Whether a path has a scheme, as in `s3://bucket/name`. */

@@ -196,7 +196,7 @@ class FitSuite extends SparkSuite {
     assert(history.keySet.intersect(Set("rmse", "val_loss", "val_rmse")).size == 3)
     assertClose(history("val_rmse").map(value => value * value), history("val_loss"), 1e-9)
     assert(model.summary.numValidationRows > 20)
-    for (kind <- Seq("shards", "attempts")) {
+    for (kind <- Seq("shards", "programs", "attempts")) {
       val left = Option(Paths.get(path("work"), kind).toFile.list).toSeq.flatten
       assert(left.isEmpty || left.forall(name => Paths.get(path("work"), kind, name).toFile.list.isEmpty))
     }

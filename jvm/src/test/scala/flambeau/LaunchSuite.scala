@@ -265,8 +265,8 @@ class LaunchSuite extends SparkSuite {
 
   test("the sweep goes by age, and leaves models") {
     val work = WorkDirectory(path("swept"), Settings.of(spark))
-    val names = Seq("20200101T000000Z-0123456789ab" -> false, WorkDirectory.newId() -> true, "mine" -> true)
-    val kinds = Seq("shards", "attempts", "models")
+    val names = Seq("20200101T000000Z-0123456789ab" -> false, work.newId() -> true, "mine" -> true)
+    val kinds = Seq("shards", "programs", "attempts", "models")
     for (kind <- kinds; (name, _) <- names) work.write(work.path(kind, name, "deep", "file"), Array(1))
     Cluster.sweep(Site(spark, work, isVisible = true))
     for (kind <- kinds; (name, stays) <- names)
@@ -283,7 +283,7 @@ class LaunchSuite extends SparkSuite {
     for (name <- Seq(eight, nine, ten)) work.write(work.path("shards", name, "file"), Array(1))
     work.write(work.path("attempts", ten, "KEPT"), Array())
     work.write(work.path("runs", s"$ten.json"), Array(1))
-    work.write(work.path("leases", nine), WorkDirectory.newId().getBytes)
+    work.write(work.path("leases", nine), work.newId().getBytes)
     def left: Seq[String] =
       Seq(eight, nine, ten).filter(name => work.sees(work.path("shards", name, "file")))
     Cluster.sweep(Site(spark, work, isVisible = true))
