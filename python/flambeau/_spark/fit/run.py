@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flambeau._spark import session
 from flambeau._spark.fit.claim import is_lost
-from flambeau._spark.fit.told import digest_of
+from flambeau._spark.fit.fingerprint import digest_of
 from flambeau._spark.site import Site
 from flambeau._store import local_path
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils import prune
 
-from flambeau._spark.fit import told
+from flambeau._spark.fit import fingerprint
 from flambeau._spark.fit.run import job_of
 
 SCALE = 1.0
@@ -272,7 +272,7 @@ def test_what_is_made_anew_is_alike(name: str) -> None:
 
 
 def test_many_objects_are_told_by_their_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(told, "_MAX_OBJECTS", 50)
+    monkeypatch.setattr(fingerprint, "_MAX_OBJECTS", 50)
     many = [Weighted(i) for i in range(50)]
     assert of_loss(closing(many)) == of_loss(closing([*many[:-1], Weighted(0)]))
     assert of_loss(closing(many)) != of_loss(closing([Weighted(-1), *many[1:]]))
@@ -288,7 +288,7 @@ def test_what_a_function_uses_of_its_module_is_told(monkeypatch: pytest.MonkeyPa
 
 PROGRAM = """
 import json, pickle
-import cloudpickle, test_told
+import cloudpickle, test_fingerprint
 from torch import nn
 
 NAMES = {"one", "two", "three", "four"}
@@ -305,8 +305,8 @@ def helper(x):
     return x if len(NAMES) > 3 else -x
 
 own = pickle.loads(cloudpickle.dumps({"model": Own(), "loss": lambda output, label: helper(output - label)}))
-more = {"own": test_told.of_model(own["model"]), "own loss": test_told.of_loss(own["loss"])}
-print(json.dumps(test_told.digests() | more))
+more = {"own": test_fingerprint.of_model(own["model"]), "own loss": test_fingerprint.of_loss(own["loss"])}
+print(json.dumps(test_fingerprint.digests() | more))
 """
 
 

@@ -1,4 +1,4 @@
-"""What tells an object of the user's from another, as JSON that is the same in every process.
+"""Fingerprints: what tells an object of the user's from another, the same in every process.
 
 The user's own code is told by what it is, everybody else's by its name, and an object by what pickle would
 keep of it. Pickles themselves are no such text: they hold sets in the order of a process's hashes, and names
@@ -49,7 +49,7 @@ def digest_of(value: Any, trained: bool = False) -> str:
     and `requires_grad` alone.
     """
     tensors = {id(one) for one in _restored(value)} if trained else set()
-    return digest(_Teller(tensors, trained, _MAX_OBJECTS, {}).told(value))
+    return digest(_Fingerprinter(tensors, trained, _MAX_OBJECTS, {}).of(value))
 
 
 def digest(value: Any) -> str:
@@ -57,10 +57,10 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-class _Teller:
+class _Fingerprinter:
     """Tells one object: of `tensors` the bytes do not count, nor those of scripted modules where it is
-    `trained`; `left` is how many objects are told before only their classes are; `told` is what was told
-    of which object, by its id, which stays its own as it is held.
+    `trained`; `left` is how many objects are told before only their classes are; `known` is what
+    came of which object, by its id, which stays its own as it is held.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class _Teller:
         tensors: set[int],
         trained: bool,
         left: int,
-        told: MutableMapping[int, tuple[Any, str]],
+        known: MutableMapping[int, tuple[Any, str]],
         depth: int = 0,
     ) -> None:
         self._tensors, self._trained = tensors, trained
-        self._left, self._told, self._depth = left, told, depth
+        self._left, self._known, self._depth = left, known, depth
 
-    def told(self, value: Any) -> Any:
+    def of(self, value: Any) -> Any:
         """A plain value itself, of others a digest: what many refer to is told once."""
         if type(value) is int and value.bit_length() > 64:
             return ["int", hex(value)]
@@ -82,17 +82,17 @@ class _Teller:
             return ["bytes", hashlib.sha256(value).hexdigest()]
         if type(value) in _PLAIN:
             return value
-        if id(value) not in self._told:
+        if id(value) not in self._known:
             # What refers to itself meets its class there.
             own = _name(value if isinstance(value, (FunctionType, type)) else type(value))
-            self._told[id(value)] = (value, own)
+            self._known[id(value)] = (value, own)
             if self._left > 0 and self._depth < _MAX_DEPTH:
                 self._left -= 1
                 self._depth += 1
                 with suppress(Exception):
-                    self._told[id(value)] = (value, digest(self._object(value)))
+                    self._known[id(value)] = (value, digest(self._object(value)))
                 self._depth -= 1
-        return self._told[id(value)][1]
+        return self._known[id(value)][1]
 
     def _object(self, value: Any) -> Any:
         import torch
@@ -112,7 +112,7 @@ class _Teller:
             return [value.co_code.hex(), list(value.co_names), self._all(value.co_consts)]
         if isinstance(value, CellType):
             # Raises ValueError for one that is empty.
-            return [self.told(value.cell_contents)]
+            return [self.of(value.cell_contents)]
         if type(value) in (list, tuple):
             return self._all(value)
         if type(value) is dict:
@@ -121,19 +121,19 @@ class _Teller:
             # Each by itself, as their order differs.
             left = self._left // max(1, len(value))
             alone = [
-                _Teller(self._tensors, self._trained, left, ChainMap({}, self._told), self._depth)
+                _Fingerprinter(self._tensors, self._trained, left, ChainMap({}, self._known), self._depth)
                 for _ in value
             ]
-            told = [teller.told(one) for teller, one in zip(alone, value, strict=True)]
-            self._left -= sum(left - teller._left for teller in alone)
-            return ["set", *sorted(told, key=json.dumps)]
+            parts = [each.of(one) for each, one in zip(alone, value, strict=True)]
+            self._left -= sum(left - one._left for one in alone)
+            return ["set", *sorted(parts, key=json.dumps)]
         if isinstance(value, torch.optim.Optimizer):
             # Its parameters are the module's, its state is in the checkpoints.
             shapes = [[list(one.shape) for one in group["params"]] for group in value.param_groups]
             groups = [
                 {key: one for key, one in group.items() if key != "params"} for group in value.param_groups
             ]
-            return [self.told(type(value)), shapes, self.told(groups)]
+            return [self.of(type(value)), shapes, self.of(groups)]
         if isinstance(value, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
             return _archive(value, with_tensors=not self._trained)
         if isinstance(value, torch.fx.GraphModule):
@@ -175,7 +175,7 @@ class _Teller:
             inner = (getattr(function, "__wrapped__", None), dict(getattr(function, "registry", {})))
             return [_name(function), self._all(inner)]
         used = [
-            [name, self.told(names[name])]
+            [name, self.of(names[name])]
             for name in _names(function.__code__)
             if name in names and _counts(names[name])
         ]
@@ -187,14 +187,14 @@ class _Teller:
         if not _is_own(kind.__module__):
             return _name(kind)
         body = [
-            [name, self.told(one)]
+            [name, self.of(one)]
             for name, one in sorted(vars(kind).items())
             if _counts(one) and not (name.startswith("__") and _is_plain(one))
         ]
         return [_name(kind), body, self._all(kind.__bases__)]
 
     def _all(self, values: Iterable[Any]) -> list[Any]:
-        return list(map(self.told, values))
+        return list(map(self.of, values))
 
 
 def _is_own(module: str | None) -> bool:
