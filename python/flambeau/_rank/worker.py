@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flambeau._rank.imports import finish_importing, forget_threads
+from flambeau._store import open_store
 from flambeau.errors import DataError, FlambeauError, ParamError, RankFailure, StoreError, WorkerError
 
 _MAX_TEXT = 64 << 10
@@ -241,9 +242,7 @@ def checked_file(job: Mapping[str, Any], uri: str, sha256: str) -> bytes:
     """A file that the driver placed for a job. Raises StoreError where it cannot be read, and DataError where
     it is another one now: what is in it is run.
     """
-    from flambeau import _native
-
-    data: bytes = _native.Store(job.get("store") or {}).get(uri)
+    data: bytes = open_store(job.get("store") or {}).get(uri)
     if hashlib.sha256(data).hexdigest() != sha256:
         raise DataError(f"{uri} is not the program that the driver wrote there")
     return data

@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from pyspark.ml.functions import vector_to_array
+from pyspark.sql import functions as F
+
 from flambeau._tensors import TensorColumns
 from flambeau.errors import DataError, ParamError
 
@@ -138,8 +141,6 @@ def _renamed(field: StructField, name: str) -> StructField:
 
 def column_of(schema: StructType, name: str) -> Column:
     """The column, or the struct's field, that `find_field` finds."""
-    from pyspark.sql import functions as F
-
     if name in schema.fieldNames():
         return F.col(quoted(name))
     path = _path_in(schema, name) or []
@@ -170,9 +171,6 @@ def expressions(schema: StructType, tensor: TensorColumns, role: Role | None = N
 
 
 def _expression(column: Column, field: StructField, tensor: TensorColumns, role: Role | None) -> Column:
-    from pyspark.ml.functions import vector_to_array
-    from pyspark.sql import functions as F
-
     dtype, kind = tensor.dtype, _element(field.dataType)
     if is_vector(field.dataType):
         wide = dtype in ("float64", "int64")
@@ -193,8 +191,6 @@ def _expression(column: Column, field: StructField, tensor: TensorColumns, role:
 
 def _cast(value: Column, kind: str, dtype: str, name: str) -> Column:
     """`value` cast to `dtype`; numbers with a fraction are refused where integers are asked for."""
-    from pyspark.sql import functions as F
-
     if dtype in ("int64", "bool") and kind in _FLOATS:
         message = F.concat(
             F.lit(f"{REFUSAL}column {name!r} holds "),
@@ -211,8 +207,6 @@ def _cast(value: Column, kind: str, dtype: str, name: str) -> Column:
 
 def _cast_array(value: Column, kind: str, dtype: str, name: str) -> Column:
     """An array's elements cast to `dtype`."""
-    from pyspark.sql import functions as F
-
     if dtype in ("int64", "bool") and kind in _FLOATS:
         return F.transform(value, lambda element: _cast(element, kind, dtype, name))
     return value.cast(f"array<{_SQL_TYPES[dtype]}>")
@@ -224,8 +218,6 @@ def _refuse_other_shapes(
     """`value`, failing the query on nested arrays that are not of this shape; a shape of another number of
     dimensions is one for their numbers in their order.
     """
-    from pyspark.sql import functions as F
-
     if shape is None or len(shape) == 1 or len(shape) != nesting(field.dataType):
         return value
 
@@ -239,7 +231,6 @@ def _refuse_other_shapes(
 
 def _refuse_missing(column: Column, value: Column, field: StructField, dtype: str, role: Role) -> Column:
     """`value`, failing the query on rows that no tensor can be made of."""
-    from pyspark.sql import functions as F
 
     def refusal(what: str) -> Column:
         return F.raise_error(F.lit(f"{REFUSAL}column {field.name!r} {what}{REFUSAL_END}"))

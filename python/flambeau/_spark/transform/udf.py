@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import functions as F
 
 from flambeau._score.gpu_slots import NUM_SLOTS, SETTING
 from flambeau._spark.columns import REFUSAL, REFUSAL_END
@@ -35,16 +36,12 @@ _ARROW = {
 
 def takes_arrow() -> bool:
     """Whether this Spark has UDFs on Arrow arrays."""
-    from pyspark.sql import functions
-
-    return hasattr(functions, "arrow_udf")
+    return hasattr(F, "arrow_udf")
 
 
 def scalar_udf(scorer: Scorer, returns: DataType, num_columns: int) -> Any:
     """The UDF of the inputs' columns, to be called with them."""
-    from pyspark.sql import functions
-
-    made: Any = functions
+    made: Any = F
     if takes_arrow():
         function = _annotated(scorer.score, pa.Array, num_columns, pa.Array)
         return made.arrow_udf(function, returns)
@@ -64,8 +61,6 @@ def scalar_udf(scorer: Scorer, returns: DataType, num_columns: int) -> Any:
 
 def whole_arrays(column: Column, name: str, kind: DataType) -> Column:
     """The column, refusing rows with a null inside their array; pandas would make a NaN of it."""
-    from pyspark.sql import functions as F
-
     if takes_arrow() or kind.typeName() != "array":
         return column
     text = f"{REFUSAL}column {name!r} holds an array with a null in it: drop those rows{REFUSAL_END}"
