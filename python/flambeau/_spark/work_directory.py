@@ -37,8 +37,8 @@ def temporary_directory() -> str:
 
 
 def new_id(since: str | None = None) -> str:
-    """A name for what a fit makes in its work directory: the time in UTC and a random part, so that no two are
-    alike. The time is that of the id `since` where it is given.
+    """A name for what a fit makes in its work directory: the time in UTC and a random part, so that no two
+    are alike. The time is that of the id `since` where it is given.
     """
     made: str = WorkDirectory("").ask("newId", since=since)
     return made
