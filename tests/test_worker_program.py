@@ -169,6 +169,8 @@ def test_a_failed_launch_says_what_another_goes_on_from(tmp_path: Path, program:
         assert launcher.wait(10) == 1
     found = re.search(r"the newest checkpoint is (\S+): a launch whose attempt has it as resume", text)
     assert found is not None, text
+    # What it left is kept from the sweeps of others.
+    assert len(list(tmp_path.glob("leases/*"))) == 1
     job["attempt"]["resume"] = found[1]
     *lines, last = launch(job, "--report-steps")
     steps = [line["step"]["step"] for line in lines if "step" in line]
@@ -186,6 +188,15 @@ def test_a_launch_needs_no_reader_and_leaves_what_is_kept(tmp_path: Path, progra
     assert len(list(tmp_path.glob("models/*/*.safetensors"))) == 1
     assert {path.name for path in tmp_path.glob("attempts/*/*")} == {"checkpoints", "KEPT"}
     assert not list(tmp_path.glob("leases/*"))
+
+
+def test_a_launch_whose_result_cannot_be_written_fails(tmp_path: Path, program: Path, rows: Path) -> None:
+    (tmp_path / "job.json").write_text(json.dumps(job_of(tmp_path, program, [rows])))
+    command = [str(PROGRAM), "launch", "--job", str(tmp_path / "job.json"), "--libtorch", str(LIBTORCH)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1 and "the last line cannot be written: No space left on device" in done.stderr
+    assert weights_of(json.loads(done.stderr[done.stderr.index('{"result"') :]))
 
 
 def test_a_launch_ends_after_as_many_restarts(tmp_path: Path) -> None:

@@ -17,7 +17,15 @@ import pytest
 from conftest import connect_server
 from pyspark.sql import SparkSession
 
-from flambeau import ClusterError, DivergedError, FlambeauError, ParamError, WorkerError, WorkerLost
+from flambeau import (
+    ClusterError,
+    DivergedError,
+    FlambeauError,
+    ParamError,
+    StoreError,
+    WorkerError,
+    WorkerLost,
+)
 from flambeau._rank.worker import (
     EnvironmentMismatchError,
     RankOutcome,
@@ -378,6 +386,37 @@ def test_only_lost_workers_are_tried_again(
     with pytest.raises(WorkerLost):
         launch_of(spark, tmp_path, 2).run()
     assert len(requests) == 3
+
+
+def test_a_store_that_throttles_as_an_attempt_begins_is_asked_again(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    failures: list[Exception] = []
+    waits: list[float] = []
+    begin = launch.Launch._begin
+
+    def throttled(self: launch.Launch, restarts: int) -> dict[str, Any]:
+        if failures:
+            raise failures.pop(0)
+        return begin(self, restarts)
+
+    monkeypatch.setattr(launch.Launch, "_begin", throttled)
+    monkeypatch.setattr(launch.time, "sleep", waits.append)
+    done = {"done": True, "warnings": []}
+    ranks = [RankOutcome(rank, "h", True, json.dumps(done)) for rank in range(2)]
+    monkeypatch.setattr(launch, "run_stage", lambda *_: ranks)
+    slow = StoreError("503 Slow Down", is_transient=True)
+
+    failures[:] = [slow, slow]
+    assert launch_of(spark, tmp_path, 2).run() == done
+    assert waits == [5, 10]
+    failures[:] = [slow, slow]
+    with pytest.raises(StoreError, match="503 Slow Down"):
+        launch_of(spark, tmp_path, 1).run()
+    failures[:] = [slow, StoreError("404 Not Found")]
+    with pytest.raises(StoreError, match="404 Not Found") as refused:
+        launch_of(spark, tmp_path, 3).run()
+    assert refused.value.__cause__ is slow and not failures
 
 
 def test_gpus_are_refused_where_spark_assigns_none(any_spark: SparkSession) -> None:

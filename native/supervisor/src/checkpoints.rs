@@ -7,7 +7,7 @@ use flambeau_train::checkpoint::{self, KeptCheckpoint};
 
 use crate::work_directory::{KEPT, WorkDirectory};
 
-/// Removes all that those attempts left but for their newest `num` checkpoints with weights, and describes these, oldest
+/// Removes all that those attempts left, but for the last one's model and their newest `num` checkpoints with weights, and describes these, oldest
 /// first. Of two after as many steps that of the later attempt is taken, which went on from what the earlier one had.
 ///
 /// # Errors
@@ -42,7 +42,13 @@ pub(crate) fn keep_newest(
             work.store.delete_prefix(root)
         }
     });
-    let ends: Vec<Result<(), DataError>> = ends.collect();
+    // A worker that is lost while the others end leaves a model that nobody has.
+    let unfinished = attempts.split_last().map_or(&[][..], |(_, before)| before);
+    let models = unfinished.iter().map(|attempt| {
+        let model = work.path(&format!("models/{attempt}"));
+        work.store.delete_prefix(&model)
+    });
+    let ends: Vec<Result<(), DataError>> = ends.chain(models).collect();
     ends.into_iter().collect::<Result<(), _>>()?;
     Ok(kept)
 }

@@ -15,8 +15,8 @@ use crate::work_directory::WorkDirectory;
 const LOOKS: f64 = 10.0;
 /// A driver that is not heard of for so many beats has ended: longer than mounts of object stores show what was.
 const FRESH_BEATS: f64 = 7.0;
-/// Looks that may fail one after another before the failure is told: mounts and network file systems have moments.
-const UNREAD: u32 = 20;
+/// For so many beats looks may fail one after another before the failure is told: mounts and network file systems have moments.
+const UNREAD_BEATS: f64 = 7.0;
 /// Of two drivers that saw nobody, the one that wrote last is seen by both so many beats later.
 const SETTLE_BEATS: f64 = 0.05;
 
@@ -47,9 +47,9 @@ enum Phase {
     Watching {
         seen: String,
         seconds: f64,
-        /// Looks that failed since the last one that did not.
+        /// For how many seconds looks have failed since the last one that did not.
         #[serde(default)]
-        unread: u32,
+        unread: f64,
     },
     /// The file is written, and may be written over by one that saw nobody either.
     Settling,
@@ -84,15 +84,18 @@ pub(crate) fn advance(
             seconds,
             unread,
         } => match read(work, &file) {
-            Err(error) if error.is_transient() && *unread < UNREAD => {
+            Err(error) => {
+                let unread = unread + claim.wait_seconds + began.elapsed().as_secs_f64();
+                if !error.is_transient() || unread >= UNREAD_BEATS * beat {
+                    return Err(error.into());
+                }
                 let phase = Phase::Watching {
                     seen: seen.clone(),
                     seconds: *seconds,
-                    unread: unread + 1,
+                    unread,
                 };
                 (phase, look)
             }
-            Err(error) => return Err(error.into()),
             Ok(None) => settle(work, &file, &claim)?,
             Ok(Some(now)) if now == *seen => {
                 // A store may be slow to answer. By a hundredth of a look, since the waits are rounded.
@@ -140,7 +143,7 @@ fn watching(seen: String, seconds: f64) -> Phase {
     Phase::Watching {
         seen,
         seconds,
-        unread: 0,
+        unread: 0.0,
     }
 }
 

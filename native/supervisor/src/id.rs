@@ -6,9 +6,10 @@ use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
 const STAMP: &str = "%Y%m%dT%H%M%SZ";
 const RANDOM_DIGITS: usize = 12;
 
-/// A new name, with the time of the name `since` where there is one.
+/// A new name, with the time of `since` where that is such a name.
 pub(crate) fn new_id(now: DateTime<Utc>, since: Option<&str>) -> String {
     let random = rand::random::<u64>() >> (64 - 4 * RANDOM_DIGITS);
+    let since = since.filter(|id| age_of(id, now).is_some());
     let stamp = since.and_then(|id| id.split('-').next());
     let stamp = stamp.map_or_else(|| now.format(STAMP).to_string(), str::to_owned);
     format!("{stamp}-{random:0RANDOM_DIGITS$x}")

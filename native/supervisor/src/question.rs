@@ -27,7 +27,7 @@ use crate::work_directory::WorkDirectory;
     deny_unknown_fields
 )]
 enum Question {
-    /// A name for what a fit makes in the work directory, with the time of another one where that is given.
+    /// A name for what a fit makes in the work directory, with the time of another one where `since` is one.
     NewId { since: Option<String> },
     /// The attempt of that name after those, noted where the fit is one of a run: `{"id", "resume", "secret", "graceSeconds"}`.
     BeginAttempt {

@@ -2,6 +2,7 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use flambeau_data::DataError;
+use flambeau_train::error_chain;
 use serde::Serialize;
 
 use crate::id::age_of;
@@ -14,19 +15,22 @@ const SWEEP_AGE: TimeDelta = TimeDelta::days(7);
 const CLOCKS: TimeDelta = TimeDelta::minutes(1);
 const SWEPT: [&str; 5] = ["shards", "programs", "attempts", "probes", "runs"];
 
-/// What a sweep removed.
+/// What a sweep removed, or tried to.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Swept {
     uri: String,
     days: i64,
+    /// Why it could not be removed; none where it was.
+    error: Option<String>,
 }
 
 impl WorkDirectory<'_> {
     /// Removes what fits left behind, and tells what that was.
     ///
     /// A lease counts until `SWEEP_AGE` after it was last written: as long do the checkpoints stay that a fit without success
-    /// has kept. Those of `keepCheckpoints` stay. A run is as old as its newest attempt, and so are its attempts.
+    /// has kept. Those of `keepCheckpoints` stay. A run is as old as its newest attempt, and so are its attempts. What can't be
+    /// removed, such as another user's, stays too, and is told.
     pub(crate) fn sweep(&self, now: DateTime<Utc>) -> Result<Vec<Swept>, DataError> {
         let oldest = self
             .leases(now)?
@@ -52,9 +56,12 @@ impl WorkDirectory<'_> {
                     _ => false,
                 };
                 if !is_kept {
-                    self.store.delete_prefix(&uri)?;
-                    let days = age.num_days();
-                    swept.push(Swept { uri, days });
+                    let removed = self.store.delete_prefix(&uri);
+                    swept.push(Swept {
+                        uri,
+                        days: age.num_days(),
+                        error: removed.err().map(|error| error_chain(&error)),
+                    });
                 }
             }
         }
@@ -70,7 +77,8 @@ impl WorkDirectory<'_> {
             let name = uri.rsplit('/').next().unwrap_or_default();
             match (age_of(name, now), written) {
                 (Some(age), Some(written)) if written <= SWEEP_AGE => began.push(age),
-                _ => self.store.delete(&uri)?,
+                // One that can't be removed counts no more than one that was.
+                _ => drop(self.store.delete(&uri)),
             }
         }
         Ok(began)

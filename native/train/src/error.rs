@@ -169,10 +169,10 @@ impl Cause {
             Cause::BatchLost(_) => ErrorKind::Internal,
             Cause::Collective(source) => match &**source {
                 CollectiveError::Interrupted => ErrorKind::Cancelled,
-                CollectiveError::Terms { .. } => ErrorKind::Job,
-                CollectiveError::Mismatch { .. } | CollectiveError::InvalidArgument { .. } => {
-                    ErrorKind::Internal
+                CollectiveError::Terms { .. } | CollectiveError::InvalidArgument { .. } => {
+                    ErrorKind::Job
                 }
+                CollectiveError::Mismatch { .. } => ErrorKind::Internal,
                 _ => ErrorKind::Collective,
             },
             Cause::Model(_) | Cause::ModelMismatch(_) => ErrorKind::Model,

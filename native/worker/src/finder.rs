@@ -23,7 +23,7 @@ const FIND_TORCH: &str = "import sys; sys.path[:] = [p for p in sys.path if p]; 
 pub struct Libtorch {
     /// The libraries' absolute paths, in the order to load them in.
     pub libraries: Vec<PathBuf>,
-    /// Its directory, which holds `lib`.
+    /// The directory that it was found by.
     #[serde(skip)]
     pub directory: PathBuf,
     /// Its version, such as `2.13.0`.
@@ -128,7 +128,7 @@ fn look_into(directory: &Path, named_by: &str) -> Result<Libtorch, NotFound> {
         .collect();
     Ok(Libtorch {
         libraries,
-        directory: root,
+        directory: directory.to_owned(),
         version,
         cuda,
     })

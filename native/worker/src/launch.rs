@@ -3,12 +3,13 @@
 //! It speaks with each as any launcher does (see `launcher`), and asks the supervisor what Spark's launchers ask it.
 
 use std::env;
+use std::fmt::Display;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::thread;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use flambeau_collective::host_name;
@@ -21,70 +22,110 @@ use crate::arguments::LaunchArguments;
 /// How often a lease is written anew.
 const LEASE: Duration = Duration::from_secs(3600);
 
+/// For how long a launch that is over waits for its lease to be dropped.
+const LAST_BEAT: Duration = Duration::from_secs(60);
+
+/// Lines that a reader may be behind.
+const MAX_BEHIND: usize = 1024;
+
 /// Trains a job; returns the exit status. A failure is told on standard error too.
 pub(crate) fn main(arguments: &LaunchArguments) -> i32 {
+    let output = match Output::new() {
+        Ok(output) => output,
+        Err(error) => {
+            tell(&format!("no thread to write lines: {error}"));
+            return 1;
+        }
+    };
     let last = match read(arguments) {
-        Ok(job) => launch(arguments, &job),
+        Ok(job) => launch(arguments, &job, &output),
         Err(reason) => error_line(0, "job", &reason),
     };
-    write(&last);
-    let Some(error) = last.get("error") else {
-        return 0;
-    };
-    tell(&format!(
-        "rank {}: {}",
-        error["rank"],
-        text(&error["message"])
-    ));
-    1
+    let mut status = 0;
+    if let Some(error) = last.get("error") {
+        tell(&format!(
+            "rank {}: {}",
+            error["rank"],
+            text(&error["message"])
+        ));
+        status = 1;
+    }
+    if let Err(error) = output.end(&last) {
+        tell(&format!("the last line cannot be written: {error}: {last}"));
+        status = 1;
+    }
+    status
 }
 
 /// The last line: rank 0's result, or the error of the rank whose failure was the first. Who can go on from a checkpoint after a
 /// failure is told which one is the newest.
-fn launch(arguments: &LaunchArguments, job: &TrainingJob) -> Value {
+fn launch(arguments: &LaunchArguments, job: &TrainingJob, output: &Output) -> Value {
+    let lease = Lease::hold(job);
+    if let Err((_, reason)) = supervise(job, &json!({"ask": "sweep"})) {
+        tell(&format!("what others left could not be removed: {reason}"));
+    }
     let mut attempts: Vec<Value> = vec![];
-    let mut last = attempted(arguments, job, &mut attempts);
-    let asked = if last.get("error").is_none() {
-        json!({"ask": "keepCheckpoints", "attempts": attempts, "num": job.params.keep_checkpoints})
+    let mut last = attempted(arguments, job, output, &mut attempts);
+    let has_failed = last.get("error").is_some();
+    let keep = |num| json!({"ask": "keepCheckpoints", "attempts": attempts, "num": num});
+    let asked = if has_failed {
+        supervise(
+            job,
+            &json!({"ask": "newestCheckpoint", "attempts": attempts}),
+        )
     } else {
-        json!({"ask": "newestCheckpoint", "attempts": attempts})
+        supervise(job, &keep(job.params.keep_checkpoints))
     };
-    match supervise(job, &asked) {
+    let ended = match asked {
         Ok(Value::String(newest)) => {
             let message = text(&last["error"]["message"]);
             let more = format!(
                 "{message}; the newest checkpoint is {newest}: a launch whose attempt has it as resume goes on from it"
             );
             last["error"]["message"] = more.into();
+            Ok(false)
         }
-        Ok(_) => {}
-        Err((_, reason)) => tell(&format!("what the attempts left stays: {reason}")),
+        // There is nothing to go on from.
+        Ok(_) if has_failed => supervise(job, &keep(0)).map(|_| true),
+        Ok(_) => Ok(true),
+        Err(failed) => Err(failed),
+    };
+    if let Err((_, reason)) = &ended {
+        tell(&format!("what the attempts left stays: {reason}"));
+    }
+    if let Some(lease) = lease {
+        lease.end(ended.unwrap_or(false));
     }
     last
 }
 
 /// Attempts until one ends well, or is the last.
-fn attempted(arguments: &LaunchArguments, job: &TrainingJob, attempts: &mut Vec<Value>) -> Value {
-    let mut lease = None;
+fn attempted(
+    arguments: &LaunchArguments,
+    job: &TrainingJob,
+    output: &Output,
+    attempts: &mut Vec<Value>,
+) -> Value {
+    let mut restarts = 0;
     let mut before = String::new();
     loop {
-        let begun = supervise(job, &json!({"ask": "newId"})).and_then(|id| {
+        let begun = new_id(job, None).and_then(|id| {
             let question =
                 json!({"ask": "beginAttempt", "id": id, "attempts": attempts, "run": null});
             supervise(job, &question)
         });
-        let attempt = match begun {
-            Ok(attempt) => attempt,
-            Err((kind, reason)) => return error_line(0, kind, &format!("{reason}{before}")),
-        };
-        attempts.push(attempt["id"].clone());
-        lease.get_or_insert_with(|| Lease::hold(job, text(&attempt["id"])));
-        let lines = match Ranks::start(arguments, job, &attempt) {
-            Ok(mut ranks) => ranks.attend(),
-            Err(reason) => return error_line(0, "environment", &reason),
+        let lines = match begun {
+            Ok(attempt) => {
+                attempts.push(attempt["id"].clone());
+                match Ranks::start(arguments, job, &attempt) {
+                    Ok(mut ranks) => ranks.attend(output),
+                    Err(reason) => vec![error_line(0, "environment", &reason)],
+                }
+            }
+            // A store that cannot be asked now may be a while later.
+            Err((kind, reason)) => vec![error_line(0, kind, &format!("{reason}{before}"))],
         };
         let ended: Vec<Value> = lines.iter().map(ended).collect();
-        let restarts = attempts.len() - 1;
         let verdict = json!({"ask": "judge", "ended": ended, "restarts": restarts,
             "maxRestarts": job.params.max_restarts});
         let verdict = supervise(job, &verdict).expect("a verdict needs no store");
@@ -103,7 +144,13 @@ fn attempted(arguments: &LaunchArguments, job: &TrainingJob, attempts: &mut Vec<
             restarts + 1,
             job.params.max_restarts,
         ));
+        restarts += 1;
     }
+}
+
+/// A name for what the launch makes in the work directory, with the time of `since` where that is such a name.
+fn new_id(job: &TrainingJob, since: Option<&str>) -> Result<Value, (&'static str, String)> {
+    supervise(job, &json!({"ask": "newId", "since": since}))
 }
 
 /// The supervisor's answer, or the kind of its failure and the reason.
@@ -124,55 +171,98 @@ fn supervise(job: &TrainingJob, question: &Value) -> Result<Value, (&'static str
 
 /// A lease, which keeps the sweeps of fits from what a launch has in the work directory. A failure to write it is told.
 struct Lease {
-    job: TrainingJob,
-    name: String,
-    end: Option<Sender<()>>,
+    /// Whether it is dropped; at the end.
+    end: Sender<bool>,
+    ended: Receiver<()>,
 }
 
 impl Lease {
-    fn hold(job: &TrainingJob, name: &str) -> Lease {
-        let (end, ended) = mpsc::channel();
-        let question = json!({"ask": "holdLease", "lease": name});
-        let held = job.clone();
-        let beat = move || {
-            if let Err((_, reason)) = supervise(&held, &question) {
-                tell(&format!(
-                    "the lease of a launch could not be written: {reason}"
-                ));
+    /// None where there is no name for it, which is told.
+    fn hold(job: &TrainingJob) -> Option<Lease> {
+        // What a launch goes on from is as old as the attempt that left it.
+        let work_dir = job.attempt.work_dir.trim_end_matches('/');
+        let resume = job.attempt.resume.as_deref().unwrap_or_default();
+        let below = resume.strip_prefix(&format!("{work_dir}/attempts/"));
+        let name = new_id(job, below.and_then(|path| path.split('/').next()));
+        let name = name.map_err(|(_, reason)| untold(&reason)).ok()?;
+        let job = job.clone();
+        let ask = move |question| {
+            if let Err((_, reason)) = supervise(&job, &json!({"ask": question, "lease": name})) {
+                untold(&reason);
             }
         };
-        beat();
+        ask("holdLease");
+        let (end, asked) = mpsc::channel();
+        let (tell_end, ended) = mpsc::channel();
+        // It drops the lease too, so that no beat comes after that.
         let beats = move || {
-            while ended.recv_timeout(LEASE) == Err(RecvTimeoutError::Timeout) {
-                beat();
+            let _tells_end: Sender<()> = tell_end;
+            loop {
+                match asked.recv_timeout(LEASE) {
+                    Err(RecvTimeoutError::Timeout) => ask("holdLease"),
+                    Ok(true) => return ask("dropLease"),
+                    _ => return,
+                }
             }
         };
         let thread = thread::Builder::new().name("flambeau-lease".into());
         if let Err(error) = thread.spawn(beats) {
-            tell(&format!("no thread to hold a lease: {error}"));
+            untold(&error);
         }
-        Lease {
-            job: job.clone(),
-            name: name.to_owned(),
-            end: Some(end),
+        Some(Lease { end, ended })
+    }
+
+    /// Writes it no more. One that is not dropped counts for a week.
+    fn end(self, is_dropped: bool) {
+        let _ = self.end.send(is_dropped);
+        let _ = self.ended.recv_timeout(LAST_BEAT);
+    }
+}
+
+fn untold(reason: &dyn Display) {
+    tell(&format!(
+        "the lease of a launch could not be written: {reason}"
+    ));
+}
+
+/// Standard output, written by a thread of its own: a reader that pauses holds up no rank, and misses lines.
+struct Output {
+    lines: SyncSender<String>,
+    thread: JoinHandle<io::Result<()>>,
+}
+
+impl Output {
+    fn new() -> io::Result<Output> {
+        let (lines, given) = mpsc::sync_channel::<String>(MAX_BEHIND);
+        // Whether the last one was written.
+        let write = move || {
+            let mut written = Ok(());
+            for line in given {
+                written = writeln!(io::stdout().lock(), "{line}");
+            }
+            written
+        };
+        let thread = thread::Builder::new().name("flambeau-output".into());
+        let thread = thread.spawn(write)?;
+        Ok(Output { lines, thread })
+    }
+
+    fn write(&self, line: &Value) {
+        let _ = self.lines.try_send(line.to_string());
+    }
+
+    /// Writes the last line. A reader that is gone is no failure.
+    fn end(self, last: &Value) -> io::Result<()> {
+        let _ = self.lines.send(last.to_string());
+        drop(self.lines);
+        match self.thread.join().expect("writing does not panic") {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
+            _ => Ok(()),
         }
     }
 }
 
-impl Drop for Lease {
-    fn drop(&mut self) {
-        self.end.take();
-        // One that stays counts for a week.
-        let _ = supervise(&self.job, &json!({"ask": "dropLease", "lease": self.name}));
-    }
-}
-
-/// Writes a line to standard output. A reader that is gone is no reason to stop.
-fn write(line: &Value) {
-    let _ = writeln!(io::stdout().lock(), "{line}");
-}
-
-/// The same for a sentence and standard error.
+/// Writes a sentence to standard error. A reader that is gone is no reason to stop.
 fn tell(sentence: &str) {
     let _ = writeln!(io::stderr().lock(), "flambeau-worker: {sentence}");
 }
@@ -294,7 +384,7 @@ impl Ranks {
 
     /// Speaks with the ranks until all have ended, and gives the last line of each. Those that do not end within the
     /// grace after a failure are killed.
-    fn attend(&mut self) -> Vec<Value> {
+    fn attend(&mut self, output: &Output) -> Vec<Value> {
         let mut running = self.children.len();
         let mut deadline = None;
         while running > 0 {
@@ -304,7 +394,7 @@ impl Ranks {
                     self.is_given_up = true;
                     self.kill();
                 }
-                Some((rank, Some(line))) => self.take(rank, line),
+                Some((rank, Some(line))) => self.take(rank, line, output),
                 Some((rank, None)) => {
                     running -= 1;
                     self.conclude(rank);
@@ -333,7 +423,7 @@ impl Ranks {
         self.said.recv_timeout(left).ok()
     }
 
-    fn take(&mut self, rank: usize, line: Value) {
+    fn take(&mut self, rank: usize, line: Value, output: &Output) {
         if let Some(payload) = line.get("gather") {
             self.payloads[rank] = Some(payload.clone());
             if self.payloads.iter().all(Option::is_some) {
@@ -343,7 +433,7 @@ impl Ranks {
         } else if line.get("result").is_some() || line.get("error").is_some() {
             self.last[rank] = Some(of_rank(rank, line));
         } else {
-            write(&line);
+            output.write(&line);
         }
     }
 
@@ -407,12 +497,15 @@ fn speak(rank: usize, mut input: ChildStdin) -> io::Result<Sender<String>> {
 /// Passes a rank's lines on from a thread of their own.
 fn listen(rank: usize, output: ChildStdout, tell: Sender<Said>) -> io::Result<()> {
     let hear = move || {
-        for line in BufReader::new(output).lines() {
-            let line = line.unwrap_or_else(|error| error.to_string());
-            let said = serde_json::from_str(&line).unwrap_or_else(|_| {
-                let message = format!("its process said what is no message: {line}");
+        let (mut output, mut line) = (BufReader::new(output), vec![]);
+        // Of a process that was killed while it wrote, the last line has no end: how it died says more.
+        while output.read_until(b'\n', &mut line).is_ok() && line.ends_with(b"\n") {
+            let said = serde_json::from_slice(&line).unwrap_or_else(|_| {
+                let line = String::from_utf8_lossy(&line);
+                let message = format!("its process said what is no message: {}", line.trim_end());
                 error_line(rank, "environment", &message)
             });
+            line.clear();
             // A launch that is over hears no one.
             let _ = tell.send((rank, Some(said)));
         }
@@ -456,5 +549,25 @@ fn died(rank: usize, status: io::Result<ExitStatus>, given_up: Option<Duration>)
             let message = format!("its process cannot be waited for: {error}");
             error_line(rank, "environment", &message)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_a_line_is_no_word_of_a_rank() {
+        let mut printf = Command::new("printf");
+        printf.arg("{\"step\": {}}\nno message\n{\"res");
+        let mut child = printf.stdout(Stdio::piped()).spawn().unwrap();
+        let (tell, said) = mpsc::channel();
+        listen(3, child.stdout.take().unwrap(), tell).unwrap();
+        let said: Vec<Said> = said.iter().collect();
+        child.wait().unwrap();
+        assert_eq!(said[0], (3, Some(json!({"step": {}}))));
+        let error = &said[1].1.as_ref().unwrap()["error"];
+        assert_eq!(error["message"], "its process said what is no message: no message");
+        assert_eq!(said[2..], [(3, None)]);
     }
 }

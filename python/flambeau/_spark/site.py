@@ -134,7 +134,11 @@ def sweep(site: Site) -> None:
     """Removes what crashed fits left in the work directory long ago; a failure is told and no more."""
     try:
         for swept in site.ask("sweep"):
-            log.info("removed %s, left behind %s days ago", swept["uri"], swept["days"])
+            uri, days, error = swept["uri"], swept["days"], swept["error"]
+            if error is None:
+                log.info("removed %s, left behind %s days ago", uri, days)
+            else:
+                log.warning("%s, left behind %s days ago, could not be removed: %s", uri, days, error)
     except Exception as error:
         uri = site.work.uri
         log.warning("what older fits left in %s could not be removed: %s", uri, first_line(error))

@@ -61,3 +61,32 @@ fn an_attempt_of_a_run_is_noted_before_it_begins() {
         assert!(error.contains("is no attempt"), "{error}");
     }
 }
+
+/// A worker that is lost while the others end leaves the model that its attempt came to.
+#[test]
+fn only_the_last_attempts_model_stays() {
+    let work = directory();
+    for attempt in ["a", "b", "c"] {
+        write(&work, &format!("models/{attempt}/weights.safetensors"), "");
+        write(&work, &format!("attempts/{attempt}/events/0"), "");
+    }
+    let fields = json!({"attempts": ["a", "b"], "num": 1});
+    assert_eq!(ask(&work, "keepCheckpoints", fields).unwrap(), json!([]));
+    let models = ["a", "b", "c"].map(|name| is_there(&work, &format!("models/{name}")));
+    assert_eq!(models, [false, true, true]);
+    assert!(!is_there(&work, "attempts/a") && is_there(&work, "attempts/c"));
+}
+
+#[test]
+fn a_name_has_the_time_that_is_asked_for() {
+    let work = directory();
+    let new_id = |since: Value| {
+        let id = ask(&work, "newId", json!({"since": since})).unwrap();
+        id.as_str().unwrap().to_owned()
+    };
+    assert!(new_id(json!("20200101T000000Z-0123456789ab")).starts_with("20200101T000000Z-"));
+    let now = new_id(Value::Null);
+    for since in ["nightly", "../a-b", "20200101T000000Z"] {
+        assert_eq!(new_id(json!(since))[..8], now[..8], "{since}");
+    }
+}

@@ -92,7 +92,7 @@ fn what_cannot_be_read_at_first_is_watched_from_when_it_can() {
     let claim = step(&work, &claim).unwrap();
     assert_eq!(
         claim["phase"]["watching"],
-        json!({"seen": "other 1", "seconds": 0.0, "unread": 0})
+        json!({"seen": "other 1", "seconds": 0.0, "unread": 0.0})
     );
     write(&work, OWNER, "other 2");
     assert!(step(&work, &claim).is_err());
@@ -109,7 +109,7 @@ fn a_look_that_failed_is_no_silence() {
     let claim = step(&work, &watching).unwrap();
     assert_eq!(
         claim["phase"]["watching"],
-        json!({"seen": "", "seconds": 0.0, "unread": 0})
+        json!({"seen": "", "seconds": 0.0, "unread": 0.0})
     );
     // What no one can read as a file.
     let file = work.path().join(OWNER);

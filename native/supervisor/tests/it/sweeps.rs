@@ -1,5 +1,8 @@
 //! What a sweep takes and what it leaves.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
 use chrono::{TimeDelta, Utc};
 use serde_json::json;
 
@@ -112,4 +115,38 @@ fn a_lease_that_cannot_be_read_is_looked_at_again() {
     assert_eq!(rewritten, json!([]));
     assert!(is_there(&work, &format!("shards/{nine}/file")));
     assert!(is_there(&work, &format!("leases/{nine}")));
+}
+
+/// Such as another user's.
+#[test]
+fn what_cannot_be_removed_holds_nothing_up() {
+    let work = directory();
+    let eight = id_of(8);
+    for kind in ["probes", "shards"] {
+        write(&work, &format!("{kind}/{eight}/file"), "");
+    }
+    let allow = |path: &str, mode: u32| {
+        let path = work.path().join(path);
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    for path in ["probes".into(), format!("probes/{eight}")] {
+        allow(&path, 0o777);
+    }
+    allow("", 0o755);
+    allow("shards", 0o555);
+    // SAFETY: no memory is involved. Root, who may remove everything, is another user for this thread.
+    let user = unsafe { libc::setfsuid(65534) };
+    let swept = ask(&work, "sweep", json!({})).unwrap();
+    // SAFETY: as above.
+    unsafe { libc::setfsuid(user as u32) };
+    allow("shards", 0o755);
+    let told: Vec<(bool, bool)> = swept
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| (one["uri"].as_str().unwrap().contains("shards"), one["error"].is_null()))
+        .collect();
+    assert_eq!(told, [(true, false), (false, true)], "{swept}");
+    assert!(is_there(&work, &format!("shards/{eight}")));
+    assert!(!is_there(&work, &format!("probes/{eight}")));
 }

@@ -20,7 +20,7 @@ from flambeau import errors
 from flambeau._rank import ending
 from flambeau._rank.ending import Ending
 from flambeau._rank.meeting import MeetingPlace
-from flambeau._rank.worker import EnvironmentMismatchError, RankOutcome
+from flambeau._rank.worker import EnvironmentMismatchError, RankOutcome, kind_of
 from flambeau._spark import session
 from flambeau._spark.fit import cluster
 from flambeau._spark.site import Site, first_line
@@ -50,9 +50,6 @@ _LOST_TEXTS = (
     "java.net.SocketException: Connection reset",
     "java.io.EOFException",
 )
-
-# What the supervisor is told of an attempt that Spark ended so.
-_LOST = {"kind": "lost", "isCause": True}
 
 _OK, _FAILED = "+", "-"
 
@@ -126,20 +123,15 @@ class Launch:
         placed = self._place_files()
         restarts, error = 0, None
         while True:
-            try:
-                attempt = self._begin(restarts)
-            except Exception as failure:
-                raise failure from error or failure.__cause__
-            with self.watch(attempt["id"]):
-                outcomes, lost = self._attempt(attempt, placed)
-            ended = [outcome.ended() for outcome in outcomes] if lost is None else [_LOST]
+            outcomes, failure = self._attempt(restarts, placed)
+            ended = [outcome.ended() for outcome in outcomes] if failure is None else [_ended_by(failure)]
             limit = self.max_restarts
             verdict = self.site.work.ask("judge", ended=ended, restarts=restarts, maxRestarts=limit)
             if verdict["cause"] is None:
                 return _result(outcomes)
-            error = lost or exception_of(outcomes[verdict["cause"]])
+            before, error = error, failure or exception_of(outcomes[verdict["cause"]])
             if not verdict["again"]:
-                raise error
+                raise error from (before if failure else None) or error.__cause__
             told = first_line(error)
             log.warning(
                 "training is started again (%d of at most %d restarts): %s", restarts + 1, limit, told
@@ -202,9 +194,15 @@ class Launch:
         return attempt
 
     def _attempt(
-        self, attempt: Mapping[str, Any], placed: Mapping[str, str]
-    ) -> tuple[list[RankOutcome], WorkerLost | None]:
-        """How the ranks of an attempt ended, or the worker that Spark lost."""
+        self, restarts: int, placed: Mapping[str, str]
+    ) -> tuple[list[RankOutcome], Exception | None]:
+        """How the ranks of the next attempt ended, or what kept it from beginning, or the worker that Spark
+        lost.
+        """
+        try:
+            attempt = self._begin(restarts)
+        except Exception as failure:
+            return [], failure
         spark, work = self.site.spark, self.site.work
         where = {"id": attempt["id"], "workDir": work.uri, "resume": attempt["resume"]}
         request = self.payload.request(
@@ -220,7 +218,8 @@ class Launch:
             dict(work.store_options),
         )
         try:
-            return run_stage(spark, request, self.num_workers, self.num_gpus, files), None
+            with self.watch(attempt["id"]):
+                return run_stage(spark, request, self.num_workers, self.num_gpus, files), None
         except WorkerLost as lost:
             return [], lost
 
@@ -247,6 +246,12 @@ class Launch:
             cluster.check_slots(self.site.spark, self.num_workers, wait, self.num_gpus)
         except ClusterError as error:
             raise error from lost
+
+
+def _ended_by(failure: Exception) -> dict[str, Any]:
+    """What the supervisor is told of an attempt without ranks."""
+    kind = "lost" if isinstance(failure, WorkerLost) else kind_of(failure, "environment")
+    return {"kind": kind, "isCause": True}
 
 
 def _result(outcomes: Sequence[RankOutcome]) -> dict[str, Any]:

@@ -175,11 +175,9 @@ private[flambeau] object Cluster {
   /** Removes what crashed fits left in the work directory long ago; a failure is told and no more. */
   def sweep(site: Site): Unit =
     try Json.items(site.ask(Site.question("sweep"))).foreach { swept =>
-        log.info(
-          "removed {}, left behind {} days ago",
-          swept.get("uri").asText,
-          swept.get("days").asText: Any
-        )
+        val (uri, days, error) = (swept.get("uri").asText, swept.get("days").asText, swept.get("error"))
+        if (error.isNull) log.info("removed {}, left behind {} days ago", uri: Any, days: Any)
+        else log.warn(s"$uri, left behind $days days ago, could not be removed: ${error.asText}")
       }
     catch {
       case NonFatal(error) =>

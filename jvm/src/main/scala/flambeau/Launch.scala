@@ -7,6 +7,7 @@ import scala.collection.JavaConverters._
 import scala.collection.mutable
 import scala.concurrent.Await
 import scala.concurrent.duration._
+import scala.util.Try
 import scala.util.control.NonFatal
 
 import com.fasterxml.jackson.databind.JsonNode
@@ -63,12 +64,15 @@ private[flambeau] final class Launch(
   /** `before` is what the attempt before this one failed with. */
   @tailrec
   private def train(restarts: Int, before: Option[Throwable] = None): JsonNode = {
-    val ended = attempt(begun(restarts, before))
-    val verdict = judged(ended.fold(_ => Seq(Lost), _.map(_.json)), restarts)
+    val ended = Try(begin(restarts)).fold[Ended](Left(_), attempt)
+    val verdict = judged(ended.fold(error => Seq(endedBy(error)), _.map(_.json)), restarts)
     if (verdict.get("cause").isNull) ended.fold(throw _, resultOf)
     else {
       val error = ended.fold(identity, outcomes => outcomes(verdict.get("cause").asInt).exception)
-      if (!verdict.get("again").asBoolean) throw error
+      if (!verdict.get("again").asBoolean) {
+        before.foreach(error.addSuppressed)
+        throw error
+      }
       log.warn(
         s"training is started again (${restarts + 1} of at most $maxRestarts restarts): ${firstLine(error)}"
       )
@@ -123,15 +127,6 @@ private[flambeau] final class Launch(
     results.head.deepCopy[ObjectNode]().set[ObjectNode]("warnings", Json.strings(warnings))
   }
 
-  /** What [[begin]] gives; its failure tells of the one before it. */
-  private def begun(restarts: Int, before: Option[Throwable]): JsonNode =
-    try begin(restarts)
-    catch {
-      case NonFatal(error) =>
-        before.foreach(error.addSuppressed)
-        throw error
-    }
-
   /** The next attempt as the supervisor begins it: `id`, `resume`, `secret` and `graceSeconds`. */
   private def begin(restarts: Int): JsonNode = {
     val question = Site.question("beginAttempt").put("id", work.newId())
@@ -147,7 +142,7 @@ private[flambeau] final class Launch(
   }
 
   /** How the ranks of an attempt ended, or the executor that Spark lost. */
-  private def attempt(begun: JsonNode): Either[WorkerLostException, Seq[RankOutcome]] = {
+  private def attempt(begun: JsonNode): Ended = {
     val id = begun.get("id").asText
     val where =
       Json.obj().put("id", id).put("workDir", work.uri).set[ObjectNode]("resume", begun.get("resume"))
@@ -191,8 +186,17 @@ private[flambeau] object Launch {
 
   private val PollTime = 100.millis
 
-  /** What the supervisor is told of an attempt that Spark ended so. */
-  private val Lost = Json.obj().put("kind", "lost").put("isCause", true)
+  /** What an attempt came to: its ranks by rank, or what kept it from beginning or ended them all. */
+  private type Ended = Either[Throwable, Seq[RankOutcome]]
+
+  /** What the supervisor is told of an attempt without ranks. */
+  private def endedBy(error: Throwable): ObjectNode = {
+    val kind = error match {
+      case _: WorkerLostException => "lost"
+      case other                  => RankOutcome.kindOf(other)
+    }
+    Json.obj().put("kind", kind).put("isCause", true)
+  }
 
   /** Runs one barrier stage with a task for each rank, each with so many GPUs, and returns how they ended, by rank.
     *

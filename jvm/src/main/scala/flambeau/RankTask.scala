@@ -4,6 +4,8 @@ import java.io.IOException
 import java.net.{InetAddress, UnknownHostException}
 import java.nio.file.Files
 
+import scala.util.{Failure, Success, Try}
+
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
 import flambeau.jni.{NativeFiles, NativeLibrary, StoredFile}
@@ -100,7 +102,13 @@ private[flambeau] final case class RankTask(
       var outcome = Option.empty[RankOutcome]
       while (outcome.isEmpty) outcome = next(worker) match {
         case WorkerProcess.EndOfOutput   => Some(ended(worker.exit()))
-        case WorkerProcess.Message(line) => take(worker, line)
+        case WorkerProcess.Message(line) =>
+          Try(Json.parse(line, s"what the worker said ($line)")) match {
+            case Success(message) => take(worker, message)
+            // Of a process that was killed while it wrote, the last line is half of one: how it died says more.
+            case Failure(error) =>
+              if (next(worker) == WorkerProcess.EndOfOutput) Some(ended(worker.exit())) else throw error
+          }
       }
       outcome.get
     }
@@ -125,8 +133,7 @@ private[flambeau] final case class RankTask(
       .put("transport", "auto")
 
     /** Answers a message; gives the outcome where it is the last one. */
-    private def take(worker: WorkerProcess, line: String): Option[RankOutcome] = {
-      val message = Json.parse(line, s"what the worker said ($line)")
+    private def take(worker: WorkerProcess, message: JsonNode): Option[RankOutcome] =
       if (message.has("gather")) {
         worker.send(meet(message.get("gather").asText))
         None
@@ -135,7 +142,6 @@ private[flambeau] final case class RankTask(
       else if (message.has("error")) Some(failed(message.get("error")))
       // Progress, which the event files tell too.
       else None
-    }
 
     private def meet(payload: String): JsonNode = rendezvous.allGather(payload) match {
       case Right(payloads) => Json.obj().set[ObjectNode]("gathered", Json.strings(payloads))
