@@ -38,13 +38,13 @@ pub use job::program::{
 pub use job::purity::{check_script_file, is_pure_operator};
 pub use job::{Attempt, FORMAT, JobData, StoreOptions, TrainingJob};
 pub use model::{
-    DeviceModel, EpochReport, LossSums, MicroBatch, Model, StagedBatch, StagedData, StepContext,
-    StepReport, TensorRef, Tensors,
+    DeviceModel, LossSums, MicroBatch, Model, StagedBatch, StagedData, StepContext, TensorRef,
+    Tensors,
 };
 pub use training::allocator::keep_freed_batches;
 pub use training::events::{Event, Progress, Start};
 pub use training::history::{EpochRecord, History, LossScaling, NamedValue, StepTimes, Traffic};
-pub use training::hooks::{Hooks, Interrupt, Listener};
+pub use training::hooks::{Hooks, Interrupt, Listener, StepReport};
 pub use training::host::num_threads;
 pub use training::result::{StoredFile, TrainingResult, WeightsInfo};
 pub use training::worker::Worker;

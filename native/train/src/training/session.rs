@@ -16,13 +16,13 @@ use crate::gradients::reducer::ReducerOptions;
 use crate::gradients::sync::{AllReduce, GradientSync};
 use crate::job::TrainingJob;
 use crate::job::params::Precision;
-use crate::model::{EpochReport, Model, StepReport, Tensors};
+use crate::model::{Model, Tensors};
 
 use super::dataset::{Dataset, Datasets};
 use super::evaluation::{self, Evaluation};
 use super::events::{Event, EventWriter, Progress, Start};
 use super::history::{EpochRecord, History, StepTimes};
-use super::hooks::{Hooks, Listener};
+use super::hooks::{Hooks, Listener, StepReport};
 use super::host;
 use super::monitor::Monitor;
 use super::replicas;
@@ -249,10 +249,6 @@ impl<'a> Session<'a> {
                 loss: outcome.loss,
                 gradient_norm: outcome.gradient_norm,
             };
-            self.stepper
-                .model
-                .on_step_end(&report)
-                .map_err(Cause::Model)?;
             if let Some(on_step) = &self.on_step {
                 on_step(&report);
             }
@@ -349,9 +345,6 @@ impl<'a> Session<'a> {
             validation_loss: validation.loss,
             validation_metrics: validation.metrics,
         };
-        model
-            .on_epoch_end(&EpochReport { record: &record })
-            .map_err(Cause::Model)?;
         if self.monitor.is_best(&record, &self.history) {
             self.history.best_epoch = Some(record.epoch);
             if self.job.params.restore_best_weights && self.group.rank() == 0 {
