@@ -25,9 +25,7 @@ mod training;
 pub use device::{Devices, Gpus};
 pub use error::{Cause, ErrorKind, JobError, ModelError, ReduceError, TrainError, error_chain};
 pub use gradients::compression::{Compression, CompressionState, ParameterState};
-pub use gradients::layout::{BucketInfo, BucketLayout, BucketSizes, ParameterInfo, View};
 pub use gradients::reducer::{GradientReducer, ReducerOptions};
-pub use gradients::sink::{DeviceGradients, GradientSink};
 pub use job::params::{
     DeviceChoice, GradientCompression, InputType, LrSchedule, MonitorMode, OutputKind, Precision,
     TrainingParams,
@@ -37,6 +35,8 @@ pub use job::program::{
 };
 pub use job::purity::{check_script_file, is_pure_operator};
 pub use job::{Attempt, FORMAT, JobData, StoreOptions, TrainingJob};
+pub use model::layout::{BucketInfo, BucketLayout, BucketSizes, ParameterInfo, View};
+pub use model::sink::{DeviceGradients, GradientSink};
 pub use model::{
     DeviceModel, LossSums, MicroBatch, Model, StagedBatch, StagedData, StepContext, TensorRef,
     Tensors,

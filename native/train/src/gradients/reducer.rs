@@ -12,9 +12,9 @@ use crate::error::{Cause, JobError, ModelError, ReduceError};
 use crate::gradients::buckets::{Buckets, DeviceBuckets, HostBuckets, lock};
 use crate::gradients::compression::{self, Compression, CompressionState, ParameterState};
 use crate::gradients::elements;
-use crate::gradients::layout::{BucketInfo, BucketLayout, BucketSizes, ParameterInfo};
-use crate::gradients::sink::{DeviceGradients, GradientSink};
 use crate::gradients::usage::UsageCode;
+use crate::model::layout::{BucketInfo, BucketLayout, BucketSizes, ParameterInfo};
+use crate::model::sink::{DeviceGradients, GradientSink};
 use crate::training::history::Traffic;
 
 /// Averages gradients over the ranks of a group.

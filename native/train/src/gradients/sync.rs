@@ -8,10 +8,10 @@ use flambeau_collective::ProcessGroup;
 use crate::device::Accelerator;
 use crate::error::{Cause, ModelError};
 use crate::gradients::compression::CompressionState;
-use crate::gradients::layout::{BucketLayout, ParameterInfo};
 use crate::gradients::reducer::{GradientReducer, ReducerOptions};
-use crate::gradients::sink::GradientSink;
 use crate::model::Model;
+use crate::model::layout::{BucketLayout, ParameterInfo};
+use crate::model::sink::GradientSink;
 use crate::training::history::Traffic;
 
 /// What stands between a step and the group: it has given the model a [`GradientSink`], and makes of what comes there the gradients

@@ -6,8 +6,8 @@ use flambeau_collective::DType;
 use flambeau_data::BatchReader;
 
 use crate::error::{Cause, JobError};
-use crate::gradients::layout::ParameterInfo;
 use crate::gradients::sync::GradientSync;
+use crate::model::layout::ParameterInfo;
 use crate::model::{MicroBatch, Model, StepContext};
 use crate::training::history::{StepTimes, Traffic};
 use crate::training::hooks::Hooks;

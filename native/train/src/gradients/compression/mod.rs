@@ -22,8 +22,8 @@ use flambeau_collective::{DType, ProcessGroup, RawBuffer, ReduceOp, Result, Work
 use half::{bf16, f16};
 
 use crate::error::JobError;
-use crate::gradients::layout::{BucketInfo, BucketLayout, ParameterInfo};
 use crate::job::params::{GradientCompression, TrainingParams};
+use crate::model::layout::{BucketInfo, BucketLayout, ParameterInfo};
 use halves::Halves;
 use power_sgd::PowerSgd;
 pub use state::{CompressionState, ParameterState};

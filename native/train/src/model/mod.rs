@@ -1,4 +1,8 @@
-//! What computes gradients: the trait between the training loop and a module, and the messages that cross it.
+//! What computes gradients, and where they go: the traits between the training loop and a module, and the messages that cross
+//! them.
+
+pub(crate) mod layout;
+pub(crate) mod sink;
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -8,9 +12,9 @@ use std::sync::Arc;
 use flambeau_collective::{DType, Stream};
 use flambeau_data::Batch;
 
+use self::layout::{BucketInfo, ParameterInfo};
+use self::sink::{DeviceGradients, GradientSink};
 use crate::error::ModelError;
-use crate::gradients::layout::{BucketInfo, ParameterInfo};
-use crate::gradients::sink::{DeviceGradients, GradientSink};
 
 /// A contiguous tensor of the model, in main memory: the tensor itself, or a copy of one that lies on a device. The model
 /// owns the memory and keeps it where it is until the next call of one of its methods other than [`Model::tensors`].
