@@ -20,6 +20,7 @@ mod error;
 mod gradients;
 mod job;
 mod model;
+mod record;
 mod training;
 
 pub use device::{Devices, Gpus};
@@ -41,10 +42,10 @@ pub use model::{
     DeviceModel, LossSums, MicroBatch, Model, StagedBatch, StagedData, StepContext, TensorRef,
     Tensors,
 };
+pub use record::history::{EpochRecord, History, LossScaling, NamedValue, StepTimes, Traffic};
+pub use record::result::{StoredFile, TrainingResult, WeightsInfo};
 pub use training::allocator::keep_freed_batches;
 pub use training::events::{Event, Progress, Start};
-pub use training::history::{EpochRecord, History, LossScaling, NamedValue, StepTimes, Traffic};
 pub use training::hooks::{Hooks, Interrupt, Listener, StepReport};
 pub use training::host::num_threads;
-pub use training::result::{StoredFile, TrainingResult, WeightsInfo};
 pub use training::worker::Worker;

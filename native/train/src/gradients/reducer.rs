@@ -15,7 +15,7 @@ use crate::gradients::elements;
 use crate::gradients::usage::UsageCode;
 use crate::model::layout::{BucketInfo, BucketLayout, BucketSizes, ParameterInfo};
 use crate::model::sink::{DeviceGradients, GradientSink};
-use crate::training::history::Traffic;
+use crate::record::history::Traffic;
 
 /// Averages gradients over the ranks of a group.
 ///

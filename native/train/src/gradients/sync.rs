@@ -12,7 +12,7 @@ use crate::gradients::reducer::{GradientReducer, ReducerOptions};
 use crate::model::Model;
 use crate::model::layout::{BucketLayout, ParameterInfo};
 use crate::model::sink::GradientSink;
-use crate::training::history::Traffic;
+use crate::record::history::Traffic;
 
 /// What stands between a step and the group: it has given the model a [`GradientSink`], and makes of what comes there the gradients
 /// that the optimizer takes. All ranks make the same calls in the same order.

@@ -15,23 +15,23 @@ use crate::gradients::compression::Compression;
 use crate::gradients::reducer::ReducerOptions;
 use crate::gradients::sync::{AllReduce, GradientSync};
 use crate::job::TrainingJob;
+use crate::job::monitor::Monitor;
 use crate::job::params::Precision;
 use crate::model::{Model, Tensors};
+use crate::record::history::{EpochRecord, History, StepTimes};
+use crate::record::result::TrainingResult;
+use crate::record::scaler::LossScaler;
+use crate::record::sums::LossTotals;
 
 use super::dataset::{Dataset, Datasets};
 use super::evaluation::{self, Evaluation};
 use super::events::{Event, EventWriter, Progress, Start};
-use super::history::{EpochRecord, History, StepTimes};
 use super::hooks::{Hooks, Listener, StepReport};
 use super::host;
-use super::monitor::Monitor;
 use super::replicas;
-use super::result::TrainingResult;
-use super::scaler::LossScaler;
 use super::schedule::Schedule;
 use super::state::TrainState;
 use super::step::{StepPlan, StepSettings, Stepper, check_unscaled};
-use super::sums::LossTotals;
 
 /// How many times `collectiveTimeout` a checkpoint's write may take: it may well be slower than any step, but an hour by default
 /// is as good as for ever.

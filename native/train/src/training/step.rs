@@ -9,12 +9,12 @@ use crate::error::{Cause, JobError};
 use crate::gradients::sync::GradientSync;
 use crate::model::layout::ParameterInfo;
 use crate::model::{MicroBatch, Model, StepContext};
-use crate::training::history::{StepTimes, Traffic};
+use crate::record::history::{StepTimes, Traffic};
+use crate::record::scaler::LossScaler;
+use crate::record::sums::LossTotals;
 use crate::training::hooks::Hooks;
-use crate::training::scaler::LossScaler;
 use crate::training::schedule::Schedule;
 use crate::training::staging::{Staged, Staging};
-use crate::training::sums::LossTotals;
 
 /// Which batches make up a step.
 #[derive(Clone, Copy, Debug)]
