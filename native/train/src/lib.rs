@@ -1,14 +1,18 @@
 //! The training loop of Flambeau, the only one there is: it turns a [`TrainingJob`], a [`Model`] and a process group
 //! into trained weights and a history.
 //!
+//! The modules, lowest first: each knows those above it in this table, and none below.
+//!
 //! | module | what it is about |
 //! |---|---|
+//! | `error`, `digest` | what can go wrong, and who is to blame; the SHA-256 of what is stored |
+//! | `model` | what computes gradients, and the memory that they go to |
+//! | `record` | what a training has come to: the history, running sums, the loss scale, the result |
 //! | `job` | what is to be trained and how: the params, their bounds and schema, the programs of strangers |
-//! | `training` | the loop: `worker` begins a training, `session` is it on so many ranks, `step` is a step, `state` what goes on |
-//! | `gradients` | where gradients lie, how they are compressed and reduced; `sync` is what a step sees of that |
-//! | `model` | what computes gradients |
-//! | `checkpoint` | what outlives a training that ends early, and the weights |
 //! | `device` | which GPU each rank trains on |
+//! | `gradients` | how gradients are compressed and reduced; `sync` is what a step sees of that |
+//! | `checkpoint` | what outlives a training that ends early, and the weights |
+//! | `training` | the loop: `worker` begins a training, `session` is it on so many ranks, `step` is a step, `state` what goes on |
 //!
 //! Every rank makes a [`Worker`] with the same job and calls [`Worker::run`]. Epochs and steps count from 0 in
 //! everything that programs read: contexts, reports, errors, events, checkpoints and the history.
@@ -25,8 +29,9 @@ mod training;
 
 pub use device::{Devices, Gpus};
 pub use error::{Cause, ErrorKind, JobError, ModelError, ReduceError, TrainError, error_chain};
-pub use gradients::compression::{Compression, CompressionState, ParameterState};
+pub use gradients::compression::{CompressionState, ParameterState};
 pub use gradients::reducer::{GradientReducer, ReducerOptions};
+pub use job::compression::Compression;
 pub use job::params::{
     DeviceChoice, GradientCompression, InputType, LrSchedule, MonitorMode, OutputKind, Precision,
     TrainingParams,

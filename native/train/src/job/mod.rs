@@ -1,6 +1,7 @@
 //! The one message that describes a training: what every front end produces and every worker reads.
 
 mod bounds;
+pub(crate) mod compression;
 pub(crate) mod monitor;
 pub(crate) mod params;
 pub(crate) mod program;
