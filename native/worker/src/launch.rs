@@ -1,6 +1,6 @@
 //! All ranks of a job, as processes of this machine: the launcher that needs no Spark.
 //!
-//! It speaks with each as any launcher does (see `launcher`), and asks the supervisor what Spark's launchers ask it.
+//! It speaks with each as any launcher does (see `child`), and asks the supervisor what Spark's launchers ask it.
 
 use std::env;
 use std::fs;

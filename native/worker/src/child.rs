@@ -1,4 +1,4 @@
-//! Training under a launcher that speaks JSON lines on standard input and output.
+//! Training as the child of a launcher, with which it speaks JSON lines on standard input and output.
 //!
 //! ```text
 //! launcher -> worker  {"start": {"job": {...}, "rank": 0, "worldSize": 2, "bindAddress": "127.0.0.1",
