@@ -3,6 +3,7 @@
 //! - `training`: one rank of a job, from its meeting with the others to its result.
 //! - `child` and `standalone`: the two ways to it: as the child of a launcher, and by the command line.
 //! - `launch`: the launcher that needs no Spark: all ranks of a job, as child processes.
+//! - `lines`: what a launcher and a rank say to each other.
 //! - `check`: what is wrong with a job's program.
 //! - `scoring`: Parquet rows through a model into a Parquet file.
 //! - `inspection`: what a model, a program or shards hold.
