@@ -1,14 +1,18 @@
 //! The training loop of Flambeau, the only one there is: it turns a [`TrainingJob`], a [`Model`] and a process group
 //! into trained weights and a history.
 //!
+//! The modules, lowest first: each knows those above it in this table, and none below.
+//!
 //! | module | what it is about |
 //! |---|---|
+//! | `error`, `digest` | what can go wrong, and who is to blame; the SHA-256 of what is stored |
+//! | `model` | what computes gradients, and the memory that they go to |
+//! | `record` | what a training has come to: the history, running sums, the loss scale, the result |
 //! | `job` | what is to be trained and how: the params, their bounds and schema, the programs of strangers |
-//! | `training` | the loop: `worker` begins a training, `session` is it on so many ranks, `step` is a step, `state` what goes on |
-//! | `gradients` | where gradients lie, how they are compressed and reduced; `sync` is what a step sees of that |
-//! | `model` | what computes gradients |
-//! | `checkpoint` | what outlives a training that ends early, and the weights |
 //! | `device` | which GPU each rank trains on |
+//! | `gradients` | how gradients are compressed and reduced; `sync` is what a step sees of that |
+//! | `checkpoint` | what outlives a training that ends early, and the weights |
+//! | `training` | the loop: `worker` begins a training, `session` is it on so many ranks, `step` is a step, `state` what goes on |
 //!
 //! Every rank makes a [`Worker`] with the same job and calls [`Worker::run`]. Epochs and steps count from 0 in
 //! everything that programs read: contexts, reports, errors, events, checkpoints and the history.
@@ -20,14 +24,14 @@ mod error;
 mod gradients;
 mod job;
 mod model;
+mod record;
 mod training;
 
 pub use device::{Devices, Gpus};
 pub use error::{Cause, ErrorKind, JobError, ModelError, ReduceError, TrainError, error_chain};
-pub use gradients::compression::{Compression, CompressionState, ParameterState};
-pub use gradients::layout::{BucketInfo, BucketLayout, BucketSizes, ParameterInfo, View};
+pub use gradients::compression::{CompressionState, ParameterState};
 pub use gradients::reducer::{GradientReducer, ReducerOptions};
-pub use gradients::sink::{DeviceGradients, GradientSink};
+pub use job::compression::Compression;
 pub use job::params::{
     DeviceChoice, GradientCompression, InputType, LrSchedule, MonitorMode, OutputKind, Precision,
     TrainingParams,
@@ -37,14 +41,16 @@ pub use job::program::{
 };
 pub use job::purity::{check_script_file, is_pure_operator};
 pub use job::{Attempt, FORMAT, JobData, StoreOptions, TrainingJob};
+pub use model::layout::{BucketInfo, BucketLayout, BucketSizes, ParameterInfo, View};
+pub use model::sink::{DeviceGradients, GradientSink};
 pub use model::{
-    DeviceModel, EpochReport, LossSums, MicroBatch, Model, StagedBatch, StagedData, StepContext,
-    StepReport, TensorRef, Tensors,
+    DeviceModel, LossSums, MicroBatch, Model, StagedBatch, StagedData, StepContext, TensorRef,
+    Tensors,
 };
+pub use record::history::{EpochRecord, History, LossScaling, NamedValue, StepTimes, Traffic};
+pub use record::result::{StoredFile, TrainingResult, WeightsInfo};
 pub use training::allocator::keep_freed_batches;
 pub use training::events::{Event, Progress, Start};
-pub use training::history::{EpochRecord, History, LossScaling, NamedValue, StepTimes, Traffic};
-pub use training::hooks::{Hooks, Interrupt, Listener};
+pub use training::hooks::{Hooks, Interrupt, Listener, StepReport};
 pub use training::host::num_threads;
-pub use training::result::{StoredFile, TrainingResult, WeightsInfo};
 pub use training::worker::Worker;

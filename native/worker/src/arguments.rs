@@ -56,8 +56,8 @@ pub enum Command {
     Version,
     /// Say which libtorch is found.
     Libtorch,
-    /// Train under a launcher.
-    Launched {
+    /// Train as the child of a launcher.
+    Child {
         /// The GPUs that the rank was assigned; none where it was assigned none.
         gpus: Option<Vec<String>>,
     },
@@ -151,7 +151,7 @@ pub fn parse(arguments: &[String]) -> Result<Arguments, String> {
     let libtorch = options.take("--libtorch")?.map(PathBuf::from);
     let command = match command.as_str() {
         "libtorch" => Command::Libtorch,
-        "train" if options.flag("--launcher") => Command::Launched {
+        "train" if options.flag("--launcher") => Command::Child {
             gpus: options.gpus()?,
         },
         "train" => Command::Train(Box::new(TrainArguments {
@@ -345,7 +345,7 @@ mod tests {
     #[test]
     fn commands_are_understood() {
         let launched = parsed("train --launcher --libtorch /opt/libtorch").unwrap();
-        assert_eq!(launched.command, Command::Launched { gpus: None });
+        assert_eq!(launched.command, Command::Child { gpus: None });
         assert_eq!(launched.libtorch, Some("/opt/libtorch".into()));
         let line = "train --job j.json --rank=1 --world-size 2 --rendezvous h:1 --report-steps";
         let Command::Train(train) = parsed(line).unwrap().command else {
@@ -355,7 +355,7 @@ mod tests {
         assert!(train.report_steps && train.transport == "auto");
         let assigned = parsed("train --launcher --gpus 1,GPU-a").unwrap().command;
         let gpus = Some(vec!["1".into(), "GPU-a".into()]);
-        assert_eq!(assigned, Command::Launched { gpus });
+        assert_eq!(assigned, Command::Child { gpus });
         let line = "score model a.parquet b.parquet out.parquet --input x --input a,b";
         let Command::Score(score) = parsed(line).unwrap().command else {
             panic!("{line} is a scoring");

@@ -1,11 +1,12 @@
 //! All ranks of a job, as processes of this machine: the launcher that needs no Spark.
 //!
-//! It speaks with each as any launcher does (see `launcher`), and asks the supervisor what Spark's launchers ask it.
+//! It speaks with each as any launcher does (see `lines`), and asks the supervisor what Spark's launchers ask it.
 
 use std::env;
 use std::fmt::Display;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
+use std::net::Ipv4Addr;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
@@ -18,6 +19,7 @@ use flambeau_train::{TrainingJob, error_chain};
 use serde_json::{Value, json};
 
 use crate::arguments::LaunchArguments;
+use crate::lines::{Message, Start};
 
 /// How often a lease is written anew.
 const LEASE: Duration = Duration::from_secs(3600);
@@ -333,7 +335,7 @@ struct Ranks {
     inputs: Vec<Option<Sender<String>>>,
     said: Receiver<Said>,
     /// What each tells the others.
-    payloads: Vec<Option<Value>>,
+    payloads: Vec<Option<String>>,
     /// The result or the error of each.
     last: Vec<Option<Value>>,
     /// For how long they may go on after one of them has failed.
@@ -374,10 +376,16 @@ impl Ranks {
             let deaf = |error| format!("no thread to speak with rank {rank}: {error}");
             ranks.inputs.push(Some(speak(rank, input).map_err(deaf)?));
             listen(rank, output, tell.clone()).map_err(deaf)?;
-            let start = json!({"job": job, "rank": rank, "worldSize": world_size, "bindAddress": "127.0.0.1",
-                "secret": attempt["secret"], "transport": arguments.transport,
-                "reportSteps": arguments.report_steps});
-            ranks.send(rank, &json!({"start": start}));
+            let start = Start {
+                job: job.clone(),
+                rank,
+                world_size,
+                bind_address: Ipv4Addr::LOCALHOST.into(),
+                secret: text(&attempt["secret"]).into(),
+                transport: arguments.transport.clone(),
+                report_steps: arguments.report_steps,
+            };
+            ranks.send(rank, &Message::Start(Box::new(start)));
         }
         Ok(ranks)
     }
@@ -425,10 +433,9 @@ impl Ranks {
 
     fn take(&mut self, rank: usize, line: Value, output: &Output) {
         if let Some(payload) = line.get("gather") {
-            self.payloads[rank] = Some(payload.clone());
-            if self.payloads.iter().all(Option::is_some) {
-                let all = json!({"gathered": self.payloads});
-                (0..self.children.len()).for_each(|rank| self.send(rank, &all));
+            self.payloads[rank] = Some(text(payload).into());
+            if let Some(payloads) = self.payloads.iter().cloned().collect() {
+                self.send_all(&Message::Gathered(payloads));
             }
         } else if line.get("result").is_some() || line.get("error").is_some() {
             self.last[rank] = Some(of_rank(rank, line));
@@ -444,16 +451,20 @@ impl Ranks {
         let given_up = self.is_given_up.then_some(self.grace);
         self.last[rank].get_or_insert_with(|| died(rank, status, given_up));
         if self.payloads[rank].is_none() {
-            let left = json!({"left": {"rank": rank}});
-            (0..self.children.len()).for_each(|other| self.send(other, &left));
+            self.send_all(&Message::Left { rank });
         }
     }
 
     /// Sends a line; a rank that is gone needs none.
-    fn send(&self, rank: usize, message: &Value) {
+    fn send(&self, rank: usize, message: &Message) {
         if let Some(input) = &self.inputs[rank] {
-            let _ = input.send(message.to_string());
+            let line = serde_json::to_string(message).expect("messages have string keys");
+            let _ = input.send(line);
         }
+    }
+
+    fn send_all(&self, message: &Message) {
+        (0..self.inputs.len()).for_each(|rank| self.send(rank, message));
     }
 
     fn kill(&mut self) {

@@ -1,8 +1,9 @@
 //! What `flambeau-worker` does, once libtorch is there.
 //!
 //! - `training`: one rank of a job, from its meeting with the others to its result.
-//! - `launcher` and `standalone`: the two ways to it: under a launcher that speaks JSON lines, and by the command line.
-//! - `launch`: all ranks of a job, as processes of this machine.
+//! - `child` and `standalone`: the two ways to it: as the child of a launcher, and by the command line.
+//! - `launch`: the launcher that needs no Spark: all ranks of a job, as child processes.
+//! - `lines`: what a launcher and a rank say to each other.
 //! - `check`: what is wrong with a job's program.
 //! - `scoring`: Parquet rows through a model into a Parquet file.
 //! - `inspection`: what a model, a program or shards hold.
@@ -13,10 +14,10 @@
 )]
 mod arguments;
 mod check;
+mod child;
 mod failure;
 mod inspection;
 mod launch;
-mod launcher;
 mod lines;
 mod saved;
 mod scoring;
@@ -31,7 +32,7 @@ use flambeau_train::error_chain;
 pub fn main(arguments: Vec<String>) -> i32 {
     let arguments = arguments.get(1..).unwrap_or_default();
     match arguments::parse(arguments).map(|arguments| arguments.command) {
-        Ok(Command::Launched { gpus }) => launcher::main(gpus),
+        Ok(Command::Child { gpus }) => child::main(gpus),
         Ok(Command::Train(arguments)) => standalone::main(&arguments),
         Ok(Command::Launch(arguments)) => launch::main(&arguments),
         Ok(Command::Check { job }) => check::main(&job),

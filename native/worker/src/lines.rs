@@ -1,13 +1,24 @@
-//! The JSON lines that the program writes to its standard output.
+//! The JSON lines that the program writes to its standard output, and those that a launcher sends to its standard input.
+//!
+//! ```text
+//! launcher -> worker  {"start": {"job": {...}, "rank": 0, "worldSize": 2, "bindAddress": "127.0.0.1",
+//!                                "secret": "<base64>", "transport": "auto", "reportSteps": false}}
+//! worker -> launcher  {"gather": "<base64>"}
+//! launcher -> worker  {"gathered": ["<base64>", ...]}  or  {"left": {"rank": 3}}
+//! worker -> launcher  {"progress": {...}}  {"epoch": {...}}  {"step": {...}}
+//! launcher -> worker  {"cancel": true}
+//! worker -> launcher  {"result": {...}}  or  {"error": {...}}
+//! ```
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::{Mutex, PoisonError};
 
 use flambeau_torch::JobCheck;
 use flambeau_train::{EpochRecord, Progress, TrainingResult};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 
@@ -41,6 +52,43 @@ impl<'a> From<&'a JobCheck> for Line<'a> {
     fn from(check: &'a JobCheck) -> Self {
         Line::Check(check)
     }
+}
+
+/// A line of the launcher's.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Message {
+    /// Begins a rank; the first line.
+    Start(Box<Start>),
+    /// What each rank tells the others, in base64, by rank.
+    Gathered(Vec<String>),
+    /// A rank that will not tell.
+    Left { rank: usize },
+    /// Whether all ranks are to stop after the same step.
+    Cancel(bool),
+}
+
+/// What a rank is to do.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Start {
+    pub(crate) job: serde_json::Value,
+    pub(crate) rank: usize,
+    pub(crate) world_size: usize,
+    /// The address that the other ranks reach this one at.
+    pub(crate) bind_address: IpAddr,
+    /// In base64.
+    pub(crate) secret: String,
+    /// `auto`, `sharedMemory` or `tcp`.
+    #[serde(default = "auto")]
+    pub(crate) transport: String,
+    /// Whether rank 0 tells of each step.
+    #[serde(default)]
+    pub(crate) report_steps: bool,
+}
+
+fn auto() -> String {
+    "auto".into()
 }
 
 /// What a step came to, over all ranks.

@@ -44,7 +44,7 @@ fn main() {
         Err(sentence) => {
             if matches!(
                 arguments.command,
-                Command::Launched { .. } | Command::Launch(_)
+                Command::Child { .. } | Command::Launch(_)
             ) {
                 println!("{}", environment_error(&sentence));
             }

@@ -28,10 +28,10 @@ use crate::error::{Cause, error_chain};
 use crate::gradients::compression::CompressionState;
 use crate::job::Attempt;
 use crate::job::params::GradientCompression;
-use crate::training::history::{History, Traffic};
-use crate::training::result::StoredFile;
-use crate::training::scaler::LossScaler;
-use crate::training::sums::LossTotals;
+use crate::record::history::{History, Traffic};
+use crate::record::result::StoredFile;
+use crate::record::scaler::LossScaler;
+use crate::record::sums::LossTotals;
 
 const FORMAT: u32 = 1;
 const MARKER: &str = "COMMITTED";

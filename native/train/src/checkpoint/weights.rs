@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::digest;
 use crate::error::Cause;
 use crate::model::Model;
-use crate::training::result::{StoredFile, WeightsInfo};
+use crate::record::result::{StoredFile, WeightsInfo};
 
 /// Weights in a temporary directory of this machine, which lives as long as this.
 pub(crate) struct LocalWeights {

@@ -11,7 +11,7 @@ use flambeau_collective::{
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Cause, JobError};
-use crate::gradients::compression::Compression;
+use crate::job::compression::Compression;
 use crate::job::params::DeviceChoice;
 use crate::model::{DeviceModel, Model};
 

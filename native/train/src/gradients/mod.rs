@@ -1,10 +1,8 @@
-//! Gradients: where they lie, what travels of them, and how the ranks agree on them.
+//! Gradients: what travels of them, and how the ranks agree on them.
 
 pub(crate) mod buckets;
 pub(crate) mod compression;
 mod elements;
-pub(crate) mod layout;
 pub(crate) mod reducer;
-pub(crate) mod sink;
 pub(crate) mod sync;
 mod usage;

@@ -10,12 +10,13 @@ use flambeau_collective::{CollectiveError, DType, Device, ProcessGroup, RawBuffe
 use crate::device::Accelerator;
 use crate::error::{Cause, JobError, ModelError, ReduceError};
 use crate::gradients::buckets::{Buckets, DeviceBuckets, HostBuckets, lock};
-use crate::gradients::compression::{self, Compression, CompressionState, ParameterState};
+use crate::gradients::compression::{self, CompressionState, ParameterState};
 use crate::gradients::elements;
-use crate::gradients::layout::{BucketInfo, BucketLayout, BucketSizes, ParameterInfo};
-use crate::gradients::sink::{DeviceGradients, GradientSink};
 use crate::gradients::usage::UsageCode;
-use crate::training::history::Traffic;
+use crate::job::compression::Compression;
+use crate::model::layout::{BucketInfo, BucketLayout, BucketSizes, ParameterInfo};
+use crate::model::sink::{DeviceGradients, GradientSink};
+use crate::record::history::Traffic;
 
 /// Averages gradients over the ranks of a group.
 ///

@@ -3,16 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use flambeau_collective::ProcessGroup;
+use flambeau_collective::{DType, ProcessGroup};
 
 use crate::device::Accelerator;
-use crate::error::{Cause, ModelError};
+use crate::error::{Cause, JobError, ModelError};
 use crate::gradients::compression::CompressionState;
-use crate::gradients::layout::{BucketLayout, ParameterInfo};
 use crate::gradients::reducer::{GradientReducer, ReducerOptions};
-use crate::gradients::sink::GradientSink;
+use crate::job::compression::Compression;
+use crate::job::params::{Precision, TrainingParams};
 use crate::model::Model;
-use crate::training::history::Traffic;
+use crate::model::layout::{BucketLayout, ParameterInfo};
+use crate::model::sink::GradientSink;
+use crate::record::history::Traffic;
 
 /// What stands between a step and the group: it has given the model a [`GradientSink`], and makes of what comes there the gradients
 /// that the optimizer takes. All ranks make the same calls in the same order.
@@ -55,8 +57,52 @@ pub(crate) trait GradientSync {
     fn restore(&self, num_steps: u64, state: Option<&CompressionState>) -> bool;
 }
 
+/// How the ranks of a job agree, and where the gradients of `model` go from now on; with `overlaps` they are exchanged while backward
+/// goes on. All ranks call this.
+///
+/// # Errors
+///
+/// The model's, the group's, and parameters whose gradients cannot be reduced, or not be scaled.
+pub(crate) fn new(
+    params: &TrainingParams,
+    overlaps: bool,
+    group: &ProcessGroup,
+    accelerator: Option<Accelerator>,
+    model: &mut dyn Model,
+) -> Result<Box<dyn GradientSync>, Cause> {
+    let parameters = model.parameters().map_err(Cause::Model)?;
+    if params.precision == Precision::Fp16 {
+        check_unscaled(&parameters)?;
+    }
+    let options = ReducerOptions {
+        overlaps,
+        compression: Compression::of(params),
+        ..ReducerOptions::default()
+    };
+    let sync = AllReduce::new(model, parameters, group.clone(), accelerator, options)?;
+    Ok(Box::new(sync))
+}
+
+/// Refuses parameters whose own gradients are float16, which cannot hold what they are divided by, as PyTorch does.
+fn check_unscaled(parameters: &[ParameterInfo]) -> Result<(), JobError> {
+    match parameters
+        .iter()
+        .find(|parameter| parameter.dtype == DType::Float16)
+    {
+        None => Ok(()),
+        Some(parameter) => Err(JobError::Invalid {
+            param: "precision".into(),
+            value: "fp16".into(),
+            allowed: format!(
+                "float32 for a module whose weights are float16, such as {}; or give the module in float32",
+                parameter.name
+            ),
+        }),
+    }
+}
+
 /// The mean over all ranks, in each step.
-pub(crate) struct AllReduce {
+struct AllReduce {
     group: ProcessGroup,
     /// Where gradients are reduced, if not in main memory.
     accelerator: Option<Accelerator>,
@@ -68,12 +114,8 @@ pub(crate) struct AllReduce {
 }
 
 impl AllReduce {
-    /// Makes the buckets, and attaches the model to them. All ranks call this.
-    ///
-    /// # Errors
-    ///
-    /// The model's, the group's, and parameters that cannot be reduced.
-    pub(crate) fn new(
+    /// Makes the buckets, and attaches the model to them.
+    fn new(
         model: &mut dyn Model,
         parameters: Vec<ParameterInfo>,
         group: ProcessGroup,

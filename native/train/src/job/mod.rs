@@ -1,6 +1,8 @@
 //! The one message that describes a training: what every front end produces and every worker reads.
 
 mod bounds;
+pub(crate) mod compression;
+pub(crate) mod monitor;
 pub(crate) mod params;
 pub(crate) mod program;
 pub(crate) mod purity;
@@ -15,11 +17,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use self::monitor::Monitor;
 use self::params::{Precision, TrainingParams};
 use self::program::{LossSpec, NativeProgram};
 use crate::digest;
 use crate::error::JobError;
-use crate::training::monitor::Monitor;
 
 /// The version of the job's format that this build reads and writes.
 pub const FORMAT: u32 = 1;

@@ -5,9 +5,9 @@ use flambeau_data::BatchReader;
 
 use crate::error::Cause;
 use crate::model::Model;
-use crate::training::history::NamedValue;
+use crate::record::history::NamedValue;
+use crate::record::sums::LossTotals;
 use crate::training::staging::{Staged, Staging};
-use crate::training::sums::LossTotals;
 
 /// Bytes of all ranks that are gathered at a time. The group carries 1 GiB at most.
 const PART: usize = 64 << 20;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use flambeau_data::Store;
 use serde::{Deserialize, Serialize};
 
-use crate::training::history::EpochRecord;
+use crate::record::history::EpochRecord;
 
 /// The least time between two files, and between two reports of progress.
 const INTERVAL: Duration = Duration::from_secs(1);

@@ -11,27 +11,25 @@ use crate::checkpoint::weights::LocalWeights;
 use crate::checkpoint::{CheckpointWriter, Contents, Fixed, Position, State};
 use crate::device::Accelerator;
 use crate::error::Cause;
-use crate::gradients::compression::Compression;
-use crate::gradients::reducer::ReducerOptions;
-use crate::gradients::sync::{AllReduce, GradientSync};
+use crate::gradients::sync;
 use crate::job::TrainingJob;
+use crate::job::monitor::Monitor;
 use crate::job::params::Precision;
-use crate::model::{EpochReport, Model, StepReport, Tensors};
+use crate::model::{Model, Tensors};
+use crate::record::history::{EpochRecord, History, StepTimes};
+use crate::record::result::TrainingResult;
+use crate::record::scaler::LossScaler;
+use crate::record::sums::LossTotals;
 
 use super::dataset::{Dataset, Datasets};
 use super::evaluation::{self, Evaluation};
 use super::events::{Event, EventWriter, Progress, Start};
-use super::history::{EpochRecord, History, StepTimes};
-use super::hooks::{Hooks, Listener};
+use super::hooks::{Hooks, Listener, StepReport};
 use super::host;
-use super::monitor::Monitor;
 use super::replicas;
-use super::result::TrainingResult;
-use super::scaler::LossScaler;
 use super::schedule::Schedule;
 use super::state::TrainState;
-use super::step::{StepPlan, StepSettings, Stepper, check_unscaled};
-use super::sums::LossTotals;
+use super::step::{StepPlan, StepSettings, Stepper};
 
 /// How many times `collectiveTimeout` a checkpoint's write may take: it may well be slower than any step, but an hour by default
 /// is as good as for ever.
@@ -106,17 +104,8 @@ impl<'a> Session<'a> {
             schedule: Schedule::new(params, steps_per_epoch(&job, &datasets.train)),
             clip_norm: params.gradient_clip_norm,
         };
-        let options = ReducerOptions {
-            overlaps: host::overlaps(&job, &group),
-            compression: Compression::of(params),
-            ..ReducerOptions::default()
-        };
-        let is_scaled = params.precision == Precision::Fp16;
-        let parameters = model.parameters().map_err(Cause::Model)?;
-        if is_scaled {
-            check_unscaled(&parameters)?;
-        }
-        let sync = AllReduce::new(model, parameters, group.clone(), accelerator, options)?;
+        let overlaps = host::overlaps(&job, &group);
+        let sync = sync::new(params, overlaps, &group, accelerator, model)?;
         if let Some(uri) = &state.checkpoint
             && !sync.restore(state.position.step, state.compression.as_ref())
         {
@@ -126,9 +115,10 @@ impl<'a> Session<'a> {
             });
         }
         let (on_event, on_step) = (hooks.on_event.clone(), hooks.on_step.clone());
+        let is_scaled = params.precision == Precision::Fp16;
         let scaler = is_scaled.then(|| state.scaler.unwrap_or_default());
         let (rank, world_size) = (group.rank(), group.world_size());
-        let stepper = Stepper::new(model, Box::new(sync), world_size, settings, scaler, hooks)?;
+        let stepper = Stepper::new(model, sync, world_size, settings, scaler, hooks)?;
         let timeout = Duration::from_secs_f64(params.collective_timeout);
         let events = (rank == 0).then(|| {
             let directory = format!("{}/events", job.attempt.directory());
@@ -249,10 +239,6 @@ impl<'a> Session<'a> {
                 loss: outcome.loss,
                 gradient_norm: outcome.gradient_norm,
             };
-            self.stepper
-                .model
-                .on_step_end(&report)
-                .map_err(Cause::Model)?;
             if let Some(on_step) = &self.on_step {
                 on_step(&report);
             }
@@ -349,9 +335,6 @@ impl<'a> Session<'a> {
             validation_loss: validation.loss,
             validation_metrics: validation.metrics,
         };
-        model
-            .on_epoch_end(&EpochReport { record: &record })
-            .map_err(Cause::Model)?;
         if self.monitor.is_best(&record, &self.history) {
             self.history.best_epoch = Some(record.epoch);
             if self.job.params.restore_best_weights && self.group.rank() == 0 {

@@ -10,10 +10,9 @@ use crate::error::Cause;
 use crate::gradients::compression::CompressionState;
 use crate::job::TrainingJob;
 use crate::model::Model;
-
-use super::history::{History, Traffic};
-use super::scaler::LossScaler;
-use super::sums::LossTotals;
+use crate::record::history::{History, Traffic};
+use crate::record::scaler::LossScaler;
+use crate::record::sums::LossTotals;
 
 /// All that a training is but for the model's own: its weights, its optimizer and its random generators, which the model has taken
 /// when this is there. Nothing of it depends on the rank or on how many there are, but that rank 0 alone has `best`.

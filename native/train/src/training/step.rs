@@ -2,19 +2,17 @@
 
 use std::time::Instant;
 
-use flambeau_collective::DType;
 use flambeau_data::BatchReader;
 
-use crate::error::{Cause, JobError};
-use crate::gradients::layout::ParameterInfo;
+use crate::error::Cause;
 use crate::gradients::sync::GradientSync;
 use crate::model::{MicroBatch, Model, StepContext};
-use crate::training::history::{StepTimes, Traffic};
+use crate::record::history::{StepTimes, Traffic};
+use crate::record::scaler::LossScaler;
+use crate::record::sums::LossTotals;
 use crate::training::hooks::Hooks;
-use crate::training::scaler::LossScaler;
 use crate::training::schedule::Schedule;
 use crate::training::staging::{Staged, Staging};
-use crate::training::sums::LossTotals;
 
 /// Which batches make up a step.
 #[derive(Clone, Copy, Debug)]
@@ -222,23 +220,5 @@ impl<'a> Stepper<'a> {
             rate_factor: self.rate_factor(plan.step),
         };
         self.model.optimizer_step(&context).map_err(Cause::Model)
-    }
-}
-
-/// Refuses parameters whose own gradients are float16, which cannot hold what they are divided by, as PyTorch does.
-pub(crate) fn check_unscaled(parameters: &[ParameterInfo]) -> Result<(), JobError> {
-    match parameters
-        .iter()
-        .find(|parameter| parameter.dtype == DType::Float16)
-    {
-        None => Ok(()),
-        Some(parameter) => Err(JobError::Invalid {
-            param: "precision".into(),
-            value: "fp16".into(),
-            allowed: format!(
-                "float32 for a module whose weights are float16, such as {}; or give the module in float32",
-                parameter.name
-            ),
-        }),
     }
 }

@@ -8,16 +8,16 @@ use flambeau_data::Store;
 use crate::checkpoint::{Checkpoint, Fixed};
 use crate::device::{self, Gpus};
 use crate::error::{Cause, JobError, TrainError};
-use crate::gradients::compression::Compression;
 use crate::job::TrainingJob;
+use crate::job::compression::Compression;
+use crate::job::monitor::Monitor;
 use crate::model::{Model, Tensors};
+use crate::record::result::TrainingResult;
 
 use super::allocator::KeepFreed;
 use super::dataset::{Dataset, Datasets};
 use super::hooks::Hooks;
-use super::monitor::Monitor;
 use super::replicas;
-use super::result::TrainingResult;
 use super::session::{Place, Ranks, Session};
 use super::state::TrainState;
 

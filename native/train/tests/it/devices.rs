@@ -67,7 +67,7 @@ fn assert_alike(on_device: &[Outcome], on_cpu: &[Outcome]) {
             assert_close(device, cpu);
         }
         let losses = |outcome: &Outcome| -> Vec<f64> {
-            let reports = &outcome.model.reports;
+            let reports = &outcome.reports;
             reports
                 .iter()
                 .map(|report| report.loss.unwrap_or(0.0))
@@ -108,7 +108,7 @@ fn a_device_trains_as_the_cpu_does() {
         assert_alike(&on_device, &on_cpu);
         assert!(on_device[0].model.is_on_device() && !on_cpu[0].model.is_on_device());
         let norms = |outcomes: &[Outcome]| {
-            let reports = outcomes[0].model.reports.iter();
+            let reports = outcomes[0].reports.iter();
             reports
                 .filter(|report| report.gradient_norm.is_some())
                 .count()

@@ -172,7 +172,11 @@ fn the_next_epochs_rows_are_read_while_this_one_is_evaluated() {
         let mut model = TestModel::new(config.clone(), 0);
         let worker = Worker::new(job.clone(), group, &mut model, store.clone(), hooks.clone());
         let result = worker.run();
-        Outcome { result, model }
+        Outcome {
+            result,
+            model,
+            reports: vec![],
+        }
     });
     let outcome = outcomes.remove(0);
     assert_eq!(outcome.model.seen, expected[0].model.seen);

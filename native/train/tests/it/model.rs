@@ -8,9 +8,8 @@ use std::sync::Arc;
 use flambeau_collective::{DType, Device, Stream};
 use flambeau_data::Batch;
 use flambeau_train::{
-    BucketInfo, DeviceGradients, DeviceModel, EpochRecord, EpochReport, GradientSink, LossSums,
-    MicroBatch, Model, ModelError, ParameterInfo, StagedBatch, StagedData, StepContext, StepReport,
-    TensorRef, Tensors,
+    BucketInfo, DeviceGradients, DeviceModel, GradientSink, LossSums, MicroBatch, Model,
+    ModelError, ParameterInfo, StagedBatch, StagedData, StepContext, TensorRef, Tensors,
 };
 
 use crate::host_device::{self, HostDevice};
@@ -134,8 +133,6 @@ pub struct TestModel {
     pub num_attached: usize,
     /// Epoch, step, micro-batch and row ids of every batch trained on.
     pub seen: Vec<(u64, u64, u32, Vec<u64>)>,
-    pub reports: Vec<StepReport>,
-    pub epoch_reports: Vec<EpochRecord>,
     /// Buffers at the start of each evaluation batch.
     pub evaluated_with: Vec<Vec<f64>>,
 }
@@ -163,8 +160,6 @@ impl TestModel {
             device: None,
             num_attached: 0,
             seen: vec![],
-            reports: vec![],
-            epoch_reports: vec![],
             evaluated_with: vec![],
         }
     }
@@ -652,15 +647,5 @@ impl Model for TestModel {
         std::fs::write(directory.join("weights.bin"), bytes)?;
         std::fs::write(directory.join("names.txt"), "weights of a test")?;
         Ok(vec!["weights.bin".into(), "names.txt".into()])
-    }
-
-    fn on_step_end(&mut self, report: &StepReport) -> Result<(), ModelError> {
-        self.reports.push(*report);
-        Ok(())
-    }
-
-    fn on_epoch_end(&mut self, report: &EpochReport<'_>) -> Result<(), ModelError> {
-        self.epoch_reports.push(report.record.clone());
-        Ok(())
     }
 }

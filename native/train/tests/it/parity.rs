@@ -52,10 +52,7 @@ fn check(
             outcomes[0].model.bits(),
             "replicas differ"
         );
-        assert_eq!(
-            outcome.model.reports, outcomes[0].model.reports,
-            "reports differ"
-        );
+        assert_eq!(outcome.reports, outcomes[0].reports, "reports differ");
     }
     let reference = reference::train(config, &bench.rows, &steps(&outcomes), weighted, clip);
     let values = outcomes[0].model.values.concat();
@@ -66,7 +63,7 @@ fn check(
             &format!("weight {index} on {world_size} ranks"),
         );
     }
-    for (report, expected) in paired(&outcomes[0].model.reports, &reference.losses) {
+    for (report, expected) in paired(&outcomes[0].reports, &reference.losses) {
         assert_eq!(
             report.loss.is_some(),
             expected.is_some(),
@@ -139,7 +136,7 @@ fn accumulated_batches_are_one_larger_batch() {
             "numWorkers": 2, "batchSize": 6, "dataLanes": 4, "epochs": 3, "gradientAccumulationSteps": 4,
         });
         let (outcomes, _) = check(&bench, params, 2, &Config::new(MLP, ADAM), weighted);
-        let reports = &outcomes[0].model.reports;
+        let reports = &outcomes[0].reports;
         let sizes: Vec<u64> = reports
             .iter()
             .take(3)
@@ -155,7 +152,6 @@ fn gradients_are_clipped_by_their_norm_over_all_parameters() {
     let params = json!({"numWorkers": 3, "batchSize": 4, "dataLanes": 4, "epochs": 2, "gradientClipNorm": 0.6});
     let (outcomes, reference) = check(&bench, params, 3, &Config::new(MLP, SGD), false);
     let norms: Vec<f64> = outcomes[0]
-        .model
         .reports
         .iter()
         .map(|report| report.gradient_norm.unwrap())

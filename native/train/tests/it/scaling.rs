@@ -38,7 +38,7 @@ fn where_nothing_overflows_the_scale_changes_no_bit() {
         let (plain, scaled) = (run("float32"), run("fp16"));
         for (plain, scaled) in paired(&plain, &scaled) {
             assert_eq!(plain.model.bits(), scaled.model.bits());
-            assert_eq!(plain.model.reports, scaled.model.reports);
+            assert_eq!(plain.reports, scaled.reports);
         }
         assert_eq!(scaling(&plain[0]), [None; 3]);
         let untouched = LossScaling {
@@ -63,7 +63,7 @@ fn an_overflow_on_one_rank_halves_the_scale_and_skips_the_step_on_all() {
             scale /= 2f64.powi(epoch.skipped_steps as i32);
             assert_eq!(epoch.loss_scale, scale);
             // A skipped step has a loss, and no gradients.
-            let reports = &outcome.model.reports[5 * number..][..5];
+            let reports = &outcome.reports[5 * number..][..5];
             let without_norm = reports
                 .iter()
                 .filter(|report| report.gradient_norm.is_none());

@@ -11,7 +11,7 @@ use flambeau_collective::{
     CollectiveError, GroupOptions, ProcessGroup, Rendezvous, TransportChoice,
 };
 use flambeau_data::Store;
-use flambeau_train::{Gpus, Hooks, TrainError, TrainingJob, TrainingResult, Worker};
+use flambeau_train::{Gpus, Hooks, StepReport, TrainError, TrainingJob, TrainingResult, Worker};
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 use serde_json::{Value, json};
@@ -144,6 +144,8 @@ pub fn store() -> Store {
 pub struct Outcome {
     pub result: Result<TrainingResult, TrainError>,
     pub model: TestModel,
+    /// Of each step.
+    pub reports: Vec<StepReport>,
 }
 
 /// Trains on `world_size` ranks, each with its own model, and checks that all of them succeed.
@@ -178,9 +180,22 @@ pub fn try_train_on(
     ranks(world_size, |group| {
         let rank = group.rank();
         let mut model = TestModel::new(config(rank), rank);
-        let worker = Worker::new(job.clone(), group, &mut model, store(), hooks(rank));
+        let reports = Arc::new(Mutex::new(vec![]));
+        let told = reports.clone();
+        let hooks = Hooks {
+            on_step: Some(Arc::new(move |report: &StepReport| {
+                told.lock().unwrap().push(*report);
+            })),
+            ..hooks(rank)
+        };
+        let worker = Worker::new(job.clone(), group, &mut model, store(), hooks);
         let result = worker.with_gpus(gpus(rank)).run();
-        Outcome { result, model }
+        let reports = std::mem::take(&mut *reports.lock().unwrap());
+        Outcome {
+            result,
+            model,
+            reports,
+        }
     })
 }
 

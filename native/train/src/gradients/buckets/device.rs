@@ -11,8 +11,8 @@ use super::lock;
 use crate::device::Accelerator;
 use crate::error::ModelError;
 use crate::gradients::compression::is_compressible;
-use crate::gradients::layout::BucketLayout;
-use crate::gradients::sink::DeviceGradients;
+use crate::model::layout::BucketLayout;
+use crate::model::sink::DeviceGradients;
 
 /// Buckets in the model's memory on a device, which travel as 16-bit floats if so asked. Nothing here waits for the device.
 pub(crate) struct DeviceBuckets {

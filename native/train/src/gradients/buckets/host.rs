@@ -9,7 +9,7 @@ use super::lock;
 use crate::gradients::compression::{
     BucketView, Compression, CompressionState, Compressor, Exchange, ParameterState,
 };
-use crate::gradients::layout::{BucketLayout, ParameterInfo};
+use crate::model::layout::{BucketLayout, ParameterInfo};
 
 /// Buckets in memory that the group owns, compressed on their way if so asked.
 pub(crate) struct HostBuckets {

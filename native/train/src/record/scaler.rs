@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::Cause;
-use crate::training::history::LossScaling;
+use crate::record::history::LossScaling;
 
 /// The scale begins at 2^16.
 const FIRST_EXPONENT: i32 = 16;

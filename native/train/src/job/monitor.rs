@@ -2,7 +2,7 @@
 
 use crate::error::JobError;
 use crate::job::params::{MonitorMode, TrainingParams};
-use crate::training::history::{EpochRecord, History};
+use crate::record::history::{EpochRecord, History};
 
 /// Says which epoch was the best, by one number of its record. It keeps nothing: all that it knows lies in the history,
 /// which is the same on every rank and part of each checkpoint.

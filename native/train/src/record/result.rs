@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::training::history::History;
+use crate::record::history::History;
 
 /// The result of a training. The same on every rank except `weights`, `warnings` and times.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,19 +1,8 @@
-//! Training under a launcher that speaks JSON lines on standard input and output.
-//!
-//! ```text
-//! launcher -> worker  {"start": {"job": {...}, "rank": 0, "worldSize": 2, "bindAddress": "127.0.0.1",
-//!                                "secret": "<base64>", "transport": "auto", "reportSteps": false}}
-//! worker -> launcher  {"gather": "<base64>"}
-//! launcher -> worker  {"gathered": ["<base64>", ...]}  or  {"left": {"rank": 3}}
-//! worker -> launcher  {"progress": {...}}  {"epoch": {...}}  {"step": {...}}
-//! launcher -> worker  {"cancel": true}
-//! worker -> launcher  {"result": {...}}  or  {"error": {...}}
-//! ```
+//! Training as the child of a launcher, with which it speaks JSON lines on standard input and output (see `lines`).
 //!
 //! The end of standard input means that the launcher is gone: the process exits at once.
 
 use std::io::{self, BufRead, StdinLock};
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -24,41 +13,13 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use flambeau_collective::{CollectiveError, Rendezvous};
 use flambeau_train::TrainingJob;
-use serde::Deserialize;
 
 use crate::failure::Failure;
-use crate::lines::{Line, Lines};
+use crate::lines::{Line, Lines, Message, Start};
 use crate::training::{self, Settings};
 
 /// How often a wait for the launcher looks whether the training was cancelled.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(100);
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-enum Message {
-    Start(Box<Start>),
-    Gathered(Vec<String>),
-    Left { rank: usize },
-    Cancel(bool),
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Start {
-    job: serde_json::Value,
-    rank: usize,
-    world_size: usize,
-    bind_address: IpAddr,
-    secret: String,
-    #[serde(default = "auto")]
-    transport: String,
-    #[serde(default)]
-    report_steps: bool,
-}
-
-fn auto() -> String {
-    "auto".into()
-}
 
 /// How the meeting of the ranks ended.
 enum Meeting {

@@ -1,4 +1,8 @@
-//! What computes gradients: the trait between the training loop and a module, and the messages that cross it.
+//! What computes gradients, and where they go: the traits between the training loop and a module, and the messages that cross
+//! them.
+
+pub(crate) mod layout;
+pub(crate) mod sink;
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -8,10 +12,9 @@ use std::sync::Arc;
 use flambeau_collective::{DType, Stream};
 use flambeau_data::Batch;
 
+use self::layout::{BucketInfo, ParameterInfo};
+use self::sink::{DeviceGradients, GradientSink};
 use crate::error::ModelError;
-use crate::gradients::layout::{BucketInfo, ParameterInfo};
-use crate::gradients::sink::{DeviceGradients, GradientSink};
-use crate::training::history::EpochRecord;
 
 /// A contiguous tensor of the model, in main memory: the tensor itself, or a copy of one that lies on a device. The model
 /// owns the memory and keeps it where it is until the next call of one of its methods other than [`Model::tensors`].
@@ -112,31 +115,6 @@ pub struct StepContext<'a> {
     pub used: &'a [bool],
     /// What each learning rate that the optimizer was made with is multiplied by in this step; often exactly 1.
     pub rate_factor: f64,
-}
-
-/// What an optimizer step came to, over all ranks.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepReport {
-    /// The epoch, counted from 0.
-    pub epoch: u64,
-    /// The optimizer step, counted from 0 over all epochs.
-    pub step: u64,
-    /// Optimizer steps in an epoch.
-    pub steps_per_epoch: u64,
-    /// Rows of the step over all ranks.
-    pub num_rows: u64,
-    /// The mean loss of the step. `None` where the denominator is 0, in which case the optimizer took no step.
-    pub loss: Option<f64>,
-    /// 2-norm of all gradients before clipping; `None` where `gradientClipNorm` is not set, where the gradients
-    /// overflowed, and on a device, which would have to be waited for.
-    pub gradient_norm: Option<f64>,
-}
-
-/// What an epoch came to.
-#[derive(Clone, Copy, Debug)]
-pub struct EpochReport<'a> {
-    /// The epoch's record; its seconds are this rank's own, all else is the same on every rank.
-    pub record: &'a EpochRecord,
 }
 
 /// What a model does beside [`Model`] whose framework computes on GPUs here.
@@ -273,17 +251,5 @@ pub trait Model {
     /// rank at the end.
     fn warnings(&mut self) -> Result<Vec<String>, ModelError> {
         Ok(vec![])
-    }
-
-    /// Called on every rank after each step.
-    fn on_step_end(&mut self, report: &StepReport) -> Result<(), ModelError> {
-        let _ = report;
-        Ok(())
-    }
-
-    /// Called on every rank after each epoch and its evaluation, before its checkpoint.
-    fn on_epoch_end(&mut self, report: &EpochReport<'_>) -> Result<(), ModelError> {
-        let _ = report;
-        Ok(())
     }
 }
