@@ -140,13 +140,12 @@ fn attempted(
         }
         let reason = text(&last["error"]["message"]);
         before = format!(" (after another failure: {reason})");
-        thread::sleep(seconds(&verdict["backOffSeconds"]));
-        tell(&format!(
-            "training is started again ({} of at most {} restarts): {reason}",
-            restarts + 1,
-            job.params.max_restarts,
-        ));
         restarts += 1;
+        let of = job.params.max_restarts;
+        tell(&format!(
+            "training is started again ({restarts} of at most {of} restarts): {reason}"
+        ));
+        thread::sleep(seconds(&verdict["backOffSeconds"]));
     }
 }
 
@@ -188,7 +187,7 @@ impl Lease {
         let name = new_id(job, below.and_then(|path| path.split('/').next()));
         let name = name.map_err(|(_, reason)| untold(&reason)).ok()?;
         let job = job.clone();
-        let ask = move |question| {
+        let ask = move |question: &str| {
             if let Err((_, reason)) = supervise(&job, &json!({"ask": question, "lease": name})) {
                 untold(&reason);
             }
