@@ -1,5 +1,14 @@
-"""Fits over two executor JVMs, and what happens when one dies; the oracle is a fit that nothing disturbed."""
+"""Fits over two executor JVMs, and what happens when one dies; the oracle is a fit that nothing disturbed.
 
+On one host, and on two as different as one machine can make them: each in a network of its own, on a
+standalone cluster of Spark's.
+"""
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from spark_program import outcome_of
+from spark_program import SPARK_HOME, environment_on, outcome_of
 
 CLUSTER = "local-cluster[2,1,1024]"
+HOSTS = ("10.84.0.1", "10.84.0.2")
+MASTER = f"spark://{HOSTS[0]}:7077"
+_SECONDS = 60
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +61,26 @@ def on_cluster(data: Path, directory: Path) -> dict[str, Any]:
     return fits(CLUSTER, data, directory, "train,raise,kill")
 
 
-def fits(master: str, data: Path, directory: Path, behaviours: str) -> dict[str, Any]:
-    """Runs the program and returns its outcomes."""
-    options = {"master": master, "data": data, "directory": directory, "behaviours": behaviours}
-    return outcome_of("cluster_fit.py", directory, **options)
+def fits(
+    master: str, data: Path, directory: Path, behaviours: str, host: str = "127.0.0.1", *within: str
+) -> dict[str, Any]:
+    """Runs the program, on a host, and returns its outcomes."""
+    return outcome_of(
+        "cluster_fit.py",
+        directory,
+        host=host,
+        within=within,
+        master=master,
+        data=data,
+        directory=directory,
+        behaviours=behaviours,
+    )
 
 
 def test_two_executor_jvms_train_what_one_does(
     undisturbed: dict[str, Any], on_cluster: dict[str, Any], directory: Path
 ) -> None:
+    assert on_cluster["train"]["networks"] == 1
     assert on_cluster["train"]["digest"] == undisturbed["digest"]
     assert list((directory / "train" / "attempts").glob("*")) == []
 
@@ -74,3 +97,83 @@ def test_a_users_exception_is_not_retried(on_cluster: dict[str, Any]) -> None:
     assert outcome["error"] == "LookupError"
     assert "no such embedding: 'ZZ'" in outcome["message"]
     assert 1 <= outcome["markers"] <= 2, "each of the two ranks ran at most once"
+
+
+def ip(arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments.split()], capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"SKIPPED: no network namespaces here: ip {arguments}: {done.stderr.strip()}")
+
+
+def within(network: str) -> list[str]:
+    return ["ip", "netns", "exec", network]
+
+
+@pytest.fixture(scope="module")
+def networks() -> Iterator[list[str]]:
+    """Two network namespaces, each with one of the addresses, with a cable between them."""
+    names = [f"flambeau-{os.getpid()}-{side}" for side in "ab"]
+    devices = [f"fl{os.getpid()}{side}" for side in "ab"]
+    with ExitStack() as stack:
+        for name in names:
+            ip(f"netns add {name}")
+            stack.callback(subprocess.run, ["ip", "netns", "del", name], check=True)
+        ip(f"link add {devices[0]} netns {names[0]} type veth peer name {devices[1]} netns {names[1]}")
+        for name, device, address in zip(names, devices, HOSTS, strict=True):
+            ip(f"-n {name} addr add {address}/24 dev {device}")
+            ip(f"-n {name} link set {device} up")
+            ip(f"-n {name} link set lo up")
+        yield names
+
+
+@pytest.fixture(scope="module")
+def cluster(networks: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A standalone cluster with a worker on each host, and its master on the first."""
+    directory = tmp_path_factory.mktemp("spark")
+    master = ["master.Master", "--host", HOSTS[0], "--port", "7077"]
+    of_all = f"--cores 1 --memory 1g --work-dir {directory} {MASTER}".split()
+    workers = [["worker.Worker", "--host", host, *of_all] for host in HOSTS]
+    with ExitStack() as stack:
+        for number, (program, *arguments) in enumerate([master, *workers]):
+            host = max(0, number - 1)
+            command = [*within(networks[host]), str(SPARK_HOME / "bin" / "spark-class")]
+            command += [f"org.apache.spark.deploy.{program}", "--webui-port", "0", *arguments]
+            log = stack.enter_context(open(directory / f"log-{number}", "w"))
+            process = subprocess.Popen(
+                command, env=environment_on(HOSTS[host]), cwd=directory, stdout=log, stderr=subprocess.STDOUT
+            )
+            stack.callback(process.wait, 30)
+            stack.callback(process.terminate)
+            said = "I have been elected leader" if number == 0 else "Successfully registered with master"
+            await_line(directory / f"log-{number}", said)
+        yield
+
+
+def await_line(log: Path, said: str) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while said not in log.read_text():
+        assert time.monotonic() < deadline, log.read_text()[-4000:]
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def on_two_hosts(
+    networks: list[str], cluster: None, data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """The outcomes of two fits; in the second, an executor is killed."""
+    directory = tmp_path_factory.mktemp("two-hosts")
+    return fits(MASTER, data, directory, "train,kill", HOSTS[0], *within(networks[0]))
+
+
+@pytest.mark.long
+def test_two_hosts_train_what_one_does(undisturbed: dict[str, Any], on_two_hosts: dict[str, Any]) -> None:
+    assert on_two_hosts["train"]["networks"] == 2
+    assert on_two_hosts["train"]["digest"] == undisturbed["digest"]
+
+
+@pytest.mark.long
+def test_a_lost_host_ends_in_the_same_model(
+    undisturbed: dict[str, Any], on_two_hosts: dict[str, Any]
+) -> None:
+    assert on_two_hosts["kill"]["markers"] == 1, "no executor was killed"
+    assert on_two_hosts["kill"]["digest"] == undisturbed["digest"]

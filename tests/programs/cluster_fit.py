@@ -36,6 +36,9 @@ class KillsItsExecutor(torch.nn.Module):
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         if self.training:
             self.forwards += 1
+            if self.forwards == 1:
+                network = os.stat("/proc/self/ns/net").st_ino
+                (Path(self.marker).parent / f"network-{network}").touch()
             if self.forwards == self.fatal_forward and self.claims_marker():
                 os.kill(executor_pid(), signal.SIGKILL)
                 time.sleep(60)
@@ -113,6 +116,7 @@ def fit(behaviour: str, data: str, directory: Path) -> dict[str, object]:
         outcome.update(error=type(error).__name__, message=str(error))
     else:
         outcome.update(digest=digest(model.module()), history=model.history)
+    outcome["networks"] = len(list(directory.glob("network-*")))
     return outcome | {"markers": len(list(directory.glob(f"{marker.name}*")))}
 
 
@@ -126,8 +130,8 @@ def main() -> None:
     spark = (
         SparkSession.builder.master(arguments.master)
         .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", os.environ["SPARK_LOCAL_IP"])
+        .config("spark.driver.bindAddress", os.environ["SPARK_LOCAL_IP"])
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
