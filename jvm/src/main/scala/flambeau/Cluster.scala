@@ -1,36 +1,17 @@
 package flambeau
 
-import java.util.UUID
-
-import scala.reflect.ClassTag
 import scala.util.control.NonFatal
 
-import flambeau.jni.{NativeLibrary, StoredFile}
+import flambeau.jni.NativeLibrary
+import org.apache.spark.BarrierTaskContext
 import org.apache.spark.sql.SparkSession
-import org.apache.spark.{BarrierTaskContext, SparkContext}
-import org.slf4j.LoggerFactory
 
-/** What the driver asks of Spark before a training: task slots, and a work directory that all workers reach. */
+/** What a training asks of its workers beforehand: task slots, and a work directory that all of them reach. */
 private[flambeau] object Cluster {
-  private val log = LoggerFactory.getLogger("flambeau")
-
   private val SlotPollMillis = 1000L
   private val RegistrationMillis = 30000L
 
-  /** The setting that names the work directory of fits whose `workDir` is not set. */
-  val WorkDir = "spark.flambeau.workDir"
-
-  // Those of the native store, as it names them where it refuses another.
-  private val Schemes = Seq("file", "dbfs", "s3", "s3a", "abfs", "abfss", "gs")
-
-  private val Local = """local(?:\[(\d+|\*)(?:,.*)?\])?""".r
   private val SeveralJvms = """local-cluster\[\s*\d+\s*,\s*(\d+)\s*,.*\]""".r
-
-  /** Whether driver and workers are one JVM: `local`, `local[n]`. */
-  def isLocal(spark: SparkSession): Boolean = Local.pattern.matcher(spark.sparkContext.master).matches
-
-  /** Whether workers run on this machine, in one JVM or several. */
-  def sharesMachine(spark: SparkSession): Boolean = spark.sparkContext.master.startsWith("local")
 
   /** Waits up to `seconds` for as many task slots as there are workers, with `numGpus` GPUs each. Executors of a session that
     * has just started are waited for too.
@@ -40,7 +21,8 @@ private[flambeau] object Cluster {
     */
   def checkSlots(spark: SparkSession, numWorkers: Int, numGpus: Int, seconds: Double): Unit = {
     if (numGpus > 0) TaskGpus.check(spark)
-    if (spark.sparkContext.getConf.getBoolean("spark.dynamicAllocation.enabled", false) && !isLocal(spark))
+    val isDynamic = spark.sparkContext.getConf.getBoolean("spark.dynamicAllocation.enabled", false)
+    if (isDynamic && !Session.isLocal(spark))
       throw new ClusterException(
         "spark.dynamicAllocation.enabled is true, and Spark runs no barrier stage with it: " +
           s"set it to false and ask for the executors that $numWorkers workers need"
@@ -62,7 +44,7 @@ private[flambeau] object Cluster {
 
   /** For how long executors of a session that has just started may still be on their way. */
   private def startingMillis(spark: SparkSession): Long =
-    if (isLocal(spark)) 0
+    if (Session.isLocal(spark)) 0
     else math.max(0, spark.sparkContext.startTime + RegistrationMillis - System.currentTimeMillis)
 
   /** Tasks that can run at once, with `numGpus` GPUs each where that is not 0. */
@@ -74,8 +56,8 @@ private[flambeau] object Cluster {
       case _                 => sc.getConf.getOption("spark.executor.cores").map(_.toInt)
     }
     (sc.master, cores) match {
-      case (Local("*"), _)    => Runtime.getRuntime.availableProcessors / cpus
-      case (Local(number), _) => Option(number).fold(1)(_.toInt) / cpus
+      case (Session.Local("*"), _)    => Runtime.getRuntime.availableProcessors / cpus
+      case (Session.Local(number), _) => Option(number).fold(1)(_.toInt) / cpus
       case (_, Some(each))    =>
         // One of the infos is the driver's own.
         val executors = sc.statusTracker.getExecutorInfos.length - 1
@@ -84,35 +66,13 @@ private[flambeau] object Cluster {
     }
   }
 
-  /** Runs `action`, which runs Spark jobs on this thread, so that an interrupt of the thread cancels them. */
-  def interruptible[T](sc: SparkContext)(action: => T): T = {
-    val tag = s"flambeau-${UUID.randomUUID}"
-    sc.addJobTag(tag)
-    try action
-    catch {
-      case error: Throwable if isInterrupt(error) =>
-        log.warn("cancelling the training's Spark jobs")
-        sc.cancelJobsWithTag(tag)
-        throw error
-    } finally sc.removeJobTag(tag)
-  }
-
-  private def isInterrupt(error: Throwable): Boolean =
-    Iterator.iterate(error)(_.getCause).takeWhile(_ != null).take(20).exists(
-      _.isInstanceOf[InterruptedException]
-    )
-
-  /** Runs `function` in one Spark task and returns its result: for what only workers can reach. */
-  def onWorker[T: ClassTag](spark: SparkSession)(function: () => T): T =
-    spark.sparkContext.parallelize(Seq(0), 1).map(_ => function()).collect().head
-
   /** Has every worker write into the work directory and read what the others wrote. One barrier stage.
     *
     * Throws StoreException where the directory is not shared, and ClusterException where a worker has no libtorch.
     */
   def probe(spark: SparkSession, work: WorkDirectory, numWorkers: Int): Unit = {
     val directory = work.path("probes", WorkDirectory.newId())
-    val answers = interruptible(spark.sparkContext) {
+    val answers = Session.interruptible(spark.sparkContext) {
       spark.sparkContext
         .parallelize(0 until numWorkers, numWorkers)
         .barrier()
@@ -162,56 +122,4 @@ private[flambeau] object Cluster {
     }
     Answer(RankTask.hostName, seen)
   }
-
-  /** Whether this process sees what workers write into the work directory; true in local mode. */
-  def isVisible(spark: SparkSession, work: WorkDirectory): Boolean = isLocal(spark) || {
-    val name = WorkDirectory.newId()
-    val file = work.path("probes", name, "seen")
-    onWorker(spark)(() => work.write(file, "seen".getBytes))
-    try work.sees(file)
-    finally onWorker(spark)(() => work.delete("probes", name))
-  }
-
-  /** Removes what crashed fits left in the work directory long ago; a failure is told and no more. */
-  def sweep(site: Site): Unit =
-    try Json.items(site.ask(Site.question("sweep"))).foreach { swept =>
-        log.info(
-          "removed {}, left behind {} days ago",
-          swept.get("uri").asText,
-          swept.get("days").asText: Any
-        )
-      }
-    catch {
-      case NonFatal(error) =>
-        log.warn(
-          s"what older fits left in ${site.work.uri} could not be removed: ${Launch.firstLine(error)}"
-        )
-    }
-
-  /** The work directory of a fit: the given one, that of `spark.flambeau.workDir`, or a temporary one in local mode. */
-  def workDirectory(spark: SparkSession, path: Option[String]): WorkDirectory =
-    path.orElse(spark.conf.getOption(WorkDir).filter(_.nonEmpty)) match {
-      case Some(location) =>
-        // Databricks mounts these, whatever its default file system is.
-        val stays = WorkDirectory.hasScheme(location) || location.matches("/(dbfs|Volumes|Workspace)/.*")
-        val qualified = if (stays) None else Some(Directory.qualified(spark, location))
-        val uri = qualified.fold(location)(_.toString)
-        for (scheme <- StoredFile.schemeOf(uri) if !Schemes.contains(scheme)) {
-          val wayOut =
-            if (stays) ""
-            else s"; $location lies there by fs.defaultFS, a path that all machines see is file:///..."
-          throw new ParamException(
-            s"workDir: the scheme `$scheme` of $uri is not supported; supported: local paths, ${Schemes.mkString(", ")}$wayOut"
-          )
-        }
-        val path = qualified.map(_.toUri).filter(_.getScheme == "file").fold(uri)(_.getPath)
-        WorkDirectory(WorkDirectory.absolute(path), Settings.of(spark))
-      case None if isLocal(spark) =>
-        WorkDirectory(WorkDirectory.temporary, Settings.of(spark), isTemporary = true)
-      case None =>
-        throw new ParamException(
-          s"workDir must be given on a cluster, or $WorkDir be set: a directory that the driver and all workers reach, " +
-            "such as a path on shared storage or an s3, abfss or gs URI"
-        )
-    }
 }

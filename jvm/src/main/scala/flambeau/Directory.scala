@@ -4,6 +4,8 @@ import java.io.{ByteArrayOutputStream, IOException, InputStream}
 import java.nio.file.{Files, Path => LocalPath, Paths, StandardCopyOption}
 import java.security.MessageDigest
 
+import com.fasterxml.jackson.databind.JsonNode
+import com.fasterxml.jackson.databind.node.ObjectNode
 import flambeau.jni.{NativeLibrary, StoredFile}
 import org.apache.hadoop.conf.Configuration
 import org.apache.hadoop.fs.{FileSystem, Path}
@@ -113,7 +115,17 @@ private[flambeau] final class Directory(spark: SparkSession, location: String) {
 }
 
 /** What a file of a saved directory is: its size in bytes and its SHA-256. */
-private[flambeau] final case class SavedFile(size: Long, sha256: String)
+private[flambeau] final case class SavedFile(size: Long, sha256: String) {
+
+  /** As metadata have it: `{"size", "sha256"}`. */
+  def json: ObjectNode = Json.obj().put("size", size).put("sha256", sha256)
+}
+
+private[flambeau] object SavedFile {
+
+  /** The inverse of `json`. */
+  def of(json: JsonNode): SavedFile = SavedFile(json.path("size").asLong, json.path("sha256").asText)
+}
 
 private[flambeau] object Directory {
 

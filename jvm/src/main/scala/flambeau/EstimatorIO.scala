@@ -22,14 +22,14 @@ private[flambeau] final class EstimatorWriter(estimator: HasTrainingParams with 
     val programs = Json.obj()
     for (source <- program; (form, file) <- source.files) {
       val name = ProgramForms.fileNames(form)
-      files.replace(name, FilesJson(directory.copy(name, file)))
+      files.replace(name, directory.copy(name, file).json)
       programs.put(form, name)
     }
     for (weights <- program.flatMap(_.weights))
-      files.replace(FileNames.Weights, FilesJson(directory.copy(FileNames.Weights, weights)))
+      files.replace(FileNames.Weights, directory.copy(FileNames.Weights, weights).json)
     for (name <- script) {
       val file = new Directory(sparkSession, name).asFile
-      files.replace(FileNames.LossScript, FilesJson(directory.copy(FileNames.LossScript, file)))
+      files.replace(FileNames.LossScript, directory.copy(FileNames.LossScript, file).json)
     }
     val ours = Json.obj()
     ours.replace("names", names)

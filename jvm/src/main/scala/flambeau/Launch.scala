@@ -70,7 +70,7 @@ private[flambeau] final class Launch(
       val error = ended.fold(identity, outcomes => outcomes(verdict.get("cause").asInt).exception)
       if (!verdict.get("again").asBoolean) throw error
       log.warn(
-        s"training is started again (${restarts + 1} of at most $maxRestarts restarts): ${firstLine(error)}"
+        s"training is started again (${restarts + 1} of at most $maxRestarts restarts): ${Failures.firstLine(error)}"
       )
       awaitSlots(error)
       train(restarts + 1, Some(error))
@@ -89,7 +89,7 @@ private[flambeau] final class Launch(
       try if (isOurs) Json.items(site.ask(question)).map(Checkpoint.of) else Nil
       catch {
         case NonFatal(error) =>
-          log.warn(s"the checkpoints in ${work.uri} could not be sorted out: ${firstLine(error)}")
+          log.warn(s"the checkpoints in ${work.uri} could not be sorted out: ${Failures.firstLine(error)}")
           Nil
       }
     if (isOurs) ofRun.remove()
@@ -112,7 +112,7 @@ private[flambeau] final class Launch(
       }
     } catch {
       case NonFatal(error) =>
-        log.warn(s"what the training left in ${work.uri} stays: ${firstLine(error)}")
+        log.warn(s"what the training left in ${work.uri} stays: ${Failures.firstLine(error)}")
     }
 
   /** Rank 0's result, with the warnings of all ranks. */
@@ -151,7 +151,7 @@ private[flambeau] final class Launch(
     val where =
       Json.obj().put("id", id).put("workDir", work.uri).set[ObjectNode]("resume", begun.get("resume"))
     val whole = job.deepCopy().set[ObjectNode]("attempt", where)
-    val place = MeetingPlace.of(work, id, Cluster.sharesMachine(spark))
+    val place = MeetingPlace.of(work, id, Session.sharesMachine(spark))
     val task = RankTask(whole.toString, code, begun.get("secret").asText, work.settings, place)
     val progress = watch(id)
     try Right(runStage(spark, task, numWorkers, numGpus))
@@ -218,7 +218,7 @@ private[flambeau] object Launch {
     def ended: Seq[RankOutcome] = outcomes.values.asScala.toList.sortBy(_.rank)
     val lost = new LostExecutors
     sc.addSparkListener(lost)
-    try Cluster.interruptible(sc) {
+    try Session.interruptible(sc) {
         val job = sc.submitJob[RankOutcome, RankOutcome, Unit](
           stage,
           _.next(),
@@ -254,9 +254,4 @@ private[flambeau] object Launch {
   private def isReady(job: FutureAction[_], atMost: FiniteDuration): Boolean =
     try Await.ready(job, atMost).isCompleted
     catch { case _: TimeoutException => false }
-
-  private[flambeau] def firstLine(error: Throwable): String =
-    Option(error.getMessage).flatMap(_.linesIterator.take(1).toSeq.headOption).getOrElse(
-      error.getClass.getSimpleName
-    )
 }

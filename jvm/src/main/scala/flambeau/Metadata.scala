@@ -23,7 +23,7 @@ private[flambeau] final case class Metadata(path: String, json: ObjectNode) {
     val entry = ours.path("files").path(name)
     if (entry.isMissingNode)
       throw new GeneralException(s"$path is damaged: its metadata does not tell of $name")
-    SavedFile(entry.path("size").asLong, entry.path("sha256").asText)
+    SavedFile.of(entry)
   }
 
   /** The forms of the program, by name, with their files' names. */

@@ -2,23 +2,13 @@ package flambeau
 
 import java.nio.charset.StandardCharsets.UTF_8
 
-import com.fasterxml.jackson.databind.node.ObjectNode
 import org.apache.spark.ml.util.{MLReader, MLWriter}
 
-/** Names of files in saved directories. */
-private[flambeau] object FileNames {
-  val Weights = "weights.safetensors"
-  val History = "history.json"
-  val Objects = "objects.pkl"
-  val LossScript = "loss.pt"
-}
-
 /** Writes a fitted model as a plain directory: `metadata/`, `weights.safetensors`, `history.json`, and its program. */
-private[flambeau] final class ModelWriter(model: TorchModel) extends MLWriter {
+private[flambeau] final class ModelWriter(model: CheckedParams, trained: Trained) extends MLWriter {
 
   override def save(path: String): Unit = {
     val directory = new Directory(sparkSession, path)
-    val trained = model.trained
     if (shouldOverwrite && (trained.programs.values.toSeq :+ trained.weights).exists(directory.holds))
       throw new GeneralException(
         s"the model was loaded from ${directory.path} and reads its weights from there; save it to another path"
@@ -29,10 +19,9 @@ private[flambeau] final class ModelWriter(model: TorchModel) extends MLWriter {
   /** Writes program, weights and history, then the metadata. */
   override protected def saveImpl(path: String): Unit = {
     val directory = new Directory(sparkSession, path)
-    val trained = model.trained
     val programs = Json.obj()
     val files = Json.obj()
-    def tell(name: String, saved: SavedFile): Unit = files.replace(name, FilesJson(saved))
+    def tell(name: String, saved: SavedFile): Unit = files.replace(name, saved.json)
 
     for ((form, file) <- trained.programs.toSeq.sortBy(_._1)) {
       val name = ProgramForms.fileNames(form)
@@ -54,17 +43,12 @@ private[flambeau] final class ModelWriter(model: TorchModel) extends MLWriter {
   }
 }
 
-/** `{"size", "sha256"}`. */
-private[flambeau] object FilesJson {
-  def apply(saved: SavedFile): ObjectNode = Json.obj().put("size", saved.size).put("sha256", saved.sha256)
-}
-
 /** Reads a fitted model that Scala or PySpark saved. Its weights and program stay where they are until they are used. */
-private[flambeau] final class ModelReader[M <: TorchModel](wanted: Class[M]) extends MLReader[M] {
+private[flambeau] final class ModelReader[M <: CheckedParams](wanted: Class[M]) extends MLReader[M] {
 
   override def load(path: String): M = {
     val metadata = Metadata.read(sparkSession, path)
-    val kind = ModelReader.kind(metadata.className).getOrElse(refuse(metadata))
+    if (!ModelReader.isModel(metadata.className)) refuse(metadata)
     metadata.checkVersion()
     val directory = new Directory(sparkSession, metadata.path)
     val ours = metadata.ours
@@ -95,7 +79,7 @@ private[flambeau] final class ModelReader[M <: TorchModel](wanted: Class[M]) ext
       ),
       counts = Counts.of(ours.path("summary"))
     )
-    val model = kind.make(metadata.uid, trained)
+    val model = ModelReader.make(metadata.className, metadata.uid, trained)
     metadata.setParams(model)
     if (!wanted.isInstance(model)) refuse(metadata)
     wanted.cast(model)
@@ -109,13 +93,19 @@ private[flambeau] final class ModelReader[M <: TorchModel](wanted: Class[M]) ext
 
 private[flambeau] object ModelReader {
 
-  /** The kind of model with a class of that name. */
-  def kind(className: String): Option[ModelKind[_ <: TorchModel]] = Kinds.get(className)
+  /** The classes of models, which are the same in both languages. */
+  private val Names =
+    Seq("flambeau.TorchModel", "flambeau.TorchRegressionModel", "flambeau.TorchClassificationModel")
 
-  /** By the names of their classes, which are the same in both languages. */
-  private val Kinds: Map[String, ModelKind[_ <: TorchModel]] = Map(
-    classOf[TorchModel].getName -> TorchModel,
-    classOf[TorchRegressionModel].getName -> TorchRegressionModel,
-    classOf[TorchClassificationModel].getName -> TorchClassificationModel
-  )
+  /** Whether a class of that name is a model's. */
+  def isModel(className: String): Boolean = Names.contains(className)
+
+  /** A model of that class, without params of its own. */
+  def make(className: String, uid: String, trained: Trained): CheckedParams = {
+    require(isModel(className), s"$className is no model's class")
+    val made = Class.forName(className, true, getClass.getClassLoader)
+      .getConstructor(classOf[String], classOf[Trained])
+      .newInstance(uid, trained)
+    made.asInstanceOf[CheckedParams]
+  }
 }

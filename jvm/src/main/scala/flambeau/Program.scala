@@ -61,7 +61,7 @@ private[flambeau] final case class Program(
 private[flambeau] object Program {
 
   /** What the estimator's params name. Throws ParamException for what is missing or no program. */
-  def of(estimator: TorchEstimator, spark: SparkSession): Program = {
+  def of(estimator: Trainable, spark: SparkSession): Program = {
     val initial = estimator.valueOf(estimator.initialModel)
     val path = estimator.valueOf(estimator.model).orElse(initial).getOrElse {
       throw new ParamException(
@@ -96,11 +96,7 @@ private[flambeau] object Program {
 
   /** A model's files by form, from a training result's `weights`. */
   def written(weights: JsonNode): Map[String, StoredFile] = {
-    val files = Json.items(weights.get("files")).map(file => file.get("name").asText -> stored(file)).toMap
+    val files = Json.items(weights.get("files")).map(file => file.get("name").asText -> StoredFile.of(file)).toMap
     ProgramForms.fileNames.collect { case (form, name) if files.contains(name) => form -> files(name) }
   }
-
-  /** `{"uri", "size", "sha256"}` as a file. */
-  def stored(json: JsonNode): StoredFile =
-    StoredFile(json.get("uri").asText, json.get("size").asLong, json.get("sha256").asText)
 }

@@ -25,7 +25,7 @@ private[flambeau] object ProgramFiles {
     */
   def place(site: Site, id: String)(name: String, file: StoredFile): StoredFile =
     here(site.spark, file) match {
-      case None => if (Cluster.isLocal(site.spark)) onDriver(site.spark, file) else file
+      case None => if (Session.isLocal(site.spark)) onDriver(site.spark, file) else file
       case Some(local) =>
         val (spark, work) = (site.spark, site.work)
         val target = work.path("attempts", id, name)
@@ -33,7 +33,7 @@ private[flambeau] object ProgramFiles {
           NativeLibrary.api(work.settings.get).storePutFile(work.settings.storeJson, target, local.toString)
         else {
           val bytes = spark.sparkContext.broadcast(Files.readAllBytes(local))
-          Cluster.onWorker(spark)(() => work.write(target, bytes.value))
+          Session.onWorker(spark)(() => work.write(target, bytes.value))
           bytes.destroy()
         }
         file.copy(uri = target)
@@ -49,7 +49,7 @@ private[flambeau] object ProgramFiles {
   /** The file's path, where workers may not see it and this machine does. */
   private def here(spark: SparkSession, file: StoredFile): Option[Path] = {
     val isShared = Seq("/Volumes/", "/dbfs/", "dbfs:").exists(file.uri.startsWith)
-    if (Cluster.isLocal(spark) || isShared) None
+    if (Session.isLocal(spark) || isShared) None
     else if (file.isHadoops) Some(fetched(spark, file))
     else StoredFile.localPath(file.uri).filter(Files.isRegularFile(_))
   }

@@ -56,7 +56,7 @@ private[flambeau] object ProgramSource {
   /** The forms and files that a directory's index tells of. */
   private def of(directory: Directory, index: JsonNode): ProgramSource = {
     val files = Json.fields(index.get("files")).map { case (name, entry) =>
-      name -> SavedFile(entry.path("size").asLong, entry.path("sha256").asText)
+      name -> SavedFile.of(entry)
     }.toMap
     val forms = Json.fields(index.get("programs")).map { case (form, name) => form -> name.asText }
     val known = forms.filter { case (form, name) =>

@@ -21,10 +21,7 @@ private[flambeau] object Refusal {
     catch { case error: Exception => throw found(error).getOrElse(error) }
 
   private def found(error: Throwable): Option[DataException] =
-    causes(error).map(cause => sentence.matcher(String.valueOf(cause.getMessage))).collectFirst {
+    Failures.causes(error).map(cause => sentence.matcher(String.valueOf(cause.getMessage))).collectFirst {
       case matcher if matcher.find() => new DataException(matcher.group(1), error)
     }
-
-  private def causes(error: Throwable): Seq[Throwable] =
-    Iterator.iterate(error)(_.getCause).takeWhile(_ != null).take(20).toList
 }

@@ -1,6 +1,6 @@
 package flambeau
 
-import flambeau.jni.{InputBatch, Scorer, ScorerSpec}
+import flambeau.jni.{InputBatch, Scorer, ScorerSpec, TensorRows}
 import org.apache.spark.ml.linalg.Vectors
 import org.apache.spark.sql.functions.col
 import org.apache.spark.sql.types._
@@ -49,7 +49,7 @@ private[flambeau] object RowScoring {
     val inputs = for {
       (tensor, input) <- tensors.zipWithIndex
       (name, index) <- tensor.columns.zipWithIndex
-    } yield RowInput(name, input, index * InputBatch.elementSize(tensor.dtype), tensor.dtype, numOf(tensor))
+    } yield RowInput(name, input, index * TensorRows.elementSize(tensor.dtype), tensor.dtype, numOf(tensor))
     val converted =
       tensors.flatMap(Expressions(df.schema, _, Role.Input)).zipWithIndex.map { case (column, index) =>
         column.as(s"flambeau input $index")
@@ -123,7 +123,7 @@ private[flambeau] final case class RowTask(
         for ((byte, index) <- bytes.zipWithIndex) to.put(at + index, byte)
       case items: scala.collection.Seq[_] =>
         input.checkLength(items.length)
-        val size = InputBatch.elementSize(input.dtype)
+        val size = TensorRows.elementSize(input.dtype)
         for ((item, index) <- items.iterator.zipWithIndex) putNumber(item, input, to, at + index * size)
       case number => putNumber(number, input, to, at)
     }

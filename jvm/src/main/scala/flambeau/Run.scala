@@ -92,7 +92,7 @@ private[flambeau] final class Run(
     */
   private def digests(ends: Boolean): Seq[String] = {
     def isHere =
-      Cluster.isLocal(site.spark) && files.forall(StoredFile.localPath(_).exists(Files.isRegularFile(_)))
+      Session.isLocal(site.spark) && files.forall(StoredFile.localPath(_).exists(Files.isRegularFile(_)))
     // Copies without this object, which does not travel with tasks.
     val (work, all) = (site.work, files.toArray)
     if (ends || isHere) site.here(digestsOf(_, all, ends)).toSeq

@@ -66,13 +66,16 @@ private[flambeau] final case class ScoreExec(
     val metrics = scoringMetrics
     val carried =
       StructType(child.output.map(field => StructField(field.name, field.dataType, field.nullable)))
-    child.execute().mapPartitions(task.scoreRows(_, carried, ordinals, metrics))
+    child.execute().mapPartitions { rows =>
+      // A partition without rows loads no program.
+      if (rows.hasNext) new ScoredRows(task, rows, carried, ordinals, metrics) else Iterator.empty
+    }
   }
 
   protected override def doExecuteColumnar(): RDD[ColumnarBatch] = {
     val (task, ordinals) = (this.task, this.ordinals)
     val metrics = scoringMetrics
-    child.executeColumnar().mapPartitions(task.scoreBatches(_, ordinals, metrics))
+    child.executeColumnar().mapPartitions(new ScoredBatches(task, _, ordinals, metrics))
   }
 
   private def scoringMetrics = ScoringMetrics(longMetric("numOutputRows"), longMetric("scoringTime"))

@@ -1,6 +1,5 @@
 package flambeau
 
-import org.apache.spark.sql.SparkSessionExtensions
 import org.apache.spark.sql.catalyst.expressions.{And, AttributeSet, PredicateHelper}
 import org.apache.spark.sql.catalyst.optimizer.{
   CollapseProject, ColumnPruning, PushDownPredicates, RemoveNoopOperators
@@ -39,18 +38,5 @@ private[flambeau] object LateScoreRule extends Rule[LogicalPlan] {
   override def apply(plan: LogicalPlan): LogicalPlan = {
     val moved = ScoreRule(plan)
     if (moved.fastEquals(plan)) plan else apply(further.foldLeft(moved)((now, rule) => rule(now)))
-  }
-}
-
-/** Lets a session plan and optimize what `transform` gives, from its start on: `spark.sql.extensions` set to
-  * `flambeau.FlambeauExtensions`.
-  *
-  * Sessions in which a model transforms learn of it by themselves. Others do not, such as one that reads another's global
-  * temporary view.
-  */
-final class FlambeauExtensions extends (SparkSessionExtensions => Unit) {
-  override def apply(extensions: SparkSessionExtensions): Unit = {
-    extensions.injectPlannerStrategy(_ => ScoreStrategy)
-    extensions.injectOptimizerRule(_ => ScoreRule)
   }
 }

@@ -2,7 +2,13 @@ package flambeau
 
 import org.apache.spark.sql.vectorized.ColumnarBatch
 
-/** A partition's batches of columns with the outputs as further columns; those that were there stay as they are. */
+/** A partition's batches of columns with the outputs as further columns; those that were there stay as they are.
+  *
+  * Each is scored in pieces of up to the task's `batchSize` rows, and good until the next one is asked for.
+  *
+  * @param ordinals
+  *   the place of each input among the columns
+  */
 private[flambeau] final class ScoredBatches(
     task: ScoringTask,
     batches: Iterator[ColumnarBatch],

@@ -6,9 +6,15 @@ import org.apache.spark.sql.catalyst.expressions.codegen.GenerateUnsafeRowJoiner
 import org.apache.spark.sql.types.StructType
 import org.apache.spark.sql.vectorized.{ColumnVector, ColumnarBatch}
 
-/** A partition's rows with their outputs, a batch read ahead.
+/** A partition's rows with their outputs, scored in batches of the task's `batchSize`. A batch is read ahead of the row that is
+  * asked for, and no more; a row is good until the next one is asked for.
   *
   * Spark writes a row over with the next, so a batch's rows are held as copies of their bytes.
+  *
+  * @param carried
+  *   the fields of the rows
+  * @param ordinals
+  *   the place of each input among them
   */
 private[flambeau] final class ScoredRows(
     task: ScoringTask,

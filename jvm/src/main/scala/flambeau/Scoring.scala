@@ -1,6 +1,6 @@
 package flambeau
 
-import flambeau.jni.{InputBatch, ScorerSpec}
+import flambeau.jni.{ScorerSpec, TensorRows}
 import org.apache.spark.sql.{Column, DataFrame, SparkSession}
 import org.apache.spark.sql.catalyst.expressions.{Alias, Attribute, AttributeReference}
 import org.apache.spark.sql.catalyst.plans.logical.{LogicalPlan, Project}
@@ -87,7 +87,7 @@ private[flambeau] object Scoring {
         found,
         tensor,
         input,
-        index * InputBatch.elementSize(tensor.dtype),
+        index * TensorRows.elementSize(tensor.dtype),
         if (isRead) None else Some(conversion)
       )
     }

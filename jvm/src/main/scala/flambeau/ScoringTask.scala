@@ -1,7 +1,6 @@
 package flambeau
 
 import flambeau.jni.{Scorer, ScorerSpec}
-import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.metric.SQLMetric
 import org.apache.spark.sql.types.{DataType, StructField, StructType}
@@ -38,31 +37,6 @@ private[flambeau] final case class ScoringTask(
 
   /** Whether the outputs of a batch of Spark's, which has about 4096 rows, are of a size to be held as one. */
   def isNarrow: Boolean = spec.outputRowBytes <= (64 << 10)
-
-  /** Scores a partition's rows in batches of `spec.batchSize`. A batch is read ahead of the row that is asked for, and no
-    * more; a partition without rows loads no program. A row is good until the next one is asked for.
-    *
-    * @param carried
-    *   the fields of the rows
-    * @param ordinals
-    *   the place of each input among them
-    */
-  def scoreRows(
-      rows: Iterator[InternalRow],
-      carried: StructType,
-      ordinals: Array[Int],
-      metrics: ScoringMetrics
-  ): Iterator[InternalRow] =
-    if (rows.hasNext) new ScoredRows(this, rows, carried, ordinals, metrics) else Iterator.empty
-
-  /** Scores a partition's batches, each in pieces of up to `spec.batchSize` rows. A batch is good until the next one is
-    * asked for.
-    */
-  def scoreBatches(
-      batches: Iterator[ColumnarBatch],
-      ordinals: Array[Int],
-      metrics: ScoringMetrics
-  ): Iterator[ColumnarBatch] = new ScoredBatches(this, batches, ordinals, metrics)
 }
 
 /** A program that is loaded for a task, with memory for the rows that it is to score next. */

@@ -22,7 +22,7 @@ private[flambeau] final case class Site(spark: SparkSession, work: WorkDirectory
     else {
       // A copy without this object, which does not travel with tasks.
       val directory = work
-      Cluster.onWorker(spark)(() => act(directory))
+      Session.onWorker(spark)(() => act(directory))
     }
 
   /** The supervisor's answer to a question about the directory. */
@@ -37,14 +37,41 @@ private[flambeau] final case class Site(spark: SparkSession, work: WorkDirectory
   def remove(parts: String*): Unit = {
     val uri = work.path(parts: _*)
     try ask(Site.question("remove").put("path", parts.mkString("/")))
-    catch { case NonFatal(error) => log.warn(s"$uri could not be removed: ${Launch.firstLine(error)}") }
+    catch { case NonFatal(error) => log.warn(s"$uri could not be removed: ${Failures.firstLine(error)}") }
   }
+
+  /** Removes what crashed fits left there long ago; a failure is told and no more. */
+  def sweep(): Unit =
+    try Json.items(ask(question("sweep"))).foreach { swept =>
+        log.info(
+          "removed {}, left behind {} days ago",
+          swept.get("uri").asText,
+          swept.get("days").asText: Any
+        )
+      }
+    catch {
+      case NonFatal(error) =>
+        log.warn(
+          s"what older fits left in ${work.uri} could not be removed: ${Failures.firstLine(error)}"
+        )
+    }
 }
 
 private[flambeau] object Site {
+  private val log = LoggerFactory.getLogger("flambeau")
 
   /** A question for the supervisor, to be filled in. */
   def question(ask: String): ObjectNode = Json.obj().put("ask", ask)
 
-  private val log = LoggerFactory.getLogger("flambeau")
+  /** The directory as this process reaches it: it looks whether it sees what workers write there. */
+  def of(spark: SparkSession, work: WorkDirectory): Site =
+    Site(spark, work, isVisible = Session.isLocal(spark) || sees(spark, work))
+
+  private def sees(spark: SparkSession, work: WorkDirectory): Boolean = {
+    val name = WorkDirectory.newId()
+    val file = work.path("probes", name, "seen")
+    Session.onWorker(spark)(() => work.write(file, "seen".getBytes))
+    try work.sees(file)
+    finally Session.onWorker(spark)(() => work.delete("probes", name))
+  }
 }

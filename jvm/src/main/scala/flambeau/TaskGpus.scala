@@ -21,7 +21,7 @@ private[flambeau] object TaskGpus {
   /** Throws ClusterException where Spark cannot assign one to each task of a stage. */
   def check(spark: SparkSession): Unit = {
     val conf = spark.sparkContext.getConf
-    if (Cluster.isLocal(spark)) refuse("Spark assigns no GPUs in local mode")
+    if (Session.isLocal(spark)) refuse("Spark assigns no GPUs in local mode")
     if (conf.getInt(OfExecutor, 0) < 1) refuse(s"$OfExecutor is not set, so that Spark knows of no GPUs")
   }
 

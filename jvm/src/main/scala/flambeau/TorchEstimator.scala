@@ -25,14 +25,14 @@ import org.apache.spark.sql.{Dataset, SparkSession}
   */
 class TorchEstimator(override val uid: String)
     extends Estimator[TorchModel]
-    with HasTrainingParams
-    with HasObjects
+    with Trainable
     with MLWritable {
 
   def this() = this(Identifiable.randomUID("TorchEstimator"))
 
-  /** The type that labels are read as; none follows their columns. */
-  private[flambeau] def labelDtype: Option[String] = None
+  private[flambeau] override def labelDtype: Option[String] = None
+
+  private[flambeau] override def checkOutput(output: OutputSpec): Unit = modelKind.checkOutput(output)
 
   private[flambeau] def modelKind: ModelKind[_ <: TorchModel] = TorchModel
 

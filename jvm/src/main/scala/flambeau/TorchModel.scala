@@ -60,7 +60,7 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
 
   /** The model as it was at one of its `checkpoints`: with those weights and the history up to it. */
   def at(checkpoint: Checkpoint): TorchModel =
-    copyValues(kind.make(uid, checkpoint.of(trained)).setParent(parent))
+    copyValues(kind.make(uid, trained.at(checkpoint)).setParent(parent))
 
   /** What kind of model it is. */
   private[flambeau] def kind: ModelKind[_ <: TorchModel] = TorchModel
@@ -116,7 +116,7 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     copyValues(new TorchModel(uid, trained), extra).setParent(parent)
 
   /** A writer of this model: `model.write.overwrite().save(path)`. */
-  override def write: MLWriter = new ModelWriter(this)
+  override def write: MLWriter = new ModelWriter(this, trained)
 
   /** The params that name the outputs' columns, and the columns; those with an empty name are left out. */
   private[flambeau] def outputFields: Seq[(String, StructField)] = {

@@ -4,6 +4,7 @@ import scala.collection.mutable
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
+import flambeau.jni.StoredFile
 import org.apache.spark.sql.types.StructType
 import org.apache.spark.sql.{DataFrame, SparkSession}
 import org.slf4j.LoggerFactory
@@ -12,7 +13,7 @@ import org.slf4j.LoggerFactory
   * running anything on Spark.
   */
 private[flambeau] final class Training private (
-    estimator: TorchEstimator,
+    estimator: Trainable,
     spark: SparkSession,
     work: WorkDirectory,
     program: Program
@@ -44,7 +45,7 @@ private[flambeau] final class Training private (
     */
   def output(columns: DataColumns): OutputSpec = {
     val output = OutputSpec.of(check(columns.specJson).get("output"))
-    if (output.tensors.nonEmpty) estimator.modelKind.checkOutput(output)
+    if (output.tensors.nonEmpty) estimator.checkOutput(output)
     output
   }
 
@@ -56,9 +57,9 @@ private[flambeau] final class Training private (
       estimator.getNumGpusPerWorker,
       estimator.getSlotTimeout
     )
-    if (!Cluster.isLocal(spark)) Cluster.probe(spark, work, estimator.getNumWorkers)
-    val site = Site(spark, work, Cluster.isVisible(spark, work))
-    if (!work.isTemporary) Cluster.sweep(site)
+    if (!Session.isLocal(spark)) Cluster.probe(spark, work, estimator.getNumWorkers)
+    val site = Site.of(spark, work)
+    if (!work.isTemporary) site.sweep()
     site
   }
 
@@ -73,7 +74,7 @@ private[flambeau] final class Training private (
   /** The rows of `df` as shards in the work directory, for as long as `use` runs. */
   def written[T](df: DataFrame, columns: DataColumns, site: Site)(use: ShardSet => T): T = {
     val name = WorkDirectory.newId()
-    try use(Cluster.interruptible(spark.sparkContext)(Shards.write(df, columns, work.path("shards", name))))
+    try use(Session.interruptible(spark.sparkContext)(Shards.write(df, columns, work.path("shards", name))))
     finally site.remove("shards", name)
   }
 
@@ -103,7 +104,7 @@ private[flambeau] final class Training private (
       val launch = new Launch(
         site,
         job(shards.jobData, everywhere),
-        if (Cluster.isLocal(spark)) Map.empty else everywhere.code,
+        if (Session.isLocal(spark)) Map.empty else everywhere.code,
         numWorkers,
         estimator.getNumGpusPerWorker,
         estimator.getMaxRestarts,
@@ -154,7 +155,7 @@ private[flambeau] final class Training private (
     Trained(
       programs,
       reasons.toMap,
-      Program.stored(result.get("weights")),
+      StoredFile.of(result.get("weights")),
       inputs,
       output,
       Trained.outputKind(estimator.valueOf(estimator.loss), output),
@@ -203,9 +204,9 @@ private[flambeau] object Training {
   /** Checks the params and what they name. Throws ParamException, and FlambeauException where this machine has no
     * libtorch.
     */
-  def of(estimator: TorchEstimator, spark: SparkSession): Training = {
+  def of(estimator: Trainable, spark: SparkSession): Training = {
     estimator.checkParams()
-    val work = Cluster.workDirectory(spark, estimator.valueOf(estimator.workDir))
+    val work = WorkDirectory.of(spark, estimator.valueOf(estimator.workDir))
     new Training(estimator, spark, work, Program.of(estimator, spark))
   }
 }

@@ -4,12 +4,13 @@ import java.io.IOException
 import java.nio.file.{Files, Path, Paths}
 import java.security.SecureRandom
 import java.time.format.DateTimeFormatter
-import java.time.{Duration, LocalDateTime, ZoneOffset}
+import java.time.{LocalDateTime, ZoneOffset}
 import java.util.Comparator
 
 import scala.util.Try
 
-import flambeau.jni.{NativeApi, NativeLibrary}
+import flambeau.jni.{NativeApi, NativeLibrary, StoredFile}
+import org.apache.spark.sql.SparkSession
 import org.slf4j.LoggerFactory
 
 /** The work directory of fits: shards, attempts and models, as this process and as Spark see it.
@@ -49,13 +50,43 @@ private[flambeau] final case class WorkDirectory(
 private[flambeau] object WorkDirectory {
   private val log = LoggerFactory.getLogger("flambeau")
 
-  val SweepAge: Duration = Duration.ofDays(7)
+  /** The setting that names the work directory of fits whose `workDir` is not set. */
+  val Key = "spark.flambeau.workDir"
+
+  // Those of the native store, as it names them where it refuses another.
+  private val Schemes = Seq("file", "dbfs", "s3", "s3a", "abfs", "abfss", "gs")
 
   private val Stamp = DateTimeFormatter.ofPattern("yyyyMMdd'T'HHmmss'Z'")
   private val random = new SecureRandom
 
+  /** The work directory of a fit: the given one, that of `spark.flambeau.workDir`, or a temporary one in local mode. */
+  def of(spark: SparkSession, workDir: Option[String]): WorkDirectory =
+    workDir.orElse(spark.conf.getOption(Key).filter(_.nonEmpty)) match {
+      case Some(location) =>
+        // Databricks mounts these, whatever its default file system is.
+        val stays = hasScheme(location) || location.matches("/(dbfs|Volumes|Workspace)/.*")
+        val qualified = if (stays) None else Some(Directory.qualified(spark, location))
+        val uri = qualified.fold(location)(_.toString)
+        for (scheme <- StoredFile.schemeOf(uri) if !Schemes.contains(scheme)) {
+          val wayOut =
+            if (stays) ""
+            else s"; $location lies there by fs.defaultFS, a path that all machines see is file:///..."
+          throw new ParamException(
+            s"workDir: the scheme `$scheme` of $uri is not supported; supported: local paths, ${Schemes.mkString(", ")}$wayOut"
+          )
+        }
+        val path = qualified.map(_.toUri).filter(_.getScheme == "file").fold(uri)(_.getPath)
+        WorkDirectory(absolute(path), Settings.of(spark))
+      case None if Session.isLocal(spark) => WorkDirectory(temporary, Settings.of(spark), isTemporary = true)
+      case None =>
+        throw new ParamException(
+          s"workDir must be given on a cluster, or $Key be set: a directory that the driver and all workers reach, " +
+            "such as a path on shared storage or an s3, abfss or gs URI"
+        )
+    }
+
   /** The work directory of this process's fits in local mode: made once, removed when the process ends. */
-  lazy val temporary: String = {
+  private lazy val temporary: String = {
     val directory = Files.createTempDirectory("flambeau-")
     Runtime.getRuntime.addShutdownHook(new Thread(() => removeLocal(directory), "flambeau-clean-up"))
     directory.toString
