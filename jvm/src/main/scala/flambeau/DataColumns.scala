@@ -43,29 +43,18 @@ private[flambeau] final case class DataColumns(
 
 private[flambeau] object DataColumns {
 
-  /** The columns that a fit with these params reads from a DataFrame of this schema, and how it splits the rows.
-    *
-    * Without a `labelDtype` the labels' types are those of their columns; `wide` (a module in float64) makes labels and
-    * the weight float64 where they would be float32. Throws DataException and ParamException as
-    * [[Columns.resolveInputs]] does.
+  /** The columns that a fit reads from a DataFrame of this schema, with the inputs in the order of forward's arguments, and
+    * how it splits the rows. Throws DataException and ParamException as [[Columns.resolveInputs]] and [[Columns.inOrder]] do.
     */
-  def resolve(
-      schema: StructType,
-      params: HasTrainingParams,
-      labelDtype: Option[String],
-      wide: Boolean
-  ): DataColumns =
-    tensors(schema, params, labelDtype, wide).copy(split = split(schema, params))
+  def resolve(schema: StructType, reading: Reading): DataColumns =
+    tensors(schema, reading).copy(split = split(schema, reading.params))
 
   /** What `resolve` gives, without the split. */
-  def tensors(
-      schema: StructType,
-      params: HasTrainingParams,
-      labelDtype: Option[String],
-      wide: Boolean
-  ): DataColumns = {
+  def tensors(schema: StructType, reading: Reading): DataColumns = {
+    val params = reading.params
     val labelCols = params.valueOf(params.labelCols).fold(Seq(params.getLabelCol))(_.toSeq)
-    val labels = labelCols.map(name => Columns.resolveTensor(schema, name, Seq(name), labelDtype, Role.Label))
+    val labels =
+      labelCols.map(name => Columns.resolveTensor(schema, name, Seq(name), reading.labelDtype, Role.Label))
     val weight = params.valueOf(params.weightCol).map { name =>
       val tensor = Columns.resolveTensor(schema, name, Seq(name), Some("float32"), Role.Weight)
       if (!tensor.shape.contains(Nil)) {
@@ -74,13 +63,14 @@ private[flambeau] object DataColumns {
           s"column '$name' is ${Columns.typeName(dtype)}; the weight of a row is a single number"
         )
       }
-      widen(tensor, wide)
+      widen(tensor, reading.isWide)
     }
-    DataColumns(Columns.resolveInputs(schema, params), labels.map(widen(_, wide)), weight, None)
+    val inputs = Columns.inOrder(Columns.resolveInputs(schema, params), params, reading.arguments)
+    DataColumns(inputs, labels.map(widen(_, reading.isWide)), weight, None)
   }
 
-  private def widen(tensor: TensorColumns, wide: Boolean): TensorColumns =
-    if (wide && tensor.dtype == "float32") tensor.copy(dtype = "float64") else tensor
+  private def widen(tensor: TensorColumns, isWide: Boolean): TensorColumns =
+    if (isWide && tensor.dtype == "float32") tensor.copy(dtype = "float64") else tensor
 
   /** How the params split the rows; none where all rows are trained on. */
   private def split(schema: StructType, params: HasTrainingParams): Option[Split] =

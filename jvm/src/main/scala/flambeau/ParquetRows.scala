@@ -1,37 +1,30 @@
 package flambeau
 
-import java.net.URLDecoder
-
-import scala.util.Try
-
-import org.apache.spark.sql.{AnalysisException, SparkSession}
+import org.apache.spark.sql.{AnalysisException, DataFrame, SparkSession}
 import org.apache.spark.sql.types.{ArrayType, DataType}
 
-/** The Parquet files of a directory as shards, used where they lie.
+/** The rows of the Parquet files under a path, a directory or a file, read where they lie. Below `key=value` directories such
+  * a column may tell which are for validation.
   *
   * Throws DataException for what cannot be read in place, with the way round it: tables that keep removed rows in their
   * directories, Spark vectors, and columns that are in the files' paths only.
   */
-private[flambeau] object ShardsInPlace {
-  private val TableFormats =
-    Seq("Delta" -> "_delta_log", "Iceberg" -> "metadata/*.metadata.json", "Hudi" -> ".hoodie")
+private[flambeau] final class ParquetRows(spark: SparkSession, path: String) extends Rows {
+  import ParquetRows._
 
-  def apply(
-      spark: SparkSession,
-      path: String,
-      params: HasTrainingParams,
-      labelDtype: Option[String],
-      wide: Boolean
-  ): ShardSet = {
+  private lazy val df: DataFrame = {
     refuseTables(spark, path)
-    val df =
-      try spark.read.parquet(path)
-      catch {
-        case error: AnalysisException =>
-          throw new DataException(s"$path cannot be read as Parquet: ${error.getMessage}", error)
-      }
+    try spark.read.parquet(path)
+    catch {
+      case error: AnalysisException =>
+        throw new DataException(s"$path cannot be read as Parquet: ${error.getMessage}", error)
+    }
+  }
+
+  override def columns(reading: Reading): DataColumns = {
+    val params = reading.params
     val instead = s"""use fit(spark.read.parquet("$path")) instead"""
-    val columns = DataColumns.tensors(df.schema, params, labelDtype, wide)
+    val columns = DataColumns.tensors(df.schema, reading)
     val inPaths = PartitionPath.columns(df.inputFiles.toSeq, path)
     for ((tensor, role) <- columns.tensors; name <- tensor.columns)
       notInPlace(name, Columns.findField(df.schema, name, role.name).dataType, inPaths)
@@ -44,8 +37,18 @@ private[flambeau] object ShardsInPlace {
       )
     if (flag.isEmpty && params.getValidationFraction > 0)
       throw new ParamException(s"validationFraction splits rows, and files in place stay whole: $instead")
-    Shards.describe(df, columns, flag)
+    ShardSet.withShapes(df, columns).copy(split = flag.map(Split.Indicator(_)))
   }
+
+  override def shards[T](columns: DataColumns, site: Site)(use: ShardSet => T): T = {
+    val flag = columns.split.collect { case Split.Indicator(name) => name }
+    use(Session.interruptible(spark.sparkContext)(ShardSet.of(df, columns, flag)))
+  }
+}
+
+private[flambeau] object ParquetRows {
+  private val TableFormats =
+    Seq("Delta" -> "_delta_log", "Iceberg" -> "metadata/*.metadata.json", "Hudi" -> ".hoodie")
 
   private def refuseTables(spark: SparkSession, path: String): Unit =
     // As Spark itself resolves it: a path without a scheme is one of its default file system.
@@ -69,28 +72,4 @@ private[flambeau] object ShardsInPlace {
     case ArrayType(_: ArrayType, _) => Some(s"is ${Columns.typeName(dtype)}, which is not read in place")
     case _                          => None
   }
-}
-
-/** The `key=value` directories in files' paths. */
-private[flambeau] object PartitionPath {
-
-  /** The names of the partition columns of files below `root`. */
-  def columns(files: Seq[String], root: String): Set[String] = {
-    val base = root.replaceAll("/+$", "").split('/').lastOption.getOrElse("")
-    val directories = files.map(decoded).flatMap { uri =>
-      val at = uri.indexOf(s"/$base/")
-      if (at < 0) Nil else uri.substring(at + base.length + 2).split('/').dropRight(1).toSeq
-    }
-    directories.filter(_.contains('=')).map(part => part.substring(0, part.indexOf('='))).toSet
-  }
-
-  /** The value of a partition column in a file's path; none where the path has none. */
-  def value(uri: String, name: String): Option[String] =
-    uri.split('/').collectFirst {
-      case part if part.contains('=') && decoded(part.substring(0, part.indexOf('='))) == name =>
-        decoded(part.substring(part.indexOf('=') + 1))
-    }
-
-  private def decoded(text: String): String =
-    Try(URLDecoder.decode(text.replace("+", "%2B"), "UTF-8")).getOrElse(text)
 }

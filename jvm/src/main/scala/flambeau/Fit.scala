@@ -5,59 +5,67 @@ import scala.collection.mutable
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
 import flambeau.jni.StoredFile
+import org.apache.spark.sql.SparkSession
 import org.apache.spark.sql.types.StructType
-import org.apache.spark.sql.{DataFrame, SparkSession}
 import org.slf4j.LoggerFactory
 
-/** One fit, from an estimator's params and a DataFrame to a fitted model. It has been checked as far as can be without
+/** One fit, from an estimator's params and its rows to what a model holds. It has been checked as far as can be without
   * running anything on Spark.
   */
-private[flambeau] final class Training private (
+private[flambeau] final class Fit private (
     estimator: Trainable,
     spark: SparkSession,
     work: WorkDirectory,
     program: Program
 ) {
-  import Training._
+  import Fit._
 
   private val checked = mutable.Map.empty[String, JsonNode]
 
-  /** Whether the program computes in float64. */
-  private val isWide = check(Draft).get("parameterDtype").asText == "float64"
+  private val reading = {
+    val known = check(Draft)
+    val isWide = known.get("parameterDtype").asText == "float64"
+    Reading(estimator, estimator.labelDtype, isWide, Json.texts(known.get("arguments")))
+  }
 
-  /** The columns with the inputs in the order of forward's arguments. Throws ParamException for `inputNames` that are none
-    * of those.
+  /** Trains on the rows, and tells what came of it. Waits for as long as that takes; an interrupt of the thread cancels it. */
+  def run(rows: Rows): Trained = {
+    val columns = rows.columns(reading)
+    outputOf(columns)
+    val site = place()
+    leased(site) {
+      rows.shards(columns, site) { shards =>
+        val (inputs, output) = probe(columns, shards)
+        val (result, checkpoints) = train(shards, site)
+        trained(inputs, output, result, checkpoints)
+      }
+    }
+  }
+
+  /** What a fit on rows of that schema would come to, to tell of a model's columns. Throws DataException and
+    * ParamException.
     */
-  private def inOrder(columns: DataColumns): DataColumns =
-    columns.copy(inputs =
-      Columns.inOrder(columns.inputs, estimator, Json.texts(check(Draft).get("arguments")))
-    )
-
-  /** What this fit reads from a DataFrame of that schema. Throws DataException and ParamException. */
-  def columns(schema: StructType): DataColumns = {
-    val columns = inOrder(Shards.resolve(schema, estimator, estimator.labelDtype, isWide))
-    output(columns)
-    columns
+  def untrained(schema: StructType): Trained = {
+    val columns = DataColumns.resolve(schema, reading)
+    Trained.untrained(columns.inputs, outputOf(columns))
   }
 
   /** What the program returns on those columns; empty where an input's shape is known to the data alone. Throws
     * ParamException where the program, its loss or its metrics do not go with them.
     */
-  def output(columns: DataColumns): OutputSpec = {
+  private def outputOf(columns: DataColumns): OutputSpec = {
     val output = OutputSpec.of(check(columns.specJson).get("output"))
     if (output.tensors.nonEmpty) estimator.checkOutput(output)
     output
   }
 
-  /** Makes sure that the workers share the work directory; returns how this process reaches it. */
-  def prepare(): Site = {
-    Cluster.checkSlots(
-      spark,
-      estimator.getNumWorkers,
-      estimator.getNumGpusPerWorker,
-      estimator.getSlotTimeout
-    )
-    if (!Session.isLocal(spark)) Cluster.probe(spark, work, estimator.getNumWorkers)
+  /** Makes sure that there are slots for the workers and that these share the work directory; returns how this process
+    * reaches it. Throws ClusterException and StoreException.
+    */
+  private def place(): Site = {
+    val numWorkers = estimator.getNumWorkers
+    Cluster.checkSlots(spark, numWorkers, estimator.getNumGpusPerWorker, estimator.getSlotTimeout)
+    if (!Session.isLocal(spark)) Cluster.probe(spark, work, numWorkers)
     val site = Site.of(spark, work)
     if (!work.isTemporary) site.sweep()
     site
@@ -66,38 +74,32 @@ private[flambeau] final class Training private (
   /** Keeps the sweeps of other fits from what `use` has in the work directory, and other fits from its run. Throws
     * ParamException where another has that.
     */
-  def leased[T](site: Site)(use: => T): T = {
+  private def leased[T](site: Site)(use: => T): T = {
     def held: T = if (work.isTemporary) use else Lease.held(site)(use)
     estimator.valueOf(estimator.runId).fold(held)(Run.claimed(site, _)(held))
   }
 
-  /** The rows of `df` as shards in the work directory, for as long as `use` runs. */
-  def written[T](df: DataFrame, columns: DataColumns, site: Site)(use: ShardSet => T): T = {
-    val name = WorkDirectory.newId()
-    try use(Session.interruptible(spark.sparkContext)(Shards.write(df, columns, work.path("shards", name))))
-    finally site.remove("shards", name)
-  }
-
-  /** The Parquet files under `path` as this fit's shards. */
-  def inPlace(path: String): ShardSet = {
-    val found = Shards.inPlace(spark, path, estimator, estimator.labelDtype, isWide)
-    val shards = found.copy(columns = inOrder(found.columns))
-    output(shards.columns)
-    shards
-  }
-
-  /** Trains on the shards and tells what came of it; `inputs` are in terms of the DataFrame's columns.
-    *
-    * Removes what the training left in the work directory except the model's files and the newest `keepCheckpoints`; where
-    * it fails, all of its checkpoints stay for the run's next fit.
+  /** The inputs in terms of the rows' columns, with the shapes that the shards tell, and what the program makes of them.
+    * Throws DataException for fewer rows than workers.
     */
-  def run(shards: ShardSet, inputs: Seq[TensorColumns], site: Site): Trained = {
+  private def probe(columns: DataColumns, shards: ShardSet): (Seq[TensorColumns], OutputSpec) = {
     val numWorkers = estimator.getNumWorkers
     if (shards.numRows < numWorkers)
       throw new DataException(
         s"there are ${shards.numRows} rows to train on, fewer than numWorkers ($numWorkers): lower numWorkers"
       )
-    val returned = output(shards.columns)
+    val inputs = columns.inputs.zip(shards.columns.inputs).map { case (tensor, found) =>
+      tensor.copy(shape = found.shape)
+    }
+    (inputs, outputOf(shards.columns))
+  }
+
+  /** Trains on the shards: rank 0's result, and the checkpoints that stay.
+    *
+    * Removes what the training left in the work directory except the model's files and the newest `keepCheckpoints`; where
+    * it fails, all of its checkpoints stay for the run's next fit.
+    */
+  private def train(shards: ShardSet, site: Site): (JsonNode, Seq[Checkpoint]) = {
     val name = WorkDirectory.newId()
     try {
       val everywhere = program.placed(ProgramFiles.place(site, name))
@@ -105,11 +107,11 @@ private[flambeau] final class Training private (
         site,
         job(shards.jobData, everywhere),
         if (Session.isLocal(spark)) Map.empty else everywhere.code,
-        numWorkers,
+        estimator.getNumWorkers,
         estimator.getNumGpusPerWorker,
         estimator.getMaxRestarts,
         estimator.getSlotTimeout,
-        run(site, shards, name),
+        runOf(site, shards, name),
         Progress.of(work, _, site.isVisible, estimator.getVerbose)
       )
       val result =
@@ -121,15 +123,13 @@ private[flambeau] final class Training private (
         }
       val checkpoints = launch.clean(estimator.getKeepCheckpoints)
       Json.texts(result.get("warnings")).foreach(log.warn)
-      val shapes = shards.columns.inputs.map(_.shape)
-      trained(result, inputs.zip(shapes).map { case (tensor, shape) => tensor.copy(shape = shape) }, returned)
-        .copy(checkpoints = checkpoints)
+      (result, checkpoints)
     } finally
       if (ProgramFiles.isCopied(spark, program)) site.remove("attempts", name)
   }
 
   /** The run that a fit is one of: that of `runId`, else one with the name `id`. */
-  private def run(site: Site, shards: ShardSet, id: String): Run = {
+  private def runOf(site: Site, shards: ShardSet, id: String): Run = {
     val named = estimator.valueOf(estimator.runId)
     new Run(site, named.getOrElse(id), named.isDefined, identity, shards.train ++ shards.validation)
   }
@@ -147,7 +147,13 @@ private[flambeau] final class Training private (
     json
   }
 
-  private def trained(result: JsonNode, inputs: Seq[TensorColumns], output: OutputSpec): Trained = {
+  /** What the training came to. */
+  private def trained(
+      inputs: Seq[TensorColumns],
+      output: OutputSpec,
+      result: JsonNode,
+      checkpoints: Seq[Checkpoint]
+  ): Trained = {
     val programs = Program.written(result.get("weights"))
     val reasons = Seq(ProgramForms.Scripted, ProgramForms.Exported)
       .filterNot(programs.contains)
@@ -165,7 +171,8 @@ private[flambeau] final class Training private (
         result.get("numSteps").asLong,
         result.get("numValidationRows").asLong,
         Some(result.get("seconds").asDouble)
-      )
+      ),
+      checkpoints
     )
   }
 
@@ -192,7 +199,7 @@ private[flambeau] final class Training private (
   }
 }
 
-private[flambeau] object Training {
+private[flambeau] object Fit {
   private val log = LoggerFactory.getLogger("flambeau")
 
   /** Tensors of which nothing is known: the program is loaded for them, and not run. */
@@ -204,9 +211,9 @@ private[flambeau] object Training {
   /** Checks the params and what they name. Throws ParamException, and FlambeauException where this machine has no
     * libtorch.
     */
-  def of(estimator: Trainable, spark: SparkSession): Training = {
+  def of(estimator: Trainable, spark: SparkSession): Fit = {
     estimator.checkParams()
     val work = WorkDirectory.of(spark, estimator.valueOf(estimator.workDir))
-    new Training(estimator, spark, work, Program.of(estimator, spark))
+    new Fit(estimator, spark, work, Program.of(estimator, spark))
   }
 }
