@@ -1,5 +1,9 @@
 package flambeau
 
+import flambeau.fit.{Fit, Trainable}
+import flambeau.model.{OutputSpec, Trained}
+import flambeau.rows.{FrameRows, ParquetRows}
+import flambeau.saving.{EstimatorReader, EstimatorWriter}
 import org.apache.spark.ml.Estimator
 import org.apache.spark.ml.param.ParamMap
 import org.apache.spark.ml.util.{Identifiable, MLReadable, MLReader, MLWritable, MLWriter}

@@ -4,7 +4,11 @@ import java.nio.file.{Files, Paths}
 import java.time.format.DateTimeFormatter
 import java.time.{LocalDateTime, ZoneOffset}
 
+import flambeau.fit.{Cluster, MeetingPlace, Progress, RankOutcome, RankTask, StageRendezvous, WorkerProcess}
 import flambeau.jni.StoredFile
+import flambeau.session.{Settings, TaskGpus}
+import flambeau.storage.{Lease, Site, WorkDirectory}
+import flambeau.util.Json
 import org.apache.spark.{BarrierTaskContext, SparkConf}
 
 /** The parts of a launch by themselves. */

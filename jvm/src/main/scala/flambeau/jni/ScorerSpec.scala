@@ -2,7 +2,7 @@ package flambeau.jni
 
 import java.nio.file.Path
 
-import flambeau.Json
+import flambeau.util.Json
 import org.apache.hadoop.conf.Configuration
 import org.apache.spark.broadcast.Broadcast
 import org.apache.spark.util.SerializableConfiguration
