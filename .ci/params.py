@@ -20,6 +20,7 @@ SCHEMA = ROOT / "docs" / "training-job.schema.json"
 PAGE = ROOT / "docs" / "params.md"
 PYTHON = ROOT / "python" / "flambeau" / "params" / "declared.py"
 SCALA = ROOT / "jvm" / "src" / "main" / "scala" / "flambeau" / "DeclaredParams.scala"
+SCALA_SHARED = SCALA.with_name("SharedParams.scala")
 MADE = "Made from docs/training-job.schema.json by `make params`; do not edit."
 
 # Spark ML's own traits for single params.
@@ -495,7 +496,16 @@ def scala(found: list[Group]) -> str:
     ]
     for group in found:
         lines += scala_group(group)
-    lines += [
+    return "\n".join(lines) + "\n"
+
+
+def scala_shared(found: list[Group]) -> str:
+    """The file with what Scala says of the params that Spark ML's own traits declare."""
+    params = [param for group in found for param in group.params]
+    lines = [
+        "package flambeau",
+        "",
+        f"// {MADE}",
         "",
         "/** Docs and bounds of the params that Spark ML's own traits declare, which have others there. */",
         "private[flambeau] object SharedParams {",
@@ -569,7 +579,12 @@ def page_rows(params: Iterable[Declared]) -> list[str]:
 def main() -> None:
     """Write the files, or compare them."""
     found = groups()
-    made = {PAGE: page(found), PYTHON: python(found), SCALA: scala(found)}
+    made = {
+        PAGE: page(found),
+        PYTHON: python(found),
+        SCALA: scala(found),
+        SCALA_SHARED: scala_shared(found),
+    }
     if "--check" not in sys.argv[1:]:
         for path, text in made.items():
             path.write_text(text)

@@ -16,18 +16,9 @@ final class Checkpoint private[flambeau] (
     val epoch: Long,
     val step: Long,
     val uri: String,
-    weights: StoredFile,
-    history: JsonNode
-) extends Serializable {
-
-  /** What is held of a training with this checkpoint's weights and the history up to it. */
-  private[flambeau] def of(trained: Trained): Trained = trained.copy(
-    weights = weights,
-    history = history,
-    counts = trained.counts.copy(numSteps = step, trainingSeconds = None),
-    checkpoints = Nil
-  )
-}
+    private[flambeau] val weights: StoredFile,
+    private[flambeau] val history: JsonNode
+) extends Serializable
 
 private[flambeau] object Checkpoint {
 
@@ -36,7 +27,7 @@ private[flambeau] object Checkpoint {
     json.get("epoch").asLong,
     json.get("step").asLong,
     json.get("uri").asText,
-    Program.stored(json.get("weights")),
+    StoredFile.of(json.get("weights")),
     json.get("history")
   )
 }

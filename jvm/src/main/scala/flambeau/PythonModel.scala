@@ -1,7 +1,11 @@
 package flambeau
 
 import com.fasterxml.jackson.databind.JsonNode
-import flambeau.jni.NativeLibrary
+import flambeau.jni.{NativeLibrary, StoredFile}
+import flambeau.model.{Counts, OutputSpec, Trained}
+import flambeau.saving.ModelReader
+import flambeau.session.Settings
+import flambeau.util.Json
 import org.apache.spark.sql.DataFrame
 
 /** Scores with a model that PySpark holds: what its `transform` calls where its runtime is native. */
@@ -24,22 +28,21 @@ object PythonModel {
   }
 
   private def modelOf(json: JsonNode): TorchModel = {
-    val kind = ModelReader.kind(json.get("class").asText).get
     val trained = Trained(
       programs = Json.fields(json.get("programs")).map { case (form, file) =>
-        form -> Program.stored(file)
+        form -> StoredFile.of(file)
       }.toMap,
       reasons = Map.empty,
-      weights = Program.stored(json.get("weights")),
+      weights = StoredFile.of(json.get("weights")),
       inputs = Json.items(json.get("inputs")).map(TensorColumns.of),
       output = OutputSpec.of(json.get("output")),
       classes = json.path("classes").asText,
       history = Json.obj(),
       counts = Counts(0, 0, 0, None)
     )
-    val model = kind.make(json.get("uid").asText, trained)
+    val model = ModelReader.make(json.get("class").asText, json.get("uid").asText, trained)
     model.setFromJson(json.get("defaults"), asDefault = true)
     model.setFromJson(json.get("params"), asDefault = false)
-    model
+    model.asInstanceOf[TorchModel]
   }
 }

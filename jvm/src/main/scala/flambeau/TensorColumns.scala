@@ -2,6 +2,7 @@ package flambeau
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
+import flambeau.util.Json
 
 /** One tensor and the columns that it is made of.
   *
@@ -35,15 +36,4 @@ private[flambeau] object TensorColumns {
     json.get("dtype").asText,
     Option(json.get("shape")).filterNot(_.isNull).map(Json.items(_).map(_.asInt))
   )
-}
-
-/** What a tensor is for. */
-private[flambeau] sealed abstract class Role(val name: String) extends Serializable {
-  override def toString: String = name
-}
-
-private[flambeau] object Role {
-  case object Input extends Role("input")
-  case object Label extends Role("label")
-  case object Weight extends Role("weight")
 }

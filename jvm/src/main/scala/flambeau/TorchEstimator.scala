@@ -1,5 +1,9 @@
 package flambeau
 
+import flambeau.fit.{Fit, Trainable}
+import flambeau.model.{OutputSpec, Trained}
+import flambeau.rows.{FrameRows, ParquetRows}
+import flambeau.saving.{EstimatorReader, EstimatorWriter}
 import org.apache.spark.ml.Estimator
 import org.apache.spark.ml.param.ParamMap
 import org.apache.spark.ml.util.{Identifiable, MLReadable, MLReader, MLWritable, MLWriter}
@@ -25,14 +29,14 @@ import org.apache.spark.sql.{Dataset, SparkSession}
   */
 class TorchEstimator(override val uid: String)
     extends Estimator[TorchModel]
-    with HasTrainingParams
-    with HasObjects
+    with Trainable
     with MLWritable {
 
   def this() = this(Identifiable.randomUID("TorchEstimator"))
 
-  /** The type that labels are read as; none follows their columns. */
-  private[flambeau] def labelDtype: Option[String] = None
+  private[flambeau] override def labelDtype: Option[String] = None
+
+  private[flambeau] override def checkOutput(output: OutputSpec): Unit = modelKind.checkOutput(output)
 
   private[flambeau] def modelKind: ModelKind[_ <: TorchModel] = TorchModel
 
@@ -44,15 +48,8 @@ class TorchEstimator(override val uid: String)
     * Throws ParamException, DataException and ClusterException for what cannot be trained, WorkerException for what
     * failed on a worker, and WorkerLostException where workers were lost more than `maxRestarts` times.
     */
-  override def fit(dataset: Dataset[_]): TorchModel = {
-    val df = dataset.toDF()
-    val training = Training.of(this, df.sparkSession)
-    val columns = training.columns(df.schema)
-    val site = training.prepare()
-    modelOf(training.leased(site) {
-      training.written(df, columns, site)(training.run(_, columns.inputs, site))
-    })
-  }
+  override def fit(dataset: Dataset[_]): TorchModel =
+    modelOf(Fit.of(this, dataset.sparkSession).run(new FrameRows(dataset.toDF())))
 
   /** Trains on the Parquet files under `path`, a directory or a file, where they lie: nothing is copied.
     *
@@ -60,10 +57,8 @@ class TorchEstimator(override val uid: String)
     * vectors, and partition columns as inputs are refused with DataException; `fit` reads those.
     */
   def fitOnParquet(path: String): TorchModel = {
-    val training = Training.of(this, TorchEstimator.session)
-    val site = training.prepare()
-    val shards = training.inPlace(path)
-    modelOf(training.leased(site)(training.run(shards, shards.columns.inputs, site)))
+    val spark = TorchEstimator.session
+    modelOf(Fit.of(this, spark).run(new ParquetRows(spark, path)))
   }
 
   /** The schema with the columns that the fitted model adds.
@@ -71,11 +66,8 @@ class TorchEstimator(override val uid: String)
     * The program is tried on columns of those types. Where an input's shape is known to the data alone, as that of an array
     * column, a prediction counts as a double. Throws ParamException and DataException as `fit` does.
     */
-  override def transformSchema(schema: StructType): StructType = {
-    val training = Training.of(this, TorchEstimator.session)
-    val columns = training.columns(schema)
-    modelOf(Trained.untrained(columns.inputs, training.output(columns))).transformSchema(schema)
-  }
+  override def transformSchema(schema: StructType): StructType =
+    modelOf(Fit.of(this, TorchEstimator.session).untrained(schema)).transformSchema(schema)
 
   override def copy(extra: ParamMap): TorchEstimator = defaultCopy(extra)
 

@@ -1,6 +1,11 @@
 package flambeau
 
 import flambeau.jni.{GpuSlots, ScorerSpec, TensorRows}
+import flambeau.model.{History, OutputSpec, ProgramForms, Trained}
+import flambeau.rows.{Columns, Role}
+import flambeau.saving.{ModelReader, ModelWriter}
+import flambeau.scoring.{RowScoring, Scoring}
+import flambeau.session.Settings
 import org.apache.spark.ml.Model
 import org.apache.spark.ml.param.ParamMap
 import org.apache.spark.ml.util.{MLReadable, MLReader, MLWritable, MLWriter}
@@ -60,7 +65,7 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
 
   /** The model as it was at one of its `checkpoints`: with those weights and the history up to it. */
   def at(checkpoint: Checkpoint): TorchModel =
-    copyValues(kind.make(uid, checkpoint.of(trained)).setParent(parent))
+    copyValues(kind.make(uid, trained.at(checkpoint)).setParent(parent))
 
   /** What kind of model it is. */
   private[flambeau] def kind: ModelKind[_ <: TorchModel] = TorchModel
@@ -116,7 +121,7 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     copyValues(new TorchModel(uid, trained), extra).setParent(parent)
 
   /** A writer of this model: `model.write.overwrite().save(path)`. */
-  override def write: MLWriter = new ModelWriter(this)
+  override def write: MLWriter = new ModelWriter(this, trained)
 
   /** The params that name the outputs' columns, and the columns; those with an empty name are left out. */
   private[flambeau] def outputFields: Seq[(String, StructField)] = {

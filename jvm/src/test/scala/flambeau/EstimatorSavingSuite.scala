@@ -3,6 +3,8 @@ package flambeau
 import java.nio.charset.StandardCharsets.UTF_8
 import java.nio.file.{Files, Paths}
 
+import flambeau.saving.{Metadata, ProgramSource}
+import flambeau.util.Json
 import org.apache.spark.ml.Pipeline
 
 class EstimatorSavingSuite extends SparkSuite {

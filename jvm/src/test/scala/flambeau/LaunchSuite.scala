@@ -4,7 +4,11 @@ import java.nio.file.{Files, Paths}
 import java.time.format.DateTimeFormatter
 import java.time.{LocalDateTime, ZoneOffset}
 
+import flambeau.fit.{Cluster, MeetingPlace, Progress, RankOutcome, RankTask, StageRendezvous, WorkerProcess}
 import flambeau.jni.StoredFile
+import flambeau.session.{Settings, TaskGpus}
+import flambeau.storage.{Lease, Site, WorkDirectory}
+import flambeau.util.Json
 import org.apache.spark.{BarrierTaskContext, SparkConf}
 
 /** The parts of a launch by themselves. */
@@ -112,13 +116,13 @@ class LaunchSuite extends SparkSuite {
 
   test("a work directory of a scheme that the store does not know is refused in the store's own words") {
     val uri = "hdfs://name:8020/work"
-    val error = intercept[ParamException](Cluster.workDirectory(spark, Some(uri)))
+    val error = intercept[ParamException](WorkDirectory.of(spark, Some(uri)))
     val native = intercept[FlambeauException](WorkDirectory(uri, Settings.of(spark)).read(uri))
     assert(error.getMessage == s"workDir: ${native.getMessage}")
   }
 
   test("a work directory without a scheme lies on Spark's default file system, but for Databricks' mounts") {
-    def uri(path: String): String = Cluster.workDirectory(spark, Some(path)).uri
+    def uri(path: String): String = WorkDirectory.of(spark, Some(path)).uri
     assert(uri("/a/b c/") == "/a/b c")
     assert(uri("work") == java.nio.file.Paths.get("work").toAbsolutePath.toString)
     val hadoop = spark.sparkContext.hadoopConfiguration
@@ -142,13 +146,13 @@ class LaunchSuite extends SparkSuite {
   }
 
   test("a session names the work directory of its fits") {
-    assert(Cluster.workDirectory(spark, None).isTemporary)
-    spark.conf.set(Cluster.WorkDir, path("all"))
+    assert(WorkDirectory.of(spark, None).isTemporary)
+    spark.conf.set(WorkDirectory.Key, path("all"))
     try {
-      val work = Cluster.workDirectory(spark, None)
+      val work = WorkDirectory.of(spark, None)
       assert(work.uri == path("all") && !work.isTemporary)
-      assert(Cluster.workDirectory(spark, Some(path("own"))).uri == path("own"))
-    } finally spark.conf.unset(Cluster.WorkDir)
+      assert(WorkDirectory.of(spark, Some(path("own"))).uri == path("own"))
+    } finally spark.conf.unset(WorkDirectory.Key)
   }
 
   test("a program is trained where it is the one that the driver placed") {
@@ -268,7 +272,7 @@ class LaunchSuite extends SparkSuite {
     val names = Seq("20200101T000000Z-0123456789ab" -> false, work.newId() -> true, "mine" -> true)
     val kinds = Seq("shards", "programs", "attempts", "models")
     for (kind <- kinds; (name, _) <- names) work.write(work.path(kind, name, "deep", "file"), Array(1))
-    Cluster.sweep(Site(spark, work, isVisible = true))
+    Site(spark, work, isVisible = true).sweep()
     for (kind <- kinds; (name, stays) <- names)
       assert(work.sees(work.path(kind, name, "deep", "file")) == (stays || kind == "models"), s"$kind/$name")
   }
@@ -286,10 +290,10 @@ class LaunchSuite extends SparkSuite {
     work.write(work.path("leases", nine), work.newId().getBytes)
     def left: Seq[String] =
       Seq(eight, nine, ten).filter(name => work.sees(work.path("shards", name, "file")))
-    Cluster.sweep(Site(spark, work, isVisible = true))
+    Site(spark, work, isVisible = true).sweep()
     assert(left == Seq(eight, nine))
     work.write(work.path("leases", nine), eight.getBytes)
-    Cluster.sweep(Site(spark, work, isVisible = true))
+    Site(spark, work, isVisible = true).sweep()
     assert(left.isEmpty && !work.sees(work.path("leases", nine)))
     assert(work.sees(work.path("attempts", ten, "KEPT")) && !work.sees(work.path("runs", s"$ten.json")))
   }

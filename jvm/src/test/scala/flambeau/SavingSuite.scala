@@ -3,6 +3,10 @@ package flambeau
 import java.nio.charset.StandardCharsets.UTF_8
 import java.nio.file.{Files, Path, Paths}
 
+import flambeau.fit.Program
+import flambeau.model.ProgramForms
+import flambeau.saving.{Metadata, ProgramSource}
+import flambeau.util.Json
 import org.apache.spark.ml.{Pipeline, PipelineModel}
 import org.apache.spark.ml.feature.{StringIndexer, VectorAssembler}
 import org.apache.spark.sql.functions._

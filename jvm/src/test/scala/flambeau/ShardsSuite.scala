@@ -1,5 +1,9 @@
 package flambeau
 
+import flambeau.rows.{Columns, DataColumns, FrameRows, ParquetRows, Reading, ShardSet}
+import flambeau.session.Settings
+import flambeau.storage.{Site, WorkDirectory}
+import flambeau.util.Json
 import org.apache.spark.ml.attribute.NominalAttribute
 import org.apache.spark.ml.linalg.Vectors
 import org.apache.spark.sql.{Column, DataFrame}
@@ -24,13 +28,27 @@ class ShardsSuite extends SparkSuite {
       (col("id") / 10).as("label")
     )
 
+  private def reading(params: HasTrainingParams, labels: Option[String] = None): Reading =
+    Reading(params, labels, isWide = false, arguments = Nil)
+
   private def written(
       name: String,
       df: DataFrame,
       params: HasTrainingParams,
       labels: Option[String] = None
-  ): ShardSet =
-    Shards.write(df, Shards.resolve(df.schema, params, labels, wide = false), path(name))
+  ): ShardSet = {
+    val rows = new FrameRows(df)
+    rows.write(rows.columns(reading(params, labels)), path(name))
+  }
+
+  private def inPlace(files: String, params: HasTrainingParams): ShardSet = {
+    val site = Site(spark, WorkDirectory(path("work"), Settings.of(spark)), isVisible = true)
+    val rows = new ParquetRows(spark, files)
+    rows.shards(rows.columns(reading(params)), site)(identity)
+  }
+
+  private def resolve(schema: StructType, params: HasTrainingParams): DataColumns =
+    DataColumns.resolve(schema, reading(params))
 
   test("inputs, labels and weight become columns of the tensors' types, in the rows' order") {
     val asked = params().setInputCols(Array("x", "n", "even", "d", "a")).setWeightCol("id")
@@ -63,7 +81,7 @@ class ShardsSuite extends SparkSuite {
 
   test("several numbers are packed into one tensor; a wide module has its labels in float64") {
     val asked = params().setFeaturesCol(Array("x", "n"))
-    val columns = Shards.resolve(table.schema, asked, None, wide = true)
+    val columns = DataColumns.resolve(table.schema, reading(asked).copy(isWide = true))
     assert(columns.inputs == Seq(TensorColumns("features", Seq("x", "n"), "float32", Some(Seq(2)))))
     assert(columns.labels == Seq(TensorColumns("label", Seq("label"), "float64", Some(Nil))))
     assert(Json.text(columns.specJson.get("inputs")) ==
@@ -75,7 +93,7 @@ class ShardsSuite extends SparkSuite {
       val both = table.select($"*", lit("a text").as(other))
       val asked =
         if (role == "input") params().setFeaturesCol("x") else params().setFeaturesCol("n").setLabelCol("x")
-      val error = intercept[DataException](Shards.resolve(both.schema, asked, None, wide = false))
+      val error = intercept[DataException](resolve(both.schema, asked))
       assert(error.getMessage.startsWith(s"column 'x' for the $role is not the only one of that name"), error)
     }
   }
@@ -190,26 +208,16 @@ class ShardsSuite extends SparkSuite {
 
   test("inputShapes and inputTypes that do not fit are refused") {
     assert(intercept[ParamException](
-      Shards.resolve(
-        table.schema,
-        params().setFeaturesCol(Array("x", "n")).setInputShapes(Array(Array(3))),
-        None,
-        false
-      )
+      resolve(table.schema, params().setFeaturesCol(Array("x", "n")).setInputShapes(Array(Array(3))))
     ).getMessage == "inputShapes gives [3] (3 numbers) to input 'features', and its columns hold 2 in a row")
     assert(intercept[ParamException](
-      Shards.resolve(
-        table.schema,
-        params().setInputCols(Array("x", "n")).setInputTypes(Array("auto")),
-        None,
-        false
-      )
+      resolve(table.schema, params().setInputCols(Array("x", "n")).setInputTypes(Array("auto")))
     ).getMessage == "inputTypes has 1 entries, and there are 2 inputs: ['x', 'n']")
     val named = params().setInputCols(Array("x", "n")).setInputNames(Array("a"))
-    assert(intercept[ParamException](Shards.resolve(table.schema, named, None, false)).getMessage ==
+    assert(intercept[ParamException](resolve(table.schema, named)).getMessage ==
       "inputNames has 1 entries, and there are 2 inputs: ['x', 'n']")
     val both = params().setFeaturesCol("x").setFeaturesCols(Array("x", "n"))
-    assert(intercept[ParamException](Shards.resolve(table.schema, both, None, false)).getMessage ==
+    assert(intercept[ParamException](resolve(table.schema, both)).getMessage ==
       "featuresCol ('x') and featuresCols (['x', 'n']) are both set: clear one of them")
   }
 
@@ -239,30 +247,22 @@ class ShardsSuite extends SparkSuite {
   test("Parquet files in place: no copy, partition columns as validation, and the refusals") {
     val place = path("in place")
     table.select("id", "x", "label", "even", "n").write.partitionBy("even", "n").parquet(place)
-    val shards = Shards.inPlace(
-      spark,
-      place,
-      params().setFeaturesCol("x").setValidationIndicatorCol("even"),
-      None,
-      false
-    )
+    val shards = inPlace(place, params().setFeaturesCol("x").setValidationIndicatorCol("even"))
     assert(shards.numRows == 50 && shards.numValidationRows == 50)
     assert((shards.train ++ shards.validation).sorted == spark.read.parquet(place).inputFiles.sorted.toSeq)
     assert(shards.train.forall(_.contains("even=false")))
 
     val instead = s"""use fit(spark.read.parquet("$place")) instead"""
-    assert(intercept[DataException](
-      Shards.inPlace(spark, place, params().setFeaturesCol("n"), None, false)
-    ).getMessage ==
+    assert(intercept[DataException](inPlace(place, params().setFeaturesCol("n"))).getMessage ==
       s"column 'n' is a partition column, and not in the files: $instead")
     val fraction = params().setFeaturesCol("x").setValidationFraction(0.5)
-    assert(intercept[ParamException](Shards.inPlace(spark, place, fraction, None, false)).getMessage ==
+    assert(intercept[ParamException](inPlace(place, fraction)).getMessage ==
       s"validationFraction splits rows, and files in place stay whole: $instead")
 
     val vectors = path("vectors in place")
     Seq((Vectors.dense(1), 1.0)).toDF("features", "label").write.parquet(vectors)
     assert(
-      intercept[DataException](Shards.inPlace(spark, vectors, params(), None, false)).getMessage.startsWith(
+      intercept[DataException](inPlace(vectors, params())).getMessage.startsWith(
         "column 'features' holds Spark vectors, which are not read in place"
       )
     )
@@ -279,16 +279,18 @@ class ShardsSuite extends SparkSuite {
       java.nio.file.Files.createDirectories(file.getParent)
       java.nio.file.Files.write(file, "{}".getBytes)
       assert(intercept[DataException](
-        Shards.inPlace(spark, root.toString, params(), None, false)
+        inPlace(root.toString, params())
       ).getMessage.startsWith(
         s"$root is a $table_ table: its directory holds removed rows too."
       ))
     }
-    assert(intercept[DataException](
-      Shards.inPlace(spark, path("nothing"), params(), None, false)
-    ).getMessage.startsWith(
+    assert(intercept[DataException](inPlace(path("nothing"), params())).getMessage.startsWith(
       s"${path("nothing")} cannot be read as Parquet: "
     ))
+    val empty = path("no rows in place")
+    table.where("id < 0").select("a", "label").write.parquet(empty)
+    assert(intercept[DataException](inPlace(empty, params().setFeaturesCol("a"))).getMessage ==
+      "there is nothing to train on: there are no rows")
   }
 
   test("columns whose names have dots and backticks") {

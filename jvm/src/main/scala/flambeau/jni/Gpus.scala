@@ -2,7 +2,9 @@ package flambeau.jni
 
 import java.net.InetAddress
 
-import flambeau.{Json, ParamException, TaskGpus}
+import flambeau.ParamException
+import flambeau.session.TaskGpus
+import flambeau.util.Json
 import org.apache.spark.TaskContext
 import org.slf4j.LoggerFactory
 

@@ -59,11 +59,4 @@ private[flambeau] object InputBatch {
 
   private def allocate(rowBytes: Int, numRows: Int): ByteBuffer =
     ByteBuffer.allocateDirect(Math.multiplyExact(rowBytes, numRows)).order(ByteOrder.nativeOrder())
-
-  /** Bytes of an element. */
-  def elementSize(dtype: String): Int = dtype match {
-    case "float32"           => 4
-    case "float64" | "int64" => 8
-    case "bool" | "uint8"    => 1
-  }
 }

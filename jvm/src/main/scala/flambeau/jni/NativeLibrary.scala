@@ -5,7 +5,8 @@ import java.nio.charset.StandardCharsets
 import java.nio.file.{Files, Path, Paths}
 import java.util.concurrent.TimeUnit
 
-import flambeau.{FlambeauException, GeneralException, Json}
+import flambeau.{FlambeauException, GeneralException}
+import flambeau.util.Json
 
 /** Loads libtorch and `libflambeau_jni.so` into this JVM, once for each class loader. */
 object NativeLibrary {

@@ -2,22 +2,10 @@ package flambeau.jni
 
 import java.nio.file.Path
 
-import flambeau.Json
+import flambeau.util.Json
 import org.apache.hadoop.conf.Configuration
 import org.apache.spark.broadcast.Broadcast
 import org.apache.spark.util.SerializableConfiguration
-
-/** A tensor's rows: its name where it has one, its dtype (`float32`, `float64`, `int64`, `bool`, `uint8`; outputs may have
-  * others of torch's) and the shape of one row.
-  */
-final case class TensorRows(name: Option[String], dtype: String, shape: Seq[Long]) {
-
-  /** Elements of one row. */
-  def numElements: Int = Math.toIntExact(shape.product)
-
-  /** Bytes of one row of an input. */
-  private[jni] def rowBytes: Long = numElements.toLong * InputBatch.elementSize(dtype)
-}
 
 /** What scores rows, and how. It travels from the driver to the tasks.
   *

@@ -3,15 +3,16 @@ package flambeau.jni
 import java.io.{FileInputStream, FileNotFoundException, IOException}
 import java.net.{URI, URLDecoder}
 import java.nio.file.LinkOption.NOFOLLOW_LINKS
-import java.nio.file.attribute.{FileTime, PosixFilePermissions}
-import java.nio.file.{FileAlreadyExistsException, Files, Path, Paths, StandardCopyOption}
+import java.nio.file.attribute.FileTime
+import java.nio.file.{Files, Path, Paths, StandardCopyOption}
 import java.security.MessageDigest
-import java.time.Instant
+import java.time.{Duration, Instant}
 import java.util.concurrent.ConcurrentHashMap
 
 import scala.util.Try
 
-import flambeau.{GeneralException, StoreException, TransientStoreException, WorkDirectory}
+import com.fasterxml.jackson.databind.JsonNode
+import flambeau.{GeneralException, StoreException, TransientStoreException}
 import org.apache.hadoop.conf.Configuration
 import org.apache.hadoop.fs.{Path => HadoopPath}
 import org.apache.hadoop.security.AccessControlException
@@ -114,6 +115,8 @@ final case class StoredFile(uri: String, size: Long, sha256: String) {
 
 object StoredFile {
 
+  private val SweepAge = Duration.ofDays(7)
+
   /** In the place of a fetched file's time. */
   private val Fetched = FileTime.fromMillis(0)
 
@@ -124,6 +127,10 @@ object StoredFile {
 
   /** The reference to a local file that is complete. */
   def of(path: Path): StoredFile = StoredFile(path.toString, Files.size(path), hash(path))
+
+  /** The reference that `{"uri", "size", "sha256"}` is. */
+  def of(json: JsonNode): StoredFile =
+    StoredFile(json.get("uri").asText, json.get("size").asLong, json.get("sha256").asText)
 
   /** The schemes of the object stores that the native store reads. */
   private[flambeau] val StoreSchemes = Set("s3", "s3a", "abfs", "abfss", "gs")
@@ -164,38 +171,13 @@ object StoredFile {
 
   /** Deletes what nobody has asked for in `SweepAge`; whoever has it open keeps what it has. */
   private[jni] def evict(folder: Path): Unit = {
-    val oldest = Instant.now().minus(WorkDirectory.SweepAge)
+    val oldest = Instant.now().minus(SweepAge)
     // Another process was faster, or it is nothing of ours.
     for (file <- Option(folder.toFile.listFiles()).toSeq.flatten)
       if (Instant.ofEpochMilli(file.lastModified()).isBefore(oldest)) file.delete()
   }
 
   /** Where fetched files are kept on this machine, for this user alone. */
-  private[jni] def cacheDirectory(): Path = {
-    val user = System.getProperty("user.name")
-    val folder = Paths.get(System.getProperty("java.io.tmpdir"), s"flambeau-cache-$user")
-    val owner = PosixFilePermissions.fromString("rwx------")
-    try
-      if (!Files.isDirectory(folder, NOFOLLOW_LINKS))
-        Files.createDirectory(folder, PosixFilePermissions.asFileAttribute(owner))
-    catch {
-      // Another process made it meanwhile, or it is no directory, as is seen below.
-      case _: FileAlreadyExistsException => ()
-      case error: IOException =>
-        throw new GeneralException(
-          s"$folder cannot be made ($error): set java.io.tmpdir to a writable directory",
-          error
-        )
-    }
-    // Whoever else may write there could put a program in the place of one that was checked.
-    val isOwn = Files.isDirectory(folder, NOFOLLOW_LINKS) &&
-      Files.getOwner(folder, NOFOLLOW_LINKS).getName == user &&
-      Files.getPosixFilePermissions(folder, NOFOLLOW_LINKS) == owner
-    if (!isOwn)
-      throw new GeneralException(
-        s"$folder is not a directory of $user's own that nobody else may open (a link is none): remove it, or set " +
-          "java.io.tmpdir to a directory of your own"
-      )
-    folder
-  }
+  private[jni] def cacheDirectory(): Path =
+    PrivateDirectory(System.getProperty("java.io.tmpdir"), "flambeau-cache", "java.io.tmpdir")
 }

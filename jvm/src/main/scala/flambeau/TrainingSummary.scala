@@ -1,0 +1,24 @@
+package flambeau
+
+/** What a training came to, with the names that Spark ML's summaries have.
+  *
+  * @param objectiveHistory
+  *   the mean training loss of each epoch
+  * @param totalIterations
+  *   the number of epochs
+  * @param bestEpoch
+  *   the epoch, counted from 0, in which `monitor` was best, none where that is not known
+  * @param numSteps
+  *   the number of optimizer steps
+  * @param trainingSeconds
+  *   seconds that the training took on the workers, none where it is not known
+  */
+final class TrainingSummary private[flambeau] (
+    val objectiveHistory: Array[Double],
+    val totalIterations: Int,
+    val bestEpoch: Option[Int],
+    val numSteps: Long,
+    val numRows: Long,
+    val numValidationRows: Long,
+    val trainingSeconds: Option[Double]
+) extends Serializable
