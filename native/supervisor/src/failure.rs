@@ -117,7 +117,10 @@ mod tests {
 
     #[test]
     fn a_store_is_left_alone_for_longer_each_time() {
-        let waits = |kind| [0, 1, 4, u64::MAX].map(|restarts| judge(&[ended(kind, true, false)], restarts, 9).back_off_seconds);
+        let waits = |kind| {
+            [0, 1, 4, u64::MAX]
+                .map(|restarts| judge(&[ended(kind, true, false)], restarts, 9).back_off_seconds)
+        };
         assert_eq!(waits("store"), [5, 10, 60, 60]);
         assert_eq!(waits("lost"), [0; 4]);
     }

@@ -577,7 +577,10 @@ mod tests {
         child.wait().unwrap();
         assert_eq!(said[0], (3, Some(json!({"step": {}}))));
         let error = &said[1].1.as_ref().unwrap()["error"];
-        assert_eq!(error["message"], "its process said what is no message: no message");
+        assert_eq!(
+            error["message"],
+            "its process said what is no message: no message"
+        );
         assert_eq!(said[2..], [(3, None)]);
     }
 }

@@ -144,7 +144,12 @@ fn what_cannot_be_removed_holds_nothing_up() {
         .as_array()
         .unwrap()
         .iter()
-        .map(|one| (one["uri"].as_str().unwrap().contains("shards"), one["error"].is_null()))
+        .map(|one| {
+            (
+                one["uri"].as_str().unwrap().contains("shards"),
+                one["error"].is_null(),
+            )
+        })
         .collect();
     assert_eq!(told, [(true, false), (false, true)], "{swept}");
     assert!(is_there(&work, &format!("shards/{eight}")));

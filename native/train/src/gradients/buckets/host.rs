@@ -7,8 +7,9 @@ use flambeau_collective::{DType, GroupBuffer, ProcessGroup, RawBuffer, ReduceOp,
 
 use super::lock;
 use crate::gradients::compression::{
-    BucketView, Compression, CompressionState, Compressor, Exchange, ParameterState,
+    BucketView, CompressionState, Compressor, Exchange, ParameterState,
 };
+use crate::job::compression::Compression;
 use crate::model::layout::{BucketLayout, ParameterInfo};
 
 /// Buckets in memory that the group owns, compressed on their way if so asked.

@@ -61,7 +61,7 @@ private[flambeau] object Cluster {
     (sc.master, cores) match {
       case (Session.Local("*"), _)    => Runtime.getRuntime.availableProcessors / cpus
       case (Session.Local(number), _) => Option(number).fold(1)(_.toInt) / cpus
-      case (_, Some(each))    =>
+      case (_, Some(each))            =>
         // One of the infos is the driver's own.
         val executors = sc.statusTracker.getExecutorInfos.length - 1
         executors * TaskGpus.slots(sc.getConf, numGpus).fold(each / cpus)(math.min(_, each / cpus))

@@ -101,7 +101,8 @@ private[flambeau] object Program {
 
   /** A model's files by form, from a training result's `weights`. */
   def written(weights: JsonNode): Map[String, StoredFile] = {
-    val files = Json.items(weights.get("files")).map(file => file.get("name").asText -> StoredFile.of(file)).toMap
+    val files =
+      Json.items(weights.get("files")).map(file => file.get("name").asText -> StoredFile.of(file)).toMap
     ProgramForms.fileNames.collect { case (form, name) if files.contains(name) => form -> files(name) }
   }
 }

@@ -2,8 +2,8 @@ package flambeau.fit
 
 import com.fasterxml.jackson.databind.node.ObjectNode
 import flambeau.{
-  ClusterException, DataException, FlambeauException, ParamException, StoreException,
-  TransientStoreException, WorkerException, WorkerLostException
+  ClusterException, DataException, FlambeauException, ParamException, StoreException, TransientStoreException,
+  WorkerException, WorkerLostException
 }
 import flambeau.util.Json
 

@@ -104,7 +104,7 @@ private[flambeau] final case class RankTask(
       worker.send(Json.obj().set[ObjectNode]("start", start))
       var outcome = Option.empty[RankOutcome]
       while (outcome.isEmpty) outcome = next(worker) match {
-        case WorkerProcess.EndOfOutput   => Some(ended(worker.exit()))
+        case WorkerProcess.EndOfOutput => Some(ended(worker.exit()))
         case WorkerProcess.Message(line) =>
           Try(Json.parse(line, s"what the worker said ($line)")) match {
             case Success(message) => take(worker, message)

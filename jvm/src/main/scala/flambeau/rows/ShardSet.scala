@@ -61,7 +61,9 @@ private[flambeau] object ShardSet {
         if (df.schema(tensor.columns.head).dataType == BinaryType) length(column) else size(column)
       }
       df.select(sizes: _*).take(1).headOption.fold(columns) { row =>
-        val shapes = unknown.zipWithIndex.map { case (tensor, index) => tensor -> Seq(row.getInt(index)) }.toMap
+        val shapes = unknown.zipWithIndex.map { case (tensor, index) =>
+          tensor -> Seq(row.getInt(index))
+        }.toMap
         columns.map((tensor, _) => tensor.copy(shape = tensor.shape.orElse(shapes.get(tensor))))
       }
     }
