@@ -24,10 +24,9 @@ def environment_on(host: str) -> dict[str, str]:
 def outcome_of(
     program: str,
     directory: Path,
-    /,
-    *,
     host: str = "127.0.0.1",
     within: Sequence[str] = (),
+    /,
     **options: object,
 ) -> dict[str, Any]:
     """What the program printed behind `OUTCOME`, as JSON.

@@ -68,8 +68,8 @@ def fits(
     return outcome_of(
         "cluster_fit.py",
         directory,
-        host=host,
-        within=within,
+        host,
+        within,
         master=master,
         data=data,
         directory=directory,

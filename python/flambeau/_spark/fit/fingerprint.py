@@ -124,9 +124,9 @@ class _Fingerprinter:
                 _Fingerprinter(self._tensors, self._trained, left, ChainMap({}, self._known), self._depth)
                 for _ in value
             ]
-            parts = [each.of(one) for each, one in zip(alone, value, strict=True)]
+            found = [each.of(one) for each, one in zip(alone, value, strict=True)]
             self._left -= sum(left - one._left for one in alone)
-            return ["set", *sorted(parts, key=json.dumps)]
+            return ["set", *sorted(found, key=json.dumps)]
         if isinstance(value, torch.optim.Optimizer):
             # Its parameters are the module's, its state is in the checkpoints.
             shapes = [[list(one.shape) for one in group["params"]] for group in value.param_groups]
