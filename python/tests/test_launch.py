@@ -47,7 +47,7 @@ class UsersError(Exception):
     """An exception of the user's own."""
 
 
-def failed(rank: int, kind: str = "user", is_cause: bool = True, **fields: Any) -> RankOutcome:
+def failed(rank: int, kind: str = "model", is_cause: bool = True, **fields: Any) -> RankOutcome:
     outcome = RankOutcome(rank, "host-a", False, epoch=1, step=7, is_cause=is_cause, error_kind=kind)
     outcome = replace(outcome, error_type="m.E", message="it broke", traceback="Traceback: ...")
     return replace(outcome, **fields)
@@ -269,7 +269,7 @@ def test_the_first_cause_is_told(tmp_path: Path) -> None:
 
     ok = RankOutcome(0, "host-a", True, "{}")
     assert cause(ok, ok) == (None, False)
-    late, lost, user = failed(0, "lost", False), failed(1, "lost"), failed(2, "user")
+    late, lost, user = failed(0, "lost", False), failed(1, "lost"), failed(2, "model")
     assert cause(ok, late, lost, user) == (3, False)
     assert cause(late, lost) == (1, True)
     assert cause(late) == (0, True)
@@ -286,7 +286,7 @@ def test_an_exception_comes_back_by_its_name() -> None:
         EnvironmentMismatchError("torch is another"),
     ]
     for one in raised:
-        told = failed_outcome(1, "host-a", "user", one, 1, 7, True)
+        told = failed_outcome(1, "host-a", "model", one, 1, 7, True)
         error = launch.exception_of(RankOutcome.of_json(told.to_json()))
         expected = WorkerError if isinstance(one, UnicodeDecodeError) else type(one)
         assert type(error) is expected and str(one) in str(error)
@@ -301,7 +301,7 @@ def test_an_exception_comes_back_by_its_name() -> None:
 
 
 def test_a_class_of_the_users_comes_back_as_its_name() -> None:
-    told = failed_outcome(1, "host-a", "user", UsersError("no such embedding"), 1, 7, True)
+    told = failed_outcome(1, "host-a", "model", UsersError("no such embedding"), 1, 7, True)
     named = [replace(told, error_type=name) for name in ("builtins.eval", "os.system", "builtins.SystemExit")]
     for outcome in [told, *named]:
         error = launch.exception_of(outcome)
@@ -374,7 +374,7 @@ def test_only_lost_workers_are_tried_again(
     assert [one["resume"] for one in requests] == [None, resumed, resumed]
     assert len({one["id"] for one in requests}) == len({one["secret"] for one in requests}) == 3
 
-    for kind in ("user", "data", "diverged", "environment", "cancelled", "job"):
+    for kind in ("model", "data", "diverged", "environment", "cancelled", "job"):
         requests.clear()
         answers[:] = [[ranks[0], failed(1, kind)]]
         with pytest.raises(WorkerError, match="on worker 1"):

@@ -199,7 +199,7 @@ def test_a_users_exception_comes_back_as_itself(tmp_path: Path, columns) -> None
     causes = [outcome for outcome in outcomes if outcome.is_cause]
     assert causes and not any(outcome.ok for outcome in outcomes)
     outcome = causes[0]
-    assert (outcome.error_kind, outcome.epoch, outcome.step) == ("user", 0, 2)
+    assert (outcome.error_kind, outcome.epoch, outcome.step) == ("model", 0, 2)
     assert "raise Unlucky(13)" in (outcome.traceback or "")
     assert (outcome.error_type or "").endswith(".Unlucky") and outcome.message == "number 13"
 
@@ -219,7 +219,7 @@ def test_a_failure_on_one_rank_frees_the_others(tmp_path: Path, columns) -> None
     job = job_over(tmp_path, columns, numWorkers=2, batchSize=5, shuffle=False)
     outcomes = run_ranks(job, program(model=FailsOnce()), 2, tmp_path / "ranks")
     assert [outcome.is_cause for outcome in outcomes] == [False, True]
-    assert outcomes[1].error_kind == "user" and outcomes[1].error_type == "builtins.ValueError"
+    assert outcomes[1].error_kind == "model" and outcomes[1].error_type == "builtins.ValueError"
     assert outcomes[0].error_kind == "collective" and "rank 1" in (outcomes[0].message or "")
 
 
@@ -240,7 +240,7 @@ def test_a_killed_rank_is_named(tmp_path: Path, columns) -> None:
     outcomes = ranks.wait(30)
     assert time.monotonic() - began < 5
     assert outcomes[1] is None and outcomes[0] is not None
-    assert outcomes[0].error_kind == "lost" and "rank 1" in (outcomes[0].message or "")
+    assert outcomes[0].error_kind == "collective" and "rank 1" in (outcomes[0].message or "")
     assert outcomes[0].error_type == "flambeau.errors.WorkerLost"
 
 

@@ -444,7 +444,7 @@ def test_a_missing_program_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     [
         ("kill -9 $$", "lost", "killed by signal 9 (SIGKILL); the system does that where memory runs out"),
         ("echo last words >&2; kill -6 $$", "lost", "(SIGABRT); its last lines:\nlast words"),
-        ("echo no such thing >&2; exit 3", "internal", "status 3 and no result; its last lines:\nno such"),
+        ("echo no such thing >&2; exit 3", "environment", "status 3 and no result; its last lines:\nno such"),
         (
             'echo \'{"error": {"kind": "diverged", "message": "it is NaN", "rank": 0, "host": "h", '
             '"epoch": 1, "step": 7, "isCause": true}}\'',

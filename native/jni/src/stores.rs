@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use flambeau_data::Store;
-use jni::objects::{JByteArray, JObject, JObjectArray, JString};
+use jni::objects::{JByteArray, JObject, JString};
 use jni::sys::jlong;
 use jni::{Env, EnvUnowned};
 
@@ -120,37 +120,6 @@ extern "system" fn Java_flambeau_jni_NativeApi_storeSize<'frame>(
 ) -> jlong {
     on_store(env, [&options, &uri], |_, store, [_, uri]| {
         Ok(store.size(&uri)?.map_or(-1, u64::cast_signed))
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "system" fn Java_flambeau_jni_NativeApi_storeList<'frame>(
-    env: EnvUnowned<'frame>,
-    _this: JObject<'frame>,
-    options: JString<'frame>,
-    directory: JString<'frame>,
-) -> JObjectArray<'frame, JString<'frame>> {
-    on_store(env, [&options, &directory], |env, store, [_, directory]| {
-        let files = store.list(&directory)?;
-        let list = JObjectArray::<JString>::new(env, files.len(), JString::null())?;
-        for (index, file) in files.iter().enumerate() {
-            let file = JString::from_str(env, file)?;
-            list.set_element(env, index, &file)?;
-            env.delete_local_ref(file);
-        }
-        Ok(list)
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "system" fn Java_flambeau_jni_NativeApi_storeDelete<'frame>(
-    env: EnvUnowned<'frame>,
-    _this: JObject<'frame>,
-    options: JString<'frame>,
-    uri: JString<'frame>,
-) {
-    on_store(env, [&options, &uri], |_, store, [_, uri]| {
-        Ok(store.delete(&uri)?)
     })
 }
 

@@ -101,11 +101,7 @@ pub(crate) fn from_train(py: Python<'_>, error: TrainError, interruption: Option
         },
         (None, Cause::Job(error)) => (kind, from_job(py, &error)),
         (None, Cause::Data(error)) => (kind, from_data(py, &error)),
-        (None, Cause::Collective(error)) => {
-            let is_lost = matches!(*error, CollectiveError::PeerLost { .. });
-            let kind = if is_lost { "lost" } else { kind };
-            (kind, from_collective(py, &error))
-        }
+        (None, Cause::Collective(error)) => (kind, from_collective(py, &error)),
         (None, cause) => {
             let class = match &cause {
                 Cause::Diverged { .. } | Cause::Overflow { .. } => "DivergedError",
@@ -196,6 +192,6 @@ fn kind_of_exception(py: Python<'_>, exception: &PyErr) -> &'static str {
     } else if is("ParamError") {
         "job"
     } else {
-        "user"
+        "model"
     }
 }

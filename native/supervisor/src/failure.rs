@@ -88,7 +88,7 @@ mod tests {
         let ranks = [
             ended("collective", true, false),
             ended("lost", true, false),
-            ended("user", true, false),
+            ended("model", true, false),
             ended("lost", false, false),
         ];
         let verdict = judge(&ranks, 0, 3);

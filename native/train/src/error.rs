@@ -62,7 +62,7 @@ pub enum ErrorKind {
     Cancelled,
     /// Replicas are not bitwise equal.
     Replicas,
-    /// A defect: ranks that ask each other for different things, batches out of order.
+    /// A defect: ranks that ask each other for different things, batches out of order, a panic.
     Internal,
 }
 

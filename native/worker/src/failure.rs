@@ -4,14 +4,14 @@ use std::any::Any;
 
 use flambeau_collective::host_name;
 use flambeau_torch::TorchError;
-use flambeau_train::{Cause, TrainError, error_chain};
+use flambeau_train::{Cause, ErrorKind, TrainError, error_chain};
 use serde::Serialize;
 
 /// How a rank failed.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Failure {
-    /// The name of an `ErrorKind`, `environment` or `panic`.
+    /// The name of an `ErrorKind`, `environment`, or of a process that was killed `lost`.
     pub(crate) kind: &'static str,
     /// What happened, with its causes.
     pub(crate) message: String,
@@ -62,7 +62,7 @@ impl Failure {
                 .map_or_else(|_| "panic".into(), |text| (*text).into()),
         };
         Failure {
-            kind: "panic",
+            kind: ErrorKind::Internal.name(),
             message: format!("a defect in Flambeau: {text}"),
             ..Failure::of_environment(rank, String::new())
         }

@@ -254,7 +254,7 @@ def _died(status: int, last_lines: Sequence[str], rank: int, host: str) -> RankO
         kind = "lost"
     else:
         text = f"flambeau-worker of rank {rank} ended with status {status} and no result"
-        kind = "internal"
+        kind = "environment"
     if last_lines:
         text += "; its last lines:\n" + "\n".join(last_lines)
     lost = WorkerLost(text, rank=rank, host=host) if kind == "lost" else WorkerError(text)

@@ -155,7 +155,7 @@ def _outcome(rank: int, train: Callable[[], str]) -> RankOutcome:
             rank, failure.host or host, failure.kind, exception, failure.epoch, failure.step, failure.is_cause
         )
     except BaseException as exception:
-        return failed_outcome(rank, host, kind_of(exception, "user"), exception, None, None, True)
+        return failed_outcome(rank, host, kind_of(exception, "model"), exception, None, None, True)
 
 
 def _free_memory(outcome: RankOutcome) -> None:

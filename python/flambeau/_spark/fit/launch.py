@@ -424,7 +424,7 @@ def exception_of(outcome: RankOutcome) -> Exception:
         )
     for name, value in place.items():
         setattr(error, name, value)
-    if not isinstance(error, FlambeauError) or outcome.error_kind == "user":
+    if not isinstance(error, FlambeauError) or outcome.error_kind == "model":
         where += f"\n\nThe worker's traceback:\n{outcome.traceback}"
     error.add_note(where)
     return error

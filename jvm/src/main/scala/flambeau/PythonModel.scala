@@ -3,7 +3,6 @@ package flambeau
 import com.fasterxml.jackson.databind.JsonNode
 import flambeau.jni.{NativeLibrary, StoredFile}
 import flambeau.model.{Counts, OutputSpec, Trained}
-import flambeau.saving.ModelReader
 import flambeau.session.Settings
 import flambeau.util.Json
 import org.apache.spark.sql.DataFrame
@@ -40,9 +39,11 @@ object PythonModel {
       history = Json.obj(),
       counts = Counts(0, 0, 0, None)
     )
-    val model = ModelReader.make(json.get("class").asText, json.get("uid").asText, trained)
+    val name = json.get("class").asText
+    val make = ModelKind.maker(name).getOrElse(throw new IllegalArgumentException(s"$name is no model's class"))
+    val model = make(json.get("uid").asText, trained)
     model.setFromJson(json.get("defaults"), asDefault = true)
     model.setFromJson(json.get("params"), asDefault = false)
-    model.asInstanceOf[TorchModel]
+    model
   }
 }

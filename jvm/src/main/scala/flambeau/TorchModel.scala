@@ -220,7 +220,7 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
 
 /** Reads models that `write` saved, from Scala or from PySpark. */
 object TorchModel extends ModelKind[TorchModel] with MLReadable[TorchModel] {
-  override def read: MLReader[TorchModel] = new ModelReader(classOf[TorchModel])
+  override def read: MLReader[TorchModel] = new ModelReader(classOf[TorchModel], ModelKind.maker)
 
   private[flambeau] override def make(uid: String, trained: Trained): TorchModel =
     new TorchModel(uid, trained)
@@ -234,4 +234,18 @@ private[flambeau] trait ModelKind[M <: TorchModel] {
 
   /** Throws ParamException where the module's output is not what this kind of model gives. */
   private[flambeau] def checkOutput(output: OutputSpec): Unit = ()
+}
+
+private[flambeau] object ModelKind {
+
+  /** How a model of the class of that name is made; none for another class. */
+  def maker(className: String): Option[(String, Trained) => TorchModel] =
+    Kinds.get(className).map(kind => kind.make(_, _))
+
+  /** By the names of their classes, which are the same in both languages. */
+  private val Kinds: Map[String, ModelKind[_ <: TorchModel]] = Map(
+    classOf[TorchModel].getName -> TorchModel,
+    classOf[TorchRegressionModel].getName -> TorchRegressionModel,
+    classOf[TorchClassificationModel].getName -> TorchClassificationModel
+  )
 }

@@ -47,12 +47,6 @@ public final class NativeApi {
   /** The size of a file in bytes; -1 where there is none. */
   public native long storeSize(String storeJson, String uri);
 
-  /** The URIs of all files under a directory, sorted; none where there is no such directory. */
-  public native String[] storeList(String storeJson, String directory);
-
-  /** Removes a file; one that is not there is no error. */
-  public native void storeDelete(String storeJson, String uri);
-
   /** Removes a directory with all that is in it; one that is not there is no error. */
   public native void storeDeletePrefix(String storeJson, String directory);
 

@@ -6,6 +6,7 @@ import flambeau.{Check, ClusterException, StoreException}
 import flambeau.jni.NativeLibrary
 import flambeau.session.{Session, TaskGpus}
 import flambeau.storage.WorkDirectory
+import flambeau.util.Machine
 import org.apache.spark.BarrierTaskContext
 import org.apache.spark.sql.SparkSession
 
@@ -110,7 +111,7 @@ private[flambeau] object Cluster {
       } catch { case NonFatal(error) => Some(Problem(isEnvironment, String.valueOf(error.getMessage))) }
 
     val own = attempt(isEnvironment = true)(NativeLibrary.api(work.settings.get))
-      .orElse(attempt(isEnvironment = false)(work.write(s"$directory/$rank", RankTask.hostName.getBytes)))
+      .orElse(attempt(isEnvironment = false)(work.write(s"$directory/$rank", Machine.hostName.getBytes)))
     val isWritten = context.allGather(if (own.isEmpty) "+" else "-").forall(_ == "+")
     val seen = if (!isWritten) own
     else {
@@ -123,6 +124,6 @@ private[flambeau] object Cluster {
         s"files that workers ${missing.mkString(", ")} wrote are not seen"
       ))
     }
-    Answer(RankTask.hostName, seen)
+    Answer(Machine.hostName, seen)
   }
 }

@@ -1,7 +1,7 @@
 package flambeau.fit
 
 import java.io.IOException
-import java.net.{InetAddress, UnknownHostException}
+import java.net.InetAddress
 import java.nio.file.Files
 
 import scala.util.{Failure, Success, Try}
@@ -12,6 +12,7 @@ import flambeau.{DataException, FlambeauException}
 import flambeau.jni.{NativeFiles, NativeLibrary, StoredFile}
 import flambeau.session.{Settings, TaskGpus}
 import flambeau.util.Json
+import flambeau.util.Machine.hostName
 import org.apache.spark.{BarrierTaskContext, TaskKilledException}
 
 /** What each task of the barrier stage does: it starts a worker, speaks for it with the other tasks, and says how it ended.
@@ -196,10 +197,6 @@ private[flambeau] object RankTask {
 
   private def hostsOf(addresses: Seq[String]): Seq[String] =
     addresses.map(_.replaceAll(":[^:]*$", "").stripPrefix("[").stripSuffix("]"))
-
-  def hostName: String =
-    try InetAddress.getLocalHost.getHostName
-    catch { case _: UnknownHostException => "localhost" }
 
   private def text(node: JsonNode, name: String): Option[String] =
     Option(node.get(name)).filter(_.isTextual).map(_.asText)

@@ -1,10 +1,8 @@
 package flambeau.jni
 
-import java.net.InetAddress
-
 import flambeau.ParamException
 import flambeau.session.TaskGpus
-import flambeau.util.Json
+import flambeau.util.{Json, Machine}
 import org.apache.spark.TaskContext
 import org.slf4j.LoggerFactory
 
@@ -32,7 +30,7 @@ private[jni] final case class Gpus(uuids: Seq[String], obstacle: Option[String])
       case ("cpu", _) => None
       case ("cuda", Some(reason)) =>
         throw new ParamException(
-          s"device is 'cuda', and libtorch can use no GPU on ${Gpus.host}: $reason; mend that on each machine that " +
+          s"device is 'cuda', and libtorch can use no GPU on ${Machine.hostName}: $reason; mend that on each machine that " +
             "scores, or set device to 'cpu', or to 'auto', which takes the CPU there"
         )
       case (_, Some(reason)) =>
@@ -48,7 +46,7 @@ private[jni] final case class Gpus(uuids: Seq[String], obstacle: Option[String])
     val index = names.indexWhere(Gpus.plain(_) == Gpus.plain(address))
     if (index < 0)
       throw new ParamException(
-        s"Spark assigned the GPU $address to a task on ${Gpus.host}, whose process sees ${names.mkString(", ")} " +
+        s"Spark assigned the GPU $address to a task on ${Machine.hostName}, whose process sees ${names.mkString(", ")} " +
           s"(CUDA_VISIBLE_DEVICES is ${sys.env.getOrElse("CUDA_VISIBLE_DEVICES", "not set")}): mend the script that " +
           "tells Spark the addresses, or set device to 'cpu'"
       )
@@ -79,6 +77,4 @@ private[jni] object Gpus {
 
   /** A UUID without the prefix that only some write. */
   private def plain(name: String): String = name.toLowerCase.stripPrefix("gpu-")
-
-  private def host: String = InetAddress.getLocalHost.getHostName
 }

@@ -17,7 +17,8 @@ import flambeau.util.Json
   * @param inputs
   *   the tensors it was trained on, in terms of the DataFrame's columns, with their shapes
   * @param classes
-  *   how a classifier's outputs read: `logits`, `probabilities` or `log_probabilities`
+  *   how a classifier's outputs read: `logits`, `probabilities`, `log_probabilities`, and of several labels a row `labels` or
+  *   `label_probabilities`
   * @param history
   *   the training result's history, `{"epochs": [...]}`
   * @param checkpoints

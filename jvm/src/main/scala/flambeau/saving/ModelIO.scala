@@ -47,12 +47,19 @@ private[flambeau] final class ModelWriter(model: CheckedParams, trained: Trained
   }
 }
 
-/** Reads a fitted model that Scala or PySpark saved. Its weights and program stay where they are until they are used. */
-private[flambeau] final class ModelReader[M <: CheckedParams](wanted: Class[M]) extends MLReader[M] {
+/** Reads a fitted model that Scala or PySpark saved. Its weights and program stay where they are until they are used.
+  *
+  * @param make
+  *   makes a model without params of its own, given the name of its class, where that is one of ours
+  */
+private[flambeau] final class ModelReader[M <: CheckedParams](
+    wanted: Class[M],
+    make: String => Option[(String, Trained) => CheckedParams]
+) extends MLReader[M] {
 
   override def load(path: String): M = {
     val metadata = Metadata.read(sparkSession, path)
-    if (!ModelReader.isModel(metadata.className)) refuse(metadata)
+    val made = make(metadata.className).getOrElse(refuse(metadata))
     metadata.checkVersion()
     val directory = new Directory(sparkSession, metadata.path)
     val ours = metadata.ours
@@ -83,7 +90,7 @@ private[flambeau] final class ModelReader[M <: CheckedParams](wanted: Class[M]) 
       ),
       counts = Counts.of(ours.path("summary"))
     )
-    val model = ModelReader.make(metadata.className, metadata.uid, trained)
+    val model = made(metadata.uid, trained)
     metadata.setParams(model)
     if (!wanted.isInstance(model)) refuse(metadata)
     wanted.cast(model)
@@ -93,23 +100,4 @@ private[flambeau] final class ModelReader[M <: CheckedParams](wanted: Class[M]) 
     throw new GeneralException(
       s"${metadata.path} holds a ${metadata.className}, not a ${wanted.getSimpleName}"
     )
-}
-
-private[flambeau] object ModelReader {
-
-  /** The classes of models, which are the same in both languages. */
-  private val Names =
-    Seq("flambeau.TorchModel", "flambeau.TorchRegressionModel", "flambeau.TorchClassificationModel")
-
-  /** Whether a class of that name is a model's. */
-  def isModel(className: String): Boolean = Names.contains(className)
-
-  /** A model of that class, without params of its own. */
-  def make(className: String, uid: String, trained: Trained): CheckedParams = {
-    require(isModel(className), s"$className is no model's class")
-    val made = Class.forName(className, true, getClass.getClassLoader)
-      .getConstructor(classOf[String], classOf[Trained])
-      .newInstance(uid, trained)
-    made.asInstanceOf[CheckedParams]
-  }
 }

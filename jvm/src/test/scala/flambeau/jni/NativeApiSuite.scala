@@ -32,7 +32,7 @@ class NativeApiSuite extends AnyFunSuite {
     buffer
   }
 
-  test("files are written, read, listed and removed") {
+  test("files are written, read and removed") {
     temporary { folder =>
       val file = folder.resolve("a/b.txt").toString
       api.storePut("{}", file, "text".getBytes(UTF_8))
@@ -44,13 +44,9 @@ class NativeApiSuite extends AnyFunSuite {
       api.storeGetToFile("{}", file, copy.toString)
       api.storePutFile("{}", folder.resolve("c.txt").toString, copy.toString)
       assert(Files.size(folder.resolve("c.txt")) == 4)
-      val expected = Seq("a/b.txt", "c.txt", "copy.txt").map(name => folder.resolve(name).toString)
-      assert(api.storeList("{}", folder.toString).toSeq == expected)
 
-      api.storeDelete("{}", file)
-      assert(api.storeSize("{}", file) == -1)
-      api.storeDeletePrefix("{}", folder.toString)
-      assert(api.storeList("{}", folder.toString).isEmpty)
+      api.storeDeletePrefix("{}", folder.resolve("a").toString)
+      assert(api.storeSize("{}", file) == -1 && Files.exists(copy))
     }
   }
 
