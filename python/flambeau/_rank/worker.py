@@ -290,18 +290,18 @@ def failed_outcome(
     is_cause: bool,
 ) -> RankOutcome:
     """The outcome of a rank that ended in an exception."""
-    kind_of = type(exception)
+    cls = type(exception)
     try:
         message = str(exception)
         text = "".join(traceback.format_exception(exception))
     except Exception as error:  # an exception whose own __str__ fails
-        message = text = f"{kind_of.__qualname__} (its message can't be made: {error!r})"
+        message = text = f"{cls.__qualname__} (its message can't be made: {error!r})"
     return RankOutcome(
         rank=rank,
         host=host,
         ok=False,
         error_kind=kind,
-        error_type=f"{kind_of.__module__}.{kind_of.__qualname__}",
+        error_type=f"{cls.__module__}.{cls.__qualname__}",
         message=message[-_MAX_TEXT:],
         traceback=text[-_MAX_TEXT:],
         arguments=_arguments(exception, message[-_MAX_TEXT:]),

@@ -43,7 +43,7 @@ pub(crate) struct Place {
 }
 
 /// What depends on the rank and on how many there are.
-pub(crate) struct Ranks {
+pub(crate) struct RankContext {
     pub(crate) group: ProcessGroup,
     pub(crate) datasets: Datasets,
     pub(crate) accelerator: Option<Accelerator>,
@@ -51,7 +51,7 @@ pub(crate) struct Ranks {
 }
 
 /// How fast the steps of an epoch went, those before a resume left out.
-struct Pace {
+struct Throughput {
     seconds: f64,
     rows_per_second: f64,
     times: StepTimes,
@@ -88,17 +88,17 @@ impl<'a> Session<'a> {
         job: TrainingJob,
         fixed: Fixed,
         monitor: Monitor,
-        ranks: Ranks,
+        context: RankContext,
         model: &'a mut dyn Model,
         hooks: Hooks,
         state: TrainState,
     ) -> Result<Session<'a>, Cause> {
-        let Ranks {
+        let RankContext {
             group,
             datasets,
             accelerator,
             store,
-        } = ranks;
+        } = context;
         let params = &job.params;
         let settings = StepSettings {
             schedule: Schedule::new(params, steps_per_epoch(&job, &datasets.train)),
@@ -167,9 +167,9 @@ impl<'a> Session<'a> {
         }));
         while self.position.epoch < epochs && !self.monitor.is_over(&self.history) {
             place.epoch = Some(self.position.epoch);
-            let pace = self.epoch(place)?;
+            let throughput = self.epoch(place)?;
             place.step = None;
-            self.end_epoch(pace)?;
+            self.end_epoch(throughput)?;
         }
         *place = Place::default();
         Ok(())
@@ -208,7 +208,7 @@ impl<'a> Session<'a> {
     }
 
     /// Takes the steps of the epoch that are left.
-    fn epoch(&mut self, place: &mut Place) -> Result<Pace, Cause> {
+    fn epoch(&mut self, place: &mut Place) -> Result<Throughput, Cause> {
         let order = self.datasets.train.order.clone();
         let num_batches = order.batches_per_epoch();
         let steps_per_epoch = steps_per_epoch(&self.job, &self.datasets.train);
@@ -256,7 +256,7 @@ impl<'a> Session<'a> {
         self.position.totals = totals.to_bits();
         let seconds = (began.elapsed() - paused).as_secs_f64();
         let num_rows = self.position.num_rows - rows_before;
-        Ok(Pace {
+        Ok(Throughput {
             seconds,
             rows_per_second: num_rows as f64 / seconds.max(1e-9),
             times: self.stepper.take_times(),
@@ -279,7 +279,7 @@ impl<'a> Session<'a> {
     }
 
     /// Evaluates, records the epoch, and moves on to the next.
-    fn end_epoch(&mut self, pace: Pace) -> Result<(), Cause> {
+    fn end_epoch(&mut self, throughput: Throughput) -> Result<(), Cause> {
         let last_step = self.position.step.saturating_sub(1);
         let rate_factor = self.stepper.rate_factor(last_step);
         let model = &mut *self.stepper.model;
@@ -324,10 +324,10 @@ impl<'a> Session<'a> {
             epoch: self.position.epoch,
             steps: self.position.step,
             num_rows: self.position.num_rows,
-            seconds: pace.seconds,
-            rows_per_second: pace.rows_per_second,
+            seconds: throughput.seconds,
+            rows_per_second: throughput.rows_per_second,
             learning_rate: rate.map(|rate| rate * rate_factor),
-            times: pace.times,
+            times: throughput.times,
             scaling: self.stepper.scaler.as_mut().map(LossScaler::end_epoch),
             traffic: self.position.traffic,
             loss: totals.mean(),

@@ -18,7 +18,7 @@ use super::allocator::KeepFreed;
 use super::dataset::{Dataset, Datasets};
 use super::hooks::Hooks;
 use super::replicas;
-use super::session::{Place, Ranks, Session};
+use super::session::{Place, RankContext, Session};
 use super::state::TrainState;
 
 /// The training of one rank.
@@ -129,14 +129,14 @@ impl<'a> Worker<'a> {
             }
         };
         state.warnings.splice(0..0, placement.warning);
-        let ranks = Ranks {
+        let context = RankContext {
             group,
             datasets,
             accelerator,
             store,
         };
         let session = session.insert(Session::enter(
-            job, fixed, monitor, ranks, model, hooks, state,
+            job, fixed, monitor, context, model, hooks, state,
         )?);
         session.run(place)?;
         session.finish(began)
