@@ -1,20 +1,14 @@
 package flambeau.jni
 
-import java.nio.channels.{FileChannel, FileLock, OverlappingFileLockException}
-import java.nio.file.StandardOpenOption.{CREATE, WRITE}
-import java.nio.file.{Files, Path}
-
 import scala.collection.mutable
 
 import flambeau.ParamException
 import org.apache.spark.{TaskContext, TaskKilledException}
 import org.apache.spark.util.TaskCompletionListener
 
-/** How many tasks of this machine's executors use a GPU at a time: what they compute lies in its memory.
+/** How many tasks of this JVM use a GPU at a time: what they compute lies in its memory.
   *
-  * A slot is a file. Who has it holds a lock on the file, which the kernel gives back when a process ends, however it ends.
-  * A task has one slot however many programs it scores with, which feed one another. Python's tasks have slots of their
-  * own, since its locks (flock) are none to the JVM's (fcntl).
+  * A task has one slot however many programs it scores with, which feed one another.
   */
 private[flambeau] object GpuSlots {
 
@@ -24,11 +18,8 @@ private[flambeau] object GpuSlots {
   private val Default = 2
   private val PollMillis = 100L
 
-  /** The slots that tasks of this JVM have, by the GPU's UUID and the task's attempt. */
-  private val held = mutable.Map.empty[(String, Long), FileLock]
-
-  /** The slots' files. They stay open: to close one is to give back all locks that the process has on it. */
-  private val files = mutable.Map.empty[Path, FileChannel]
+  /** The attempts of tasks that use each GPU, by its UUID. */
+  private val users = mutable.Map.empty[String, Set[Long]].withDefaultValue(Set.empty)
 
   /** The number that a configuration, a key's value, has. Throws ParamException where it is none from 1. */
   def number(conf: String => Option[String]): Int = conf(Key).filter(_.nonEmpty).fold(Default) { text =>
@@ -41,39 +32,21 @@ private[flambeau] object GpuSlots {
     * meanwhile.
     */
   def hold(gpu: String, numSlots: Int, task: TaskContext): Unit = synchronized {
-    val user = (gpu, task.taskAttemptId())
-    if (!held.contains(user)) {
-      var slot = free(gpu, numSlots)
-      while (slot.isEmpty) {
+    val attempt = task.taskAttemptId()
+    if (!users(gpu)(attempt)) {
+      while (users(gpu).size >= numSlots) {
         wait(PollMillis)
         if (task.isInterrupted()) throw new TaskKilledException("the scoring was cancelled")
-        slot = free(gpu, numSlots)
       }
-      held(user) = slot.get
+      users(gpu) += attempt
       task.addTaskCompletionListener(new TaskCompletionListener {
-        override def onTaskCompletion(context: TaskContext): Unit = release(user)
+        override def onTaskCompletion(context: TaskContext): Unit = release(gpu, attempt)
       })
     }
   }
 
-  private def release(user: (String, Long)): Unit = synchronized {
-    held.remove(user).foreach(_.release())
+  private def release(gpu: String, attempt: Long): Unit = synchronized {
+    users(gpu) -= attempt
     notifyAll()
-  }
-
-  /** A lock on one of a GPU's slots; none where others have them all. */
-  private def free(gpu: String, numSlots: Int): Option[FileLock] =
-    (0 until numSlots).iterator.map(slot => lock(file(gpu, slot))).collectFirst { case Some(lock) => lock }
-
-  private def lock(file: Path): Option[FileLock] =
-    try Option(files.getOrElseUpdate(file, FileChannel.open(file, CREATE, WRITE)).tryLock())
-    // Another task of this JVM has it.
-    catch { case _: OverlappingFileLockException => None }
-
-  /** A slot's file, where Python's would lie too: executors need not have one `java.io.tmpdir`. */
-  private[jni] def file(gpu: String, slot: Int): Path = {
-    val temporary = sys.env.getOrElse("TMPDIR", "/tmp")
-    val folder = PrivateDirectory(temporary, "flambeau-jvm-gpus", "TMPDIR").resolve(gpu)
-    Files.createDirectories(folder).resolve(s"slot-$slot")
   }
 }

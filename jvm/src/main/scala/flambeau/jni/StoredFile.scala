@@ -3,8 +3,8 @@ package flambeau.jni
 import java.io.{FileInputStream, FileNotFoundException, IOException}
 import java.net.{URI, URLDecoder}
 import java.nio.file.LinkOption.NOFOLLOW_LINKS
-import java.nio.file.attribute.FileTime
-import java.nio.file.{Files, Path, Paths, StandardCopyOption}
+import java.nio.file.attribute.{FileTime, PosixFilePermissions}
+import java.nio.file.{FileAlreadyExistsException, Files, Path, Paths, StandardCopyOption}
 import java.security.MessageDigest
 import java.time.{Duration, Instant}
 import java.util.concurrent.ConcurrentHashMap
@@ -178,6 +178,31 @@ object StoredFile {
   }
 
   /** Where fetched files are kept on this machine, for this user alone. */
-  private[jni] def cacheDirectory(): Path =
-    PrivateDirectory(System.getProperty("java.io.tmpdir"), "flambeau-cache", "java.io.tmpdir")
+  private[jni] def cacheDirectory(): Path = {
+    val user = System.getProperty("user.name")
+    val folder = Paths.get(System.getProperty("java.io.tmpdir"), s"flambeau-cache-$user")
+    val owner = PosixFilePermissions.fromString("rwx------")
+    try
+      if (!Files.isDirectory(folder, NOFOLLOW_LINKS))
+        Files.createDirectory(folder, PosixFilePermissions.asFileAttribute(owner))
+    catch {
+      // Another process made it meanwhile, or it is no directory, as is seen below.
+      case _: FileAlreadyExistsException => ()
+      case error: IOException =>
+        throw new GeneralException(
+          s"$folder cannot be made ($error): set java.io.tmpdir to a writable directory",
+          error
+        )
+    }
+    // Whoever else may write there could put a program in the place of one that was checked.
+    val isOwn = Files.isDirectory(folder, NOFOLLOW_LINKS) &&
+      Files.getOwner(folder, NOFOLLOW_LINKS).getName == user &&
+      Files.getPosixFilePermissions(folder, NOFOLLOW_LINKS) == owner
+    if (!isOwn)
+      throw new GeneralException(
+        s"$folder is not a directory of $user's own that nobody else may open (a link is none): remove it, or set " +
+          "java.io.tmpdir to a directory of your own"
+      )
+    folder
+  }
 }

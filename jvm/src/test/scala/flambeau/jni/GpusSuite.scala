@@ -1,12 +1,6 @@
 package flambeau.jni
 
-import java.nio.file.Paths
-import java.util.concurrent.TimeoutException
 import java.util.concurrent.atomic.AtomicInteger
-
-import scala.concurrent.ExecutionContext.Implicits.global
-import scala.concurrent.duration.DurationInt
-import scala.concurrent.{Await, Future}
 
 import flambeau.{ParamException, SavedModels, SparkSuite, TorchModel}
 import org.apache.spark.TaskContext
@@ -68,23 +62,6 @@ class GpusSuite extends SparkSuite {
       assert(held.count() == 6)
       assert(GpusSuite.most.get == numSlots)
     }
-
-  test("a slot that another process has is waited for") {
-    val file = GpuSlots.file("GPU-other", 0)
-    val program = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); " +
-      "print(flush=True); sys.stdin.read()"
-    val python = Paths.get(sys.env("VIRTUAL_ENV"), "bin", "python").toString
-    val other = new ProcessBuilder(python, "-c", program, file.toString).start()
-    try {
-      assert(other.getInputStream.read() == '\n')
-      val held = Future(spark.sparkContext.parallelize(Seq(0), 1).map { _ =>
-        GpuSlots.hold("GPU-other", 1, TaskContext.get())
-      }.count())
-      intercept[TimeoutException](Await.ready(held, 2.seconds))
-      other.getOutputStream.close()
-      assert(Await.result(held, 30.seconds) == 1)
-    } finally other.destroyForcibly()
-  }
 
   test("a model that is to score on a GPU does, or says why it cannot") {
     val model = TorchModel.load(SavedModels.model("mlp")).setDevice("cuda")
