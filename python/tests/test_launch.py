@@ -401,7 +401,7 @@ def test_a_store_that_throttles_as_an_attempt_begins_is_asked_again(
         return begin(self, restarts)
 
     monkeypatch.setattr(launch.Launch, "_begin", throttled)
-    monkeypatch.setattr(time, "sleep", waits.append)
+    monkeypatch.setattr(session, "pause", waits.append)
     done = {"done": True, "warnings": []}
     ranks = [RankOutcome(rank, "h", True, json.dumps(done)) for rank in range(2)]
     monkeypatch.setattr(launch, "run_stage", lambda *_: ranks)

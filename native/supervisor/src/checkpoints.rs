@@ -7,7 +7,7 @@ use flambeau_train::checkpoint::{self, KeptCheckpoint};
 
 use crate::work_directory::{KEPT, WorkDirectory};
 
-/// Removes all that those attempts left, but for the last one's model and their newest `num` checkpoints with weights, and describes these, oldest
+/// Removes all that those attempts left but for their newest `num` checkpoints with weights, and describes these, oldest
 /// first. Of two after as many steps that of the later attempt is taken, which went on from what the earlier one had.
 ///
 /// # Errors
@@ -17,6 +17,7 @@ use crate::work_directory::{KEPT, WorkDirectory};
 pub(crate) fn keep_newest(
     work: &WorkDirectory<'_>,
     attempts: &[String],
+    failed: &[String],
     num: usize,
 ) -> Result<Vec<KeptCheckpoint>, DataError> {
     let roots: Vec<String> = attempts
@@ -43,8 +44,7 @@ pub(crate) fn keep_newest(
         }
     });
     // A worker that is lost while the others end leaves a model that nobody has.
-    let unfinished = attempts.split_last().map_or(&[][..], |(_, before)| before);
-    let models = unfinished.iter().map(|attempt| {
+    let models = failed.iter().map(|attempt| {
         let model = work.path(&format!("models/{attempt}"));
         work.store.delete_prefix(&model)
     });

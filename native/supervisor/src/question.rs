@@ -44,8 +44,14 @@ enum Question {
     },
     /// The URI of the newest whole checkpoint of those attempts, or null.
     NewestCheckpoint { attempts: Vec<String> },
-    /// Removes what those attempts left but for their newest checkpoints, and describes these, oldest first.
-    KeepCheckpoints { attempts: Vec<String>, num: usize },
+    /// Removes what those attempts left but for their newest checkpoints, and describes these, oldest first. Models stay, but for
+    /// those of the attempts that `failed`.
+    KeepCheckpoints {
+        attempts: Vec<String>,
+        #[serde(default)]
+        failed: Vec<String>,
+        num: usize,
+    },
     /// A text for each file: the SHA-256 of its bytes, or with `ends` its size and that of its end.
     DigestFiles { files: Vec<String>, ends: bool },
     /// What is there of a run, `{"readsAll", "run"}`, or null.
@@ -119,9 +125,11 @@ fn answered(work: &WorkDirectory<'_>, question: Question) -> Result<Value, Super
             let found = checkpoint::newest(work.store, work.uri(), &plain(attempts)?)?;
             json(found.map(|found| found.uri))
         }
-        Question::KeepCheckpoints { attempts, num } => {
-            json(keep_newest(work, &plain(attempts)?, num)?)
-        }
+        Question::KeepCheckpoints {
+            attempts,
+            failed,
+            num,
+        } => json(keep_newest(work, &plain(attempts)?, &plain(failed)?, num)?),
         Question::DigestFiles { files, ends } => json(rows::digests(work.store, &files, ends)?),
         Question::ReadRun { id } => json(run::read(work, &id)?),
         Question::CompareRun { id, run, what } => json(run::compare(work, &id, run, what)?),

@@ -49,8 +49,9 @@ impl WorkDirectory<'_> {
                 let uri = format!("{root}/{name}");
                 let is_kept = match kind {
                     "attempts" => {
+                        // What can't be looked at is left alone.
                         recent.attempts.contains(&name)
-                            || self.store.size(&format!("{uri}/{KEPT}"))?.is_some()
+                            || !matches!(self.store.size(&format!("{uri}/{KEPT}")), Ok(None))
                     }
                     "runs" => recent.files.contains(&name),
                     _ => false,
@@ -73,10 +74,12 @@ impl WorkDirectory<'_> {
         let mut began = vec![];
         for uri in self.store.list(&self.path(LEASES))? {
             let written =
-                self.settled(&uri, |bytes| age_of(&String::from_utf8_lossy(bytes), now))?;
+                self.settled(&uri, |bytes| age_of(&String::from_utf8_lossy(bytes), now));
             let name = uri.rsplit('/').next().unwrap_or_default();
             match (age_of(name, now), written) {
-                (Some(age), Some(written)) if written <= SWEEP_AGE => began.push(age),
+                // One that can't be read may be another user's.
+                (Some(age), Err(_)) => began.push(age),
+                (Some(age), Ok(Some(written))) if written <= SWEEP_AGE => began.push(age),
                 // One that can't be removed counts no more than one that was.
                 _ => drop(self.store.delete(&uri)),
             }

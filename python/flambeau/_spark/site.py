@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flambeau._spark import session
@@ -26,7 +25,7 @@ from flambeau._spark.work_directory import (
     temporary_directory,
 )
 from flambeau._store import STORE_SCHEMES, local_path
-from flambeau.errors import ParamError
+from flambeau.errors import ParamError, StoreError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,7 +58,19 @@ class Site:
         """The supervisor's answer to a question about the directory, as `WorkDirectory.ask`."""
         if self.visible:
             return self.work.ask(ask, **fields)
-        return session.on_worker(self.spark, partial(self.work.ask, ask, **fields))
+        work = self.work
+
+        def answer() -> dict[str, Any]:
+            try:
+                return {"answer": work.ask(ask, **fields)}
+            except StoreError as error:
+                # Spark would make an exception of its own of it.
+                return {"error": str(error), "transient": error.is_transient}
+
+        told = session.on_worker(self.spark, answer)
+        if "error" in told:
+            raise StoreError(told["error"], is_transient=told["transient"])
+        return told["answer"]
 
     def put(self, uri: str, data: bytes) -> None:
         """Writes a file, however large. Raises StoreError."""

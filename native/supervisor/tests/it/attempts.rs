@@ -64,17 +64,18 @@ fn an_attempt_of_a_run_is_noted_before_it_begins() {
 
 /// A worker that is lost while the others end leaves the model that its attempt came to.
 #[test]
-fn only_the_last_attempts_model_stays() {
+fn models_stay_but_for_those_of_attempts_that_failed() {
     let work = directory();
     for attempt in ["a", "b", "c"] {
         write(&work, &format!("models/{attempt}/weights.safetensors"), "");
         write(&work, &format!("attempts/{attempt}/events/0"), "");
     }
-    let fields = json!({"attempts": ["a", "b"], "num": 1});
+    // The first is an earlier fit's of the same run.
+    let fields = json!({"attempts": ["a", "b", "c"], "failed": ["b"], "num": 1});
     assert_eq!(ask(&work, "keepCheckpoints", fields).unwrap(), json!([]));
     let models = ["a", "b", "c"].map(|name| is_there(&work, &format!("models/{name}")));
-    assert_eq!(models, [false, true, true]);
-    assert!(!is_there(&work, "attempts/a") && is_there(&work, "attempts/c"));
+    assert_eq!(models, [true, false, true]);
+    assert!(!["a", "b", "c"].map(|name| is_there(&work, &format!("attempts/{name}"))).contains(&true));
 }
 
 #[test]

@@ -21,6 +21,7 @@ pub(super) struct Lease {
     /// Whether it is dropped; at the end.
     end: Sender<bool>,
     ended: Receiver<()>,
+    covers_resume: bool,
 }
 
 impl Lease {
@@ -32,13 +33,13 @@ impl Lease {
         let below = resume.strip_prefix(&format!("{work_dir}/attempts/"));
         let name = new_id(job, below.and_then(|path| path.split('/').next()));
         let name = name.map_err(|(_, reason)| untold(&reason)).ok()?;
+        let is_known = resume.is_empty() || below.is_some();
         let job = job.clone();
         let ask = move |question: &str| {
-            if let Err((_, reason)) = supervise(&job, &json!({"ask": question, "lease": name})) {
-                untold(&reason);
-            }
+            let asked = supervise(&job, &json!({"ask": question, "lease": name}));
+            asked.map_err(|(_, reason)| untold(&reason)).is_ok()
         };
-        ask("holdLease");
+        let covers_resume = ask("holdLease") && is_known;
         let (end, asked) = mpsc::channel();
         let (tell_end, ended) = mpsc::channel();
         // It drops the lease too, so that no beat comes after that.
@@ -48,15 +49,24 @@ impl Lease {
                 match asked.recv_timeout(LEASE) {
                     Err(RecvTimeoutError::Timeout) => ask("holdLease"),
                     Ok(true) => return ask("dropLease"),
-                    _ => return,
-                }
+                    _ => return false,
+                };
             }
         };
         let thread = thread::Builder::new().name("flambeau-lease".into());
         if let Err(error) = thread.spawn(beats) {
             untold(&error);
         }
-        Some(Lease { end, ended })
+        Some(Lease {
+            end,
+            ended,
+            covers_resume,
+        })
+    }
+
+    /// Whether it keeps a sweep from what the launch goes on from.
+    pub(super) fn covers_resume(&self) -> bool {
+        self.covers_resume
     }
 
     /// Writes it no more. One that is not dropped counts for a week.

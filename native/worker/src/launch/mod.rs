@@ -55,13 +55,16 @@ pub(crate) fn main(arguments: &LaunchArguments) -> i32 {
 /// failure is told which one is the newest.
 fn launch(arguments: &LaunchArguments, job: &TrainingJob, output: &Output) -> Value {
     let lease = Lease::hold(job);
-    if let Err((_, reason)) = supervise(job, &json!({"ask": "sweep"})) {
+    if lease.as_ref().is_some_and(Lease::covers_resume)
+        && let Err((_, reason)) = supervise(job, &json!({"ask": "sweep"}))
+    {
         tell(&format!("what others left could not be removed: {reason}"));
     }
     let mut attempts: Vec<Value> = vec![];
     let mut last = attempted(arguments, job, output, &mut attempts);
     let has_failed = last.get("error").is_some();
-    let keep = |num| json!({"ask": "keepCheckpoints", "attempts": attempts, "num": num});
+    let failed = &attempts[..attempts.len() - usize::from(!has_failed)];
+    let keep = |num| json!({"ask": "keepCheckpoints", "attempts": attempts, "failed": failed, "num": num});
     let asked = if has_failed {
         supervise(
             job,
@@ -122,7 +125,11 @@ fn attempted(
         let ended: Vec<Value> = lines.iter().map(ended).collect();
         let verdict = json!({"ask": "judge", "ended": ended, "restarts": restarts,
             "maxRestarts": job.params.max_restarts});
-        let verdict = supervise(job, &verdict).expect("a verdict needs no store");
+        let verdict = match supervise(job, &verdict) {
+            Ok(verdict) => verdict,
+            // A store that is not to be had, such as one with an option that there is not, answers nothing.
+            Err((kind, reason)) => return error_line(0, kind, &reason),
+        };
         let Some(cause) = verdict["cause"].as_u64() else {
             return result_of(lines);
         };

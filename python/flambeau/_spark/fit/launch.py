@@ -10,7 +10,6 @@ import json
 import logging
 import re
 import socket
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -110,6 +109,8 @@ class Launch:
     id: str = field(default_factory=new_id)
     attempts: list[str] = field(default_factory=list)
     """The ids of the attempts that were made, newest last; those of the run's earlier fits among them."""
+    failed: list[str] = field(default_factory=list)
+    """Those of this fit that came to nothing."""
 
     def run(self) -> dict[str, Any]:
         """Trains, and returns rank 0's result as `native/train` tells it.
@@ -121,6 +122,7 @@ class Launch:
         if self.run_of.is_named:
             self.attempts = self.run_of.attempts()
         placed = self._place_files()
+        num_earlier = len(self.attempts)
         restarts, error = 0, None
         while True:
             outcomes, failure = self._attempt(restarts, placed)
@@ -129,14 +131,15 @@ class Launch:
             verdict = self.site.work.ask("judge", ended=ended, restarts=restarts, maxRestarts=limit)
             if verdict["cause"] is None:
                 return _result(outcomes)
+            self.failed = self.attempts[num_earlier:]
             before, error = error, failure or exception_of(outcomes[verdict["cause"]])
             if not verdict["again"]:
-                raise error from (before if failure else None) or error.__cause__
+                raise error from error.__cause__ or (before if failure else None)
             told = first_line(error)
             log.warning(
                 "training is started again (%d of at most %d restarts): %s", restarts + 1, limit, told
             )
-            time.sleep(verdict["backOffSeconds"])
+            session.pause(verdict["backOffSeconds"])
             self._await_slots(error, verdict["slotSeconds"])
             restarts += 1
 
@@ -148,7 +151,9 @@ class Launch:
         kept: list[dict[str, Any]] = []
         if self.attempts and not self.run_of.is_lost:
             try:
-                kept = self.site.ask("keepCheckpoints", attempts=self.attempts, num=num_checkpoints)
+                kept = self.site.ask(
+                    "keepCheckpoints", attempts=self.attempts, failed=self.failed, num=num_checkpoints
+                )
             except Exception as error:
                 uri = self.site.work.uri
                 log.warning("the checkpoints in %s could not be sorted out: %s", uri, first_line(error))
@@ -424,7 +429,8 @@ def exception_of(outcome: RankOutcome) -> Exception:
         )
     for name, value in place.items():
         setattr(error, name, value)
-    if not isinstance(error, FlambeauError) or outcome.error_kind == "model":
+    was_raised = "Traceback (most recent" in (outcome.traceback or "")
+    if not isinstance(error, FlambeauError) or (outcome.error_kind == "model" and was_raised):
         where += f"\n\nThe worker's traceback:\n{outcome.traceback}"
     error.add_note(where)
     return error

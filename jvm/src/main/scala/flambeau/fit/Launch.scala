@@ -55,6 +55,11 @@ private[flambeau] final class Launch(
   /** Those of the run's earlier fits, then this one's. */
   private val attempts = mutable.ArrayBuffer.empty[String]
 
+  private var numEarlier = 0
+
+  /** Those of this fit that came to nothing. */
+  private var failed = Seq.empty[String]
+
   /** Trains, and returns rank 0's result as `native/train` tells it. Waits for as long as that takes.
     *
     * A lost worker starts the training again from the newest whole checkpoint, up to `maxRestarts` times. Throws what the
@@ -62,6 +67,7 @@ private[flambeau] final class Launch(
     */
   def run(): JsonNode = {
     if (ofRun.isNamed) attempts ++= ofRun.attempts()
+    numEarlier = attempts.size
     train(restarts = 0)
   }
 
@@ -75,6 +81,7 @@ private[flambeau] final class Launch(
     val verdict = judged(ended.fold(error => Seq(endedBy(error)), _.map(_.json)), restarts)
     if (verdict.get("cause").isNull) ended.fold(throw _, resultOf)
     else {
+      failed = attempts.toSeq.drop(numEarlier)
       val error = ended.fold(identity, outcomes => outcomes(verdict.get("cause").asInt).exception)
       if (!verdict.get("again").asBoolean) {
         before.foreach(error.addSuppressed)
@@ -95,6 +102,7 @@ private[flambeau] final class Launch(
   def clean(numCheckpoints: Int = 0): Seq[Checkpoint] = {
     val question = Site.question("keepCheckpoints").put("num", numCheckpoints)
     question.set[ObjectNode]("attempts", Json.strings(attempts))
+    question.set[ObjectNode]("failed", Json.strings(failed))
     // It looks into the work directory.
     val isOurs = attempts.nonEmpty && !ofRun.isLost
     val kept =

@@ -2,6 +2,7 @@ package flambeau.storage
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
+import flambeau.StoreException
 import flambeau.session.Session
 import flambeau.util.{Failures, Json}
 import org.apache.spark.sql.SparkSession
@@ -24,7 +25,11 @@ private[flambeau] final case class Site(spark: SparkSession, work: WorkDirectory
     else {
       // A copy without this object, which does not travel with tasks.
       val directory = work
-      Session.onWorker(spark)(() => act(directory))
+      val done = Session.onWorker[Either[StoreException, T]](spark) { () =>
+        try Right(act(directory))
+        catch { case error: StoreException => Left(error) }
+      }
+      done.fold(throw _, identity)
     }
 
   /** The supervisor's answer to a question about the directory. */
