@@ -4,11 +4,12 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent / "jvm" / "src" / "main" / "scala" / "flambeau"
-# From the ground up; those of one line know nothing of each other. The package `flambeau` is three layers.
+# From the ground up; those of one line know nothing of each other. The package `flambeau` is three layers, and those of
+# its package `internal` lie between.
 LAYERS = ["errors", "util", "session", "jni", "words", "model storage", "rows saving", "fit scoring", "top"]
 DEPTHS = {name: depth for depth, names in enumerate(LAYERS) for name in names.split()}
 TOP = re.compile("Torch|PipelineModels|PythonModel|FlambeauExtensions")
-IMPORT = re.compile(r"^import flambeau\.(?:\{([^}]*)\}|(\w+))", re.MULTILINE)
+IMPORT = re.compile(r"^import flambeau\.(?:internal\.)?(?:\{([^}]*)\}|(\w+))", re.MULTILINE)
 
 
 def layer(name: str) -> str:
@@ -21,7 +22,8 @@ def layer(name: str) -> str:
 
 wrong = []
 for path in sorted(ROOT.rglob("*.scala")):
-    own = layer(path.relative_to(ROOT).parts[0].removesuffix(".scala"))
+    parts = [part for part in path.relative_to(ROOT).parts if part != "internal"]
+    own = layer(parts[0].removesuffix(".scala"))
     for several, one in IMPORT.findall(path.read_text()):
         for used in (name.strip() for name in (several or one).split(",")):
             if layer(used) != own and DEPTHS[layer(used)] >= DEPTHS[own]:

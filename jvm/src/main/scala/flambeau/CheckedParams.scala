@@ -2,7 +2,7 @@ package flambeau
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
-import flambeau.util.Json
+import flambeau.internal.util.Json
 import org.apache.spark.ml.param.{Param, Params}
 
 /** Params that refuse a wrong value with ParamException: the param's name, the value and what is allowed.

@@ -1,6 +1,6 @@
 package flambeau
 
-import flambeau.scoring.{ScoreRule, ScoreStrategy}
+import flambeau.internal.scoring.{ScoreRule, ScoreStrategy}
 import org.apache.spark.sql.SparkSessionExtensions
 
 /** Lets a session plan and optimize what `transform` gives, from its start on: `spark.sql.extensions` set to

@@ -4,7 +4,7 @@ import scala.collection.JavaConverters._
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
-import flambeau.util.Json
+import flambeau.internal.util.Json
 
 /** A loss of torch's by name with its options, or a scripted module.
   *

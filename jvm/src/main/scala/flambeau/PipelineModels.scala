@@ -1,7 +1,7 @@
 package flambeau
 
-import flambeau.saving.Metadata
-import flambeau.util.Json
+import flambeau.internal.saving.Metadata
+import flambeau.internal.util.Json
 import org.apache.spark.ml.{Pipeline, PipelineModel, PipelineStage}
 import org.apache.spark.ml.util.MLReader
 import org.apache.spark.sql.SparkSession

@@ -2,9 +2,9 @@ package flambeau
 
 import com.fasterxml.jackson.databind.JsonNode
 import flambeau.jni.{NativeLibrary, StoredFile}
-import flambeau.model.{Counts, OutputSpec, Trained}
-import flambeau.session.Settings
-import flambeau.util.Json
+import flambeau.internal.model.{Counts, OutputSpec, Trained}
+import flambeau.internal.session.Settings
+import flambeau.internal.util.Json
 import org.apache.spark.sql.DataFrame
 
 /** Scores with a model that PySpark holds: what its `transform` calls where its runtime is native. */

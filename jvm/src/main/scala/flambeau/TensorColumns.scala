@@ -2,7 +2,7 @@ package flambeau
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
-import flambeau.util.Json
+import flambeau.internal.util.Json
 
 /** One tensor and the columns that it is made of.
   *

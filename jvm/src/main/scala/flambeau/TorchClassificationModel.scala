@@ -1,7 +1,7 @@
 package flambeau
 
-import flambeau.model.{OutputSpec, Trained}
-import flambeau.saving.ModelReader
+import flambeau.internal.model.{OutputSpec, Trained}
+import flambeau.internal.saving.ModelReader
 import org.apache.spark.ml.linalg.SQLDataTypes.VectorType
 import org.apache.spark.ml.param.ParamMap
 import org.apache.spark.ml.util.{MLReadable, MLReader}

@@ -1,6 +1,6 @@
 package flambeau
 
-import flambeau.saving.EstimatorReader
+import flambeau.internal.saving.EstimatorReader
 import org.apache.spark.ml.param.ParamMap
 import org.apache.spark.ml.util.{Identifiable, MLReadable, MLReader}
 import org.apache.spark.sql.Dataset

@@ -1,9 +1,9 @@
 package flambeau
 
-import flambeau.fit.{Fit, Trainable}
-import flambeau.model.{OutputSpec, Trained}
-import flambeau.rows.{FrameRows, ParquetRows}
-import flambeau.saving.{EstimatorReader, EstimatorWriter}
+import flambeau.internal.fit.{Fit, Trainable}
+import flambeau.internal.model.{OutputSpec, Trained}
+import flambeau.internal.rows.{FrameRows, ParquetRows}
+import flambeau.internal.saving.{EstimatorReader, EstimatorWriter}
 import org.apache.spark.ml.Estimator
 import org.apache.spark.ml.param.ParamMap
 import org.apache.spark.ml.util.{Identifiable, MLReadable, MLReader, MLWritable, MLWriter}

@@ -1,11 +1,11 @@
 package flambeau
 
 import flambeau.jni.{GpuSlots, ScorerSpec, TensorRows}
-import flambeau.model.{History, OutputSpec, ProgramForms, Trained}
-import flambeau.rows.{Columns, Role}
-import flambeau.saving.{ModelReader, ModelWriter}
-import flambeau.scoring.{RowScoring, Scoring}
-import flambeau.session.Settings
+import flambeau.internal.model.{History, OutputSpec, ProgramForms, Trained}
+import flambeau.internal.rows.{Columns, Role}
+import flambeau.internal.saving.{ModelReader, ModelWriter}
+import flambeau.internal.scoring.{RowScoring, Scoring}
+import flambeau.internal.session.Settings
 import org.apache.spark.ml.Model
 import org.apache.spark.ml.param.ParamMap
 import org.apache.spark.ml.util.{MLReadable, MLReader, MLWritable, MLWriter}

@@ -1,6 +1,6 @@
 package flambeau
 
-import flambeau.util.Json
+import flambeau.internal.util.Json
 import org.apache.spark.ml.param.{Param, Params}
 
 /** A param that holds a shape for each input; as JSON a list of lists of whole numbers. */

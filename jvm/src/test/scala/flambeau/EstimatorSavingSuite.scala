@@ -3,8 +3,8 @@ package flambeau
 import java.nio.charset.StandardCharsets.UTF_8
 import java.nio.file.{Files, Paths}
 
-import flambeau.saving.{Metadata, ProgramSource}
-import flambeau.util.Json
+import flambeau.internal.saving.{Metadata, ProgramSource}
+import flambeau.internal.util.Json
 import org.apache.spark.ml.Pipeline
 
 class EstimatorSavingSuite extends SparkSuite {

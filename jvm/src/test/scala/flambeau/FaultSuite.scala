@@ -7,9 +7,9 @@ import scala.collection.JavaConverters._
 import scala.concurrent.duration._
 import scala.util.{Failure, Success, Try}
 
-import flambeau.fit.{Launch, Run}
-import flambeau.session.Settings
-import flambeau.storage.{Site, WorkDirectory}
+import flambeau.internal.fit.{Launch, Run}
+import flambeau.internal.session.Settings
+import flambeau.internal.storage.{Site, WorkDirectory}
 import org.apache.spark.SparkException
 
 /** What happens to a fit whose workers are disturbed. The oracle is a fit that nothing disturbed. */

@@ -4,11 +4,11 @@ import java.nio.file.{Files, Paths}
 import java.time.format.DateTimeFormatter
 import java.time.{LocalDateTime, ZoneOffset}
 
-import flambeau.fit.{Cluster, MeetingPlace, Progress, RankOutcome, RankTask, StageRendezvous, WorkerProcess}
+import flambeau.internal.fit.{Cluster, MeetingPlace, Progress, RankOutcome, RankTask, StageRendezvous, WorkerProcess}
 import flambeau.jni.StoredFile
-import flambeau.session.{Settings, TaskGpus}
-import flambeau.storage.{Lease, Site, WorkDirectory}
-import flambeau.util.Json
+import flambeau.internal.session.{Settings, TaskGpus}
+import flambeau.internal.storage.{Lease, Site, WorkDirectory}
+import flambeau.internal.util.Json
 import org.apache.spark.{BarrierTaskContext, SparkConf}
 
 /** The parts of a launch by themselves. */

@@ -6,7 +6,7 @@ import java.nio.file.{Files, Paths}
 import scala.collection.JavaConverters._
 
 import com.fasterxml.jackson.databind.JsonNode
-import flambeau.util.Json
+import flambeau.internal.util.Json
 import org.apache.spark.ml.param.{
   BooleanParam, DoubleArrayParam, DoubleParam, IntParam, LongParam, Param, ParamMap, StringArrayParam
 }

@@ -3,10 +3,10 @@ package flambeau
 import java.nio.charset.StandardCharsets.UTF_8
 import java.nio.file.{Files, Path, Paths}
 
-import flambeau.fit.Program
-import flambeau.model.ProgramForms
-import flambeau.saving.{Metadata, ProgramSource}
-import flambeau.util.Json
+import flambeau.internal.fit.Program
+import flambeau.internal.model.ProgramForms
+import flambeau.internal.saving.{Metadata, ProgramSource}
+import flambeau.internal.util.Json
 import org.apache.spark.ml.{Pipeline, PipelineModel}
 import org.apache.spark.ml.feature.{StringIndexer, VectorAssembler}
 import org.apache.spark.sql.functions._

@@ -1,8 +1,8 @@
 package flambeau
 
-import flambeau.rows.Columns
-import flambeau.scoring.{Linkage, RowScoring, ScoreExec}
-import flambeau.session.Settings
+import flambeau.internal.rows.Columns
+import flambeau.internal.scoring.{Linkage, RowScoring, ScoreExec}
+import flambeau.internal.session.Settings
 import org.apache.spark.ml.functions.array_to_vector
 import org.apache.spark.rdd.RDD
 import org.apache.spark.sql.{DataFrame, Row, SparkSession}
@@ -321,7 +321,7 @@ class ScoreSuite extends SparkSuite with AdaptiveSparkPlanHelper {
       }
     }
     def missing(others: (String, Option[Class[_]])*): Option[String] =
-      Linkage.missing("flambeau.scoring.Scoring$", new OtherSpark(others.toMap))
+      Linkage.missing("flambeau.internal.scoring.Scoring$", new OtherSpark(others.toMap))
     assert(missing().isEmpty)
     // What these have is used by tasks alone.
     val joiner = "org.apache.spark.sql.catalyst.expressions.codegen.GenerateUnsafeRowJoiner$"

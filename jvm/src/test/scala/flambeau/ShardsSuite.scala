@@ -1,9 +1,9 @@
 package flambeau
 
-import flambeau.rows.{Columns, DataColumns, FrameRows, ParquetRows, Reading, ShardSet}
-import flambeau.session.Settings
-import flambeau.storage.{Site, WorkDirectory}
-import flambeau.util.Json
+import flambeau.internal.rows.{Columns, DataColumns, FrameRows, ParquetRows, Reading, ShardSet}
+import flambeau.internal.session.Settings
+import flambeau.internal.storage.{Site, WorkDirectory}
+import flambeau.internal.util.Json
 import org.apache.spark.ml.attribute.NominalAttribute
 import org.apache.spark.ml.linalg.Vectors
 import org.apache.spark.sql.{Column, DataFrame}

@@ -2,7 +2,7 @@ package flambeau
 
 import java.nio.file.{Files, Path, Paths}
 
-import flambeau.util.Json
+import flambeau.internal.util.Json
 
 /** Programs and rows to train, and what others make of them; see `jvm/src/test/python/training_cases.py`. */
 object TrainingCases {

@@ -6,7 +6,7 @@ import scala.concurrent.ExecutionContext.Implicits.global
 import scala.concurrent.duration.DurationInt
 import scala.concurrent.{Await, Future}
 
-import flambeau.rows.Expressions
+import flambeau.internal.rows.Expressions
 import org.apache.spark.ml.functions.{array_to_vector, vector_to_array}
 import org.apache.spark.ml.param.ParamMap
 import org.apache.spark.ml.linalg.{SQLDataTypes, Vector, Vectors}

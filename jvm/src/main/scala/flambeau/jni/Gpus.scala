@@ -1,8 +1,8 @@
 package flambeau.jni
 
 import flambeau.ParamException
-import flambeau.session.TaskGpus
-import flambeau.util.{Json, Machine}
+import flambeau.internal.session.TaskGpus
+import flambeau.internal.util.{Json, Machine}
 import org.apache.spark.TaskContext
 import org.slf4j.LoggerFactory
 

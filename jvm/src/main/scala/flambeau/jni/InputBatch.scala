@@ -10,7 +10,7 @@ import java.nio.{ByteBuffer, ByteOrder}
   * @param capacity
   *   the most rows that it takes
   */
-final class InputBatch private[jni] (inputs: Seq[TensorRows], val capacity: Int) {
+private[flambeau] final class InputBatch private[jni] (inputs: Seq[TensorRows], val capacity: Int) {
   private val bytes: Array[Int] = inputs.map(input => Math.toIntExact(input.rowBytes)).toArray
   private var room = capacity.min(InputBatch.FirstRows)
 

@@ -12,7 +12,7 @@ import flambeau.GeneralException
   * They lie in a directory of their own for each class loader, under `spark.flambeau.nativeDir` or else
   * `java.io.tmpdir`, and are removed when the JVM ends.
   */
-object NativeFiles {
+private[flambeau] object NativeFiles {
 
   /** The configuration's key for the directory to extract into. */
   val NativeDirKey = "spark.flambeau.nativeDir"

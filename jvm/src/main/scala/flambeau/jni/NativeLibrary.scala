@@ -6,10 +6,10 @@ import java.nio.file.{Files, Path, Paths}
 import java.util.concurrent.TimeUnit
 
 import flambeau.{FlambeauException, GeneralException}
-import flambeau.util.Json
+import flambeau.internal.util.Json
 
 /** Loads libtorch and `libflambeau_jni.so` into this JVM, once for each class loader. */
-object NativeLibrary {
+private[flambeau] object NativeLibrary {
 
   /** The configuration's key for the directory of libtorch. */
   val LibtorchKey = "spark.flambeau.libtorch"

@@ -7,7 +7,7 @@ import org.apache.spark.util.TaskCompletionListener
   *
   * The tasks of a JVM share a loaded program; each has its own [[InputBatch]].
   */
-final class Scorer private (api: NativeApi, program: LoadedProgram, spec: ScorerSpec) extends AutoCloseable {
+private[flambeau] final class Scorer private (api: NativeApi, program: LoadedProgram, spec: ScorerSpec) extends AutoCloseable {
   private var open = true
 
   /** Memory for rows, `batchSize` or as many as [[ScorerSpec.MaxBytes]] has room for, to be filled, scored, cleared and
@@ -35,7 +35,7 @@ final class Scorer private (api: NativeApi, program: LoadedProgram, spec: Scorer
   }
 }
 
-object Scorer {
+private[flambeau] object Scorer {
 
   /** A scorer for the running task, which gives it back at its end; outside of a task the caller closes it.
     *

@@ -2,7 +2,7 @@ package flambeau.jni
 
 import java.nio.file.Path
 
-import flambeau.util.Json
+import flambeau.internal.util.Json
 import org.apache.hadoop.conf.Configuration
 import org.apache.spark.broadcast.Broadcast
 import org.apache.spark.util.SerializableConfiguration
@@ -26,7 +26,7 @@ import org.apache.spark.util.SerializableConfiguration
   * @param hadoop
   *   the configuration of Hadoop's file systems, where one of them has the files
   */
-final case class ScorerSpec(
+private[flambeau] final case class ScorerSpec(
     form: String,
     program: StoredFile,
     weights: Option[StoredFile],

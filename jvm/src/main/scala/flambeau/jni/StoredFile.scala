@@ -23,7 +23,7 @@ import org.apache.spark.SparkFiles
   * A URI is what the store takes, or one of Hadoop's other file systems, such as `hdfs:`. PySpark's models also name files
   * that Spark hands out to its executors, as `spark-file:` and the file's name.
   */
-final case class StoredFile(uri: String, size: Long, sha256: String) {
+private[flambeau] final case class StoredFile(uri: String, size: Long, sha256: String) {
 
   /** A local file with this content, checked against the hash once in each JVM, and again where its size or
     * its time has changed.
@@ -113,7 +113,7 @@ final case class StoredFile(uri: String, size: Long, sha256: String) {
   }
 }
 
-object StoredFile {
+private[flambeau] object StoredFile {
 
   private val SweepAge = Duration.ofDays(7)
 

@@ -3,7 +3,7 @@ package flambeau.jni
 /** A tensor's rows: its name where it has one, its dtype (`float32`, `float64`, `int64`, `bool`, `uint8`; outputs may have
   * others of torch's) and the shape of one row.
   */
-final case class TensorRows(name: Option[String], dtype: String, shape: Seq[Long]) {
+private[flambeau] final case class TensorRows(name: Option[String], dtype: String, shape: Seq[Long]) {
 
   /** Elements of one row. */
   def numElements: Int = Math.toIntExact(shape.product)
@@ -12,7 +12,7 @@ final case class TensorRows(name: Option[String], dtype: String, shape: Seq[Long
   private[jni] def rowBytes: Long = numElements.toLong * TensorRows.elementSize(dtype)
 }
 
-object TensorRows {
+private[flambeau] object TensorRows {
 
   /** Bytes of an element of an input. */
   private[flambeau] def elementSize(dtype: String): Int = dtype match {

@@ -1,0 +1,129 @@
+package flambeau.internal.fit
+
+import scala.util.control.NonFatal
+
+import flambeau.{Check, ClusterException, StoreException}
+import flambeau.jni.NativeLibrary
+import flambeau.internal.session.{Session, TaskGpus}
+import flambeau.internal.storage.WorkDirectory
+import flambeau.internal.util.Machine
+import org.apache.spark.BarrierTaskContext
+import org.apache.spark.sql.SparkSession
+
+/** What a training asks of its workers beforehand: task slots, and a work directory that all of them reach. */
+private[flambeau] object Cluster {
+  private val SlotPollMillis = 1000L
+  private val RegistrationMillis = 30000L
+
+  private val SeveralJvms = """local-cluster\[\s*\d+\s*,\s*(\d+)\s*,.*\]""".r
+
+  /** Waits up to `seconds` for as many task slots as there are workers, with `numGpus` GPUs each. Executors of a session that
+    * has just started are waited for too.
+    *
+    * Throws ClusterException, with the numbers, where they don't come, and at once where dynamic allocation is on, which
+    * Spark refuses in barrier stages, and where Spark cannot assign the GPUs.
+    */
+  def checkSlots(spark: SparkSession, numWorkers: Int, numGpus: Int, seconds: Double): Unit = {
+    if (numGpus > 0) TaskGpus.check(spark)
+    val isDynamic = spark.sparkContext.getConf.getBoolean("spark.dynamicAllocation.enabled", false)
+    if (isDynamic && !Session.isLocal(spark))
+      throw new ClusterException(
+        "spark.dynamicAllocation.enabled is true, and Spark runs no barrier stage with it: " +
+          s"set it to false and ask for the executors that $numWorkers workers need"
+      )
+    val deadline = System.nanoTime + math.max((seconds * 1e9).toLong, startingMillis(spark) * 1000000)
+    while (countSlots(spark, numGpus) < numWorkers) {
+      if (System.nanoTime >= deadline) {
+        val waited = if (seconds > 0) s" after ${Check.show(seconds)} s (slotTimeout)" else ""
+        val gpus = if (numGpus > 0) s" of $numGpus GPU each" else ""
+        throw new ClusterException(
+          s"numWorkers is $numWorkers and the cluster has ${countSlots(spark, numGpus)} task slots$gpus$waited: " +
+            "lower numWorkers, add executors, or lower spark.task.cpus; " +
+            "slotTimeout waits for executors that are still starting"
+        )
+      }
+      Thread.sleep(SlotPollMillis)
+    }
+  }
+
+  /** For how long executors of a session that has just started may still be on their way. */
+  private def startingMillis(spark: SparkSession): Long =
+    if (Session.isLocal(spark)) 0
+    else math.max(0, spark.sparkContext.startTime + RegistrationMillis - System.currentTimeMillis)
+
+  /** Tasks that can run at once, with `numGpus` GPUs each where that is not 0. */
+  def countSlots(spark: SparkSession, numGpus: Int): Int = {
+    val sc = spark.sparkContext
+    val cpus = sc.getConf.getInt("spark.task.cpus", 1)
+    val cores = sc.master match {
+      case SeveralJvms(each) => Some(each.toInt)
+      case _                 => sc.getConf.getOption("spark.executor.cores").map(_.toInt)
+    }
+    (sc.master, cores) match {
+      case (Session.Local("*"), _)    => Runtime.getRuntime.availableProcessors / cpus
+      case (Session.Local(number), _) => Option(number).fold(1)(_.toInt) / cpus
+      case (_, Some(each))            =>
+        // One of the infos is the driver's own.
+        val executors = sc.statusTracker.getExecutorInfos.length - 1
+        executors * TaskGpus.slots(sc.getConf, numGpus).fold(each / cpus)(math.min(_, each / cpus))
+      case _ => sc.defaultParallelism / cpus
+    }
+  }
+
+  /** Has every worker write into the work directory and read what the others wrote. One barrier stage.
+    *
+    * Throws StoreException where the directory is not shared, and ClusterException where a worker has no libtorch.
+    */
+  def probe(spark: SparkSession, work: WorkDirectory, numWorkers: Int): Unit = {
+    val directory = work.path("probes", work.newId())
+    val answers = Session.interruptible(spark.sparkContext) {
+      spark.sparkContext
+        .parallelize(0 until numWorkers, numWorkers)
+        .barrier()
+        .mapPartitions(_ => Iterator.single(probeFrom(work, directory)))
+        .collect()
+    }
+    for (
+      Answer(host, Some(Problem(isEnvironment, text))) <- answers.sortBy(!_.problem.exists(_.isEnvironment))
+    )
+      throw (
+        if (isEnvironment) new ClusterException(s"the worker on $host cannot train: $text")
+        else
+          new StoreException(
+            s"workDir ${work.uri} is not a directory that all workers reach: on $host, $text; " +
+              "give a path on storage that they share"
+          )
+      )
+  }
+
+  /** What keeps a worker from training: something that its machine lacks, or the work directory. */
+  private final case class Problem(isEnvironment: Boolean, text: String)
+  private final case class Answer(host: String, problem: Option[Problem])
+
+  /** What each task of `probe` runs. */
+  private def probeFrom(work: WorkDirectory, directory: String): Answer = {
+    val context = BarrierTaskContext.get()
+    val rank = context.partitionId()
+    def attempt(isEnvironment: Boolean)(action: => Unit): Option[Problem] =
+      try {
+        action
+        None
+      } catch { case NonFatal(error) => Some(Problem(isEnvironment, String.valueOf(error.getMessage))) }
+
+    val own = attempt(isEnvironment = true)(NativeLibrary.api(work.settings.get))
+      .orElse(attempt(isEnvironment = false)(work.write(s"$directory/$rank", Machine.hostName.getBytes)))
+    val isWritten = context.allGather(if (own.isEmpty) "+" else "-").forall(_ == "+")
+    val seen = if (!isWritten) own
+    else {
+      val missing = context.getTaskInfos().indices.filterNot(other => work.sees(s"$directory/$other"))
+      context.barrier()
+      if (rank == 0) work.delete("probes", directory.split('/').last)
+      if (missing.isEmpty) None
+      else Some(Problem(
+        isEnvironment = false,
+        s"files that workers ${missing.mkString(", ")} wrote are not seen"
+      ))
+    }
+    Answer(Machine.hostName, seen)
+  }
+}

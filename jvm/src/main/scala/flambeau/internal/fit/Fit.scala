@@ -1,0 +1,225 @@
+package flambeau.internal.fit
+
+import scala.collection.mutable
+
+import com.fasterxml.jackson.databind.JsonNode
+import com.fasterxml.jackson.databind.node.ObjectNode
+import flambeau.{Checkpoint, DataException, TensorColumns}
+import flambeau.jni.StoredFile
+import flambeau.internal.model.{Counts, OutputSpec, ProgramForms, Trained}
+import flambeau.internal.rows.{DataColumns, Reading, Rows, ShardSet}
+import flambeau.internal.session.Session
+import flambeau.internal.storage.{Lease, Site, WorkDirectory}
+import flambeau.internal.util.Json
+import org.apache.spark.sql.SparkSession
+import org.apache.spark.sql.types.StructType
+import org.slf4j.LoggerFactory
+
+/** One fit, from an estimator's params and its rows to what a model holds. It has been checked as far as can be without
+  * running anything on Spark.
+  */
+private[flambeau] final class Fit private (
+    estimator: Trainable,
+    spark: SparkSession,
+    work: WorkDirectory,
+    program: Program
+) {
+  import Fit._
+
+  private val checked = mutable.Map.empty[String, JsonNode]
+
+  private val reading = {
+    val known = check(Draft)
+    val isWide = known.get("parameterDtype").asText == "float64"
+    Reading(estimator, estimator.labelDtype, isWide, Json.texts(known.get("arguments")))
+  }
+
+  /** Trains on the rows, and tells what came of it. Waits for as long as that takes; an interrupt of the thread cancels it. */
+  def run(rows: Rows): Trained = {
+    val columns = rows.columns(reading)
+    outputOf(columns)
+    val site = place()
+    leased(site) {
+      rows.shards(columns, site) { shards =>
+        val (inputs, output) = probe(columns, shards)
+        val (result, checkpoints) = train(shards, site)
+        trained(inputs, output, result, checkpoints)
+      }
+    }
+  }
+
+  /** What a fit on rows of that schema would come to, to tell of a model's columns. Throws DataException and
+    * ParamException.
+    */
+  def untrained(schema: StructType): Trained = {
+    val columns = DataColumns.resolve(schema, reading)
+    Trained.untrained(columns.inputs, outputOf(columns))
+  }
+
+  /** What the program returns on those columns; empty where an input's shape is known to the data alone. Throws
+    * ParamException where the program, its loss or its metrics do not go with them.
+    */
+  private def outputOf(columns: DataColumns): OutputSpec = {
+    val output = OutputSpec.of(check(columns.specJson).get("output"))
+    if (output.tensors.nonEmpty) estimator.checkOutput(output)
+    output
+  }
+
+  /** Makes sure that there are slots for the workers and that these share the work directory; returns how this process
+    * reaches it. Throws ClusterException and StoreException.
+    */
+  private def place(): Site = {
+    val numWorkers = estimator.getNumWorkers
+    Cluster.checkSlots(spark, numWorkers, estimator.getNumGpusPerWorker, estimator.getSlotTimeout)
+    if (!Session.isLocal(spark)) Cluster.probe(spark, work, numWorkers)
+    val site = Site.of(spark, work)
+    if (!work.isTemporary) site.sweep()
+    site
+  }
+
+  /** Keeps the sweeps of other fits from what `use` has in the work directory, and other fits from its run. Throws
+    * ParamException where another has that.
+    */
+  private def leased[T](site: Site)(use: => T): T = {
+    def held: T = if (work.isTemporary) use else Lease.held(site)(use)
+    estimator.valueOf(estimator.runId).fold(held)(Run.claimed(site, _)(held))
+  }
+
+  /** The inputs in terms of the rows' columns, with the shapes that the shards tell, and what the program makes of them.
+    * Throws DataException for fewer rows than workers.
+    */
+  private def probe(columns: DataColumns, shards: ShardSet): (Seq[TensorColumns], OutputSpec) = {
+    val numWorkers = estimator.getNumWorkers
+    if (shards.numRows < numWorkers)
+      throw new DataException(
+        s"there are ${shards.numRows} rows to train on, fewer than numWorkers ($numWorkers): lower numWorkers"
+      )
+    val inputs = columns.inputs.zip(shards.columns.inputs).map { case (tensor, found) =>
+      tensor.copy(shape = found.shape)
+    }
+    (inputs, outputOf(shards.columns))
+  }
+
+  /** Trains on the shards: rank 0's result, and the checkpoints that stay.
+    *
+    * Removes what the training left in the work directory except the model's files and the newest `keepCheckpoints`; where
+    * it fails, all of its checkpoints stay for the run's next fit.
+    */
+  private def train(shards: ShardSet, site: Site): (JsonNode, Seq[Checkpoint]) = {
+    val name = work.newId()
+    try {
+      val everywhere = program.placed(ProgramFiles.place(site, name))
+      val launch = new Launch(
+        site,
+        job(shards.jobData, everywhere),
+        if (Session.isLocal(spark)) Map.empty else everywhere.code,
+        estimator.getNumWorkers,
+        estimator.getNumGpusPerWorker,
+        estimator.getMaxRestarts,
+        estimator.getSlotTimeout,
+        runOf(site, shards, name),
+        Progress.of(work, _, site.isVisible, estimator.getVerbose)
+      )
+      val result =
+        try launch.run()
+        catch {
+          case error: Throwable =>
+            launch.keep()
+            throw error
+        }
+      val checkpoints = launch.clean(estimator.getKeepCheckpoints)
+      Json.texts(result.get("warnings")).foreach(log.warn)
+      (result, checkpoints)
+    } finally
+      if (ProgramFiles.isCopied(spark, program)) site.remove("programs", name)
+  }
+
+  /** The run that a fit is one of: that of `runId`, else one with the name `id`. */
+  private def runOf(site: Site, shards: ShardSet, id: String): Run = {
+    val named = estimator.valueOf(estimator.runId)
+    new Run(site, named.getOrElse(id), named.isDefined, identity, shards.train ++ shards.validation)
+  }
+
+  /** What tells the job from others: its params and its program's files, without those that hold weights alone. An archive of
+    * TorchScript counts with the weights in it.
+    */
+  private def identity: ObjectNode = {
+    val json = estimator.jobParams.deepCopy()
+    json.put("runtime", "native")
+    json.replace("program", Json.of(program.code.map { case (part, file) => part -> file.sha256 }, "program"))
+    json.replace("loss", program.loss.json)
+    json.replace("optimizer", program.optimizer.json)
+    json.replace("metrics", Json.strings(program.metrics))
+    json
+  }
+
+  /** What the training came to. */
+  private def trained(
+      inputs: Seq[TensorColumns],
+      output: OutputSpec,
+      result: JsonNode,
+      checkpoints: Seq[Checkpoint]
+  ): Trained = {
+    val programs = Program.written(result.get("weights"))
+    val reasons = Seq(ProgramForms.Scripted, ProgramForms.Exported)
+      .filterNot(programs.contains)
+      .map(_ -> s"the model was trained as its ${program.form} program")
+    Trained(
+      programs,
+      reasons.toMap,
+      StoredFile.of(result.get("weights")),
+      inputs,
+      output,
+      Trained.outputKind(estimator.valueOf(estimator.loss), output),
+      result.get("history"),
+      Counts(
+        result.get("numRows").asLong,
+        result.get("numSteps").asLong,
+        result.get("numValidationRows").asLong,
+        Some(result.get("seconds").asDouble)
+      ),
+      checkpoints
+    )
+  }
+
+  /** What `JobCheck` says of the program on these tensors, once. Throws ParamException for what it refuses. */
+  private def check(spec: JsonNode): JsonNode = checked.getOrElseUpdate(
+    Json.text(spec), {
+      val data = Json.obj()
+      data.replace("train", Json.strings(Seq("draft")))
+      data.replace("spec", spec)
+      val draft = job(data, program.placed((_, file) => ProgramFiles.onDriver(spark, file)))
+      draft.replace("attempt", Json.obj().put("id", "draft").put("workDir", "draft"))
+      JobCheck(draft, work.settings)
+    }
+  )
+
+  /** The training job without its attempt. */
+  private def job(data: ObjectNode, program: Program): ObjectNode = {
+    val json = Json.obj().put("format", 1)
+    json.replace("params", estimator.jobParams)
+    json.replace("data", data)
+    json.replace("program", program.json)
+    json.replace("store", Json.of(work.settings.storeOptions, "store"))
+    json
+  }
+}
+
+private[flambeau] object Fit {
+  private val log = LoggerFactory.getLogger("flambeau")
+
+  /** Tensors of which nothing is known: the program is loaded for them, and not run. */
+  private val Draft = Json.parse(
+    """{"inputs": [{"name": "draft", "columns": ["draft"], "dtype": "float32", "shape": null}], "labels": [],
+      | "weight": null}""".stripMargin
+  )
+
+  /** Checks the params and what they name. Throws ParamException, and FlambeauException where this machine has no
+    * libtorch.
+    */
+  def of(estimator: Trainable, spark: SparkSession): Fit = {
+    estimator.checkParams()
+    val work = WorkDirectory.of(spark, estimator.valueOf(estimator.workDir))
+    new Fit(estimator, spark, work, Program.of(estimator, spark))
+  }
+}

@@ -1,0 +1,92 @@
+package flambeau.internal.rows
+
+import com.fasterxml.jackson.databind.node.ObjectNode
+import flambeau.{DataException, HasTrainingParams, TensorColumns}
+import flambeau.internal.util.Json
+import org.apache.spark.sql.types.{BooleanType, StructType}
+
+/** Which rows are for validation: those of a boolean column, or a seeded random fraction. */
+private[flambeau] sealed trait Split
+
+private[flambeau] object Split {
+  final case class Indicator(column: String) extends Split
+  final case class Fraction(fraction: Double, seed: Long) extends Split
+}
+
+/** The tensors of a training, in terms of a DataFrame's columns, and how its rows are split. */
+private[flambeau] final case class DataColumns(
+    inputs: Seq[TensorColumns],
+    labels: Seq[TensorColumns],
+    weight: Option[TensorColumns],
+    split: Option[Split]
+) {
+
+  /** Every tensor with what it is for. */
+  def tensors: Seq[(TensorColumns, Role)] =
+    inputs.map(_ -> Role.Input) ++ labels.map(_ -> Role.Label) ++ weight.map(_ -> Role.Weight)
+
+  /** The same with every tensor replaced. */
+  def map(change: (TensorColumns, Role) => TensorColumns): DataColumns = DataColumns(
+    inputs.map(change(_, Role.Input)),
+    labels.map(change(_, Role.Label)),
+    weight.map(change(_, Role.Weight)),
+    split
+  )
+
+  /** The tensors as the training job's `data.spec` names them. */
+  def specJson: ObjectNode = {
+    val json = Json.obj()
+    json.replace("inputs", Json.array(inputs.map(_.json)))
+    json.replace("labels", Json.array(labels.map(_.json)))
+    json.replace("weight", Json.of(weight.map(_.json), "weight"))
+    json
+  }
+}
+
+private[flambeau] object DataColumns {
+
+  /** The columns that a fit reads from a DataFrame of this schema, with the inputs in the order of forward's arguments, and
+    * how it splits the rows. Throws DataException and ParamException as [[Columns.resolveInputs]] and [[Columns.inOrder]] do.
+    */
+  def resolve(schema: StructType, reading: Reading): DataColumns =
+    tensors(schema, reading).copy(split = split(schema, reading.params))
+
+  /** What `resolve` gives, without the split. */
+  def tensors(schema: StructType, reading: Reading): DataColumns = {
+    val params = reading.params
+    val labelCols = params.valueOf(params.labelCols).fold(Seq(params.getLabelCol))(_.toSeq)
+    val labels =
+      labelCols.map(name => Columns.resolveTensor(schema, name, Seq(name), reading.labelDtype, Role.Label))
+    val weight = params.valueOf(params.weightCol).map { name =>
+      val tensor = Columns.resolveTensor(schema, name, Seq(name), Some("float32"), Role.Weight)
+      if (!tensor.shape.contains(Nil)) {
+        val dtype = Columns.findField(schema, name, "weight").dataType
+        throw new DataException(
+          s"column '$name' is ${Columns.typeName(dtype)}; the weight of a row is a single number"
+        )
+      }
+      widen(tensor, reading.isWide)
+    }
+    val inputs = Columns.inOrder(Columns.resolveInputs(schema, params), params, reading.arguments)
+    DataColumns(inputs, labels.map(widen(_, reading.isWide)), weight, None)
+  }
+
+  private def widen(tensor: TensorColumns, isWide: Boolean): TensorColumns =
+    if (isWide && tensor.dtype == "float32") tensor.copy(dtype = "float64") else tensor
+
+  /** How the params split the rows; none where all rows are trained on. */
+  private def split(schema: StructType, params: HasTrainingParams): Option[Split] =
+    params.valueOf(params.validationIndicatorCol) match {
+      case Some(name) =>
+        val dtype = Columns.findField(schema, name, "validation indicator").dataType
+        if (dtype != BooleanType)
+          throw new DataException(
+            s"column '$name' is ${Columns.typeName(dtype)}; validationIndicatorCol names a boolean column: " +
+              s"""cast it, for example with col("$name") === 1"""
+          )
+        Some(Split.Indicator(name))
+      case None if params.getValidationFraction > 0 =>
+        Some(Split.Fraction(params.getValidationFraction, params.getSeed))
+      case None => None
+    }
+}

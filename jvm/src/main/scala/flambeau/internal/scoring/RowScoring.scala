@@ -1,0 +1,171 @@
+package flambeau.internal.scoring
+
+import flambeau.{DataException, ParamException, TensorColumns}
+import flambeau.jni.{InputBatch, Scorer, ScorerSpec, TensorRows}
+import flambeau.internal.model.{OutputSpec, OutputTensor}
+import flambeau.internal.rows.{Columns, Expressions, Role}
+import flambeau.internal.session.Settings
+import org.apache.spark.ml.linalg.Vectors
+import org.apache.spark.sql.functions.col
+import org.apache.spark.sql.types._
+import org.apache.spark.sql.{DataFrame, Encoders, Row}
+import org.slf4j.LoggerFactory
+
+/** `transform` by what Spark promises to all alone: the partitions of a Dataset of rows.
+  *
+  * It works on every Spark of a line, and costs an object for each value of a row, of the columns too that the program does
+  * not read. [[Scoring]] is the usual way, by interfaces that a vendor's Spark may have changed.
+  */
+private[flambeau] object RowScoring {
+  private val log = LoggerFactory.getLogger("flambeau")
+
+  /** The configuration's key for the way in which `transform` scores: `operator`, the default, or `rows`. */
+  val Key = "spark.flambeau.scoring"
+
+  /** What the operator uses that the Spark that runs has not. */
+  private lazy val missing: Option[String] =
+    Linkage.missing("flambeau.internal.scoring.Scoring$", getClass.getClassLoader)
+
+  /** Whether rows are scored so: where the settings ask for it, or where the Spark that runs lacks what the operator is made
+    * of. That is known before any of it runs, on the driver or on executors.
+    */
+  def isChosen(settings: Settings, missing: => Option[String] = missing): Boolean =
+    settings.get(Key).getOrElse("operator") match {
+      case "rows" => true
+      case "operator" =>
+        for (what <- missing)
+          log.warn(
+            s"this Spark has other internals than Flambeau was built for ($what): scoring row by row; set $Key to " +
+              "'rows' to do so without this warning"
+          )
+        missing.isDefined
+      case other => throw new ParamException(s"$Key is '$other': give 'operator' or 'rows'")
+    }
+
+  def apply(
+      tensors: Seq[TensorColumns],
+      outputs: Seq[StructField],
+      output: OutputSpec,
+      spec: ScorerSpec,
+      df: DataFrame,
+      settings: Settings
+  ): DataFrame = {
+    val inputs = for {
+      (tensor, input) <- tensors.zipWithIndex
+      (name, index) <- tensor.columns.zipWithIndex
+    } yield RowInput(name, input, index * TensorRows.elementSize(tensor.dtype), tensor.dtype, numOf(tensor))
+    val converted =
+      tensors.flatMap(Expressions(df.schema, _, Role.Input)).zipWithIndex.map { case (column, index) =>
+        column.as(s"flambeau input $index")
+      }
+    val task = RowTask(spec, settings, inputs, outputs.map(_.dataType), output, df.schema.length)
+    val schema = StructType(df.schema.fields ++ outputs)
+    df.select(col("*") +: converted: _*).mapPartitions(task.score _)(Encoders.row(schema))
+  }
+
+  /** How many numbers a column of the tensor holds in a row. */
+  private def numOf(tensor: TensorColumns): Int = if (tensor.columns.length > 1) 1 else tensor.numElements
+}
+
+/** A column of values that are ready for a tensor: the input that it is a part of, and how many bytes after the row's first. */
+private[flambeau] final case class RowInput(
+    name: String,
+    input: Int,
+    offset: Int,
+    dtype: String,
+    numElements: Int
+) {
+  def checkLength(length: Int): Unit =
+    if (length != numElements)
+      throw new DataException(
+        s"column '$name' holds an array of $length, where $numElements were trained on: every row's array must have " +
+          "that length"
+      )
+}
+
+/** What scores the rows of a partition; it travels from the driver to the tasks.
+  *
+  * @param numCarried
+  *   the columns that stay; those of the inputs follow them
+  */
+private[flambeau] final case class RowTask(
+    spec: ScorerSpec,
+    settings: Settings,
+    inputs: Seq[RowInput],
+    types: Seq[DataType],
+    output: OutputSpec,
+    numCarried: Int
+) {
+
+  /** The rows with their outputs; a batch of them is read ahead. */
+  def score(rows: Iterator[Row]): Iterator[Row] = if (rows.isEmpty) Iterator.empty
+  else {
+    val scorer = Scorer(spec, settings.get)
+    val batch = scorer.newBatch()
+    rows.grouped(batch.capacity).flatMap { group =>
+      batch.clear()
+      for (row <- group) {
+        batch.makeRoom(1)
+        for ((input, index) <- inputs.zipWithIndex) put(row.get(numCarried + index), input, batch)
+        batch.addRows(1)
+      }
+      val results = scorer.score(batch)
+      group.iterator.zipWithIndex.map { case (row, index) =>
+        Row.fromSeq(row.toSeq.take(numCarried) ++ types.zipWithIndex.map { case (dtype, place) =>
+          valueOf(dtype, results, place, index)
+        })
+      }
+    }
+  }
+
+  private def put(value: Any, input: RowInput, batch: InputBatch): Unit = {
+    val (to, at) = (batch.buffer(input.input), batch.end(input.input) + input.offset)
+    value match {
+      case null => throw new DataException(s"column '${input.name}' holds a null: ${Expressions.Mend}")
+      case bytes: Array[Byte] =>
+        input.checkLength(bytes.length)
+        for ((byte, index) <- bytes.zipWithIndex) to.put(at + index, byte)
+      case items: scala.collection.Seq[_] =>
+        input.checkLength(items.length)
+        val size = TensorRows.elementSize(input.dtype)
+        for ((item, index) <- items.iterator.zipWithIndex) putNumber(item, input, to, at + index * size)
+      case number => putNumber(number, input, to, at)
+    }
+  }
+
+  private def putNumber(value: Any, input: RowInput, to: java.nio.ByteBuffer, at: Int): Unit = value match {
+    case number: Float  => to.putFloat(at, number)
+    case number: Double => to.putDouble(at, number)
+    case number: Long   => to.putLong(at, number)
+    case flag: Boolean  => to.put(at, (if (flag) 1 else 0).toByte)
+    case _ =>
+      throw new DataException(
+        s"column '${input.name}' holds an array with a null in it: ${Expressions.Mend} before transform"
+      )
+  }
+
+  /** An output of a row, as Spark's rows have it. */
+  private def valueOf(dtype: DataType, results: Array[AnyRef], place: Int, row: Int): Any = dtype match {
+    case DoubleType => element(results(place), row)
+    case vector if Columns.isVector(vector) =>
+      val numClasses = output.numClasses
+      Vectors.dense(results(place).asInstanceOf[Array[Double]].slice(
+        row * numClasses,
+        (row + 1) * numClasses
+      ))
+    case StructType(_) =>
+      Row.fromSeq(output.tensors.zipWithIndex.map { case (tensor, index) =>
+        ofTensor(tensor, results(index), row)
+      })
+    case _ => ofTensor(output.tensors.head, results(place), row)
+  }
+
+  private def ofTensor(tensor: OutputTensor, results: AnyRef, row: Int): Any = {
+    def nested(shape: Seq[Int], start: Int): Any =
+      if (shape.isEmpty) element(results, start)
+      else Seq.tabulate(shape.head)(index => nested(shape.tail, start + index * shape.tail.product))
+    nested(if (tensor.isScalar) Nil else tensor.shape, row * tensor.shape.product)
+  }
+
+  private def element(results: AnyRef, index: Int): Any = java.lang.reflect.Array.get(results, index)
+}
