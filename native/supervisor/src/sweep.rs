@@ -73,8 +73,7 @@ impl WorkDirectory<'_> {
     fn leases(&self, now: DateTime<Utc>) -> Result<Vec<TimeDelta>, DataError> {
         let mut began = vec![];
         for uri in self.store.list(&self.path(LEASES))? {
-            let written =
-                self.settled(&uri, |bytes| age_of(&String::from_utf8_lossy(bytes), now));
+            let written = self.settled(&uri, |bytes| age_of(&String::from_utf8_lossy(bytes), now));
             let name = uri.rsplit('/').next().unwrap_or_default();
             match (age_of(name, now), written) {
                 // One that can't be read may be another user's.

@@ -75,7 +75,11 @@ fn models_stay_but_for_those_of_attempts_that_failed() {
     assert_eq!(ask(&work, "keepCheckpoints", fields).unwrap(), json!([]));
     let models = ["a", "b", "c"].map(|name| is_there(&work, &format!("models/{name}")));
     assert_eq!(models, [true, false, true]);
-    assert!(!["a", "b", "c"].map(|name| is_there(&work, &format!("attempts/{name}"))).contains(&true));
+    assert!(
+        !["a", "b", "c"]
+            .map(|name| is_there(&work, &format!("attempts/{name}")))
+            .contains(&true)
+    );
 }
 
 #[test]

@@ -64,7 +64,8 @@ fn launch(arguments: &LaunchArguments, job: &TrainingJob, output: &Output) -> Va
     let mut last = attempted(arguments, job, output, &mut attempts);
     let has_failed = last.get("error").is_some();
     let failed = &attempts[..attempts.len() - usize::from(!has_failed)];
-    let keep = |num| json!({"ask": "keepCheckpoints", "attempts": attempts, "failed": failed, "num": num});
+    let keep =
+        |num| json!({"ask": "keepCheckpoints", "attempts": attempts, "failed": failed, "num": num});
     let asked = if has_failed {
         supervise(
             job,

@@ -255,26 +255,3 @@ fn died(rank: usize, status: io::Result<ExitStatus>, given_up: Option<Duration>)
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn half_a_line_is_no_word_of_a_rank() {
-        let mut printf = Command::new("printf");
-        printf.arg("{\"step\": {}}\nno message\n{\"res");
-        let mut child = printf.stdout(Stdio::piped()).spawn().unwrap();
-        let (tell, said) = mpsc::channel();
-        listen(3, child.stdout.take().unwrap(), tell).unwrap();
-        let said: Vec<Said> = said.iter().collect();
-        child.wait().unwrap();
-        assert_eq!(said[0], (3, Some(json!({"step": {}}))));
-        let error = &said[1].1.as_ref().unwrap()["error"];
-        assert_eq!(
-            error["message"],
-            "its process said what is no message: no message"
-        );
-        assert_eq!(said[2..], [(3, None)]);
-    }
-}

@@ -40,7 +40,8 @@ object PythonModel {
       counts = Counts(0, 0, 0, None)
     )
     val name = json.get("class").asText
-    val make = ModelKind.maker(name).getOrElse(throw new IllegalArgumentException(s"$name is no model's class"))
+    val make =
+      ModelKind.maker(name).getOrElse(throw new IllegalArgumentException(s"$name is no model's class"))
     val model = make(json.get("uid").asText, trained)
     model.setFromJson(json.get("defaults"), asDefault = true)
     model.setFromJson(json.get("params"), asDefault = false)

@@ -60,7 +60,8 @@ class TorchClassificationModel private[flambeau] (uid: String, trained: Trained)
 /** Reads models that `write` saved, from Scala or from PySpark. */
 object TorchClassificationModel extends ModelKind[TorchClassificationModel]
     with MLReadable[TorchClassificationModel] {
-  override def read: MLReader[TorchClassificationModel] = new ModelReader(classOf[TorchClassificationModel], ModelKind.maker)
+  override def read: MLReader[TorchClassificationModel] =
+    new ModelReader(classOf[TorchClassificationModel], ModelKind.maker)
 
   private[flambeau] override def make(uid: String, trained: Trained): TorchClassificationModel =
     new TorchClassificationModel(uid, trained)

@@ -19,7 +19,8 @@ class TorchRegressionModel private[flambeau] (uid: String, trained: Trained)
 
 /** Reads models that `write` saved, from Scala or from PySpark. */
 object TorchRegressionModel extends ModelKind[TorchRegressionModel] with MLReadable[TorchRegressionModel] {
-  override def read: MLReader[TorchRegressionModel] = new ModelReader(classOf[TorchRegressionModel], ModelKind.maker)
+  override def read: MLReader[TorchRegressionModel] =
+    new ModelReader(classOf[TorchRegressionModel], ModelKind.maker)
 
   private[flambeau] override def make(uid: String, trained: Trained): TorchRegressionModel =
     new TorchRegressionModel(uid, trained)

@@ -4,7 +4,9 @@ import java.nio.file.{Files, Paths}
 import java.time.format.DateTimeFormatter
 import java.time.{LocalDateTime, ZoneOffset}
 
-import flambeau.internal.fit.{Cluster, MeetingPlace, Progress, RankOutcome, RankTask, StageRendezvous, WorkerProcess}
+import flambeau.internal.fit.{
+  Cluster, MeetingPlace, Progress, RankOutcome, RankTask, StageRendezvous, WorkerProcess
+}
 import flambeau.jni.StoredFile
 import flambeau.internal.session.{Settings, TaskGpus}
 import flambeau.internal.storage.{Lease, Site, WorkDirectory}

@@ -7,7 +7,8 @@ import org.apache.spark.util.TaskCompletionListener
   *
   * The tasks of a JVM share a loaded program; each has its own [[InputBatch]].
   */
-private[flambeau] final class Scorer private (api: NativeApi, program: LoadedProgram, spec: ScorerSpec) extends AutoCloseable {
+private[flambeau] final class Scorer private (api: NativeApi, program: LoadedProgram, spec: ScorerSpec)
+    extends AutoCloseable {
   private var open = true
 
   /** Memory for rows, `batchSize` or as many as [[ScorerSpec.MaxBytes]] has room for, to be filled, scored, cleared and
