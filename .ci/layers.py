@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent / "jvm" / "src" / "main" / "scala" / "flambeau"
-# From the ground up; those of one line know nothing of each other. The package `flambeau` is three layers, its
-# package `internal` lies between.
+# From the ground up; those of one line know nothing of each other. The package `flambeau` is three layers,
+# and its package `internal` lies between them.
 LAYERS = ["errors", "util", "session", "jni", "words", "model storage", "rows saving", "fit scoring", "top"]
 DEPTHS = {name: depth for depth, names in enumerate(LAYERS) for name in names.split()}
 TOP = re.compile("Torch|PipelineModels|PythonModel|FlambeauExtensions")
