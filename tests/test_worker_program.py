@@ -275,8 +275,8 @@ class Crashing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         output = self.layer(x)
         if bool((x > self.large).any()):
-            # Not a constant, which TorchScript would compute beforehand. So far away that it overwrites nothing,
-            # whose owner would abort.
+            # Not a constant, which TorchScript would compute beforehand. So far away that nothing is
+            # overwritten, whose owner would abort.
             bounds = torch.tensor([1 << 38, (1 << 38) + 1]) * x.shape[0]
             rows = torch._convert_indices_from_csr_to_coo(bounds, torch.zeros([1], dtype=torch.int64))
             output = output + rows.sum()
