@@ -41,7 +41,7 @@ def quick_lints() -> list[Step]:
         Step("import-linter", [str(BIN / "lint-imports"), "--no-cache"], PYTHON),
         Step("uv.lock", [str(BIN / "uv"), "lock", "--check", "--quiet"], PYTHON),
         Step("params", [sys.executable, ".ci/params.py", "--check"]),
-        Step("Scala's layers", [sys.executable, ".ci/layers.py"]),
+        Step("layers", [sys.executable, ".ci/layers.py"]),
         Step("shellcheck", [str(BIN / "shellcheck"), *SHELL]),
         Step("scalafmt", [*GRADLE, "checkFormat"]),
         Step("mypy", [str(BIN / "mypy")], PYTHON),

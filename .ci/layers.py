@@ -1,18 +1,21 @@
-"""Hold Scala's packages to their layers: each imports only what is below it, and there is no circle."""
+"""Hold Scala's packages and the modules of native/train to their layers: each knows only what is below it, so
+that there is no circle.
+"""
 
 import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent / "jvm" / "src" / "main" / "scala" / "flambeau"
+ROOT = Path(__file__).resolve().parent.parent
 # From the ground up; those of one line know nothing of each other. The package `flambeau` is three layers,
 # and its package `internal` lies between them.
-LAYERS = ["errors", "util", "session", "jni", "words", "model storage", "rows saving", "fit scoring", "top"]
-DEPTHS = {name: depth for depth, names in enumerate(LAYERS) for name in names.split()}
+SCALA = ["errors", "util", "session", "jni", "words", "model storage", "rows saving", "fit scoring", "top"]
 TOP = re.compile("Torch|PipelineModels|PythonModel|FlambeauExtensions")
 IMPORT = re.compile(r"^import flambeau\.(?:internal\.)?(?:\{([^}]*)\}|(\w+))", re.MULTILINE)
+TRAIN = ["error digest", "model", "record", "job", "device", "gradients", "checkpoint", "training"]
 
 
-def layer(name: str) -> str:
+def scala_layer(name: str) -> str:
     """The layer of a package, or of a class of `flambeau` itself."""
     if name[0].islower():
         return name
@@ -20,13 +23,45 @@ def layer(name: str) -> str:
     return "errors" if is_error else "top" if TOP.match(name) else "words"
 
 
-wrong = []
-for path in sorted(ROOT.rglob("*.scala")):
-    parts = [part for part in path.relative_to(ROOT).parts if part != "internal"]
-    own = layer(parts[0].removesuffix(".scala"))
-    for several, one in IMPORT.findall(path.read_text()):
-        for used in (name.strip() for name in (several or one).split(",")):
-            if layer(used) != own and DEPTHS[layer(used)] >= DEPTHS[own]:
-                wrong.append(f"{path.relative_to(ROOT)} is of {own}, and imports {used}, of {layer(used)}")
+def scala_uses(text: str) -> list[str]:
+    """The layers that a file imports from."""
+    several = [one or many for many, one in IMPORT.findall(text)]
+    return [scala_layer(name.strip()) for names in several for name in names.split(",")]
+
+
+def train_uses(text: str) -> list[str]:
+    """The modules that a file names, but for what the crate gives to others."""
+    return re.findall(r"\bcrate::([a-z]\w*)", text)
+
+
+def breaches(
+    paths: Iterable[Path], layers: list[str], own_of: Callable[[Path], str], uses: Callable[[str], list[str]]
+) -> Iterator[str]:
+    """A line for each use of what does not lie below."""
+    depths = {name: depth for depth, names in enumerate(layers) for name in names.split()}
+    for path in sorted(paths):
+        own = own_of(path)
+        for used in uses(path.read_text()):
+            if used != own and depths.get(used, len(layers)) >= depths[own]:
+                yield f"{path.relative_to(ROOT)} is of {own}, and uses {used}"
+
+
+jvm, train = ROOT / "jvm/src/main/scala/flambeau", ROOT / "native/train/src"
+
+
+def first_part(path: Path, root: Path) -> str:
+    """The first part of a path below `root`, without what it ends in."""
+    return next(part for part in path.relative_to(root).parts if part != "internal").partition(".")[0]
+
+
+wrong = [
+    *breaches(jvm.rglob("*.scala"), SCALA, lambda path: scala_layer(first_part(path, jvm)), scala_uses),
+    *breaches(
+        (path for path in train.rglob("*.rs") if path.name != "lib.rs"),
+        TRAIN,
+        lambda path: first_part(path, train),
+        train_uses,
+    ),
+]
 if wrong:
     raise SystemExit("\n".join(wrong))
