@@ -165,7 +165,7 @@ def death(scratch: Path, report: Report) -> None:
         report.check(Check(what, f"no: {survivor} {dead}", False))
         return
     seconds = survivor["at"] - float(died.read_text())
-    is_met = survivor["kind"] == "lost" and seconds < DEATH_SECONDS
+    is_met = survivor["kind"] == "collective" and seconds < DEATH_SECONDS
     report.check(Check(what, f"after {seconds:.1f} s: {survivor['error'].splitlines()[0]}", is_met))
 
 

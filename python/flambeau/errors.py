@@ -109,8 +109,7 @@ class RankFailure(FlambeauError):
     """How `flambeau._native.train` ends on a failing rank: what failed, where, and whether it began here.
     Internal.
 
-    `kind` is `user` (an exception out of the user's code), `lost` (another rank), or the name of an
-    `ErrorKind` of `native/train`.
+    `kind` is the name of an `ErrorKind` of `native/train`.
     `is_cause` is False where this rank only noticed that another one had failed. `__cause__` is the exception
     itself.
     """

@@ -145,6 +145,8 @@ pub(crate) struct Recent {
     pub(crate) files: Vec<String>,
     /// All their attempts.
     pub(crate) attempts: Vec<String>,
+    /// Whether a run's file could not be read, so that its attempts are not known.
+    pub(crate) is_partial: bool,
 }
 
 /// The runs of which an attempt is recent: a fit may go on from any of theirs.
@@ -158,12 +160,13 @@ pub(crate) fn recent(
         if !file.ends_with(".json") {
             continue;
         }
-        let Ok(attempts) = work.settled(&uri, attempts_in) else {
-            // Another user's, it may be: that of a run whose attempts are not known, which are theirs too.
-            found.files.push(file.to_owned());
-            continue;
+        let attempts = match work.settled(&uri, attempts_in) {
+            Ok(attempts) => attempts.unwrap_or_default(),
+            Err(_) => {
+                found.is_partial = true;
+                continue;
+            }
         };
-        let attempts = attempts.unwrap_or_default();
         if attempts.iter().any(|attempt| is_recent(attempt)) {
             found.files.push(file.to_owned());
             found.attempts.extend(attempts);

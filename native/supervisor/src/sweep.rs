@@ -32,14 +32,11 @@ impl WorkDirectory<'_> {
     /// has kept. Those of `keepCheckpoints` stay. A run is as old as its newest attempt, and so are its attempts. What can't be
     /// removed, such as another user's, stays too, and is told.
     pub(crate) fn sweep(&self, now: DateTime<Utc>) -> Result<Vec<Swept>, DataError> {
-        let oldest = self
-            .leases(now)?
-            .into_iter()
-            .fold(SWEEP_AGE, TimeDelta::max)
-            + CLOCKS;
+        let mut swept = vec![];
+        let began = self.leases(now, &mut swept)?;
+        let oldest = began.into_iter().fold(SWEEP_AGE, TimeDelta::max) + CLOCKS;
         let is_recent = |name: &str| age_of(name, now).is_some_and(|age| age <= oldest);
         let recent = run::recent(self, is_recent)?;
-        let mut swept = vec![];
         for kind in SWEPT {
             let root = self.path(kind);
             for name in self.store.names(&root)? {
@@ -48,6 +45,7 @@ impl WorkDirectory<'_> {
                 };
                 let uri = format!("{root}/{name}");
                 let is_kept = match kind {
+                    "attempts" | "runs" if recent.is_partial => true,
                     "attempts" => {
                         // What can't be looked at is left alone.
                         recent.attempts.contains(&name)
@@ -69,15 +67,23 @@ impl WorkDirectory<'_> {
         Ok(swept)
     }
 
-    /// How long ago the fits began that hold leases. Removes leases that no longer count.
-    fn leases(&self, now: DateTime<Utc>) -> Result<Vec<TimeDelta>, DataError> {
+    /// How long ago the fits began that hold leases. Removes leases that no longer count, and tells of those that can't be read,
+    /// which count.
+    fn leases(
+        &self,
+        now: DateTime<Utc>,
+        swept: &mut Vec<Swept>,
+    ) -> Result<Vec<TimeDelta>, DataError> {
         let mut began = vec![];
         for uri in self.store.list(&self.path(LEASES))? {
             let written = self.settled(&uri, |bytes| age_of(&String::from_utf8_lossy(bytes), now));
             let name = uri.rsplit('/').next().unwrap_or_default();
             match (age_of(name, now), written) {
-                // One that can't be read may be another user's.
-                (Some(age), Err(_)) => began.push(age),
+                (Some(age), Err(error)) => {
+                    began.push(age);
+                    let (days, error) = (age.num_days(), Some(error_chain(&error)));
+                    swept.push(Swept { uri, days, error });
+                }
                 (Some(age), Ok(Some(written))) if written <= SWEEP_AGE => began.push(age),
                 // One that can't be removed counts no more than one that was.
                 _ => drop(self.store.delete(&uri)),

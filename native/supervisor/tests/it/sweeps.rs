@@ -122,16 +122,20 @@ fn a_lease_that_cannot_be_read_is_looked_at_again() {
 fn what_cannot_be_removed_holds_nothing_up() {
     let work = directory();
     let eight = id_of(8);
-    for kind in ["probes", "shards"] {
+    for kind in ["attempts", "probes", "shards"] {
         write(&work, &format!("{kind}/{eight}/file"), "");
     }
     let allow = |path: &str, mode: u32| {
         let path = work.path().join(path);
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     };
-    for path in ["probes".into(), format!("probes/{eight}")] {
-        allow(&path, 0o777);
+    for kind in ["attempts", "probes"] {
+        allow(kind, 0o777);
+        allow(&format!("{kind}/{eight}"), 0o777);
     }
+    // It may be of a run that a fit will go on from.
+    write(&work, "runs/nightly.json", "{}");
+    allow("runs/nightly.json", 0o000);
     allow("", 0o755);
     allow("shards", 0o555);
     // SAFETY: no memory is involved. Root, who may remove everything, is another user for this thread.
@@ -154,4 +158,5 @@ fn what_cannot_be_removed_holds_nothing_up() {
     assert_eq!(told, [(true, false), (false, true)], "{swept}");
     assert!(is_there(&work, &format!("shards/{eight}")));
     assert!(!is_there(&work, &format!("probes/{eight}")));
+    assert!(is_there(&work, &format!("attempts/{eight}/file")));
 }
