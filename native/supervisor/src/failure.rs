@@ -58,9 +58,7 @@ pub(crate) fn judge(ended: &[Ended], restarts: u64, max_restarts: u64) -> Verdic
     let cause = failed.min_by_key(order);
     let kind = cause.and_then(|(_, one)| one.kind.as_deref());
     let back_off_seconds = match kind {
-        Some("store") => FIRST_BACK_OFF_SECONDS
-            .saturating_mul(1 << restarts.min(16))
-            .min(LAST_BACK_OFF_SECONDS),
+        Some("store") => (FIRST_BACK_OFF_SECONDS << restarts.min(4)).min(LAST_BACK_OFF_SECONDS),
         _ => 0,
     };
     Verdict {

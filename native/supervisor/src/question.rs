@@ -35,8 +35,8 @@ enum Question {
         attempts: Vec<String>,
         run: Option<OfRun>,
     },
-    /// What comes of an attempt after so many restarts: `{"cause", "again", "backOffSeconds", "slotSeconds"}`. `ended` has its ranks in their order, or alone what
-    /// ended them all.
+    /// What comes of an attempt after so many restarts: `{"cause", "again", "backOffSeconds", "slotSeconds"}`. `ended` has its
+    /// ranks in their order, or alone what ended them all.
     Judge {
         ended: Vec<Ended>,
         restarts: u64,
