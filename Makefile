@@ -40,7 +40,7 @@ quickstart: $(VENV)/.extension
 .PHONY: build
 build: natives jvm
 
-#: make natives       flambeau-worker and libflambeau_jni.so, for the jar and in python/flambeau/_bin
+#: make natives       flambeau-worker and the JVM's libraries, for the jar and in python/flambeau/_bin
 .PHONY: natives
 natives: build/native/.built
 
@@ -191,11 +191,12 @@ build/libtorch/build-version: $(VENV)/.synced
 # best whether there is anything to compile; the files change only where their contents do. The extension too: built
 # alone, its dependencies have fewer features, and Cargo would compile what it shares with the others twice.
 build/native/.built: build/libtorch/build-version $(NATIVE)
-	@echo "flambeau: building the native extension, flambeau-worker and libflambeau_jni.so"
-	@$(RUN) +g++ cargo build --release --locked --quiet -p flambeau-python -p flambeau-worker -p flambeau-jni
+	@echo "flambeau: building the native extension, flambeau-worker and the JVM's libraries"
+	@$(RUN) +g++ cargo build --release --locked --quiet -p flambeau-python -p flambeau-worker -p flambeau-jni-store \
+		-p flambeau-jni-torch
 	@$(INSTALL_EXTENSION)
 	@mkdir -p $(NATIVES) python/flambeau/_bin
-	@for file in flambeau-worker libflambeau_jni.so; do \
+	@for file in flambeau-worker libflambeau_jni_store.so libflambeau_jni_torch.so; do \
 		strip --strip-debug -o build/native/$$file target/release/$$file; \
 		cmp -s build/native/$$file $(NATIVES)/$$file && rm build/native/$$file || mv build/native/$$file $(NATIVES)/; \
 		ln -f $(NATIVES)/$$file python/flambeau/_bin/; done

@@ -41,11 +41,12 @@ def manifest(jar: Path) -> dict[str, str]:
 
 
 def test_jar_carries_the_native_parts_and_says_what_it_is(jar: Path) -> None:
-    """Both files for this platform, the classes, and what they need in the manifest."""
+    """The files for this platform, the classes, and what they need in the manifest."""
     with zipfile.ZipFile(jar) as archive:
         names = set(archive.namelist())
         worker = archive.read(f"native/linux-{os.uname().machine}/flambeau-worker")
-    assert f"native/linux-{os.uname().machine}/libflambeau_jni.so" in names
+    for library in ("libflambeau_jni_store.so", "libflambeau_jni_torch.so"):
+        assert f"native/linux-{os.uname().machine}/{library}" in names
     assert worker == (Path(flambeau.__file__).parent / "_bin" / "flambeau-worker").read_bytes()
     assert "flambeau/TorchEstimator.class" in names
     # Spark is the cluster's, never the jar's; what reaches into its plans has a package of ours below it.

@@ -13,7 +13,7 @@ from flambeau import _native
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = ROOT / "build" / "native" / "native" / f"linux-{platform.machine()}"
-WORKER, LIBRARY = "flambeau-worker", "libflambeau_jni.so"
+WORKER, STORE, TORCH = "flambeau-worker", "libflambeau_jni_store.so", "libflambeau_jni_torch.so"
 LIBTORCH = {"libc10.so", "libtorch_cpu.so"}
 SYSTEM = {
     "libc.so.6",
@@ -28,8 +28,8 @@ SYSTEM = {
 
 @pytest.fixture(scope="module")
 def needed() -> dict[str, Needs]:
-    """Of each of the two files."""
-    return {name: needs(FILES / name) for name in (WORKER, LIBRARY)}
+    """Of each of the files."""
+    return {name: needs(FILES / name) for name in (WORKER, STORE, TORCH)}
 
 
 def is_loader(library: str) -> bool:
@@ -46,7 +46,7 @@ def documented(library: str) -> tuple[int, ...]:
     return tuple(map(int, found[1].split(".")))
 
 
-@pytest.mark.parametrize("name", [WORKER, LIBRARY])
+@pytest.mark.parametrize("name", [WORKER, STORE, TORCH])
 def test_no_newer_system_library_is_needed_than_documented(name: str, needed: dict[str, Needs]) -> None:
     assert needed[name].newest("GLIBC") > (2, 17), "the reader found no versions"
     assert needed[name].newest("GLIBC") <= documented("glibc")
@@ -70,14 +70,15 @@ def test_the_jar_states_the_oldest_glibc(needed: dict[str, Needs]) -> None:
         assert stated and tuple(map(int, stated[1].split("."))) == newest
 
 
-def test_the_worker_needs_no_libtorch(needed: dict[str, Needs]) -> None:
-    """It looks for libtorch itself, so that a missing one is a sentence."""
-    others = [library for library in needed[WORKER].libraries if not is_loader(library)]
+@pytest.mark.parametrize("name", [WORKER, STORE])
+def test_the_worker_and_the_store_need_no_libtorch(name: str, needed: dict[str, Needs]) -> None:
+    """The worker looks for libtorch itself, so that a missing one is a sentence; files are read without."""
+    others = [library for library in needed[name].libraries if not is_loader(library)]
     assert set(others) <= SYSTEM
 
 
 def test_the_library_needs_libtorch_and_no_python_or_java(needed: dict[str, Needs]) -> None:
-    others = {library for library in needed[LIBRARY].libraries if not is_loader(library)} - SYSTEM
+    others = {library for library in needed[TORCH].libraries if not is_loader(library)} - SYSTEM
     assert others == LIBTORCH
 
 

@@ -9,7 +9,7 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 use crate::finder::Libtorch;
 
 /// The library beside this program.
-const LIBRARY: &str = "libflambeau_jni.so";
+const LIBRARY: &str = "libflambeau_jni_torch.so";
 
 /// How the work is entered: the arguments of a C `main`, and its exit status.
 type Main = unsafe extern "C" fn(argc: c_int, argv: *const *const c_char) -> c_int;

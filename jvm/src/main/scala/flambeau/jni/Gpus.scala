@@ -60,7 +60,7 @@ private[jni] object Gpus {
   @volatile private var known: Option[Gpus] = None
 
   /** Those of this process. The first call looks for them. */
-  def visible(api: NativeApi): Gpus = known.getOrElse(synchronized {
+  def visible(api: TorchApi): Gpus = known.getOrElse(synchronized {
     if (known.isEmpty) {
       val found = Json.parse(api.gpus(), "the list of GPUs")
       known = Some(Gpus(Json.texts(found.get("uuids")), Option(found.get("obstacle").textValue)))
@@ -69,7 +69,7 @@ private[jni] object Gpus {
   })
 
   /** The number and the UUID of the one that the running task computes on; none for the CPU, and outside of a task. */
-  def ofTask(api: NativeApi, device: String): Option[(Int, String)] =
+  def ofTask(api: TorchApi, device: String): Option[(Int, String)] =
     Option(TaskContext.get()).filter(_ => device != "cpu").flatMap { task =>
       val gpus = visible(api)
       gpus.choose(device, TaskGpus.of(task), task.partitionId()).map(number => number -> gpus.uuids(number))

@@ -18,11 +18,25 @@ private[jni] object LoadedPrograms {
   private val programs = mutable.LinkedHashMap.empty[String, LoadedProgram]
 
   /** The program of a spec on a GPU, or on the CPU, loaded where it is not there yet; [[release]] gives it back. */
-  def borrow(api: NativeApi, spec: ScorerSpec, numThreads: Int, gpu: Option[Int] = None): LoadedProgram = {
+  def borrow(
+      api: TorchApi,
+      store: => StoreApi,
+      spec: ScorerSpec,
+      numThreads: Int,
+      gpu: Option[Int] = None
+  ): LoadedProgram = {
     val key = s"${spec.key}|$numThreads|$gpu"
     val program = synchronized {
-      val found =
-        programs.remove(key).getOrElse(new LoadedProgram(key, () => open(api, spec, numThreads, gpu)))
+      val found = programs.remove(key).getOrElse(
+        new LoadedProgram(
+          key,
+          () => {
+            val program = spec.local(spec.program, store)
+            val weights = spec.weights.map(spec.local(_, store))
+            api.openScorer(spec.json(program, weights, numThreads, gpu))
+          }
+        )
+      )
       programs.put(key, found)
       found.borrowers += 1
       found
@@ -40,7 +54,7 @@ private[jni] object LoadedPrograms {
   }
 
   /** Gives a program back, and frees those that nobody uses, but for the last used. */
-  def release(api: NativeApi, program: LoadedProgram): Unit = {
+  def release(api: TorchApi, program: LoadedProgram): Unit = {
     val freed = synchronized {
       program.borrowers -= 1
       val idle = programs.values.filter(_.borrowers == 0).take(programs.size - Kept).toList
@@ -48,11 +62,5 @@ private[jni] object LoadedPrograms {
       idle
     }
     freed.foreach(one => api.closeScorer(one.handle))
-  }
-
-  private def open(api: NativeApi, spec: ScorerSpec, numThreads: Int, gpu: Option[Int]): Long = {
-    val program = spec.local(spec.program, api)
-    val weights = spec.weights.map(spec.local(_, api))
-    api.openScorer(spec.json(program, weights, numThreads, gpu))
   }
 }

@@ -18,7 +18,8 @@ private[flambeau] object NativeFiles {
   val NativeDirKey = "spark.flambeau.nativeDir"
 
   private val WorkerName = "flambeau-worker"
-  private val LibraryName = "libflambeau_jni.so"
+  private val StoreName = "libflambeau_jni_store.so"
+  private val TorchName = "libflambeau_jni_torch.so"
 
   @volatile private var extracted: Option[Path] = None
 
@@ -29,8 +30,11 @@ private[flambeau] object NativeFiles {
     */
   def worker(conf: String => Option[String]): Path = directory(conf).resolve(WorkerName)
 
-  /** The library that holds [[NativeApi]]'s functions. */
-  private[jni] def library(conf: String => Option[String]): Path = directory(conf).resolve(LibraryName)
+  /** The library that holds [[StoreApi]]'s functions. */
+  private[jni] def storeLibrary(conf: String => Option[String]): Path = directory(conf).resolve(StoreName)
+
+  /** The library that holds [[TorchApi]]'s functions. */
+  private[jni] def torchLibrary(conf: String => Option[String]): Path = directory(conf).resolve(TorchName)
 
   /** This machine as the jar's resources name it, such as `linux-x86_64`. */
   private[jni] def platform: String = {
@@ -56,7 +60,7 @@ private[flambeau] object NativeFiles {
       val owner = PosixFilePermissions.fromString("rwx------")
       val made = Files.createTempDirectory(parent, "flambeau-", PosixFilePermissions.asFileAttribute(owner))
       Runtime.getRuntime.addShutdownHook(new Thread(() => remove(made), "flambeau-native-files"))
-      for (name <- Seq(WorkerName, LibraryName)) {
+      for (name <- Seq(WorkerName, StoreName, TorchName)) {
         copy(name, made.resolve(name))
         Files.setPosixFilePermissions(made.resolve(name), owner)
       }

@@ -8,7 +8,7 @@ import java.util.concurrent.TimeUnit
 import flambeau.{FlambeauException, GeneralException}
 import flambeau.internal.util.Json
 
-/** Loads libtorch and `libflambeau_jni.so` into this JVM, once for each class loader. */
+/** Loads the native libraries into this JVM, once for each class loader: the store's as it is, torch's over libtorch. */
 private[flambeau] object NativeLibrary {
 
   /** The configuration's key for the directory of libtorch. */
@@ -16,28 +16,46 @@ private[flambeau] object NativeLibrary {
 
   private val FinderSeconds = 60L
 
-  @volatile private var loaded: Option[NativeApi] = None
+  /** What must be there for a library to be loaded. */
+  private val NeedsSystem = "the jar's native files need a newer system, or another build of the jar"
+  private val NeedsLibtorch =
+    s"a complete libtorch 2.13 is needed on this machine; set $LibtorchKey to its directory"
 
-  /** The native functions. The first call finds and loads the libraries; it may be made by any thread.
+  @volatile private var loadedStore: Option[StoreApi] = None
+  @volatile private var loadedTorch: Option[TorchApi] = None
+
+  /** Files and the supervisor, for which no libtorch is needed. The first call loads the library; it may be made by any thread.
+    *
+    * @param conf
+    *   a Spark configuration: a key's value. `spark.flambeau.nativeDir` is read
+    */
+  def store(conf: String => Option[String]): StoreApi =
+    loadedStore.getOrElse(synchronized {
+      if (loadedStore.isEmpty) {
+        load(NativeFiles.storeLibrary(conf).toString, NeedsSystem)
+        loadedStore = Some(new StoreApi)
+      }
+      loadedStore.get
+    })
+
+  /** What computes. The first call finds and loads libtorch and the library; it may be made by any thread.
     *
     * @param conf
     *   a Spark configuration: a key's value. `spark.flambeau.libtorch` and `spark.flambeau.nativeDir` are read
     * @throws flambeau.FlambeauException
     *   says what to install or to set where libtorch is missing, is another version, or cannot be loaded
     */
-  def api(conf: String => Option[String]): NativeApi =
-    loaded.getOrElse(synchronized {
-      if (loaded.isEmpty) loaded = Some(load(conf))
-      loaded.get
+  def torch(conf: String => Option[String]): TorchApi =
+    loadedTorch.getOrElse(synchronized {
+      if (loadedTorch.isEmpty) {
+        val libraries = libtorch(NativeFiles.worker(conf), conf(LibtorchKey).filter(_.nonEmpty))
+        refuseAnother(libraries)
+        libraries.foreach(loadShared)
+        load(NativeFiles.torchLibrary(conf).toString, NeedsLibtorch)
+        loadedTorch = Some(new TorchApi)
+      }
+      loadedTorch.get
     })
-
-  private def load(conf: String => Option[String]): NativeApi = {
-    val libraries = libtorch(NativeFiles.worker(conf), conf(LibtorchKey).filter(_.nonEmpty))
-    refuseAnother(libraries)
-    libraries.foreach(loadShared)
-    loadOne(NativeFiles.library(conf).toString)
-    new NativeApi
-  }
 
   /** libtorch's libraries in the order in which they are loaded, as `flambeau-worker libtorch` finds them. */
   private[jni] def libtorch(worker: Path, configured: Option[String]): Seq[String] = {
@@ -86,19 +104,15 @@ private[flambeau] object NativeLibrary {
     catch {
       case error: UnsatisfiedLinkError if String.valueOf(error.getMessage).contains("another classloader") =>
         ()
-      case error: UnsatisfiedLinkError => throw refusal(path, error)
+      case error: UnsatisfiedLinkError => throw refusal(path, error, NeedsLibtorch)
     }
 
-  private def loadOne(path: String): Unit =
+  private def load(path: String, needs: String): Unit =
     try System.load(path)
-    catch { case error: UnsatisfiedLinkError => throw refusal(path, error) }
+    catch { case error: UnsatisfiedLinkError => throw refusal(path, error, needs) }
 
-  private def refusal(path: String, error: UnsatisfiedLinkError): FlambeauException = {
+  private def refusal(path: String, error: UnsatisfiedLinkError, needs: String): FlambeauException = {
     val reason = String.valueOf(error.getMessage).stripPrefix(s"$path: ")
-    new GeneralException(
-      s"$path cannot be loaded ($reason): a complete libtorch 2.13 is needed on this machine; set $LibtorchKey to its " +
-        "directory",
-      error
-    )
+    new GeneralException(s"$path cannot be loaded ($reason): $needs", error)
   }
 }

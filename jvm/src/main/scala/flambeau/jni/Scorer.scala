@@ -7,7 +7,7 @@ import org.apache.spark.util.TaskCompletionListener
   *
   * The tasks of a JVM share a loaded program; each has its own [[InputBatch]].
   */
-private[flambeau] final class Scorer private (api: NativeApi, program: LoadedProgram, spec: ScorerSpec)
+private[flambeau] final class Scorer private (api: TorchApi, program: LoadedProgram, spec: ScorerSpec)
     extends AutoCloseable {
   private var open = true
 
@@ -48,12 +48,13 @@ private[flambeau] object Scorer {
     *   a Spark configuration: a key's value
     */
   def apply(spec: ScorerSpec, conf: String => Option[String]): Scorer = {
-    val api = NativeLibrary.api(conf)
+    val api = NativeLibrary.torch(conf)
     val task = Option(TaskContext.get())
     val numThreads = task.map(_.cpus()).getOrElse(1)
     val gpu = Gpus.ofTask(api, spec.device)
     for ((_, uuid) <- gpu; running <- task) GpuSlots.hold(uuid, GpuSlots.number(conf), running)
-    val scorer = new Scorer(api, LoadedPrograms.borrow(api, spec, numThreads, gpu.map(_._1)), spec)
+    val program = LoadedPrograms.borrow(api, NativeLibrary.store(conf), spec, numThreads, gpu.map(_._1))
+    val scorer = new Scorer(api, program, spec)
     task.foreach(_.addTaskCompletionListener(new TaskCompletionListener {
       override def onTaskCompletion(context: TaskContext): Unit = scorer.close()
     }))

@@ -59,13 +59,13 @@ private[flambeau] final case class ScorerSpec(
     s"${program.sha256}|${weights.map(_.sha256)}|$form|$inputs|$output|$batchSize|$classes|$fields"
 
   /** A local copy of one of the files; see [[StoredFile.local]]. */
-  private[jni] def local(file: StoredFile, api: NativeApi): Path =
-    file.local(api, storeJson, hadoop.fold(new Configuration)(_.value.value))
+  private[jni] def local(file: StoredFile, store: => StoreApi): Path =
+    file.local(store, storeJson, hadoop.fold(new Configuration)(_.value.value))
 
-  /** The options of the object stores, as [[NativeApi]] takes them. */
+  /** The options of the object stores, as [[StoreApi]] takes them. */
   private[jni] def storeJson: String = Json.text(Json.of(store, "store"))
 
-  /** The message to [[NativeApi.openScorer]]. */
+  /** The message to [[TorchApi.openScorer]]. */
   private[jni] def json(
       programFile: Path,
       weightsFile: Option[Path],

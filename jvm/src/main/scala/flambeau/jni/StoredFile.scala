@@ -41,7 +41,7 @@ private[flambeau] final case class StoredFile(uri: String, size: Long, sha256: S
     * @throws flambeau.FlambeauException
     *   where it is another file
     */
-  def local(api: => NativeApi, storeJson: String, hadoop: Configuration): Path = {
+  def local(store: => StoreApi, storeJson: String, hadoop: Configuration): Path = {
     StoredFile.localPath(uri) match {
       case Some(path) if Files.isRegularFile(path) =>
         verifyOnce(path, Files.getLastModifiedTime(path))
@@ -49,7 +49,7 @@ private[flambeau] final case class StoredFile(uri: String, size: Long, sha256: S
       case Some(_) =>
         throw new StoreException(s"the model's file $uri was removed, or this machine does not see it")
       case None =>
-        val path = fetched(api, storeJson, hadoop)
+        val path = fetched(store, storeJson, hadoop)
         // Its time says when it was asked for; nobody else writes there.
         verifyOnce(path, StoredFile.Fetched)
         path
@@ -72,13 +72,13 @@ private[flambeau] final case class StoredFile(uri: String, size: Long, sha256: S
       StoredFile.localPath(uri).isEmpty && !StoredFile.StoreSchemes(scheme)
     )
 
-  private def fetched(api: => NativeApi, storeJson: String, hadoop: Configuration): Path = {
+  private def fetched(store: => StoreApi, storeJson: String, hadoop: Configuration): Path = {
     val folder = StoredFile.cacheDirectory()
     val path = folder.resolve(sha256)
     if (!StoredFile.isKept(path)) {
       val part = Files.createTempFile(folder, sha256, ".part")
       try {
-        if (isHadoops) copyFromHadoop(hadoop, part) else api.storeGetToFile(storeJson, uri, part.toString)
+        if (isHadoops) copyFromHadoop(hadoop, part) else store.getToFile(storeJson, uri, part.toString)
         // What lies under its name stays there as long as it is asked for.
         verify(part)
         Files.move(part, path, StandardCopyOption.ATOMIC_MOVE)

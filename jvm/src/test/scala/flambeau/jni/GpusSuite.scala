@@ -66,7 +66,7 @@ class GpusSuite extends SparkSuite {
   test("a model that is to score on a GPU does, or says why it cannot") {
     val model = TorchModel.load(SavedModels.model("mlp")).setDevice("cuda")
     val rows = spark.read.parquet(SavedModels.rows("mlp"))
-    val gpus = Gpus.visible(NativeLibrary.api(_ => None))
+    val gpus = Gpus.visible(NativeLibrary.torch(_ => None))
     gpus.obstacle match {
       case None =>
         val apart = model.transform(rows).where("abs(prediction - expected) >= 1e-4")

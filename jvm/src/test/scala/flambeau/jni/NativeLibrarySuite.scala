@@ -17,8 +17,8 @@ class NativeLibrarySuite extends AnyFunSuite {
     val threads = Executors.newFixedThreadPool(8)
     try {
       val asked = (0 until 8).map(_ =>
-        threads.submit(new Callable[NativeApi] {
-          override def call(): NativeApi = NativeLibrary.api(none)
+        threads.submit(new Callable[TorchApi] {
+          override def call(): TorchApi = NativeLibrary.torch(none)
         })
       )
       assert(asked.map(_.get(120, TimeUnit.SECONDS)).toSet.size == 1)
@@ -26,20 +26,21 @@ class NativeLibrarySuite extends AnyFunSuite {
   }
 
   test("each class loader of a JVM loads its own library, over one libtorch") {
-    NativeLibrary.api(none)
+    NativeLibrary.torch(none)
     for (_ <- 0 until 2) {
       val loader = new OwnFlambeau(getClass.getClassLoader)
       val library = loader.loadClass("flambeau.jni.NativeLibrary$")
       val module = library.getField("MODULE$").get(null)
-      val api = library.getMethod("api", classOf[Function1[_, _]]).invoke(module, none)
-      assert(api.getClass != classOf[NativeApi])
-      val get = api.getClass.getMethod("storeGet", classOf[String], classOf[String])
+      def own(name: String): AnyRef = library.getMethod(name, classOf[Function1[_, _]]).invoke(module, none)
+      assert(own("torch").getClass.getClassLoader == loader)
+      val store = own("store")
+      val get = store.getClass.getMethod("get", classOf[String], classOf[String])
       val error =
-        intercept[java.lang.reflect.InvocationTargetException](get.invoke(api, "{}", "/nowhere/file"))
+        intercept[java.lang.reflect.InvocationTargetException](get.invoke(store, "{}", "/nowhere/file"))
       assert(error.getCause.getClass.getName == "flambeau.StoreException")
       assert(error.getCause.getClass.getClassLoader == loader)
     }
-    val copies = mapped().filter(_.endsWith("libflambeau_jni.so"))
+    val copies = mapped().filter(_.endsWith("libflambeau_jni_torch.so"))
     assert(copies.size >= 3)
     assert(mapped().count(_.endsWith("libtorch_cpu.so")) == 1)
   }
@@ -58,12 +59,18 @@ class NativeLibrarySuite extends AnyFunSuite {
     assert(libraries.forall(path => Paths.get(path).isAbsolute && Files.isRegularFile(Paths.get(path))))
   }
 
+  test("files are read without libtorch, which is then still found for what computes") {
+    val text = outputOf("flambeau.jni.FilesWithoutLibtorch", "/nowhere")
+    assert(text.contains("read: text") && text.contains("libtorch mapped: false"), text)
+    assert(text.contains("/nowhere") && text.contains("spark.flambeau.libtorch"), text)
+  }
+
   test("files are extracted where the configuration says, for the owner alone") {
     val parent = Files.createTempDirectory("flambeau-test-")
     val made = NativeFiles.extract(Some(parent.resolve("below").toString))
     assert(made.startsWith(parent.resolve("below")))
     assert(Files.isExecutable(made.resolve("flambeau-worker")))
-    assert(Files.isRegularFile(made.resolve("libflambeau_jni.so")))
+    assert(Files.isRegularFile(made.resolve("libflambeau_jni_torch.so")))
     assert(PosixFilePermissions.toString(Files.getPosixFilePermissions(made)) == "rwx------")
     NativeFiles.remove(made)
     assert(!Files.exists(made))
@@ -78,25 +85,25 @@ class NativeLibrarySuite extends AnyFunSuite {
 
   test("a JVM removes at its end what it extracted") {
     val parent = Files.createTempDirectory("flambeau-test-")
+    val text = outputOf("flambeau.jni.ExtractAndEnd", parent.toString)
+    assert(text.contains(s"$parent/flambeau-"), text)
+    assert(parent.toFile.list().isEmpty)
+  }
+
+  /** What a JVM of its own prints, which must end well. */
+  private def outputOf(main: String, argument: String): String = {
     val java = Paths.get(System.getProperty("java.home"), "bin", "java").toString
     val output = Files.createTempFile("flambeau-test-", "")
-    val command =
-      Seq(java, "-cp", System.getProperty("java.class.path"), "flambeau.jni.ExtractAndEnd", parent.toString)
+    val command = Seq(java, "-cp", System.getProperty("java.class.path"), main, argument)
     val process =
       new ProcessBuilder(command: _*).redirectErrorStream(true).redirectOutput(output.toFile).start()
     assert(process.waitFor(60, TimeUnit.SECONDS))
     val text = new String(Files.readAllBytes(output), UTF_8)
     assert(process.exitValue() == 0, text)
-    assert(text.contains(s"$parent/flambeau-"), text)
-    assert(parent.toFile.list().isEmpty)
+    text
   }
 
-  /** The files that this process has mapped. */
-  private def mapped(): Set[String] =
-    new String(Files.readAllBytes(Paths.get("/proc/self/maps")), UTF_8).linesIterator
-      .filter(_.contains('/'))
-      .map(line => line.substring(line.indexOf('/')))
-      .toSet
+  private def mapped(): Set[String] = Mapped.files()
 }
 
 /** A class loader with Flambeau's classes of its own, and all others its parent's. */
@@ -117,5 +124,28 @@ object ExtractAndEnd {
     val worker: Path =
       NativeFiles.worker(key => if (key == NativeFiles.NativeDirKey) Some(arguments(0)) else None)
     println(worker)
+  }
+}
+
+/** The files that this process has mapped. */
+private object Mapped {
+  def files(): Set[String] =
+    new String(Files.readAllBytes(Paths.get("/proc/self/maps")), UTF_8).linesIterator
+      .filter(_.contains('/'))
+      .map(line => line.substring(line.indexOf('/')))
+      .toSet
+}
+
+/** Reads a file where the configuration names a directory without libtorch, and says so. */
+object FilesWithoutLibtorch {
+  def main(arguments: Array[String]): Unit = {
+    val conf = (key: String) => if (key == NativeLibrary.LibtorchKey) Some(arguments(0)) else None
+    val file = Files.createTempFile("flambeau-test-", "")
+    Files.write(file, "text".getBytes(UTF_8))
+    println("read: " + new String(NativeLibrary.store(conf).get("{}", file.toString), UTF_8))
+    Files.delete(file)
+    println("libtorch mapped: " + Mapped.files().exists(_.contains("libtorch")))
+    try NativeLibrary.torch(conf)
+    catch { case error: FlambeauException => println(error.getMessage) }
   }
 }

@@ -14,7 +14,8 @@ class ScorerSuite extends SparkSuite {
   import ScorerSuite.put
 
   private val none: String => Option[String] = _ => None
-  private lazy val api = NativeLibrary.api(none)
+  private lazy val api = NativeLibrary.torch(none)
+  private lazy val store = NativeLibrary.store(none)
 
   private def spec(batchSize: Int): ScorerSpec = ScorerSpec(
     form = "scripted",
@@ -99,15 +100,15 @@ class ScorerSuite extends SparkSuite {
       try api.score(program.handle, 0, batch.buffers) != null
       catch { case error: FlambeauException if error.getMessage.contains("closed") => false }
     }
-    val used = LoadedPrograms.borrow(api, spec(100), 1)
+    val used = LoadedPrograms.borrow(api, store, spec(100), 1)
     val others = (101 to 105).map { batchSize =>
-      val program = LoadedPrograms.borrow(api, spec(batchSize), 1)
+      val program = LoadedPrograms.borrow(api, store, spec(batchSize), 1)
       LoadedPrograms.release(api, program)
       program
     }
     assert(isOpen(used))
     assert(others.map(isOpen) == Seq(false, false, true, true, true))
-    val again = LoadedPrograms.borrow(api, spec(103), 1)
+    val again = LoadedPrograms.borrow(api, store, spec(103), 1)
     assert(again eq others(2))
     LoadedPrograms.release(api, again)
     LoadedPrograms.release(api, used)
@@ -126,18 +127,18 @@ class ScorerSuite extends SparkSuite {
     // FIPS 180-2, appendix B.1.
     assert(stored.sha256 == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")
     assert(stored.size == 3)
-    assert(stored.local(api, "{}", new Configuration) == file)
-    assert(stored.copy(uri = file.toUri.toString).local(api, "{}", new Configuration) == file)
+    assert(stored.local(store, "{}", new Configuration) == file)
+    assert(stored.copy(uri = file.toUri.toString).local(store, "{}", new Configuration) == file)
     val error =
-      intercept[FlambeauException](stored.copy(sha256 = "0" * 64).local(api, "{}", new Configuration))
+      intercept[FlambeauException](stored.copy(sha256 = "0" * 64).local(store, "{}", new Configuration))
     assert(error.getMessage.contains(file.toString))
     // As another model that is saved over this one.
     Files.write(file, "abd".getBytes(UTF_8))
     Files.setLastModifiedTime(file, FileTime.fromMillis(System.currentTimeMillis + 10000))
-    val replaced = intercept[FlambeauException](stored.local(api, "{}", new Configuration))
+    val replaced = intercept[FlambeauException](stored.local(store, "{}", new Configuration))
     assert(replaced.getMessage.contains("is not the file that the model was saved with"))
     Files.delete(file)
-    intercept[StoreException](stored.local(api, "{}", new Configuration))
+    intercept[StoreException](stored.local(store, "{}", new Configuration))
   }
 
   test("fetched files are kept in a directory of the user's own, and in no link or one that others open") {
@@ -169,7 +170,7 @@ class ScorerSuite extends SparkSuite {
     hadoop.set("fs.elsewhere.impl", classOf[ElsewhereFileSystem].getName)
     def fetch(name: String): Path = {
       val file = StoredFile.of(Files.write(directory.resolve(name), name.getBytes))
-      file.copy(uri = s"elsewhere:${file.uri}").local(api, "{}", hadoop)
+      file.copy(uri = s"elsewhere:${file.uri}").local(store, "{}", hadoop)
     }
     def age(path: Path, days: Long): Unit =
       Files.setLastModifiedTime(path, FileTime.from(Instant.now().minus(Duration.ofDays(days))))
@@ -183,7 +184,7 @@ class ScorerSuite extends SparkSuite {
     assert(Seq(asked, old, recent).map(Files.exists(_)) == Seq(true, false, true))
     assert(new String(Files.readAllBytes(fetch("old")), UTF_8) == "old")
     val wrong = StoredFile(s"elsewhere:${directory.resolve("old")}", 3, "0" * 64)
-    intercept[FlambeauException](wrong.local(api, "{}", hadoop))
+    intercept[FlambeauException](wrong.local(store, "{}", hadoop))
     assert(!Files.exists(folder.resolve(wrong.sha256)))
   }
 

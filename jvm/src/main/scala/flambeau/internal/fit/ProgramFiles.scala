@@ -32,7 +32,7 @@ private[flambeau] object ProgramFiles {
         val (spark, work) = (site.spark, site.work)
         val target = work.path("programs", id, name)
         if (site.isVisible)
-          NativeLibrary.api(work.settings.get).storePutFile(work.settings.storeJson, target, local.toString)
+          NativeLibrary.store(work.settings.get).putFile(work.settings.storeJson, target, local.toString)
         else {
           val bytes = spark.sparkContext.broadcast(Files.readAllBytes(local))
           Session.onWorker(spark)(() => work.write(target, bytes.value))
@@ -58,7 +58,7 @@ private[flambeau] object ProgramFiles {
 
   private def fetched(spark: SparkSession, file: StoredFile): Path = {
     val settings = Settings.of(spark)
-    file.local(NativeLibrary.api(settings.get), settings.storeJson, spark.sparkContext.hadoopConfiguration)
+    file.local(NativeLibrary.store(settings.get), settings.storeJson, spark.sparkContext.hadoopConfiguration)
   }
 
   private def at(file: StoredFile, path: Path): StoredFile = file.copy(uri = path.toString)

@@ -72,7 +72,7 @@ private[flambeau] final case class RankTask(
     try {
       for ((part, file) <- code) {
         val copy = folder.resolve(part)
-        NativeLibrary.api(settings.get).storeGetToFile(settings.storeJson, file.uri, copy.toString)
+        NativeLibrary.store(settings.get).getToFile(settings.storeJson, file.uri, copy.toString)
         if (StoredFile.hash(copy) != file.sha256)
           throw new DataException(s"${file.uri} is not the program that the driver wrote there")
         val program = job.get("program").asInstanceOf[ObjectNode]

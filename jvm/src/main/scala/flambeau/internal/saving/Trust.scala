@@ -20,13 +20,11 @@ private[flambeau] object Trust {
     if (form == ProgramForms.Scripted && isOff(AllowScripts)) Some(s"$AllowScripts is false")
     else if (!isOff(AllowPickle)) None
     else {
-      val api = NativeLibrary.api(settings.get)
       val kind = if (form == ProgramForms.ExportedTrain) ProgramForms.Exported else form
       try {
-        api.checkPure(
-          kind,
-          file.local(api, settings.storeJson, spark.sparkContext.hadoopConfiguration).toString
-        )
+        val local =
+          file.local(NativeLibrary.store(settings.get), settings.storeJson, spark.sparkContext.hadoopConfiguration)
+        NativeLibrary.torch(settings.get).checkPure(kind, local.toString)
         None
       } catch { case error: ParamException => Some(s"$AllowPickle is false, and ${error.getMessage}") }
     }

@@ -59,7 +59,7 @@ private[flambeau] final class Directory(spark: SparkSession, location: String) {
       case Some(local) if Files.isRegularFile(local) => guarded(upload(configuration, local, target))
       case Some(local)                               => uploadFromExecutor(local.toString, target)
       case None =>
-        val local = file.local(NativeLibrary.api(settings.get), settings.storeJson, configuration)
+        val local = file.local(NativeLibrary.store(settings.get), settings.storeJson, configuration)
         guarded(upload(configuration, local, target))
     }
     SavedFile(file.size, file.sha256)

@@ -7,7 +7,7 @@ import java.util.Comparator
 import scala.util.Try
 
 import flambeau.ParamException
-import flambeau.jni.{NativeApi, NativeLibrary, StoredFile}
+import flambeau.jni.{NativeLibrary, StoreApi, StoredFile}
 import flambeau.internal.session.{Session, Settings}
 import flambeau.internal.util.Json
 import org.apache.spark.sql.SparkSession
@@ -30,16 +30,16 @@ private[flambeau] final case class WorkDirectory(
   def path(parts: String*): String = (uri.replaceAll("/+$", "") +: parts).mkString("/")
 
   /** Whether this process can read that file. */
-  def sees(file: String): Boolean = Try(native.storeSize(settings.storeJson, file) >= 0).getOrElse(false)
+  def sees(file: String): Boolean = Try(native.size(settings.storeJson, file) >= 0).getOrElse(false)
 
   /** A file's bytes. */
-  def read(file: String): Array[Byte] = native.storeGet(settings.storeJson, file)
+  def read(file: String): Array[Byte] = native.get(settings.storeJson, file)
 
   /** Writes a file whole. */
-  def write(file: String, bytes: Array[Byte]): Unit = native.storePut(settings.storeJson, file, bytes)
+  def write(file: String, bytes: Array[Byte]): Unit = native.put(settings.storeJson, file, bytes)
 
   /** Deletes what lies under a path of the directory, as seen from this process. */
-  def delete(parts: String*): Unit = native.storeDeletePrefix(settings.storeJson, path(parts: _*))
+  def delete(parts: String*): Unit = native.deletePrefix(settings.storeJson, path(parts: _*))
 
   /** The supervisor's answer to a question about this directory, as seen from this process; both are JSON. */
   def ask(question: String): String = native.supervise(settings.storeJson, uri, question)
@@ -47,7 +47,7 @@ private[flambeau] final case class WorkDirectory(
   /** A name for what a fit makes in the directory: the time in UTC and a random part, so that no two are alike. */
   def newId(): String = Json.parse(ask(Json.text(Json.obj().put("ask", "newId")))).asText
 
-  private def native: NativeApi = NativeLibrary.api(settings.get)
+  private def native: StoreApi = NativeLibrary.store(settings.get)
 }
 
 private[flambeau] object WorkDirectory {

@@ -4,8 +4,6 @@ use std::any::Any;
 use std::error::Error;
 
 use flambeau_data::DataError;
-use flambeau_supervisor::SupervisorError;
-use flambeau_torch::TorchError;
 use jni::errors::ErrorPolicy;
 use jni::objects::{JClass, JObject, JString, JThrowable};
 use jni::strings::JNIStr;
@@ -13,16 +11,18 @@ use jni::{Env, JValue, jni_sig, jni_str};
 
 /// Why a native function failed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NativeError {
+pub enum NativeError {
     /// A store, or what lies in it.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// A program, its loss or its optimizer.
-    #[error(transparent)]
-    Torch(#[from] TorchError),
-    /// The supervisor.
-    #[error(transparent)]
-    Supervisor(#[from] SupervisorError),
+    /// What only one of the libraries knows, with the exception's class.
+    #[error("{source}")]
+    Own {
+        /// One of this module's classes.
+        class: &'static JNIStr,
+        /// What failed.
+        source: Box<dyn Error + Send + Sync>,
+    },
     /// A message between the JVM and this library that cannot be read.
     #[error("{what} cannot be read: {source}")]
     Message {
@@ -46,26 +46,26 @@ impl NativeError {
     /// The exception's class.
     fn class(&self) -> &'static JNIStr {
         match self {
-            NativeError::Torch(TorchError::Param(_))
-            | NativeError::Supervisor(SupervisorError::Refused(_)) => PARAM,
-            NativeError::Data(error)
-            | NativeError::Torch(TorchError::Store(error))
-            | NativeError::Supervisor(SupervisorError::Data(error)) => class_of(error),
-            NativeError::Torch(TorchError::Data(_)) => DATA,
-            NativeError::Torch(TorchError::Io { .. }) => STORE,
+            NativeError::Own { class, .. } => class,
+            NativeError::Data(error) => class_of(error),
             _ => GENERAL,
         }
     }
 }
 
-const PARAM: &JNIStr = jni_str!("flambeau/ParamException");
-const DATA: &JNIStr = jni_str!("flambeau/DataException");
-const STORE: &JNIStr = jni_str!("flambeau/StoreException");
-const TRANSIENT: &JNIStr = jni_str!("flambeau/TransientStoreException");
-const GENERAL: &JNIStr = jni_str!("flambeau/GeneralException");
+/// The class for a setting that makes no sense.
+pub const PARAM: &JNIStr = jni_str!("flambeau/ParamException");
+/// The class for rows, and what lies in files.
+pub const DATA: &JNIStr = jni_str!("flambeau/DataException");
+/// The class for files that cannot be reached.
+pub const STORE: &JNIStr = jni_str!("flambeau/StoreException");
+/// The class for a store that may answer when it is asked again.
+pub const TRANSIENT: &JNIStr = jni_str!("flambeau/TransientStoreException");
+/// The class for everything else.
+pub const GENERAL: &JNIStr = jni_str!("flambeau/GeneralException");
 
-/// Paths are the store's, what lies in them is data.
-fn class_of(error: &DataError) -> &'static JNIStr {
+/// The exception's class for what a store or its files fail with: paths are the store's, what lies in them is data.
+pub fn class_of(error: &DataError) -> &'static JNIStr {
     match error {
         error if error.is_transient() => TRANSIENT,
         DataError::Store { .. }
@@ -80,7 +80,7 @@ fn class_of(error: &DataError) -> &'static JNIStr {
 }
 
 /// Throws what failed and returns null, 0 or nothing to the JVM, which does not look at it.
-pub(crate) struct Throw;
+pub struct Throw;
 
 impl<T: Default> ErrorPolicy<T, NativeError> for Throw {
     type Captures<'frame: 'call, 'call> = ();

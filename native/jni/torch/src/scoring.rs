@@ -1,14 +1,14 @@
-//! `NativeApi`'s functions on scorers.
+//! `TorchApi`'s functions on scorers.
 
+use flambeau_jni_common::{NativeError, Throw, texts};
 use flambeau_torch::{Scorer, ScorerSpec, Scores};
 use jni::objects::{JByteBuffer, JObject, JObjectArray, JString};
 use jni::sys::{jint, jlong};
 use jni::{Env, EnvUnowned};
 
 use crate::buffers::with_bytes;
-use crate::error::{NativeError, Throw};
 use crate::registry::Registry;
-use crate::stores::texts;
+use crate::thrown;
 
 /// The opened scorers.
 static SCORERS: Registry<OpenScorer> = Registry::new();
@@ -32,7 +32,7 @@ fn closed(handle: i64) -> NativeError {
 }
 
 #[unsafe(no_mangle)]
-extern "system" fn Java_flambeau_jni_NativeApi_openScorer<'frame>(
+extern "system" fn Java_flambeau_jni_TorchApi_openScorer<'frame>(
     mut env: EnvUnowned<'frame>,
     _this: JObject<'frame>,
     spec: JString<'frame>,
@@ -47,14 +47,14 @@ extern "system" fn Java_flambeau_jni_NativeApi_openScorer<'frame>(
         let row_bytes = spec.inputs.iter().map(|input| input.row_bytes()).collect();
         flambeau_train::keep_freed_batches();
         load_cuda();
-        let scorer = Scorer::open(&spec)?;
+        let scorer = Scorer::open(&spec).map_err(thrown)?;
         Ok(SCORERS.insert(OpenScorer { scorer, row_bytes }))
     })
     .resolve::<Throw>()
 }
 
 #[unsafe(no_mangle)]
-extern "system" fn Java_flambeau_jni_NativeApi_score<'frame>(
+extern "system" fn Java_flambeau_jni_TorchApi_score<'frame>(
     mut env: EnvUnowned<'frame>,
     _this: JObject<'frame>,
     handle: jlong,
@@ -74,7 +74,7 @@ extern "system" fn Java_flambeau_jni_NativeApi_score<'frame>(
             .map(|bytes| bytes * num_rows)
             .collect();
         let scores = with_bytes(env, &inputs, &num_bytes, |bytes| {
-            Ok(open.scorer.score(num_rows, bytes)?)
+            open.scorer.score(num_rows, bytes).map_err(thrown)
         })?;
         let arrays = JObjectArray::<JObject>::new(env, scores.len(), JObject::null())?;
         for (index, scores) in scores.iter().enumerate() {
@@ -88,7 +88,7 @@ extern "system" fn Java_flambeau_jni_NativeApi_score<'frame>(
 }
 
 #[unsafe(no_mangle)]
-extern "system" fn Java_flambeau_jni_NativeApi_closeScorer<'frame>(
+extern "system" fn Java_flambeau_jni_TorchApi_closeScorer<'frame>(
     mut env: EnvUnowned<'frame>,
     _this: JObject<'frame>,
     handle: jlong,

@@ -1,39 +1,12 @@
-//! `NativeApi`'s functions on files.
+//! `StoreApi`'s functions on files.
 
 use std::path::Path;
 
 use flambeau_data::Store;
+use flambeau_jni_common::{NativeError, Throw, store_options, texts};
 use jni::objects::{JByteArray, JObject, JString};
 use jni::sys::jlong;
 use jni::{Env, EnvUnowned};
-
-use crate::error::{NativeError, Throw};
-
-/// The store with some options, a JSON object of strings.
-fn store(options: &str) -> Result<Store, NativeError> {
-    let options = serde_json::from_str(options).map_err(|source| NativeError::Message {
-        what: "the store's options",
-        source,
-    })?;
-    Ok(Store::shared(&options)?)
-}
-
-/// The Rust strings of some Java ones.
-pub(crate) fn texts<const N: usize>(
-    env: &Env<'_>,
-    strings: [&JString<'_>; N],
-) -> Result<[String; N], NativeError> {
-    let mut texts = [const { String::new() }; N];
-    for (index, (text, string)) in texts.iter_mut().zip(strings).enumerate() {
-        if string.is_null() {
-            return Err(NativeError::Argument(format!(
-                "string argument {index} is null"
-            )));
-        }
-        *text = string.try_to_string(env)?;
-    }
-    Ok(texts)
-}
 
 /// Runs `call` for the JVM with the arguments that are strings and with the store whose options the first of them is.
 fn on_store<'frame, const N: usize, T: Default>(
@@ -43,13 +16,14 @@ fn on_store<'frame, const N: usize, T: Default>(
 ) -> T {
     env.with_env(|env| {
         let texts = texts(env, strings)?;
-        call(env, &store(&texts[0])?, texts)
+        let store = Store::shared(&store_options(&texts[0])?)?;
+        call(env, &store, texts)
     })
     .resolve::<Throw>()
 }
 
 #[unsafe(no_mangle)]
-extern "system" fn Java_flambeau_jni_NativeApi_storeGet<'frame>(
+extern "system" fn Java_flambeau_jni_StoreApi_get<'frame>(
     env: EnvUnowned<'frame>,
     _this: JObject<'frame>,
     options: JString<'frame>,
@@ -59,7 +33,7 @@ extern "system" fn Java_flambeau_jni_NativeApi_storeGet<'frame>(
         let bytes = store.get(&uri)?;
         if i32::try_from(bytes.len()).is_err() {
             return Err(NativeError::Argument(format!(
-                "{uri} has {} bytes, which no Java array holds: copy it with storeGetToFile",
+                "{uri} has {} bytes, which no Java array holds: copy it with getToFile",
                 bytes.len()
             )));
         }
@@ -68,7 +42,7 @@ extern "system" fn Java_flambeau_jni_NativeApi_storeGet<'frame>(
 }
 
 #[unsafe(no_mangle)]
-extern "system" fn Java_flambeau_jni_NativeApi_storePut<'frame>(
+extern "system" fn Java_flambeau_jni_StoreApi_put<'frame>(
     env: EnvUnowned<'frame>,
     _this: JObject<'frame>,
     options: JString<'frame>,
@@ -82,7 +56,7 @@ extern "system" fn Java_flambeau_jni_NativeApi_storePut<'frame>(
 }
 
 #[unsafe(no_mangle)]
-extern "system" fn Java_flambeau_jni_NativeApi_storeGetToFile<'frame>(
+extern "system" fn Java_flambeau_jni_StoreApi_getToFile<'frame>(
     env: EnvUnowned<'frame>,
     _this: JObject<'frame>,
     options: JString<'frame>,
@@ -97,7 +71,7 @@ extern "system" fn Java_flambeau_jni_NativeApi_storeGetToFile<'frame>(
 }
 
 #[unsafe(no_mangle)]
-extern "system" fn Java_flambeau_jni_NativeApi_storePutFile<'frame>(
+extern "system" fn Java_flambeau_jni_StoreApi_putFile<'frame>(
     env: EnvUnowned<'frame>,
     _this: JObject<'frame>,
     options: JString<'frame>,
@@ -112,7 +86,7 @@ extern "system" fn Java_flambeau_jni_NativeApi_storePutFile<'frame>(
 }
 
 #[unsafe(no_mangle)]
-extern "system" fn Java_flambeau_jni_NativeApi_storeSize<'frame>(
+extern "system" fn Java_flambeau_jni_StoreApi_size<'frame>(
     env: EnvUnowned<'frame>,
     _this: JObject<'frame>,
     options: JString<'frame>,
@@ -124,7 +98,7 @@ extern "system" fn Java_flambeau_jni_NativeApi_storeSize<'frame>(
 }
 
 #[unsafe(no_mangle)]
-extern "system" fn Java_flambeau_jni_NativeApi_storeDeletePrefix<'frame>(
+extern "system" fn Java_flambeau_jni_StoreApi_deletePrefix<'frame>(
     env: EnvUnowned<'frame>,
     _this: JObject<'frame>,
     options: JString<'frame>,

@@ -1,9 +1,8 @@
 //! Memory of the JVM's direct buffers.
 
+use flambeau_jni_common::NativeError;
 use jni::Env;
 use jni::objects::{JByteBuffer, JObjectArray};
-
-use crate::error::NativeError;
 
 /// Runs `use_bytes` on the first `num_bytes[i]` bytes of the direct buffers.
 ///

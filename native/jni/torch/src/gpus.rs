@@ -1,14 +1,13 @@
-//! `NativeApi`'s function on GPUs.
+//! `TorchApi`'s function on GPUs.
 
 use flambeau_collective::Gpu;
+use flambeau_jni_common::Throw;
 use jni::EnvUnowned;
 use jni::objects::{JObject, JString};
 use serde_json::json;
 
-use crate::error::Throw;
-
 #[unsafe(no_mangle)]
-extern "system" fn Java_flambeau_jni_NativeApi_gpus<'frame>(
+extern "system" fn Java_flambeau_jni_TorchApi_gpus<'frame>(
     mut env: EnvUnowned<'frame>,
     _this: JObject<'frame>,
 ) -> JString<'frame> {

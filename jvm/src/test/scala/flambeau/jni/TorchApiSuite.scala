@@ -5,17 +5,11 @@ import java.nio.file.{Files, Path}
 import java.nio.{ByteBuffer, ByteOrder}
 import java.util.concurrent.{Callable, Executors, TimeUnit}
 
-import flambeau.{DataException, FlambeauException, StoreException}
+import flambeau.{DataException, FlambeauException}
 import org.scalatest.funsuite.AnyFunSuite
 
-class NativeApiSuite extends AnyFunSuite {
-  private lazy val api = NativeLibrary.api(_ => None)
-
-  private def temporary(run: Path => Unit): Unit = {
-    val folder = Files.createTempDirectory("flambeau-test-")
-    try run(folder)
-    finally api.storeDeletePrefix("{}", folder.toString)
-  }
+class TorchApiSuite extends AnyFunSuite {
+  private lazy val api = NativeLibrary.torch(_ => None)
 
   private def spec(program: Path, inputs: String, output: String): String =
     s"""{"form":"scripted","program":"$program","weights":null,"inputs":[$inputs],"output":[$output],
@@ -32,55 +26,8 @@ class NativeApiSuite extends AnyFunSuite {
     buffer
   }
 
-  test("files are written, read and removed") {
-    temporary { folder =>
-      val file = folder.resolve("a/b.txt").toString
-      api.storePut("{}", file, "text".getBytes(UTF_8))
-      assert(new String(Files.readAllBytes(folder.resolve("a/b.txt")), UTF_8) == "text")
-      assert(new String(api.storeGet("{}", file), UTF_8) == "text")
-      assert(api.storeSize("{}", file) == 4)
-
-      val copy = folder.resolve("copy.txt")
-      api.storeGetToFile("{}", file, copy.toString)
-      api.storePutFile("{}", folder.resolve("c.txt").toString, copy.toString)
-      assert(Files.size(folder.resolve("c.txt")) == 4)
-
-      api.storeDeletePrefix("{}", folder.resolve("a").toString)
-      assert(api.storeSize("{}", file) == -1 && Files.exists(copy))
-    }
-  }
-
-  test("what is not there, a scheme or an option that does not exist are StoreExceptions") {
-    val missing = intercept[StoreException](api.storeGet("{}", "/nowhere/file"))
-    assert(missing.getMessage.contains("/nowhere/file"))
-    val scheme = intercept[StoreException](api.storeGet("{}", "ftp://host/file"))
-    assert(scheme.getMessage.contains("ftp"))
-    val option = intercept[StoreException](api.storeSize("""{"no_such_option":"1"}""", "/nowhere"))
-    assert(option.getMessage.contains("no_such_option"))
-    val text = intercept[FlambeauException](api.storeSize("[]", "/nowhere"))
-    assert(text.getMessage.contains("the store's options"))
-  }
-
-  test("an error's cause is the exception's cause") {
-    temporary { folder =>
-      val error = intercept[StoreException](api.storeGet("{}", folder.toString))
-      assert(error.getMessage.contains(folder.toString))
-      assert(error.getCause.getMessage.contains("Is a directory"))
-    }
-  }
-
   test("null arguments are exceptions") {
-    intercept[RuntimeException](api.storeGet("{}", null))
     intercept[RuntimeException](api.score(openSum(), 1, null))
-  }
-
-  test("the supervisor answers, and says what it cannot read") {
-    temporary { folder =>
-      val question = """{"ask":"newestCheckpoint","attempts":["a","b"]}"""
-      assert(api.supervise("{}", folder.toString, question) == "null")
-    }
-    val error = intercept[FlambeauException](api.supervise("{}", "/nowhere", """{"ask":"theTime"}"""))
-    assert(error.getMessage.contains("unknown variant `theTime`"), error.getMessage)
   }
 
   test("rows are scored") {
@@ -154,12 +101,11 @@ class NativeApiSuite extends AnyFunSuite {
   }
 
   test("a file that is no program is refused by name") {
-    temporary { folder =>
-      val file = folder.resolve("program.pt")
-      Files.write(file, "no archive".getBytes(UTF_8))
-      val error = intercept[FlambeauException](api.openScorer(spec(file, three, one)))
-      assert(error.getMessage.contains(file.toString))
-    }
+    val file = Files.createTempFile("flambeau-test-", ".pt")
+    Files.write(file, "no archive".getBytes(UTF_8))
+    val error = intercept[FlambeauException](api.openScorer(spec(file, three, one)))
+    assert(error.getMessage.contains(file.toString))
+    Files.delete(file)
     intercept[FlambeauException](api.openScorer("""{"form":"scripted"}"""))
   }
 
