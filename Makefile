@@ -196,10 +196,12 @@ build/native/.built: build/libtorch/build-version $(NATIVE)
 		-p flambeau-jni-torch
 	@$(INSTALL_EXTENSION)
 	@mkdir -p $(NATIVES) python/flambeau/_bin
+	@# What an earlier version left there would be packed too.
+	@rm -f python/flambeau/_bin/* $(NATIVES)/libflambeau_jni.so
 	@for file in flambeau-worker libflambeau_jni_store.so libflambeau_jni_torch.so; do \
 		strip --strip-debug -o build/native/$$file target/release/$$file; \
-		cmp -s build/native/$$file $(NATIVES)/$$file && rm build/native/$$file || mv build/native/$$file $(NATIVES)/; \
-		ln -f $(NATIVES)/$$file python/flambeau/_bin/; done
+		cmp -s build/native/$$file $(NATIVES)/$$file && rm build/native/$$file || mv build/native/$$file $(NATIVES)/; done
+	@ln -f $(NATIVES)/flambeau-worker $(NATIVES)/libflambeau_jni_torch.so python/flambeau/_bin/
 	@objdump -T $(NATIVES)/* | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1 | sed 's/GLIBC_//' >build/native/glibc
 	@touch $@
 

@@ -1,4 +1,4 @@
-//! The one place where errors and panics become Java exceptions.
+//! Where errors and panics become Java exceptions. What only one library fails with, it gives the class for.
 
 use std::any::Any;
 use std::error::Error;
@@ -59,8 +59,7 @@ pub const PARAM: &JNIStr = jni_str!("flambeau/ParamException");
 pub const DATA: &JNIStr = jni_str!("flambeau/DataException");
 /// The class for files that cannot be reached.
 pub const STORE: &JNIStr = jni_str!("flambeau/StoreException");
-/// The class for a store that may answer when it is asked again.
-pub const TRANSIENT: &JNIStr = jni_str!("flambeau/TransientStoreException");
+const TRANSIENT: &JNIStr = jni_str!("flambeau/TransientStoreException");
 /// The class for everything else.
 pub const GENERAL: &JNIStr = jni_str!("flambeau/GeneralException");
 

@@ -17,8 +17,7 @@ extern "system" fn Java_flambeau_jni_StoreApi_supervise<'frame>(
     env.with_env(|env| {
         let [options, work_dir, question] = texts(env, [&options, &work_dir, &question])?;
         let options = store_options(&options)?;
-        let answer =
-            flambeau_supervisor::answer(&work_dir, &question, &options).map_err(thrown)?;
+        let answer = flambeau_supervisor::answer(&work_dir, &question, &options).map_err(thrown)?;
         Ok(JString::from_str(env, answer)?)
     })
     .resolve::<Throw>()

@@ -3,8 +3,8 @@ package flambeau.jni;
 import java.nio.ByteBuffer;
 
 /**
- * The functions of {@code libflambeau_jni_torch.so}, over libtorch. {@code NativeLibrary.torch} gives the instance, once both are
- * loaded.
+ * The functions of {@code libflambeau_jni_torch.so}, over libtorch. {@code NativeLibrary.torch} gives the instance, once libtorch
+ * and the library are loaded.
  *
  * <p>Any thread may call any of them, several at once too. What fails ends in an exception with its causes:
  * {@code flambeau.ParamException} for a program that makes no sense, {@code flambeau.DataException} for rows,

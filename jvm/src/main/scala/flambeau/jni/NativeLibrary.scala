@@ -21,6 +21,9 @@ private[flambeau] object NativeLibrary {
   private val NeedsLibtorch =
     s"a complete libtorch 2.13 is needed on this machine; set $LibtorchKey to its directory"
 
+  /** A lock of its own: the search for libtorch keeps nobody from files. */
+  private val forStore = new Object
+
   @volatile private var loadedStore: Option[StoreApi] = None
   @volatile private var loadedTorch: Option[TorchApi] = None
 
@@ -28,9 +31,11 @@ private[flambeau] object NativeLibrary {
     *
     * @param conf
     *   a Spark configuration: a key's value. `spark.flambeau.nativeDir` is read
+    * @throws flambeau.FlambeauException
+    *   where the library cannot be written or loaded
     */
   def store(conf: String => Option[String]): StoreApi =
-    loadedStore.getOrElse(synchronized {
+    loadedStore.getOrElse(forStore.synchronized {
       if (loadedStore.isEmpty) {
         load(NativeFiles.storeLibrary(conf).toString, NeedsSystem)
         loadedStore = Some(new StoreApi)

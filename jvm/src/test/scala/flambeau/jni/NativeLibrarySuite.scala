@@ -32,17 +32,24 @@ class NativeLibrarySuite extends AnyFunSuite {
       val library = loader.loadClass("flambeau.jni.NativeLibrary$")
       val module = library.getField("MODULE$").get(null)
       def own(name: String): AnyRef = library.getMethod(name, classOf[Function1[_, _]]).invoke(module, none)
-      assert(own("torch").getClass.getClassLoader == loader)
-      val store = own("store")
+      def thrown(call: => Any): Throwable =
+        intercept[java.lang.reflect.InvocationTargetException](call).getCause
+      val (store, torch) = (own("store"), own("torch"))
       val get = store.getClass.getMethod("get", classOf[String], classOf[String])
-      val error =
-        intercept[java.lang.reflect.InvocationTargetException](get.invoke(store, "{}", "/nowhere/file"))
-      assert(error.getCause.getClass.getName == "flambeau.StoreException")
-      assert(error.getCause.getClass.getClassLoader == loader)
+      val close = torch.getClass.getMethod("closeScorer", classOf[Long])
+      val errors = Seq(
+        "flambeau.StoreException" -> thrown(get.invoke(store, "{}", "/nowhere/file")),
+        "flambeau.GeneralException" -> thrown(close.invoke(torch, Long.box(0)))
+      )
+      for ((name, error) <- errors) {
+        assert(error.getClass.getName == name)
+        assert(error.getClass.getClassLoader == loader)
+      }
     }
-    val copies = mapped().filter(_.endsWith("libflambeau_jni_torch.so"))
-    assert(copies.size >= 3)
-    assert(mapped().count(_.endsWith("libtorch_cpu.so")) == 1)
+    // This loader's own are there where another suite has asked for them.
+    for ((library, num) <- Seq("libflambeau_jni_torch.so" -> 3, "libflambeau_jni_store.so" -> 2))
+      assert(Mapped.files().count(_.endsWith(library)) >= num)
+    assert(Mapped.files().count(_.endsWith("libtorch_cpu.so")) == 1)
   }
 
   test("a directory without libtorch is one sentence that says what to set") {
@@ -59,10 +66,11 @@ class NativeLibrarySuite extends AnyFunSuite {
     assert(libraries.forall(path => Paths.get(path).isAbsolute && Files.isRegularFile(Paths.get(path))))
   }
 
-  test("files are read without libtorch, which is then still found for what computes") {
+  test("files are read without libtorch, which is told of and found where it is asked for") {
     val text = outputOf("flambeau.jni.FilesWithoutLibtorch", "/nowhere")
     assert(text.contains("read: text") && text.contains("libtorch mapped: false"), text)
     assert(text.contains("/nowhere") && text.contains("spark.flambeau.libtorch"), text)
+    assert(text.contains("libtorch mapped then: true"), text)
   }
 
   test("files are extracted where the configuration says, for the owner alone") {
@@ -70,7 +78,8 @@ class NativeLibrarySuite extends AnyFunSuite {
     val made = NativeFiles.extract(Some(parent.resolve("below").toString))
     assert(made.startsWith(parent.resolve("below")))
     assert(Files.isExecutable(made.resolve("flambeau-worker")))
-    assert(Files.isRegularFile(made.resolve("libflambeau_jni_torch.so")))
+    for (library <- Seq("libflambeau_jni_store.so", "libflambeau_jni_torch.so"))
+      assert(Files.isRegularFile(made.resolve(library)))
     assert(PosixFilePermissions.toString(Files.getPosixFilePermissions(made)) == "rwx------")
     NativeFiles.remove(made)
     assert(!Files.exists(made))
@@ -102,8 +111,6 @@ class NativeLibrarySuite extends AnyFunSuite {
     assert(process.exitValue() == 0, text)
     text
   }
-
-  private def mapped(): Set[String] = Mapped.files()
 }
 
 /** A class loader with Flambeau's classes of its own, and all others its parent's. */
@@ -147,5 +154,7 @@ object FilesWithoutLibtorch {
     println("libtorch mapped: " + Mapped.files().exists(_.contains("libtorch")))
     try NativeLibrary.torch(conf)
     catch { case error: FlambeauException => println(error.getMessage) }
+    NativeLibrary.torch(_ => None)
+    println("libtorch mapped then: " + Mapped.files().exists(_.contains("libtorch_cpu.so")))
   }
 }

@@ -110,8 +110,10 @@ private[flambeau] object Cluster {
         None
       } catch { case NonFatal(error) => Some(Problem(isEnvironment, String.valueOf(error.getMessage))) }
 
-    val own = attempt(isEnvironment = true)(NativeLibrary.torch(work.settings.get))
-      .orElse(attempt(isEnvironment = false)(work.write(s"$directory/$rank", Machine.hostName.getBytes)))
+    val own = attempt(isEnvironment = true) {
+      NativeLibrary.store(work.settings.get)
+      NativeLibrary.torch(work.settings.get)
+    }.orElse(attempt(isEnvironment = false)(work.write(s"$directory/$rank", Machine.hostName.getBytes)))
     val isWritten = context.allGather(if (own.isEmpty) "+" else "-").forall(_ == "+")
     val seen = if (!isWritten) own
     else {

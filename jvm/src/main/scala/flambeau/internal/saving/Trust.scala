@@ -22,8 +22,8 @@ private[flambeau] object Trust {
     else {
       val kind = if (form == ProgramForms.ExportedTrain) ProgramForms.Exported else form
       try {
-        val local =
-          file.local(NativeLibrary.store(settings.get), settings.storeJson, spark.sparkContext.hadoopConfiguration)
+        val hadoop = spark.sparkContext.hadoopConfiguration
+        val local = file.local(NativeLibrary.store(settings.get), settings.storeJson, hadoop)
         NativeLibrary.torch(settings.get).checkPure(kind, local.toString)
         None
       } catch { case error: ParamException => Some(s"$AllowPickle is false, and ${error.getMessage}") }
