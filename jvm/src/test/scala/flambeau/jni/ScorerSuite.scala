@@ -215,7 +215,7 @@ class ScorerSuite extends SparkSuite {
       }
       .collect()
     assert(scored.toSeq == (0 until 100).map(2.0 * _ + 1))
-    val program = LoadedPrograms.borrow(api, shared, 1)
+    val program = LoadedPrograms.borrow(api, store, shared, 1)
     assert(program.borrowers == 1)
     LoadedPrograms.release(api, program)
   }
