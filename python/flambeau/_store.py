@@ -28,17 +28,13 @@ def open_store(options: Mapping[str, str]) -> Any:
 
 
 def local_path(uri: str) -> Path | None:
-    """The local path that a URI means: a plain path, file:, dbfs: (mounted at /dbfs) or
-    spark-file: (one that Spark hands out to its workers); None for an object store."""
+    """The local path that a URI means: a plain path, file: or dbfs: (mounted at /dbfs); None for an object
+    store."""
     parts = urlsplit(uri)
-    if "://" not in uri and not uri.startswith(("file:", "dbfs:", "spark-file:")):
+    if "://" not in uri and not uri.startswith(("file:", "dbfs:")):
         return Path(uri)
     if parts.scheme == "file":
         return Path(unquote(parts.path))
-    if parts.scheme == "spark-file":
-        from pyspark import SparkFiles
-
-        return Path(SparkFiles.get(parts.path))
     if parts.scheme == "dbfs":
         path = unquote(parts.path)
         return Path(path) if path.startswith("/Volumes/") else Path("/dbfs" + path)

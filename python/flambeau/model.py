@@ -36,7 +36,7 @@ from flambeau.params import (
 
 if TYPE_CHECKING:
     from pyspark.ml.util import MLReader, MLWriter
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType
     from torch import nn
 
@@ -210,12 +210,15 @@ class TorchModel(
     def _from_java(cls, java_stage: Any) -> Self:
         """The model of the same name that a JVM pipeline holds.
 
-        It comes by way of a temporary directory of the driver; Spark hands its weights out to the workers.
+        It comes by way of a temporary directory of the driver, and its weights stay where the JVM has them.
         """
         with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
             path = f"file://{folder}/model"
             java_stage.write().overwrite().save(path)
-            return cast("Self", ModelReader(cls).load(path, hand_out=True))
+            model = cast("Self", ModelReader(cls).load(path))
+        uri = native_scoring.weights_in_jvm(java_stage)
+        model._weights = replace(model._weights, uri=uri)
+        return model
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         self._check_fitted()
@@ -235,8 +238,8 @@ class TorchModel(
         columns, tensors = self._columns_of(dataset)
         if self.getRuntime() == "native":
             return native_scoring.transform(self, dataset)
-        gpu_tasks = gpu_tasks_of(dataset.sparkSession)
-        score = self._udf(tensors, [param for param, _ in outputs], len(columns), gpu_tasks)(*columns)
+        wanted = [param for param, _ in outputs]
+        score = self._udf(tensors, wanted, len(columns), dataset.sparkSession)(*columns)
         return self._add_outputs(dataset, score, F.col)
 
     def _columns_of(self, dataset: DataFrame) -> tuple[list[Column], list[TensorColumns]]:
@@ -267,12 +270,12 @@ class TorchModel(
         return columns, tensors
 
     def _udf(
-        self, tensors: Sequence[TensorColumns], wanted: Sequence[str], num_columns: int, gpu_tasks: int
+        self, tensors: Sequence[TensorColumns], wanted: Sequence[str], num_columns: int, spark: SparkSession
     ) -> Any:
         scorer = Scorer(
             # The graph for training stays here.
             programs={form: data for form, data in self._programs.items() if form != "exportedTrain"},
-            weights=self._weights,
+            weights=self._weights_of_workers(spark),
             inputs=tuple(tensors),
             output=self._output,
             batch_size=self.getInferenceBatchSize(),
@@ -280,7 +283,7 @@ class TorchModel(
             fields=tuple(name.removesuffix("Col") for name in wanted) if self._class_fields else (),
             sys_path=tuple(sys.path),
             device=self.getDevice(),
-            gpu_tasks=gpu_tasks,
+            gpu_tasks=gpu_tasks_of(spark),
         )
         return scalar_udf(scorer, self._result_type(wanted), num_columns)
 

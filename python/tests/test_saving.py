@@ -454,7 +454,10 @@ def test_a_file_system_that_only_hadoop_knows(spark: SparkSession, tmp_path: Pat
     loaded = TorchModel.load(path)
     frame = arrays_of(spark).coalesce(1)
     assert column(loaded.transform(frame)) == column(model.transform(frame))
+    assert loaded._weights_of_workers(spark) is loaded._weights_of_workers(spark)
     assert torch.equal(output_weight(TorchModel.load(path, module=fitted.Mlp())), output_weight(model))
+    loaded.save(str(tmp_path / "copy"))
+    assert torch.equal(output_weight(TorchModel.load(str(tmp_path / "copy"))), output_weight(model))
 
 
 def test_connect_refuses_schemes_that_workers_cannot_read(connect: SparkSession) -> None:
@@ -540,17 +543,6 @@ def test_a_model_larger_than_what_a_driver_accepts(tmp_path: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
     done = subprocess.run(command, timeout=500, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
-
-
-def test_from_java_goes_through_a_directory(spark: SparkSession, tmp_path: Path) -> None:
-    """Stands in for the JVM's class with one that writes the same directory."""
-    model = fitted.classifier(tmp_path / "fit")
-
-    class Stage:
-        def write(self) -> Any:
-            return model.write()
-
-    assert TorchClassificationModel._from_java(Stage()).uid == model.uid
 
 
 def test_objects_that_cannot_be_pickled_are_named(spark: SparkSession, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ test needs as one JSON line.
         [--gpu-script FILE]
 
 With a script that tells Spark of GPUs, it asks for one with each worker. The behaviour `score` trains
-undisturbed, and scores with the model, loaded twice from where Hadoop alone reads it.
+undisturbed, and scores with the model, loaded from where Hadoop alone reads it, in both languages.
 """
 
 from __future__ import annotations
@@ -68,20 +68,30 @@ def watch_gpus(assigned: dict[int, str]) -> None:
         time.sleep(0.02)
 
 
-def scored_twice(spark: Any, scala: Any, model: Any, data: str) -> list[int]:
-    """The numbers of rows that two copies of the model score, loaded from a file system of Hadoop's.
+def scored(spark: Any, scala: Any, model: Any, data: str) -> dict[str, list[float]]:
+    """What each way predicts for the first rows, with models loaded from a file system of Hadoop's, twice.
 
     This process alone knows of that file system beforehand.
     """
+    from flambeau import TorchModel
+
     hadoop = spark.sparkContext._jsc.hadoopConfiguration()
     hadoop.set("fs.viewfs.mounttable.models.link./data", f"file://{Path.cwd()}")
     model.write().save("viewfs://models/data/remote")
-    counts = []
-    for _ in range(2):
-        loaded = scala.flambeau.TorchModel.load("viewfs://models/data/remote")
-        frame = scala.scored(loaded, spark.read.parquet(data))
-        counts.append(frame.where("abs(prediction) < 1e30").count())
-    return counts
+    path = "viewfs://models/data/remote"
+    frame = spark.read.parquet(data)
+    predictions: dict[str, list[float]] = {}
+    for again in ("", " again"):
+        read, loaded = scala.flambeau.TorchModel.load(path), TorchModel.load(path)
+        ways = {
+            "scala": scala.scored(read, frame),
+            "python": loaded.transform(frame),
+            "native": loaded.copy().setRuntime("native").transform(frame),
+            "from java": TorchModel._from_java(read).transform(frame),
+        }
+        for way, rows in ways.items():
+            predictions[way + again] = [row[0] for row in rows.select("prediction").collect()][::40]
+    return predictions
 
 
 def gpu_confs(script: str) -> dict[str, str]:
@@ -137,7 +147,7 @@ def main() -> None:
         model = estimator.fitOnParquet(options.data)
         model.write().save(f"file://{Path.cwd()}/model")
         if options.behaviour == "score":
-            outcome["scored"] = scored_twice(spark, scala, model, options.data)
+            outcome["scored"] = scored(spark, scala, model, options.data)
             outcome["fetched"] = len(list(fetched.glob("flambeau-cache-*/*")))
     except Exception as error:
         outcome["message"] = str(error)

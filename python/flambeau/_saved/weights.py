@@ -1,8 +1,9 @@
 """Where a model's weights lie, and how they get into a module.
 
 Weights are one safetensors file in the store. What travels with a plan or a fitted model is a `WeightsRef`:
-the file's URI, size and hash. A tensor that a module has under several names is written once; the file's
-metadata maps the other names to the one written, as `safetensors.torch.load_model` expects it.
+the file's URI, size and hash, and for workers that cannot read the URI a broadcast of its bytes. A tensor
+that a module has under several names is written once; the file's metadata maps the other names to the one
+written, as `safetensors.torch.load_model` expects it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
 
-from flambeau._store import cached, local_path, open_store
+from flambeau._store import STORE_SCHEMES, cached, local_path, open_store
 from flambeau.errors import DataError, FlambeauError, ParamError, StoreError
 
 if TYPE_CHECKING:
@@ -43,16 +45,24 @@ _DTYPES = {
 }
 
 
+class Content(Protocol):
+    """A file's bytes, as a Spark broadcast has them."""
+
+    @property
+    def value(self) -> bytes: ...
+
+
 @dataclass(frozen=True)
 class WeightsRef:
     """A weights file: its URI, its size in bytes, its SHA-256 in lower-case hexadecimal, and the options of
-    its store.
+    its store. `content` are its bytes for Spark's Python workers, where they cannot read the URI.
     """
 
     uri: str
     size: int
     sha256: str
     store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    content: Content | None = field(default=None, repr=False, compare=False)
 
     @staticmethod
     def of_file(path: Path | str, store_options: Mapping[str, str] | None = None) -> WeightsRef:
@@ -60,8 +70,15 @@ class WeightsRef:
         path = Path(path)
         return WeightsRef(str(path), path.stat().st_size, _sha256(path), dict(store_options or {}))
 
+    @property
+    def is_hadoops(self) -> bool:
+        """Whether Hadoop's file systems alone have the file."""
+        return urlsplit(self.uri).scheme not in STORE_SCHEMES
+
     def visible(self) -> bool:
         """Whether this process can read the file: it is there and has the right size."""
+        if self.is_hadoops:
+            return False
         try:
             path = local_path(self.uri)
             if path is not None:
@@ -247,9 +264,15 @@ def verify(path: Path, ref: WeightsRef) -> None:
 
 
 def _fetched(ref: WeightsRef) -> Path:
-    """The machine's own copy of a file in an object store, fetched where it is not there yet."""
-    store = open_store(ref.store_options)
-    return cached(f"{ref.sha256}.safetensors", lambda part: store.get_to_file(ref.uri, str(part)))
+    """The machine's own copy of a file that is not local, made where it is not there yet."""
+
+    def fetch(part: Path) -> None:
+        if ref.content is not None:
+            part.write_bytes(ref.content.value)
+        else:
+            open_store(ref.store_options).get_to_file(ref.uri, str(part))
+
+    return cached(f"{ref.sha256}.safetensors", fetch)
 
 
 def read_range(ref: WeightsRef, start: int, stop: int) -> bytes:

@@ -21,9 +21,16 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from flambeau._saved.weights import WeightsRef, read_range
-from flambeau._spark.files import fetched, read_through_spark
+from flambeau._spark.files import (
+    download,
+    fetched,
+    hadoop_copy,
+    hadoop_file_system,
+    hadoop_path,
+    read_through_spark,
+)
 from flambeau._spark.session import bytes_on_worker, is_connect, store_options
-from flambeau._store import STORE_SCHEMES, cached, local_path, open_store
+from flambeau._store import STORE_SCHEMES, local_path, open_store
 from flambeau.errors import FlambeauError, ParamError, StoreError
 
 if TYPE_CHECKING:
@@ -46,22 +53,11 @@ def qualified(spark: SparkSession | None, path: str) -> str:
         return path
     from py4j.protocol import Py4JJavaError
 
-    hadoop = _hadoop_path(spark, path)
+    hadoop = hadoop_path(spark, path)
     try:
-        return str(_file_system(spark, hadoop).makeQualified(hadoop).toUri().toString())
+        return str(hadoop_file_system(spark, hadoop).makeQualified(hadoop).toUri().toString())
     except Py4JJavaError as error:
         raise ParamError(f"Spark cannot reach {path}: {error.java_exception.getMessage()}") from error
-
-
-def _hadoop_path(spark: SparkSession, path: str) -> Any:
-    jvm: Any = spark.sparkContext._jvm
-    has_scheme = path.startswith("file:") or "://" in path
-    return jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(path) if has_scheme and "%" in path else path)
-
-
-def _file_system(spark: SparkSession, path: Any) -> Any:
-    context: Any = spark.sparkContext
-    return path.getFileSystem(context._jsc.hadoopConfiguration())
 
 
 class Directory:
@@ -101,7 +97,7 @@ class Directory:
     def exists(self) -> bool:
         """Whether there is anything at the path."""
         if self._hadoop:
-            return bool(self._file_system().exists(_hadoop_path(self._spark, self.uri)))
+            return bool(self._file_system().exists(hadoop_path(self._spark, self.uri)))
         return self._by_whom_sees(_exists, self.uri) == b"1"
 
     @property
@@ -138,7 +134,7 @@ class Directory:
             if self._connect:
                 self._on_worker(_move, self.uri, target.uri)
             elif not self._file_system().rename(
-                _hadoop_path(self._spark, self.uri), _hadoop_path(self._spark, target.uri)
+                hadoop_path(self._spark, self.uri), hadoop_path(self._spark, target.uri)
             ):
                 raise OSError("the file system refused it")
         except Exception as error:
@@ -180,7 +176,7 @@ class Directory:
 
     def copy(self, name: str, source: WeightsRef) -> None:
         """Copies a weights file into the directory, by whoever sees it: this process, or a worker."""
-        if self._connect or not (self._hadoop or source.visible()):
+        if self._connect or not (self._hadoop or source.is_hadoops or source.visible()):
             self._on_worker(_copy, source, self.file(name), self._options)
             return
         with fetched(source, self._spark) as local:
@@ -197,7 +193,10 @@ class Directory:
 
     def read(self, name: str, size: int, sha256: str) -> bytes:
         """A file's bytes, checked against their hash."""
-        data = self._downloaded(name, sha256).read_bytes() if self._hadoop else self._read(name, size)
+        if self._hadoop:
+            data = hadoop_copy(self._spark, self.file(name), sha256).read_bytes()
+        else:
+            data = self._read(name, size)
         if hashlib.sha256(data).hexdigest() != sha256:
             raise StoreError(
                 f"{self.file(name)} is not the file that was saved: its SHA-256 differs from the metadata's"
@@ -208,7 +207,7 @@ class Directory:
         """A file's bytes where nothing tells their size and hash. Raises StoreError where there is none."""
         if self._hadoop:
             with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
-                self._download(name, Path(folder) / "file")
+                download(self._spark, self.file(name), Path(folder) / "file")
                 return (Path(folder) / "file").read_bytes()
         size = self._size(name)
         if size < 0:
@@ -218,7 +217,7 @@ class Directory:
     def is_file(self, name: str) -> bool:
         """Whether the directory has a file of that name."""
         if self._hadoop:
-            path = _hadoop_path(self._spark, self.file(name))
+            path = hadoop_path(self._spark, self.file(name))
             return bool(self._file_system().exists(path)) and bool(
                 self._file_system().getFileStatus(path).isFile()
             )
@@ -227,20 +226,12 @@ class Directory:
     def holds(self, name: str) -> bool:
         """Whether the directory has that file, or a directory of that name."""
         if self._hadoop:
-            return bool(self._file_system().exists(_hadoop_path(self._spark, self.file(name))))
+            return bool(self._file_system().exists(hadoop_path(self._spark, self.file(name))))
         return self._by_whom_sees(_exists, self.file(name)) == b"1"
 
-    def reference(self, name: str, size: int, sha256: str, *, hand_out: bool = False) -> WeightsRef:
-        """A reference to a file that workers can follow.
-
-        A file that only Hadoop knows is handed out by Spark, and so is any with `hand_out`, for a directory
-        that will be gone.
-        """
-        if not (self._hadoop or hand_out):
-            return WeightsRef(self.file(name), size, sha256, self._options)
-        local = self._downloaded(name, sha256)
-        self._spark.sparkContext.addFile(str(local))
-        return WeightsRef(f"spark-file:{local.name}", size, sha256)
+    def reference(self, name: str, size: int, sha256: str) -> WeightsRef:
+        """A reference to a file."""
+        return WeightsRef(self.file(name), size, sha256, self._options)
 
     def check_reached(self) -> None:
         """Raises FlambeauError where what Spark wrote is not what the files were written beside."""
@@ -253,20 +244,11 @@ class Directory:
             )
 
     def _file_system(self) -> Any:
-        return _file_system(self._spark, _hadoop_path(self._spark, self.uri))
+        return hadoop_file_system(self._spark, hadoop_path(self._spark, self.uri))
 
     def _upload(self, local: Path, name: str) -> None:
-        source = _hadoop_path(self._spark, f"file://{local}")
-        self._file_system().copyFromLocalFile(False, True, source, _hadoop_path(self._spark, self.file(name)))
-
-    def _downloaded(self, name: str, sha256: str) -> Path:
-        """This machine's copy of a file that only Hadoop's file system reads."""
-        return cached(f"{sha256}{Path(name).suffix}", lambda part: self._download(name, part))
-
-    def _download(self, name: str, local: Path) -> None:
-        """Copies a file to a local one by Hadoop's file system."""
-        target = _hadoop_path(self._spark, f"file://{local}")
-        self._file_system().copyToLocalFile(False, _hadoop_path(self._spark, self.file(name)), target, True)
+        source = hadoop_path(self._spark, f"file://{local}")
+        self._file_system().copyFromLocalFile(False, True, source, hadoop_path(self._spark, self.file(name)))
 
     def _read(self, name: str, size: int) -> bytes:
         """A file's bytes from the store, as this process or the workers see it."""

@@ -1,4 +1,4 @@
-"""Files that Spark's workers see and this process may not."""
+"""Files that one of Spark's processes sees and another may not."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from flambeau._saved.weights import FILE_NAME, WeightsRef, read_range, verify
 from flambeau._spark.session import setting
+from flambeau._store import cached
 from flambeau.errors import StoreError
 
 if TYPE_CHECKING:
@@ -22,7 +24,8 @@ _PIECE = 64 << 20
 @contextmanager
 def fetched(ref: WeightsRef, spark: SparkSession | None = None) -> Iterator[Path]:
     """A local file with the weights for the time of the block: the file itself where this process sees it,
-    else a temporary copy read through Spark's workers.
+    this machine's copy of one that Hadoop's file systems alone have, else a temporary copy read through
+    Spark's workers.
     """
     if ref.visible():
         yield ref.local()
@@ -31,11 +34,49 @@ def fetched(ref: WeightsRef, spark: SparkSession | None = None) -> Iterator[Path
         from pyspark.sql import SparkSession as Session
 
         spark = Session.active()
+    if ref.is_hadoops:
+        path = hadoop_copy(spark, ref.uri, ref.sha256)
+        verify(path, ref)
+        yield path
+        return
     with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
         path = Path(folder) / FILE_NAME
         read_through_spark(spark, ref, path)
         verify(path, ref)
         yield path
+
+
+def handed_out(ref: WeightsRef, spark: SparkSession) -> WeightsRef:
+    """The reference to a file that Hadoop's file systems alone have, for Python's workers, which have none of
+    them: with its bytes as a broadcast.
+    """
+    with fetched(ref, spark) as path:
+        return replace(ref, content=spark.sparkContext.broadcast(path.read_bytes()))
+
+
+def hadoop_path(spark: SparkSession, path: str) -> Any:
+    """A path or a URI as Hadoop's class of that name."""
+    jvm: Any = spark.sparkContext._jvm
+    has_scheme = path.startswith("file:") or "://" in path
+    return jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(path) if has_scheme and "%" in path else path)
+
+
+def hadoop_file_system(spark: SparkSession, path: Any) -> Any:
+    """Hadoop's file system of one of its paths."""
+    context: Any = spark.sparkContext
+    return path.getFileSystem(context._jsc.hadoopConfiguration())
+
+
+def download(spark: SparkSession, uri: str, target: Path) -> None:
+    """Copies a file to a local one by Hadoop's file system."""
+    source = hadoop_path(spark, uri)
+    to = hadoop_path(spark, f"file://{target}")
+    hadoop_file_system(spark, source).copyToLocalFile(False, source, to, True)
+
+
+def hadoop_copy(spark: SparkSession, uri: str, sha256: str) -> Path:
+    """This machine's copy of a file that only Hadoop's file systems have."""
+    return cached(f"{sha256}{Path(uri).suffix}", lambda part: download(spark, uri, part))
 
 
 def read_through_spark(spark: SparkSession, ref: WeightsRef, target: Path, chunk: int | None = None) -> None:

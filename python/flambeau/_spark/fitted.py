@@ -13,10 +13,12 @@ from flambeau._module.kinds import kind_of
 from flambeau._saved.program import OutputSpec, check_signature, dump_skeleton, instantiate
 from flambeau._saved.weights import WeightsRef, load_into
 from flambeau._score.heads import Head
+from flambeau._spark.files import handed_out
 from flambeau._tensors import TensorColumns
 from flambeau.errors import ParamError
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from torch import nn
 
 
@@ -35,6 +37,8 @@ class Fitted(Model):
     _counts: dict[str, Any]
     _compiled: Mapping[str, bytes] | None = None
     """The module's form for libtorch, where it was made of a module of Python's."""
+    _handed_out: tuple[Any, WeightsRef] | None = None
+    """The weights as Python's workers got them, and the SparkContext that they got them from."""
     _checkpoints: tuple[Mapping[str, Any], ...] = ()
 
     _parents: ClassVar[str] = "TorchEstimator"
@@ -96,6 +100,16 @@ class Fitted(Model):
         if self._weights.visible():
             load_into(instantiate({"pickle": program}), self._weights.local(), share=True)
         self._programs, self._reasons, self._compiled = {"pickle": program}, {}, None
+
+    def _weights_of_workers(self, spark: SparkSession) -> WeightsRef:
+        """The weights where Python's workers find them; a session hands them out once."""
+        if not self._weights.is_hadoops:
+            return self._weights
+        context = spark.sparkContext
+        kept = self._handed_out
+        if kept is None or kept[0] is not context or kept[1] != self._weights:
+            kept = self._handed_out = (context, handed_out(self._weights, spark))
+        return kept[1]
 
     def _check_output(self, output: OutputSpec) -> None:
         """Raises ParamError where the module's output is not what this kind of model gives."""

@@ -184,12 +184,8 @@ class ModelReader(MLReader[Any]):
         self._cls = cls
         self._module = module
 
-    def load(self, path: str, hand_out: bool = False) -> Fitted:
-        """Reads the model.
-
-        Its weights stay where they are until they are used; with `hand_out` Spark copies them to its workers,
-        for a directory that will be gone.
-        """
+    def load(self, path: str) -> Fitted:
+        """Reads the model. Its weights stay where they are until they are used."""
         spark = self.sparkSession
         metadata = load_metadata(spark, path)
         model = cast("Fitted", class_of(metadata, path, self._cls)())
@@ -209,7 +205,7 @@ class ModelReader(MLReader[Any]):
         model._reasons = ours["reasons"]
         model._history = json.loads(read(HISTORY))
         entry = files[FILE_NAME]
-        model._weights = directory.reference(FILE_NAME, entry["size"], entry["sha256"], hand_out=hand_out)
+        model._weights = directory.reference(FILE_NAME, entry["size"], entry["sha256"])
         if self._module is not None:
             model._use_module(self._module)
             return model

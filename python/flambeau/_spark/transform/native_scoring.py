@@ -1,15 +1,14 @@
 """`runtime="native"` in `transform`: the executors' JVMs score with libtorch, and no row goes to Python.
 
-The model goes to the JVM class of its name as one message: its params, and where its program and weights
-lie. Spark hands the program out to the executors; the weights are read from where they are.
+The model goes to the JVM class of its name as one message: its params, its program, and where its weights
+lie, which the executors read from there. The JVM hands the program out to them.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flambeau._libtorch import WAY_OUT, libtorch_of
@@ -18,7 +17,6 @@ from flambeau._saved.weights import load_into
 from flambeau._spark.files import fetched
 from flambeau._spark.fitted import Fitted
 from flambeau._spark.session import LIBTORCH, classic_context, python_models, setting
-from flambeau._store import cached
 from flambeau.errors import ParamError
 
 if TYPE_CHECKING:
@@ -50,8 +48,12 @@ def transform(model: Fitted, dataset: DataFrame) -> DataFrame:
         "uid": model.uid,
         "params": {param.name: value for param, value in model._paramMap.items()},
         "defaults": {param.name: value for param, value in model._defaultParamMap.items()},
-        "programs": _handed_out(spark, _programs(model, spark)),
-        "weights": _file(model._weights.uri, model._weights.size, model._weights.sha256),
+        "programs": {form: _content(data) for form, data in _programs(model, spark).items()},
+        "weights": {
+            "uri": model._weights.uri,
+            "size": model._weights.size,
+            "sha256": model._weights.sha256,
+        },
         "inputs": [tensor.to_json() for tensor in model._inputs],
         "output": model._output.to_json(),
         "classes": model._heads()[0].kind,
@@ -59,6 +61,12 @@ def transform(model: Fitted, dataset: DataFrame) -> DataFrame:
     }
     frame: Any = dataset
     return DataFrame(entry.transform(json.dumps(message), frame._jdf), spark)
+
+
+def weights_in_jvm(java_model: Any) -> str:
+    """The URI of the weights that a model of the JVM has."""
+    uri: str = java_model.trained().weights().uri()
+    return uri
 
 
 def _missing(spark: SparkSession) -> str:
@@ -81,17 +89,5 @@ def _programs(model: Fitted, spark: SparkSession) -> Mapping[str, bytes]:
     return model._compiled
 
 
-def _handed_out(spark: SparkSession, programs: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
-    """The programs as files that Spark copies to its executors."""
-    context, placed = spark.sparkContext, {}
-    for form, data in programs.items():
-        digest = hashlib.sha256(data).hexdigest()
-        path = cached(f"{digest}-{form}", partial(Path.write_bytes, data=data))
-        if not any(name.endswith(f"/{path.name}") for name in context.listFiles):
-            context.addFile(str(path))
-        placed[form] = _file(f"spark-file:{path.name}", len(data), digest)
-    return placed
-
-
-def _file(uri: str, size: int, sha256: str) -> dict[str, Any]:
-    return {"uri": uri, "size": size, "sha256": sha256}
+def _content(data: bytes) -> dict[str, str]:
+    return {"content": base64.b64encode(data).decode(), "sha256": hashlib.sha256(data).hexdigest()}

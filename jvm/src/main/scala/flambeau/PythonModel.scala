@@ -5,7 +5,7 @@ import flambeau.jni.{NativeLibrary, StoredFile}
 import flambeau.internal.model.{Counts, OutputSpec, Trained}
 import flambeau.internal.session.Settings
 import flambeau.internal.util.Json
-import org.apache.spark.sql.DataFrame
+import org.apache.spark.sql.{DataFrame, SparkSession}
 
 /** Scores with a model that PySpark holds: what its `transform` calls where its runtime is native. */
 object PythonModel {
@@ -13,9 +13,9 @@ object PythonModel {
   /** The rows with the outputs' columns.
     *
     * @param message
-    *   JSON: `class`, `uid`, `params` and `defaults` of the model; `programs` by form and `weights`, each as `{"uri", "size",
-    *   "sha256"}`; `inputs`, `output` and `classes` as a saved model's metadata has them; `libtorch`, the directory where
-    *   Python's own is, or null: it counts where no setting names one
+    *   JSON: `class`, `uid`, `params` and `defaults` of the model; `programs` by form, each as `{"content", "sha256"}` with
+    *   its bytes in base64; `weights` as `{"uri", "size", "sha256"}`; `inputs`, `output` and `classes` as a saved model's
+    *   metadata has them; `libtorch`, the directory where Python's own is, or null: it counts where no setting names one
     */
   def transform(message: String, df: DataFrame): DataFrame = {
     val json = Json.parse(message, "the model")
@@ -23,13 +23,14 @@ object PythonModel {
     val found = Option(json.get("libtorch")).filterNot(_.isNull).map(_.asText)
     val libtorch = set.get(NativeLibrary.LibtorchKey).orElse(found)
     val settings = Settings(set.values ++ libtorch.map(NativeLibrary.LibtorchKey -> _))
-    modelOf(json).scored(df, settings)
+    modelOf(json, df.sparkSession).scored(df, settings)
   }
 
-  private def modelOf(json: JsonNode): TorchModel = {
+  private def modelOf(json: JsonNode, spark: SparkSession): TorchModel = {
     val trained = Trained(
       programs = Json.fields(json.get("programs")).map { case (form, file) =>
-        form -> StoredFile.of(file)
+        val bytes = file.get("content").binaryValue
+        form -> StoredFile.handedOut(spark.sparkContext, s"$form program", bytes, file.get("sha256").asText)
       }.toMap,
       reasons = Map.empty,
       weights = StoredFile.of(json.get("weights")),

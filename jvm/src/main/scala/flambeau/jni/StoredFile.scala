@@ -16,14 +16,22 @@ import flambeau.{GeneralException, StoreException, TransientStoreException}
 import org.apache.hadoop.conf.Configuration
 import org.apache.hadoop.fs.{Path => HadoopPath}
 import org.apache.hadoop.security.AccessControlException
-import org.apache.spark.SparkFiles
+import org.apache.spark.SparkContext
+import org.apache.spark.broadcast.Broadcast
 
 /** A file and what is in it: its URI, its size in bytes, its SHA-256 in lower-case hexadecimal.
   *
-  * A URI is what the store takes, or one of Hadoop's other file systems, such as `hdfs:`. PySpark's models also name files
-  * that Spark hands out to its executors, as `spark-file:` and the file's name.
+  * A URI is what the store takes, or one of Hadoop's other file systems, such as `hdfs:`.
+  *
+  * @param content
+  *   the file's bytes, which Spark hands out, where it lies nowhere: the URI is a name for messages then
   */
-private[flambeau] final case class StoredFile(uri: String, size: Long, sha256: String) {
+private[flambeau] final case class StoredFile(
+    uri: String,
+    size: Long,
+    sha256: String,
+    content: Option[Broadcast[Array[Byte]]] = None
+) {
 
   /** A local file with this content, checked against the hash once in each JVM, and again where its size or
     * its time has changed.
@@ -42,7 +50,7 @@ private[flambeau] final case class StoredFile(uri: String, size: Long, sha256: S
     *   where it is another file
     */
   def local(store: => StoreApi, storeJson: String, hadoop: Configuration): Path = {
-    StoredFile.localPath(uri) match {
+    lies match {
       case Some(path) if Files.isRegularFile(path) =>
         verifyOnce(path, Files.getLastModifiedTime(path))
         path
@@ -55,6 +63,9 @@ private[flambeau] final case class StoredFile(uri: String, size: Long, sha256: S
         path
     }
   }
+
+  /** Where the file is local. */
+  private def lies: Option[Path] = if (content.isDefined) None else StoredFile.localPath(uri)
 
   /** Checks a file that was not seen with this time and size before: another model may have been saved over it. */
   private def verifyOnce(path: Path, modified: FileTime): Unit = {
@@ -78,7 +89,11 @@ private[flambeau] final case class StoredFile(uri: String, size: Long, sha256: S
     if (!StoredFile.isKept(path)) {
       val part = Files.createTempFile(folder, sha256, ".part")
       try {
-        if (isHadoops) copyFromHadoop(hadoop, part) else store.getToFile(storeJson, uri, part.toString)
+        content match {
+          case Some(bytes)       => Files.write(part, bytes.value)
+          case None if isHadoops => copyFromHadoop(hadoop, part)
+          case None              => store.getToFile(storeJson, uri, part.toString)
+        }
         // What lies under its name stays there as long as it is asked for.
         verify(part)
         Files.move(part, path, StandardCopyOption.ATOMIC_MOVE)
@@ -132,6 +147,10 @@ private[flambeau] object StoredFile {
   def of(json: JsonNode): StoredFile =
     StoredFile(json.get("uri").asText, json.get("size").asLong, json.get("sha256").asText)
 
+  /** A file of this process's memory, which Spark hands out to its executors. */
+  def handedOut(context: SparkContext, name: String, bytes: Array[Byte], sha256: String): StoredFile =
+    StoredFile(name, bytes.length, sha256, Some(context.broadcast(bytes)))
+
   /** The schemes of the object stores that the native store reads. */
   private[flambeau] val StoreSchemes = Set("s3", "s3a", "abfs", "abfss", "gs")
 
@@ -141,10 +160,9 @@ private[flambeau] object StoredFile {
 
   /** The local path that a URI means; none for an object store. */
   private[flambeau] def localPath(uri: String): Option[Path] = schemeOf(uri) match {
-    case None               => Some(Paths.get(uri))
-    case Some("file")       => Some(Paths.get(new URI(uri).getPath))
-    case Some("spark-file") => Some(Paths.get(SparkFiles.get(uri.substring("spark-file:".length))))
-    case Some("dbfs")       =>
+    case None         => Some(Paths.get(uri))
+    case Some("file") => Some(Paths.get(new URI(uri).getPath))
+    case Some("dbfs") =>
       // Hadoop writes spaces as they are. What is escaped is read as the native store does.
       val escaped = uri.substring("dbfs:".length).replaceFirst("^//[^/]*", "")
       val path =
