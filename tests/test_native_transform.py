@@ -15,6 +15,7 @@ CASES = {
     "vectors": ["rawPrediction", "probability", "prediction"],
     "several": ["prediction"],
     "exported": ["prediction"],
+    "large": ["prediction"],
     "saved and loaded": ["prediction"],
     "trained": ["prediction"],
 }

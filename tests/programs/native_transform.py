@@ -43,6 +43,18 @@ class Exported(nn.Module):
         return torch.tanh(self.layer(inputs[0]))
 
 
+class Large(nn.Module):
+    """A program of 24 MB: its table is no buffer, so it is none of the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.table = torch.randn(6_000_000, generator=torch.Generator().manual_seed(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.table[-1]
+
+
 def numbers(value: Any) -> list[float]:
     """All numbers in a value of a row."""
     if hasattr(value, "toArray"):
@@ -104,6 +116,8 @@ def main() -> None:
             arrays,
         )
         compare("exported", fitted.regressor(folder / "exported", Exported()), arrays)
+
+        compare("large", fitted.regressor(folder / "large", Large()), arrays)
 
         regressor.setRuntime("native").write().overwrite().save(f"{folder}/saved")
         loaded = type(regressor).load(f"{folder}/saved")

@@ -39,6 +39,8 @@ class Fitted(Model):
     """The module's form for libtorch, where it was made of a module of Python's."""
     _handed_out: tuple[Any, WeightsRef] | None = None
     """The weights as Python's workers got them, and the SparkContext that they got them from."""
+    _programs_in_jvm: tuple[Any, Mapping[str, bytes], Mapping[str, Any]] | None = None
+    """The SparkContext whose JVM has programs of the model's, those programs, and what it has of each."""
     _checkpoints: tuple[Mapping[str, Any], ...] = ()
 
     _parents: ClassVar[str] = "TorchEstimator"

@@ -1,13 +1,11 @@
 """`runtime="native"` in `transform`: the executors' JVMs score with libtorch, and no row goes to Python.
 
-The model goes to the JVM class of its name as one message: its params, its program, and where its weights
-lie, which the executors read from there. The JVM hands the program out to them.
+The model goes to the JVM class of its name as one message: its params, and where its weights lie, which the
+executors read from there. Its program goes to the JVM once for each model, which hands it out to them.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +46,6 @@ def transform(model: Fitted, dataset: DataFrame) -> DataFrame:
         "uid": model.uid,
         "params": {param.name: value for param, value in model._paramMap.items()},
         "defaults": {param.name: value for param, value in model._defaultParamMap.items()},
-        "programs": {form: _content(data) for form, data in _programs(model, spark).items()},
         "weights": {
             "uri": model._weights.uri,
             "size": model._weights.size,
@@ -60,7 +57,8 @@ def transform(model: Fitted, dataset: DataFrame) -> DataFrame:
         "libtorch": libtorch_of(setting(spark, LIBTORCH) or None),
     }
     frame: Any = dataset
-    return DataFrame(entry.transform(json.dumps(message), frame._jdf), spark)
+    programs = _programs_in_jvm(model, spark, entry)
+    return DataFrame(entry.transform(json.dumps(message), programs, frame._jdf), spark)
 
 
 def weights_in_jvm(java_model: Any) -> str:
@@ -89,5 +87,14 @@ def _programs(model: Fitted, spark: SparkSession) -> Mapping[str, bytes]:
     return model._compiled
 
 
-def _content(data: bytes) -> dict[str, str]:
-    return {"content": base64.b64encode(data).decode(), "sha256": hashlib.sha256(data).hexdigest()}
+def _programs_in_jvm(model: Fitted, spark: SparkSession, entry: Any) -> Mapping[str, Any]:
+    """The programs as the JVM hands them out; a session does it once."""
+    context, programs = spark.sparkContext, _programs(model, spark)
+    kept = model._programs_in_jvm
+    if kept is None or kept[0] is not context or kept[1] != programs:
+        session: Any = spark
+        handed_out = {
+            form: entry.program(session._jsparkSession, form, data) for form, data in programs.items()
+        }
+        kept = model._programs_in_jvm = (context, programs, handed_out)
+    return kept[2]

@@ -7,31 +7,38 @@ import flambeau.internal.session.Settings
 import flambeau.internal.util.Json
 import org.apache.spark.sql.{DataFrame, SparkSession}
 
+import scala.collection.JavaConverters._
+
 /** Scores with a model that PySpark holds: what its `transform` calls where its runtime is native. */
 object PythonModel {
+
+  /** A model's program of one form, which the session hands out to its executors: for `transform`, as often as it is
+    * scored with.
+    */
+  def program(session: SparkSession, form: String, bytes: Array[Byte]): StoredFile =
+    StoredFile.handedOut(session.sparkContext, s"$form program", bytes)
 
   /** The rows with the outputs' columns.
     *
     * @param message
-    *   JSON: `class`, `uid`, `params` and `defaults` of the model; `programs` by form, each as `{"content", "sha256"}` with
-    *   its bytes in base64; `weights` as `{"uri", "size", "sha256"}`; `inputs`, `output` and `classes` as a saved model's
-    *   metadata has them; `libtorch`, the directory where Python's own is, or null: it counts where no setting names one
+    *   JSON: `class`, `uid`, `params` and `defaults` of the model; `weights` as `{"uri", "size", "sha256"}`; `inputs`,
+    *   `output` and `classes` as a saved model's metadata has them; `libtorch`, the directory where Python's own is, or
+    *   null: it counts where no setting names one
+    * @param programs
+    *   what `program` made, by form
     */
-  def transform(message: String, df: DataFrame): DataFrame = {
+  def transform(message: String, programs: java.util.Map[String, StoredFile], df: DataFrame): DataFrame = {
     val json = Json.parse(message, "the model")
     val set = Settings.of(df.sparkSession)
     val found = Option(json.get("libtorch")).filterNot(_.isNull).map(_.asText)
     val libtorch = set.get(NativeLibrary.LibtorchKey).orElse(found)
     val settings = Settings(set.values ++ libtorch.map(NativeLibrary.LibtorchKey -> _))
-    modelOf(json, df.sparkSession).scored(df, settings)
+    modelOf(json, programs.asScala.toMap).scored(df, settings)
   }
 
-  private def modelOf(json: JsonNode, spark: SparkSession): TorchModel = {
+  private def modelOf(json: JsonNode, programs: Map[String, StoredFile]): TorchModel = {
     val trained = Trained(
-      programs = Json.fields(json.get("programs")).map { case (form, file) =>
-        val bytes = file.get("content").binaryValue
-        form -> StoredFile.handedOut(spark.sparkContext, s"$form program", bytes, file.get("sha256").asText)
-      }.toMap,
+      programs = programs,
       reasons = Map.empty,
       weights = StoredFile.of(json.get("weights")),
       inputs = Json.items(json.get("inputs")).map(TensorColumns.of),

@@ -1,6 +1,6 @@
 package flambeau.jni
 
-import java.io.{FileInputStream, FileNotFoundException, IOException}
+import java.io.{ByteArrayInputStream, FileInputStream, FileNotFoundException, IOException, InputStream}
 import java.net.{URI, URLDecoder}
 import java.nio.file.LinkOption.NOFOLLOW_LINKS
 import java.nio.file.attribute.{FileTime, PosixFilePermissions}
@@ -148,8 +148,9 @@ private[flambeau] object StoredFile {
     StoredFile(json.get("uri").asText, json.get("size").asLong, json.get("sha256").asText)
 
   /** A file of this process's memory, which Spark hands out to its executors. */
-  def handedOut(context: SparkContext, name: String, bytes: Array[Byte], sha256: String): StoredFile =
-    StoredFile(name, bytes.length, sha256, Some(context.broadcast(bytes)))
+  def handedOut(context: SparkContext, name: String, bytes: Array[Byte]): StoredFile = {
+    StoredFile(name, bytes.length, hash(bytes), Some(context.broadcast(bytes)))
+  }
 
   /** The schemes of the object stores that the native store reads. */
   private[flambeau] val StoreSchemes = Set("s3", "s3a", "abfs", "abfss", "gs")
@@ -173,13 +174,23 @@ private[flambeau] object StoredFile {
 
   /** Lower-case hexadecimal SHA-256 of a file. */
   private[flambeau] def hash(path: Path): String = {
-    val digest = MessageDigest.getInstance("SHA-256")
     val stream = new FileInputStream(path.toFile)
-    try {
-      val chunk = new Array[Byte](1 << 20)
-      Iterator.continually(stream.read(chunk)).takeWhile(_ >= 0).foreach(digest.update(chunk, 0, _))
-    } finally stream.close()
-    digest.digest().map(byte => f"${byte & 0xff}%02x").mkString
+    try hash(stream)._1
+    finally stream.close()
+  }
+
+  private[flambeau] def hash(bytes: Array[Byte]): String = hash(new ByteArrayInputStream(bytes))._1
+
+  /** A stream's SHA-256 and its bytes, read to the end. */
+  private[flambeau] def hash(stream: InputStream): (String, Long) = {
+    val digest = MessageDigest.getInstance("SHA-256")
+    val chunk = new Array[Byte](1 << 20)
+    var size = 0L
+    Iterator.continually(stream.read(chunk)).takeWhile(_ >= 0).foreach { count =>
+      digest.update(chunk, 0, count)
+      size += count
+    }
+    (digest.digest().map(byte => f"${byte & 0xff}%02x").mkString, size)
   }
 
   /** Whether a fetched file is there; then it counts as asked for now. */

@@ -2,7 +2,6 @@ package flambeau.internal.storage
 
 import java.io.{ByteArrayOutputStream, IOException, InputStream}
 import java.nio.file.{Files, Path => LocalPath, Paths, StandardCopyOption}
-import java.security.MessageDigest
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
@@ -49,7 +48,7 @@ private[flambeau] final class Directory(spark: SparkSession, location: String) {
       Files.write(local, bytes)
       guarded(upload(configuration, local, at(name).toString))
     } finally Files.deleteIfExists(local)
-    SavedFile(bytes.length.toLong, hash(bytes))
+    SavedFile(bytes.length.toLong, StoredFile.hash(bytes))
   }
 
   /** Copies a file into the directory, by whoever sees it: this process, or an executor. */
@@ -68,7 +67,7 @@ private[flambeau] final class Directory(spark: SparkSession, location: String) {
   /** A file's bytes, checked against their hash where one is location. */
   def read(name: String, saved: Option[SavedFile] = None): Array[Byte] = {
     val bytes = guarded(withStream(fileSystem(configuration, location).open(at(name)))(allBytes))
-    for (expected <- saved if hash(bytes) != expected.sha256)
+    for (expected <- saved if StoredFile.hash(bytes) != expected.sha256)
       throw new StoreException(
         s"${at(name)} is not the file that was saved: its SHA-256 differs from the metadata's"
       )
@@ -83,15 +82,8 @@ private[flambeau] final class Directory(spark: SparkSession, location: String) {
 
   /** A reference to the file that the path itself is. */
   def asFile: StoredFile = localRoot.fold {
-    val digest = MessageDigest.getInstance("SHA-256")
-    val size = guarded(withStream(fileSystem(configuration, location).open(root)) { stream =>
-      val chunk = new Array[Byte](1 << 20)
-      Iterator.continually(stream.read(chunk)).takeWhile(_ >= 0).map { count =>
-        digest.update(chunk, 0, count)
-        count.toLong
-      }.sum
-    })
-    StoredFile(root.toString, size, hex(digest.digest()))
+    val (sha256, size) = guarded(withStream(fileSystem(configuration, location).open(root))(StoredFile.hash))
+    StoredFile(root.toString, size, sha256)
   }(StoredFile.of)
 
   private def at(name: String): Path = if (name.isEmpty) root else new Path(root, name)
@@ -168,8 +160,4 @@ private[flambeau] object Directory {
     Iterator.continually(stream.read(chunk)).takeWhile(_ >= 0).foreach(bytes.write(chunk, 0, _))
     bytes.toByteArray
   }
-
-  private def hash(bytes: Array[Byte]): String = hex(MessageDigest.getInstance("SHA-256").digest(bytes))
-
-  private def hex(bytes: Array[Byte]): String = bytes.map(byte => f"${byte & 0xff}%02x").mkString
 }
