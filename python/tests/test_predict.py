@@ -189,7 +189,7 @@ def test_arrays_that_are_refused(tmp_path: Path) -> None:
     _, model = mixed(tmp_path / "mixed")
     with pytest.raises(ParamError, match="3 inputs, x, kind, image: give a dict"):
         model.predict(ROWS)
-    with pytest.raises(ParamError, match="no input 'imag'.*did you mean 'image'"):
+    with pytest.raises(ParamError, match=r"no input 'imag'.*did you mean 'image'"):
         model.predict({"x": ROWS, "kind": KINDS, "imag": IMAGES})
     with pytest.raises(ParamError, match="no array is given for the input kind"):
         model.predict({"x": ROWS, "image": IMAGES})
@@ -264,7 +264,7 @@ def test_without_a_session_no_pickle_is_read(
     path = str(tmp_path / "saved")
     close(TorchModel.load(path).predict(ROWS), scores(module, ROWS).squeeze(1))
     monkeypatch.setattr("flambeau._spark.saving.stages.is_running", lambda: False)
-    with pytest.raises(FlambeauError, match="no Spark session allows it.*module="):
+    with pytest.raises(FlambeauError, match=r"no Spark session allows it.*module="):
         TorchModel.load(path)
     close(TorchModel.load(path, fitted.Branching()).predict(ROWS), scores(module, ROWS).squeeze(1))
 
