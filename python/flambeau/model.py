@@ -263,7 +263,7 @@ class TorchModel(
                     f"input {now.name!r} ({', '.join(now.columns)}) has {_numbers(tensor)} numbers in a row, "
                     f"where {wanted} were trained on"
                 )
-            tensors.append(TensorColumns(now.name, now.columns, then.dtype, then.shape))
+            tensors.append(replace(then, name=now.name, columns=now.columns))
             trained_on = replace(tensor, shape=then.shape)
             for name, column in zip(tensor.columns, expressions(schema, trained_on, "input"), strict=True):
                 columns.append(whole_arrays(column, name, find_field(schema, name, "input").dataType))

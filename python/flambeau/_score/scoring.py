@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from flambeau import _native
-from flambeau._saved.program import OutputSpec, OutputTensor, instantiate, named_outputs
+from flambeau._saved.program import OutputSpec, OutputTensor, call, instantiate, named_outputs
 from flambeau._saved.weights import WeightsRef, load_into
 from flambeau._score import gpu_slots
 from flambeau._score.heads import CLASS_FIELDS, Head
@@ -95,7 +95,7 @@ class Scorer:
         device = place.device
 
         def forward(inputs: Sequence[Tensor], num_rows: int) -> list[Tensor]:
-            return self._checked(module(*inputs), num_rows)
+            return self._checked(call(module, self.inputs, inputs), num_rows)
 
         with (
             gpu_slots.held(place.uuid, self.gpu_tasks, place.task),
@@ -130,7 +130,8 @@ class Scorer:
         with torch.inference_mode():
             for start in range(0, num_rows, self.batch_size):
                 stop = min(start + self.batch_size, num_rows)
-                found = self._checked(module(*[part.tensor(start, stop) for part in rows]), stop - start)
+                tensors = [part.tensor(start, stop) for part in rows]
+                found = self._checked(call(module, self.inputs, tensors), stop - start)
                 joined = joined or self._results(num_rows, [tensor.dtype for tensor in found])
                 for whole, tensor in zip(joined, found, strict=True):
                     whole[start:stop] = tensor

@@ -130,6 +130,10 @@ class Fitted(Model):
 
 def output_kind(estimator: Params, output: OutputSpec) -> str:
     """How a classifier's output reads under its loss, as `flambeau._module.kinds.kind_of` has it."""
+    from flambeau._module.steps import has_steps
+
     known = estimator.hasParam("loss") and estimator.isDefined("loss")
+    if known and estimator.hasParam("model") and has_steps(estimator.getOrDefault("model")):
+        known = False
     tensor = output.tensors[0]
     return kind_of(estimator.getOrDefault("loss") if known else None, tensor.activation, tensor.is_scalar)
