@@ -52,7 +52,9 @@ def base_of(module: Any) -> type | None:
 
 def overrides(module: nn.Module, name: str) -> bool:
     """Whether a LightningModule has a method of its own in place of Lightning's."""
-    return getattr(type(module), name) is not getattr(base_of(module), name)
+    # Of a descriptor, such as that of load_from_checkpoint, each class makes another method.
+    own, base = (inspect.getattr_static(kind, name) for kind in (type(module), base_of(module)))
+    return own is not base
 
 
 def check(module: nn.Module) -> None:

@@ -79,7 +79,7 @@ class Fit:
         """What is read of the rows. Raises DataError and ParamError, also for what a worker would refuse of
         the objects on such inputs.
         """
-        from flambeau._module.adapter import check_program
+        from flambeau._module.assembly import check_program
 
         floats = (p.dtype for p in self.program.module.parameters() if p.dtype.is_floating_point)
         wide = str(next(floats, None)) == "torch.float64"
