@@ -247,6 +247,8 @@ OBJECTS = {
     "loss": ("Any", "None", "A name, a torch.nn loss module, or a callable of outputs and labels."),
     "optimizer": ("Any", '"adam"', "A name, an optimizer of the module's parameters, or what makes one."),
     "metrics": ("Any", "None", "A list of names and callables, or a dict of them by name."),
+    "lrScheduler": ("Any", "None", "A callable that makes torch's scheduler of the optimizer."),
+    "lrSchedulerInterval": ("str", '"epoch"', "After what it takes a step: epoch or step."),
     "runtime": ("str", '"python"', "What runs the module: python or native."),
 }
 

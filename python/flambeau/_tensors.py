@@ -12,13 +12,14 @@ class TensorColumns:
 
     `dtype` is one of float32, float64, int64, bool and uint8. `shape` is that of one row: () for a single
     number, (n,) for n packed columns or an array of n, (n, m) for n arrays of m, and None while it is not
-    known, as for an array whose rows have not been seen.
+    known, as for an array whose rows have not been seen. Where `keyword`, forward takes it by its name.
     """
 
     name: str
     columns: tuple[str, ...]
     dtype: str
     shape: tuple[int, ...] | None
+    keyword: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The tensor as the training job names it."""
@@ -30,5 +31,9 @@ class TensorColumns:
         """The inverse of `to_json`."""
         shape = value.get("shape")
         return cls(
-            value["name"], tuple(value["columns"]), value["dtype"], None if shape is None else tuple(shape)
+            value["name"],
+            tuple(value["columns"]),
+            value["dtype"],
+            None if shape is None else tuple(shape),
+            value.get("keyword", False),
         )

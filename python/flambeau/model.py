@@ -279,8 +279,8 @@ class TorchModel(
         objects = dict(self._judged_by) | {name: value for name, value in given.items() if value is not None}
         if objects.get("loss") is None:
             raise ParamError(
-                "loss: the model was saved without the one that it was trained with, which has no name: give "
-                "it as evaluate(df, loss=...)"
+                "loss: the model has none: it was saved without the one that it was trained with, which has no "
+                "name, or the module makes its own. Give one as evaluate(df, loss=...)"
             )
         spark = dataset.sparkSession
         columns, tensors = self._columns_of(dataset)
@@ -288,7 +288,8 @@ class TorchModel(
         floats = (p.dtype for p in instantiate(self._programs).parameters() if p.dtype.is_floating_point)
         wide = str(next(floats, None)) == "torch.float64"
         labels = resolve_labels(dataset.schema, self, self._label_dtype, wide)
-        return evaluation.evaluated(dataset, scorer, columns, labels, objects)
+        by_name = self.getInputNames() is not None
+        return evaluation.evaluated(dataset, scorer, columns, labels, objects, by_name)
 
     def udf(self, name: str | None = None) -> Any:
         """The model as a function of columns, for the active session; with a name it is one of SQL too:
@@ -472,7 +473,7 @@ class TorchModel(
                     f"input {now.name!r} ({', '.join(now.columns)}) has {_numbers(tensor)} numbers in a row, "
                     f"where {wanted} were trained on"
                 )
-            tensors.append(TensorColumns(now.name, now.columns, then.dtype, then.shape))
+            tensors.append(replace(then, name=now.name, columns=now.columns))
         return tensors
 
     def _scorer(

@@ -13,7 +13,6 @@ else.
 
 from __future__ import annotations
 
-import inspect
 import io
 import math
 import pickle
@@ -26,15 +25,22 @@ from torch import Tensor, nn
 from torch.utils.dlpack import from_dlpack
 from torch.utils.hooks import RemovableHandle
 
-from flambeau._module import devices, gathered, generators, losses, metrics, optimizers
+from flambeau._module import devices, gathered, generators, lightning, metrics, optimizers
+from flambeau._module.assembly import TWO_SCHEDULES, objective_of, optimizer_and_schedules
+from flambeau._module.checks import check_module, is_dense, trainable
 from flambeau._module.compiled import CompiledModule
 from flambeau._module.device_gradients import DeviceGradients
 from flambeau._module.devices import BatchCopier, Readback, Rows
+from flambeau._module.epochs import Epochs, is_told, of_validation_alone
 from flambeau._module.precision import autocast
+from flambeau._module.progress import Progress
+from flambeau._module.schedules import Schedules
+from flambeau._module.steps import Layout, Steps, logged_names
 from flambeau._module.uncompiled import uncompiled
 from flambeau._saved.last_operation import LastOperations
 from flambeau._saved.weights import save_module
-from flambeau.errors import DataError, ParamError
+from flambeau._tensors import TensorColumns
+from flambeau.errors import ParamError
 
 if TYPE_CHECKING:
     from flambeau._native import GradientSink
@@ -48,8 +54,6 @@ _DTYPES = {
 }
 """The dtypes that collectives know; other tensors travel as raw bytes."""
 
-_GRADIENT_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-
 
 class ModuleModel:
     """An nn.Module with its loss, optimizer and metrics, as the native worker sees it.
@@ -57,8 +61,9 @@ class ModuleModel:
     `program` holds `model`, `loss`, `optimizer` and `metrics` as they came out of one pickle, so that an
     optimizer instance holds the module's own parameters. `inputs` are the data set's input tensors, as (name,
     columns). `precision` is that of forward and loss: "float32" leaves the module as it is, "bf16" and "fp16"
-    autocast. `compiles` has torch.compile make what is called in training. Raises `ParamError` for what can't
-    be trained, before anything is read.
+    autocast. `compiles` has torch.compile make what is called in training. `layout` tells all of a batch, on
+    which a module with its own training_step is tried. Raises `ParamError` for what can't be trained, before
+    anything is read.
     """
 
     def __init__(
@@ -68,19 +73,29 @@ class ModuleModel:
         learning_rate: float | None = None,
         precision: str = "float32",
         compiles: bool = False,
+        layout: Layout | None = None,
     ) -> None:
         module = program["model"]
-        _check_module(module)
-        _check_forward(module, inputs)
+        check_module(module)
         self.module: nn.Module = module
-        self.loss = losses.build(program["loss"])
-        self.optimizer = optimizers.build(program["optimizer"], module, learning_rate)
-        self._step = optimizers.step(program["optimizer"], self.optimizer)
-        self.metrics, self.gathered = metrics.build(program.get("metrics"), metrics.Reading.of(self.loss))
+        self.progress = Progress()
+        layout = layout or Layout([TensorColumns(name, tuple(c), "float32", None) for name, c in inputs])
+        self._compiled = CompiledModule(module) if compiles else None
+        self._forward, self.objective = objective_of(program, layout, self.progress, self._compiled)
+        self.optimizer, schedules = optimizer_and_schedules(
+            program, learning_rate, layout.validates, self.progress
+        )
+        self._schedules = Schedules(schedules)
+        # A scheduler puts a counter round the optimizer's steps.
+        self._step = (
+            self.optimizer.step if schedules else optimizers.step(program["optimizer"], self.optimizer)
+        )
         self._given_metrics = program.get("metrics")
-        self._is_read = self.loss.tells or not (self.metrics or self.gathered)
+        self.metrics, self.gathered = self._make_metrics(layout)
+        self._epochs = Epochs(self.metrics, self.gathered, self._schedules, self.progress, layout.validates)
+        self._is_read = self.objective.tells or not (self.metrics or self.gathered)
         """Whether it is known how the metrics read the outputs."""
-        self._names, self._parameters = _trainable(module)
+        self._names, self._parameters = trainable(module)
         self._views: list[Tensor] = []
         self._hooks: list[RemovableHandle] = []
         self._sink: GradientSink | None = None
@@ -88,11 +103,10 @@ class ModuleModel:
         """What the optimizer's learning rates are of those that it was made with."""
         self._is_whole = False
         """Whether every `.grad` is its parameter's view."""
+        self._last_rate: Any = None
+        """The learning rate of the last step that was taken."""
         self._precision = precision
         self._autocast = autocast(precision, torch.device("cpu"))
-        self._compiled = CompiledModule(module) if compiles else None
-        self._forward = self._compiled or module
-        """What is called in training."""
         self._device: torch.device | None = None
         """The GPU, None on the CPU."""
         self._stream: torch.cuda.Stream | None = None
@@ -126,7 +140,7 @@ class ModuleModel:
         """Moves everything to a device."""
         # In place: the optimizer and the hooks know the parameters as the objects that they are.
         self.module.to(device)
-        self.loss.to(device)
+        self.objective.to(device)
         self._move_metrics(device)
         if self.optimizer.state:
             with uncompiled():
@@ -151,8 +165,8 @@ class ModuleModel:
         ]
 
     def num_metric_sums(self) -> int:
-        """How many float64 sums the metrics add to those of the loss."""
-        return sum(metric.size for metric in self.metrics)
+        """How many float64 sums the metrics add to those of the loss, and a schedule that watches this."""
+        return sum(metric.size for metric in self.metrics) + (2 if self._schedules.watches else 0)
 
     def attach(self, sink: GradientSink) -> None:
         """Makes each parameter's view of the buckets; called again when these are laid out anew."""
@@ -191,7 +205,7 @@ class ModuleModel:
             tensor = tensor.detach()
             if tensor.numel() == 0:
                 continue
-            if not _is_dense(tensor):
+            if not is_dense(tensor):
                 raise ParamError(
                     f"model: {name} has elements that share memory; make it a tensor of its own with .clone()"
                 )
@@ -223,7 +237,8 @@ class ModuleModel:
 
     def warnings(self) -> list[str]:
         """What the user should know although nothing failed."""
-        return [self._compiled.warning] if self._compiled and self._compiled.warning else []
+        compiled = [self._compiled.warning] if self._compiled and self._compiled.warning else []
+        return compiled + (lightning.warnings_of(self.module) if lightning.base_of(self.module) else [])
 
     # What happens in a step.
 
@@ -289,7 +304,7 @@ class ModuleModel:
     def stage(self, inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_rows: int) -> Rows:
         """Begins to copy a batch to the device."""
         rows = _rows(inputs, labels, weight, num_rows)
-        rows.labels, rows.facts = self.loss.on_host(rows.labels, rows.weight)
+        rows.labels, rows.facts = self.objective.on_host(rows.labels, rows.weight)
         return self._copier.send(rows)  # type: ignore[union-attr]
 
     def train_staged(self, rows: Rows, reference: float, loss_scale: float) -> list[float]:
@@ -301,8 +316,7 @@ class ModuleModel:
         if not self._is_read:
             self._read(rows)
         with self._autocast:
-            output = self._forward(*rows.inputs)
-            value, denominator = self.loss(output, rows.labels, rows.weight, rows.num_rows, rows.facts)
+            output, value, denominator = self.objective(rows, True)
         # On a device the numbers set out before backward, which is not waited for.
         readback = None if self._device is None else self._read_back(output, value, rows)
         if denominator:
@@ -330,11 +344,12 @@ class ModuleModel:
         else:
             mean = value.item() if denominator else 0.0
             metrics = self._metric_sums(output, rows).tolist() if self.metrics else []
-        return [mean * denominator if denominator else 0.0, denominator, *metrics]
+        loss = [mean * denominator if denominator else 0.0, denominator]
+        return [*loss, *metrics, *(loss if self._schedules.watches else ())]
 
     def _detached(self) -> ParamError:
         return ParamError(
-            f"{getattr(self.loss, 'name', 'the loss')} does not depend on any trainable parameter: "
+            f"{self.objective.name} does not depend on any trainable parameter: "
             "is the output detached, or made under no_grad, from .item() or by numpy?"
         )
 
@@ -359,15 +374,25 @@ class ModuleModel:
         elif used is not None:
             for parameter, view, is_used in zip(parameters, self._views, used, strict=True):
                 parameter.grad = view if is_used else None
-        if rate_factor != self._rate_factor:
+        if self._schedules:
+            if rate_factor != 1.0:
+                raise ParamError(TWO_SCHEDULES)
+        elif rate_factor != self._rate_factor:
             optimizers.scale_learning_rates(self.optimizer, rate_factor)
             self._rate_factor = rate_factor
+        self._last_rate = optimizers.learning_rate(self.optimizer)
         self._step()
         self._drop_gradients()
+        self.progress.step += 1
+        self.progress.epoch_step += 1
+        self._schedules.after_step(self.progress.epoch_step)
 
     def learning_rate(self) -> float | None:
-        """The learning rate that the optimizer was made with, None where it has none."""
-        return optimizers.learning_rate(self.optimizer)
+        """The learning rate of the last step that was taken, before any that the optimizer's own; of its
+        first parameter group, None where that has none.
+        """
+        rate = optimizers.learning_rate(self.optimizer) if self._last_rate is None else self._last_rate
+        return None if rate is None else float(rate)
 
     def skip_step(self) -> None:
         """In place of `optimizer_step` where the gradients overflowed."""
@@ -397,15 +422,22 @@ class ModuleModel:
         self.module.eval()
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]), LastOperations() as made:
-                output = self.module(*[tensor[:2] for tensor in rows.inputs])
+                output = self._forward([tensor[:2] for tensor in rows.inputs])
         finally:
             self.module.train()
         if isinstance(output, Tensor) and made.activation(output) == "sigmoid":
             several = output.dim() > 1 and output.shape[1] > 1
-            reading = metrics.Reading(0.5, self.loss.ignore_index, several)
+            reading = metrics.Reading(0.5, self.objective.ignore_index, several)
             self.metrics, self.gathered = metrics.build(self._given_metrics, reading)
             if self._device is not None:
                 self._move_metrics(self._device)
+
+    def _make_metrics(self, layout: Layout) -> tuple[list[metrics.Metric], list[gathered.GatheredMetric]]:
+        """Those of sums and those that are gathered: what is given, or what the module's own steps log."""
+        if not isinstance(self.objective, Steps):
+            return metrics.build(self._given_metrics, metrics.Reading.of(self.objective))
+        self.objective.names = logged_names(self.module, layout)
+        return list(self.objective.metrics()), []
 
     def _move_metrics(self, device: torch.device) -> None:
         for summed in self.metrics:
@@ -421,8 +453,7 @@ class ModuleModel:
             # Not inference_mode: a module may cache a tensor that it makes here, and training could not use
             # that one.
             with torch.no_grad(), self._autocast:
-                output = self.module(*rows.inputs)
-                value, denominator = self.loss(output, rows.labels, rows.weight, rows.num_rows, rows.facts)
+                output, value, denominator = self.objective(rows, False)
         finally:
             self.module.train()
         readback = None if self._device is None else self._read_back(output, value, rows)
@@ -437,16 +468,33 @@ class ModuleModel:
         return gathered.pack(self.gathered) if self.gathered else None
 
     def finish_gathered(self, states: Sequence[bytes]) -> list[tuple[str, float]]:
-        """Those metrics by name, from what each rank's `take_gathered` gave."""
-        return gathered.finish(self.gathered, states)
+        """Those metrics by name, from what each rank's `take_gathered` gave; from nothing, before the
+        training, the names of all that validation rows alone have.
+        """
+        finished = gathered.finish(self.gathered, states)
+        if not states:
+            return finished + of_validation_alone(self.metrics)
+        self._epochs.gathered(finished)
+        return finished
 
     def finish_metrics(self, sums: Sequence[float]) -> list[tuple[str, float]]:
-        """The metrics by name, from their sums over all rows."""
+        """The metrics by name, from their sums over all rows.
+
+        The training loop calls it in turns, and on all ranks: once before the training, of zeros, then at
+        the end of each epoch, of training rows, and of validation rows where there are any.
+        """
+        turn = self._epochs.next_turn()
         finished = []
         start = 0
         for metric in self.metrics:
-            finished.append((metric.name, float(metric.finish(list(sums[start : start + metric.size])))))
+            if is_told(metric, turn):
+                value = metric.finish(list(sums[start : start + metric.size]))
+                finished.append((metric.name, float(value)))
             start += metric.size
+        loss = []
+        if self._schedules.watches:
+            loss = [("loss", sums[-2] / sums[-1] if sums[-1] else math.nan)]
+        self._epochs.finished(finished + loss)
         return finished
 
     # State.
@@ -459,6 +507,9 @@ class ModuleModel:
             "model": self.module.state_dict(),
             "unlisted": _unlisted_buffers(self.module),
             "optimizer": optimizer,
+            "schedules": self._schedules.state(),
+            "progress": self.progress.state(),
+            "rate": None if self._last_rate is None else float(self._last_rate),
         }
         torch.save(state, file)
 
@@ -473,6 +524,10 @@ class ModuleModel:
         with uncompiled():
             self.optimizer.load_state_dict(state["optimizer"])
         self._rate_factor = math.nan
+        if "schedules" in state:  # which older versions did not write
+            self._schedules.take(state["schedules"])
+            self.progress.take(state["progress"])
+            self._last_rate = state["rate"]
 
     def save_rank_state(self) -> bytes:
         """This rank's random generators: torch's, CUDA's where it runs, numpy's and Python's."""
@@ -533,96 +588,3 @@ def _unlisted_buffers(module: nn.Module) -> dict[str, Tensor]:
     """The buffers that state_dict leaves out (persistent=False)."""
     listed = module.state_dict(keep_vars=True)
     return {name: buffer for name, buffer in module.named_buffers() if name not in listed}
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill one piece of memory, in any order of dimensions."""
-    expected = 1
-    for stride, size in sorted(
-        (st, si) for st, si in zip(tensor.stride(), tensor.shape, strict=True) if si > 1
-    ):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _trainable(module: nn.Module) -> tuple[list[str], list[nn.Parameter]]:
-    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad and p.numel() > 0]
-    return [name for name, _ in named], [parameter for _, parameter in named]
-
-
-def _check_module(module: Any) -> None:
-    """Refuses, by name and with what to do, what can't be trained data-parallel."""
-    if not isinstance(module, nn.Module):
-        raise ParamError(f"model: expected a torch.nn.Module, got {type(module).__name__}")
-    if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        raise ParamError(
-            f"model: give the plain module, not the one wrapped in {type(module).__name__}: pass model.module"
-        )
-    for name, child in module.named_modules():
-        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse:
-            raise ParamError(
-                f"model: {name} makes sparse gradients, which are not supported; make it with sparse=False"
-            )
-        if isinstance(child, nn.SyncBatchNorm):
-            raise ParamError(
-                f"model: {name} is a SyncBatchNorm, which is not supported; use BatchNorm, which "
-                "takes each rank's rows"
-            )
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if torch.nn.parameter.is_lazy(tensor):
-            raise ParamError(
-                f"model: {name} is not initialised yet; call the module once on example inputs first"
-            )
-        if tensor.is_sparse:
-            raise ParamError(f"model: {name} is a sparse tensor, which is not supported; use a dense one")
-        if tensor.device.type != "cpu":
-            raise ParamError(
-                f"model: {name} is on {tensor.device}, but must come from the CPU: pass model.cpu(); each "
-                "worker moves it to its own device"
-            )
-    names, parameters = _trainable(module)
-    for name, parameter in zip(names, parameters, strict=True):
-        if parameter.is_complex():
-            raise ParamError(
-                f"model: {name} is complex, which is not supported; keep real and imaginary parts "
-                "as two parameters"
-            )
-        if parameter.dtype not in _GRADIENT_DTYPES:
-            raise ParamError(
-                f"model: {name} has dtype {parameter.dtype}; trainable ones are float32, float64, "
-                "float16 or bfloat16"
-            )
-        if not _is_dense(parameter):
-            raise ParamError(
-                f"model: {name} has elements that share memory; make it a parameter of its own with .clone()"
-            )
-    if not parameters:
-        raise ParamError("model: no parameter is trainable; at least one must have requires_grad=True")
-
-
-def _check_forward(module: nn.Module, inputs: Sequence[tuple[str, Sequence[str]]]) -> None:
-    """Refuses inputs that `forward` can't take, naming both."""
-    try:
-        signature = inspect.signature(module.forward)
-    except (TypeError, ValueError):
-        return  # compiled code without a signature: the first batch will tell
-    try:
-        signature.bind(*inputs)
-    except TypeError as error:
-        given = ", ".join(f"{name} (from {', '.join(columns)})" for name, columns in inputs)
-        raise DataError(
-            f"the model's forward{signature} can't be called with the {len(inputs)} input "
-            f"tensors {given}: {error}; "
-            "inputCols gives one tensor per argument, featuresCol one tensor in all"
-        ) from None
-
-
-def check_program(program: Mapping[str, Any], inputs: Sequence[tuple[str, Sequence[str]]]) -> None:
-    """Refuses, before any worker starts, what `ModuleModel` would refuse. Leaves the module as it was."""
-    _check_module(program["model"])
-    _check_forward(program["model"], inputs)
-    losses.build(program["loss"])
-    metrics.build(program.get("metrics"))
-    optimizers.build(program["optimizer"], program["model"], None)

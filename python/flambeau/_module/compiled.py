@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,20 +29,24 @@ class CompiledModule:
         self._compiled: Callable[..., Any] | None = None
         self._tried: set[tuple[torch.Size, ...]] = set()
 
-    def __call__(self, *inputs: Tensor) -> Any:
+    def __call__(self, *inputs: Tensor, **named: Tensor) -> Any:
         """What the module returns. Takes seconds to minutes on the first batch of a size."""
-        if self.warning is None and (shapes := tuple(tensor.shape for tensor in inputs)) not in self._tried:
-            self._try(inputs)
+        shapes = tuple(tensor.shape for tensor in (*inputs, *named.values()))
+        if self.warning is None and shapes not in self._tried:
+            self._try(inputs, named)
             self._tried.add(shapes)
-        return self._module(*inputs) if self._compiled is None else self._compiled(*inputs)
+        return (self._compiled or self._module)(*inputs, **named)
 
-    def _try(self, inputs: tuple[Tensor, ...]) -> None:
+    def _try(self, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
         drawn_from = generators.state()
         buffers = [(buffer, buffer.clone()) for buffer in self._module.buffers()]
         try:
             if self._compiled is None:
                 self._compiled = torch.compile(self._module)
-            _forward_and_backward(self._compiled, self._module, [tensor.clone() for tensor in inputs])
+            copied = {name: tensor.clone() for name, tensor in named.items()}
+            _forward_and_backward(
+                functools.partial(self._compiled, **copied), self._module, [one.clone() for one in inputs]
+            )
         except Exception as error:
             self._compiled = None
             # What follows the first paragraph is how to debug torch.

@@ -14,6 +14,8 @@ weights alone is found before they go there, by `on_host`, and given to the call
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -111,7 +113,7 @@ def build(loss: Any) -> Loss:
     if isinstance(loss, nn.Module):
         return _of_module(loss)
     name = _FUNCTIONS.get(loss)
-    return build(name) if name else CallableLoss(loss, getattr(loss, "__name__", type(loss).__name__))
+    return build(name) if name else _of_callable(loss, getattr(loss, "__name__", type(loss).__name__))
 
 
 def _with_tensors(loss: Any) -> Any:
@@ -169,7 +171,26 @@ def _of_module(module: nn.Module) -> Loss:
         return ElementwiseLoss(module)
     if type(module) in _CLASSES.values():
         return ClassLoss(module)
-    return CallableLoss(module, name)
+    return _of_callable(module, name)
+
+
+def _of_callable(function: Callable[..., Any], name: str) -> CallableLoss:
+    """A user's callable, with the inputs where it has a parameter `inputs`, or a third one without a
+    default.
+    """
+    try:
+        called = function.forward if isinstance(function, nn.Module) else function
+        parameters = list(inspect.signature(called).parameters.values())
+    except (TypeError, ValueError):
+        return CallableLoss(function, name)
+    if any(one.name == "inputs" and one.kind in _BY_NAME for one in parameters[2:]):
+        return InputsLoss(function, name, "inputs")
+    needed = [one for one in parameters if one.kind in _BY_POSITION and one.default is one.empty]
+    return InputsLoss(function, name) if len(needed) == 3 else CallableLoss(function, name)
+
+
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def brief(tensor: Tensor) -> str:
@@ -179,6 +200,8 @@ def brief(tensor: Tensor) -> str:
 
 def single_output(output: Any, name: str) -> Tensor:
     """The output where it must be one tensor; `name` is that of the loss or metric that says so."""
+    if isinstance(output, Mapping) and len(output) == 1:
+        (output,) = output.values()
     if isinstance(output, Tensor):
         return output
     raise DataError(
@@ -477,6 +500,7 @@ class CallableLoss:
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self.name = f"loss {name}"
+        self._name = name
         self._function = function
 
     def __call__(
@@ -510,6 +534,21 @@ class CallableLoss:
 
     def to(self, device: torch.device) -> None:
         captured.move(self._function, device)
+
+
+class InputsLoss(CallableLoss):
+    """A user's callable that takes the inputs too, as the third argument or as the keyword of that name."""
+
+    def __init__(self, function: Callable[..., Any], name: str, keyword: str | None = None) -> None:
+        super().__init__(function, name)
+        self._keyword = keyword
+
+    def of(self, inputs: Any) -> CallableLoss:
+        """The loss of a batch with these inputs."""
+        function = self._function
+        if self._keyword is not None:
+            return CallableLoss(functools.partial(function, **{self._keyword: inputs}), self._name)
+        return CallableLoss(lambda *others: function(*others, inputs), self._name)
 
 
 def call_with_labels(function: Callable[..., Any], output: Any, labels: list[Tensor]) -> Any:

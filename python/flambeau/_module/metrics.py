@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from flambeau._module.losses import (
 )
 from flambeau._module.predicted import predicted_classes, refuse_several_labels, row_weights
 from flambeau.errors import DataError, ParamError
+
+if TYPE_CHECKING:
+    from flambeau._module.objectives import Objective
 
 
 class Metric(Protocol):
@@ -65,8 +68,8 @@ class Reading:
     """Whether the columns of an output are labels of their own, rather than classes of one."""
 
     @staticmethod
-    def of(loss: losses.Loss) -> Reading:
-        """The reading of a loss's outputs."""
+    def of(loss: losses.Loss | Objective) -> Reading:
+        """The reading of the outputs of a loss, or of what is trained for."""
         return Reading(loss.threshold, loss.ignore_index, loss.several)
 
 

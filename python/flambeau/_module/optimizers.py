@@ -41,7 +41,7 @@ def build(optimizer: Any, module: nn.Module, learning_rate: float | None) -> tor
     """
     with uncompiled():
         built = _make(optimizer, module)
-    _check(built, module)
+    check(built, module)
     for group in built.param_groups:
         if learning_rate is not None:
             _set_rate(group, learning_rate)
@@ -51,9 +51,12 @@ def build(optimizer: Any, module: nn.Module, learning_rate: float | None) -> tor
     return built
 
 
-def learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
-    """The learning rate that the first parameter group was made with, None where it has none."""
-    return optimizer.param_groups[0].get("initial_lr")
+def learning_rate(optimizer: torch.optim.Optimizer) -> Any:
+    """The present learning rate of the first parameter group, a number or a tensor; None where it has
+    none.
+    """
+    rate = optimizer.param_groups[0].get("lr")
+    return rate.clone() if isinstance(rate, torch.Tensor) else rate
 
 
 def scale_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
@@ -133,7 +136,8 @@ def _has_fused(kind: type[torch.optim.Optimizer]) -> bool:
     return torch.version.cuda is None or torch._C._dispatch_has_kernel_for_dispatch_key(kernel, "CUDA")
 
 
-def _check(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
+def check(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
+    """Raises ParamError for an optimizer that can't train a module data-parallel."""
     name = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise ParamError("optimizer: SparseAdam needs sparse gradients, which are not supported; use Adam")

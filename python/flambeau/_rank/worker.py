@@ -189,6 +189,7 @@ def _train(
         from flambeau import _native
         from flambeau._module.adapter import ModuleModel
         from flambeau._module.precision import tensor_float32
+        from flambeau._module.steps import Layout
     except ImportError as error:
         raise EnvironmentMismatchError(
             f"the worker on {socket.gethostname()} can't import flambeau or what it needs: {error}; "
@@ -206,6 +207,7 @@ def _train(
         params.get("learningRate"),
         precision,
         params.get("compile", False),
+        Layout.of(job["data"], params),
     )
     with tensor_float32(precision):
         return _native.train(

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -103,6 +103,13 @@ class OutputSpec:
         return self.tensors[0] if len(self.tensors) == 1 and self.tensors[0].name is None else None
 
 
+def call(module: Callable[..., Any], inputs: Sequence[TensorColumns], tensors: Sequence[Tensor]) -> Any:
+    """What a module returns for its inputs, given by their names where forward takes them so."""
+    if any(tensor.keyword for tensor in inputs):
+        return module(**{known.name: tensor for known, tensor in zip(inputs, tensors, strict=True)})
+    return module(*tensors)
+
+
 def named_outputs(output: Any) -> list[tuple[str | None, Tensor]]:
     """The tensors that a module returned, by name. Raises ParamError where it returned something else."""
     import torch
@@ -110,19 +117,34 @@ def named_outputs(output: Any) -> list[tuple[str | None, Tensor]]:
     if isinstance(output, torch.Tensor):
         return [(None, output)]
     if isinstance(output, Mapping):
-        named = [(str(key), value) for key, value in output.items()]
+        named: list[tuple[str | None, Any]] = [(str(key), value) for key, value in output.items()]
+        if len(named) == 1 and _is_model_output(output):
+            named = [(None, named[0][1])]
+    elif is_dataclass(output):
+        given = [(one.name, getattr(output, one.name)) for one in fields(output)]
+        named = [(name, value) for name, value in given if value is not None]
     elif isinstance(output, tuple) and hasattr(output, "_fields"):
         named = list(zip(output._fields, output, strict=True))
     elif isinstance(output, (tuple, list)):
         named = [(f"_{i + 1}", value) for i, value in enumerate(output)]
     else:
         raise ParamError(
-            f"model: forward returns {type(output).__name__}; return a tensor, or a tuple or dict of tensors"
+            f"model: forward returns {type(output).__name__}; return a tensor, or a tuple, dict or dataclass "
+            "of tensors"
         )
     for name, value in named:
         if not isinstance(value, torch.Tensor):
             raise ParamError(f"model: forward returns {type(value).__name__} as {name}; return tensors only")
     return list(named)
+
+
+def _is_model_output(output: Any) -> bool:
+    """Whether an output is one of transformers', which wraps a single tensor too."""
+    kinds = type(output).__mro__
+    return any((one.__name__, one.__module__.partition(".")[0]) == _MODEL_OUTPUT for one in kinds)
+
+
+_MODEL_OUTPUT = ("ModelOutput", "transformers")
 
 
 def probe_output(
@@ -144,13 +166,13 @@ def probe_output(
         module.eval()
         for tensors in tried:
             try:
-                return _output_of(module, tensors)
+                return _output_of(module, inputs, tensors)
             except ParamError:
                 raise
             except Exception as problem:
                 error = error or problem
         if _lacks_kernel(error):
-            output = _meta_output(module, tried[0])
+            output = _meta_output(module, inputs, tried[0])
             # What follows is a list of the kernels that there are.
             told = str(error).partition(" This could be because")[0]
             log.warning("model: forward is left to workers to try, as it does not run on the CPU: %s", told)
@@ -162,7 +184,9 @@ def probe_output(
     raise ParamError(f"model: forward fails on inputs of the columns' shapes ({shapes}): {error}") from error
 
 
-def _output_of(module: Callable[..., Any], tensors: Sequence[Tensor]) -> OutputSpec:
+def _output_of(
+    module: Callable[..., Any], inputs: Sequence[TensorColumns], tensors: Sequence[Tensor]
+) -> OutputSpec:
     import torch
 
     from flambeau._saved.last_operation import LastOperations
@@ -170,7 +194,7 @@ def _output_of(module: Callable[..., Any], tensors: Sequence[Tensor]) -> OutputS
     # Not inference_mode: the module may keep a tensor that it makes here, and is to be trained after.
     with torch.random.fork_rng(devices=[]), torch.no_grad(), without_warnings():
         with LastOperations() as made:
-            output = module(*tensors)
+            output = call(module, inputs, tensors)
         return output_spec(output, len(tensors[0]), made)
 
 
@@ -179,7 +203,7 @@ def _lacks_kernel(error: Exception | None) -> bool:
     return isinstance(error, NotImplementedError) and "arguments from the 'CPU' backend" in str(error)
 
 
-def _meta_output(module: nn.Module, tensors: Sequence[Tensor]) -> OutputSpec:
+def _meta_output(module: nn.Module, inputs: Sequence[TensorColumns], tensors: Sequence[Tensor]) -> OutputSpec:
     """What a module returns on the meta device, of a copy: it may keep a tensor that it makes there. Raises
     ParamError where it does not run there either.
     """
@@ -187,7 +211,7 @@ def _meta_output(module: nn.Module, tensors: Sequence[Tensor]) -> OutputSpec:
     # In their places from the start: no tensor is copied.
     copied = deepcopy(module, {id(tensor): _on_meta(tensor) for tensor in tensors_of})
     try:
-        return _output_of(copied, [tensor.to("meta") for tensor in tensors])
+        return _output_of(copied, inputs, [tensor.to("meta") for tensor in tensors])
     except ParamError:
         raise
     except Exception as error:
@@ -225,13 +249,13 @@ def output_spec(output: Any, num_rows: int, made: LastOperations | None = None) 
 
 
 def check_signature(module: nn.Module, inputs: Sequence[TensorColumns]) -> None:
-    """Raises ParamError where `forward` cannot be called with one positional argument for each input."""
+    """Raises ParamError where `forward` cannot be called with one argument for each input."""
     try:
         signature = inspect.signature(module.forward)
     except (TypeError, ValueError):
         return
     try:
-        signature.bind(*inputs)
+        call(signature.bind, inputs, inputs)  # type: ignore[arg-type]
     except TypeError as error:
         names = ", ".join(tensor.name for tensor in inputs)
         raise ParamError(
@@ -253,6 +277,23 @@ def forward_arguments(module: nn.Module) -> list[str]:
         return []
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [parameter.name for parameter in parameters if parameter.kind in by_position]
+
+
+def argument_names(module: nn.Module) -> list[str]:
+    """The names of all arguments of `forward`, those that it takes by name alone too."""
+    import torch
+
+    if isinstance(module, torch.jit.ScriptModule):
+        return forward_arguments(module)
+    try:
+        return list(inspect.signature(module.forward).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
+def by_keyword(module: nn.Module, names: Sequence[str]) -> bool:
+    """Whether `forward` takes inputs of these names by name: where they are not its first arguments."""
+    return forward_arguments(module)[: len(names)] != list(names)
 
 
 def dump_skeleton(module: nn.Module) -> bytes:
@@ -358,6 +399,8 @@ def compile_programs(
     the weights, it returns exactly what the module does; `exportedTrain` where it does so in training mode,
     with the same random numbers, and leaves the same buffers. The module's mode may be another afterwards.
     """
+    if any(tensor.keyword for tensor in inputs):
+        return {}, dict.fromkeys(forms, "forward takes its inputs by name")
     programs, reasons = {}, {}
     for form in forms:
         try:

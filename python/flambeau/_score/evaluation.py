@@ -8,7 +8,7 @@ import math
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,14 +17,13 @@ import torch
 from torch import Tensor
 
 from flambeau._module import gathered, losses, metrics
+from flambeau._module.devices import Rows
+from flambeau._module.objectives import Forward, OfLoss
 from flambeau._saved.last_operation import LastOperations
 from flambeau._score.input_rows import InputRows
 from flambeau._score.pieces import rows_at_once
 from flambeau._score.scoring import Scorer, prepare_worker
 from flambeau._tensors import TensorColumns
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 class Judge:
@@ -50,7 +49,7 @@ class Judge:
         for metric in (*self._metrics, *self._gathered):
             metric.to(device)
 
-    def read(self, module: nn.Module, inputs: Sequence[Tensor]) -> None:
+    def read(self, forward: Forward, inputs: Sequence[Tensor]) -> None:
         """Has the module's last operation say how metrics read its outputs, where the loss does not, from a
         few rows.
         """
@@ -58,24 +57,17 @@ class Judge:
             return
         self._is_read = True
         with torch.no_grad(), torch.random.fork_rng(devices=[]), LastOperations() as made:
-            output = module(*inputs)
+            output = forward(inputs)
         if isinstance(output, Tensor) and made.activation(output) == "sigmoid":
             several = output.dim() > 1 and output.shape[1] > 1
             self._take(metrics.Reading(0.5, self.loss.ignore_index, several))
 
-    def add(
-        self,
-        output: Any,
-        labels: list[Tensor],
-        weight: Tensor | None,
-        num_rows: int,
-        facts: losses.HostFacts | None = None,
-    ) -> None:
-        """Adds what these rows come to."""
-        value, denominator = self.loss(output, labels, weight, num_rows, facts)
-        parts = [metric.update(output, labels, weight, num_rows).cpu() for metric in self._metrics]
+    def add(self, rows: Rows, output: Any, value: Tensor, denominator: float) -> None:
+        """Adds what these rows come to: the module's output, the loss and its denominator."""
+        told = (output, rows.labels, rows.weight, rows.num_rows)
+        parts = [metric.update(*told).cpu() for metric in self._metrics]
         for metric in self._gathered:
-            metric.update(output, labels, weight, num_rows)
+            metric.update(*told)
         self.sums[:2] += (float(value.item()) * denominator if denominator else 0.0, denominator)
         if parts:
             self.sums[2:] += torch.cat(parts).numpy()
@@ -102,13 +94,14 @@ class Evaluator:
     """All that a Python worker needs to evaluate rows; it travels in the plan.
 
     The scorer has the module, its inputs, and where it computes. `objects` is a pickle of loss and metrics by
-    those names.
+    those names. `by_name` says whether the inputs have names of their own.
     """
 
     scorer: Scorer
     labels: Sequence[TensorColumns]
     weight: TensorColumns | None
     objects: bytes
+    by_name: bool
 
     def evaluate(self, batches: Iterable[Sequence[pa.Array]]) -> tuple[list[float], bytes | None] | None:
         """The sums over a task's batches, and what its gathered metrics keep; None where there are no rows.
@@ -123,20 +116,24 @@ class Evaluator:
             return None
         with self.scorer.module() as (module, device):
             judge = Judge(pickle.loads(self.objects))  # noqa: S301  the driver's own
+            names = [tensor.name for tensor in self.scorer.inputs]
+            by_keyword = any(tensor.keyword for tensor in self.scorer.inputs)
+            forward = Forward(module, module, names if by_keyword else None)
+            objective = OfLoss(forward, judge.loss, names if self.by_name else None)
             for number, columns in enumerate(_chain(first, filled)):
                 rows, num_rows = InputRows.of(self._tensors(columns), columns), len(columns[0])
                 if number == 0:
                     few = [part.tensor(0, min(2, num_rows)) for part in rows[: len(self.scorer.inputs)]]
-                    judge.read(module, [tensor.to(device) for tensor in few])
+                    judge.read(forward, [tensor.to(device) for tensor in few])
                     judge.to(device)
                 for start in range(0, num_rows, at_once):
-                    self._add(judge, module, device, rows, start, min(start + at_once, num_rows))
+                    self._add(judge, objective, device, rows, start, min(start + at_once, num_rows))
         return judge.sums.tolist(), judge.take_state()
 
     def _add(
         self,
         judge: Judge,
-        module: nn.Module,
+        objective: OfLoss,
         device: torch.device,
         rows: Sequence[InputRows],
         start: int,
@@ -148,14 +145,14 @@ class Evaluator:
         weight = given[-1] if self.weight is not None else None
         labels, facts = judge.loss.on_host(labels, weight)
         with torch.no_grad():
-            output = module(*[tensor.to(device) for tensor in given[:num_inputs]])
-            judge.add(
-                output,
+            batch = Rows(
+                [tensor.to(device) for tensor in given[:num_inputs]],
                 [label.to(device) for label in labels],
                 None if weight is None else weight.to(device),
                 stop - start,
                 facts,
             )
+            judge.add(batch, *objective(batch, training=False))
 
     def _tensors(self, columns: Sequence[pa.Array]) -> list[TensorColumns]:
         """All tensors, a label of unknown shape with that of the batch's first row."""

@@ -95,8 +95,7 @@ class Fitted(Model):
         estimator._copyValues(model)
         model._check_output(output)
         model._output, model._classes = output, output_kind(estimator, output)
-        known = [name for name in ("loss", "metrics") if estimator.hasParam(name)]
-        model._judged_by = {name: estimator.getOrDefault(name) for name in known if estimator.isDefined(name)}
+        model._judged_by = judges(estimator)
         model._heads()
         return model
 
@@ -142,6 +141,16 @@ class Fitted(Model):
 
 def output_kind(estimator: Params, output: OutputSpec) -> str:
     """How a classifier's output reads under its loss, as `flambeau._module.kinds.kind_of` has it."""
-    known = estimator.hasParam("loss") and estimator.isDefined("loss")
     tensor = output.tensors[0]
-    return kind_of(estimator.getOrDefault("loss") if known else None, tensor.activation, tensor.is_scalar)
+    return kind_of(judges(estimator).get("loss"), tensor.activation, tensor.is_scalar)
+
+
+def judges(estimator: Params) -> dict[str, Any]:
+    """The loss and the metrics of an estimator, by these names; none where the module has steps of its own,
+    which make them.
+    """
+    from flambeau._module.steps import has_steps
+
+    defined = [name for name in ("model", "loss", "metrics") if estimator.hasParam(name)]
+    found = {name: estimator.getOrDefault(name) for name in defined if estimator.isDefined(name)}
+    return {} if has_steps(found.pop("model", None)) else found

@@ -1142,6 +1142,8 @@ class EstimatorArguments(OtherNames, total=False):
     loss: Any
     optimizer: Any
     metrics: Any
+    lrScheduler: Any
+    lrSchedulerInterval: str | None
     runtime: str | None
     featuresCol: str | list[str] | None
     featuresCols: list[str] | None
@@ -1221,6 +1223,8 @@ class HasConstructor(CheckedParams):
         loss: Any = None,
         optimizer: Any = "adam",
         metrics: Any = None,
+        lrScheduler: Any = None,
+        lrSchedulerInterval: str = "epoch",
         runtime: str = "python",
         featuresCol: str | list[str] = "features",
         featuresCols: list[str] | None = None,
@@ -1299,6 +1303,10 @@ class HasConstructor(CheckedParams):
             A name, an optimizer of the module's parameters, or what makes one.
         metrics : object, default None
             A list of names and callables, or a dict of them by name.
+        lrScheduler : object, default None
+            A callable that makes torch's scheduler of the optimizer.
+        lrSchedulerInterval : object, default epoch
+            After what it takes a step: epoch or step.
         runtime : str, default python
             What runs the module: python or native.
         featuresCol : str | list[str], default 'features'

@@ -12,7 +12,7 @@ from pyspark.ml.param import Param, Params
 from flambeau.errors import ParamError
 from flambeau.params.converters import one_of
 
-OBJECT_PARAMS = ("model", "loss", "optimizer", "metrics")
+OBJECT_PARAMS = ("model", "loss", "optimizer", "metrics", "lrScheduler", "lrSchedulerInterval")
 
 PYTHON_PARAMS = (*OBJECT_PARAMS, "runtime")
 """The params of Python's estimators that are not part of a training job."""
@@ -111,14 +111,17 @@ class HasObjects(CheckedParams):
     model: Param[Any] = Param(
         Params._dummy(),
         "model",
-        "The torch.nn.Module to train. It is copied for each fit and never changed.",
+        "The torch.nn.Module to train. It is copied for each fit and never changed. The training_step of its "
+        "own and the configure_optimizers of a LightningModule are used in the place of loss and optimizer.",
     )
 
     loss: Param[Any] = Param(
         Params._dummy(),
         "loss",
-        "The loss: a name such as mse, a torch.nn loss module, or a callable of the outputs and the labels "
-        "that returns the mean over the rows or one value for each row.",
+        "The loss: a name such as mse, a torch.nn loss module, or a callable of the outputs and the labels, "
+        "and of the inputs where it takes three, that returns the mean over the rows or one value for each "
+        "row. Left out, it is the module's own: that of its training_step, or of what its forward returns "
+        "where that takes labels.",
     )
 
     optimizer: Param[Any] = Param(
@@ -134,9 +137,23 @@ class HasObjects(CheckedParams):
         "Metrics of each epoch beside the loss: a list of names and callables, or a dict of them by name.",
     )
 
+    lrScheduler: Param[Any] = Param(
+        Params._dummy(),
+        "lrScheduler",
+        "A callable that makes a scheduler of torch.optim.lr_scheduler of the optimizer, in place of "
+        "lrSchedule and warmupEpochs. A ReduceLROnPlateau gets the validation loss.",
+    )
+
+    lrSchedulerInterval: Param[str] = Param(
+        Params._dummy(),
+        "lrSchedulerInterval",
+        "After what lrScheduler takes a step: each epoch, or each step of the optimizer.",
+        one_of("epoch", "step"),
+    )
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._setDefault(optimizer="adam")
+        self._setDefault(optimizer="adam", lrSchedulerInterval="epoch")
         if self._default_loss is not None:
             self._setDefault(loss=self._default_loss)
 
@@ -171,6 +188,22 @@ class HasObjects(CheckedParams):
     def getMetrics(self) -> Any:
         """The metrics as they were given, None when there are none."""
         return self._value("metrics")
+
+    def setLrScheduler(self, value: Any) -> Self:
+        """Sets `lrScheduler`."""
+        return self._set(lrScheduler=value)
+
+    def getLrScheduler(self) -> Any:
+        """The callable as it was given, None when there is none."""
+        return self._value("lrScheduler")
+
+    def setLrSchedulerInterval(self, value: str) -> Self:
+        """Sets `lrSchedulerInterval`."""
+        return self._set(lrSchedulerInterval=value)
+
+    def getLrSchedulerInterval(self) -> str:
+        """The value of `lrSchedulerInterval`, or its default."""
+        return self.getOrDefault(self.lrSchedulerInterval)
 
     def _objects(self) -> dict[str, Any]:
         """The objects that are set, by the names of their params."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flambeau import _native
 from flambeau._rank.worker import versions
@@ -31,6 +31,9 @@ from flambeau._spark.work_directory import WorkDirectory, new_id
 from flambeau._tensors import TensorColumns
 from flambeau.errors import DataError
 
+if TYPE_CHECKING:
+    from flambeau._module.steps import Layout
+
 log = logging.getLogger("flambeau")
 
 
@@ -50,18 +53,11 @@ class Fit:
     @classmethod
     def of(cls, estimator: Trainable, rows: Rows, since: str | None = None) -> Fit:
         """Checks params and objects. Raises ParamError."""
-        draft = {
-            "format": 1,
-            "params": estimator._job_params(),
-            "data": {"train": ["draft"], "spec": {"inputs": [_DRAFT], "labels": [], "weight": None}},
-            "attempt": {"id": "draft", "workDir": "draft"},
-        }
-        draft_json = json.dumps(draft)
+        draft_json = _draft(estimator)
         _native.validate_job(draft_json)
         work = work_directory(rows.spark, estimator.getWorkDir(), store_options(rows.spark))
         program = program_of(estimator, rows.spark)
-        validates = estimator.getValidationFraction() > 0 or estimator.isSet("validationIndicatorCol")
-        of_validation = program.validation_metrics(estimator.isSet("weightCol"), validates)
+        of_validation = program.validation_metrics(estimator.isSet("weightCol"), _validates(estimator))
         _native.validate_job(draft_json, program.metric_names, of_validation)
         return cls(estimator, rows, program, work, since)
 
@@ -83,14 +79,29 @@ class Fit:
         """What is read of the rows. Raises DataError and ParamError, also for what a worker would refuse of
         the objects on such inputs.
         """
-        from flambeau._module.adapter import check_program
+        from flambeau._module.assembly import check_program
 
         floats = (p.dtype for p in self.program.module.parameters() if p.dtype.is_floating_point)
         wide = str(next(floats, None)) == "torch.float64"
         arguments = forward_arguments(self.program.module)
         columns = self.rows.columns(Reading(self.estimator, self.estimator._label_dtype, wide, arguments))
-        check_program(self.program.objects, [(tensor.name, tensor.columns) for tensor in columns.inputs])
+        params = self.estimator
+        has_schedule = (
+            params.getScaleLearningRate()
+            or params.getWarmupEpochs() > 0
+            or params.getLrSchedule() != "constant"
+        )
+        layout = self._layout(columns)
+        check_program(self.program.objects, layout, params.getLearningRate(), has_schedule)
         return columns
+
+    def _layout(self, columns: DataColumns) -> Layout:
+        """What a batch of these columns is made of."""
+        from flambeau._module.steps import Layout
+
+        by_name = self.estimator.getInputNames() is not None
+        is_weighted, validates = columns.weight is not None, _validates(self.estimator)
+        return Layout(columns.inputs, columns.labels, is_weighted, by_name, validates)
 
     def _place(self) -> Site:
         """Makes sure that there are slots for the workers and that these share the work directory, whose site
@@ -124,8 +135,8 @@ class Fit:
 
     def _probe(self, columns: DataColumns, shards: ShardSet) -> tuple[tuple[TensorColumns, ...], OutputSpec]:
         """The inputs in terms of the rows' columns, with the shapes that the shards tell, and what the module
-        makes of them. Raises ParamError for an output that the model does not take, before the training and
-        not after it; DataError for fewer rows than workers.
+        makes of them. Raises ParamError for an output that the model does not take, and for steps of the
+        module's own that fail, before the training and not after it; DataError for fewer rows than workers.
         """
         num_workers = self.estimator.getNumWorkers()
         if shards.num_rows < num_workers:
@@ -137,6 +148,10 @@ class Fit:
         inputs = tuple(replace(tensor, shape=found.shape) for tensor, found in known)
         output = probe_output(self.program.module, inputs)
         self.estimator._model_class()._of_output(self.estimator, output)
+        logged = self.program.logged(self._layout(shards.columns))
+        if logged is not None:
+            training, *validation = map(list, logged.values())
+            _native.validate_job(_draft(self.estimator), training, *validation)
         return inputs, output
 
     def _train(self, shards: ShardSet, site: Site) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -210,6 +225,22 @@ class Fit:
         if session.python_models(self.rows.spark) is None:
             model._set(runtime=None)
         return model
+
+
+def _validates(estimator: Trainable) -> bool:
+    """Whether there are to be validation rows."""
+    return estimator.getValidationFraction() > 0 or estimator.isSet("validationIndicatorCol")
+
+
+def _draft(estimator: Trainable) -> str:
+    """A job of the estimator's params whose rows are not known yet."""
+    draft = {
+        "format": 1,
+        "params": estimator._job_params(),
+        "data": {"train": ["draft"], "spec": {"inputs": [_DRAFT], "labels": [], "weight": None}},
+        "attempt": {"id": "draft", "workDir": "draft"},
+    }
+    return json.dumps(draft)
 
 
 _DRAFT = {"name": "draft", "columns": ["draft"], "dtype": "float32", "shape": []}

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from torch import nn
 
+    from flambeau._module.steps import Layout
     from flambeau._spark.fit.initial_weights import InitialWeights
     from flambeau._tensors import TensorColumns
 
@@ -105,6 +106,9 @@ class NativeProgram:
     def validation_metrics(self, weighted: bool, validates: bool) -> list[str]:
         """The metrics that only validation rows have: none."""
         return []
+
+    def logged(self, layout: Layout) -> None:
+        """What the module's own steps log: it has none here."""
 
     @property
     def objects(self) -> dict[str, Any]:

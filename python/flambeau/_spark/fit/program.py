@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from torch.nn import Module
 
+    from flambeau._module.steps import Layout
+
 
 class Program(Protocol):
     """What a fit trains, in the form that its runtime takes."""
@@ -32,15 +34,22 @@ class Program(Protocol):
 
     @property
     def objects(self) -> Mapping[str, Any]:
-        """The module as `model`, and `loss`, `optimizer` and `metrics`."""
+        """The module as `model`, and `loss`, `optimizer` and `metrics`, and `lrScheduler` where it is set."""
 
     @property
-    def metric_names(self) -> list[str]:
-        """The metrics of the history by name. Raises ParamError for what is none."""
+    def metric_names(self) -> list[str] | None:
+        """The metrics of the history by name, None where the module's own steps log them. Raises ParamError
+        for what is none.
+        """
 
     def validation_metrics(self, weighted: bool, validates: bool) -> list[str]:
         """The metrics that only validation rows have, for rows with or without weights and such rows. Raises
         ParamError for what can't be had of them.
+        """
+
+    def logged(self, layout: Layout) -> Mapping[str, Sequence[str]] | None:
+        """What the module's own steps log of such batches, by the step; None where it has none. Raises
+        ParamError for steps that fail.
         """
 
     def programs(self) -> dict[str, bytes]:
@@ -58,9 +67,10 @@ def program_of(estimator: Trainable, spark: SparkSession) -> Program:
     """
     import torch
 
+    from flambeau._module.assembly import makes_loss
     from flambeau._spark.fit.python_program import PythonProgram
 
-    given = {name: estimator._value(name) for name in OBJECT_PARAMS}
+    given = _given(estimator)
     native = estimator.getRuntime() == "native"
     if isinstance(given["model"], str) and not native:
         raise ParamError(
@@ -74,7 +84,9 @@ def program_of(estimator: Trainable, spark: SparkSession) -> Program:
         )
     if not isinstance(given["model"], (str, torch.nn.Module)):
         raise ParamError(f"model must be a torch.nn.Module, got {describe(given['model'])}")
-    if given["loss"] is None:
+    if native:
+        _check_native(given)
+    if given["loss"] is None and not makes_loss(given["model"]):
         raise ParamError("loss must be given: a name such as 'mse', a torch.nn loss module, or a callable")
     model = cast("str | Fitted | None", estimator.getInitialModel())
     initial = None if model is None else InitialWeights(model, spark)
@@ -86,3 +98,42 @@ def program_of(estimator: Trainable, spark: SparkSession) -> Program:
     if native:
         return NativeProgram.of(given, initial, spark)
     return PythonProgram.of(given, initial, estimator.getCompile())
+
+
+def _given(estimator: Trainable) -> dict[str, Any]:
+    """The estimator's objects. What is a default alone is left out where the module has its own.
+
+    Raises ParamError for a lrSchedulerInterval without a lrScheduler.
+    """
+    from flambeau._module.assembly import configures
+    from flambeau._module.steps import has_steps
+
+    given = {name: estimator._value(name) for name in OBJECT_PARAMS}
+    if given["lrScheduler"] is None:
+        if estimator.isSet("lrSchedulerInterval"):
+            raise ParamError(
+                "lrSchedulerInterval is set, and lrScheduler is not: give that too, or leave both"
+            )
+        del given["lrScheduler"], given["lrSchedulerInterval"]
+    for name, has_own in (("loss", has_steps), ("optimizer", configures)):
+        if not estimator.isSet(name) and has_own(given["model"]):
+            given[name] = None
+    return given
+
+
+def _check_native(given: Mapping[str, Any]) -> None:
+    """Raises ParamError for code of Python's that trains, which libtorch does not run."""
+    from flambeau._module.assembly import configures
+    from flambeau._module.steps import has_steps
+
+    for what, is_given in (
+        ("lrScheduler", "lrScheduler" in given),
+        ("the model's training_step", has_steps(given["model"])),
+        ("the model's configure_optimizers", configures(given["model"])),
+        ("a loss that the model returns", given["loss"] is None),
+    ):
+        if is_given:
+            raise ParamError(
+                f"{what} is Python's, and runtime='native' trains without Python: take runtime='python', or "
+                "give loss and optimizer by name, and lrSchedule"
+            )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from flambeau._module import metrics
+from flambeau._module import metrics, steps
 from flambeau._module.named import is_named
 from flambeau._module.uncompiled import COMPILER
 from flambeau._rank.meeting import meeting_place
@@ -24,6 +24,7 @@ from flambeau.params.objects import describe
 if TYPE_CHECKING:
     from torch.nn import Module
 
+    from flambeau._module.steps import Layout
     from flambeau._spark.fit.initial_weights import InitialWeights
     from flambeau._tensors import TensorColumns
 
@@ -67,12 +68,17 @@ class PythonProgram:
         that is not made of a name.
         """
         needed = ("flambeau._native", "flambeau._module.adapter")
-        compiles = self.compiles or not is_named(self.objects["optimizer"])
+        is_plain = is_named(self.objects["optimizer"]) and "lrScheduler" not in self.objects
+        compiles = self.compiles or not is_plain
         return (*needed, COMPILER) if compiles else needed
 
     @property
-    def metric_names(self) -> list[str]:
-        """The metrics of the history by name. Raises ParamError for what is none."""
+    def metric_names(self) -> list[str] | None:
+        """The metrics of the history by name, None where the module's own steps log them. Raises ParamError
+        for what is none.
+        """
+        if steps.has_steps(self.module):
+            return None
         return [metric.name for metric in metrics.build(self.objects["metrics"])[0]]
 
     def validation_metrics(self, weighted: bool, validates: bool) -> list[str]:
@@ -80,6 +86,12 @@ class PythonProgram:
         rows, and for those that take no weights where rows are `weighted`.
         """
         return metrics.check(self.objects["metrics"], weighted, validates)
+
+    def logged(self, layout: Layout) -> Mapping[str, Sequence[str]] | None:
+        """What the module's own steps log of such batches, by the step; None where it has none. Raises
+        ParamError for steps that fail.
+        """
+        return steps.logged_names(self.module, layout) if steps.has_steps(self.module) else None
 
     def programs(self) -> dict[str, bytes]:
         """The forms of the module that a fitted model holds."""

@@ -148,7 +148,9 @@ class ModelWriter(PlainWriter):
             "programs": {form: FILE_NAMES[form] for form in programs},
             "reasons": reasons,
             "files": files,
-            "inputs": [tensor.to_json() for tensor in model._inputs],
+            "inputs": [
+                tensor.to_json() | ({"keyword": True} if tensor.keyword else {}) for tensor in model._inputs
+            ],
             "output": model._output.to_json(),
             "classes": model._classes,
             "summary": dict(model._counts),

@@ -28,9 +28,10 @@ def evaluated(
     columns: Sequence[Column],
     labels: shards.DataColumns,
     objects: Mapping[str, Any],
+    by_name: bool,
 ) -> dict[str, float | None]:
     """Loss and metrics, which `objects` has by these names, on a DataFrame: `columns` are those of the
-    scorer's inputs, `labels` names the labels and the weight.
+    scorer's inputs, which have names of their own where `by_name`; `labels` names the labels and the weight.
     """
     from flambeau._module import metrics
     from flambeau._score.evaluation import Evaluator, Judge
@@ -41,7 +42,7 @@ def evaluated(
     read = [*columns]
     for tensor, role in labels.tensors():
         read += expressions(dataset.schema, tensor, role)
-    task = _task(Evaluator(scorer, labels.labels, labels.weight, _pickled(objects)))
+    task = _task(Evaluator(scorer, labels.labels, labels.weight, _pickled(objects), by_name))
     # Two tensors may be of one column.
     selected = dataset.select(*[column.alias(f"c{place}") for place, column in enumerate(read)])
     with shards.refusals():

@@ -1,0 +1,321 @@
+"""A module that has its own `training_step`: a LightningModule, or a plain one.
+
+The step gets what a DataLoader over the rows would give it: a tuple of the inputs and the labels, or where
+the inputs have names, a dict of them with the labels as `labels` (several: each by its column). What it logs
+becomes a metric of the epoch, the mean over its rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flambeau._history import RECORD_COLUMNS
+from flambeau._module import generators, lightning
+from flambeau._module.devices import Rows
+from flambeau._module.losses import HostFacts
+from flambeau._module.objectives import weightless
+from flambeau._module.progress import Progress
+from flambeau._tensors import TensorColumns
+from flambeau.errors import ParamError
+
+TRAINING, VALIDATION = "training_step", "validation_step"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a batch is made of."""
+
+    inputs: Sequence[TensorColumns]
+    labels: Sequence[TensorColumns] = ()
+    is_weighted: bool = False
+    by_name: bool = False
+    """Whether the inputs have names of their own (`inputNames`)."""
+    validates: bool = False
+    """Whether there are validation rows."""
+
+    @staticmethod
+    def of(data: Mapping[str, Any], params: Mapping[str, Any]) -> Layout:
+        """That of a training job's `data` and `params`."""
+        spec = data["spec"]
+        inputs, labels = ([TensorColumns.from_json(one) for one in spec[key]] for key in ("inputs", "labels"))
+        by_name = params.get("inputNames") is not None
+        return Layout(inputs, labels, bool(spec.get("weight")), by_name, bool(data.get("validation")))
+
+
+class Logged:
+    """What a step has logged of its batch, in place of an output."""
+
+    def __init__(self, step: str, num_rows: int) -> None:
+        self.step = step
+        self.values: dict[str, list[tuple[Any, float]]] = {}
+        self.device = torch.device("cpu")
+        self._num_rows = num_rows
+
+    def take(self, name: str, value: Any, weight: float | None = None) -> None:
+        """Notes a value, which is the mean of so many rows, of those of the batch where None."""
+        if self.step == VALIDATION:
+            name = name.removeprefix("val_")
+        kept = value.detach() if isinstance(value, Tensor) else value
+        if isinstance(kept, Tensor) and kept.numel() != 1:
+            raise ParamError(f"model: {name!r} is logged as a tensor of {list(kept.shape)}: log one number")
+        self.values.setdefault(name, []).append((kept, self._num_rows if weight is None else weight))
+
+
+class LoggedMean:
+    """What is logged under a name: the mean over the rows, of training or of validation."""
+
+    size = 2
+    takes_weights = True
+
+    def __init__(self, name: str, step: str) -> None:
+        self.name = name
+        self.step = step
+
+    def to(self, device: torch.device) -> None:
+        """Nothing is held."""
+
+    def update(self, output: Logged, labels: list[Tensor], weight: Tensor | None, num_rows: int) -> Tensor:
+        """Value times rows, and rows, where this step has logged it."""
+        total = torch.zeros(2, dtype=torch.float64, device=output.device)
+        for value, rows in output.values.get(self.name, ()) if output.step == self.step else ():
+            total[0] += value * rows if isinstance(value, int | float) else value.reshape(()).double() * rows
+            total[1] += rows
+        return total
+
+    def finish(self, sums: list[float]) -> float:
+        """The mean; NaN where nothing was logged."""
+        return sums[0] / sums[1] if sums[1] else float("nan")
+
+
+@dataclass
+class Steps:
+    """The module's own steps as what is trained for.
+
+    `names` are what each step logs, by the step; where they are not known, whatever it logs is taken.
+    """
+
+    module: nn.Module
+    layout: Layout
+    progress: Progress
+    names: Mapping[str, Sequence[str]] | None = None
+    name: str = field(default=TRAINING, init=False)
+    threshold: float = field(default=0.0, init=False)
+    several: bool = field(default=False, init=False)
+    tells: bool = field(default=True, init=False)
+    ignore_index: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._is_lightning = lightning.base_of(self.module) is not None
+        if self._is_lightning:
+            lightning.attach(self.module, self.progress)
+
+    def __call__(self, rows: Rows, training: bool) -> tuple[Logged, Tensor, float]:
+        """What was logged, and the loss, which is the mean over the batch's rows, or weights."""
+        step = TRAINING if training else VALIDATION
+        index = self.progress.batch if training else self.progress.validation_batch
+        logged = Logged(step, rows.num_rows)
+        with lightning.logging_to(self.module, logged.take) if self._is_lightning else nullcontext():
+            returned = _called(getattr(self.module, step), self._batch(rows), index)
+        if training:
+            self.progress.batch += 1
+        else:
+            self.progress.validation_batch += 1
+        value = self._loss(returned, logged)
+        logged.device = rows.inputs[0].device
+        self._check_names(logged)
+        if value is None:
+            return logged, torch.zeros((), device=logged.device), 0.0
+        return logged, value, _denominator(rows)
+
+    def on_host(self, labels: list[Tensor], weight: Tensor | None) -> tuple[list[Tensor], HostFacts]:
+        """As a loss has it."""
+        return labels, HostFacts(None if weight is None else float(weight.sum(dtype=torch.float64)))
+
+    def to(self, device: torch.device) -> None:
+        """Nothing is held beside the module."""
+
+    def metrics(self) -> list[LoggedMean]:
+        """What the steps log as metrics."""
+        return [LoggedMean(name, step) for step, names in (self.names or {}).items() for name in names]
+
+    def _batch(self, rows: Rows) -> Any:
+        labels = list(rows.labels)
+        if not self.layout.by_name:
+            return (*rows.inputs, *labels)
+        named = dict(zip((one.name for one in self.layout.inputs), rows.inputs, strict=True))
+        if len(labels) == 1:
+            named["labels"] = labels[0]
+        else:
+            named |= dict(zip((one.name for one in self.layout.labels), labels, strict=True))
+        return named if rows.weight is None else _Noted({**named, "weight": rows.weight})
+
+    def _loss(self, returned: Any, logged: Logged) -> Tensor | None:
+        """The loss of what a step returned, in validation that which it has logged before that."""
+        value = returned
+        if isinstance(returned, Mapping):
+            value = returned.get("loss")
+            if value is None and logged.step == TRAINING:
+                raise ParamError(f"model: {logged.step} returns a dict without 'loss'")
+            if not self._is_lightning:
+                for name, one in returned.items():
+                    if name != "loss" and (
+                        isinstance(one, int | float) or (isinstance(one, Tensor) and one.dim() == 0)
+                    ):
+                        logged.take(name, one)
+        own = logged.values.pop("loss", None)
+        if own is not None and logged.step == VALIDATION:
+            value = sum(one * weight for one, weight in own) / sum(weight for _, weight in own)
+        elif own is not None and not all(one is value or bool(one == value) for one, _ in own):
+            raise ParamError(
+                f"model: {logged.step} logs another 'loss' than it returns, whose mean is the history's "
+                "loss: log it by another name"
+            )
+        if value is None and logged.step == VALIDATION:
+            raise ParamError(
+                "model: validation_step neither returns a loss nor logs one as 'val_loss': do one of them, "
+                "as the validation loss tells the best epoch"
+            )
+        if value is None:
+            return None
+        if isinstance(value, int | float):
+            value = torch.tensor(float(value))
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            kind = f"a tensor of {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ParamError(
+                f"model: {logged.step} returns {kind}; return the loss of the batch as one number, or a dict "
+                "with it as 'loss'"
+            )
+        return value.reshape(())
+
+    def _check_names(self, logged: Logged) -> None:
+        if self.names is None:
+            return
+        unknown = [name for name in logged.values if name not in self.names.get(logged.step, ())]
+        if unknown:
+            raise ParamError(
+                f"model: {logged.step} logs {', '.join(map(repr, unknown))}, which it did not on two rows of "
+                "zeros before the training: log the same names in each step"
+            )
+
+
+class _Noted(dict[str, Any]):
+    """A batch that notes whether its weights are read."""
+
+    is_weighted = False
+
+    def __getitem__(self, name: str) -> Any:
+        self.is_weighted |= name == "weight"
+        return super().__getitem__(name)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self.is_weighted |= name == "weight"
+        return super().pop(name, *default)
+
+
+def _called(step: Callable[..., Any], batch: Any, index: int) -> Any:
+    """What a step returns, with the batch's number where it takes that."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    taken = [one for one in inspect.signature(step).parameters.values() if one.kind in kinds]
+    is_numbered = len(taken) > 1 and (
+        taken[1].default is inspect.Parameter.empty or taken[1].name == "batch_idx"
+    )
+    returned = step(batch, index) if is_numbered else step(batch)
+    if isinstance(batch, _Noted) and not batch.is_weighted:
+        raise ParamError(
+            "weightCol is set, but the model's own step takes no batch['weight']: weigh its loss by that, or "
+            "unset it"
+        )
+    return returned
+
+
+def _denominator(rows: Rows) -> float:
+    if rows.weight is None:
+        return float(rows.num_rows)
+    known = rows.facts.denominator if rows.facts is not None else None
+    return float(rows.weight.sum(dtype=torch.float64)) if known is None else known
+
+
+def has_steps(module: Any) -> bool:
+    """Whether a module has a training_step of its own."""
+    if lightning.base_of(module) is not None:
+        return lightning.overrides(module, TRAINING)
+    return callable(getattr(module, TRAINING, None))
+
+
+def check(module: nn.Module, is_weighted: bool, by_name: bool, validates: bool) -> None:
+    """Raises ParamError for a module whose steps can't train such rows."""
+    if is_weighted and not by_name:
+        raise ParamError(
+            weightless("what training_step returns") + ", or give inputCols as a dict and weigh "
+            "by batch['weight']"
+        )
+    own = getattr(module, VALIDATION, None)
+    if validates and (
+        own is None or (lightning.base_of(module) and not lightning.overrides(module, VALIDATION))
+    ):
+        raise ParamError(
+            "model: there are validation rows, and the model has a training_step but no validation_step: "
+            "define one that returns the loss, or unset validationFraction and validationIndicatorCol"
+        )
+
+
+def logged_names(module: nn.Module, layout: Layout) -> dict[str, list[str]]:
+    """What the steps of a module log, by the step, found by running copies of it on two rows of zeros, then
+    of ones where zeros fail. The module and the random generators are as before afterwards.
+
+    Raises ParamError for steps that fail, and for names that the history has for others.
+    """
+    found = {}
+    for step in (TRAINING, VALIDATION) if layout.validates else (TRAINING,):
+        names = list(_tried(module, layout, step).values)
+        taken = [
+            name
+            for name in names
+            if name in RECORD_COLUMNS.values() or (step == TRAINING and name.startswith("val_"))
+        ]
+        if taken:
+            raise ParamError(
+                f"model: {step} logs {', '.join(map(repr, taken))}, which is taken by a column of the "
+                f"history ({', '.join(RECORD_COLUMNS.values())} and val_...): log it by another name"
+            )
+        found[step] = names
+    return found
+
+
+def _tried(module: nn.Module, layout: Layout, step: str) -> Logged:
+    before = generators.state()
+    error: Exception | None = None
+    try:
+        for value in (0, 1):
+            # Its own buffers, and what the step keeps in attributes; the parameters are only read.
+            held = {id(parameter): parameter for parameter in module.parameters()}
+            steps = Steps(copy.deepcopy(module, held).train(step == TRAINING), layout, Progress())
+            try:
+                with torch.set_grad_enabled(step == TRAINING):
+                    return steps(_constant_rows(layout, value), step == TRAINING)[0]
+            except ParamError:
+                raise
+            except Exception as problem:
+                error = error or problem
+    finally:
+        generators.set_state(before)
+    shapes = ", ".join(
+        f"{one.name}: {[2, *(one.shape or ())]} {one.dtype}" for one in (*layout.inputs, *layout.labels)
+    )
+    raise ParamError(f"model: {step} fails on a batch of the columns' shapes ({shapes}): {error}") from error
+
+
+def _constant_rows(layout: Layout, value: int) -> Rows:
+    def full(one: TensorColumns) -> Tensor:
+        return torch.full((2, *(one.shape or ())), value, dtype=getattr(torch, one.dtype))
+
+    weight = torch.ones(2) if layout.is_weighted else None
+    return Rows([full(one) for one in layout.inputs], [full(one) for one in layout.labels], weight, 2)
