@@ -6,7 +6,6 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,19 +129,19 @@ def test_lines_are_one_an_epoch_and_few_in_between(
     assert caplog.messages[-1] == "stopped early after epoch 2/9"
 
 
+def ipython(config: dict[str, Any]) -> Any:
+    """IPython's module in a process whose shell has that configuration."""
+    return SimpleNamespace(get_ipython=lambda: SimpleNamespace(config=config))
+
+
 def test_a_bar_is_for_terminals_and_notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(display_of(1), Lines)
     with monkeypatch.context() as patch:
         patch.setattr(sys.stderr, "isatty", lambda: True)
         assert isinstance(display_of(1), Bar)
         assert display_of(0) is None
-    for shell, expected in (
-        (None, Lines),
-        (SimpleNamespace(config={"TerminalInteractiveShell": {}}), Lines),
-        (SimpleNamespace(config={"IPKernelApp": {}}), Bar),
-    ):
-        get: Callable[[], Any] = lambda shell=shell: shell  # noqa: E731
-        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=get))
+    for config, expected in (({"TerminalInteractiveShell": {}}, Lines), ({"IPKernelApp": {}}, Bar)):
+        monkeypatch.setitem(sys.modules, "IPython", ipython(config))
         assert isinstance(display_of(1), expected)
 
 

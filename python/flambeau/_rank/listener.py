@@ -34,7 +34,7 @@ class CallbackList:
         try:
             getattr(callback, hook)(self.context)
         except BaseException as error:
-            error.add_note(f"in {hook} of the callback {type(callback).__qualname__}")
+            error.add_note(f"in {hook} of the callback {type(callback).__name__}")
             raise
 
     def begin(self, event: Mapping[str, Any]) -> None:
