@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from torch import nn
 
+from flambeau import ParamError, TorchRegressor
 from flambeau._spark.fit import progress
 from flambeau._spark.fit.events import EventFiles
 from flambeau._spark.fit.progress import Bar, Display, Lines, display_of
@@ -159,6 +161,18 @@ def test_a_file_that_cannot_be_read_yet_is_read_later(tmp_path: Path) -> None:
     assert files.read() == [START, PROGRESS]
     assert files.read_all() == [EPOCH]
     assert files.read() == []
+
+
+def test_a_run_has_a_directory_of_tensorboards_files(spark: SparkSession, tmp_path: Path) -> None:
+    df = spark.range(40).selectExpr("float(id % 7) AS features", "float(id % 5) AS label")
+    estimator = TorchRegressor(model=nn.Linear(1, 1), tensorBoardDir=f"{tmp_path}/board/", verbose=0)
+    for run in ("nightly", None, None):
+        estimator.setRunId(run).setWorkDir(f"{tmp_path}/work").fit(df)
+    directories = list((tmp_path / "board").iterdir())
+    assert len(directories) == 3 and "nightly" in {one.name for one in directories}
+    assert all(list(one.glob("events.out.tfevents.*")) for one in directories)
+    with pytest.raises(ParamError, match=r"tensorBoardDir: the scheme `ftp` of ftp://host/board is not supp"):
+        estimator.setTensorBoardDir("ftp://host/board").fit(df)
 
 
 def test_verbose_0_is_silent(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

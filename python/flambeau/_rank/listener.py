@@ -112,7 +112,7 @@ class Listener:
     ) -> bool:
         """An optimizer step, counted from 0."""
         context = self._context
-        context.epoch, context.step, context.steps_per_epoch = epoch, step + 1, steps_per_epoch
+        context.epoch, context.step = epoch, step + 1
         context.metrics = {"loss": loss}
         context.gradient_norm, context.learning_rate = gradient_norm, learning_rate
         for callback in self._of_steps:
