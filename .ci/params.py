@@ -249,6 +249,11 @@ OBJECTS = {
     "metrics": ("Any", "None", "A list of names and callables, or a dict of them by name."),
     "lrScheduler": ("Any", "None", "A callable that makes torch's scheduler of the optimizer."),
     "lrSchedulerInterval": ("str", '"epoch"', "After what it takes a step: epoch or step."),
+    "callbacks": (
+        "list[Callback] | None",
+        "None",
+        "Objects of flambeau.callbacks.Callback, called at the events of a training.",
+    ),
     "runtime": ("str", '"python"', "What runs the module: python or native."),
 }
 
@@ -260,7 +265,7 @@ def python_constructor(found: list[Group]) -> Iterator[str]:
     yield '    """What `setParams` takes: every param; None unsets one."""'
     yield ""
     for name, (kind, _, _) in OBJECTS.items():
-        yield f"    {name}: {kind}" + ("" if kind == "Any" else " | None")
+        yield f"    {name}: {kind}" + ("" if kind == "Any" or kind.endswith(" | None") else " | None")
     for param in params:
         yield f"    {param.name}: {python_taken(param)} | None"
     yield ""
@@ -286,8 +291,9 @@ def python_constructor(found: list[Group]) -> Iterator[str]:
     yield ""
     yield "        Parameters"
     yield "        ----------"
-    for name, (_, default, doc) in OBJECTS.items():
-        yield f"        {name} : {'object' if name != 'runtime' else 'str'}, default {default.strip(chr(34))}"
+    for name, (kind, default, doc) in OBJECTS.items():
+        kind = kind.removesuffix(" | None") if kind != "Any" else "object"
+        yield f"        {name} : {kind}, default {default.strip(chr(34))}"
         yield f"            {doc}"
     for param in params:
         kind = python_taken(param)
@@ -333,6 +339,8 @@ def python(found: list[Group]) -> str:
         "",
         "if TYPE_CHECKING:",
         "    from pyspark.ml import Model",
+        "",
+        "    from flambeau.callbacks import Callback",
         "",
     ]
     for group in found:
@@ -537,7 +545,7 @@ def scala_shared(found: list[Group]) -> str:
 HEAD = """# Params
 
 Every param of the estimators that has a JSON value; `model`, `loss`, `optimizer`, `metrics` and Python's
-`runtime` are told of in [the guide](guide.md). This page is made from
+`callbacks` and `runtime` are told of in [the guide](guide.md). This page is made from
 [the schema of the training job](training-job.schema.json) by `make params`.
 """
 

@@ -25,35 +25,37 @@ RECORD_COLUMNS = {
 """The names in Python of what is no metric, by their names in a record of an epoch."""
 
 
+def metrics_of(record: Mapping[str, Any], is_validated: bool) -> dict[str, float | None]:
+    """The losses and metrics in a record of an epoch, by their names in Python; with those of validation rows
+    where the epoch `is_validated`.
+    """
+    found = {"loss": record["loss"], **dict(record.get("metrics") or ())}
+    if is_validated:
+        found["val_loss"] = record.get("validationLoss")
+        found |= {f"val_{name}": value for name, value in record.get("validationMetrics") or ()}
+    return found
+
+
+def row_of(record: Mapping[str, Any], is_validated: bool) -> dict[str, Any]:
+    """A record of an epoch by its names in Python."""
+    columns = {name: record[key] for key, name in RECORD_COLUMNS.items() if key in record}
+    return columns | metrics_of(record, is_validated)
+
+
 def columns(history: Mapping[str, Any], num_validation_rows: int = 0) -> dict[str, list[Any]]:
     """The table of epochs of a history as a training's result has it, `{"epochs": [...]}`: a list of one
     value an epoch, by name.
 
-    The columns of validation rows are there where an epoch was validated.
+    The columns of validation rows are there where there were any, or a record has their figures: a loss that
+    is not finite is null in JSON, as that of an epoch without validation rows is.
     """
     records = history.get("epochs", [])
-    table: dict[str, list[Any]] = {
-        name: [record.get(key) for record in records]
-        for key, name in RECORD_COLUMNS.items()
-        if any(key in record for record in records) or not records
-    }
-    for name in _names(records, "metrics"):
-        table[name] = [dict(record.get("metrics") or ()).get(name) for record in records]
-    if any(is_validated(record, num_validation_rows) for record in records):
-        table["val_loss"] = [record.get("validationLoss") for record in records]
-        for name in _names(records, "validationMetrics"):
-            table[f"val_{name}"] = [
-                dict(record.get("validationMetrics") or ()).get(name) for record in records
-            ]
-    return table
-
-
-def is_validated(record: Mapping[str, Any], num_validation_rows: int = 0) -> bool:
-    """Whether an epoch's record is one of an epoch that was validated. A loss that is not finite is null in
-    JSON, as that of an epoch without validation rows is, so the number of those rows counts too.
-    """
-    has_figures = record.get("validationLoss") is not None or bool(record.get("validationMetrics"))
-    return has_figures or num_validation_rows > 0
+    is_validated = num_validation_rows > 0 or any(
+        record.get("validationLoss") is not None or record.get("validationMetrics") for record in records
+    )
+    rows = [row_of(record, is_validated) for record in records]
+    names = dict.fromkeys(name for row in rows for name in row) or RECORD_COLUMNS.values()
+    return {name: [row.get(name) for row in rows] for name in names}
 
 
 def best_epoch(history: Mapping[str, Any]) -> int | None:
@@ -66,11 +68,3 @@ def best_epoch(history: Mapping[str, Any]) -> int | None:
 def watched(table: Mapping[str, Sequence[Any]]) -> str:
     """The column that a training is judged by at a glance: the validation loss, else the loss."""
     return "val_loss" if "val_loss" in table else "loss"
-
-
-def _names(records: Sequence[Mapping[str, Any]], key: str) -> list[str]:
-    """The names of the metrics in all records, in the order in which they first come."""
-    names: dict[str, None] = {}
-    for record in records:
-        names.update(dict.fromkeys(name for name, _ in record.get(key) or ()))
-    return list(names)

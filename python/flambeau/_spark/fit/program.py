@@ -11,8 +11,9 @@ from flambeau._spark.fit.native_program import NativeProgram
 from flambeau._spark.fit.trainable import Trainable
 from flambeau._spark.fitted import Fitted
 from flambeau._tensors import TensorColumns
+from flambeau.callbacks import on_workers
 from flambeau.errors import ParamError
-from flambeau.params.objects import OBJECT_PARAMS, describe
+from flambeau.params.objects import TRAINED_PARAMS, describe
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -95,9 +96,16 @@ def program_of(estimator: Trainable, spark: SparkSession) -> Program:
             "compile is True, but runtime='native' trains programs, which are compiled already: "
             "leave it False, or take runtime='python'"
         )
+    callbacks = on_workers(estimator.getCallbacks())
+    if native and callbacks:
+        raise ParamError(
+            f"callbacks: {describe(callbacks)} are called in workers (where={callbacks[0].where!r}), which "
+            "have no Python with runtime='native': set where='driver', which both runtimes have, or take "
+            "runtime='python'"
+        )
     if native:
         return NativeProgram.of(given, initial, spark)
-    return PythonProgram.of(given, initial, estimator.getCompile())
+    return PythonProgram.of(given, initial, estimator.getCompile(), callbacks)
 
 
 def _given(estimator: Trainable) -> dict[str, Any]:
@@ -108,7 +116,7 @@ def _given(estimator: Trainable) -> dict[str, Any]:
     from flambeau._module.assembly import configures
     from flambeau._module.steps import has_steps
 
-    given = {name: estimator._value(name) for name in OBJECT_PARAMS}
+    given = {name: estimator._value(name) for name in TRAINED_PARAMS}
     if given["lrScheduler"] is None:
         if estimator.isSet("lrSchedulerInterval"):
             raise ParamError(
