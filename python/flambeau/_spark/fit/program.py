@@ -97,7 +97,7 @@ def program_of(estimator: Trainable, spark: SparkSession) -> Program:
         )
     if native:
         return NativeProgram.of(given, initial, spark)
-    return PythonProgram.of(given, initial, estimator.getCompile())
+    return PythonProgram.of(given, initial, estimator.getCompile(), estimator.getInputNames())
 
 
 def _given(estimator: Trainable) -> dict[str, Any]:

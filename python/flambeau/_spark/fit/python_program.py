@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import pickle
@@ -42,17 +43,26 @@ class PythonProgram:
 
     @classmethod
     def of(
-        cls, given: Mapping[str, Any], initial: InitialWeights | None, compiles: bool = False
+        cls,
+        given: Mapping[str, Any],
+        initial: InitialWeights | None,
+        compiles: bool = False,
+        names: Sequence[str] | None = None,
     ) -> PythonProgram:
         """The estimator's objects, in one pickle so that an optimizer keeps its parameters.
 
-        `initial` are the weights to start from instead of the module's own. Raises ParamError that names the
-        object which cannot be pickled.
+        `initial` are the weights to start from instead of the module's own, `names` those of its inputs.
+        Raises ParamError that names the object which cannot be pickled.
         """
         data = _pickle(given)
         objects = pickle.loads(data)
+        module, predicts = objects["model"], steps.predicts(objects["model"])
+        if predicts:
+            # Of the instance, it goes where the module goes: to workers, and into what is saved.
+            module.forward = functools.partial(steps.forward_by_predict_step, module, names)
         if initial is not None:
-            initial.load(objects["model"])
+            initial.load(module)
+        if predicts or initial is not None:
             data = _pickle(objects)
         return cls(data, objects, compiles)
 
