@@ -53,10 +53,11 @@ jvm: build/jvm/.built
 test: $(VENV)/.synced build/libtorch/build-version
 	@$(RUN) +g++ +gradle $(BIN)/python .ci/check.py
 
-#: make test-all      the same with the long tests, then the older lines of Spark and torch
+#: make test-all      the same with the long tests, then Lightning and transformers, and the older lines of Spark and torch
 .PHONY: test-all
 test-all: $(VENV)/.synced build/libtorch/build-version $(CARGO_DENY)
 	@FLAMBEAU_LONG=1 $(RUN) +g++ +gradle $(BIN)/python .ci/check.py
+	@$(MAKE) --no-print-directory test-trainers
 	@$(MAKE) --no-print-directory test-matrix
 
 #: make test-jvm      the Scala tests alone
@@ -87,6 +88,13 @@ $(TORCHES:%=test-%): test-%: build/%/.installed
 		-c python/pyproject.toml -q -n 2 --dist loadfile $(ESTIMATOR_TESTS)
 	@rm -rf build/$*
 
+#: make test-trainers modules of Lightning and of transformers, in an environment of their own
+.PHONY: test-trainers
+test-trainers: build/peers/trainers/.installed $(VENV)/.extension
+	@$(RUN) env PYTHONPATH=$(CURDIR)/python build/peers/trainers/bin/python -m pytest -c python/pyproject.toml -q \
+		python/tests/test_trainers.py
+	@rm -rf build/peers/trainers
+
 # On a machine that has a GPU and no tools to build with: make test-gpu GPU_PYTHON=python3, with the extension of this
 # checkout (python/flambeau/_native.abi3.so) and what that Python has.
 GPU_PYTHON := $(BIN)/python
@@ -112,7 +120,7 @@ bench-gpu: $(GPU_NEEDS)
 	@$(GPU_RUN) $(GPU_PYTHON) benchmarks/gpu.py
 
 # Peers whose pins clash with ours have environments of their own.
-PEERS := $(patsubst benchmarks/peers/%.txt,build/peers/%/.installed,$(wildcard benchmarks/peers/*.txt))
+PEERS := $(patsubst benchmarks/peers/%.txt,build/peers/%/.installed,$(filter-out %/trainers.txt,$(wildcard benchmarks/peers/*.txt)))
 
 #: make bench         measure Flambeau beside what people use instead; benchmarks/RESULTS.md
 .PHONY: bench bench-full

@@ -5,14 +5,18 @@ Both are heavy, and have an environment of their own: `make test-trainers`.
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from harness import make_job, one_thread, run_ranks, tensor, train, write_shards
-from test_training_code import LAYOUT, NUM_ROWS, Net, assert_same, batches, job_of, layout, rows, sgd
+from harness import make_job, one_thread, tensor, train, write_shards
+from test_training_code import LAYOUT, NUM_ROWS, Net, assert_same, job_of, layout, rows, sgd
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
@@ -61,6 +65,13 @@ FORMS: dict[str, Any] = {
         "lr_scheduler": {
             "scheduler": ReduceLROnPlateau(o, patience=0, threshold=0.6),
             "monitor": "train_loss",
+        },
+    },
+    "a plateau of what is logged": lambda o: {
+        "optimizer": o,
+        "lr_scheduler": {
+            "scheduler": ReduceLROnPlateau(o, patience=0, threshold=0.5),
+            "monitor": "worst",
         },
     },
 }
@@ -163,10 +174,6 @@ def test_a_lightning_module_goes_on_to_the_same_bits(tmp_path: Path, form: str) 
         assert all(gone_on[name].equal(weight) for name, weight in whole.items())
 
 
-class Plain(Lit):
-    """Its own step, with what a test puts into it."""
-
-
 def made(**members: Any) -> Any:
     """A LightningModule with further members."""
     return type("Made", (Lit,), members)()
@@ -192,8 +199,16 @@ def manual() -> Any:
         (manual, {}, "Lit sets automatic_optimization = False"),
         (lambda: made(configure_optimizers=two), {}, "configure_optimizers returns 2 optimizers"),
         (lambda: made(configure_optimizers=other), {}, "a scheduler of another optimizer"),
-        (lambda: made(configure_optimizers=lambda self: None), {}, "configure_optimizers returns None; return"),
-        (lambda: made(optimizer_step=lambda self: None), {}, r"overrides what no fit calls: optimizer_step \("),
+        (
+            lambda: made(configure_optimizers=lambda self: None),
+            {},
+            "configure_optimizers returns None; return",
+        ),
+        (
+            lambda: made(optimizer_step=lambda self: None),
+            {},
+            r"overrides what no fit calls: optimizer_step \(",
+        ),
         (lambda: made(optimizer_zero_grad=lambda self: None), {}, r"no fit calls: optimizer_zero_grad \("),
         (lambda: made(backward=lambda self, loss: None), {}, r"no fit calls: backward \("),
         (lambda: made(lr_scheduler_step=lambda self: None), {}, r"no fit calls: lr_scheduler_step \("),
@@ -216,7 +231,10 @@ def test_what_is_refused_by_name(module: Any, program: dict, message: str) -> No
         (lambda self, batch: self.log("a", nn.Identity()), "'a' is logged as Identity: log a number"),
         (lambda self, batch: self.log("val_a", 1.0), "'val_a', which is taken by a column of the history"),
         (lambda self, batch: self.trainer.num_training_batches, "self.trainer.num_training_batches"),
-        (lambda self, batch: self.optimizers(), "self.trainer.strategy is asked for, and a fit has no Trainer"),
+        (
+            lambda self, batch: self.optimizers(),
+            "self.trainer.strategy is asked for, and a fit has no Trainer",
+        ),
     ],
 )
 def test_what_a_step_asks_for_and_is_not_there(step: Any, message: str) -> None:
@@ -270,6 +288,46 @@ def test_an_estimator_trains_a_lightning_module(spark: SparkSession, tmp_path: P
         TorchEstimator(model=Lit(), loss="mse", **common).fit(df)
     with pytest.raises(ParamError, match="the model's training_step is Python's"):
         TorchEstimator(model=Lit(), runtime="native", **common).fit(df)
+
+
+class Predicting(lightning.LightningModule):  # type: ignore[misc]
+    """Has no forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(3, 1).double()
+
+    def training_step(self, batch: dict[str, Tensor]) -> Tensor:
+        return functional.mse_loss(self.predict_step(batch), batch["labels"])
+
+    def predict_step(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.line(batch["x"]).squeeze(1)
+
+
+def test_a_module_without_a_forward_scores_by_its_predict_step(spark: SparkSession, tmp_path: Path) -> None:
+    df = numbers(spark)
+    common: dict[str, Any] = {"inputTypes": ["float64"], "labelCol": "y", "epochs": 1}
+    common |= {"workDir": str(tmp_path / "work")}
+    model = TorchEstimator(model=Predicting(), optimizer="sgd", inputCols={"x": "x"}, **common).fit(df)
+    model.write().overwrite().save(str(tmp_path / "model"))
+    with torch.no_grad():
+        expected = model.module().line(torch.from_numpy(rows()["x"])).squeeze(1).tolist()
+    for one in (model, TorchModel.load(str(tmp_path / "model"))):
+        assert [row.prediction for row in one.transform(df).collect()] == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_page_runs(tmp_path: Path) -> None:
+    """In a fresh process, from top to bottom."""
+    page = Path(__file__).parents[2] / "docs" / "training-code.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 6
+    program = tmp_path / "blocks.py"
+    program.write_text("\n".join(blocks))
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 # transformers

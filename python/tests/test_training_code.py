@@ -31,7 +31,6 @@ from flambeau._module.adapter import ModuleModel
 from flambeau._module.assembly import check_program
 from flambeau._module.steps import Layout
 from flambeau._saved.program import probe_output
-from flambeau._spark.work_directory import WorkDirectory
 from flambeau._tensors import TensorColumns
 
 NUM_ROWS = 52
@@ -400,7 +399,9 @@ class Several(nn.Module):
         super().__init__()
         self.line = nn.Linear(1, 2)
 
-    def forward(self, unused: Tensor | None = None, scale: Tensor | None = None, x: Tensor | None = None) -> Outputs:
+    def forward(
+        self, unused: Tensor | None = None, scale: Tensor | None = None, x: Tensor | None = None
+    ) -> Outputs:
         assert unused is None and scale is not None and x is not None
         return Outputs(self.line(x) * scale, scale)
 

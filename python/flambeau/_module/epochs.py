@@ -5,7 +5,7 @@ the module's own steps see the next epoch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from flambeau._module.gathered import GatheredMetric
@@ -42,10 +42,12 @@ class Epochs:
         self._turn: Turn | None = None
         self._reached: dict[str, float] = {}
         """What the epoch has come to so far, by the names of the history."""
-        known = dict.fromkeys(["loss", *(one.name for one in metrics if not _is_of(one, VALIDATION))], 0.0)
+        known = {"loss": 0.0, **{one.name: 0.0 for one in metrics if not _is_of(one, VALIDATION)}}
         if validates:
             own = [one.name for one in metrics if not _is_of(one, TRAINING)]
-            known |= _of_validation([(name, 0.0) for name in ("loss", *own, *(one.name for one in gathered))])
+            known = _with_validation(
+                known, [(name, 0.0) for name in ("loss", *own, *(g.name for g in gathered))]
+            )
         schedules.check(known)
 
     def next_turn(self) -> Turn:
@@ -66,13 +68,13 @@ class Epochs:
             if not self._validates:
                 self._end()
         elif self._turn is Turn.VALIDATION:
-            self._reached |= _of_validation(values)
+            self._reached = _with_validation(self._reached, values)
             if not self._waits:
                 self._end()
 
     def gathered(self, values: Sequence[tuple[str, float]]) -> None:
         """Takes what the metrics that are gathered came to, after the turn of validation rows."""
-        self._reached |= _of_validation(values)
+        self._reached = _with_validation(self._reached, values)
         self._end()
 
     def _end(self) -> None:
@@ -95,6 +97,8 @@ def _is_of(metric: Metric, step: str) -> bool:
     return isinstance(metric, LoggedMean) and metric.step == step
 
 
-def _of_validation(values: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """Values of validation rows as the history names them."""
-    return {f"val_{name}": value for name, value in values}
+def _with_validation(reached: Mapping[str, float], values: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """What an epoch has come to with values of validation rows: by the names of the history, and by their own
+    where training has none of that name.
+    """
+    return {**dict(values), **reached, **{f"val_{name}": value for name, value in values}}

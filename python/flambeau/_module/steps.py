@@ -250,6 +250,22 @@ def has_steps(module: Any) -> bool:
     return callable(getattr(module, TRAINING, None))
 
 
+def predicts(module: Any) -> bool:
+    """Whether a module is a LightningModule that has a predict_step and no forward of its own."""
+    return (
+        lightning.base_of(module) is not None
+        and not lightning.overrides(module, "forward")
+        and lightning.overrides(module, "predict_step")
+    )
+
+
+def forward_by_predict_step(module: Any, names: Sequence[str] | None, *inputs: Tensor) -> Any:
+    """The forward of such a module: its predict_step on a batch of these inputs, by name where they have
+    names.
+    """
+    return _called(module.predict_step, inputs if names is None else dict(zip(names, inputs, strict=True)), 0)
+
+
 def check(module: nn.Module, is_weighted: bool, by_name: bool, validates: bool) -> None:
     """Raises ParamError for a module whose steps can't train such rows."""
     if is_weighted and not by_name:

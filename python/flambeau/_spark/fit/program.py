@@ -105,7 +105,8 @@ def program_of(estimator: Trainable, spark: SparkSession) -> Program:
         )
     if native:
         return NativeProgram.of(given, initial, spark)
-    return PythonProgram.of(given, initial, estimator.getCompile(), callbacks)
+    names = estimator.getInputNames()
+    return PythonProgram.of(given, initial, estimator.getCompile(), names, callbacks)
 
 
 def _given(estimator: Trainable) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import pickle
@@ -47,18 +48,24 @@ class PythonProgram:
         given: Mapping[str, Any],
         initial: InitialWeights | None,
         compiles: bool = False,
+        names: Sequence[str] | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> PythonProgram:
         """The estimator's objects and the workers' callbacks, in one pickle so that an optimizer keeps its
         parameters.
 
-        `initial` are the weights to start from instead of the module's own. Raises ParamError that names the
-        object which cannot be pickled.
+        `initial` are the weights to start from instead of the module's own, `names` those of its inputs.
+        Raises ParamError that names the object which cannot be pickled.
         """
         data = _pickle({**given, "callbacks": callbacks} if callbacks else given)
         objects = pickle.loads(data)
+        module, predicts = objects["model"], steps.predicts(objects["model"])
+        if predicts:
+            # Of the instance, it goes where the module goes: to workers, and into what is saved.
+            module.forward = functools.partial(steps.forward_by_predict_step, module, names)
         if initial is not None:
-            initial.load(objects["model"])
+            initial.load(module)
+        if predicts or initial is not None:
             data = _pickle(objects)
         objects.pop("callbacks", None)
         return cls(data, objects, compiles)
