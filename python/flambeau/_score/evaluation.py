@@ -46,7 +46,9 @@ class Judge:
     def to(self, device: torch.device) -> None:
         """Moves what loss and metrics hold themselves."""
         self.loss.to(device)
-        for metric in (*self._metrics, *self._gathered):
+        for summed in self._metrics:
+            summed.to(device)
+        for metric in self._gathered:
             metric.to(device)
 
     def read(self, forward: Forward, inputs: Sequence[Tensor]) -> None:
