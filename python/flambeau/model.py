@@ -257,7 +257,7 @@ class TorchModel(
         if objects.get("loss") is None:
             raise ParamError(
                 "loss: the model has none: it was saved without the one that it was trained with, which has no "
-                "name, or the module makes its own: give it as evaluate(df, loss=...)"
+                "name, or its module makes one itself: give it as evaluate(df, loss=...)"
             )
         spark = dataset.sparkSession
         columns, tensors = self._columns_of(dataset)
