@@ -256,8 +256,8 @@ class TorchModel(
         objects = dict(self._judged_by) | {name: value for name, value in given.items() if value is not None}
         if objects.get("loss") is None:
             raise ParamError(
-                "loss: the model has none: it was saved without the one that it was trained with, which has no "
-                "name, or its module makes one itself: give it as evaluate(df, loss=...)"
+                "loss: the model has none: it was saved without the one that it was trained with, which has "
+                "no name, or its module makes one itself: give it as evaluate(df, loss=...)"
             )
         spark = dataset.sparkSession
         columns, tensors = self._columns_of(dataset)
