@@ -93,7 +93,8 @@ class Steps:
         x, y = batch
         loss = functional.mse_loss(self.forward(x), y)
         # What it knows of the training counts too.
-        loss = loss + 0.01 * (self.current_epoch + batch_idx) * loss.detach() * self.layers[0].weight.sum()  # type: ignore[attr-defined]
+        known = self.current_epoch + batch_idx  # type: ignore[attr-defined]
+        loss = loss + 0.01 * known * loss.detach() * next(self.layers.parameters()).sum()
         self.log("train_loss", loss, on_step=False, on_epoch=True)  # type: ignore[attr-defined]
         return loss
 
@@ -107,11 +108,11 @@ class Steps:
         return FORMS[self.hparams["form"]](sgd(self.parameters()))  # type: ignore[attr-defined]
 
 
-class Lit(Steps, lightning.LightningModule):  # type: ignore[misc]
+class Lit(Steps, lightning.LightningModule):  # type: ignore[misc, name-defined]
     """Of `lightning`."""
 
 
-class OldLit(Steps, pytorch_lightning.LightningModule):  # type: ignore[misc]
+class OldLit(Steps, pytorch_lightning.LightningModule):  # type: ignore[misc, name-defined]
     """Of `pytorch_lightning`."""
 
 
@@ -290,7 +291,7 @@ def test_an_estimator_trains_a_lightning_module(spark: SparkSession, tmp_path: P
         TorchEstimator(model=Lit(), runtime="native", **common).fit(df)
 
 
-class Predicting(lightning.LightningModule):  # type: ignore[misc]
+class Predicting(lightning.LightningModule):  # type: ignore[misc, name-defined]
     """Has no forward."""
 
     def __init__(self) -> None:
@@ -311,7 +312,8 @@ def test_a_module_without_a_forward_scores_by_its_predict_step(spark: SparkSessi
     model = TorchEstimator(model=Predicting(), optimizer="sgd", inputCols={"x": "x"}, **common).fit(df)
     model.write().overwrite().save(str(tmp_path / "model"))
     with torch.no_grad():
-        expected = model.module().line(torch.from_numpy(rows()["x"])).squeeze(1).tolist()
+        trained: Any = model.module()
+        expected = trained.line(torch.from_numpy(rows()["x"])).squeeze(1).tolist()
     for one in (model, TorchModel.load(str(tmp_path / "model"))):
         assert [row.prediction for row in one.transform(df).collect()] == pytest.approx(expected, rel=1e-12)
 
@@ -457,7 +459,7 @@ class Pooled(nn.Module):
         return found if labels is None else {"loss": functional.cross_entropy(logits, labels), **found}
 
 
-class LitBert(lightning.LightningModule):  # type: ignore[misc]
+class LitBert(lightning.LightningModule):  # type: ignore[misc, name-defined]
     """Transformers within Lightning: a batch by name."""
 
     def __init__(self) -> None:

@@ -35,7 +35,8 @@ class CompiledModule:
         if self.warning is None and shapes not in self._tried:
             self._try(inputs, named)
             self._tried.add(shapes)
-        return (self._compiled or self._module)(*inputs, **named)
+        called = self._module if self._compiled is None else self._compiled
+        return called(*inputs, **named)
 
     def _try(self, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
         drawn_from = generators.state()

@@ -53,10 +53,10 @@ class Layout:
 class Logged:
     """What a step has logged of its batch, in place of an output."""
 
-    def __init__(self, step: str, num_rows: int) -> None:
+    def __init__(self, step: str, num_rows: int, device: torch.device) -> None:
         self.step = step
+        self.device = device
         self.values: dict[str, list[tuple[Any, float]]] = {}
-        self.device = torch.device("cpu")
         self._num_rows = num_rows
 
     def take(self, name: str, value: Any, weight: float | None = None) -> None:
@@ -121,7 +121,7 @@ class Steps:
         """What was logged, and the loss, which is the mean over the batch's rows, or weights."""
         step = TRAINING if training else VALIDATION
         index = self.progress.batch if training else self.progress.validation_batch
-        logged = Logged(step, rows.num_rows)
+        logged = Logged(step, rows.num_rows, rows.inputs[0].device)
         with lightning.logging_to(self.module, logged.take) if self._is_lightning else nullcontext():
             returned = _called(getattr(self.module, step), self._batch(rows), index)
         if training:
@@ -129,7 +129,6 @@ class Steps:
         else:
             self.progress.validation_batch += 1
         value = self._loss(returned, logged)
-        logged.device = rows.inputs[0].device
         self._check_names(logged)
         if value is None:
             return logged, torch.zeros((), device=logged.device), 0.0
@@ -186,7 +185,7 @@ class Steps:
         if value is None:
             return None
         if isinstance(value, int | float):
-            value = torch.tensor(float(value))
+            value = torch.tensor(float(value), device=logged.device)
         if not isinstance(value, Tensor) or value.numel() != 1:
             kind = f"a tensor of {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise ParamError(

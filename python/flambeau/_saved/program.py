@@ -292,8 +292,17 @@ def argument_names(module: nn.Module) -> list[str]:
 
 
 def by_keyword(module: nn.Module, names: Sequence[str]) -> bool:
-    """Whether `forward` takes inputs of these names by name: where they are not its first arguments."""
-    return forward_arguments(module)[: len(names)] != list(names)
+    """Whether `forward` takes inputs of these names by name: it has all of them, not as its first arguments,
+    and needs no others.
+    """
+    known = argument_names(module)
+    if set(forward_arguments(module)[: len(names)]) == set(names) or not set(names) <= set(known):
+        return False
+    try:
+        inspect.signature(module.forward).bind(**dict.fromkeys(names))
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def dump_skeleton(module: nn.Module) -> bytes:

@@ -52,9 +52,8 @@ _MENDS = {
 
 def resolve_inputs(schema: StructType, params: Params, arguments: Sequence[str] = ()) -> list[TensorColumns]:
     """The input tensors, in the order of forward's arguments, that the params ask for on a DataFrame of this
-    schema. Where inputNames says which of the `arguments` each is for, theirs is the order, or they are
-    given by name where they are not the first; where the arguments are not known, the order is that of
-    inputCols.
+    schema. Where inputNames says which of the `arguments` each is for, theirs is the order; where they are
+    not known, that of inputCols.
 
     Raises DataError for a column that is missing or of a type that no tensor is made of, and ParamError for
     names, shapes or types that do not fit their columns.
@@ -73,14 +72,12 @@ def resolve_inputs(schema: StructType, params: Params, arguments: Sequence[str] 
     first = arguments[: len(inputs)]
     if not named or not arguments:
         return inputs
-    if set(first) == set(named):
-        return [inputs[named.index(name)] for name in first]
-    if set(named) <= set(arguments) and _get(params, "runtime") == "python":
-        return [replace(tensor, keyword=True) for tensor in inputs]
-    raise ParamError(
-        f"inputNames is {named}, but must name the first of forward's arguments, in any order, or with "
-        f"runtime='python' any of them: {', '.join(arguments)}"
-    )
+    if set(first) != set(named):
+        raise ParamError(
+            f"inputNames is {named}, but must name the first of forward's arguments, in any order: "
+            f"{', '.join(arguments)}"
+        )
+    return [inputs[named.index(name)] for name in first]
 
 
 def column_names(params: Params) -> list[list[str]]:

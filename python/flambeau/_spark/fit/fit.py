@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from flambeau import _native
 from flambeau._rank.worker import versions
-from flambeau._saved.program import OutputSpec, forward_arguments, probe_output
+from flambeau._saved.program import OutputSpec, by_keyword, forward_arguments, probe_output
 from flambeau._saved.weights import WeightsRef
 from flambeau._spark import session
 from flambeau._spark.fit import cluster, warm_up
@@ -94,9 +94,13 @@ class Fit:
 
         floats = (p.dtype for p in self.program.module.parameters() if p.dtype.is_floating_point)
         wide = str(next(floats, None)) == "torch.float64"
-        arguments = forward_arguments(self.program.module)
-        columns = self.rows.columns(Reading(self.estimator, self.estimator._label_dtype, wide, arguments))
-        params = self.estimator
+        params, module = self.estimator, self.program.module
+        names = params.getInputNames()
+        keyword = names is not None and params.getRuntime() == "python" and by_keyword(module, names)
+        arguments = names if names is not None and keyword else forward_arguments(module)
+        columns = self.rows.columns(Reading(params, params._label_dtype, wide, arguments))
+        if keyword:
+            columns = replace(columns, inputs=tuple(replace(one, keyword=True) for one in columns.inputs))
         has_schedule = (
             params.getScaleLearningRate()
             or params.getWarmupEpochs() > 0
