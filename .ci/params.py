@@ -545,8 +545,8 @@ def scala_shared(found: list[Group]) -> str:
 HEAD = """# Params
 
 Every param of the estimators that has a JSON value; `model`, `loss`, `optimizer`, `metrics` and Python's
-`callbacks` and `runtime` are told of in [the guide](guide.md), `lrScheduler` and `lrSchedulerInterval` on [the page about
-training code](training-code.md). This page is made from
+`callbacks` and `runtime` are told of in [the guide](guide.md), `lrScheduler` and `lrSchedulerInterval` on
+[the page about training code](training-code.md). This page is made from
 [the schema of the training job](training-job.schema.json) by `make params`.
 """
 
