@@ -1,4 +1,9 @@
-"""The columns of a training's history that are no metrics."""
+"""The history of a training: what its records hold, and the table that is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 RECORD_COLUMNS = {
     "epoch": "epoch",
@@ -17,4 +22,55 @@ RECORD_COLUMNS = {
     "uncompressedBytes": "uncompressed_bytes",
     "loss": "loss",
 }
-"""Their names in Python, by their names in a record of an epoch."""
+"""The names in Python of what is no metric, by their names in a record of an epoch."""
+
+
+def columns(history: Mapping[str, Any], num_validation_rows: int = 0) -> dict[str, list[Any]]:
+    """The table of epochs of a history as a training's result has it, `{"epochs": [...]}`: a list of one
+    value an epoch, by name.
+
+    The columns of validation rows are there where an epoch was validated.
+    """
+    records = history.get("epochs", [])
+    table: dict[str, list[Any]] = {
+        name: [record.get(key) for record in records]
+        for key, name in RECORD_COLUMNS.items()
+        if any(key in record for record in records) or not records
+    }
+    for name in _names(records, "metrics"):
+        table[name] = [dict(record.get("metrics") or ()).get(name) for record in records]
+    if any(is_validated(record, num_validation_rows) for record in records):
+        table["val_loss"] = [record.get("validationLoss") for record in records]
+        for name in _names(records, "validationMetrics"):
+            table[f"val_{name}"] = [
+                dict(record.get("validationMetrics") or ()).get(name) for record in records
+            ]
+    return table
+
+
+def is_validated(record: Mapping[str, Any], num_validation_rows: int = 0) -> bool:
+    """Whether an epoch's record is one of an epoch that was validated. A loss that is not finite is null in
+    JSON, as that of an epoch without validation rows is, so the number of those rows counts too.
+    """
+    has_figures = record.get("validationLoss") is not None or bool(record.get("validationMetrics"))
+    return has_figures or num_validation_rows > 0
+
+
+def best_epoch(history: Mapping[str, Any]) -> int | None:
+    """The place among the records of the epoch in which `monitor` was best, None where that is not known."""
+    best = history.get("bestEpoch")
+    places = [i for i, record in enumerate(history.get("epochs", [])) if record.get("epoch") == best]
+    return places[0] if best is not None and places else None
+
+
+def watched(table: Mapping[str, Sequence[Any]]) -> str:
+    """The column that a training is judged by at a glance: the validation loss, else the loss."""
+    return "val_loss" if "val_loss" in table else "loss"
+
+
+def _names(records: Sequence[Mapping[str, Any]], key: str) -> list[str]:
+    """The names of the metrics in all records, in the order in which they first come."""
+    names: dict[str, None] = {}
+    for record in records:
+        names.update(dict.fromkeys(name for name, _ in record.get(key) or ()))
+    return list(names)

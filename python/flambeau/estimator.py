@@ -14,6 +14,7 @@ from pyspark.ml.param import Param
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import SparkSession
 
+from flambeau._shown import lines, page
 from flambeau._spark.fit.fit import Fit
 from flambeau._spark.fit.multiple import Fits
 from flambeau._spark.fit.trainable import Trainable, is_object
@@ -21,7 +22,7 @@ from flambeau._spark.rows.sources import FrameRows, ParquetRows
 from flambeau._spark.saving.stages import EstimatorReader, EstimatorWriter
 from flambeau._spark.work_directory import new_id, temporary_directory
 from flambeau.errors import ParamError
-from flambeau.model import TorchClassificationModel, TorchModel, TorchRegressionModel
+from flambeau.model import TorchClassificationModel, TorchModel, TorchRegressionModel, params_text
 from flambeau.params import HasConstructor
 
 if TYPE_CHECKING:
@@ -101,6 +102,10 @@ class TorchEstimator(HasConstructor, Trainable, Estimator["TorchModel"], MLWrita
         path = f"file://{temporary_directory()}/estimators/{new_id()}"
         java_stage.write().overwrite().save(path)
         return cast("Self", cls.load(path))
+
+    def _repr_html_(self) -> str:
+        """The estimator as a notebook shows it."""
+        return page(f"{type(self).__name__} {self.uid}", [("params", lines(params_text(self)))])
 
     def _fit(self, dataset: DataFrame) -> TorchModel:
         return cast("TorchModel", Fit.of(self, FrameRows(dataset)).run())

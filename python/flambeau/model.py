@@ -9,19 +9,30 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from pyspark.ml.util import MLReadable, MLWritable
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, BooleanType, DoubleType, FloatType, LongType, StructField, StructType
+from pyspark.sql.types import StructField, StructType
 
-from flambeau._history import RECORD_COLUMNS
-from flambeau._saved.program import OutputSpec, OutputTensor, instantiate
+from flambeau import _history, _shown
+from flambeau._saved.program import OutputSpec, instantiate
 from flambeau._saved.weights import WeightsRef, load_into
+from flambeau._score.gpu_slots import NUM_SLOTS
 from flambeau._score.heads import CLASS_FIELDS, Head
 from flambeau._score.scoring import Scorer
-from flambeau._spark.columns import expressions, find_field, quoted, resolve_inputs, resolve_tensor
+from flambeau._spark.columns import (
+    column_names,
+    expressions,
+    find_field,
+    quoted,
+    resolve_inputs,
+    resolve_tensor,
+)
 from flambeau._spark.files import fetched
 from flambeau._spark.fitted import Fitted
+from flambeau._spark.outputs import check_thresholds, checked_kind, class_type, column_type
+from flambeau._spark.rows.shards import resolve_labels
 from flambeau._spark.saving.stages import ModelReader, ModelWriter
-from flambeau._spark.transform import native_scoring
+from flambeau._spark.transform import evaluation, local, native_scoring, sql
 from flambeau._spark.transform.udf import gpu_tasks_of, scalar_udf, whole_arrays
 from flambeau._tensors import TensorColumns
 from flambeau.errors import DataError, ParamError
@@ -33,14 +44,21 @@ from flambeau.params import (
     HasOutputColumns,
     HasRuntime,
 )
+from flambeau.params.objects import describe
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pyspark.ml.param import Params
     from pyspark.ml.util import MLReader, MLWriter
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
     from torch import nn
 
     from flambeau._score.heads import Head
+
+
+_CLASS_COLUMNS = ("rawPredictionCol", "probabilityCol", "predictionCol")
+"""The params of a classifier's columns, in their order in a DataFrame."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +83,41 @@ class TrainingSummary:
     numRows: int
     numValidationRows: int
     trainingSeconds: float | None
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input of a fitted model.
+
+    Attributes
+    ----------
+    name : the argument of the module's forward, or what the params call the input.
+    columns : the columns that it is made of.
+    dtype : the tensor's type: float32, float64, int64, bool or uint8.
+    shape : that of one row: () for a single number.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Output:
+    """A column that a fitted model adds, or a field of it where the module returns several tensors.
+
+    Attributes
+    ----------
+    name : the column, or `<column>.<field>`, as `select` takes it.
+    kind : what the module's output is: `number`, `logits`, `probabilities`, `log_probabilities`, `labels` or
+        `label_probabilities`.
+    columnType : its type in Spark, such as `double`, `array<float>` or `vector`.
+    """
+
+    name: str
+    kind: str
+    columnType: str
 
 
 @dataclass(frozen=True)
@@ -134,20 +187,7 @@ class TorchModel(
         of its steps overflowed and were skipped.
         `pandas.DataFrame(model.history)` is the table of epochs.
         """
-        records = self._history.get("epochs", [])
-        columns: dict[str, list[Any]] = {
-            name: [r.get(key) for r in records]
-            for key, name in RECORD_COLUMNS.items()
-            if any(key in r for r in records) or not records
-        }
-        validated = any(r.get("validationLoss") is not None or r.get("validationMetrics") for r in records)
-        for name in _names(records, "metrics"):
-            columns[name] = [dict(r.get("metrics") or ()).get(name) for r in records]
-        if validated:
-            columns["val_loss"] = [r.get("validationLoss") for r in records]
-            for name in _names(records, "validationMetrics"):
-                columns[f"val_{name}"] = [dict(r.get("validationMetrics") or ()).get(name) for r in records]
-        return columns
+        return _history.columns(self._history, self._counts["numValidationRows"])
 
     @property
     def hasSummary(self) -> bool:
@@ -174,6 +214,159 @@ class TorchModel(
             Checkpoint(told["epoch"], told["step"], told["uri"], told["weights"], told["history"], self)
             for told in self._checkpoints
         ]
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """What the module was trained on, in the order of forward's arguments."""
+        return tuple(Input(t.name, t.columns, t.dtype, t.shape or ()) for t in self._inputs)
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """What `transform` adds to a DataFrame."""
+        root, heads = self.getPredictionCol(), self._heads()
+        kind = self._result_type(())
+        if not root:
+            return ()
+        if self._output.single is not None:
+            return (Output(root, heads[0].kind, kind.simpleString()),)
+        fields = cast("StructType", kind).fields
+        return tuple(
+            Output(f"{root}.{head.name}", head.kind, field.dataType.simpleString())
+            for head, field in zip(heads, fields, strict=True)
+        )
+
+    def predict(self, data: Any) -> Any:
+        """What `transform` gives, computed in this process, without Spark.
+
+        `data` is a pandas DataFrame with the columns that the model reads, or numpy arrays: one of the only
+        input, `[rows, ...]`, or a dict of them by the names of `inputs`. A DataFrame gives a DataFrame with
+        the output columns and the same index; an output of several tensors gives a column for each, named as
+        in `outputs`. Arrays give the array of the output, or a dict of arrays where there are several.
+
+        In a pandas column of objects or of a nullable type a missing value counts as a null, which is
+        refused; a NaN among numpy's floats goes to the module as one. Raises DataError and ParamError as
+        `transform` does.
+        """
+        import pandas as pd
+
+        self._check_fitted()
+        wanted = self._output_columns()
+        if isinstance(data, pd.DataFrame):
+            needed = {name for columns in column_names(self) for name in columns}
+            columns, tensors = local.of_frame(data, needed, self._tensors_of)
+        else:
+            columns, tensors = local.of_arrays(data, self._inputs)
+        with fetched(self._weights) as path:
+            weights = replace(self._weights, uri=str(path), content=None)
+            scorer = self._scorer(tensors, [param for param, _ in wanted], weights)
+            made = local.predicted(scorer, columns, wanted) if wanted else {}
+        if isinstance(data, pd.DataFrame):
+            return local.as_frame(made, data.index)
+        return next(iter(made.values())) if len(made) == 1 else made
+
+    def evaluate(self, dataset: DataFrame, loss: Any = None, metrics: Any = None) -> dict[str, float | None]:
+        """The loss and the metrics of the model on a DataFrame, by their names in `history`, computed on the
+        executors in one job.
+
+        They are what validation of a fit gives on the same rows: weighted by `weightCol` where that is set,
+        and None where no finite number comes out. `loss` and `metrics` are, where not given, those that the
+        model was trained with; a loaded model has them where they were given by name. Validation in another
+        precision than float32 may differ in later digits. Raises ParamError where no loss is known, DataError
+        for rows that are refused, and where there are none.
+        """
+        self._check_fitted()
+        given = {"loss": loss, "metrics": metrics}
+        objects = dict(self._judged_by) | {name: value for name, value in given.items() if value is not None}
+        if objects.get("loss") is None:
+            raise ParamError(
+                "loss: the model was saved without the one that it was trained with, which has no name: give "
+                "it as evaluate(df, loss=...)"
+            )
+        spark = dataset.sparkSession
+        columns, tensors = self._columns_of(dataset)
+        scorer = self._scorer(tensors, (), self._weights_of_workers(spark), gpu_tasks_of(spark))
+        floats = (p.dtype for p in instantiate(self._programs).parameters() if p.dtype.is_floating_point)
+        wide = str(next(floats, None)) == "torch.float64"
+        labels = resolve_labels(dataset.schema, self, self._label_dtype, wide)
+        return evaluation.evaluated(dataset, scorer, columns, labels, objects)
+
+    def udf(self, name: str | None = None) -> Any:
+        """The model as a function of columns, for the active session; with a name it is one of SQL too:
+        `SELECT score(x1, x2) FROM t`.
+
+        It takes the columns of `inputs` in their order and gives what `transform` writes as `predictionCol`;
+        that of a classifier gives a struct of `rawPrediction`, `probability` and `prediction`, with arrays in
+        place of vectors. Raises ParamError for a model that is not fitted.
+        """
+        self._check_fitted()
+        spark = SparkSession.active()
+        wanted = _CLASS_COLUMNS if self._class_fields else ("predictionCol",)
+        scorer = self._scorer(self._inputs, wanted, self._weights_of_workers(spark), gpu_tasks_of(spark))
+        return sql.function_of(scorer, self._result_type(wanted), name, spark)
+
+    def plot(self, *columns: str, ax: Axes | None = None) -> Axes:
+        """Draws columns of `history` over the epochs with matplotlib, the losses where none are named, and
+        marks the best epoch; returns the Axes, new ones where none are given.
+
+        Raises ParamError for a column that there is not, and FlambeauError without matplotlib.
+        """
+        from flambeau._plot import plotted
+
+        return plotted(self.history, columns or None, _history.best_epoch(self._history), ax)
+
+    def __repr__(self) -> str:
+        if not self._is_fitted:
+            return super().__repr__()
+        inputs = ", ".join(_input_text(tensor) for tensor in self.inputs)
+        outputs = ", ".join(f"{output.name}: {output.columnType}" for output in self.outputs)
+        parts = [f"uid={self.uid}", f"inputs=[{inputs}]", f"outputs=[{outputs}]"]
+        table = self.history
+        column, best = _history.watched(table), _history.best_epoch(self._history)
+        if table["epoch"]:
+            place = len(table["epoch"]) - 1 if best is None else best
+            which = "last" if best is None else "best"
+            value = _shown.number(table[column][place])
+            parts.append(f"{column}={value} in the {which} epoch, {table['epoch'][place]}")
+        return f"{type(self).__name__}: {', '.join(parts)}"
+
+    def _repr_html_(self) -> str:
+        """The model as a notebook shows it."""
+        if not self._is_fitted:
+            return _shown.page(repr(self), [])
+        table = self.history
+        best, last = _history.best_epoch(self._history), len(table["epoch"]) - 1
+        epochs = {"last": last} if best is None or last < 0 else {"best": best, "last": last}
+        figures = [name for name in table if name == "loss" or name not in _history.RECORD_COLUMNS.values()]
+        rows = [
+            [name, *(_shown.number(table[name][place]) for place in epochs.values())]
+            for name in figures
+            if last >= 0
+        ]
+        header = [
+            "",
+            *(f"{which} epoch ({table['epoch'][place]})" for which, place in epochs.items() if rows),
+        ]
+        losses = {name: table[name] for name in ("loss", "val_loss") if name in table}
+        outputs = [f"{o.name}: {o.columnType} ({o.kind})" for o in self.outputs]
+        return _shown.page(
+            f"{type(self).__name__} {self.uid}",
+            [
+                ("module", _shown.lines([self._module_text()])),
+                ("inputs", _shown.lines([_input_text(tensor, columns=True) for tensor in self.inputs])),
+                ("outputs", _shown.lines(outputs)),
+                ("params", _shown.lines(params_text(self))),
+                ("training", _shown.table(header, rows)),
+                ("loss", _shown.curves(losses)),
+            ],
+        )
+
+    def _module_text(self) -> str:
+        """The module in a line, without reading an exported program, which takes seconds."""
+        if not self._programs.keys() & {"pickle", "scripted"}:
+            return "an exported program"
+        module: Any = instantiate({f: d for f, d in self._programs.items() if f in ("pickle", "scripted")})
+        name = module.original_name if "scripted" in self._programs else type(module).__name__
+        return f"{name} with {sum(p.numel() for p in module.parameters()):,} parameters"
 
     def module(self) -> nn.Module:
         """The trained module in eval mode on the CPU, with weights of its own: a plain `torch.nn.Module`.
@@ -203,6 +396,9 @@ class TorchModel(
         pickle. Raises FlambeauError for what is not a saved model of this class, and where
         `spark.flambeau.allowPickle` or `spark.flambeau.allowScripts` is false and refuses every program that
         there is. A program is code of whoever saved it.
+
+        Where no Spark session runs, a directory of this machine is read without one, and of its programs
+        those that do nothing but compute.
         """
         return cast("Self", ModelReader(cls, module).load(path))
 
@@ -239,7 +435,9 @@ class TorchModel(
         if self.getRuntime() == "native":
             return native_scoring.transform(self, dataset)
         wanted = [param for param, _ in outputs]
-        score = self._udf(tensors, wanted, len(columns), dataset.sparkSession)(*columns)
+        spark = dataset.sparkSession
+        scorer = self._scorer(tensors, wanted, self._weights_of_workers(spark), gpu_tasks_of(spark))
+        score = scalar_udf(scorer, self._result_type(wanted), len(columns))(*columns)
         return self._add_outputs(dataset, score, F.col)
 
     def _columns_of(self, dataset: DataFrame) -> tuple[list[Column], list[TensorColumns]]:
@@ -247,6 +445,17 @@ class TorchModel(
         make.
         """
         schema = dataset.schema
+        tensors = self._tensors_of(schema)
+        columns = []
+        for tensor in tensors:
+            for name, column in zip(tensor.columns, expressions(schema, tensor, "input"), strict=True):
+                columns.append(whole_arrays(column, name, find_field(schema, name, "input").dataType))
+        return columns, tensors
+
+    def _tensors_of(self, schema: StructType) -> list[TensorColumns]:
+        """The module's inputs in terms of a schema's columns, with the types and shapes that were trained on.
+        Raises DataError and ParamError where they cannot be had.
+        """
         found = resolve_inputs(schema, self, [tensor.name for tensor in self._inputs])
         if len(found) != len(self._inputs):
             trained = ", ".join(tensor.name for tensor in self._inputs)
@@ -254,7 +463,7 @@ class TorchModel(
                 f"the params name {len(found)} inputs, "
                 f"and the model was trained on {len(self._inputs)}: {trained}"
             )
-        columns, tensors = [], []
+        tensors = []
         for now, then in zip(found, self._inputs, strict=True):
             tensor = resolve_tensor(schema, now.name, now.columns, then.dtype, "input")
             wanted = _numbers(then)
@@ -264,18 +473,20 @@ class TorchModel(
                     f"where {wanted} were trained on"
                 )
             tensors.append(TensorColumns(now.name, now.columns, then.dtype, then.shape))
-            trained_on = replace(tensor, shape=then.shape)
-            for name, column in zip(tensor.columns, expressions(schema, trained_on, "input"), strict=True):
-                columns.append(whole_arrays(column, name, find_field(schema, name, "input").dataType))
-        return columns, tensors
+        return tensors
 
-    def _udf(
-        self, tensors: Sequence[TensorColumns], wanted: Sequence[str], num_columns: int, spark: SparkSession
-    ) -> Any:
-        scorer = Scorer(
+    def _scorer(
+        self,
+        tensors: Sequence[TensorColumns],
+        wanted: Sequence[str],
+        weights: WeightsRef,
+        gpu_tasks: int = NUM_SLOTS,
+    ) -> Scorer:
+        """What scores these tensors; `wanted` are a classifier's params that name columns."""
+        return Scorer(
             # The graph for training stays here.
             programs={form: data for form, data in self._programs.items() if form != "exportedTrain"},
-            weights=self._weights_of_workers(spark),
+            weights=weights,
             inputs=tuple(tensors),
             output=self._output,
             batch_size=self.getInferenceBatchSize(),
@@ -283,9 +494,8 @@ class TorchModel(
             fields=tuple(name.removesuffix("Col") for name in wanted) if self._class_fields else (),
             sys_path=tuple(sys.path),
             device=self.getDevice(),
-            gpu_tasks=gpu_tasks_of(spark),
+            gpu_tasks=gpu_tasks,
         )
-        return scalar_udf(scorer, self._result_type(wanted), num_columns)
 
     def _output_columns(self) -> list[tuple[str, str]]:
         """The params that name output columns and the columns' names; an empty name leaves that column
@@ -297,7 +507,7 @@ class TorchModel(
     def _result_type(self, wanted: Sequence[str]) -> DataType:
         heads = self._heads()
         types = [
-            _column_type(tensor) if head.kind == "number" else _class_type(head.kind, CLASS_FIELDS)
+            column_type(tensor) if head.kind == "number" else class_type(head.kind, CLASS_FIELDS)
             for tensor, head in zip(self._output.tensors, heads, strict=True)
         ]
         if self._output.single is not None:
@@ -319,9 +529,9 @@ class TorchModel(
         threshold, thresholds = self._value("threshold"), self._value("thresholds")
         heads = []
         for name, said, tensor in zip(names, kinds, tensors, strict=True):
-            kind = _checked_kind(said, tensor)
+            kind = checked_kind(said, tensor)
             if kind != "number":
-                _check_thresholds(tensor, kind, threshold, thresholds)
+                check_thresholds(tensor, kind, threshold, thresholds)
             heads.append(Head(name, kind, threshold, thresholds))
         return heads
 
@@ -340,6 +550,7 @@ class TorchRegressionModel(TorchModel):
 
     __module__ = "flambeau"
     _parents = "TorchRegressor"
+    _label_dtype = "float32"
 
     def _check_output(self, output: OutputSpec) -> None:
         if any(kind != "number" for kind in self._value("outputKinds") or ()):
@@ -371,6 +582,14 @@ class TorchClassificationModel(TorchModel, HasClassColumns):
     __module__ = "flambeau"
     _parents = "TorchClassifier"
     _class_fields = True
+    _label_dtype = "int64"
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """What `transform` adds to a DataFrame."""
+        kind = self._heads()[0].kind
+        types = {"predictionCol": class_type(kind, ["prediction"])["prediction"].dataType.simpleString()}
+        return tuple(Output(name, kind, types.get(param, "vector")) for param, name in self._output_columns())
 
     @property
     def numClasses(self) -> int:
@@ -395,11 +614,10 @@ class TorchClassificationModel(TorchModel, HasClassColumns):
             raise ParamError("outputKinds: a classifier's output is no number; use TorchRegressor")
 
     def _output_columns(self) -> list[tuple[str, str]]:
-        names = ("rawPredictionCol", "probabilityCol", "predictionCol")
-        return [(name, self.getOrDefault(name)) for name in names if self.getOrDefault(name)]
+        return [(name, self.getOrDefault(name)) for name in _CLASS_COLUMNS if self.getOrDefault(name)]
 
     def _result_type(self, wanted: Sequence[str]) -> DataType:
-        return _class_type(self._heads()[0].kind, [name.removesuffix("Col") for name in wanted])
+        return class_type(self._heads()[0].kind, [name.removesuffix("Col") for name in wanted])
 
     def _default_kind(self) -> str:
         return self._classes or "logits"
@@ -415,63 +633,17 @@ class TorchClassificationModel(TorchModel, HasClassColumns):
         return dataset.withColumn(held, score).withColumns(made).drop(held)
 
 
-def _checked_kind(given: str, tensor: OutputTensor) -> str:
-    """A kind that `outputKinds` gives to an output, as `Head` has it. Raises ParamError where it is not one
-    of such an output.
-    """
-    single = {"logit": "logits", "probability": "probabilities"}
-    what = f"outputKinds: {given!r} is for an output of {{}}, and {tensor.name or 'the output'} has "
-    what += f"{list(('rows', *tensor.shape))}"
-    if given in single and not tensor.is_scalar:
-        raise ParamError(what.format("one number a row"))
-    if given in ("labels", "label_probabilities") and (len(tensor.shape) != 1 or tensor.is_scalar):
-        raise ParamError(what.format("several labels, [rows, labels]"))
-    if given != "number" and len(tensor.shape) > 1:
-        raise ParamError(what.format("one number or one dimension a row"))
-    return single.get(given, given)
+def params_text(params: Params) -> list[str]:
+    """The params that are set, in a line each, objects by what they are."""
+    values = {param.name: params.getOrDefault(param) for param in params.params if params.isSet(param)}
+    return [f"{name}: {describe(value)}" for name, value in values.items()]
 
 
-def _check_thresholds(
-    tensor: OutputTensor, kind: str, threshold: float | None, thresholds: Sequence[float] | None
-) -> None:
-    """Raises ParamError where they do not fit an output of classes."""
-    num_classes = 2 if tensor.is_scalar else tensor.shape[0]
-    if threshold is not None and thresholds is not None:
-        raise ParamError("threshold and thresholds are both set: unset one of them, with None")
-    if threshold is not None and num_classes > 2 and not kind.startswith("label"):
-        raise ParamError(
-            f"threshold is for two classes or for labels, and there are {num_classes} classes: set "
-            "thresholds, one for each"
-        )
-    if thresholds is not None and len(thresholds) != num_classes:
-        raise ParamError(f"thresholds has {len(thresholds)} entries, and there are {num_classes} classes")
-
-
-def _class_type(kind: str, fields: Sequence[str]) -> DataType:
-    """The struct of an output of classes."""
-    vector = ArrayType(DoubleType(), False)
-    types: dict[str, DataType] = {
-        "prediction": vector if kind.startswith("label") else DoubleType(),
-        "rawPrediction": vector,
-        "probability": vector,
-    }
-    return StructType([StructField(name, types[name]) for name in fields])
-
-
-def _column_type(tensor: OutputTensor) -> DataType:
-    """Spark's type of a column with this output: double for one number a row, (nested) arrays otherwise."""
-    if tensor.is_scalar:
-        return DoubleType()
-    kind: DataType = FloatType()
-    if tensor.dtype == "float64":
-        kind = DoubleType()
-    elif tensor.dtype == "bool":
-        kind = BooleanType()
-    elif "float" not in tensor.dtype:
-        kind = LongType()
-    for _ in tensor.shape:
-        kind = ArrayType(kind, False)
-    return kind
+def _input_text(tensor: Input, columns: bool = False) -> str:
+    """An input in a line: `features: float32[4]`, with its columns where they are asked for."""
+    sizes = ", ".join(map(str, tensor.shape))
+    text = f"{tensor.name}: {tensor.dtype}[{sizes}]"
+    return f"{text} of {', '.join(tensor.columns)}" if columns else text
 
 
 def _numbers(tensor: TensorColumns) -> int:
@@ -480,11 +652,3 @@ def _numbers(tensor: TensorColumns) -> int:
     for length in tensor.shape or ():
         size *= length
     return size
-
-
-def _names(records: Sequence[Mapping[str, Any]], key: str) -> list[str]:
-    """The names of the metrics in all records, in the order in which they first come."""
-    names: dict[str, None] = {}
-    for record in records:
-        names.update(dict.fromkeys(name for name, _ in record.get(key) or ()))
-    return list(names)

@@ -17,13 +17,14 @@ from flambeau.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-_NUMPY = {
+NUMPY = {
     "float32": np.float32,
     "float64": np.float64,
     "int64": np.int64,
     "bool": np.bool_,
     "uint8": np.uint8,
 }
+"""Numpy's types of the tensors' dtypes."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class InputRows:
         for tensor in inputs:
             mine = columns[taken : taken + len(tensor.columns)]
             taken += len(mine)
-            dtype = _NUMPY[tensor.dtype]
+            dtype = NUMPY[tensor.dtype]
             values = [_values(a, name, tensor, dtype) for a, name in zip(mine, tensor.columns, strict=True)]
             rows.append(InputRows(values, tensor.shape or ()))
         return rows
@@ -86,7 +87,7 @@ def _values(array: pa.Array, name: str, tensor: TensorColumns, dtype: Any) -> np
     """One column's values, flat but for the rows' order."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
-    _refuse_nulls(array, name)
+    refuse_nulls(array, name)
     if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
         _check_lengths(pc.binary_length(array), name, tensor)
         width = np.int64 if pa.types.is_large_binary(array.type) else np.int32
@@ -97,7 +98,7 @@ def _values(array: pa.Array, name: str, tensor: TensorColumns, dtype: Any) -> np
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
         _check_lengths(pc.list_value_length(array), name, tensor)
         array = array.flatten()
-        _refuse_nulls(array, name, "an array with a null in it")
+        refuse_nulls(array, name, "an array with a null in it")
     elif tensor.shape not in ((), None) and len(tensor.columns) == 1 and math.prod(tensor.shape) != 1:
         raise DataError(
             f"column {name!r} holds single numbers, where arrays of {math.prod(tensor.shape)} were trained on"
@@ -106,7 +107,8 @@ def _values(array: pa.Array, name: str, tensor: TensorColumns, dtype: Any) -> np
     return values.astype(dtype, copy=False)
 
 
-def _refuse_nulls(array: pa.Array, name: str, what: str = "a null") -> None:
+def refuse_nulls(array: pa.Array, name: str, what: str = "a null") -> None:
+    """Raises DataError where the column holds a null."""
     if array.null_count:
         raise DataError(
             f"column {name!r} holds {what}: fill it (Imputer, DataFrame.fillna) or drop those rows "

@@ -29,6 +29,7 @@ from flambeau._saved.weights import WeightsRef, load_into
 from flambeau._score import gpu_slots
 from flambeau._score.heads import CLASS_FIELDS, Head
 from flambeau._score.input_rows import InputRows, Rows
+from flambeau._score.pieces import Pieces, rows_at_once
 from flambeau._score.placement import Place, place_of_task
 from flambeau._tensors import TensorColumns
 from flambeau.errors import FlambeauError
@@ -65,45 +66,65 @@ class Scorer:
     gpu_tasks: int = gpu_slots.NUM_SLOTS
 
     def score(self, batches: Iterator[Any]) -> Generator[pa.Array]:
-        """For each batch, a tuple of the inputs' columns in order, the array of its results."""
-        import torch
+        """For each batch, a tuple of the inputs' columns in order, the array of its results. To be called in
+        a Python worker of Spark's.
+        """
+        prepare_worker(self.sys_path)
+        yield from self.score_here(batches)
 
-        for entry in self.sys_path:
-            if entry not in sys.path:
-                sys.path.append(entry)
-        # Spark runs one task a core and says in OMP_NUM_THREADS how many cores a task has.
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+    def score_here(self, batches: Iterator[Any]) -> Generator[pa.Array]:
+        """As `score`, in a process whose settings are not this module's to change."""
         place = place_of_task(self.device)
         rows = map(self._rows, batches)
         with closing(self._on_cpu(rows) if place is None else self._on_gpu(place, rows)) as outputs:
             yield from map(self._array, outputs)
+
+    @contextmanager
+    def module(self) -> Iterator[tuple[nn.Module, torch.device]]:
+        """The module where this task computes, for the time of the block: on the CPU, or on a GPU once that
+        has a slot for the task.
+        """
+        import torch
+
+        place = place_of_task(self.device)
+        if place is None:
+            yield _module(self.programs, self.weights, "cpu"), torch.device("cpu")
+            return
+        with self._on_device(place) as module:
+            yield module, torch.device(place.device)
+
+    @contextmanager
+    def _on_device(self, place: Place) -> Iterator[nn.Module]:
+        from flambeau._score.gpu_scoring import explained
+
+        device = place.device
+        with (
+            gpu_slots.held(place.uuid, self.gpu_tasks, place.task),
+            explained(device, self.batch_size),
+            _resident(_module(self.programs, self.weights, device), self.weights, device) as module,
+        ):
+            yield module
 
     def _rows(self, batch: Any) -> Rows:
         columns = batch if isinstance(batch, tuple) else (batch,)
         return InputRows.of(self.inputs, columns), len(columns[0])
 
     def _on_cpu(self, batches: Iterator[Rows]) -> Generator[list[Tensor]]:
-        _native.keep_freed_batches()
         module = _module(self.programs, self.weights, "cpu")
+        pieces = Pieces(rows_at_once(self.inputs, self.output, self.batch_size))
         for rows, num_rows in batches:
-            yield self._outputs(module, rows, num_rows)
+            yield self._outputs(module, rows, num_rows, pieces)
 
     def _on_gpu(self, place: Place, batches: Iterator[Rows]) -> Generator[list[Tensor]]:
         """The same on a task's GPU, once that has a slot for the task."""
-        from flambeau._score.gpu_scoring import GpuScoring, explained
-
-        device = place.device
+        from flambeau._score.gpu_scoring import GpuScoring
 
         def forward(inputs: Sequence[Tensor], num_rows: int) -> list[Tensor]:
             return self._checked(module(*inputs), num_rows)
 
-        with (
-            gpu_slots.held(place.uuid, self.gpu_tasks, place.task),
-            explained(device, self.batch_size),
-            _resident(_module(self.programs, self.weights, device), self.weights, device) as module,
-        ):
+        with self._on_device(place) as module:
             pinned = functools.partial(self._results, pin_memory=True)
-            yield from GpuScoring(device, self.batch_size, forward, pinned).results(batches)
+            yield from GpuScoring(place.device, self.batch_size, forward, pinned).results(batches)
 
     def _array(self, outputs: Sequence[Tensor]) -> pa.Array:
         import torch
@@ -119,7 +140,9 @@ class Scorer:
             return results[0]
         return pa.StructArray.from_arrays(results, names=[head.name for head in self.heads])
 
-    def _outputs(self, module: nn.Module, rows: Sequence[InputRows], num_rows: int) -> list[Tensor]:
+    def _outputs(
+        self, module: nn.Module, rows: Sequence[InputRows], num_rows: int, pieces: Pieces
+    ) -> list[Tensor]:
         """What the module returns for all rows, of the types that the results have.
 
         The module's own tensors are freed batch by batch, for the next one to lie in the same memory.
@@ -127,13 +150,16 @@ class Scorer:
         import torch
 
         joined: list[Tensor] = []
+
+        def run(start: int, stop: int) -> None:
+            found = self._checked(module(*[part.tensor(start, stop) for part in rows]), stop - start)
+            if not joined:
+                joined.extend(self._results(num_rows, [tensor.dtype for tensor in found]))
+            for whole, tensor in zip(joined, found, strict=True):
+                whole[start:stop] = tensor
+
         with torch.inference_mode():
-            for start in range(0, num_rows, self.batch_size):
-                stop = min(start + self.batch_size, num_rows)
-                found = self._checked(module(*[part.tensor(start, stop) for part in rows]), stop - start)
-                joined = joined or self._results(num_rows, [tensor.dtype for tensor in found])
-                for whole, tensor in zip(joined, found, strict=True):
-                    whole[start:stop] = tensor
+            pieces.over(num_rows, run)
         return joined or self._results(0)
 
     def _results(
@@ -167,6 +193,20 @@ class Scorer:
                 f"where {_shapes(wanted)} was expected"
             )
         return [tensor for _, tensor in named]
+
+
+def prepare_worker(sys_path: Sequence[str]) -> None:
+    """Makes a Python worker of Spark's one that computes: where it imports from, how many threads torch has,
+    and that memory stays with the process from batch to batch.
+    """
+    import torch
+
+    for entry in sys_path:
+        if entry not in sys.path:
+            sys.path.append(entry)
+    # Spark runs one task a core and says in OMP_NUM_THREADS how many cores a task has.
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+    _native.keep_freed_batches()
 
 
 def _module(programs: Mapping[str, bytes], weights: WeightsRef, device: str) -> nn.Module:

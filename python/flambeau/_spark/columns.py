@@ -7,7 +7,6 @@ on.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from pyspark.ml.functions import vector_to_array
 from pyspark.sql import functions as F
 
+from flambeau._suggest import suggestion
 from flambeau._tensors import TensorColumns
 from flambeau.errors import DataError, ParamError
 
@@ -80,6 +80,11 @@ def resolve_inputs(schema: StructType, params: Params, arguments: Sequence[str] 
     return [inputs[named.index(name)] for name in first]
 
 
+def column_names(params: Params) -> list[list[str]]:
+    """The columns of each input that the params name."""
+    return _input_columns(params)[1]
+
+
 def resolve_tensor(
     schema: StructType, name: str, columns: Sequence[str], dtype: str | None, role: Role
 ) -> TensorColumns:
@@ -115,11 +120,9 @@ def find_field(schema: StructType, column: str, role: str) -> StructField:
             return field
     if (path := _path_in(schema, column)) is not None:
         return _renamed(path[-1], column)
-    close = difflib.get_close_matches(column, schema.fieldNames(), n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise DataError(
-        f"no column {column!r} for the {role}: the DataFrame has {', '.join(schema.fieldNames())}{hint}"
-    )
+    names = schema.fieldNames()
+    hint = suggestion(column, names)
+    raise DataError(f"no column {column!r} for the {role}: the DataFrame has {', '.join(names)}{hint}")
 
 
 def _path_in(schema: StructType, column: str) -> list[StructField] | None:

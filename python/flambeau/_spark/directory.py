@@ -358,9 +358,14 @@ class _replacing:
             self._part.unlink(missing_ok=True)
 
 
-def load_metadata(spark: SparkSession, path: str) -> dict[str, Any]:
+def load_metadata(spark: SparkSession | None, path: str) -> dict[str, Any]:
     """Spark ML's metadata of a saved stage. Raises FlambeauError where there is none."""
-    row = spark.read.text(f"{path.rstrip('/')}/metadata").first()
+    if spark is None:
+        parts = sorted(Path(str(local_path(path)), "metadata").glob("part-*"))
+        lines = [line for part in parts for line in part.read_text().splitlines()]
+        row = lines[:1] or None
+    else:
+        row = spark.read.text(f"{path.rstrip('/')}/metadata").first()
     if row is None:
         raise FlambeauError(f"{path} has no metadata; it is not a saved stage, or was not written to its end")
     metadata: dict[str, Any] = json.loads(row[0])

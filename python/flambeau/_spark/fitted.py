@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pyspark.ml import Model
@@ -42,9 +43,13 @@ class Fitted(Model):
     _programs_in_jvm: tuple[Any, Mapping[str, bytes], Mapping[str, Any]] | None = None
     """The SparkContext whose JVM has programs of the model's, those programs, and what it has of each."""
     _checkpoints: tuple[Mapping[str, Any], ...] = ()
+    _judged_by: Mapping[str, Any] = MappingProxyType({})
+    """The loss and the metrics of the training, as they were given, by those names."""
 
     _parents: ClassVar[str] = "TorchEstimator"
     _class_fields: ClassVar[bool] = False
+    _label_dtype: ClassVar[str | None] = None
+    """The type that labels are read as; None follows their columns."""
 
     @classmethod
     def _create(
@@ -90,6 +95,8 @@ class Fitted(Model):
         estimator._copyValues(model)
         model._check_output(output)
         model._output, model._classes = output, output_kind(estimator, output)
+        known = [name for name in ("loss", "metrics") if estimator.hasParam(name)]
+        model._judged_by = {name: estimator.getOrDefault(name) for name in known if estimator.isDefined(name)}
         model._heads()
         return model
 
@@ -116,9 +123,14 @@ class Fitted(Model):
     def _check_output(self, output: OutputSpec) -> None:
         """Raises ParamError where the module's output is not what this kind of model gives."""
 
+    @property
+    def _is_fitted(self) -> bool:
+        """Whether the model came from a fit or was loaded."""
+        return hasattr(self, "_weights")
+
     def _check_fitted(self) -> None:
         """Raises ParamError for a model that was made by calling its class."""
-        if not hasattr(self, "_weights"):
+        if not self._is_fitted:
             raise ParamError(
                 f"{type(self).__name__} holds no trained module; get one from {self._parents}.fit or load"
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import threading
 from collections.abc import Callable, Iterable
@@ -36,6 +37,16 @@ T = TypeVar("T")
 def is_connect(spark: SparkSession) -> bool:
     """Whether the session is a Spark Connect client."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def is_running() -> bool:
+    """Whether this process has a session, or is told of a server that is to give it one."""
+    import pyspark
+
+    # A client of Spark Connect alone comes without the class.
+    context: Any = getattr(pyspark, "SparkContext", None)
+    is_told = any(name in os.environ for name in ("SPARK_CONNECT_MODE_ENABLED", "SPARK_REMOTE"))
+    return is_told or (context is not None and context._active_spark_context is not None)
 
 
 def classic_context(spark: SparkSession) -> SparkContext | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pyspark.ml import Model
 
+from flambeau._suggest import suggestion
 from flambeau.errors import ParamError
 
 KINDS = (
@@ -161,6 +162,7 @@ def one_of(*allowed: str) -> Callable[[Any], str]:
     def convert(value: Any) -> str:
         if value in allowed:
             return str(value)
-        raise ParamError(f"must be {' or '.join(map(repr, allowed))}, got {value!r}")
+        hint = suggestion(value, allowed) if isinstance(value, str) else ""
+        raise ParamError(f"must be {' or '.join(map(repr, allowed))}, got {value!r}{hint}")
 
     return convert

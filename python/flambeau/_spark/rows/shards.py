@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
-    from flambeau.params import HasTrainingParams
+    from flambeau.params import HasLabelColumns, HasTrainingParams
 
 # The partition column that separates validation rows; its name is not one that a user's column has.
 FLAG = "flambeau_validation"
@@ -138,6 +138,14 @@ def _resolve_tensors(
     arguments: Sequence[str],
 ) -> DataColumns:
     """What `resolve` gives, without the split."""
+    inputs = tuple(resolve_inputs(schema, params, arguments))
+    return replace(resolve_labels(schema, params, label_dtype, wide), inputs=inputs)
+
+
+def resolve_labels(
+    schema: StructType, params: HasLabelColumns, label_dtype: str | None, wide: bool
+) -> DataColumns:
+    """The labels and the weight that `resolve` gives, without inputs and split."""
     label_cols = params.getLabelCols() or [params.getLabelCol()]
     labels = [resolve_tensor(schema, name, [name], label_dtype, "label") for name in label_cols]
     weight = None
@@ -147,8 +155,7 @@ def _resolve_tensors(
         if weight.shape != ():
             dtype = find_field(schema, name, "weight").dataType
             raise DataError(f"column {name!r} is {type_name(dtype)}; the weight of a row is a single number")
-    inputs = tuple(resolve_inputs(schema, params, arguments))
-    return DataColumns(inputs, tuple(_widen(label, wide) for label in labels), weight, None)
+    return DataColumns((), tuple(_widen(label, wide) for label in labels), weight, None)
 
 
 def _widen(tensor: TensorColumns, wide: bool) -> TensorColumns:
@@ -177,7 +184,7 @@ def write(df: DataFrame, columns: DataColumns, directory: str) -> ShardSet:
     Raises DataError, with the column's name, at the first row that is refused, and where no row is left to
     train on.
     """
-    columns = _with_nested_shapes(df, columns)
+    columns = with_nested_shapes(df, columns)
     selected, in_files = _select(df.schema, columns)
     if columns.split is not None:
         selected.append(_flag(columns.split).alias(FLAG))
@@ -365,7 +372,7 @@ def _is_true(value: str | None, column: str) -> bool:
     )
 
 
-def _with_nested_shapes(df: DataFrame, columns: DataColumns) -> DataColumns:
+def with_nested_shapes(df: DataFrame, columns: DataColumns) -> DataColumns:
     """The columns with the shapes of nested arrays, where none is given that of the first row without a null.
 
     All rows are held to it as they are written.

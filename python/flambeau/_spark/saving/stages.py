@@ -34,6 +34,7 @@ from flambeau._spark.fitted import Fitted
 from flambeau._spark.saving.pipelines import share_pipelines
 from flambeau._spark.saving.program_files import FORM_FILES, ProgramFiles, file_at, scripted_archive
 from flambeau._spark.saving.trust import ALLOW_PICKLE, pickle_allowed, refusal
+from flambeau._spark.session import is_running
 from flambeau._store import local_path
 from flambeau._tensors import TensorColumns
 from flambeau.errors import FlambeauError
@@ -151,6 +152,7 @@ class ModelWriter(PlainWriter):
             "output": model._output.to_json(),
             "classes": model._classes,
             "summary": dict(model._counts),
+            "judgedBy": {name: value for name, value in model._judged_by.items() if _is_json(name, value)},
         }
         self.write_metadata(directory, model, ours)
 
@@ -185,8 +187,15 @@ class ModelReader(MLReader[Any]):
         self._module = module
 
     def load(self, path: str) -> Fitted:
-        """Reads the model. Its weights stay where they are until they are used."""
-        spark = self.sparkSession
+        """Reads the model, from a directory of this machine without a session where none runs. Its weights
+        stay where they are until they are used.
+        """
+        local = local_path(path)
+        if self._sparkSession is None and not is_running() and local is not None and local.is_dir():
+            return self._load(None, local.resolve().as_uri())
+        return self._load(self.sparkSession, path)
+
+    def _load(self, spark: SparkSession | None, path: str) -> Fitted:
         metadata = load_metadata(spark, path)
         model = cast("Fitted", class_of(metadata, path, self._cls)())
         directory = Directory(spark, path)
@@ -203,6 +212,8 @@ class ModelReader(MLReader[Any]):
         model._classes = ours["classes"]
         model._counts = ours["summary"]
         model._reasons = ours["reasons"]
+        # Older versions and Scala tell none.
+        model._judged_by = ours.get("judgedBy", {})
         model._history = json.loads(read(HISTORY))
         entry = files[FILE_NAME]
         model._weights = directory.reference(FILE_NAME, entry["size"], entry["sha256"])

@@ -28,28 +28,30 @@ def pickle_allowed(spark: SparkSession) -> bool:
     return _is_on(spark, ALLOW_PICKLE)
 
 
-def refusal(spark: SparkSession, form: str, read: Callable[[], bytes]) -> str | None:
+def refusal(spark: SparkSession | None, form: str, read: Callable[[], bytes]) -> str | None:
     """Why the session does not read a program that was saved in this form, or a loss that is `scripted`; None
-    where it does. Nothing of it is run. `read` gives its bytes, and is called where they matter.
+    where it does. Nothing of it is run. `read` gives its bytes, and is called where they matter. Without a
+    session, whose settings are not known then, only those are read that do nothing but compute.
     """
-    if form == "scripted" and not _is_on(spark, ALLOW_SCRIPTS):
+    if spark is not None and form == "scripted" and not _is_on(spark, ALLOW_SCRIPTS):
         return f"{ALLOW_SCRIPTS} is false"
-    if pickle_allowed(spark):
+    if spark is not None and pickle_allowed(spark):
         return None
+    off = f"{ALLOW_PICKLE} is false" if spark is not None else f"no Spark session allows it ({ALLOW_PICKLE})"
     if form == "pickle":
-        return f"{ALLOW_PICKLE} is false"
+        return off
     import torch
 
     # By numbers: 2.13.0a0 comes before 2.13.
     if tuple(map(int, torch.__version__.split(".")[:2])) < CHECKED_BY:
         return (
-            f"{ALLOW_PICKLE} is false, and torch {torch.__version__} takes on trust that a program's tensors "
+            f"{off}, and torch {torch.__version__} takes on trust that a program's tensors "
             f"lie in their memory: take torch {'.'.join(map(str, CHECKED_BY))}, or give the module"
         )
     try:
         check_pure(form, read())
     except DataError as error:
-        return f"{ALLOW_PICKLE} is false, and {error}"
+        return f"{off}, and {error}"
     return None
 
 

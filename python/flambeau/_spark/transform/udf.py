@@ -7,13 +7,14 @@ row's array.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from flambeau._score.conversion import converted_batch, of_series
 from flambeau._score.gpu_slots import NUM_SLOTS, SETTING
 from flambeau._spark.columns import REFUSAL, REFUSAL_END
 from flambeau._spark.session import setting
@@ -39,11 +40,15 @@ def takes_arrow() -> bool:
     return hasattr(F, "arrow_udf")
 
 
-def scalar_udf(scorer: Scorer, returns: DataType, num_columns: int) -> Any:
-    """The UDF of the inputs' columns, to be called with them."""
+def scalar_udf(scorer: Scorer, returns: DataType, num_columns: int, converts: bool = False) -> Any:
+    """The UDF of the inputs' columns, to be called with them. It `converts` them where no expressions have
+    made them what the model was trained on.
+    """
     made: Any = F
     if takes_arrow():
-        function = _annotated(scorer.score, pa.Array, num_columns, pa.Array)
+        function = _annotated(
+            _converting(scorer) if converts else scorer.score, pa.Array, num_columns, pa.Array
+        )
         return made.arrow_udf(function, returns)
 
     import pandas as pd
@@ -52,7 +57,11 @@ def scalar_udf(scorer: Scorer, returns: DataType, num_columns: int) -> Any:
     types = [_ARROW[tensor.dtype] for tensor in scorer.inputs for _ in tensor.columns]
 
     def score(batches: Iterator[Any]) -> Iterator[Any]:
-        for result in scorer.score(_of_pandas(batch, types) for batch in batches):
+        if converts:
+            results = _converting(scorer)(_any_of_pandas(batch) for batch in batches)
+        else:
+            results = scorer.score(_of_pandas(batch, types) for batch in batches)
+        for result in results:
             yield _to_pandas(result)
 
     result = pd.DataFrame if isinstance(returns, StructType) else pd.Series
@@ -77,6 +86,22 @@ def _annotated(function: Any, given: Any, num_columns: int, result: Any) -> Any:
     iterator: Any = Iterator
     flambeau_score.__annotations__ = {"batches": iterator[one], "return": iterator[result]}
     return flambeau_score
+
+
+def _converting(scorer: Scorer) -> Callable[[Iterator[Any]], Iterator[pa.Array]]:
+    """`score` of columns of any type that can be what the model was trained on."""
+
+    def score(batches: Iterator[Any]) -> Iterator[pa.Array]:
+        columns = (batch if isinstance(batch, tuple) else (batch,) for batch in batches)
+        yield from scorer.score(converted_batch(scorer.inputs, batch) for batch in columns)
+
+    return score
+
+
+def _any_of_pandas(batch: Any) -> tuple[pa.Array, ...]:
+    """A batch's columns as Arrow arrays of the types that they have."""
+    series = batch if isinstance(batch, tuple) else (batch,)
+    return tuple(of_series(one, f"argument {number}") for number, one in enumerate(series, 1))
 
 
 def _of_pandas(batch: Any, types: Sequence[pa.DataType]) -> tuple[pa.Array, ...]:

@@ -1,0 +1,179 @@
+"""The worker's side of `evaluate`: rows in, the sums of the loss and of metrics out, as in a training's
+validation.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from flambeau._module import gathered, losses, metrics
+from flambeau._saved.last_operation import LastOperations
+from flambeau._score.input_rows import InputRows
+from flambeau._score.pieces import rows_at_once
+from flambeau._score.scoring import Scorer, prepare_worker
+from flambeau._tensors import TensorColumns
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Judge:
+    """A loss and metrics, and their sums over the rows that they have seen.
+
+    `objects` holds them as `loss` and `metrics`, as a user gave them. Raises ParamError for what is neither.
+    """
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._given = objects.get("metrics")
+        self.loss = losses.build(objects["loss"])
+        self._take(metrics.Reading.of(self.loss))
+        self._is_read = self.loss.tells or not (self._metrics or self._gathered)
+        self.sums = np.zeros(2 + sum(metric.size for metric in self._metrics))
+        """The loss's numerator and denominator, then the metrics' sums."""
+
+    def _take(self, reading: metrics.Reading) -> None:
+        self._metrics, self._gathered = metrics.build(self._given, reading)
+
+    def to(self, device: torch.device) -> None:
+        """Moves what loss and metrics hold themselves."""
+        self.loss.to(device)
+        for metric in (*self._metrics, *self._gathered):
+            metric.to(device)
+
+    def read(self, module: nn.Module, inputs: Sequence[Tensor]) -> None:
+        """Has the module's last operation say how metrics read its outputs, where the loss does not, from a
+        few rows.
+        """
+        if self._is_read:
+            return
+        self._is_read = True
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), LastOperations() as made:
+            output = module(*inputs)
+        if isinstance(output, Tensor) and made.activation(output) == "sigmoid":
+            several = output.dim() > 1 and output.shape[1] > 1
+            self._take(metrics.Reading(0.5, self.loss.ignore_index, several))
+
+    def add(
+        self,
+        output: Any,
+        labels: list[Tensor],
+        weight: Tensor | None,
+        num_rows: int,
+        facts: losses.HostFacts | None = None,
+    ) -> None:
+        """Adds what these rows come to."""
+        value, denominator = self.loss(output, labels, weight, num_rows, facts)
+        parts = [metric.update(output, labels, weight, num_rows).cpu() for metric in self._metrics]
+        for metric in self._gathered:
+            metric.update(output, labels, weight, num_rows)
+        self.sums[:2] += (float(value.item()) * denominator if denominator else 0.0, denominator)
+        if parts:
+            self.sums[2:] += torch.cat(parts).numpy()
+
+    def take_state(self) -> bytes | None:
+        """What the metrics that are gathered have kept; None where there are none."""
+        return gathered.pack(self._gathered) if self._gathered else None
+
+    def finish(self, sums: Sequence[float], states: Sequence[bytes]) -> dict[str, float | None]:
+        """Loss and metrics by name from the sums, and from what `take_state` gave on each worker; None stands
+        for what is no finite number.
+        """
+        numerator, denominator, *rest = sums
+        figures = {"loss": numerator / denominator if denominator else math.nan}
+        for metric in self._metrics:
+            figures[metric.name] = float(metric.finish(rest[: metric.size]))
+            rest = rest[metric.size :]
+        figures.update(gathered.finish(self._gathered, states))
+        return {name: value if math.isfinite(value) else None for name, value in figures.items()}
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """All that a Python worker needs to evaluate rows; it travels in the plan.
+
+    The scorer has the module, its inputs, and where it computes. `objects` is a pickle of loss and metrics by
+    those names.
+    """
+
+    scorer: Scorer
+    labels: Sequence[TensorColumns]
+    weight: TensorColumns | None
+    objects: bytes
+
+    def evaluate(self, batches: Iterable[Sequence[pa.Array]]) -> tuple[list[float], bytes | None] | None:
+        """The sums over a task's batches, and what its gathered metrics keep; None where there are no rows.
+
+        A batch is the columns of the inputs, the labels and the weight, in this order.
+        """
+        prepare_worker(self.scorer.sys_path)
+        at_once = rows_at_once(self.scorer.inputs, self.scorer.output, self.scorer.batch_size)
+        filled = (columns for columns in batches if len(columns[0]))
+        first = next(iter(filled), None)
+        if first is None:
+            return None
+        with self.scorer.module() as (module, device):
+            judge = Judge(pickle.loads(self.objects))  # noqa: S301  the driver's own
+            for number, columns in enumerate(_chain(first, filled)):
+                rows, num_rows = InputRows.of(self._tensors(columns), columns), len(columns[0])
+                if number == 0:
+                    few = [part.tensor(0, min(2, num_rows)) for part in rows[: len(self.scorer.inputs)]]
+                    judge.read(module, [tensor.to(device) for tensor in few])
+                    judge.to(device)
+                for start in range(0, num_rows, at_once):
+                    self._add(judge, module, device, rows, start, min(start + at_once, num_rows))
+        return judge.sums.tolist(), judge.take_state()
+
+    def _add(
+        self,
+        judge: Judge,
+        module: nn.Module,
+        device: torch.device,
+        rows: Sequence[InputRows],
+        start: int,
+        stop: int,
+    ) -> None:
+        given = [part.tensor(start, stop) for part in rows]
+        num_inputs = len(self.scorer.inputs)
+        labels = given[num_inputs : num_inputs + len(self.labels)]
+        weight = given[-1] if self.weight is not None else None
+        labels, facts = judge.loss.on_host(labels, weight)
+        with torch.no_grad():
+            output = module(*[tensor.to(device) for tensor in given[:num_inputs]])
+            judge.add(
+                output,
+                [label.to(device) for label in labels],
+                None if weight is None else weight.to(device),
+                stop - start,
+                facts,
+            )
+
+    def _tensors(self, columns: Sequence[pa.Array]) -> list[TensorColumns]:
+        """All tensors, a label of unknown shape with that of the batch's first row."""
+        tensors = [*self.scorer.inputs]
+        place = sum(len(tensor.columns) for tensor in self.scorer.inputs)
+        for label in self.labels:
+            tensors.append(label if label.shape is not None else replace(label, shape=_first(columns[place])))
+            place += len(label.columns)
+        return tensors if self.weight is None else [*tensors, self.weight]
+
+
+def _first(column: pa.Array) -> tuple[int, ...]:
+    """The shape of a column's first array, or of its bytes."""
+    if pa.types.is_binary(column.type):
+        return (pc.binary_length(column[0]).as_py(),)
+    return (len(column[0].as_py()),)
+
+
+def _chain(first: Sequence[pa.Array], rest: Iterable[Sequence[pa.Array]]) -> Iterator[Sequence[pa.Array]]:
+    yield first
+    yield from rest
