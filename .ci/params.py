@@ -247,6 +247,11 @@ OBJECTS = {
     "loss": ("Any", "None", "A name, a torch.nn loss module, or a callable of outputs and labels."),
     "optimizer": ("Any", '"adam"', "A name, an optimizer of the module's parameters, or what makes one."),
     "metrics": ("Any", "None", "A list of names and callables, or a dict of them by name."),
+    "callbacks": (
+        "list[Callback] | None",
+        "None",
+        "Objects of flambeau.callbacks.Callback, called at the events of a training.",
+    ),
     "runtime": ("str", '"python"', "What runs the module: python or native."),
 }
 
@@ -258,7 +263,7 @@ def python_constructor(found: list[Group]) -> Iterator[str]:
     yield '    """What `setParams` takes: every param; None unsets one."""'
     yield ""
     for name, (kind, _, _) in OBJECTS.items():
-        yield f"    {name}: {kind}" + ("" if kind == "Any" else " | None")
+        yield f"    {name}: {kind}" + ("" if kind == "Any" or kind.endswith(" | None") else " | None")
     for param in params:
         yield f"    {param.name}: {python_taken(param)} | None"
     yield ""
@@ -284,8 +289,9 @@ def python_constructor(found: list[Group]) -> Iterator[str]:
     yield ""
     yield "        Parameters"
     yield "        ----------"
-    for name, (_, default, doc) in OBJECTS.items():
-        yield f"        {name} : {'object' if name != 'runtime' else 'str'}, default {default.strip(chr(34))}"
+    for name, (kind, default, doc) in OBJECTS.items():
+        kind = kind.removesuffix(" | None") if kind != "Any" else "object"
+        yield f"        {name} : {kind}, default {default.strip(chr(34))}"
         yield f"            {doc}"
     for param in params:
         kind = python_taken(param)
@@ -331,6 +337,8 @@ def python(found: list[Group]) -> str:
         "",
         "if TYPE_CHECKING:",
         "    from pyspark.ml import Model",
+        "",
+        "    from flambeau.callbacks import Callback",
         "",
     ]
     for group in found:
@@ -535,7 +543,7 @@ def scala_shared(found: list[Group]) -> str:
 HEAD = """# Params
 
 Every param of the estimators that has a JSON value; `model`, `loss`, `optimizer`, `metrics` and Python's
-`runtime` are told of in [the guide](guide.md). This page is made from
+`callbacks` and `runtime` are told of in [the guide](guide.md). This page is made from
 [the schema of the training job](training-job.schema.json) by `make params`.
 """
 

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flambeau._pipelines import load_pipeline
     from flambeau._spark.saving.save_program import save_program
+    from flambeau.callbacks import Callback
     from flambeau.errors import (
+        CallbackError,
         CancelledError,
         ClusterError,
         CollectiveError,
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from flambeau.model import TorchClassificationModel, TorchModel, TorchRegressionModel
 
 __all__ = [
+    "Callback",
+    "CallbackError",
     "CancelledError",
     "ClusterError",
     "CollectiveError",
@@ -52,6 +56,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Callback": "flambeau.callbacks",
     "TorchClassificationModel": "flambeau.model",
     "TorchClassifier": "flambeau.estimator",
     "TorchEstimator": "flambeau.estimator",

@@ -68,6 +68,23 @@ def watched(table: Mapping[str, Sequence[Any]]) -> str:
     return "val_loss" if "val_loss" in table else "loss"
 
 
+def metrics_of(record: Mapping[str, Any], is_validated: bool) -> dict[str, float | None]:
+    """The losses and metrics in a record of an epoch, by their names in Python; with those of validation rows
+    where the epoch `is_validated`.
+    """
+    found = {"loss": record["loss"], **dict(record["metrics"])}
+    if is_validated:
+        found["val_loss"] = record["validationLoss"]
+        found |= {f"val_{name}": value for name, value in record["validationMetrics"]}
+    return found
+
+
+def row_of(record: Mapping[str, Any], is_validated: bool) -> dict[str, Any]:
+    """A record of an epoch by its names in Python."""
+    columns = {name: record[key] for key, name in RECORD_COLUMNS.items() if key in record}
+    return columns | metrics_of(record, is_validated)
+
+
 def _names(records: Sequence[Mapping[str, Any]], key: str) -> list[str]:
     """The names of the metrics in all records, in the order in which they first come."""
     names: dict[str, None] = {}

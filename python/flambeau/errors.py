@@ -87,6 +87,16 @@ class CancelledError(WorkerError):
     """The training was cancelled, by an interrupt or by the caller."""
 
 
+class CallbackError(FlambeauError, RuntimeError):
+    """A callback's `on_fit_end` failed after a training that went well. `model` is the fitted model, and
+    `__cause__` what was raised.
+    """
+
+    def __init__(self, message: str, model: Any = None) -> None:
+        super().__init__(message)
+        self.model = model
+
+
 class CollectiveError(WorkerError):
     """A collective operation failed."""
 

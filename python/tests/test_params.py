@@ -181,7 +181,7 @@ def test_horovods_names_are_taken() -> None:
     [
         ({"epoch": 3}, "epochs"),
         ({"store": "/tmp"}, "workDir"),
-        ({"callbacks": []}, "history"),
+        ({"callbacks": ["early"]}, "callbacks must be objects of classes derived from"),
         ({"num_proc": 2, "numWorkers": 2}, "twice"),
         ({"featuresCol": ["a"], "featuresCols": ["b"]}, "featuresCols is given twice"),
         ({"inputCols": {"x": "a"}, "inputNames": ["y"]}, "inputNames is given twice"),

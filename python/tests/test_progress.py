@@ -1,17 +1,26 @@
-"""The progress bar, from event files as the training writes them."""
+"""Progress from event files as the training writes them: a bar, or lines of the log."""
 
 from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
-from flambeau._spark.fit.progress import Progress, _told_that_unseen
+from flambeau._spark.fit import progress
+from flambeau._spark.fit.events import EventFiles
+from flambeau._spark.fit.progress import Bar, Display, Lines, display_of
+from flambeau._spark.fit.watch import Watch, _told_that_unseen
+from flambeau._spark.site import Site
 from flambeau._spark.work_directory import WorkDirectory
+from flambeau.callbacks import Context
 
 START = {
     "kind": "start",
@@ -20,6 +29,7 @@ START = {
     "epochs": 2,
     "stepsPerEpoch": 10,
     "numRows": 640,
+    "numValidationRows": 160,
     "worldSize": 2,
 }
 PROGRESS = {
@@ -50,56 +60,122 @@ def write(directory: Path, number: int, *events: dict[str, Any]) -> None:
     (directory / f"{number:08d}.json").write_text(json.dumps(events))
 
 
-def test_the_bar_follows_the_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    events = tmp_path / "attempts" / "a" / "events"
-    with Progress(WorkDirectory(str(tmp_path)), "a", True, 1) as progress:
+def watch(display: Display | None) -> Watch:
+    return Watch([], Context(), display)
+
+
+def test_the_bar_follows_the_events(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events, bar = tmp_path / "attempts" / "a" / "events", Bar()
+    with watch(bar).attempt(Site(spark, WorkDirectory(str(tmp_path)), True), "a"):
         write(events, 1, START, PROGRESS)
         deadline = time.monotonic() + 20
-        while (progress._bar is None or progress._bar.n < 4) and time.monotonic() < deadline:
+        while (bar._bar is None or bar._bar.n < 4) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert (progress._bar.n, progress._bar.total) == (4, 20)
+        assert (bar._bar.n, bar._bar.total) == (4, 20)
         # The last events are shown although the attempt ends right after.
         write(events, 2, EPOCH, {"kind": "end"})
-    assert progress._bar.n == 20
+    assert bar._bar.n == 20
+    bar.close()
     shown = capsys.readouterr().err
     assert "epoch 1/2" in shown and "loss 0.5, 12,346 rows/s" in shown
     assert "epoch 2/2" in shown and "loss 0.25, validation loss 0.75, mae 0.125, 640 rows/s" in shown
 
 
-def test_the_bar_of_a_training_that_stopped_early_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    events = tmp_path / "attempts" / "a" / "events"
-    write(events, 1, START | {"epochs": 9}, EPOCH, {"kind": "end"})
-    with Progress(WorkDirectory(str(tmp_path)), "a", True, 1) as progress:
-        pass
-    assert (progress._bar.n, progress._bar.total) == (20, 90)
+def show(display: Display, *events: dict[str, Any]) -> None:
+    for event in events:
+        display.show(event)
+    display.close()
+
+
+def test_the_bar_of_a_training_that_stopped_early_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = Bar()
+    show(bar, START | {"epochs": 9}, EPOCH, {"kind": "end"})
+    assert (bar._bar.n, bar._bar.total) == (20, 90)
     assert "stopped early after epoch 2/9: " in capsys.readouterr().err
 
 
-def test_a_loss_that_is_not_a_number_is_shown_as_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(tmp_path / "attempts" / "a" / "events", 1, START, PROGRESS | {"loss": None})
-    with Progress(WorkDirectory(str(tmp_path)), "a", True, 1):
-        pass
+def test_the_bar_goes_back_with_a_training_that_is_started_again(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = Bar()
+    show(bar, START, PROGRESS, START | {"step": 2}, PROGRESS | {"step": 3})
+    assert bar._bar.n == 3
+    assert "3/20" in capsys.readouterr().err
+
+
+def test_a_loss_that_is_not_a_number_is_shown_as_none(capsys: pytest.CaptureFixture[str]) -> None:
+    show(Bar(), START, PROGRESS | {"loss": None})
     assert "loss -, " in capsys.readouterr().err
 
 
-def test_verbose_0_is_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_are_one_an_epoch_and_few_in_between(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
+    lines = Lines()
+    caplog.set_level(logging.INFO, logger="flambeau")
+    lines.show(START)
+    for now in (29, 31, 32, 60, 62):
+        lines.show(PROGRESS | {"epochStep": now})
+    show(lines, EPOCH | {"epoch": 0}, EPOCH | {"validationLoss": None, "loss": None}, {"kind": "end"})
+    assert caplog.messages == [
+        "epoch 1/2: step 31 of 10, loss 0.5, 12,346 rows/s",
+        "epoch 1/2: step 62 of 10, loss 0.5, 12,346 rows/s",
+        "epoch 1/2: loss 0.25, validation loss 0.75, mae 0.125, 640 rows/s",
+        "epoch 2/2: loss -, mae 0.125, 640 rows/s",
+    ]
+    caplog.clear()
+    show(Lines(), START | {"epochs": 9}, EPOCH, {"kind": "end"})
+    assert caplog.messages[-1] == "stopped early after epoch 2/9"
+
+
+def test_a_bar_is_for_terminals_and_notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(display_of(1), Lines)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.stderr, "isatty", lambda: True)
+        assert isinstance(display_of(1), Bar)
+        assert display_of(0) is None
+    for shell, expected in (
+        (None, Lines),
+        (SimpleNamespace(config={"TerminalInteractiveShell": {}}), Lines),
+        (SimpleNamespace(config={"IPKernelApp": {}}), Bar),
+    ):
+        get: Callable[[], Any] = lambda shell=shell: shell  # noqa: E731
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=get))
+        assert isinstance(display_of(1), expected)
+
+
+def test_a_file_that_cannot_be_read_yet_is_read_later(tmp_path: Path) -> None:
+    events = tmp_path / "attempts" / "a" / "events"
+    files = EventFiles(WorkDirectory(str(tmp_path)), "a")
+    assert files.read() == []
+    write(events, 2, EPOCH)
+    # Its name is there before its bytes are.
+    for half in ("", '[{"kind": "sta'):
+        (events / "00000001.json").write_text(half)
+        with pytest.raises(ValueError, match="line 1"):
+            files.read()
+    write(events, 1, START, PROGRESS)
+    assert files.read() == [START, PROGRESS]
+    assert files.read_all() == [EPOCH]
+    assert files.read() == []
+
+
+def test_verbose_0_is_silent(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "attempts" / "a" / "events", 1, START, PROGRESS)
-    with Progress(WorkDirectory(str(tmp_path)), "a", True, 0):
+    with watch(display_of(0)).attempt(Site(spark, WorkDirectory(str(tmp_path)), True), "a"):
         time.sleep(0.6)
     captured = capsys.readouterr()
     assert captured.out == captured.err == ""
 
 
 def test_a_directory_that_is_not_seen_is_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _told_that_unseen.clear()
     with caplog.at_level(logging.WARNING, logger="flambeau"):
         for _ in range(2):
-            with Progress(WorkDirectory(str(tmp_path)), "a", False, 1):
+            with watch(Lines()).attempt(Site(spark, WorkDirectory(str(tmp_path)), False), "a"):
                 pass
     assert caplog.text.count("no progress is shown") == 1

@@ -99,6 +99,8 @@ class ModuleModel:
         """The GPU's stream whose work the reduction waits for."""
         self._device_gradients: DeviceGradients | None = None
         self._copier: BatchCopier | None = None
+        self.listener: Any = None
+        """A `flambeau._rank.listener.Listener`, or None; the native worker tells it of steps and events."""
         self._host_copies: list[tuple[Tensor, Tensor]] = []
         """What `tensors` gave last, of tensors on a GPU: each with its copy in main memory."""
         module.train()

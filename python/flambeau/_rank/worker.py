@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flambeau._rank.imports import finish_importing, forget_threads
+from flambeau._rank.listener import listener_of
 from flambeau._store import open_store
 from flambeau.errors import DataError, FlambeauError, ParamError, RankFailure, StoreError, WorkerError
 
@@ -36,7 +37,9 @@ class WorkerRequest:
     secret: bytes = field(repr=False)
     """Proves that ranks belong to the same attempt."""
     program: bytes | None = field(default=None, repr=False)
-    """The cloudpickle of a dict with `model`, `loss`, `optimizer` and `metrics`."""
+    """The cloudpickle of a dict with `model`, `loss`, `optimizer` and `metrics`, and with `callbacks` where
+    workers have such.
+    """
     program_uri: str | None = None
     """Where that lies in the store, if it is not `program`."""
     program_sha256: str | None = None
@@ -200,13 +203,15 @@ def _train(
     params = job["params"]
     precision = params.get("precision", "float32")
     # No name holds the pickle: it may be as large as the module, which trains for hours.
+    program = _load_program(_pickle_of(request, job))
     adapter = ModuleModel(
-        _load_program(_pickle_of(request, job)),
+        program,
         inputs,
         params.get("learningRate"),
         precision,
         params.get("compile", False),
     )
+    adapter.listener = listener_of(program.get("callbacks", ()), adapter, rank, world_size)
     with tensor_float32(precision):
         return _native.train(
             request.job_json,
@@ -254,14 +259,13 @@ def _load_program(program: bytes) -> dict[str, Any]:
         return loaded
     except ModuleNotFoundError as error:
         raise EnvironmentMismatchError(
-            f"the model, loss, optimizer or metrics come from the module {error.name!r}, which the worker on "
-            f"{socket.gethostname()} does not have; install it there, send it with addPyFile "
-            "or addArtifacts, or "
-            f"call cloudpickle.register_pickle_by_value({error.name})"
+            f"the model, loss, optimizer, metrics or callbacks come from the module {error.name!r}, which "
+            f"the worker on {socket.gethostname()} does not have; install it there, send it with addPyFile "
+            f"or addArtifacts, or call cloudpickle.register_pickle_by_value({error.name})"
         ) from error
     except (AttributeError, ImportError) as error:
         raise EnvironmentMismatchError(
-            "the model, loss, optimizer or metrics can't be unpickled on "
+            "the model, loss, optimizer, metrics or callbacks can't be unpickled on "
             f"{socket.gethostname()}: {error}; the worker has "
             "another version of the module that defines them"
         ) from error

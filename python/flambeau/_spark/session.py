@@ -13,7 +13,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import uuid4
 
 from flambeau.errors import CancelledError
@@ -32,6 +32,13 @@ _CANCEL_SECONDS = 60.0
 _INTERRUPT_POLL_SECONDS = 0.5
 
 T = TypeVar("T")
+
+
+class Flag(Protocol):
+    """What says whether something is so by now, as an Event does."""
+
+    def is_set(self) -> bool:
+        """Whether it is."""
 
 
 def is_connect(spark: SparkSession) -> bool:
@@ -107,9 +114,7 @@ def shares_machine(spark: SparkSession) -> bool:
     return setting(spark, "spark.master").startswith("local")
 
 
-def interruptible(
-    spark: SparkSession, action: Callable[[], T], interrupted: threading.Event | None = None
-) -> T:
+def interruptible(spark: SparkSession, action: Callable[[], T], interrupted: Flag | None = None) -> T:
     """Runs `action`, which runs Spark jobs, so that an interrupt of this thread cancels them, as does
     `interrupted`, after which CancelledError is raised.
 

@@ -162,28 +162,35 @@ def work_directory(spark: SparkSession, given: str | None, store_options: Mappin
     options = tuple(sorted(store_options.items()))
     given = given or session.setting(spark, WORK_DIR) or None
     if given is not None:
-        # Databricks mounts these, whatever its default file system is.
-        stays = re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:|/(dbfs|Volumes|Workspace)/", given)
-        uri = given if stays else qualified(spark, given)
-        found = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*):", uri)
-        if found is None:
-            return WorkDirectory(os.path.abspath(uri), options)
-        scheme = found[1].lower()
-        if scheme not in STORE_SCHEMES:
-            way_out = (
-                ""
-                if stays
-                else f"; {given} lies there by fs.defaultFS, a path that all machines see is file:///..."
-            )
-            raise ParamError(
-                f"workDir: the scheme `{scheme}` of {uri} is not supported; "
-                f"supported: local paths, {', '.join(STORE_SCHEMES[1:])}{way_out}"
-            )
-        is_local_file = scheme == "file" and not stays
-        return WorkDirectory(str(local_path(uri)) if is_local_file else uri.rstrip("/"), options)
+        return WorkDirectory(store_uri(spark, "workDir", given), options)
     if session.is_local(spark):
         return WorkDirectory(temporary_directory(), options, is_temporary=True)
     raise ParamError(
         f"workDir must be given on a cluster, or {WORK_DIR} be set: a directory that the driver and all "
         "workers reach, such as a path on shared storage or an s3, abfss or gs URI"
     )
+
+
+def store_uri(spark: SparkSession, name: str, given: str) -> str:
+    """A directory as the native store takes it, of one that the param `name` names as Spark does. Raises
+    ParamError where it is in a store that is not supported.
+    """
+    # Databricks mounts these, whatever its default file system is.
+    stays = re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:|/(dbfs|Volumes|Workspace)/", given)
+    uri = given if stays else qualified(spark, given)
+    found = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*):", uri)
+    if found is None:
+        return os.path.abspath(uri)
+    scheme = found[1].lower()
+    if scheme not in STORE_SCHEMES:
+        way_out = (
+            ""
+            if stays
+            else f"; {given} lies there by fs.defaultFS, a path that all machines see is file:///..."
+        )
+        raise ParamError(
+            f"{name}: the scheme `{scheme}` of {uri} is not supported; "
+            f"supported: local paths, {', '.join(STORE_SCHEMES[1:])}{way_out}"
+        )
+    is_local_file = scheme == "file" and not stays
+    return str(local_path(uri)) if is_local_file else uri.rstrip("/")

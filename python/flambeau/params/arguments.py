@@ -58,8 +58,6 @@ _INSTEAD = {
     "label_shapes": "labels take the shape of their columns",
     "partitions_per_process": "it is not needed: the rows are shared out evenly however they are stored",
     "inmemory_cache_all": "give memoryBudget, in bytes for each worker",
-    "callbacks": "give earlyStoppingPatience, restoreBestWeights, warmupEpochs or lrSchedule in their place; "
-    "model.history has each epoch's losses and metrics",
     "gradient_compression": 'give gradientCompression, such as "fp16"',
     "use_gpu": 'give device, such as "cuda"',
 }

@@ -9,10 +9,14 @@ from typing import Any, Self
 
 from pyspark.ml.param import Param, Params
 
+from flambeau.callbacks import Callback, callback_list
 from flambeau.errors import ParamError
 from flambeau.params.converters import one_of
 
-OBJECT_PARAMS = ("model", "loss", "optimizer", "metrics")
+TRAINED_PARAMS = ("model", "loss", "optimizer", "metrics")
+"""What is trained and how it is judged, by which a run is known again."""
+
+OBJECT_PARAMS = (*TRAINED_PARAMS, "callbacks")
 
 PYTHON_PARAMS = (*OBJECT_PARAMS, "runtime")
 """The params of Python's estimators that are not part of a training job."""
@@ -104,7 +108,9 @@ def describe(value: Any) -> str:
 
 
 class HasObjects(CheckedParams):
-    """What is trained and how it is judged: Python objects, saved beside the params that are JSON."""
+    """What is trained, how it is judged, and what is called meanwhile: Python objects, saved beside the
+    params that are JSON.
+    """
 
     _default_loss: str | None = None
 
@@ -132,6 +138,14 @@ class HasObjects(CheckedParams):
         Params._dummy(),
         "metrics",
         "Metrics of each epoch beside the loss: a list of names and callables, or a dict of them by name.",
+    )
+
+    callbacks: Param[list[Callback]] = Param(
+        Params._dummy(),
+        "callbacks",
+        "Objects of flambeau.callbacks.Callback, which are called at the events of a training, in workers or "
+        "on the driver.",
+        callback_list,
     )
 
     def __init__(self, *args: Any) -> None:
@@ -171,6 +185,14 @@ class HasObjects(CheckedParams):
     def getMetrics(self) -> Any:
         """The metrics as they were given, None when there are none."""
         return self._value("metrics")
+
+    def setCallbacks(self, value: list[Callback] | None) -> Self:
+        """Sets `callbacks`; None unsets it."""
+        return self._set(callbacks=value)
+
+    def getCallbacks(self) -> list[Callback] | None:
+        """The callbacks as they were given, None when there are none."""
+        return self._value("callbacks")
 
     def _objects(self) -> dict[str, Any]:
         """The objects that are set, by the names of their params."""

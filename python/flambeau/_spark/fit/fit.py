@@ -6,7 +6,8 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Event
 from typing import Any
 
@@ -19,16 +20,17 @@ from flambeau._spark.fit import cluster, warm_up
 from flambeau._spark.fit.claim import claimed
 from flambeau._spark.fit.launch import Launch
 from flambeau._spark.fit.program import Program, program_of
-from flambeau._spark.fit.progress import Progress
 from flambeau._spark.fit.run import Run, job_of
 from flambeau._spark.fit.trainable import Trainable
+from flambeau._spark.fit.watch import Watch
 from flambeau._spark.fitted import Fitted
 from flambeau._spark.rows.shards import DataColumns, ShardSet
 from flambeau._spark.rows.sources import Reading, Rows
 from flambeau._spark.session import store_options
-from flambeau._spark.site import Site, leased, sweep, work_directory
+from flambeau._spark.site import Site, leased, store_uri, sweep, work_directory
 from flambeau._spark.work_directory import WorkDirectory, new_id
 from flambeau._tensors import TensorColumns
+from flambeau.callbacks import on_driver, on_workers
 from flambeau.errors import DataError
 
 log = logging.getLogger("flambeau")
@@ -38,21 +40,25 @@ log = logging.getLogger("flambeau")
 class Fit:
     """A fit of an estimator on some rows, which has been checked as far as can be without a job of Spark's.
 
-    `since` is the id that was made when the fits began that this one shares files with.
+    `tensor_board` is the directory in which a run's files for TensorBoard get one of their own; `since` is
+    the id that was made when the fits began that this one shares files with.
     """
 
     estimator: Trainable
     rows: Rows
     program: Program
     work: WorkDirectory
+    watch: Watch = field(repr=False)
+    tensor_board: str | None = None
     since: str | None = None
 
     @classmethod
     def of(cls, estimator: Trainable, rows: Rows, since: str | None = None) -> Fit:
         """Checks params and objects. Raises ParamError."""
+        params = estimator._job_params()
         draft = {
             "format": 1,
-            "params": estimator._job_params(),
+            "params": params,
             "data": {"train": ["draft"], "spec": {"inputs": [_DRAFT], "labels": [], "weight": None}},
             "attempt": {"id": "draft", "workDir": "draft"},
         }
@@ -63,13 +69,18 @@ class Fit:
         validates = estimator.getValidationFraction() > 0 or estimator.isSet("validationIndicatorCol")
         of_validation = program.validation_metrics(estimator.isSet("weightCol"), validates)
         _native.validate_job(draft_json, program.metric_names, of_validation)
-        return cls(estimator, rows, program, work, since)
+        directory = params.get("tensorBoardDir")
+        board = None if directory is None else store_uri(rows.spark, "tensorBoardDir", directory)
+        watch = Watch.of(on_driver(estimator.getCallbacks()), estimator, rows.dataset)
+        return cls(estimator, rows, program, work, watch, board, since)
 
     def run(self, interrupted: Event | None = None) -> Fitted:
         """Trains, and returns the fitted model. An interrupt of this thread cancels the Spark jobs, as does
-        `interrupted`, after which CancelledError is raised.
+        `interrupted`, after which CancelledError is raised, and a callback that fails, whose exception is
+        raised.
         """
-        return session.interruptible(self.rows.spark, self._run, interrupted)
+        stops = self.watch.interruption(interrupted)
+        return self.watch.around(lambda: session.interruptible(self.rows.spark, self._run, stops))
 
     def _run(self) -> Fitted:
         columns = self._columns()
@@ -160,7 +171,7 @@ class Fit:
             site=site,
             job={
                 "format": 1,
-                "params": estimator._job_params(),
+                "params": self._params(run_id or id),
                 "data": shards.job_data(),
                 "store": dict(self.work.store_options),
             },
@@ -168,8 +179,10 @@ class Fit:
             num_workers=estimator.getNumWorkers(),
             max_restarts=estimator.getMaxRestarts(),
             slot_timeout=estimator.getSlotTimeout(),
-            watch=lambda attempt: Progress(site.work, attempt, site.visible, estimator.getVerbose()),
+            watch=partial(self.watch.attempt, site),
             num_gpus=estimator.getNumGpusPerWorker(),
+            has_callbacks=bool(on_workers(estimator.getCallbacks())),
+            has_stop_file=self.watch.stop_file(site),
         )
         try:
             result = launch.run()
@@ -182,6 +195,12 @@ class Fit:
         for warning in result["warnings"]:
             log.warning("%s", warning)
         return result, checkpoints
+
+    def _params(self, run: str) -> dict[str, Any]:
+        """The job's params; TensorBoard's files go to a directory of the run's own."""
+        params = self.estimator._job_params()
+        board = self.tensor_board
+        return params if board is None else {**params, "tensorBoardDir": f"{board}/{run}"}
 
     def _model(
         self,

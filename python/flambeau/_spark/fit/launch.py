@@ -92,9 +92,10 @@ class Payload(Protocol):
 class Launch:
     """A training that is ready to run.
 
-    `job` is the training job without its `attempt`; `watch` makes what shows an attempt's progress, given the
-    attempt's id; `run_of` is the run that this is a fit of; `num_gpus` is how many GPUs Spark is asked for
-    with each worker.
+    `job` is the training job without its `attempt`; `watch` makes what follows an attempt, given its id;
+    `run_of` is the run that this is a fit of; `num_gpus` is how many GPUs Spark is asked for with each
+    worker. `has_callbacks` says whether workers call callbacks, and `has_stop_file` whether the training is
+    stopped where a file says so.
     """
 
     site: Site
@@ -106,11 +107,15 @@ class Launch:
     watch: Callable[[str], AbstractContextManager[Any]]
     run_of: Run
     num_gpus: int = 0
+    has_callbacks: bool = False
+    has_stop_file: bool = False
     id: str = field(default_factory=new_id)
     attempts: list[str] = field(default_factory=list)
     """The ids of the attempts that were made, newest last; those of the run's earlier fits among them."""
     failed: list[str] = field(default_factory=list)
     """Those of this fit that came to nothing."""
+    _num_earlier: int = field(default=0, init=False)
+    """How many attempts are of earlier fits."""
 
     def run(self) -> dict[str, Any]:
         """Trains, and returns rank 0's result as `native/train` tells it.
@@ -122,7 +127,7 @@ class Launch:
         if self.run_of.is_named:
             self.attempts = self.run_of.attempts()
         placed = self._place_files()
-        num_earlier = len(self.attempts)
+        self._num_earlier = len(self.attempts)
         restarts, error = 0, None
         while True:
             outcomes, failure = self._attempt(restarts, placed)
@@ -131,7 +136,7 @@ class Launch:
             verdict = self.site.work.ask("judge", ended=ended, restarts=restarts, maxRestarts=limit)
             if verdict["cause"] is None:
                 return _result(outcomes)
-            self.failed = self.attempts[num_earlier:]
+            self.failed = self.attempts[self._num_earlier :]
             before, error = error, failure or exception_of(outcomes[verdict["cause"]])
             if not verdict["again"]:
                 raise error from error.__cause__ or (before if failure else None)
@@ -165,12 +170,16 @@ class Launch:
         """Keeps the checkpoints of a fit that did not succeed for the run's next one, and says so in a
         warning and in a note of the error. Where there are none, nothing is kept.
         """
+        self.failed = self.attempts[self._num_earlier :]
         try:
             newest = self._newest_checkpoint() if self.attempts else None
             if newest is None or self.run_of.is_lost:
                 self.clean()
                 return
             self._remove_files()
+            for attempt in self.failed:
+                # Weights of a training that ended before the fit failed.
+                self.site.remove("models", attempt)
             self.run_of.write(self.attempts)
         except Exception as other:
             log.warning("what the training left in %s stays: %s", self.site.work.uri, first_line(other))
@@ -210,6 +219,10 @@ class Launch:
             return [], failure
         spark, work = self.site.spark, self.site.work
         where = {"id": attempt["id"], "workDir": work.uri, "resume": attempt["resume"]}
+        if self.has_callbacks or self.has_stop_file:
+            where["callbacks"] = True
+        if self.has_stop_file:
+            where["stopFile"] = work.path("attempts", attempt["id"], "stop")
         request = self.payload.request(
             {**self.job, "attempt": where},
             base64.b64decode(attempt["secret"]),

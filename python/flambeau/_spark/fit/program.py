@@ -11,8 +11,9 @@ from flambeau._spark.fit.native_program import NativeProgram
 from flambeau._spark.fit.trainable import Trainable
 from flambeau._spark.fitted import Fitted
 from flambeau._tensors import TensorColumns
+from flambeau.callbacks import on_workers
 from flambeau.errors import ParamError
-from flambeau.params.objects import OBJECT_PARAMS, describe
+from flambeau.params.objects import TRAINED_PARAMS, describe
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,7 +61,7 @@ def program_of(estimator: Trainable, spark: SparkSession) -> Program:
 
     from flambeau._spark.fit.python_program import PythonProgram
 
-    given = {name: estimator._value(name) for name in OBJECT_PARAMS}
+    given = {name: estimator._value(name) for name in TRAINED_PARAMS}
     native = estimator.getRuntime() == "native"
     if isinstance(given["model"], str) and not native:
         raise ParamError(
@@ -83,6 +84,13 @@ def program_of(estimator: Trainable, spark: SparkSession) -> Program:
             "compile is True, but runtime='native' trains programs, which are compiled already: "
             "leave it False, or take runtime='python'"
         )
+    callbacks = on_workers(estimator.getCallbacks())
+    if native and callbacks:
+        raise ParamError(
+            f"callbacks: {describe(callbacks)} are called in workers (where={callbacks[0].where!r}), which "
+            "have no Python with runtime='native': set where='driver', which both runtimes have, or take "
+            "runtime='python'"
+        )
     if native:
         return NativeProgram.of(given, initial, spark)
-    return PythonProgram.of(given, initial, estimator.getCompile())
+    return PythonProgram.of(given, initial, estimator.getCompile(), callbacks)

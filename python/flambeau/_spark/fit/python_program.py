@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from flambeau._spark.fit.initial_weights import InitialWeights
     from flambeau._tensors import TensorColumns
+    from flambeau.callbacks import Callback
 
 _FILE = "program.pkl"
 
@@ -41,18 +42,24 @@ class PythonProgram:
 
     @classmethod
     def of(
-        cls, given: Mapping[str, Any], initial: InitialWeights | None, compiles: bool = False
+        cls,
+        given: Mapping[str, Any],
+        initial: InitialWeights | None,
+        compiles: bool = False,
+        callbacks: Sequence[Callback] = (),
     ) -> PythonProgram:
-        """The estimator's objects, in one pickle so that an optimizer keeps its parameters.
+        """The estimator's objects and the workers' callbacks, in one pickle so that an optimizer keeps its
+        parameters.
 
         `initial` are the weights to start from instead of the module's own. Raises ParamError that names the
         object which cannot be pickled.
         """
-        data = _pickle(given)
+        data = _pickle({**given, "callbacks": callbacks} if callbacks else given)
         objects = pickle.loads(data)
         if initial is not None:
             initial.load(objects["model"])
             data = _pickle(objects)
+        objects.pop("callbacks", None)
         return cls(data, objects, compiles)
 
     @property

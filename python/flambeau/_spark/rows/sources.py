@@ -39,6 +39,10 @@ class Rows(Protocol):
     def spark(self) -> SparkSession:
         """The session that reads them."""
 
+    @property
+    def dataset(self) -> Any:
+        """What was given to fit on: a DataFrame, or a path."""
+
     def columns(self, reading: Reading) -> DataColumns:
         """The columns that a fit reads. Raises DataError and ParamError."""
 
@@ -58,6 +62,11 @@ class FrameRows:
     def spark(self) -> SparkSession:
         """The DataFrame's session."""
         return self.df.sparkSession
+
+    @property
+    def dataset(self) -> DataFrame:
+        """The DataFrame."""
+        return self.df
 
     def columns(self, reading: Reading) -> DataColumns:
         """The columns of the DataFrame that a fit reads. Raises DataError and ParamError."""
@@ -85,13 +94,13 @@ class ParquetRows:
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self.spark = spark
-        self._path = path
+        self.dataset = path
         self._found: ShardSet | None = None
 
     def columns(self, reading: Reading) -> DataColumns:
         """The columns of the files. Runs Spark jobs; raises DataError and ParamError."""
         self._found = shard_files.in_place(
-            self.spark, self._path, reading.params, reading.label_dtype, reading.wide, reading.arguments
+            self.spark, self.dataset, reading.params, reading.label_dtype, reading.wide, reading.arguments
         )
         return self._found.columns
 

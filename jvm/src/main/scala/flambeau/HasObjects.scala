@@ -4,7 +4,7 @@ import scala.collection.JavaConverters._
 
 import org.apache.spark.ml.param.{Param, StringArrayParam}
 
-/** What is trained and how it is judged. These are saved beside the params of the training job. */
+/** What is trained, how it is judged and who is told. All but the listeners are saved beside the params of the training job. */
 trait HasObjects extends CheckedParams {
 
   final val model: Param[String] = new Param[String](
@@ -33,6 +33,12 @@ trait HasObjects extends CheckedParams {
     "metrics",
     "Names of the metrics of each epoch beside the loss.",
     Check.Names.of("metrics")
+  )
+
+  final val listeners: Param[Seq[TrainingListener]] = new Param[Seq[TrainingListener]](
+    this,
+    "listeners",
+    "What is told of a training while it runs, in this order. Not saved with the estimator."
   )
 
   setDefault(optimizer -> Optimizer("adam"))
@@ -84,10 +90,19 @@ trait HasObjects extends CheckedParams {
 
   /** The value of `metrics`; none where it is not set. */
   def getMetrics: Array[String] = valueOf(metrics).getOrElse(Array.empty)
+
+  /** Sets `listeners`. */
+  def setListeners(values: Seq[TrainingListener]): this.type = set(listeners, values)
+
+  /** The value of `listeners`; none where it is not set. */
+  def getListeners: Seq[TrainingListener] = valueOf(listeners).getOrElse(Nil)
+
+  /** Adds one to `listeners`. */
+  def addListener(listener: TrainingListener): this.type = setListeners(getListeners :+ listener)
 }
 
 private[flambeau] object HasObjects {
 
   /** The params that are no part of the training job's. */
-  val names: Seq[String] = Seq("model", "loss", "optimizer", "metrics")
+  val names: Seq[String] = Seq("model", "loss", "optimizer", "metrics", "listeners")
 }

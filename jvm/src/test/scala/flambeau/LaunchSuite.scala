@@ -3,6 +3,9 @@ package flambeau
 import java.nio.file.{Files, Paths}
 import java.time.format.DateTimeFormatter
 import java.time.{LocalDateTime, ZoneOffset}
+import java.util.concurrent.atomic.AtomicBoolean
+
+import scala.collection.immutable.ListMap
 
 import flambeau.internal.fit.{
   Cluster, MeetingPlace, Progress, RankOutcome, RankTask, StageRendezvous, WorkerProcess
@@ -320,8 +323,13 @@ class LaunchSuite extends SparkSuite {
   }
 
   test("an epoch in one line") {
-    val record = """{"epoch": 1, "loss": 0.25, "rowsPerSecond": 1234.5, "metrics": [["rmse", 0.5]],
-                   | "validationLoss": null, "validationMetrics": []}""".stripMargin
-    assert(Progress.line(Json.parse(record), 3) == "epoch 2 of 3: loss 0.2500, rmse 0.5000, 1,235 rows/s")
+    val training = Training.begin(new AtomicBoolean).copy(
+      epoch = 1,
+      epochs = 3,
+      metrics = ListMap("loss" -> 0.25, "rmse" -> 0.5, "val_loss" -> Double.NaN, "val_rmse" -> 0.125),
+      rowsPerSecond = Some(1234.5)
+    )
+    assert(Progress.line(training) ==
+      "epoch 2 of 3: loss 0.2500, rmse 0.5000, validation loss -, validation rmse 0.1250, 1,235 rows/s")
   }
 }

@@ -41,7 +41,7 @@ class ParamsSuite extends AnyFunSuite {
     case other      => _.isInstance(other)
   }
 
-  test("the params are those of the schema, and the four objects") {
+  test("the params are those of the schema, and the objects") {
     assert(fresh().params.map(_.name).toSet == schema.keySet ++ HasObjects.names)
     for (estimator <- Seq(new TorchEstimator(), new TorchRegressor(), new TorchClassifier()))
       assert(estimator.params.map(_.name).toSet == fresh().params.map(_.name).toSet)

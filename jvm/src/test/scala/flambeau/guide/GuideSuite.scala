@@ -3,10 +3,13 @@ package flambeau.guide
 import java.nio.charset.StandardCharsets.UTF_8
 import java.nio.file.{Files, Paths}
 
-import flambeau.{PipelineModels, SparkSuite, TorchRegressionModel, TorchRegressor, TrainingCases}
+import flambeau.{
+  PipelineModels, SparkSuite, TorchRegressionModel, TorchRegressor, Training, TrainingCases, TrainingListener
+}
 import org.apache.spark.ml.Pipeline
 import org.apache.spark.ml.evaluation.RegressionEvaluator
 import org.apache.spark.ml.feature.VectorAssembler
+import org.apache.spark.ml.param.ParamMap
 import org.apache.spark.ml.tuning.{ParamGridBuilder, TrainValidationSplit}
 
 /** The blocks of Scala in docs/scala.md, which are those of this file. */
@@ -35,6 +38,14 @@ class GuideSuite extends SparkSuite {
     val model: TorchRegressionModel = regressor.fit(df)
     model.transform(df).select("arr_delay", "prediction").show(3)
     println(model.history("val_rmse").mkString(", "))
+
+    val watched = regressor.copy(ParamMap.empty).addListener(new TrainingListener {
+      override def onEpochEnd(training: Training): Unit = {
+        println(s"epoch ${training.epoch} of ${training.epochs}: ${training.metrics("val_rmse")}")
+        if (training.metrics("val_loss") < 1.0) training.stop()
+      }
+    })
+    watched.fit(df)
 
     val search = new TrainValidationSplit()
       .setEstimator(regressor)
@@ -74,7 +85,7 @@ class GuideSuite extends SparkSuite {
     val source = compact("jvm/src/test/scala/flambeau/guide/GuideSuite.scala")
     val guide = new String(Files.readAllBytes(Paths.get("docs/scala.md")), UTF_8)
     val blocks = "(?s)```scala\n(.*?)```".r.findAllMatchIn(guide).map(_.group(1)).toList
-    assert(blocks.size == 7)
+    assert(blocks.size == 9)
     for (block <- blocks if !block.startsWith("import")) assert(source.contains(squeezed(block)), block)
   }
 

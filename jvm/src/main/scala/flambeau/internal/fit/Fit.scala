@@ -118,7 +118,7 @@ private[flambeau] final class Fit private (
         estimator.getMaxRestarts,
         estimator.getSlotTimeout,
         runOf(site, shards, name),
-        Progress.of(work, _, site.isVisible, estimator.getVerbose)
+        ListenerBus.of(site, estimator.getListeners, estimator.getVerbose)
       )
       val result =
         try launch.run()

@@ -33,8 +33,8 @@ import org.slf4j.LoggerFactory
   *   seconds to wait for task slots
   * @param ofRun
   *   the run that this is a fit of
-  * @param watch
-  *   makes what shows an attempt's progress, given the attempt's id
+  * @param listeners
+  *   who is told of it
   */
 private[flambeau] final class Launch(
     site: Site,
@@ -45,7 +45,7 @@ private[flambeau] final class Launch(
     maxRestarts: Int,
     slotTimeout: Double,
     ofRun: Run,
-    watch: String => AutoCloseable
+    listeners: ListenerBus
 ) {
   import Launch._
 
@@ -63,12 +63,14 @@ private[flambeau] final class Launch(
   /** Trains, and returns rank 0's result as `native/train` tells it. Waits for as long as that takes.
     *
     * A lost worker starts the training again from the newest whole checkpoint, up to `maxRestarts` times. Throws what the
-    * rank failed with where the failure began.
+    * rank failed with where the failure began, and what a listener has thrown.
     */
   def run(): JsonNode = {
     if (ofRun.isNamed) attempts ++= ofRun.attempts()
     numEarlier = attempts.size
-    train(restarts = 0)
+    val result = train(restarts = 0)
+    listeners.end()
+    result
   }
 
   /** `before` is what the attempt before this one failed with. */
@@ -161,14 +163,15 @@ private[flambeau] final class Launch(
     val id = begun.get("id").asText
     val where =
       Json.obj().put("id", id).put("workDir", work.uri).set[ObjectNode]("resume", begun.get("resume"))
+    for (stopFile <- listeners.stopFile(id)) where.put("stopFile", stopFile).put("callbacks", true)
     val whole = job.deepCopy().set[ObjectNode]("attempt", where)
     val place = MeetingPlace.of(work, id, Session.sharesMachine(spark))
     val task = RankTask(whole.toString, code, begun.get("secret").asText, work.settings, place)
-    val progress = watch(id)
     val limit = grace.getOrElse(begun.get("graceSeconds").asLong.seconds)
-    try Right(runStage(spark, task, numWorkers, numGpus, limit))
-    catch { case lost: WorkerLostException => Left(lost) }
-    finally progress.close()
+    listeners.during(id) {
+      try Right(runStage(spark, task, numWorkers, numGpus, limit))
+      catch { case lost: WorkerLostException => Left(lost) }
+    }
   }
 
   /** Which failure was the first, and whether it is worth another attempt. */

@@ -30,28 +30,26 @@ private[flambeau] object History {
     val records = Json.items(history.get("epochs"))
     val known = Columns.filter { case (key, _) => records.isEmpty || records.exists(_.has(key)) }
     val plain = known.map { case (key, name) => name -> records.map(record => number(record.get(key))) }
-    val metrics = metricColumns(records, "metrics", "")
-    val validated = records.exists { record =>
+    val isValidated = records.exists { record =>
       !record.path("validationLoss").isMissingNode && !record.get("validationLoss").isNull ||
       record.path("validationMetrics").size > 0
     }
-    val validation =
-      if (validated)
-        Seq("val_loss" -> records.map(record => number(record.get("validationLoss")))) ++
-          metricColumns(records, "validationMetrics", "val_")
-      else Nil
-    ListMap((plain ++ metrics ++ validation).map { case (name, values) => name -> values.toArray }: _*)
+    val found = records.map(metrics(_, isValidated))
+    val names = found.flatMap(_.keys).distinct
+    val metricColumns = names.map(name => name -> found.map(_.getOrElse(name, Double.NaN)))
+    ListMap((plain ++ metricColumns).map { case (name, values) => name -> values.toArray }: _*)
   }
 
-  private def metricColumns(
-      records: Seq[JsonNode],
-      key: String,
-      prefix: String
-  ): Seq[(String, Seq[Double])] = {
-    val pairs =
-      records.map(record => Json.items(record.get(key)).map(pair => pair.get(0).asText -> pair.get(1)).toMap)
-    val names = records.flatMap(record => Json.items(record.get(key)).map(_.get(0).asText)).distinct
-    names.map(name => s"$prefix$name" -> pairs.map(found => number(found.getOrElse(name, null))))
+  /** An epoch's loss and metrics by name, in their order, and where there were validation rows theirs too; NaN where a value
+    * was not a finite number.
+    */
+  def metrics(record: JsonNode, isValidated: Boolean): Map[String, Double] = {
+    def named(prefix: String, loss: String, others: String): Seq[(String, Double)] =
+      (s"${prefix}loss" -> number(record.get(loss))) +: Json.items(record.get(others)).map { pair =>
+        s"$prefix${pair.get(0).asText}" -> number(pair.get(1))
+      }
+    val validation = if (isValidated) named("val_", "validationLoss", "validationMetrics") else Nil
+    ListMap(named("", "loss", "metrics") ++ validation: _*)
   }
 
   private def number(node: JsonNode): Double =

@@ -6,8 +6,11 @@ import flambeau.internal.model.ProgramForms
 import flambeau.internal.storage.Directory
 import flambeau.internal.util.Json
 import org.apache.spark.ml.util.{MLReader, MLWriter}
+import org.slf4j.LoggerFactory
 
-/** Writes an estimator: its params, its loss, optimizer and metrics as JSON, and its program's files beside the metadata. */
+/** Writes an estimator: its params, its loss, optimizer and metrics as JSON, and its program's files beside the metadata. Its
+  * listeners are left out, with a warning.
+  */
 private[flambeau] final class EstimatorWriter(estimator: HasTrainingParams with HasObjects) extends MLWriter {
 
   override def save(path: String): Unit = {
@@ -40,6 +43,10 @@ private[flambeau] final class EstimatorWriter(estimator: HasTrainingParams with 
     ours.replace("programs", programs)
     ours.replace("files", files)
     Metadata.write(sparkSession, path, estimator, ours, skip = HasObjects.names)
+    if (estimator.getListeners.nonEmpty)
+      EstimatorWriter.log.warn(
+        s"the listeners of the estimator that was saved to $path are not saved with it"
+      )
   }
 
   private lazy val program: Option[ProgramSource] =
@@ -61,6 +68,10 @@ private[flambeau] final class EstimatorWriter(estimator: HasTrainingParams with 
     estimator.get(estimator.metrics).foreach(metrics => names.replace("metrics", Json.strings(metrics)))
     names
   }
+}
+
+private object EstimatorWriter {
+  private val log = LoggerFactory.getLogger("flambeau")
 }
 
 /** Reads an estimator that Scala saved, or PySpark where it holds nothing but a program and names. */

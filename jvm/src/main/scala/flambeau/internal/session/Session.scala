@@ -26,16 +26,22 @@ private[flambeau] object Session {
   def onWorker[T: ClassTag](spark: SparkSession)(function: () => T): T =
     spark.sparkContext.parallelize(Seq(0), 1).map(_ => function()).collect().head
 
-  /** Runs `action`, which runs Spark jobs on this thread, so that an interrupt of the thread cancels them. */
-  def interruptible[T](sc: SparkContext)(action: => T): T = {
+  /** Runs `action`, which is given what cancels the Spark jobs that it runs on this thread. */
+  def cancellable[T](sc: SparkContext)(action: (() => Unit) => T): T = {
     val tag = s"flambeau-${UUID.randomUUID}"
     sc.addJobTag(tag)
+    try action(() => sc.cancelJobsWithTag(tag))
+    finally sc.removeJobTag(tag)
+  }
+
+  /** Runs `action`, which runs Spark jobs on this thread, so that an interrupt of the thread cancels them. */
+  def interruptible[T](sc: SparkContext)(action: => T): T = cancellable(sc) { cancel =>
     try action
     catch {
       case error: Throwable if Failures.causes(error).exists(_.isInstanceOf[InterruptedException]) =>
         log.warn("cancelling the training's Spark jobs")
-        sc.cancelJobsWithTag(tag)
+        cancel()
         throw error
-    } finally sc.removeJobTag(tag)
+    }
   }
 }

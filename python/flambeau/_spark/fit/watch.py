@@ -1,0 +1,251 @@
+"""What the driver tells of a fit: its progress to who looks on, and its events to the driver's callbacks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from flambeau._rank.listener import CallbackList
+from flambeau._spark import session
+from flambeau._spark.fit.events import EventFiles
+from flambeau._spark.fit.progress import Display, display_of
+from flambeau._spark.session import Flag
+from flambeau._spark.site import Site, first_line
+from flambeau.callbacks import Callback, Context
+from flambeau.errors import CallbackError, CancelledError, FlambeauError, WorkerLost
+
+log = logging.getLogger("flambeau")
+
+_POLL_SECONDS = 0.5
+_STORE_ERRORS = (FlambeauError, OSError, ValueError)
+_told_that_unseen = threading.Event()
+
+T = TypeVar("T")
+
+
+class Watch:
+    """One fit, through all its attempts, as the driver's callbacks and its display see it.
+
+    Live hooks run on a thread that follows the attempt's event files, never on two at once; those for the
+    fit's beginning and end in the thread that fits. An exception of a live hook is kept: nothing more is
+    told, and `is_set` says from then on that the fit is to be cancelled.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], context: Context, display: Display | None) -> None:
+        self._hooks = CallbackList(callbacks, context)
+        self._context = context
+        self._display = display
+        self._site: Site | None = None
+        self._stop_asked = threading.Event()
+        self._has_begun = False
+        self._is_over = False
+        self._error: BaseException | None = None
+        context._stop = self._ask_for_stop
+
+    @classmethod
+    def of(cls, callbacks: Sequence[Callback], estimator: Any, dataset: Any) -> Watch:
+        """The watch of a fit of an estimator, for the driver's callbacks."""
+        context = Context(
+            epochs=estimator.getEpochs(),
+            world_size=estimator.getNumWorkers(),
+            estimator=estimator,
+            dataset=dataset,
+        )
+        return cls(callbacks, context, display_of(estimator.getVerbose()))
+
+    def around(self, fit: Callable[[], T]) -> T:
+        """Runs a fit, and the hooks at its beginning and its end. Raises what a hook raised where that ended
+        the fit, and CallbackError where `on_fit_end` failed.
+        """
+        try:
+            self._hooks.call("on_fit_begin")
+            self._context.model = model = fit()
+            self._end(model)
+            return model
+        except BaseException as raised:
+            # The fit was cancelled because of it.
+            error = self._error if self._error and isinstance(raised, CancelledError) else raised
+            self._tell_of(error)
+            if error is raised:
+                raise
+            raise error from error.__cause__
+        finally:
+            self._is_over = True
+            if self._display is not None:
+                self._display.close()
+
+    def is_set(self) -> bool:
+        """Whether a hook has failed."""
+        return self._error is not None
+
+    def interruption(self, other: Flag | None) -> Flag | None:
+        """What cancels the fit: a hook that failed, or `other`."""
+        return _Either(self, other) if self._hooks.callbacks else other
+
+    def stop_file(self, site: Site) -> bool:
+        """Whether the training is to look for a stop file, which the driver's callbacks may have written."""
+        return site.visible and bool(self._hooks.callbacks)
+
+    @contextmanager
+    def attempt(self, site: Site, id: str) -> Iterator[None]:
+        """Follows an attempt while the block trains it; at its end all that it told has been told on. Raises
+        what a hook raised.
+        """
+        self._site = site
+        if site.visible:
+            with self._following(site, id):
+                yield
+            return
+        if self._display is not None and not _told_that_unseen.is_set():
+            _told_that_unseen.set()
+            log.warning("no progress is shown, since %s is not seen from here", site.work.uri)
+        self._display = None
+        try:
+            yield
+        except WorkerLost:
+            self._tell_late(site, id)
+            raise
+        self._tell_late(site, id)
+
+    @contextmanager
+    def _following(self, site: Site, id: str) -> Iterator[None]:
+        if self._display is None and not self._hooks.callbacks:
+            yield
+            return
+        ended, files = threading.Event(), EventFiles(site.work, id)
+        stop_file = site.work.path("attempts", id, "stop")
+
+        def follow() -> None:
+            is_last = is_written = False
+            while not is_last:
+                is_written = is_written or self._pass_on_stop(site, stop_file)
+                # What came in before the end is told.
+                is_last = ended.wait(_POLL_SECONDS)
+                self._tell_new(files, is_last)
+
+        thread = threading.Thread(
+            target=session.inheriting(site.spark, follow), name="flambeau-watch", daemon=True
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            # A hook that still runs takes as long as it takes; what is read has the store's deadlines.
+            thread.join()
+            if self._error is not None:
+                raise self._error
+
+    def _tell_new(self, files: EventFiles, is_last: bool) -> None:
+        try:
+            while events := files.read():
+                self._tell(events)
+        except _STORE_ERRORS as error:
+            level = logging.WARNING if is_last and self._hooks.callbacks else logging.DEBUG
+            log.log(level, "the training's events could not be read: %s", first_line(error))
+
+    def _tell_late(self, site: Site, id: str) -> None:
+        """Tells what an attempt has told where only workers see its files."""
+        if not self._hooks.callbacks:
+            return
+        log.warning(
+            "callbacks on the driver are told of the training only now that it has ended: %s is not seen "
+            "from here; give a workDir that is, or call them in workers, with where='rank0'",
+            site.work.uri,
+        )
+        work = site.work
+        try:
+            events = session.on_worker(site.spark, lambda: EventFiles(work, id).read_all())
+        except Exception as error:
+            log.warning("the training's events could not be read: %s", first_line(error))
+            return
+        self._tell(events)
+        if self._error is not None:
+            raise self._error
+
+    def _tell(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Tells events on, up to what fails; raises nothing."""
+        for event in events:
+            if self._error is not None or self._is_over:
+                return
+            self._show(event)
+            try:
+                self._call_hooks(event)
+            except BaseException as error:
+                self._error = error
+
+    def _show(self, event: Mapping[str, Any]) -> None:
+        try:
+            if self._display is not None:
+                self._display.show(event)
+        except Exception as error:
+            log.debug("progress could not be shown: %s", error)
+            self._display = None
+
+    def _call_hooks(self, event: Mapping[str, Any]) -> None:
+        if not self._hooks.callbacks:
+            return
+        if event["kind"] == "start":
+            self._hooks.begin(event)
+            if self._has_begun:
+                return
+            self._has_begun = True
+        self._hooks.tell(event)
+        if event["kind"] == "progress":
+            self._context.epoch, self._context.step = event["epoch"], event["step"]
+            self._context.metrics = {"loss": event["loss"]}
+            self._hooks.call("on_step_end")
+
+    def _end(self, model: Any) -> None:
+        try:
+            self._hooks.call("on_fit_end")
+        except Exception as error:
+            raise CallbackError(
+                f"{type(error).__name__} {error.__notes__[-1]}: {error}; the model was made all the same: "
+                "it is the attribute model of this error",
+                model,
+            ) from error
+
+    def _tell_of(self, error: BaseException) -> None:
+        """Calls `on_exception` of every callback; what one raises then is told and no more."""
+        self._context.error = error
+        for callback in self._hooks.callbacks:
+            try:
+                self._hooks.call_one(callback, "on_exception")
+            except Exception:
+                log.exception("on_exception of a callback failed")
+
+    def _ask_for_stop(self) -> None:
+        if self._is_over:
+            return
+        if self._site is not None and not self._site.visible:
+            log.warning(
+                "a callback on the driver asked for a stop, which cannot be passed on: %s is not seen from "
+                "here; give a workDir that is, or stop from workers, with where='rank0'",
+                self._site.work.uri,
+            )
+        self._stop_asked.set()
+
+    def _pass_on_stop(self, site: Site, stop_file: str) -> bool:
+        """Has the workers stop where that was asked for; whether they have been told."""
+        if not self._stop_asked.is_set():
+            return False
+        try:
+            site.work.store().put(stop_file, b"")
+        except _STORE_ERRORS as error:
+            log.warning("the stop that was asked for could not be written yet: %s", first_line(error))
+            return False
+        return True
+
+
+class _Either:
+    """Is set where one of two flags is."""
+
+    def __init__(self, one: Flag, other: Flag | None) -> None:
+        self._one, self._other = one, other
+
+    def is_set(self) -> bool:
+        return self._one.is_set() or (self._other is not None and self._other.is_set())
