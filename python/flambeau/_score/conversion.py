@@ -54,6 +54,10 @@ def converted(array: pa.Array, name: str, tensor: TensorColumns) -> pa.Array:
         return array
     if not _is_list(array.type):
         return pa.array(_numbers(array, name, tensor.dtype))
+    if len(tensor.columns) > 1:
+        raise DataError(
+            f"column {name!r} is {array.type}; columns that are packed into one tensor are single numbers"
+        )
     lengths, values = _flattened(array, name, tensor.shape)
     refuse_nulls(values, name, "an array with a null in it")
     return _lists(_numbers(values, name, tensor.dtype), lengths)
