@@ -200,4 +200,4 @@ def _meant(callback: Callback) -> str:
 
 def _name(value: Any) -> str:
     kind = value if isinstance(value, type) else type(value)
-    return kind.__qualname__
+    return kind.__name__

@@ -6,14 +6,15 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from torch import nn
 
+from flambeau import ParamError, TorchRegressor
 from flambeau._spark.fit import progress
 from flambeau._spark.fit.events import EventFiles
 from flambeau._spark.fit.progress import Bar, Display, Lines, display_of
@@ -130,19 +131,19 @@ def test_lines_are_one_an_epoch_and_few_in_between(
     assert caplog.messages[-1] == "stopped early after epoch 2/9"
 
 
+def ipython(config: dict[str, Any]) -> Any:
+    """IPython's module in a process whose shell has that configuration."""
+    return SimpleNamespace(get_ipython=lambda: SimpleNamespace(config=config))
+
+
 def test_a_bar_is_for_terminals_and_notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(display_of(1), Lines)
     with monkeypatch.context() as patch:
         patch.setattr(sys.stderr, "isatty", lambda: True)
         assert isinstance(display_of(1), Bar)
         assert display_of(0) is None
-    for shell, expected in (
-        (None, Lines),
-        (SimpleNamespace(config={"TerminalInteractiveShell": {}}), Lines),
-        (SimpleNamespace(config={"IPKernelApp": {}}), Bar),
-    ):
-        get: Callable[[], Any] = lambda shell=shell: shell  # noqa: E731
-        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=get))
+    for config, expected in (({"TerminalInteractiveShell": {}}, Lines), ({"IPKernelApp": {}}, Bar)):
+        monkeypatch.setitem(sys.modules, "IPython", ipython(config))
         assert isinstance(display_of(1), expected)
 
 
@@ -160,6 +161,18 @@ def test_a_file_that_cannot_be_read_yet_is_read_later(tmp_path: Path) -> None:
     assert files.read() == [START, PROGRESS]
     assert files.read_all() == [EPOCH]
     assert files.read() == []
+
+
+def test_a_run_has_a_directory_of_tensorboards_files(spark: SparkSession, tmp_path: Path) -> None:
+    df = spark.range(40).selectExpr("float(id % 7) AS features", "float(id % 5) AS label")
+    estimator = TorchRegressor(model=nn.Linear(1, 1), tensorBoardDir=f"{tmp_path}/board/", verbose=0)
+    for run in ("nightly", None, None):
+        estimator.setRunId(run).setWorkDir(f"{tmp_path}/work").fit(df)
+    directories = list((tmp_path / "board").iterdir())
+    assert len(directories) == 3 and "nightly" in {one.name for one in directories}
+    assert all(list(one.glob("events.out.tfevents.*")) for one in directories)
+    with pytest.raises(ParamError, match=r"tensorBoardDir: the scheme `ftp` of ftp://host/board is not supp"):
+        estimator.setTensorBoardDir("ftp://host/board").fit(df)
 
 
 def test_verbose_0_is_silent(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

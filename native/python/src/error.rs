@@ -34,12 +34,15 @@ pub(crate) fn from_job(py: Python<'_>, error: &JobError) -> PyErr {
     raise(py, "ParamError", &error_chain(error), &[])
 }
 
+/// The field of a `StoreError` or `DataError`.
+fn is_transient<'py>(py: Python<'py>, error: &DataError) -> (&'static str, Bound<'py, PyAny>) {
+    let transient = PyBool::new(py, error.is_transient());
+    ("is_transient", transient.to_owned().into_any())
+}
+
 /// `StoreError` for paths, `DataError` for what lies in them.
 pub(crate) fn from_data(py: Python<'_>, error: &DataError) -> PyErr {
-    let transient = [(
-        "is_transient",
-        PyBool::new(py, error.is_transient()).to_owned().into_any(),
-    )];
+    let transient = [is_transient(py, error)];
     let (class, fields) = match error {
         DataError::Store { .. }
         | DataError::UnknownScheme { .. }
@@ -92,7 +95,7 @@ pub(crate) fn from_train(py: Python<'_>, error: TrainError, interruption: Option
     let kind = cause.kind().name();
     let (kind, exception) = match (interruption, *cause) {
         (Some(signal), _) => ("cancelled", signal),
-        (None, Cause::Model(error)) => match error.downcast::<PyErr>() {
+        (None, Cause::Model(error) | Cause::Hook(error)) => match error.downcast::<PyErr>() {
             Ok(exception) => (kind_of_exception(py, &exception), *exception),
             Err(other) => (
                 "internal",
@@ -101,6 +104,10 @@ pub(crate) fn from_train(py: Python<'_>, error: TrainError, interruption: Option
         },
         (None, Cause::Job(error)) => (kind, from_job(py, &error)),
         (None, Cause::Data(error)) => (kind, from_data(py, &error)),
+        (None, ref cause @ Cause::TensorBoard { ref source, .. }) => {
+            let fields = [is_transient(py, source)];
+            (kind, raise(py, "StoreError", &error_chain(cause), &fields))
+        }
         (None, Cause::Collective(error)) => (kind, from_collective(py, &error)),
         (None, cause) => {
             let class = match &cause {
@@ -174,7 +181,7 @@ fn failure(
     }
 }
 
-/// A model's exception is the user's, unless it is one of ours that says otherwise.
+/// The exception of a model or a hook is the user's, unless it is one of ours that says otherwise.
 fn kind_of_exception(py: Python<'_>, exception: &PyErr) -> &'static str {
     let is = |class: &str| {
         py.import("flambeau.errors")

@@ -11,6 +11,7 @@ mod dlpack;
 mod error;
 mod gradient_sink;
 mod inspection;
+mod listener;
 mod model;
 mod nccl;
 mod rendezvous;

@@ -12,6 +12,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::error;
+use crate::listener::Listener;
 use crate::model::PyModel;
 use crate::rendezvous::CallableRendezvous;
 use crate::signals::Signals;
@@ -20,7 +21,7 @@ use crate::signals::Signals;
 ///
 /// All ranks call it with the same job. `all_gather` is called once, with bytes, and returns every rank's bytes in rank order.
 /// `secret` proves that ranks belong together; `bind_address` is the IP address that the other ranks reach this one at.
-/// `adapter` is a `flambeau._module.adapter.ModuleModel`. `transport` is "auto", "sharedMemory" or "tcp". `gpu_addresses` are those
+/// `adapter` is a `flambeau._module.adapter.ModuleModel`, and its `listener`, if it is not None, is told what the rank comes to. `transport` is "auto", "sharedMemory" or "tcp". `gpu_addresses` are those
 /// that the cluster has assigned to the rank, None where it assigns none. Waits at most the job's `collectiveTimeout` in any one
 /// operation, and not at all once a signal handler raises.
 ///
@@ -56,6 +57,7 @@ pub(crate) fn train(
         }
     };
     let mut model = PyModel::new(adapter)?;
+    let listener = Listener::of(adapter)?;
     let signals = Signals::default();
     let raised = Arc::new(Mutex::new(None));
     let mut rendezvous = CallableRendezvous::new(rank, world_size, all_gather, raised.clone());
@@ -80,6 +82,7 @@ pub(crate) fn train(
                 options,
                 gpus,
                 &signals,
+                listener,
             )
             .map_err(|cause| locate(cause, rank))
         }))
@@ -126,6 +129,7 @@ fn run(
     mut options: GroupOptions,
     gpus: Gpus,
     signals: &Signals,
+    listener: Option<Listener>,
 ) -> Result<String, Failure> {
     let job = TrainingJob::from_json(job_json).map_err(|error| Failure::Early(error.into()))?;
     let store = Store::new(&job.store).map_err(|error| Failure::Early(error.into()))?;
@@ -142,7 +146,7 @@ fn run(
     let hooks = Hooks {
         cancel: Some(signals.callback()),
         interrupt: Some(signals.callback()),
-        ..Hooks::default()
+        ..listener.map_or_else(Hooks::default, Listener::hooks)
     };
     let result = Worker::new(job, group, model, store, hooks)
         .with_gpus(gpus)

@@ -14,13 +14,15 @@ use crate::work_directory::WorkDirectory;
 const FORMAT: u32 = 4;
 
 /// What a run may change between its fits, since no bit of its result depends on it.
-const FREE: [&str; 18] = [
+const FREE: [&str; 21] = [
     "checkpointInterval",
     "checkpointSteps",
     "collectiveTimeout",
     "heartbeatTimeout",
     "inferenceBatchSize",
     "keepCheckpoints",
+    "logEveryNSteps",
+    "logGradientNorm",
     "maxRestarts",
     "memoryBudget",
     "predictionCol",
@@ -28,6 +30,7 @@ const FREE: [&str; 18] = [
     "rawPredictionCol",
     "runId",
     "slotTimeout",
+    "tensorBoardDir",
     "threshold",
     "thresholds",
     "verbose",

@@ -331,7 +331,7 @@ impl Model for TorchModel {
     }
 
     fn learning_rate(&mut self) -> Result<Option<f64>, ModelError> {
-        Ok(Some(self.optimizer.learning_rate()))
+        Ok(Some(self.optimizer.last_rate()))
     }
 
     fn attach(&mut self, gradients: Arc<dyn GradientSink>) -> Result<(), ModelError> {

@@ -9,6 +9,9 @@ use flambeau_data::DataError;
 /// An error of a model's own, such as a Python exception. The loop keeps it whole as the cause of its own error.
 pub type ModelError = Box<dyn std::error::Error + Send + Sync>;
 
+/// An error of a hook's own, such as the exception of a callback, kept whole like a model's.
+pub type HookError = Box<dyn std::error::Error + Send + Sync>;
+
 /// What a failed reduction gives: shared, since the first failure is what every later call reports.
 pub type ReduceError = Arc<CollectiveError>;
 
@@ -54,7 +57,7 @@ pub enum ErrorKind {
     Store,
     /// Communication between ranks: lost, slow or aborted peers.
     Collective,
-    /// The model: a user's exception.
+    /// The model, or a hook: a user's exception.
     Model,
     /// The loss is not a finite number, or its gradients are not.
     Diverged,
@@ -99,6 +102,17 @@ pub enum Cause {
     /// The model's own error.
     #[error("{0}")]
     Model(#[source] ModelError),
+    /// A hook's own error.
+    #[error("{0}")]
+    Hook(#[source] HookError),
+    /// TensorBoard's files cannot be written, as is found before the first step.
+    #[error("tensorBoardDir {directory} cannot be written: {source}")]
+    TensorBoard {
+        /// The directory.
+        directory: String,
+        /// The store's error.
+        source: DataError,
+    },
     /// The loss of the step, over all ranks, is NaN or infinite. All ranks report the same step.
     #[error(
         "the loss is {loss} at this step; a smaller learningRate, gradientClipNorm or scaled features may help{}",
@@ -164,8 +178,12 @@ impl Cause {
         match self {
             Cause::Job(_) | Cause::Version(_) | Cause::Checkpoint { .. } => ErrorKind::Job,
             Cause::Data(DataError::Interrupted) => ErrorKind::Cancelled,
-            Cause::Data(error) if error.is_transient() => ErrorKind::Store,
-            Cause::Data(_) | Cause::Io { .. } => ErrorKind::Data,
+            Cause::Data(error) | Cause::TensorBoard { source: error, .. }
+                if error.is_transient() =>
+            {
+                ErrorKind::Store
+            }
+            Cause::Data(_) | Cause::TensorBoard { .. } | Cause::Io { .. } => ErrorKind::Data,
             Cause::BatchLost(_) => ErrorKind::Internal,
             Cause::Collective(source) => match &**source {
                 CollectiveError::Interrupted => ErrorKind::Cancelled,
@@ -175,7 +193,7 @@ impl Cause {
                 CollectiveError::Mismatch { .. } => ErrorKind::Internal,
                 _ => ErrorKind::Collective,
             },
-            Cause::Model(_) | Cause::ModelMismatch(_) => ErrorKind::Model,
+            Cause::Model(_) | Cause::Hook(_) | Cause::ModelMismatch(_) => ErrorKind::Model,
             Cause::Diverged { .. } | Cause::Overflow { .. } => ErrorKind::Diverged,
             Cause::Cancelled => ErrorKind::Cancelled,
             Cause::Replicas { .. } => ErrorKind::Replicas,

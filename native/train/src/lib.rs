@@ -28,7 +28,9 @@ mod record;
 mod training;
 
 pub use device::{Devices, Gpus};
-pub use error::{Cause, ErrorKind, JobError, ModelError, ReduceError, TrainError, error_chain};
+pub use error::{
+    Cause, ErrorKind, HookError, JobError, ModelError, ReduceError, TrainError, error_chain,
+};
 pub use gradients::compression::{CompressionState, ParameterState};
 pub use gradients::reducer::{GradientReducer, ReducerOptions};
 pub use job::compression::Compression;
@@ -50,7 +52,7 @@ pub use model::{
 pub use record::history::{EpochRecord, History, LossScaling, NamedValue, StepTimes, Traffic};
 pub use record::result::{StoredFile, TrainingResult, WeightsInfo};
 pub use training::allocator::keep_freed_batches;
-pub use training::events::{Event, Progress, Start};
+pub use training::events::{CheckpointWritten, EpochBegin, Event, Progress, Start};
 pub use training::hooks::{Hooks, Interrupt, Listener, StepReport};
 pub use training::host::num_threads;
 pub use training::worker::Worker;

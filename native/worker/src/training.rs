@@ -8,7 +8,7 @@ use std::time::Duration;
 use flambeau_collective::{GroupOptions, ProcessGroup, Rendezvous, TransportChoice};
 use flambeau_data::Store;
 use flambeau_train::{
-    Cause, Event, Gpus, Hooks, Interrupt, StepReport, TrainingJob, TrainingResult, Worker,
+    Cause, Event, Gpus, Hooks, Interrupt, Listener, StepReport, TrainingJob, TrainingResult, Worker,
 };
 
 use crate::failure::Failure;
@@ -76,9 +76,9 @@ pub(crate) fn train(
     flambeau_torch::set_num_threads(flambeau_train::num_threads(&job, &group));
     let hooks = Hooks {
         cancel: settings.cancel,
-        interrupt: None,
-        on_event: Some(tell_events(lines)),
+        on_event: (rank == 0).then(|| tell_events(lines)),
         on_step: (rank == 0 && settings.report_steps).then(|| tell_steps(lines)),
+        ..Hooks::default()
     };
     // A rank computes on one GPU, whatever number its task was given.
     let gpus = Gpus {
@@ -103,19 +103,23 @@ fn transport(rank: usize, name: &str) -> Result<TransportChoice, Failure> {
     }
 }
 
-fn tell_events(lines: &Arc<Lines>) -> Arc<dyn Fn(&Event) + Send + Sync> {
+fn tell_events(lines: &Arc<Lines>) -> Listener<Event> {
     let lines = lines.clone();
-    Arc::new(move |event| match event {
-        Event::Progress(progress) => lines.write(&Line::Progress(progress)),
-        Event::Epoch(record) => lines.write(&Line::Epoch(record)),
-        Event::Start(_) | Event::End => {}
+    Arc::new(move |event| {
+        match event {
+            Event::Progress(progress) => lines.write(&Line::Progress(progress)),
+            Event::Epoch(record) => lines.write(&Line::Epoch(record)),
+            Event::Start(_) | Event::EpochBegin(_) | Event::Checkpoint(_) | Event::End => {}
+        }
+        Ok(())
     })
 }
 
-fn tell_steps(lines: &Arc<Lines>) -> Arc<dyn Fn(&StepReport) + Send + Sync> {
+fn tell_steps(lines: &Arc<Lines>) -> Listener<StepReport> {
     let lines = lines.clone();
     Arc::new(move |report| {
         let (epoch, step, loss) = (report.epoch, report.step, report.loss);
         lines.write(&Line::Step(Step { epoch, step, loss }));
+        Ok(())
     })
 }

@@ -34,7 +34,7 @@ class CallbackList:
         try:
             getattr(callback, hook)(self.context)
         except BaseException as error:
-            error.add_note(f"in {hook} of the callback {type(callback).__qualname__}")
+            error.add_note(f"in {hook} of the callback {type(callback).__name__}")
             raise
 
     def begin(self, event: Mapping[str, Any]) -> None:
@@ -112,7 +112,7 @@ class Listener:
     ) -> bool:
         """An optimizer step, counted from 0."""
         context = self._context
-        context.epoch, context.step, context.steps_per_epoch = epoch, step + 1, steps_per_epoch
+        context.epoch, context.step = epoch, step + 1
         context.metrics = {"loss": loss}
         context.gradient_norm, context.learning_rate = gradient_norm, learning_rate
         for callback in self._of_steps:

@@ -44,6 +44,8 @@ from flambeau.params.objects import CheckedParams
 if TYPE_CHECKING:
     from pyspark.ml import Model
 
+    from flambeau.callbacks import Callback
+
 
 class HasInputColumns(CheckedParams, HasFeaturesCol, HasInputCols):
     """What the module reads: one features tensor, or inputCols with a tensor for each argument of forward."""
@@ -986,6 +988,31 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
         Integer(0, 1),
     )
 
+    tensorBoardDir: Param[str] = Param(
+        Params._dummy(),
+        "tensorBoardDir",
+        "Directory for TensorBoard's event files, where each fit gets a directory of its own: a path, or a "
+        "URI as workDir's, that the first worker can write. When not set, there are none.",
+        text,
+    )
+
+    logEveryNSteps: Param[int] = Param(
+        Params._dummy(),
+        "logEveryNSteps",
+        "Number of optimizer steps from one whose loss, learning rate and gradient norm go to TensorBoard to "
+        "the next.",
+        Integer(1, 1_000_000),
+    )
+
+    logGradientNorm: Param[bool] = Param(
+        Params._dummy(),
+        "logGradientNorm",
+        "Whether the 2-norm of all gradients, before clipping, is computed for TensorBoard and callbacks, in "
+        "the steps that they are told of. On a GPU it is not told, since the worker would have to wait for "
+        "it. With gradientClipNorm it is told in any case.",
+        boolean,
+    )
+
     verifyReplicas: Param[bool] = Param(
         Params._dummy(),
         "verifyReplicas",
@@ -1007,6 +1034,8 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
             heartbeatTimeout=30.0,
             slotTimeout=0.0,
             verbose=1,
+            logEveryNSteps=50,
+            logGradientNorm=False,
             verifyReplicas=False,
         )
 
@@ -1126,6 +1155,30 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
         """The value of `verbose`, or its default."""
         return self.getOrDefault(self.verbose)
 
+    def setTensorBoardDir(self, value: str | None) -> Self:
+        """Sets `tensorBoardDir`; None unsets it."""
+        return self._set(tensorBoardDir=value)
+
+    def getTensorBoardDir(self) -> str | None:
+        """The value of `tensorBoardDir`, None when it is not set."""
+        return self._value("tensorBoardDir")
+
+    def setLogEveryNSteps(self, value: int | None) -> Self:
+        """Sets `logEveryNSteps`; None unsets it."""
+        return self._set(logEveryNSteps=value)
+
+    def getLogEveryNSteps(self) -> int:
+        """The value of `logEveryNSteps`, or its default."""
+        return self.getOrDefault(self.logEveryNSteps)
+
+    def setLogGradientNorm(self, value: bool | None) -> Self:
+        """Sets `logGradientNorm`; None unsets it."""
+        return self._set(logGradientNorm=value)
+
+    def getLogGradientNorm(self) -> bool:
+        """The value of `logGradientNorm`, or its default."""
+        return self.getOrDefault(self.logGradientNorm)
+
     def setVerifyReplicas(self, value: bool | None) -> Self:
         """Sets `verifyReplicas`; None unsets it."""
         return self._set(verifyReplicas=value)
@@ -1142,6 +1195,7 @@ class EstimatorArguments(OtherNames, total=False):
     loss: Any
     optimizer: Any
     metrics: Any
+    callbacks: list[Callback] | None
     runtime: str | None
     featuresCol: str | list[str] | None
     featuresCols: list[str] | None
@@ -1205,6 +1259,9 @@ class EstimatorArguments(OtherNames, total=False):
     slotTimeout: float | None
     workDir: str | None
     verbose: int | None
+    tensorBoardDir: str | None
+    logEveryNSteps: int | None
+    logGradientNorm: bool | None
     verifyReplicas: bool | None
 
 
@@ -1221,6 +1278,7 @@ class HasConstructor(CheckedParams):
         loss: Any = None,
         optimizer: Any = "adam",
         metrics: Any = None,
+        callbacks: list[Callback] | None = None,
         runtime: str = "python",
         featuresCol: str | list[str] = "features",
         featuresCols: list[str] | None = None,
@@ -1284,6 +1342,9 @@ class HasConstructor(CheckedParams):
         slotTimeout: float = 0.0,
         workDir: str | None = None,
         verbose: int = 1,
+        tensorBoardDir: str | None = None,
+        logEveryNSteps: int = 50,
+        logGradientNorm: bool = False,
         verifyReplicas: bool = False,
         **others: Unpack[OtherNames],
     ) -> None:
@@ -1299,6 +1360,8 @@ class HasConstructor(CheckedParams):
             A name, an optimizer of the module's parameters, or what makes one.
         metrics : object, default None
             A list of names and callables, or a dict of them by name.
+        callbacks : list[Callback], default None
+            Objects of flambeau.callbacks.Callback, called at the events of a training.
         runtime : str, default python
             What runs the module: python or native.
         featuresCol : str | list[str], default 'features'
@@ -1504,6 +1567,16 @@ class HasConstructor(CheckedParams):
             the two is required on a cluster.
         verbose : int, default 1
             How much is shown while training: 0 nothing, 1 a progress bar.
+        tensorBoardDir : str, default not set
+            Directory for TensorBoard's event files, where each fit gets a directory of its own: a path,
+            or a URI as workDir's, that the first worker can write. When not set, there are none.
+        logEveryNSteps : int, default 50
+            Number of optimizer steps from one whose loss, learning rate and gradient norm go to
+            TensorBoard to the next.
+        logGradientNorm : bool, default False
+            Whether the 2-norm of all gradients, before clipping, is computed for TensorBoard and
+            callbacks, in the steps that they are told of. On a GPU it is not told, since the worker would
+            have to wait for it. With gradientClipNorm it is told in any case.
         verifyReplicas : bool, default False (expert)
             Whether the workers compare hashes of all parameters and buffers after each epoch and fail
             where they differ in a single bit. For debugging: it reads every tensor once per epoch.

@@ -1,6 +1,7 @@
 //! Files of this machine and its mounts.
 
 use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -102,12 +103,15 @@ fn is_mounted_store(path: &Path) -> bool {
         .any(|mount| path.starts_with(mount))
 }
 
+/// A name of this file's alone. It does not hold the file's own name: TensorBoard reads whatever has `tfevents` in its name.
 fn unfinished_name(path: &Path) -> PathBuf {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let mut hasher = DefaultHasher::new();
+    path.file_name().hash(&mut hasher);
     path.with_file_name(format!(
-        ".{name}.{}-{number}{UNFINISHED}",
+        ".{:016x}.{}-{number}{UNFINISHED}",
+        hasher.finish(),
         std::process::id()
     ))
 }

@@ -36,6 +36,8 @@ impl Update<'_> {
 pub(crate) struct Optimizer {
     name: String,
     learning_rate: f64,
+    /// The learning rate of its last step.
+    last_rate: Option<f64>,
     rule: Box<dyn Rule>,
 }
 
@@ -70,6 +72,7 @@ impl Optimizer {
         Ok(Optimizer {
             name: spec.name.clone(),
             learning_rate,
+            last_rate: None,
             rule,
         })
     }
@@ -82,6 +85,11 @@ impl Optimizer {
         self.learning_rate
     }
 
+    /// The learning rate of the last step that it has taken, else the one that it has.
+    pub(crate) fn last_rate(&self) -> f64 {
+        self.last_rate.unwrap_or(self.learning_rate)
+    }
+
     pub(crate) fn set_learning_rate(&mut self, learning_rate: f64) {
         self.learning_rate = learning_rate;
     }
@@ -92,9 +100,11 @@ impl Optimizer {
         updates: &[Update<'_>],
         rate_factor: f64,
     ) -> Result<(), TorchError> {
+        let rate = self.learning_rate * rate_factor;
+        self.last_rate = Some(rate);
         match updates {
             [] => Ok(()),
-            _ => self.rule.step(updates, self.learning_rate * rate_factor),
+            _ => self.rule.step(updates, rate),
         }
     }
 

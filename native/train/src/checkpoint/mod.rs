@@ -538,8 +538,8 @@ impl CheckpointWriter {
     /// has failed, at the latest after the writer's limit. However long a store takes, no rank's wait counts into the group's
     /// time-out. A write past the limit is left to itself, and as long as it goes on, further checkpoints fail at once.
     ///
-    /// Returns a warning, on rank 0, where the checkpoint could not be written, so that there is none, or where an old one
-    /// could not be removed.
+    /// Returns its directory, unless it could not be written, so that there is none; and on rank 0 a warning where that is so,
+    /// or where an old one could not be removed.
     ///
     /// # Errors
     ///
@@ -549,7 +549,7 @@ impl CheckpointWriter {
         group: &ProcessGroup,
         state: State,
         contents: Contents,
-    ) -> Result<Option<String>, Cause> {
+    ) -> Result<(Option<String>, Option<String>), Cause> {
         let (rank, step) = (group.rank(), state.position.step);
         let uri = step_directory(&self.directory, step);
         let (store, to) = (self.store.clone(), uri.clone());
@@ -576,19 +576,22 @@ impl CheckpointWriter {
                 if self.written.len() == self.kept {
                     self.written.remove(0);
                 }
-                self.written.push(uri);
+                self.written.push(uri.clone());
                 self.before = Some(Predecessor {
                     attempt: self.attempt.clone(),
                     step,
                 });
-                Ok(warnings.into_iter().flatten().next())
+                Ok((Some(uri), warnings.into_iter().flatten().next()))
             }
-            Err(reason) => Ok((rank == 0).then(|| {
-                let reason = failed.unwrap_or(reason);
-                format!(
-                    "the checkpoint after {step} steps could not be written, and training goes on without it: {reason}"
-                )
-            })),
+            Err(reason) => {
+                let warning = (rank == 0).then(|| {
+                    let reason = failed.unwrap_or(reason);
+                    format!(
+                        "the checkpoint after {step} steps could not be written, and training goes on without it: {reason}"
+                    )
+                });
+                Ok((None, warning))
+            }
         }
     }
 

@@ -335,16 +335,13 @@ impl GradientReducer {
         }))
     }
 
-    /// Scales all gradients down so that their 2-norm is at most `max_norm`, by the factor
-    /// `min(1, max_norm / (norm + 1e-6))` of PyTorch's `clip_grad_norm_`. Returns the norm before; none on a device, which would
-    /// have to be waited for.
+    /// The 2-norm of all gradients together; none on a device, which would have to be waited for.
     ///
     /// The squares are added up in float64 and in registration order, so that the result does not depend on the
     /// layout of the buckets.
-    pub fn clip(&self, max_norm: f64) -> Result<Option<f64>, Cause> {
-        if let Buckets::Device(buckets) = &self.buckets {
-            buckets.gradients().clip(max_norm).map_err(Cause::Model)?;
-            return Ok(None);
+    pub(crate) fn norm(&self) -> Option<f64> {
+        if let Buckets::Device(_) = &self.buckets {
+            return None;
         }
         let mut sum = 0.0;
         for (index, info) in self.parameters.iter().enumerate() {
@@ -352,9 +349,21 @@ impl GradientReducer {
             sum +=
                 unsafe { elements::sum_of_squares(self.view_ptr(index), info.numel, info.dtype) };
         }
-        let norm = sum.sqrt();
-        self.scale((max_norm / (norm + 1e-6)).min(1.0))?;
-        Ok(Some(norm))
+        Some(sum.sqrt())
+    }
+
+    /// Scales all gradients down so that their [`norm`](Self::norm) is at most `max_norm`, by the factor
+    /// `min(1, max_norm / (norm + 1e-6))` of PyTorch's `clip_grad_norm_`. Returns the norm before.
+    pub fn clip(&self, max_norm: f64) -> Result<Option<f64>, Cause> {
+        if let Buckets::Device(buckets) = &self.buckets {
+            buckets.gradients().clip(max_norm).map_err(Cause::Model)?;
+            return Ok(None);
+        }
+        let norm = self.norm();
+        if let Some(norm) = norm {
+            self.scale((max_norm / (norm + 1e-6)).min(1.0))?;
+        }
+        Ok(norm)
     }
 
     /// The order in which this rank's gradients became ready in the step that ended; what was not used comes last,

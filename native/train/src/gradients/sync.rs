@@ -38,6 +38,9 @@ pub(crate) trait GradientSync {
     /// be left as they were.
     fn unscale(&self, factor: f64) -> Result<bool, Cause>;
 
+    /// The 2-norm of all gradients together; none on a device, which would have to be waited for.
+    fn norm(&self) -> Option<f64>;
+
     /// Scales all gradients down to a 2-norm of at most `max_norm`, and returns the norm before where it is known.
     fn clip(&self, max_norm: f64) -> Result<Option<f64>, Cause>;
 
@@ -210,6 +213,10 @@ impl GradientSync for AllReduce {
 
     fn unscale(&self, factor: f64) -> Result<bool, Cause> {
         self.reducer.unscale(factor)
+    }
+
+    fn norm(&self) -> Option<f64> {
+        self.reducer.norm()
     }
 
     fn clip(&self, max_norm: f64) -> Result<Option<f64>, Cause> {

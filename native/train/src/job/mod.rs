@@ -97,6 +97,13 @@ pub struct Attempt {
     /// URI of the checkpoint to go on from; none starts afresh.
     #[serde(default)]
     pub resume: Option<String>,
+    /// URI of a file that rank 0 looks for about once a second: once it is there, training ends after the same step on all
+    /// ranks, as early stopping does.
+    #[serde(default)]
+    pub stop_file: Option<String>,
+    /// Whether a rank may ask for such an end, by a hook or the file: the ranks then agree on it after each epoch too.
+    #[serde(default)]
+    pub callbacks: bool,
 }
 
 impl Attempt {
@@ -149,22 +156,29 @@ impl TrainingJob {
         Monitor::new(&self.params, names, of_validation).map(drop)
     }
 
-    /// What all ranks must have alike, by name, for `GroupOptions::terms`: each param but those that concern one machine,
-    /// the attempt, the data, and of a program what is not its place on this rank's machine: its files' SHA-256 stand for
+    /// What all ranks must have alike, by name, for `GroupOptions::terms`: each param but those that concern one machine or what
+    /// is told of the training, the attempt, the data, and of a program what is not its place on this rank's machine: its files' SHA-256 stand for
     /// them.
     ///
     /// # Errors
     ///
     /// What the store says of a program's file.
     pub fn terms(&self, store: &Store) -> Result<Vec<(String, String)>, DataError> {
-        const OF_ONE_MACHINE: [&str; 3] = ["memoryBudget", "numThreads", "verbose"];
+        const FREE: [&str; 6] = [
+            "logEveryNSteps",
+            "logGradientNorm",
+            "memoryBudget",
+            "numThreads",
+            "tensorBoardDir",
+            "verbose",
+        ];
         let json = |value: Result<Value, _>| value.expect("a job is JSON");
         let params = json(serde_json::to_value(&self.params));
         let mut terms: Vec<(String, String)> = params
             .as_object()
             .into_iter()
             .flatten()
-            .filter(|(name, _)| !OF_ONE_MACHINE.contains(&name.as_str()))
+            .filter(|(name, _)| !FREE.contains(&name.as_str()))
             .map(|(name, value)| (name.clone(), value.to_string()))
             .collect();
         let program = self.program.as_ref();

@@ -311,6 +311,9 @@ const GROUPS: [(&str, &str, &[&str]); 11] = [
             "slotTimeout",
             "workDir",
             "verbose",
+            "tensorBoardDir",
+            "logEveryNSteps",
+            "logGradientNorm",
             "verifyReplicas",
         ],
     ),
@@ -647,6 +650,21 @@ pub struct TrainingParams {
     #[schemars(title = "Verbosity", range(min = 0, max = 1))]
     pub verbose: u8,
 
+    /// Directory for TensorBoard's event files, where each fit gets a directory of its own: a path, or a URI as workDir's, that
+    /// the first worker can write. When not set, there are none.
+    #[schemars(title = "TensorBoard directory", length(min = 1))]
+    pub tensor_board_dir: Option<String>,
+
+    /// Number of optimizer steps from one whose loss, learning rate and gradient norm go to TensorBoard to the next.
+    #[schemars(title = "Log every n steps", range(min = 1, max = 1_000_000))]
+    pub log_every_n_steps: u32,
+
+    /// Whether the 2-norm of all gradients, before clipping, is computed for TensorBoard and callbacks, in the steps that they
+    /// are told of. On a GPU it is not told, since the worker would have to wait for it. With gradientClipNorm it is told in
+    /// any case.
+    #[schemars(title = "Log gradient norm")]
+    pub log_gradient_norm: bool,
+
     /// Whether the workers compare hashes of all parameters and buffers after each epoch and fail where they
     /// differ in a single bit. For debugging: it reads every tensor once per epoch.
     #[schemars(title = "Verify replicas")]
@@ -726,6 +744,9 @@ impl Default for TrainingParams {
             work_dir: None,
             inference_batch_size: 4096,
             verbose: 1,
+            tensor_board_dir: None,
+            log_every_n_steps: 50,
+            log_gradient_norm: false,
             verify_replicas: false,
             num_threads: None,
             memory_budget: 1 << 30,

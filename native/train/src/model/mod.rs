@@ -170,8 +170,8 @@ pub trait Model {
     /// The number of sums that hold the state of the metrics; constant, and the same on all ranks.
     fn num_metric_sums(&mut self) -> Result<usize, ModelError>;
 
-    /// The learning rate that the optimizer was made with, or that `learningRate` has set: that of its first group of
-    /// parameters. `None` where it has none.
+    /// The learning rate of the last step that the optimizer has taken, schedules included, else the one that it has: that of
+    /// its first group of parameters. `None` where it has none.
     fn learning_rate(&mut self) -> Result<Option<f64>, ModelError>;
 
     /// Takes what gradients go to from now on. Called before the first batch, and once more after the

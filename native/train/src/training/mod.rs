@@ -12,4 +12,6 @@ mod session;
 mod staging;
 mod state;
 mod step;
+mod tensorboard;
 pub(crate) mod worker;
+mod writer;

@@ -23,13 +23,14 @@ use crate::record::sums::LossTotals;
 
 use super::dataset::{Dataset, Datasets};
 use super::evaluation::{self, Evaluation};
-use super::events::{Event, EventWriter, Progress, Start};
-use super::hooks::{Hooks, Listener, StepReport};
+use super::events::{CheckpointWritten, EpochBegin, Event, Progress, Start};
+use super::hooks::{Hooks, StepReport};
 use super::host;
 use super::replicas;
 use super::schedule::Schedule;
 use super::state::TrainState;
-use super::step::{StepPlan, StepSettings, Stepper};
+use super::step::{StepOutcome, StepPlan, StepSettings, Stepper};
+use super::writer::Writer;
 
 /// How many times `collectiveTimeout` a checkpoint's write may take: it may well be slower than any step, but an hour by default
 /// is as good as for ever.
@@ -57,6 +58,29 @@ struct Throughput {
     times: StepTimes,
 }
 
+/// How many rows a second there were since this was last asked.
+struct RowRate {
+    since: Instant,
+    num_rows: u64,
+}
+
+impl RowRate {
+    /// Begins with so many rows.
+    fn new(num_rows: u64) -> RowRate {
+        RowRate {
+            since: Instant::now(),
+            num_rows,
+        }
+    }
+
+    /// The rate up to so many rows.
+    fn take(&mut self, num_rows: u64) -> f64 {
+        let before = std::mem::replace(self, RowRate::new(num_rows));
+        let seconds = self.since.duration_since(before.since).as_secs_f64();
+        (num_rows - before.num_rows) as f64 / seconds.max(1e-9)
+    }
+}
+
 /// A training under way on so many ranks.
 pub(crate) struct Session<'a> {
     job: TrainingJob,
@@ -71,9 +95,12 @@ pub(crate) struct Session<'a> {
     /// On rank 0: the weights of the best epoch, with `restoreBestWeights`.
     best: Option<Arc<LocalWeights>>,
     /// On rank 0.
-    events: Option<EventWriter>,
-    on_event: Option<Listener<Event>>,
-    on_step: Option<Listener<StepReport>>,
+    writer: Option<Writer>,
+    hooks: Hooks,
+    progress_rate: RowRate,
+    log_rate: RowRate,
+    /// Whether the ranks have agreed on a stop.
+    is_stopping: bool,
     checkpoints: CheckpointWriter,
     warnings: Vec<String>,
 }
@@ -83,7 +110,8 @@ impl<'a> Session<'a> {
     ///
     /// # Errors
     ///
-    /// Gradients that cannot be reduced or scaled, and a state whose gradients were compressed with other params.
+    /// Gradients that cannot be reduced or scaled, a state whose gradients were compressed with other params, and files of
+    /// TensorBoard's that cannot be written.
     pub(crate) fn enter(
         job: TrainingJob,
         fixed: Fixed,
@@ -114,16 +142,18 @@ impl<'a> Session<'a> {
                 reason: "its gradients were compressed with other params".into(),
             });
         }
-        let (on_event, on_step) = (hooks.on_event.clone(), hooks.on_step.clone());
         let is_scaled = params.precision == Precision::Fp16;
         let scaler = is_scaled.then(|| state.scaler.unwrap_or_default());
         let (rank, world_size) = (group.rank(), group.world_size());
-        let stepper = Stepper::new(model, sync, world_size, settings, scaler, hooks)?;
         let timeout = Duration::from_secs_f64(params.collective_timeout);
-        let events = (rank == 0).then(|| {
-            let directory = format!("{}/events", job.attempt.directory());
-            EventWriter::new(store.clone(), directory, timeout)
-        });
+        let writer = (rank == 0)
+            .then(|| Writer::new(store.clone(), &job, state.position.step, timeout))
+            .transpose()?;
+        let hooks = match &writer {
+            Some(writer) => hooks.stopped_by(writer.stop()),
+            None => hooks,
+        };
+        let stepper = Stepper::new(model, sync, world_size, settings, scaler, hooks.clone())?;
         let checkpoints = CheckpointWriter::new(
             store.clone(),
             &job.attempt,
@@ -142,9 +172,11 @@ impl<'a> Session<'a> {
             history: state.history,
             monitor,
             best: state.best,
-            events,
-            on_event,
-            on_step,
+            writer,
+            hooks,
+            progress_rate: RowRate::new(0),
+            log_rate: RowRate::new(0),
+            is_stopping: false,
             checkpoints,
             // All ranks find these alike.
             warnings: if rank == 0 { state.warnings } else { vec![] },
@@ -154,18 +186,16 @@ impl<'a> Session<'a> {
     /// Takes the epochs that are left. `place` tells where it is, for the error of one that fails.
     pub(crate) fn run(&mut self, place: &mut Place) -> Result<(), Cause> {
         let epochs = self.job.params.epochs;
-        let steps_per_epoch = steps_per_epoch(&self.job, &self.datasets.train);
-        let (epoch, step) = (self.position.epoch, self.position.step);
-        let (num_rows, world_size) = (self.fixed.num_rows, self.group.world_size());
         self.tell(Event::Start(Start {
-            epoch,
-            step,
+            epoch: self.position.epoch,
+            step: self.position.step,
             epochs,
-            steps_per_epoch,
-            num_rows,
-            world_size,
-        }));
-        while self.position.epoch < epochs && !self.monitor.is_over(&self.history) {
+            steps_per_epoch: self.steps_per_epoch(),
+            num_rows: self.fixed.num_rows,
+            num_validation_rows: self.num_validation_rows(),
+            world_size: self.group.world_size(),
+        }))?;
+        while self.position.epoch < epochs && !self.is_over() {
             place.epoch = Some(self.position.epoch);
             let throughput = self.epoch(place)?;
             place.step = None;
@@ -190,16 +220,16 @@ impl<'a> Session<'a> {
             .transpose()?;
         self.warnings
             .extend(model.warnings().map_err(Cause::Model)?);
-        self.tell(Event::End);
-        if let Some(events) = &mut self.events {
-            self.warnings.extend(events.close().err());
+        self.tell(Event::End)?;
+        if let Some(writer) = &mut self.writer {
+            self.warnings.extend(writer.close());
         }
-        let validation = self.datasets.validation.as_ref();
+        let num_validation_rows = self.num_validation_rows();
         Ok(TrainingResult {
             history: mem::take(&mut self.history),
             weights,
             num_rows: self.datasets.train.num_rows,
-            num_validation_rows: validation.map_or(0, |dataset| dataset.num_rows),
+            num_validation_rows,
             num_steps: self.position.step,
             world_size: self.group.world_size(),
             seconds: began.elapsed().as_secs_f64(),
@@ -211,18 +241,22 @@ impl<'a> Session<'a> {
     fn epoch(&mut self, place: &mut Place) -> Result<Throughput, Cause> {
         let order = self.datasets.train.order.clone();
         let num_batches = order.batches_per_epoch();
-        let steps_per_epoch = steps_per_epoch(&self.job, &self.datasets.train);
+        if self.position.batch == 0 {
+            let (epoch, step) = (self.position.epoch, self.position.step);
+            self.tell(Event::EpochBegin(EpochBegin { epoch, step }))?;
+        }
         let mut totals = LossTotals::from_bits(&self.position.totals);
         let (began, mut paused) = (Instant::now(), Duration::ZERO);
         let rows_before = self.position.num_rows;
-        let mut reported = (began, rows_before);
+        self.progress_rate = RowRate::new(rows_before);
+        self.log_rate = RowRate::new(rows_before);
         if self.position.batch < num_batches {
             self.datasets
                 .train
                 .reader
                 .start(self.position.epoch, self.position.batch)?;
         }
-        while self.position.batch < num_batches {
+        while self.position.batch < num_batches && !self.is_stopping {
             let plan = self.plan(&order, num_batches);
             place.step = Some(plan.step);
             let outcome = self.stepper.step(&mut self.datasets.train.reader, &plan)?;
@@ -231,25 +265,16 @@ impl<'a> Session<'a> {
             self.position.step += 1;
             self.position.num_rows += plan.num_rows;
             self.position.traffic += outcome.traffic;
-            let report = StepReport {
-                epoch: plan.epoch,
-                step: plan.step,
-                steps_per_epoch,
-                num_rows: plan.num_rows,
-                loss: outcome.loss,
-                gradient_norm: outcome.gradient_norm,
-            };
-            if let Some(on_step) = &self.on_step {
-                on_step(&report);
-            }
+            self.report_step(&plan, &outcome)?;
             if outcome.is_cancelled {
                 return Err(Cause::Cancelled);
             }
-            self.report_progress(&totals, steps_per_epoch, &mut reported);
+            self.is_stopping = outcome.is_stopped;
+            self.report_progress(&totals)?;
             if self.is_checkpoint_due_after_step(num_batches) {
                 let before = Instant::now();
                 self.position.totals = totals.to_bits();
-                self.checkpoint()?;
+                self.checkpoint(plan.epoch)?;
                 paused += before.elapsed();
             }
         }
@@ -267,27 +292,28 @@ impl<'a> Session<'a> {
         let first_batch = self.position.batch;
         let end =
             (first_batch + u64::from(self.job.params.gradient_accumulation_steps)).min(num_batches);
+        let step = self.position.step;
+        let is_told = self.hooks.step_listener(step).is_some() || self.is_logged(step);
         StepPlan {
             epoch: self.position.epoch,
-            step: self.position.step,
+            step,
             first_batch,
             num_batches: (end - first_batch) as u32,
             num_rows: (first_batch..end)
                 .map(|batch| order.global_rows(batch) as u64)
                 .sum(),
+            needs_norm: self.job.params.log_gradient_norm && is_told,
         }
     }
 
-    /// Evaluates, records the epoch, and moves on to the next.
+    /// Evaluates, records the epoch, and moves on to the next, if there is to be one.
     fn end_epoch(&mut self, throughput: Throughput) -> Result<(), Cause> {
-        let last_step = self.position.step.saturating_sub(1);
-        let rate_factor = self.stepper.rate_factor(last_step);
         let model = &mut *self.stepper.model;
         replicas::broadcast(model, &self.group, Tensors::Buffers)?;
         if self.job.params.verify_replicas {
             replicas::verify(model, &self.group)?;
         }
-        if self.position.epoch + 1 < self.job.params.epochs {
+        if self.position.epoch + 1 < self.job.params.epochs && !self.is_stopping {
             // Its first rows are decoded while this epoch is evaluated.
             let reader = &mut self.datasets.train.reader;
             reader.start(self.position.epoch + 1, 0)?;
@@ -319,14 +345,13 @@ impl<'a> Session<'a> {
             loss: None,
             metrics: vec![],
         });
-        let rate = model.learning_rate().map_err(Cause::Model)?;
         let record = EpochRecord {
             epoch: self.position.epoch,
             steps: self.position.step,
             num_rows: self.position.num_rows,
             seconds: throughput.seconds,
             rows_per_second: throughput.rows_per_second,
-            learning_rate: rate.map(|rate| rate * rate_factor),
+            learning_rate: model.learning_rate().map_err(Cause::Model)?,
             times: throughput.times,
             scaling: self.stepper.scaler.as_mut().map(LossScaler::end_epoch),
             traffic: self.position.traffic,
@@ -341,14 +366,23 @@ impl<'a> Session<'a> {
                 self.best = Some(Arc::new(LocalWeights::of(model)?));
             }
         }
-        self.tell(Event::Epoch(record.clone()));
+        self.tell(Event::Epoch(record.clone()))?;
         self.history.epochs.push(record);
         let (epoch, step) = (self.position.epoch + 1, self.position.step);
         self.position = Position::of_epoch(epoch, step, totals.metrics().len());
         if self.is_checkpoint_due_after_epoch(epoch) {
-            self.checkpoint()?;
+            self.checkpoint(epoch - 1)?;
+        }
+        if self.job.attempt.callbacks && !self.is_stopping {
+            let asks = [u8::from(self.hooks.asks_to_stop())];
+            self.is_stopping = self.group.all_gather_bytes(&asks)?.concat().contains(&1);
         }
         Ok(())
+    }
+
+    /// Whether no further epoch is to be trained, though there are some left: the same on all ranks.
+    fn is_over(&self) -> bool {
+        self.is_stopping || self.monitor.is_over(&self.history)
     }
 
     /// Whether `checkpointInterval` asks for a checkpoint after this many epochs. After the last come the weights.
@@ -357,7 +391,7 @@ impl<'a> Session<'a> {
         interval > 0
             && epochs.is_multiple_of(interval as u64)
             && epochs < self.job.params.epochs
-            && !self.monitor.is_over(&self.history)
+            && !self.is_over()
     }
 
     /// Whether `checkpointSteps` asks for one now; not where the end of the epoch makes one anyway.
@@ -369,9 +403,11 @@ impl<'a> Session<'a> {
             .checkpoint_steps
             .is_some_and(|steps| self.position.step.is_multiple_of(steps))
             && !at_end
+            && !self.is_stopping
     }
 
-    fn checkpoint(&mut self) -> Result<(), Cause> {
+    /// Writes a checkpoint, in an epoch or at the end of it.
+    fn checkpoint(&mut self, epoch: u64) -> Result<(), Cause> {
         let model = &mut *self.stepper.model;
         replicas::broadcast(model, &self.group, Tensors::Buffers)?;
         let shared = if self.group.rank() == 0 {
@@ -391,7 +427,7 @@ impl<'a> Session<'a> {
             self.history.clone(),
             self.stepper.scaler,
         );
-        self.warnings.extend(self.checkpoints.write(
+        let (written, warning) = self.checkpoints.write(
             &self.group,
             state,
             Contents {
@@ -401,42 +437,77 @@ impl<'a> Session<'a> {
                 best: self.best.clone(),
                 weights,
             },
-        )?);
+        )?;
+        self.warnings.extend(warning);
+        let step = self.position.step;
+        match written {
+            Some(uri) => self.tell(Event::Checkpoint(CheckpointWritten { epoch, step, uri })),
+            None => Ok(()),
+        }
+    }
+
+    fn tell(&self, event: Event) -> Result<(), Cause> {
+        self.hooks.tell(&event)?;
+        if let Some(writer) = &self.writer {
+            writer.tell(event);
+        }
         Ok(())
     }
 
-    fn tell(&self, event: Event) {
-        if let Some(events) = &self.events {
-            if let Some(on_event) = &self.on_event {
-                on_event(&event);
-            }
-            events.send(event);
-        }
+    /// Whether a step goes to TensorBoard.
+    fn is_logged(&self, step: u64) -> bool {
+        self.writer.as_ref().is_some_and(|writer| writer.logs(step))
     }
 
-    /// `reported` holds when the last report was, and the epoch's rows then.
-    fn report_progress(
-        &mut self,
-        totals: &LossTotals,
-        steps_per_epoch: u64,
-        reported: &mut (Instant, u64),
-    ) {
-        if !self.events.as_mut().is_some_and(EventWriter::is_due) {
-            return;
+    /// Tells of a step that was taken, where somebody listens.
+    fn report_step(&mut self, plan: &StepPlan, outcome: &StepOutcome) -> Result<(), Cause> {
+        let listener = self.hooks.step_listener(plan.step);
+        let is_logged = self.is_logged(plan.step);
+        if listener.is_none() && !is_logged {
+            return Ok(());
         }
-        let now = Instant::now();
-        let seconds = now.duration_since(reported.0).as_secs_f64().max(1e-9);
+        let report = StepReport {
+            epoch: plan.epoch,
+            step: plan.step,
+            steps_per_epoch: self.steps_per_epoch(),
+            num_rows: plan.num_rows,
+            loss: outcome.loss,
+            gradient_norm: outcome.gradient_norm,
+            learning_rate: self.stepper.model.learning_rate().map_err(Cause::Model)?,
+        };
+        if let Some(listener) = listener {
+            listener(&report).map_err(Cause::Hook)?;
+        }
+        if let Some(writer) = self.writer.as_ref().filter(|_| is_logged) {
+            writer.log(report, self.log_rate.take(self.position.num_rows));
+        }
+        Ok(())
+    }
+
+    fn report_progress(&mut self, totals: &LossTotals) -> Result<(), Cause> {
+        let writer = self.writer.as_mut();
+        if !writer.is_some_and(Writer::is_progress_due) {
+            return Ok(());
+        }
         let accumulation = u64::from(self.job.params.gradient_accumulation_steps);
         let progress = Progress {
             epoch: self.position.epoch,
             step: self.position.step,
             epoch_step: self.position.batch.div_ceil(accumulation),
-            steps_per_epoch,
-            rows_per_second: (self.position.num_rows - reported.1) as f64 / seconds,
+            steps_per_epoch: self.steps_per_epoch(),
+            rows_per_second: self.progress_rate.take(self.position.num_rows),
             loss: totals.mean(),
         };
-        *reported = (now, self.position.num_rows);
-        self.tell(Event::Progress(progress));
+        self.tell(Event::Progress(progress))
+    }
+
+    fn steps_per_epoch(&self) -> u64 {
+        steps_per_epoch(&self.job, &self.datasets.train)
+    }
+
+    fn num_validation_rows(&self) -> u64 {
+        let validation = self.datasets.validation.as_ref();
+        validation.map_or(0, |dataset| dataset.num_rows)
     }
 }
 

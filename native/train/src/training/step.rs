@@ -25,6 +25,8 @@ pub(crate) struct StepPlan {
     pub(crate) num_batches: u32,
     /// Rows of all of them over all ranks.
     pub(crate) num_rows: u64,
+    /// Whether somebody is told of the gradients' norm.
+    pub(crate) needs_norm: bool,
 }
 
 /// What a step came to, over all ranks; its sums are in [`Stepper::sums`].
@@ -32,8 +34,10 @@ pub(crate) struct StepPlan {
 pub(crate) struct StepOutcome {
     pub(crate) loss: Option<f64>,
     pub(crate) gradient_norm: Option<f64>,
-    /// Whether a rank asked to stop.
+    /// Whether a rank has cancelled the training.
     pub(crate) is_cancelled: bool,
+    /// Whether a rank asked for a stop.
+    pub(crate) is_stopped: bool,
     /// The gradients that this rank sent.
     pub(crate) traffic: Traffic,
 }
@@ -67,7 +71,7 @@ pub(crate) struct Stepper<'a> {
     pub(crate) scaler: Option<LossScaler>,
     hooks: Hooks,
     totals: LossTotals,
-    /// The totals, then the cancel flag: what is added up in each step.
+    /// The totals, then the flags for a cancel and for a stop: what is added up in each step.
     vector: Vec<f64>,
     times: StepTimes,
 }
@@ -83,7 +87,7 @@ impl<'a> Stepper<'a> {
         hooks: Hooks,
     ) -> Result<Stepper<'a>, Cause> {
         let totals = LossTotals::new(model.num_metric_sums().map_err(Cause::Model)?);
-        let vector = vec![0.0; totals.len() + 1];
+        let vector = vec![0.0; totals.len() + 2];
         Ok(Stepper {
             model,
             sync,
@@ -156,12 +160,14 @@ impl<'a> Stepper<'a> {
         self.reduce()?;
         self.times.reduce_seconds += in_backward + watch.lap();
         let sums = self.sums();
+        let flags = &self.vector[sums.len()..];
         let (numerator, denominator) = (sums[0], sums[1]);
         let loss = (denominator != 0.0).then(|| numerator / denominator);
         let mut outcome = StepOutcome {
             loss,
             gradient_norm: None,
-            is_cancelled: self.vector[self.totals.len()] > 0.0,
+            is_cancelled: flags[0] > 0.0,
+            is_stopped: flags[1] > 0.0,
             traffic: self.sync.take_traffic(),
         };
         if let Some(loss) = loss {
@@ -170,10 +176,12 @@ impl<'a> Stepper<'a> {
                 return Err(Cause::Diverged { loss, in_float16 });
             }
             if self.correct(plan.num_rows as f64 / denominator)? {
-                outcome.gradient_norm = match self.settings.clip_norm {
+                let norm = match self.settings.clip_norm {
                     Some(max_norm) => self.sync.clip(max_norm)?,
+                    None if plan.needs_norm => self.sync.norm(),
                     None => None,
                 };
+                outcome.gradient_norm = norm.filter(|norm| norm.is_finite());
                 self.optimize(plan)?;
             } else {
                 self.model.skip_step().map_err(Cause::Model)?;
@@ -187,7 +195,8 @@ impl<'a> Stepper<'a> {
     fn reduce(&mut self) -> Result<(), Cause> {
         let num = self.totals.len();
         self.vector[..num].copy_from_slice(self.totals.as_mut_slice());
-        self.vector[num] = if self.hooks.is_cancelled() { 1.0 } else { 0.0 };
+        let flags = [self.hooks.is_cancelled(), self.hooks.asks_to_stop()];
+        self.vector[num..].copy_from_slice(&flags.map(|flag| f64::from(u8::from(flag))));
         self.sync.finish(&mut self.vector)
     }
 
@@ -207,17 +216,12 @@ impl<'a> Stepper<'a> {
         Ok(is_finite)
     }
 
-    /// What the learning rates are multiplied by in a step.
-    pub(crate) fn rate_factor(&self, step: u64) -> f64 {
-        self.settings.schedule.factor(step)
-    }
-
     fn optimize(&mut self, plan: &StepPlan) -> Result<(), Cause> {
         let context = StepContext {
             epoch: plan.epoch,
             step: plan.step,
             used: self.sync.used(),
-            rate_factor: self.rate_factor(plan.step),
+            rate_factor: self.settings.schedule.factor(plan.step),
         };
         self.model.optimizer_step(&context).map_err(Cause::Model)
     }

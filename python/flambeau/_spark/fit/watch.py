@@ -132,6 +132,12 @@ class Watch:
         thread.start()
         try:
             yield
+        except WorkerLost:
+            raise
+        except BaseException:
+            # The fit is given up, and nobody waits for what came in.
+            self._is_over = True
+            raise
         finally:
             ended.set()
             # A hook that still runs takes as long as it takes; what is read has the store's deadlines.
@@ -141,7 +147,7 @@ class Watch:
 
     def _tell_new(self, files: EventFiles, is_last: bool) -> None:
         try:
-            while events := files.read():
+            while not self._is_done and (events := files.read()):
                 self._tell(events)
         except _STORE_ERRORS as error:
             level = logging.WARNING if is_last and self._hooks.callbacks else logging.DEBUG
@@ -169,13 +175,18 @@ class Watch:
     def _tell(self, events: Sequence[Mapping[str, Any]]) -> None:
         """Tells events on, up to what fails; raises nothing."""
         for event in events:
-            if self._error is not None or self._is_over:
+            if self._is_done:
                 return
             self._show(event)
             try:
                 self._call_hooks(event)
             except BaseException as error:
                 self._error = error
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether nothing more is to be told."""
+        return self._is_over or self._error is not None
 
     def _show(self, event: Mapping[str, Any]) -> None:
         try:

@@ -1225,6 +1225,69 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     */
   def getVerbose: Int = $(verbose)
 
+  /** @group param */
+  final val tensorBoardDir: Param[String] = new Param[String](
+    this,
+    "tensorBoardDir",
+    "Directory for TensorBoard's event files, where each fit gets a directory of its own: a path, or a " +
+      "URI as workDir's, that the first worker can write. When not set, there are none.",
+    Check.Text.of("tensorBoardDir")
+  )
+
+  /** Sets `tensorBoardDir`.
+    *
+    * @group setParam
+    */
+  def setTensorBoardDir(value: String): this.type = setChecked(tensorBoardDir, value)
+
+  /** The value of `tensorBoardDir`; NoSuchElementException where it is not set.
+    *
+    * @group getParam
+    */
+  def getTensorBoardDir: String = $(tensorBoardDir)
+
+  /** @group param */
+  final val logEveryNSteps: IntParam = new IntParam(
+    this,
+    "logEveryNSteps",
+    "Number of optimizer steps from one whose loss, learning rate and gradient norm go to TensorBoard " +
+      "to the next.",
+    Check.Integer(1, 1000000).of("logEveryNSteps")
+  )
+
+  /** Sets `logEveryNSteps`.
+    *
+    * @group setParam
+    */
+  def setLogEveryNSteps(value: Int): this.type = setChecked(logEveryNSteps, value)
+
+  /** The value of `logEveryNSteps`, or its default.
+    *
+    * @group getParam
+    */
+  def getLogEveryNSteps: Int = $(logEveryNSteps)
+
+  /** @group param */
+  final val logGradientNorm: BooleanParam = new BooleanParam(
+    this,
+    "logGradientNorm",
+    "Whether the 2-norm of all gradients, before clipping, is computed for TensorBoard and callbacks, " +
+      "in the steps that they are told of. On a GPU it is not told, since the worker would have to wait " +
+      "for it. With gradientClipNorm it is told in any case."
+  )
+
+  /** Sets `logGradientNorm`.
+    *
+    * @group setParam
+    */
+  def setLogGradientNorm(value: Boolean): this.type = setChecked(logGradientNorm, value)
+
+  /** The value of `logGradientNorm`, or its default.
+    *
+    * @group getParam
+    */
+  def getLogGradientNorm: Boolean = $(logGradientNorm)
+
   /** @group expertParam */
   final val verifyReplicas: BooleanParam = new BooleanParam(
     this,
@@ -1256,6 +1319,8 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     heartbeatTimeout -> 30.0,
     slotTimeout -> 0.0,
     verbose -> 1,
+    logEveryNSteps -> 50,
+    logGradientNorm -> false,
     verifyReplicas -> false
   )
 }
