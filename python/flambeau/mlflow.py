@@ -163,6 +163,7 @@ class MLflow(Callback):
         if run is None:
             return
         error = context.error
+        assert error is not None
         with _harmless():
             run.add_tags({"flambeau.error": f"{type(error).__name__}: {first_line(error)}"})
             run.end("KILLED" if isinstance(error, (KeyboardInterrupt, CancelledError)) else "FAILED")
@@ -382,7 +383,10 @@ def _example_of(model: TorchModel, dataset: Any) -> pd.DataFrame:
         array = cell.toArray() if callable(getattr(cell, "toArray", None)) else cell
         return array.tolist() if isinstance(array, np.ndarray) else array
 
-    return rows.assign(**{name: rows[name].map(plain) for name in rows if rows[name].dtype == object})
+    made: pd.DataFrame = rows.assign(
+        **{name: rows[name].map(plain) for name in rows if rows[name].dtype == object}
+    )
+    return made
 
 
 def _tag(name: str) -> str:

@@ -211,9 +211,9 @@ class ModelReader(MLReader[Any]):
         spark = self.sparkSession
         return self.read(spark, path, partial(refusal, spark))
 
-    def read(self, spark: SparkSession | None, path: str, refused: Refusal) -> Fitted:
-        """Reads the model through a session, or from a directory of this machine without one. `refused` says
-        which of its programs are not read.
+    def read(self, spark: SparkSession | None, path: str, refusal_of: Refusal) -> Fitted:
+        """Reads the model through a session, or from a directory of this machine without one. `refusal_of`
+        says which of its programs are not read.
         """
         metadata = load_metadata(spark, path)
         model = cast("Fitted", class_of(metadata, path, self._cls)())
@@ -242,7 +242,7 @@ class ModelReader(MLReader[Any]):
             return model
         programs, refused = {}, {}
         for form, name in ((form, FILE_NAMES[form]) for form in ours["programs"]):
-            why = refused(form, partial(read, name))
+            why = refusal_of(form, partial(read, name))
             if why is None:
                 programs[form] = read(name)
             else:
@@ -267,9 +267,9 @@ def save_here(model: Fitted, path: Path) -> None:
     writer.write_to(directory)
 
 
-def load_here(cls: type[Fitted], path: Path, refused: Refusal) -> Fitted:
+def load_here(cls: type[Fitted], path: Path, refusal_of: Refusal) -> Fitted:
     """Reads a model from a directory of this machine by this process alone, whatever session there is."""
-    return ModelReader(cls).read(None, path.resolve().as_uri(), refused)
+    return ModelReader(cls).read(None, path.resolve().as_uri(), refusal_of)
 
 
 def weights_of(spark: SparkSession, model: str | Fitted) -> WeightsRef:
