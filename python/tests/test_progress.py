@@ -164,7 +164,7 @@ def test_a_file_that_cannot_be_read_yet_is_read_later(tmp_path: Path) -> None:
 
 
 def test_a_run_has_a_directory_of_tensorboards_files(spark: SparkSession, tmp_path: Path) -> None:
-    df = spark.range(40).selectExpr("float(id % 7) AS features", "float(id % 5) AS label")
+    df = spark.range(40).selectExpr("array(float(id % 7)) AS features", "float(id % 5) AS label")
     estimator = TorchRegressor(model=nn.Linear(1, 1), tensorBoardDir=f"{tmp_path}/board/", verbose=0)
     for run in ("nightly", None, None):
         estimator.setRunId(run).setWorkDir(f"{tmp_path}/work").fit(df)

@@ -40,6 +40,7 @@ fn only_the_same_job_on_the_same_rows_goes_on() {
     // What a run may change counts for nothing.
     let mut same = what(3, "adam", "x");
     same["job"]["verbose"] = 0.into();
+    same["job"]["tensorBoardDir"] = "/tmp/board".into();
     assert_eq!(compare(&work, &told, &same), Ok(json!(["a", "b"])));
     let refused = |now: Value| compare(&work, &told, &now).unwrap_err();
     assert!(refused(what(4, "sgd", "y")).contains("another job: epochs was 3 and is 4; take"));

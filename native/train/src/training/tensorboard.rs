@@ -204,15 +204,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checksums_are_those_of_tensorflow() {
-        // RFC 3720, B.4, and `Mask` of TensorFlow's lib/hash/crc32c.h.
-        for (data, crc) in [([0u8; 32], 0x8a91_36aa_u32), ([0xff; 32], 0x62a8_ab43)] {
-            let masked = ((crc >> 15) | (crc << 17)).wrapping_add(0xa282_ead8);
-            assert_eq!(masked_crc(&data), masked);
-        }
-        assert_eq!(
-            masked_crc(&24u64.to_le_bytes()),
-            0x07f6_eaa3_u32.swap_bytes()
-        );
+    fn checksums_are_those_of_tfrecords() {
+        // CRC-32C of RFC 3720, B.4, masked as in TensorFlow's lib/hash/crc32c.h.
+        let mask = |crc: u32| ((crc >> 15) | (crc << 17)).wrapping_add(0xa282_ead8);
+        assert_eq!(masked_crc(&[0; 32]), mask(0x8a91_36aa));
+        assert_eq!(masked_crc(&[0xff; 32]), mask(0x62a8_ab43));
+        // How TensorFlow's own files begin: a record of 24 bytes.
+        assert_eq!(masked_crc(&24u64.to_le_bytes()), 0x224b_7fa3);
+    }
+
+    #[test]
+    fn an_event_is_a_protocol_buffer() {
+        // Of protoc: wall_time 1.5, step 300, file_version "v".
+        let expected = [
+            9, 0, 0, 0, 0, 0, 0, 0xf8, 0x3f, 0x10, 0xac, 2, 0x1a, 1, b'v',
+        ];
+        assert_eq!(event(1.5, 300, FILE_VERSION, b"v"), expected);
     }
 }

@@ -464,7 +464,10 @@ fn the_terms_of_a_job_name_what_differs() {
     let none: [String; 0] = [];
     assert_eq!(
         differing(&|job| {
-            job["params"] = json!({"numThreads": 2, "memoryBudget": 1 << 24, "verbose": 0});
+            job["params"] = json!({
+                "numThreads": 2, "memoryBudget": 1 << 24, "verbose": 0, "tensorBoardDir": "/tmp/board",
+                "logEveryNSteps": 7, "logGradientNorm": true,
+            });
             job["program"]["eval"] = json!(copy);
             job["store"] = json!({"aws_access_key_id": "another"});
         }),

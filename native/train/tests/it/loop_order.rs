@@ -154,6 +154,7 @@ fn the_next_epochs_rows_are_read_while_this_one_is_evaluated() {
                 if report.epoch == 0 {
                     after_steps.store(num_reads(), Ordering::Relaxed);
                 }
+                Ok(())
             })
         }),
         on_event: Some({
@@ -164,6 +165,7 @@ fn the_next_epochs_rows_are_read_while_this_one_is_evaluated() {
                 {
                     after_evaluation.store(num_reads(), Ordering::Relaxed);
                 }
+                Ok(())
             })
         }),
         ..Hooks::default()

@@ -125,6 +125,8 @@ pub struct TestModel {
     pub values: Vec<Vec<f64>>,
     moments: Vec<(Vec<f64>, Vec<f64>)>,
     steps: Vec<i32>,
+    /// The learning rate of the last step.
+    rate: Option<f64>,
     generator: u64,
     running: Vec<f64>,
     reducer: Option<Arc<dyn GradientSink>>,
@@ -152,6 +154,7 @@ impl TestModel {
             steps: vec![0; values.len()],
             values,
             moments,
+            rate: None,
             config,
             rank,
             generator: 0,
@@ -416,7 +419,7 @@ impl Model for TestModel {
     fn learning_rate(&mut self) -> Result<Option<f64>, ModelError> {
         let (Optimizer::SgdMomentum { rate, .. } | Optimizer::Adam { rate }) =
             self.config.optimizer;
-        Ok(Some(rate))
+        Ok(Some(self.rate.unwrap_or(rate)))
     }
 
     fn attach(&mut self, reducer: Arc<dyn GradientSink>) -> Result<(), ModelError> {
@@ -532,6 +535,9 @@ impl Model for TestModel {
         if let Some(device) = &self.device {
             device.queue.synchronize();
         }
+        let (Optimizer::SgdMomentum { rate, .. } | Optimizer::Adam { rate }) =
+            self.config.optimizer;
+        self.rate = Some(rate * context.rate_factor);
         for (index, value) in self.values.iter_mut().enumerate() {
             if !context.used[index] {
                 continue;

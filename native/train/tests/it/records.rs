@@ -193,12 +193,13 @@ fn events_tell_the_start_every_epoch_and_the_end_in_numbered_files() {
             start.epochs,
             start.steps_per_epoch,
             start.num_rows,
+            start.num_validation_rows,
             start.world_size
         ),
-        (3, 9, 97, 2)
+        (3, 9, 97, 31, 2)
     );
-    let Event::Progress(progress) = &events[1] else {
-        panic!("{:?}", events[1])
+    let Event::Progress(progress) = &events[2] else {
+        panic!("{:?}", events[2])
     };
     assert_eq!(
         (progress.epoch, progress.step, progress.epoch_step),

@@ -182,11 +182,14 @@ pub fn try_train_on(
         let mut model = TestModel::new(config(rank), rank);
         let reports = Arc::new(Mutex::new(vec![]));
         let told = reports.clone();
+        let hooks = hooks(rank);
+        let on_step = hooks.on_step.clone();
         let hooks = Hooks {
             on_step: Some(Arc::new(move |report: &StepReport| {
                 told.lock().unwrap().push(*report);
+                on_step.as_ref().map_or(Ok(()), |on_step| on_step(report))
             })),
-            ..hooks(rank)
+            ..hooks
         };
         let worker = Worker::new(job.clone(), group, &mut model, store(), hooks);
         let result = worker.with_gpus(gpus(rank)).run();

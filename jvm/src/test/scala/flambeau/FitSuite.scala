@@ -203,6 +203,16 @@ class FitSuite extends SparkSuite {
     assert(Files.isRegularFile(Paths.get(model.trained.weights.uri)))
   }
 
+  test("TensorBoard's files lie in a directory of the run") {
+    val logging = doubles.setTensorBoardDir(path("board"))
+    for (estimator <- Seq(logging.copy(ParamMap.empty).setRunId("nightly"), logging, logging))
+      estimator.fit(rows("doubles"))
+    val runs = directory.resolve("board").toFile.listFiles.toSeq
+    assert(runs.size == 3 && runs.exists(_.getName == "nightly"))
+    for (files <- runs.map(_.list.toSeq))
+      assert(files.nonEmpty && files.forall(_.matches("""events\.out\.tfevents\.\d{10}\..+\.\d{6}""")), files)
+  }
+
   test("the schema of the fitted model is known before the fit") {
     val schema = doubles.transformSchema(rows("doubles").schema)
     assert(schema("prediction").dataType == DoubleType)
@@ -223,6 +233,7 @@ class FitSuite extends SparkSuite {
     refused(param)(doubles.setLoss("msee"), "msee")
     refused(param)(doubles.setMetrics(Array("precisely")), "precisely")
     refused(param)(doubles.setDataLanes(7), "dataLanes", "7")
+    refused(param)(doubles.setTensorBoardDir("hdfs://name/a"), "tensorBoardDir: the scheme `hdfs`")
     refused(param)(doubles.setCompile(true), "compile is true", "compiled already")
     refused(classOf[DataException])(doubles.setInputCols(Array("z")), "'z'")
     refused(classOf[ClusterException])(doubles.setNumWorkers(3), "numWorkers is 3", "2 task slots")

@@ -108,13 +108,13 @@ class ListenerSuite extends SparkSuite {
           Workers.signal("KILL", Workers.pids().head)
     }
     // More epochs than are trained within the two seconds until the end of one of them is told.
-    val model = slow(recorder, killing).setBatchSize(10).setEpochs(20).fit(rows)
+    val model = slow(recorder, killing).setBatchSize(10).setEpochs(12).fit(rows)
     assert(isKilled.get)
     assert(recorder.of("onTrainBegin").size == 1 && recorder.of("onTrainEnd").size == 1)
     val ended = recorder.of("onEpochEnd")
-    assert(ended.map(_.epoch).distinct == (0 until 20))
+    assert(ended.map(_.epoch).distinct == (0 until 12))
     val last = ended.map(training => training.epoch -> training).toMap
-    assert((0 until 20).map(epoch => last(epoch.toLong).metrics("loss")) == model.history("loss").toSeq)
+    assert((0 until 12).map(epoch => last(epoch.toLong).metrics("loss")) == model.history("loss").toSeq)
   }
 
   test("an estimator's copies have its listeners, and what is saved has none") {

@@ -34,6 +34,10 @@ private[flambeau] final class Fit private (
     Reading(estimator, estimator.labelDtype, isWide, Json.texts(known.get("arguments")))
   }
 
+  /** Where the directories of TensorBoard's files are, one for each run. */
+  private val tensorBoardDir =
+    estimator.valueOf(estimator.tensorBoardDir).map(WorkDirectory.uriOf(spark, "tensorBoardDir", _))
+
   /** Trains on the rows, and tells what came of it. Waits for as long as that takes; an interrupt of the thread cancels it. */
   def run(rows: Rows): Trained = {
     val columns = rows.columns(reading)
@@ -109,15 +113,19 @@ private[flambeau] final class Fit private (
     val name = work.newId()
     try {
       val everywhere = program.placed(ProgramFiles.place(site, name))
+      val run = runOf(site, shards, name)
+      val whole = job(shards.jobData, everywhere)
+      for (directory <- tensorBoardDir)
+        whole.get("params").asInstanceOf[ObjectNode].put("tensorBoardDir", s"$directory/${run.id}")
       val launch = new Launch(
         site,
-        job(shards.jobData, everywhere),
+        whole,
         if (Session.isLocal(spark)) Map.empty else everywhere.code,
         estimator.getNumWorkers,
         estimator.getNumGpusPerWorker,
         estimator.getMaxRestarts,
         estimator.getSlotTimeout,
-        runOf(site, shards, name),
+        run,
         ListenerBus.of(site, estimator.getListeners, estimator.getVerbose)
       )
       val result =

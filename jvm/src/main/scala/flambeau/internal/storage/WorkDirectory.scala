@@ -62,21 +62,7 @@ private[flambeau] object WorkDirectory {
   /** The work directory of a fit: the given one, that of `spark.flambeau.workDir`, or a temporary one in local mode. */
   def of(spark: SparkSession, workDir: Option[String]): WorkDirectory =
     workDir.orElse(spark.conf.getOption(Key).filter(_.nonEmpty)) match {
-      case Some(location) =>
-        // Databricks mounts these, whatever its default file system is.
-        val stays = hasScheme(location) || location.matches("/(dbfs|Volumes|Workspace)/.*")
-        val qualified = if (stays) None else Some(Directory.qualified(spark, location))
-        val uri = qualified.fold(location)(_.toString)
-        for (scheme <- StoredFile.schemeOf(uri) if !Schemes.contains(scheme)) {
-          val wayOut =
-            if (stays) ""
-            else s"; $location lies there by fs.defaultFS, a path that all machines see is file:///..."
-          throw new ParamException(
-            s"workDir: the scheme `$scheme` of $uri is not supported; supported: local paths, ${Schemes.mkString(", ")}$wayOut"
-          )
-        }
-        val path = qualified.map(_.toUri).filter(_.getScheme == "file").fold(uri)(_.getPath)
-        WorkDirectory(absolute(path), Settings.of(spark))
+      case Some(location) => WorkDirectory(uriOf(spark, "workDir", location), Settings.of(spark))
       case None if Session.isLocal(spark) => WorkDirectory(temporary, Settings.of(spark), isTemporary = true)
       case None =>
         throw new ParamException(
@@ -84,6 +70,25 @@ private[flambeau] object WorkDirectory {
             "such as a path on shared storage or an s3, abfss or gs URI"
         )
     }
+
+  /** The directory that a param of that name gives, as the native store takes it: one without a scheme lies on Spark's default
+    * file system. Throws ParamException for a scheme that the store does not know.
+    */
+  def uriOf(spark: SparkSession, param: String, location: String): String = {
+    // Databricks mounts these, whatever its default file system is.
+    val stays = hasScheme(location) || location.matches("/(dbfs|Volumes|Workspace)/.*")
+    val qualified = if (stays) None else Some(Directory.qualified(spark, location))
+    val uri = qualified.fold(location)(_.toString)
+    for (scheme <- StoredFile.schemeOf(uri) if !Schemes.contains(scheme)) {
+      val wayOut =
+        if (stays) ""
+        else s"; $location lies there by fs.defaultFS, a path that all machines see is file:///..."
+      throw new ParamException(
+        s"$param: the scheme `$scheme` of $uri is not supported; supported: local paths, ${Schemes.mkString(", ")}$wayOut"
+      )
+    }
+    absolute(qualified.map(_.toUri).filter(_.getScheme == "file").fold(uri)(_.getPath))
+  }
 
   /** The work directory of this process's fits in local mode: made once, removed when the process ends. */
   private lazy val temporary: String = {

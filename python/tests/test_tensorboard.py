@@ -1,0 +1,117 @@
+"""TensorBoard's files, as its own reader has them, against plain torch loops and the model's history."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_callbacks import Dies, regressor, rows
+from torch import nn
+
+from flambeau import StoreError
+
+Points = dict[str, list[tuple[int, float]]]
+
+
+def points(run: Path) -> Points:
+    """The scalars of a run by their tags, each with its step."""
+    accumulator = EventAccumulator(str(run)).Reload()
+    tags = accumulator.Tags()["scalars"]
+    return {tag: [(point.step, point.value) for point in accumulator.Scalars(tag)] for tag in tags}
+
+
+def only_run(directory: Path) -> Path:
+    (run,) = directory.iterdir()
+    return run
+
+
+def loop(df: DataFrame, epochs: int) -> tuple[list[float], list[float], list[float]]:
+    """Each step's loss, learning rate and gradient norm, of torch on two workers' batches at once."""
+    train = df.where(~F.col("held_out")).toPandas()
+    x, y = torch.tensor([list(xs) for xs in train["x"]]), torch.tensor(train["label"].to_numpy())[:, None]
+    torch.manual_seed(1)
+    module = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=3 * epochs)
+    losses, rates, norms = [], [], []
+    for _ in range(epochs):
+        for start in range(0, 24, 8):
+            taken = [*range(start, start + 8), *range(24 + start, 32 + start)]
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(module(x[taken]), y[taken])
+            loss.backward()
+            losses.append(loss.item())
+            rates.append(optimizer.param_groups[0]["lr"])
+            norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), float("inf"))))
+            optimizer.step()
+            scheduler.step()
+    return losses, rates, norms
+
+
+@pytest.mark.parametrize("runtime", ["python", "native"])
+def test_a_fit_is_there_as_torch_has_it(spark: SparkSession, tmp_path: Path, runtime: str) -> None:
+    df = rows(spark)
+    settings: dict[str, Any] = {
+        "shuffle": False,
+        "epochs": 4,
+        "lrSchedule": "cosine",
+        "logGradientNorm": True,
+        "logEveryNSteps": 1,
+        "tensorBoardDir": str(tmp_path / "board"),
+        "runtime": runtime,
+    }
+    estimator = regressor(**settings)
+    history = estimator.fit(df).history
+    read = points(only_run(tmp_path / "board"))
+
+    steps = range(1, 13)
+    for tag, expected in zip(
+        ["train/loss", "train/learning_rate", "train/gradient_norm"], loop(df, 4), strict=True
+    ):
+        assert [step for step, _ in read[tag]] == list(steps)
+        assert [value for _, value in read[tag]] == pytest.approx(expected, rel=1e-5, abs=1e-7), tag
+    assert all(rate > 0 for _, rate in read["train/rows_per_second"])
+    for tag, name in {
+        "train/epoch_loss": "loss",
+        "train/mae": "mae",
+        "validation/loss": "val_loss",
+        "validation/mae": "val_mae",
+    }.items():
+        expected = list(zip(history["steps"], history[name], strict=True))
+        assert read[tag] == [(step, pytest.approx(value, rel=1e-6)) for step, value in expected], tag
+
+    # Another fit is another run, and writing is none of what is trained.
+    again = copy.copy(estimator).fit(df, {estimator.logEveryNSteps: 5}).history
+    assert again["val_loss"] == history["val_loss"]
+    assert len(list((tmp_path / "board").iterdir())) == 2
+
+
+def test_a_fit_that_was_restarted_is_one_run(spark: SparkSession, tmp_path: Path) -> None:
+    model = regressor(
+        callbacks=[Dies(tmp_path / "died")],
+        epochs=3,
+        heartbeatTimeout=2.0,
+        tensorBoardDir=str(tmp_path / "board"),
+        logEveryNSteps=1,
+    ).fit(rows(spark))
+    assert (tmp_path / "died").exists()
+    run = only_run(tmp_path / "board")
+    # The first attempt has written its steps too, and those after its last checkpoint are dropped.
+    kept = EventAccumulator(str(run), purge_orphaned_data=False).Reload()
+    assert [point.step for point in kept.Scalars("train/loss")][:4] == [1, 2, 3, 4]
+    read = points(run)
+    assert [step for step, _ in read["train/loss"]] == list(range(1, 10))
+    expected = zip(model.history["steps"], model.history["val_loss"], strict=True)
+    assert read["validation/loss"] == [(step, pytest.approx(value, rel=1e-6)) for step, value in expected]
+
+
+def test_a_directory_that_cannot_be_written_fails_the_fit(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "board").write_text("in the way")
+    with pytest.raises(StoreError, match=r"tensorBoardDir .*board"):
+        regressor(tensorBoardDir=str(tmp_path / "board")).fit(rows(spark))
