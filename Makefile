@@ -53,12 +53,13 @@ jvm: build/jvm/.built
 test: $(VENV)/.synced build/libtorch/build-version
 	@$(RUN) +g++ +gradle $(BIN)/python .ci/check.py
 
-#: make test-all      the same with the long tests, then Lightning and transformers, and the older lines of Spark and torch
+#: make test-all      the same with the long tests, then Lightning, transformers and MLflow, and older Spark and torch
 .PHONY: test-all
 test-all: $(VENV)/.synced build/libtorch/build-version $(CARGO_DENY)
 	@FLAMBEAU_LONG=1 $(RUN) +g++ +gradle $(BIN)/python .ci/check.py
 	@$(MAKE) --no-print-directory test-trainers
 	@$(MAKE) --no-print-directory test-matrix
+	@$(MAKE) --no-print-directory test-mlflow
 
 #: make test-jvm      the Scala tests alone
 .PHONY: test-jvm
@@ -94,6 +95,13 @@ test-trainers: build/peers/trainers/.installed $(VENV)/.extension
 	@$(RUN) env PYTHONPATH=$(CURDIR)/python build/peers/trainers/bin/python -m pytest -c python/pyproject.toml -q \
 		python/tests/test_trainers.py
 	@rm -rf build/peers/trainers
+
+# MLflow takes older pyarrows than the one of the other tests, so they are in an environment of their own.
+#: make test-mlflow   fits as runs of MLflow's, and models of its registry, against a server
+.PHONY: test-mlflow
+test-mlflow: build/peers/mlflow/.installed $(VENV)/.extension
+	@FLAMBEAU_VENV=$(CURDIR)/build/peers/mlflow $(RUN) env PYTHONPATH=$(CURDIR)/python \
+		$(CURDIR)/build/peers/mlflow/bin/python -m pytest -c python/pyproject.toml -q python/tests/test_mlflow.py
 
 # On a machine that has a GPU and no tools to build with: make test-gpu GPU_PYTHON=python3, with the extension of this
 # checkout (python/flambeau/_native.abi3.so) and what that Python has.

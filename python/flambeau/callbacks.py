@@ -140,9 +140,15 @@ def overrides(callback: Callback, hook: str) -> bool:
     return getattr(getattr(callback, hook), "__func__", None) is not getattr(Callback, hook)
 
 
+of_every_fit: list[Callback] = []
+"""Callbacks that are called on the driver in every fit whose own ones have none of that class."""
+
+
 def on_driver(callbacks: Sequence[Callback] | None) -> list[Callback]:
-    """Those that are called on the driver."""
-    return [one for one in callbacks or () if one.where == "driver"]
+    """Those that are called on the driver, with those of every fit at the end."""
+    own = [one for one in callbacks or () if one.where == "driver"]
+    known = {type(one) for one in own}
+    return own + [one for one in of_every_fit if type(one) not in known]
 
 
 def on_workers(callbacks: Sequence[Callback] | None) -> list[Callback]:

@@ -95,7 +95,7 @@ class WeightsRef:
         file.
         """
         path = local_path(self.uri)
-        if path is None:
+        if path is None or (self.content is not None and not path.is_file()):
             path = _fetched(self)
         elif not path.is_file():
             raise StoreError(

@@ -84,6 +84,11 @@ class Directory:
         assert self._given is not None, "what asks for a session is asked for with one"
         return self._given
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it is a directory of this machine, which is written and read without a session."""
+        return self._given is None
+
     def file(self, name: str) -> str:
         """The URI of a file in the directory. Raises FlambeauError for a name that is a path: names come from
         what was saved.
@@ -176,10 +181,11 @@ class Directory:
 
     def copy(self, name: str, source: WeightsRef) -> None:
         """Copies a weights file into the directory, by whoever sees it: this process, or a worker."""
-        if self._connect or not (self._hadoop or source.is_hadoops or source.visible()):
+        sees = self.is_here or self._hadoop or source.is_hadoops or source.visible()
+        if self._connect or not sees:
             self._on_worker(_copy, source, self.file(name), self._options)
             return
-        with fetched(source, self._spark) as local:
+        with fetched(source, self._given) as local:
             self.put_file(name, local)
 
     def put_file(self, name: str, local: Path) -> None:

@@ -15,6 +15,7 @@ from flambeau._saved.program import OutputSpec, check_signature, dump_skeleton, 
 from flambeau._saved.weights import WeightsRef, load_into
 from flambeau._score.heads import Head
 from flambeau._spark.files import handed_out
+from flambeau._spark.session import is_connect, shares_machine
 from flambeau._tensors import TensorColumns
 from flambeau.errors import ParamError
 
@@ -43,6 +44,8 @@ class Fitted(Model):
     _programs_in_jvm: tuple[Any, Mapping[str, bytes], Mapping[str, Any]] | None = None
     """The SparkContext whose JVM has programs of the model's, those programs, and what it has of each."""
     _checkpoints: tuple[Mapping[str, Any], ...] = ()
+    _is_here: bool = False
+    """Whether the weights are a file of the driver's machine, which others need not see."""
     _judged_by: Mapping[str, Any] = MappingProxyType({})
     """The loss and the metrics of the training, as they were given, by those names."""
 
@@ -111,7 +114,8 @@ class Fitted(Model):
 
     def _weights_of_workers(self, spark: SparkSession) -> WeightsRef:
         """The weights where Python's workers find them; a session hands them out once."""
-        if not self._weights.is_hadoops:
+        sees = not self._is_here or is_connect(spark) or shares_machine(spark)
+        if sees and not self._weights.is_hadoops:
             return self._weights
         context = spark.sparkContext
         kept = self._handed_out

@@ -56,6 +56,17 @@ def is_running() -> bool:
     return is_told or (context is not None and context._active_spark_context is not None)
 
 
+def current() -> SparkSession | None:
+    """The session of this thread, else of this process; None where there is none."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession as Session
+
+    try:
+        return Session.active() if is_running() else None
+    except PySparkException:
+        return None
+
+
 def classic_context(spark: SparkSession) -> SparkContext | None:
     """The session's SparkContext, None on Spark Connect."""
     return None if is_connect(spark) else spark.sparkContext

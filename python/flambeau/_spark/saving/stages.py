@@ -16,12 +16,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import cloudpickle
+import pyspark
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
 from flambeau._module.named import is_named
@@ -41,6 +43,8 @@ from flambeau.errors import FlambeauError
 from flambeau.params.objects import PYTHON_PARAMS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.ml.param import Params
     from pyspark.sql import SparkSession
     from torch import nn
@@ -102,14 +106,20 @@ class PlainWriter(MLWriter):
         """Writes Spark ML's metadata of `instance` with `ours` and the versions as the object `flambeau`; the
         params in `skip` are left out.
         """
-        spark = self.sparkSession
+        spark = None if directory.is_here else self.sparkSession
         params = {p.name: value for p, value in instance._paramMap.items() if p.name not in skip}
         extra = {"flambeau": {**versions(), **ours}}
-        text = DefaultParamsWriter._get_metadata_to_save(instance, cast(Any, spark), extra, params)
+        version: Any = SimpleNamespace(version=pyspark.__version__) if spark is None else spark
+        text = DefaultParamsWriter._get_metadata_to_save(instance, version, extra, params)
         metadata = json.loads(text)
         for name in skip:
             metadata["defaultParamMap"].pop(name, None)
         text = json.dumps(metadata, separators=(",", ":"))
+        if spark is None:
+            place = Directory(None, f"{directory.path}/metadata")
+            place.write("part-00000", f"{text}\n".encode())
+            place.write("_SUCCESS", b"")
+            return
         frame = spark.createDataFrame([(text,)], "value string")
         frame.coalesce(1).write.text(f"{directory.path}/metadata")
         share_pipelines(spark, directory.path)
@@ -163,7 +173,8 @@ class ModelWriter(PlainWriter):
         model = self._model
         if "pickle" not in model._programs:
             return dict(model._programs), dict(model._reasons)
-        with fetched(model._weights, self.sparkSession) as path:
+        spark = self.sparkSession if is_running() else None
+        with fetched(model._weights, spark) as path:
             module = load_into(instantiate(model._programs), path, share=True)
             programs, reasons = compile_programs(module, model._inputs, path, ("exported", "scripted"))
             # A scripted program trains as it is; an exported one needs a graph for that.
@@ -172,12 +183,16 @@ class ModelWriter(PlainWriter):
                 programs, reasons = programs | graph, reasons | why
         if programs:
             return programs, reasons
-        if not pickle_allowed(self.sparkSession):
+        if spark is not None and not pickle_allowed(spark):
             raise FlambeauError(
                 f"{ALLOW_PICKLE} is false, and the module can be saved as a pickle only: "
                 + "; ".join(f"{form}: {reason}" for form, reason in reasons.items())
             )
         return {"pickle": model._programs["pickle"]}, reasons
+
+
+Refusal = Callable[[str, Callable[[], bytes]], str | None]
+"""Why a program in this form, whose bytes the function gives, is not read; None where it is."""
 
 
 class ModelReader(MLReader[Any]):
@@ -194,10 +209,14 @@ class ModelReader(MLReader[Any]):
         """
         local = local_path(path)
         if self._sparkSession is None and not is_running() and local is not None and local.is_dir():
-            return self._load(None, local.resolve().as_uri())
-        return self._load(self.sparkSession, path)
+            return self.read(None, local.resolve().as_uri(), partial(refusal, None))
+        spark = self.sparkSession
+        return self.read(spark, path, partial(refusal, spark))
 
-    def _load(self, spark: SparkSession | None, path: str) -> Fitted:
+    def read(self, spark: SparkSession | None, path: str, refusal_of: Refusal) -> Fitted:
+        """Reads the model through a session, or from a directory of this machine without one. `refusal_of`
+        says which of its programs are not read.
+        """
         metadata = load_metadata(spark, path)
         model = cast("Fitted", class_of(metadata, path, self._cls)())
         directory = Directory(spark, path)
@@ -219,12 +238,13 @@ class ModelReader(MLReader[Any]):
         model._history = json.loads(read(HISTORY))
         entry = files[FILE_NAME]
         model._weights = directory.reference(FILE_NAME, entry["size"], entry["sha256"])
+        model._is_here = spark is None
         if self._module is not None:
             model._use_module(self._module)
             return model
         programs, refused = {}, {}
         for form, name in ((form, FILE_NAMES[form]) for form in ours["programs"]):
-            why = refusal(spark, form, partial(read, name))
+            why = refusal_of(form, partial(read, name))
             if why is None:
                 programs[form] = read(name)
             else:
@@ -237,6 +257,21 @@ class ModelReader(MLReader[Any]):
             )
         model._programs = programs
         return model
+
+
+def save_here(model: Fitted, path: Path) -> None:
+    """Saves a model to a new directory of this machine, which this process writes, whatever session there is.
+
+    Weights that it does not see are read through the session. Raises as `write().save(path)`.
+    """
+    writer, directory = ModelWriter(model), Directory(None, str(path))
+    writer.check(directory)
+    writer.write_to(directory)
+
+
+def load_here(cls: type[Fitted], path: Path, refusal_of: Refusal) -> Fitted:
+    """Reads a model from a directory of this machine by this process alone, whatever session there is."""
+    return ModelReader(cls).read(None, path.resolve().as_uri(), refusal_of)
 
 
 def weights_of(spark: SparkSession, model: str | Fitted) -> WeightsRef:

@@ -1,0 +1,490 @@
+"""Fits as runs of MLflow's, and models of its registry, against a real server. What is in a run is read with
+MLflow's own client; the oracles are the model's history, transform, and the plain module.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from ports import held_port
+from pyspark.ml import Pipeline
+from pyspark.ml.evaluation import RegressionEvaluator
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from torch import nn
+
+import flambeau.mlflow
+from flambeau import Callback, FlambeauError, ParamError, TorchClassifier, TorchModel, TorchRegressor
+from flambeau.callbacks import Context, of_every_fit
+
+mlflow = pytest.importorskip(
+    "mlflow", reason="SKIPPED: MLflow has an environment of its own: make test-mlflow"
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+_START_SECONDS = 300
+COLUMNS = ["x1", "x2", "x3"]
+
+
+class Server:
+    """A tracking server of its own process, on a port of loopback."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.uri = f"http://127.0.0.1:{port}"
+        self._log = folder / "server.log"
+        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--backend-store-uri", f"sqlite:///{folder}/runs.db", "--workers", "1"]
+        command += ["--artifacts-destination", str(folder / "artifacts")]
+        with self._log.open("wb") as file:
+            # Its group: the server is a child of the command.
+            self._process = subprocess.Popen(
+                command,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                env=os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._answers():
+            assert self._process.poll() is None and time.monotonic() < deadline, self._log.read_text()[-4000:]
+            time.sleep(0.2)
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.uri}/health", timeout=5):  # noqa: S310
+                return True
+        except OSError:
+            return False
+
+    def stop(self) -> None:
+        """Ends it at once."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with held_port() as port:
+        server = Server(tmp_path_factory.mktemp("mlflow"), port)
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+@pytest.fixture
+def client(server: Server, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A client of the server, with an experiment of the test's own; afterwards nothing logs by itself."""
+    mlflow.set_tracking_uri(server.uri)
+    mlflow.set_experiment(request.node.name)
+    yield mlflow.MlflowClient()
+    flambeau.mlflow.autolog(disable=True)
+    while mlflow.active_run() is not None:
+        mlflow.end_run()
+
+
+@pytest.fixture(scope="module")
+def rows(spark: SparkSession) -> DataFrame:
+    """48 rows to train on, 16 to validate."""
+    x = np.random.default_rng(3).standard_normal((64, 3))
+    y = x @ [1.0, -2.0, 0.5]
+    data = [
+        (*map(float, xs), float(ys), int(ys > 0), n % 4 == 0)
+        for n, (xs, ys) in enumerate(zip(x, y, strict=True))
+    ]
+    return spark.createDataFrame(data, [*COLUMNS, "y", "kind", "held_out"]).coalesce(1).cache()
+
+
+def regressor(**params: Any) -> TorchRegressor:
+    """One worker, three steps in an epoch, three epochs."""
+    torch.manual_seed(1)
+    settings: dict[str, Any] = {
+        "model": nn.Linear(3, 1),
+        "optimizer": {"name": "sgd", "options": {"lr": 0.1}},
+        "metrics": ["mae"],
+        "featuresCol": COLUMNS,
+        "labelCol": "y",
+        "validationIndicatorCol": "held_out",
+        "batchSize": 16,
+        "numWorkers": 1,
+        "epochs": 3,
+        "verbose": 0,
+    }
+    return TorchRegressor(**settings | params)
+
+
+def runs() -> list[Any]:
+    """The runs of the test's experiment, oldest first."""
+    found: list[Any] = mlflow.search_runs(output_format="list", order_by=["attributes.start_time ASC"])
+    return found
+
+
+def one_run() -> Any:
+    [run] = runs()
+    return run
+
+
+def logged(client: Any, run: Any, name: str) -> list[tuple[int, float]]:
+    """A metric's steps and values."""
+    return [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)]
+
+
+def predictions(model: TorchModel, rows: DataFrame) -> list[float]:
+    return [row.prediction for row in model.transform(rows).select("prediction").collect()]
+
+
+def test_a_fit_is_a_run_with_params_metrics_tags_and_model(
+    client: Any, rows: DataFrame, spark: SparkSession
+) -> None:
+    flambeau.mlflow.autolog(registered_model_name="linear")
+    flambeau.mlflow.autolog(registered_model_name="linear")
+    model = regressor(workDir=None, monitor="val_loss", earlyStopping=5).fit(rows)
+    run = one_run()
+
+    assert run.info.status == "FINISHED"
+    params = run.data.params
+    assert params["epochs"] == "3" and params["labelCol"] == "y" and params["monitor"] == "val_loss"
+    assert params["model"] == "Linear with 4 parameters" and params["featuresCols"] == "['x1', 'x2', 'x3']"
+    tags = run.data.tags
+    assert tags["estimator_class"] == "flambeau.TorchRegressor" and tags["estimator_uid"] == model.uid
+    assert tags["torch.version"] == torch.__version__ and tags["spark.version"] == spark.version
+    assert {"mlflow.user", "mlflow.source.name", "flambeau.version", "python.version"} <= set(tags)
+
+    history = model.history
+    steps = list(np.cumsum([3, 3, 3]))
+    assert history["steps"] == steps
+    for name, column in [
+        ("train/epoch_loss", "loss"),
+        ("train/mae", "mae"),
+        ("validation/loss", "val_loss"),
+        ("validation/mae", "val_mae"),
+        ("train/learning_rate", "learning_rate"),
+        ("epoch", "epoch"),
+    ]:
+        assert logged(client, run, name) == list(zip(steps, history[column], strict=True)), name
+    best = int(np.argmin(history["val_loss"]))
+    assert run.data.metrics["best/epoch"] == best
+    assert run.data.metrics["best/validation/loss"] == history["val_loss"][best]
+
+    frame = rows.toPandas()
+    expected = predictions(model, rows)
+    loaded = mlflow.pyfunc.load_model(f"runs:/{run.info.run_id}/model")
+    assert loaded.metadata.signature.inputs.input_names() == COLUMNS
+    assert loaded.metadata.signature.outputs.input_names() == ["prediction"]
+    assert loaded.input_example[COLUMNS].equals(frame[COLUMNS].head(5))
+    np.testing.assert_allclose(loaded.predict(frame[COLUMNS])["prediction"], expected, rtol=2e-6, atol=1e-6)
+    assert isinstance(loaded.get_raw_model(), TorchModel)
+
+    score = mlflow.pyfunc.spark_udf(spark, f"runs:/{run.info.run_id}/model", env_manager="local")
+    by_udf = rows.select(score(F.struct(*COLUMNS)).alias("made")).collect()
+    made = [row.made if isinstance(row.made, float) else row.made.prediction for row in by_udf]
+    np.testing.assert_allclose(made, expected, rtol=2e-6, atol=1e-6)
+
+    client.set_registered_model_alias("linear", "champion", "1")
+    again = flambeau.mlflow.load_model("models:/linear@champion")
+    assert type(again) is type(model) and again.uid == model.uid and again.history == history
+    assert predictions(again, rows) == expected
+    files = {path.name for path in Path(again._weights.local()).parent.iterdir()}
+    assert "program.pkl" not in files
+
+
+def test_a_loss_is_logged_while_it_trains(client: Any, rows: DataFrame) -> None:
+    class Slow(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            time.sleep(0.1)
+            return super().forward(x)
+
+    seen: list[list[tuple[int, float]]] = []
+
+    class Look(Callback):
+        where = "driver"
+
+        def on_epoch_end(self, context: Context) -> None:
+            time.sleep(1)  # what was told before is written by a thread of its own
+            seen.append(logged(client, one_run(), "train/loss"))
+
+    callbacks = [flambeau.mlflow.MLflow(log_models=False), Look()]
+    regressor(model=Slow(3, 1), epochs=2, batchSize=2, callbacks=callbacks).fit(rows)
+    first = seen[0]
+    assert first and all(0 < step <= 24 and np.isfinite(loss) for step, loss in first)
+    assert len(logged(client, one_run(), "train/loss")) > len(first)
+    assert client.search_logged_models([one_run().info.experiment_id]) == []
+
+
+def test_with_autolog_and_a_callback_a_fit_is_logged_once(client: Any, rows: DataFrame) -> None:
+    flambeau.mlflow.autolog()
+    model = regressor(callbacks=[flambeau.mlflow.MLflow(log_models=False)]).fit(rows)
+    run = one_run()
+    assert len(logged(client, run, "train/epoch_loss")) == len(model.history["loss"])
+    # The estimator's own counts.
+    assert client.search_logged_models([run.info.experiment_id]) == []
+    flambeau.mlflow.autolog(disable=True)
+    regressor().fit(rows)
+    assert len(runs()) == 1 and of_every_fit == []
+
+
+def test_in_the_users_run_a_fit_is_logged_there_and_a_second_one_is_its_child(
+    client: Any, rows: DataFrame
+) -> None:
+    flambeau.mlflow.autolog(log_models=False)
+    with mlflow.start_run() as mine:
+        mlflow.log_param("epochs", "my own")
+        model = regressor().fit(rows)
+        assert mlflow.active_run().info.run_id == mine.info.run_id
+        assert client.get_run(mine.info.run_id).info.status == "RUNNING"
+        regressor(epochs=1).fit(rows)
+    first, second = runs()
+    assert first.info.run_id == mine.info.run_id and first.info.status == "FINISHED"
+    assert first.data.params["epochs"] == "my own" and first.data.params["batchSize"] == "16"
+    assert [value for _, value in logged(client, first, "train/epoch_loss")] == model.history["loss"]
+    assert second.data.tags["mlflow.parentRunId"] == mine.info.run_id
+    assert second.data.params["epochs"] == "1" and second.info.status == "FINISHED"
+
+
+@pytest.mark.parametrize("piped", [False, True], ids=["estimator", "pipeline"])
+def test_fits_of_a_cross_validator_are_children_of_the_users_run(
+    client: Any, rows: DataFrame, piped: bool
+) -> None:
+    flambeau.mlflow.autolog(log_models=False)
+    estimator = regressor(epochs=1, metrics=None).setValidationIndicatorCol(None)
+    grid = ParamGridBuilder().addGrid(estimator.getParam("batchSize"), [8, 16]).build()
+    search = CrossValidator(
+        estimator=Pipeline(stages=[estimator]) if piped else estimator,
+        estimatorParamMaps=grid,
+        evaluator=RegressionEvaluator(labelCol="y"),
+        numFolds=2,
+        parallelism=2,
+    )
+    with mlflow.start_run() as mine:
+        search.fit(rows)
+    found = {run.info.run_id: run for run in runs()}
+    parent = found.pop(mine.info.run_id)
+    assert len(found) == 4
+    assert {run.data.tags["mlflow.parentRunId"] for run in found.values()} == {mine.info.run_id}
+    assert sorted(run.data.params["batchSize"] for run in found.values()) == ["16", "16", "8", "8"]
+    assert {run.info.status for run in found.values()} == {"FINISHED"}
+    # The fit of the best params, in the user's own thread.
+    assert parent.data.params["batchSize"] in ("8", "16") and "train/epoch_loss" in parent.data.metrics
+
+
+def test_fits_in_threads_have_a_run_each(client: Any, rows: DataFrame) -> None:
+    flambeau.mlflow.autolog(log_models=False)
+    models: dict[int, TorchModel] = {}
+
+    def fit(epochs: int) -> None:
+        models[epochs] = regressor(epochs=epochs).fit(rows)
+
+    threads = [threading.Thread(target=fit, args=(epochs,)) for epochs in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = {int(run.data.params["epochs"]): run for run in runs()}
+    assert sorted(found) == [1, 2]
+    for epochs, run in found.items():
+        assert "mlflow.parentRunId" not in run.data.tags
+        losses = [value for _, value in logged(client, run, "train/epoch_loss")]
+        assert losses == models[epochs].history["loss"]
+
+
+class Broken(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            raise ValueError("no such luck\nand more of it")
+        return super().forward(x)
+
+
+class Interrupted(Callback):
+    where = "driver"
+
+    def on_epoch_end(self, context: Context) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "status", "line"),
+    [
+        (lambda: regressor(model=Broken(3, 1)), ValueError, "FAILED", "ValueError: no such luck"),
+        (lambda: regressor(callbacks=[Interrupted()]), KeyboardInterrupt, "KILLED", "KeyboardInterrupt"),
+    ],
+    ids=["failed", "interrupted"],
+)
+def test_a_fit_that_fails_leaves_a_run_that_says_so(
+    client: Any,
+    rows: DataFrame,
+    make: Callable[[], TorchRegressor],
+    error: type[BaseException],
+    status: str,
+    line: str,
+) -> None:
+    flambeau.mlflow.autolog()
+    with pytest.raises(error):
+        make().fit(rows)
+    run = one_run()
+    assert run.info.status == status
+    assert (
+        run.data.tags["flambeau.error"].startswith(line) and "and more" not in run.data.tags["flambeau.error"]
+    )
+
+
+def test_a_server_that_goes_away_ends_no_fit(
+    rows: DataFrame,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    client: Any,
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    before = mlflow.get_tracking_uri()
+    with held_port() as port:
+        server = Server(tmp_path, port)
+
+        class Stop(Callback):
+            where = "driver"
+
+            def on_epoch_begin(self, context: Context) -> None:
+                if context.epoch == 1:
+                    server.stop()
+
+        try:
+            mlflow.set_tracking_uri(server.uri)
+            mlflow.set_experiment("gone")
+            flambeau.mlflow.autolog()
+            with caplog.at_level(logging.WARNING, logger="flambeau"):
+                model = regressor(callbacks=[Stop()]).fit(rows)
+                assert len(model.history["loss"]) == 3
+                told = [r.getMessage() for r in caplog.records if "MLflow" in r.getMessage()]
+                assert len(told) == 1 and "the fit goes on" in told[0]
+                # One that is gone from the beginning neither.
+                caplog.clear()
+                assert len(regressor().fit(rows).history["loss"]) == 3
+                assert len([r for r in caplog.records if "MLflow" in r.getMessage()]) == 1
+        finally:
+            server.stop()
+            mlflow.set_tracking_uri(before)
+
+
+def test_a_classifier_is_scored_in_a_process_without_spark(
+    client: Any, rows: DataFrame, spark: SparkSession, tmp_path: Path
+) -> None:
+    torch.manual_seed(2)
+    estimator = TorchClassifier(
+        model=nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)),
+        inputCols=["v"],
+        labelCol="kind",
+        epochs=1,
+        numWorkers=1,
+        verbose=0,
+    )
+    packed = rows.withColumn("v", F.array(*COLUMNS))
+    model = estimator.fit(packed)
+    path = tmp_path / "saved"
+    flambeau.mlflow.save_model(model, str(path))
+    frame = packed.toPandas()
+    frame[["v"]].to_pickle(tmp_path / "rows.pkl")
+    program = f"""
+import mlflow, pandas as pd
+from pyspark import SparkContext
+found = mlflow.pyfunc.load_model({str(path)!r}).predict(pd.read_pickle({str(tmp_path / "rows.pkl")!r}))
+assert SparkContext._active_spark_context is None
+found.to_pickle({str(tmp_path / "found.pkl")!r})
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+    found = pd.read_pickle(tmp_path / "found.pkl")
+    expected = model.transform(packed).select("rawPrediction", "probability", "prediction").toPandas()
+    assert found["prediction"].tolist() == expected["prediction"].tolist()
+    for name in ("rawPrediction", "probability"):
+        ours = np.array([row.toArray() for row in expected[name]])
+        np.testing.assert_allclose(np.array(found[name].tolist()), ours, rtol=2e-6, atol=1e-6)
+
+    requirements = (path / "requirements.txt").read_text().split()
+    assert f"torch=={torch.__version__.partition('+')[0]}" in requirements
+    assert f"mlflow=={mlflow.__version__}" in requirements
+
+    # What was loaded is logged again, as it is.
+    info = flambeau.mlflow.log_model(flambeau.mlflow.load_model(str(path)), "again")
+    assert predictions(flambeau.mlflow.load_model(info.model_uri), packed) == expected["prediction"].tolist()
+
+
+class Opaque(nn.Module):
+    """A module that can be neither scripted nor exported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, *x: Any) -> Any:
+        out = self.layer(x[0])
+        return out * float(np.sign(float(out.sum()) ** 2 + 1.0))
+
+
+def test_a_pickle_is_read_only_where_that_is_allowed(
+    rows: DataFrame, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = regressor(model=Opaque(), epochs=1).fit(rows)
+    path = str(tmp_path / "saved")
+    flambeau.mlflow.save_model(model, path)
+    assert (tmp_path / "saved/data/model/program.pkl").is_file()
+    frame = rows.toPandas()[COLUMNS]
+    expected = model.predict(frame)["prediction"]
+    assert mlflow.pyfunc.load_model(path).predict(frame)["prediction"].tolist() == expected.tolist()
+    spark.conf.set("spark.flambeau.allowPickle", "false")
+    try:
+        with pytest.raises(FlambeauError, match=r"spark\.flambeau\.allowPickle is false"):
+            flambeau.mlflow.load_model(path)
+    finally:
+        spark.conf.unset("spark.flambeau.allowPickle")
+    monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
+    with pytest.raises(FlambeauError, match="MLFLOW_ALLOW_PICKLE_DESERIALIZATION is false"):
+        flambeau.mlflow.load_model(path)
+
+
+def test_what_is_no_model_of_ours_and_wrong_arguments_are_refused(tmp_path: Path) -> None:
+    def double(model_input: list[float]) -> list[float]:
+        return [2 * value for value in model_input]
+
+    mlflow.pyfunc.save_model(str(tmp_path / "other"), python_model=double)
+    with pytest.raises(FlambeauError, match="no model of Flambeau's, but one of python_function"):
+        flambeau.mlflow.load_model(str(tmp_path / "other"))
+    with pytest.raises(ParamError, match="log_every_n_steps must be a whole number of at least 1, got 0"):
+        flambeau.mlflow.autolog(log_every_n_steps=0)
+
+
+def test_secrets_of_uris_are_not_logged(client: Any, rows: DataFrame, tmp_path: Path) -> None:
+    found = flambeau.mlflow._params_of(
+        regressor(workDir="abfss://user:word@account/dir?sig=abc", model=nn.Linear(3, 1))
+    )
+    assert found["workDir"] == "abfss://account/dir"
+    assert "callbacks" not in found and max(map(len, found.values())) <= 6000
+
+
+def test_the_example_of_the_page_runs(client: Any, rows: DataFrame, spark: SparkSession) -> None:
+    text = (ROOT / "docs/mlflow.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    torch.manual_seed(1)
+    net = nn.Linear(3, 1)
+    names: dict[str, Any] = {"spark": spark, "df": rows, "net": net, "pdf": rows.toPandas()}
+    for block in blocks:
+        exec(block, names)  # noqa: S102
+    assert names["scored"].count() == 64
+    np.testing.assert_allclose(
+        names["found"]["prediction"], predictions(names["model"], rows), rtol=2e-6, atol=1e-6
+    )
