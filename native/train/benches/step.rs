@@ -127,9 +127,10 @@ fn steps(criterion: &mut Criterion) {
         "a step with {NUM_PARAMETERS} parameters of {NUMEL} float32"
     ));
     group.sample_size(10);
-    for world_size in [1, 2] {
-        let job = job(world_size, &shard, directory.path()).expect("a job");
-        group.bench_function(format!("{world_size} ranks"), |bencher| {
+    for (world_size, logs) in [(1, false), (1, true), (2, false)] {
+        let job = job(world_size, logs, &shard, directory.path()).expect("a job");
+        let board = if logs { ", TensorBoard" } else { "" };
+        group.bench_function(format!("{world_size} ranks{board}"), |bencher| {
             // Each sample is a whole training, of which only the steps count.
             bencher.iter_custom(|iterations| {
                 let seconds = seconds_per_step(&job, world_size).expect("a training");
@@ -142,11 +143,19 @@ fn steps(criterion: &mut Criterion) {
 criterion_group!(benches, steps);
 criterion_main!(benches);
 
-fn job(world_size: usize, shard: &Path, directory: &Path) -> Result<TrainingJob, Box<dyn Error>> {
+/// A job; one that `logs` writes TensorBoard's files, with the norm of the gradients.
+fn job(
+    world_size: usize,
+    logs: bool,
+    shard: &Path,
+    directory: &Path,
+) -> Result<TrainingJob, Box<dyn Error>> {
+    let board = logs.then(|| directory.join("board"));
     let job = json!({
         "format": 1,
         "params": {
             "numWorkers": world_size, "batchSize": ROWS_PER_STEP, "epochs": EPOCHS, "checkpointInterval": -1,
+            "tensorBoardDir": board, "logGradientNorm": logs,
         },
         "data": {
             "train": [shard],

@@ -110,8 +110,8 @@ pub enum Cause {
     TensorBoard {
         /// The directory.
         directory: String,
-        /// The store's error.
-        source: DataError,
+        /// The store's error. Boxed, since results are rarely errors.
+        source: Box<DataError>,
     },
     /// The loss of the step, over all ranks, is NaN or infinite. All ranks report the same step.
     #[error(
@@ -178,11 +178,8 @@ impl Cause {
         match self {
             Cause::Job(_) | Cause::Version(_) | Cause::Checkpoint { .. } => ErrorKind::Job,
             Cause::Data(DataError::Interrupted) => ErrorKind::Cancelled,
-            Cause::Data(error) | Cause::TensorBoard { source: error, .. }
-                if error.is_transient() =>
-            {
-                ErrorKind::Store
-            }
+            Cause::Data(error) if error.is_transient() => ErrorKind::Store,
+            Cause::TensorBoard { source, .. } if source.is_transient() => ErrorKind::Store,
             Cause::Data(_) | Cause::TensorBoard { .. } | Cause::Io { .. } => ErrorKind::Data,
             Cause::BatchLost(_) => ErrorKind::Internal,
             Cause::Collective(source) => match &**source {

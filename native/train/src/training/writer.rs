@@ -62,7 +62,7 @@ impl Writer {
             .transpose()
             .map_err(|source| Cause::TensorBoard {
                 directory: directory.cloned().unwrap_or_default(),
-                source,
+                source: Box::new(source),
             })?;
         let stop = Arc::new(AtomicBool::new(false));
         let files = Files {
