@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 RECORD_COLUMNS = {
@@ -23,6 +24,30 @@ RECORD_COLUMNS = {
     "loss": "loss",
 }
 """The names in Python of what is no metric, by their names in a record of an epoch."""
+
+
+@dataclass(frozen=True)
+class TrainingSummary:
+    """What a training came to, with the names that Spark ML's summaries have.
+
+    Attributes
+    ----------
+    objectiveHistory : the mean training loss of each epoch.
+    totalIterations : the number of epochs.
+    bestEpoch : the epoch, counted from 0, in which `monitor` was best, None where that is not known.
+    numSteps : the number of optimizer steps.
+    numRows : the number of training rows.
+    numValidationRows : the number of validation rows.
+    trainingSeconds : seconds that the training took on the workers, None where it is not known.
+    """
+
+    objectiveHistory: list[float]
+    totalIterations: int
+    bestEpoch: int | None
+    numSteps: int
+    numRows: int
+    numValidationRows: int
+    trainingSeconds: float | None
 
 
 def columns(history: Mapping[str, Any], num_validation_rows: int = 0) -> dict[str, list[Any]]:
@@ -61,6 +86,11 @@ def best_epoch(history: Mapping[str, Any]) -> int | None:
     best = history.get("bestEpoch")
     places = [i for i, record in enumerate(history.get("epochs", [])) if record.get("epoch") == best]
     return places[0] if best is not None and places else None
+
+
+def figures(table: Mapping[str, Sequence[Any]]) -> list[str]:
+    """The columns of a history that are losses or metrics."""
+    return [name for name in table if name == "loss" or name not in RECORD_COLUMNS.values()]
 
 
 def watched(table: Mapping[str, Sequence[Any]]) -> str:

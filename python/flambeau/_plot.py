@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flambeau._history import RECORD_COLUMNS
+from flambeau._history import figures
 from flambeau._suggest import suggestion
 from flambeau.errors import FlambeauError, ParamError
 
@@ -22,11 +22,11 @@ def plotted(
     Raises ParamError for a column that there is not, and FlambeauError where there is no matplotlib.
     """
     names = [name for name in ("loss", "val_loss") if name in history] if columns is None else list(columns)
-    known = [name for name in history if name == "loss" or name not in RECORD_COLUMNS.values()]
     for name in names:
         if name not in history:
             raise ParamError(
-                f"the history has no column {name!r}, but {', '.join(known)}{suggestion(name, history)}"
+                f"the history has no column {name!r}, but {', '.join(figures(history))}"
+                f"{suggestion(name, history)}"
             )
     try:
         from matplotlib import pyplot

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 _WIDTH, _HEIGHT = 360, 150
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 10, 24, 26
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 18, 24, 26
 """The margins, for the labels of both axes and for the legend."""
 _COLORS = ("#1f77b4", "#d95f02", "#2ca02c", "#9467bd")
 _LONGEST = 200
@@ -49,7 +49,7 @@ def curves(series: Mapping[str, Sequence[float | None]]) -> str:
     """Lines over epochs, counted from 0, by name, as an inline SVG that needs no script; a gap where a value
     is None or not finite. Nothing where there is no value at all.
     """
-    finite = [value for values in series.values() for value in values if _is_finite(value)]
+    finite = [value for values in series.values() for run in _runs(values) for _, value in run]
     if not finite:
         return ""
     low, high = min(finite), max(finite)
@@ -94,15 +94,11 @@ def _runs(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
     """The values with their places, in runs without a gap."""
     runs: list[list[tuple[int, float]]] = [[]]
     for place, value in enumerate(values):
-        if value is not None and _is_finite(value):
+        if value is not None and math.isfinite(value):
             runs[-1].append((place, value))
         else:
             runs.append([])
     return [run for run in runs if run]
-
-
-def _is_finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
 
 
 def _x(epoch: int, last: int) -> float:

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from flambeau import _history, _shown
+from flambeau._history import TrainingSummary
 from flambeau._saved.program import OutputSpec, instantiate
 from flambeau._saved.weights import WeightsRef, load_into
 from flambeau._score.gpu_slots import NUM_SLOTS
@@ -59,30 +60,6 @@ if TYPE_CHECKING:
 
 _CLASS_COLUMNS = ("rawPredictionCol", "probabilityCol", "predictionCol")
 """The params of a classifier's columns, in their order in a DataFrame."""
-
-
-@dataclass(frozen=True)
-class TrainingSummary:
-    """What a training came to, with the names that Spark ML's summaries have.
-
-    Attributes
-    ----------
-    objectiveHistory : the mean training loss of each epoch.
-    totalIterations : the number of epochs.
-    bestEpoch : the epoch, counted from 0, in which `monitor` was best, None where that is not known.
-    numSteps : the number of optimizer steps.
-    numRows : the number of training rows.
-    numValidationRows : the number of validation rows.
-    trainingSeconds : seconds that the training took on the workers, None where it is not known.
-    """
-
-    objectiveHistory: list[float]
-    totalIterations: int
-    bestEpoch: int | None
-    numSteps: int
-    numRows: int
-    numValidationRows: int
-    trainingSeconds: float | None
 
 
 @dataclass(frozen=True)
@@ -332,21 +309,17 @@ class TorchModel(
     def _repr_html_(self) -> str:
         """The model as a notebook shows it."""
         if not self._is_fitted:
-            return _shown.page(repr(self), [])
+            return _shown.page(self.uid, [])
         table = self.history
         best, last = _history.best_epoch(self._history), len(table["epoch"]) - 1
-        epochs = {"last": last} if best is None or last < 0 else {"best": best, "last": last}
-        figures = [name for name in table if name == "loss" or name not in _history.RECORD_COLUMNS.values()]
+        epochs: dict[str, int] = {} if best is None else {"best": best}
+        epochs |= {} if last < 0 else {"last": last}
         rows = [
-            [name, *(_shown.number(table[name][place]) for place in epochs.values())]
-            for name in figures
-            if last >= 0
+            [n, *(_shown.number(table[n][place]) for place in epochs.values())]
+            for n in _history.figures(table)
         ]
-        header = [
-            "",
-            *(f"{which} epoch ({table['epoch'][place]})" for which, place in epochs.items() if rows),
-        ]
-        losses = {name: table[name] for name in ("loss", "val_loss") if name in table}
+        header = ["", *(f"{which} epoch ({table['epoch'][place]})" for which, place in epochs.items())]
+        losses: dict[str, list[Any]] = {n: table[n] for n in ("loss", "val_loss") if n in table}
         outputs = [f"{o.name}: {o.columnType} ({o.kind})" for o in self.outputs]
         return _shown.page(
             f"{type(self).__name__} {self.uid}",

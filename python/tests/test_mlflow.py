@@ -156,7 +156,7 @@ def test_a_fit_is_a_run_with_params_metrics_tags_and_model(
 ) -> None:
     flambeau.mlflow.autolog(registered_model_name="linear")
     flambeau.mlflow.autolog(registered_model_name="linear")
-    model = regressor(workDir=None, monitor="val_loss", earlyStopping=5).fit(rows)
+    model = regressor(monitor="val_loss", earlyStoppingPatience=5).fit(rows)
     run = one_run()
 
     assert run.info.status == "FINISHED"

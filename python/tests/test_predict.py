@@ -286,7 +286,7 @@ def test_batches_are_halved_where_memory_runs_out(tmp_path: Path, caplog: pytest
     module = Hungry(5)
     model = fitted.regressor(tmp_path, fitted.Scalar(), inferenceBatchSize=32)
     model._use_module(Hungry(5))
-    module.layer = model.module().layer  # type: ignore[assignment]
+    module.layer = model.module().layer
     close(model.predict(ROWS), scores(module.layer, ROWS).squeeze(1))
     warned = [record.getMessage() for record in caplog.records if "inferenceBatchSize" in record.getMessage()]
     assert len(warned) == 1 and "32 rows at once" in warned[0]

@@ -207,7 +207,7 @@ def test_a_wrong_word_is_answered_with_the_right_one() -> None:
     with pytest.raises(ParamError, match=r"device must be .*'cpu'.*did you mean 'cuda'"):
         TorchRegressor(model=nn.Linear(1, 1), device="cuda0")
     with pytest.raises(ParamError, match="did you mean 'numWorkers'"):
-        TorchRegressor(model=nn.Linear(1, 1), numWorker=2)
+        TorchRegressor(model=nn.Linear(1, 1), numWorker=2)  # type: ignore[call-arg]
 
 
 def test_module_and_loss_of_a_program_are_named(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_a_classifier_gives_a_struct(spark: SparkSession, tmp_path: Path) -> Non
 
 def test_several_outputs_are_fields(spark: SparkSession, tmp_path: Path) -> None:
     class Two(nn.Module):
-        def forward(self, x):  # type: ignore[no-untyped-def]
+        def forward(self, x):
             return {"total": x.sum(1), "twice": 2 * x}
 
     model = fitted.fitted(TorchEstimator(model=Two(), loss="mse"), Two(), [fitted.features(4)], tmp_path)

@@ -136,7 +136,8 @@ def _numbers(values: pa.Array, name: str, dtype: str) -> Array:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _flattened(array: pa.Array, name: str, shape: tuple[int, ...] | None) -> tuple[Array, pa.Array]:

@@ -47,7 +47,9 @@ class Judge:
     def to(self, device: torch.device) -> None:
         """Moves what loss and metrics hold themselves."""
         self.loss.to(device)
-        for metric in (*self._metrics, *self._gathered):
+        for summed in self._metrics:
+            summed.to(device)
+        for metric in self._gathered:
             metric.to(device)
 
     def read(self, module: nn.Module, inputs: Sequence[Tensor]) -> None:

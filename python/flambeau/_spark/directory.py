@@ -369,10 +369,10 @@ def load_metadata(spark: SparkSession | None, path: str) -> dict[str, Any]:
     if spark is None:
         parts = sorted(Path(str(local_path(path)), "metadata").glob("part-*"))
         lines = [line for part in parts for line in part.read_text().splitlines()]
-        row = lines[:1] or None
     else:
         row = spark.read.text(f"{path.rstrip('/')}/metadata").first()
-    if row is None:
+        lines = [] if row is None else [row[0]]
+    if not lines:
         raise FlambeauError(f"{path} has no metadata; it is not a saved stage, or was not written to its end")
-    metadata: dict[str, Any] = json.loads(row[0])
+    metadata: dict[str, Any] = json.loads(lines[0])
     return metadata

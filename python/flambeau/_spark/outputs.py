@@ -53,7 +53,7 @@ def check_thresholds(
         raise ParamError(f"thresholds has {len(thresholds)} entries, and there are {num_classes} classes")
 
 
-def class_type(kind: str, fields: Sequence[str]) -> DataType:
+def class_type(kind: str, fields: Sequence[str]) -> StructType:
     """The struct of an output of classes."""
     vector = ArrayType(DoubleType(), False)
     types: dict[str, DataType] = {
