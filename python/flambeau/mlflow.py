@@ -147,7 +147,7 @@ class MLflow(Callback):
 
     def on_fit_end(self, context: Context) -> None:
         """Logs the best epoch and the model, and ends the run."""
-        run = _runs.pop(id(context), None)
+        run = _runs.get(id(context))
         if run is None:
             return
         with _harmless():
@@ -156,6 +156,8 @@ class MLflow(Callback):
                 self._log_model(context, run.id)
         with _harmless():
             run.end("FINISHED")
+        # Not before: an interrupt up to here ends the run as one that was killed.
+        del _runs[id(context)]
 
     def on_exception(self, context: Context) -> None:
         """Ends the run as one that failed, or that was interrupted."""
@@ -534,7 +536,7 @@ def _begun(context: Context) -> _Run:
     active = mlflow.active_run()
     # As `mlflow run` names the run that its program logs into.
     given = os.environ.get("MLFLOW_RUN_ID") if active is None else active.info.run_id
-    tags = {**_tags_of(context), MLFLOW_AUTOLOGGING: FLAVOR}
+    tags = _tags_of(context)
     params = _params_of(context.estimator)
     with _lock:
         is_free = given is not None and given not in _taken
@@ -544,6 +546,7 @@ def _begun(context: Context) -> _Run:
         run = _Run(client, given, lambda: str(given), params)
         run.add_tags(tags)
         return run
+    tags[MLFLOW_AUTOLOGGING] = FLAVOR
     # Threads of Spark's know nothing of the run that is active where they were started.
     around = active or _get_latest_active_run()
     parent = around.info.run_id if around is not None else given

@@ -156,7 +156,7 @@ def test_a_fit_is_a_run_with_params_metrics_tags_and_model(
 ) -> None:
     flambeau.mlflow.autolog(registered_model_name="linear")
     flambeau.mlflow.autolog(registered_model_name="linear")
-    model = regressor(workDir=None, monitor="val_loss", earlyStopping=5).fit(rows)
+    model = regressor(monitor="val_loss", earlyStoppingPatience=5).fit(rows)
     run = one_run()
 
     assert run.info.status == "FINISHED"
@@ -461,7 +461,7 @@ def test_what_is_no_model_of_ours_and_wrong_arguments_are_refused(tmp_path: Path
     def double(model_input: list[float]) -> list[float]:
         return [2 * value for value in model_input]
 
-    mlflow.pyfunc.save_model(str(tmp_path / "other"), python_model=double)
+    mlflow.pyfunc.save_model(str(tmp_path / "other"), python_model=double, pip_requirements=["mlflow"])
     with pytest.raises(FlambeauError, match="no model of Flambeau's, but one of python_function"):
         flambeau.mlflow.load_model(str(tmp_path / "other"))
     with pytest.raises(ParamError, match="log_every_n_steps must be a whole number of at least 1, got 0"):
