@@ -352,7 +352,7 @@ impl GradientReducer {
         Some(sum.sqrt())
     }
 
-    /// Scales all gradients down so that their [`norm`](Self::norm) is at most `max_norm`, by the factor
+    /// Scales all gradients down so that their 2-norm is at most `max_norm`, by the factor
     /// `min(1, max_norm / (norm + 1e-6))` of PyTorch's `clip_grad_norm_`. Returns the norm before.
     pub fn clip(&self, max_norm: f64) -> Result<Option<f64>, Cause> {
         if let Buckets::Device(buckets) = &self.buckets {
