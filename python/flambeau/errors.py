@@ -88,8 +88,8 @@ class CancelledError(WorkerError):
 
 
 class CallbackError(FlambeauError, RuntimeError):
-    """A callback's `on_fit_end` failed after a training that went well. `model` is the fitted model, and
-    `__cause__` what was raised.
+    """A hook of a callback failed on the driver after a training that went well. `model` is the fitted model,
+    and `__cause__` what was raised.
     """
 
     def __init__(self, message: str, model: Any = None) -> None:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from importlib import metadata
 from pathlib import Path
+from posixpath import normpath
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -167,7 +168,8 @@ class MLflow(Callback):
         error = context.error
         assert error is not None
         with _harmless():
-            run.add_tags({"flambeau.error": f"{type(error).__name__}: {first_line(error)}"})
+            told = _SECRETS.sub("", f"{type(error).__name__}: {first_line(error)}")
+            run.add_tags({"flambeau.error": told})
             run.end("KILLED" if isinstance(error, (KeyboardInterrupt, CancelledError)) else "FAILED")
 
     def _log_model(self, context: Context, run_id: str | None) -> None:
@@ -391,6 +393,11 @@ def _example_of(model: TorchModel, dataset: Any) -> pd.DataFrame:
     return made
 
 
+def _allowed(name: str) -> str:
+    """A metric's name as MLflow takes it: a path in its shortest form, of at most 250 characters."""
+    return normpath(_NOT_IN_NAMES.sub("_", name).strip("/"))[:250]
+
+
 def _tag(name: str) -> str:
     """A metric's name in a run, by that in a history; it is TensorBoard's."""
     if name == "loss":
@@ -442,7 +449,7 @@ class _Run:
         now = int(time.time() * 1000)
         for name, value in values.items():
             number = float("nan") if value is None else float(value)
-            self._metrics.append(Metric(_NOT_IN_NAMES.sub("_", name), number, now, step))
+            self._metrics.append(Metric(_allowed(name), number, now, step))
         self._asked.put(Future())
 
     def add_tags(self, tags: Mapping[str, str]) -> None:
@@ -496,21 +503,32 @@ class _Run:
             known = {} if self._is_own else self._client.get_run(self.id).data.params
             new = [Param(name, value) for name, value in self._params.items() if name not in known]
             for start in range(0, len(new), MAX_PARAMS_TAGS_PER_BATCH):
-                self._client.log_batch(self.id, params=new[start : start + MAX_PARAMS_TAGS_PER_BATCH])
+                self._send(params=new[start : start + MAX_PARAMS_TAGS_PER_BATCH])
             self._params = {}
         while tags := self._tags:
-            self._client.log_batch(self.id, tags=[RunTag(name, value) for name, value in tags.items()])
+            self._send(tags=[RunTag(name, value) for name, value in tags.items()])
             self._tags = {name: value for name, value in self._tags.items() if name not in tags}
         while self._metrics:
             batch = [self._metrics.popleft() for _ in range(min(len(self._metrics), MAX_METRICS_PER_BATCH))]
             try:
-                self._client.log_batch(self.id, metrics=batch)
+                self._send(metrics=batch)
             except Exception:
                 self._metrics.extendleft(reversed(batch))
                 raise
         if self._status is not None:
             self._client.set_terminated(self.id, self._status)
             self._status = None
+
+    def _send(self, **batch: Any) -> None:
+        """Logs a batch; one that MLflow refuses as such is told of and let go, since it never takes it."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.log_batch(self.id, **batch)
+        except MlflowException as error:
+            if error.get_http_status_code() != 400:
+                raise
+            self._warn(first_line(error))
 
     def _warn(self, why: str) -> None:
         level = logging.DEBUG if self._has_warned else logging.WARNING

@@ -230,7 +230,11 @@ class TorchModel(
         wanted = self._output_columns()
         if isinstance(data, pd.DataFrame):
             needed = {name for columns in column_names(self) for name in columns}
-            columns, tensors = local.of_frame(data, needed, self._tensors_of)
+            if len(data):
+                columns, tensors = local.of_frame(data, needed, self._tensors_of)
+            else:
+                # The types of its columns say nothing.
+                columns, tensors = local.of_nothing(self._inputs)
         else:
             columns, tensors = local.of_arrays(data, self._inputs)
         with fetched(self._weights) as path:
@@ -296,7 +300,10 @@ class TorchModel(
         if not self._is_fitted:
             return super().__repr__()
         inputs = ", ".join(_input_text(tensor) for tensor in self.inputs)
-        outputs = ", ".join(f"{output.name}: {output.columnType}" for output in self.outputs)
+        try:
+            outputs = ", ".join(f"{output.name}: {output.columnType}" for output in self.outputs)
+        except ParamError as error:  # the params do not fit the module, which scoring refuses
+            outputs = str(error)
         parts = [f"uid={self.uid}", f"inputs=[{inputs}]", f"outputs=[{outputs}]"]
         table = self.history
         column, best = _history.watched(table), _history.best_epoch(self._history)

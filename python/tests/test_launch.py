@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import cloudpickle
@@ -344,7 +345,7 @@ def launch_of(spark: SparkSession, work: Path, max_restarts: int) -> launch.Laun
     program = PythonProgram(b"", {})
     site = Site(spark, WorkDirectory(str(work)), True)
     run = Run(site, "run", dict, is_named=False)
-    return launch.Launch(site, {}, program, 2, max_restarts, 0.0, lambda _: nullcontext(), run)
+    return launch.Launch(site, {}, program, 2, max_restarts, 0.0, lambda _: nullcontext(Event()), run)
 
 
 def test_only_lost_workers_are_tried_again(

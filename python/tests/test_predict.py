@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from torch import Tensor, nn
 
 from flambeau import DataError, FlambeauError, ParamError, TorchEstimator, TorchModel, TorchRegressor
+from flambeau._score.conversion import of_numpy
 from flambeau._tensors import TensorColumns
 
 ROWS = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
@@ -256,17 +257,44 @@ torch.save(torch.from_numpy(found), {str(tmp_path / "found.pt")!r})
     close(torch.load(tmp_path / "found.pt"), scores(module, ROWS))
 
 
-def test_without_a_session_no_pickle_is_read(
+def test_of_a_pickle_a_session_says_whether_it_is_read(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = fitted.Branching()
     fitted.regressor(tmp_path / "fit", module).save(str(tmp_path / "saved"))
     path = str(tmp_path / "saved")
-    close(TorchModel.load(path).predict(ROWS), scores(module, ROWS).squeeze(1))
+    # Where none runs, one is begun for it.
     monkeypatch.setattr("flambeau._spark.saving.stages.is_running", lambda: False)
-    with pytest.raises(FlambeauError, match=r"no Spark session allows it.*module="):
-        TorchModel.load(path)
+    close(TorchModel.load(path).predict(ROWS), scores(module, ROWS).squeeze(1))
+    spark.conf.set("spark.flambeau.allowPickle", "false")
+    try:
+        with pytest.raises(FlambeauError, match=r"allowPickle is false.*module="):
+            TorchModel.load(path)
+    finally:
+        spark.conf.unset("spark.flambeau.allowPickle")
     close(TorchModel.load(path, fitted.Branching()).predict(ROWS), scores(module, ROWS).squeeze(1))
+
+
+def test_bytes_are_whole_numbers_to_255(tmp_path: Path) -> None:
+    tensor = TensorColumns("image", ("image",), "uint8", (4,))
+    given = np.array([[0, 1, 254, 255]])
+    assert of_numpy(given, tensor) == of_numpy(given.astype("float32"), tensor)
+    for wrong in (given + 1, given / 2, -given):
+        with pytest.raises(DataError, match="bytes are asked for"):
+            of_numpy(wrong, tensor)
+
+
+def test_no_rows_are_no_predictions(tmp_path: Path) -> None:
+    model = fitted.regressor(tmp_path, fitted.Scalar())
+    frame = pd.DataFrame({"features": list(ROWS)})
+    assert list(model.predict(frame[:0]).columns) == list(model.predict(frame).columns)
+    assert len(model.predict(frame[:0])) == 0
+
+
+def test_a_model_whose_params_do_not_fit_shows_why(tmp_path: Path) -> None:
+    model = fitted.regressor(tmp_path, fitted.Scalar())
+    model.set(model.outputNames, ["a", "b"])
+    assert "outputNames has 2 entries" in repr(model)
 
 
 class Hungry(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +17,13 @@ from torch import nn
 
 from flambeau import ParamError, TorchRegressor
 from flambeau._spark.fit import progress
-from flambeau._spark.fit.events import EventFiles
+from flambeau._spark.fit import watch as watching
+from flambeau._spark.fit.events import EventFiles, newest
 from flambeau._spark.fit.progress import Bar, Display, Lines, display_of
 from flambeau._spark.fit.watch import Watch, _told_that_unseen
 from flambeau._spark.site import Site
 from flambeau._spark.work_directory import WorkDirectory
-from flambeau.callbacks import Context
+from flambeau.callbacks import Callback, Context
 
 START = {
     "kind": "start",
@@ -159,8 +161,76 @@ def test_a_file_that_cannot_be_read_yet_is_read_later(tmp_path: Path) -> None:
             files.read()
     write(events, 1, START, PROGRESS)
     assert files.read() == [START, PROGRESS]
-    assert files.read_all() == [EPOCH]
+    assert files.read() == [EPOCH]
     assert files.read() == []
+
+
+def test_one_file_that_cannot_be_read_loses_no_other(tmp_path: Path) -> None:
+    events = tmp_path / "attempts" / "a" / "events"
+    files = EventFiles(WorkDirectory(str(tmp_path)), "a")
+    assert files.read_all() == ([], None)
+    write(events, 1, START, PROGRESS)
+    (events / "00000002.json").write_text('[{"kind": "pro')
+    for number in range(3, 50):
+        write(events, number, PROGRESS | {"step": number})
+    write(events, 50, EPOCH, {"kind": "end"})
+    told, reason = files.read_all()
+    assert told == [START, PROGRESS | {"step": 49}, EPOCH, {"kind": "end"}]
+    assert reason is not None and "line 1" in reason
+
+
+def test_progress_that_another_follows_on_is_not_told() -> None:
+    later = PROGRESS | {"step": 5}
+    assert newest([]) == []
+    assert newest([START, PROGRESS, later, EPOCH, PROGRESS, later]) == [START, later, EPOCH, later]
+
+
+class Slow(Callback):
+    """Is told of a step, and of the end, and takes its time."""
+
+    where = "driver"
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def on_step_end(self, context: Context) -> None:
+        self.told.append(context.step)
+        time.sleep(0.5)
+
+    def on_train_end(self, context: Context) -> None:
+        self.told.append("end")
+
+
+def test_a_slow_callback_does_not_fall_behind(spark: SparkSession, tmp_path: Path) -> None:
+    events, slow = tmp_path / "attempts" / "a" / "events", Slow()
+    with Watch([slow], Context(), None).attempt(Site(spark, WorkDirectory(str(tmp_path)), True), "a"):
+        write(events, 1, START, PROGRESS)
+        for number in range(2, 100):
+            write(events, number, PROGRESS | {"step": number})
+    assert len(slow.told) < 10 and slow.told[-1] == 99
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_the_end_of_a_training_that_ended_well_is_awaited(
+    spark: SparkSession,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    comes: bool,
+) -> None:
+    """As where NFS shows the last files late."""
+    monkeypatch.setattr(watching, "_END_SECONDS", 30.0 if comes else 1.0)
+    events, slow = tmp_path / "attempts" / "a" / "events", Slow()
+    late = threading.Timer(2.0, lambda: write(events, 2, {"kind": "end"}))
+    with Watch([slow], Context(), None).attempt(
+        Site(spark, WorkDirectory(str(tmp_path)), True), "a"
+    ) as ended_well:
+        write(events, 1, START)
+        if comes:
+            late.start()
+        ended_well.set()
+    assert slow.told == (["end"] if comes else [])
+    assert caplog.text.count("not told of all of the training") == (0 if comes else 1)
 
 
 def test_a_run_has_a_directory_of_tensorboards_files(spark: SparkSession, tmp_path: Path) -> None:

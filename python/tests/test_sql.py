@@ -66,6 +66,7 @@ def test_without_a_name_it_is_a_function_of_columns(spark: SparkSession, tmp_pat
     assert [row["s"] for row in found] == pytest.approx(transformed(model, frame), rel=1e-6)
 
 
+@pytest.mark.matrix
 def test_arrays_and_vectors(spark: SparkSession, tmp_path: Path) -> None:
     model = fitted.regressor(tmp_path)
     frame = rows(spark).withColumnRenamed("a", "features")

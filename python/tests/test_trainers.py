@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from harness import make_job, one_thread, tensor, train, write_shards
+from harness import make_job, one_thread, run_ranks, tensor, train, write_shards
 from test_training_code import LAYOUT, NUM_ROWS, Net, assert_same, job_of, layout, rows, sgd
 from torch import Tensor, nn
 from torch.nn import functional
@@ -228,6 +228,11 @@ def test_what_is_refused_by_name(module: Any, program: dict, message: str) -> No
     ("step", "message"),
     [
         (lambda self, batch: self.log("a", 1.0, reduce_fx="sum"), "'a' is logged with reduce_fx='sum'"),
+        (
+            lambda self, batch: self.log("a", 1.0, False, None, None, True, "sum"),
+            "logged with reduce_fx='sum'",
+        ),
+        (lambda self, batch: self.log("loss", 1.0), "logs another 'loss' than it returns"),
         (lambda self, batch: self.log("a", batch[0]), r"'a' is logged as a tensor of \[2, 3\]"),
         (lambda self, batch: self.log("a", nn.Identity()), "'a' is logged as Identity: log a number"),
         (lambda self, batch: self.log("val_a", 1.0), "'val_a', which is taken by a column of the history"),
@@ -242,6 +247,33 @@ def test_what_a_step_asks_for_and_is_not_there(step: Any, message: str) -> None:
     module = made(training_step=lambda self, batch: [step(self, batch), self(batch[0]).mean()][1])
     with pytest.raises(ParamError, match=message):
         ModuleModel({"model": module, "loss": None, "optimizer": None}, [("x", ["x"])], layout=LAYOUT)
+
+
+def test_options_of_log_by_position() -> None:
+    module = Lit()
+    taken: list[tuple[Any, ...]] = []
+    with adapted.logging_to(module, lambda *given: taken.append(given)):
+        module.log("a", 1.0, True)
+        module.log("b", 2.0, True, None, None, True, "mean", False, False, None, True, 4)
+        module.log_dict({"c": 3.0}, True, None, None, True, torch.mean, False, False, None, True, 5)
+    assert taken == [("a", 1.0, None), ("b", 2.0, 4), ("c", 3.0, 5)]
+
+
+class Diverging(Lit):
+    """Its loss becomes NaN, and is logged as it is returned, as a copy, and as a number."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        loss = functional.mse_loss(self.forward(x), y) * (float("nan") if self.current_epoch else 1.0)
+        for logged in (loss, loss.detach().clone(), loss.item()):
+            self.log("loss", logged)
+        return loss
+
+
+def test_a_diverged_loss_that_is_logged_is_told_as_one(tmp_path: Path) -> None:
+    program = {"model": Diverging(), "loss": None, "optimizer": None}
+    (outcome,) = run_ranks(job_of(tmp_path, validates=False), program, 1, tmp_path / "ranks")
+    assert (outcome.error_kind, outcome.epoch) == ("diverged", 1), outcome.message
 
 
 def test_a_plateau_watches_what_there_is() -> None:
@@ -285,6 +317,8 @@ def test_an_estimator_trains_a_lightning_module(spark: SparkSession, tmp_path: P
         assert [row.prediction for row in one.transform(df).collect()] == pytest.approx(expected, rel=1e-12)
     with pytest.raises(ParamError, match="monitor"):
         TorchEstimator(model=Lit(), monitor="val_accuracy", **common).fit(df)
+    with pytest.raises(ParamError, match="monitor one of val_loss, val_worst"):
+        TorchEstimator(model=Lit(), monitor="val_train_loss", monitorMode="min", **common).fit(df)
     with pytest.raises(ParamError, match="loss: Lit has a training_step"):
         TorchEstimator(model=Lit(), loss="mse", **common).fit(df)
     with pytest.raises(ParamError, match="the model's training_step is Python's"):

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import make_job, one_thread, run_ranks, tensor, train, write_shards
+from harness import make_job, one_thread, tensor, train, write_shards
+from pyspark.sql import SparkSession
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
@@ -25,13 +26,14 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from flambeau import ParamError
+from flambeau import Callback, ParamError, TorchEstimator
 from flambeau._module import losses
 from flambeau._module.adapter import ModuleModel
 from flambeau._module.assembly import check_program
 from flambeau._module.steps import Layout
 from flambeau._saved.program import probe_output
 from flambeau._tensors import TensorColumns
+from flambeau.callbacks import Context
 
 NUM_ROWS = 52
 BATCH_SIZE = 10
@@ -240,8 +242,10 @@ class Sometimes(Net):
 
     def training_step(self, batch: Any) -> dict[str, Tensor]:
         output = self(batch[0])
-        found = {"loss": output.mean()}
+        found = {"loss": output.square().mean(), "least": output.min()}
         return found | {"odd": output.max()} if batch[0].any() else found
+
+    validation_step = training_step
 
 
 class Vector(Net):
@@ -260,6 +264,29 @@ class Taken(Net):
         ({"model": Stepping(), "loss": "mse"}, {}, "loss: Stepping has a training_step.* leave loss out"),
         ({"model": Stepping(), "metrics": ["mae"]}, {}, "metrics: Stepping has a training_step"),
         ({"model": Stepping()}, {"is_weighted": True}, "weightCol is set, but what training_step returns"),
+        (
+            {"model": Stepping()},
+            {"by_name": True, "inputs": [TensorColumns("labels", ("x",), "float64", (3,))]},
+            "more than one 'labels': it has a label as",
+        ),
+        (
+            {"model": Stepping()},
+            {
+                "by_name": True,
+                "is_weighted": True,
+                "inputs": [TensorColumns("weight", ("x",), "float64", (3,))],
+            },
+            "more than one 'weight'",
+        ),
+        (
+            {"model": Stepping()},
+            {
+                "by_name": True,
+                "inputs": [TensorColumns("y", ("x",), "float64", (3,))],
+                "labels": [*LAYOUT.labels, TensorColumns("z", ("z",), "float64", ())],
+            },
+            "more than one 'y'",
+        ),
         ({"model": Unvalidated()}, {"validates": True}, "a training_step but no validation_step: define one"),
         ({"model": Net(), "loss": "mse", "lrScheduler": StepLR}, {}, "missing 1 required positional"),
         ({"model": Net(), "loss": "mse", "lrScheduler": lambda o: o}, {}, "expected a scheduler of torch"),
@@ -315,11 +342,59 @@ def test_trying_a_step_leaves_no_trace() -> None:
     assert torch.get_rng_state().equal(before)
 
 
-def test_a_name_that_comes_later_is_an_error(tmp_path: Path) -> None:
+def test_a_name_that_comes_later_is_left_out_with_a_warning(tmp_path: Path) -> None:
     program = {"model": Sometimes(), "loss": None, "optimizer": sgd}
-    (outcome,) = run_ranks(job_of(tmp_path, validates=False), program, 1, tmp_path / "ranks")
-    assert "ParamError" in (outcome.error_type or "")
-    assert "training_step logs 'odd', which it did not on two rows of zeros" in (outcome.message or "")
+    result, _ = train(job_of(tmp_path), program, 1, tmp_path / "ranks")
+    records = result["history"]["epochs"]
+    assert len(records) == EPOCHS
+    for record in records:
+        assert dict(record["metrics"]).keys() == dict(record["validationMetrics"]).keys() == {"least"}
+    steps = ("training_step", "validation_step")
+    warnings = [one.partition(" on two rows")[0] for one in result["warnings"]]
+    assert warnings == [f"model: {step} logs 'odd', which it did not" for step in steps]
+
+
+def test_a_monitor_is_what_validation_step_logs(spark: SparkSession) -> None:
+    df = spark.range(40).selectExpr("array(1.0D, 2.0D, 3.0D) as x", "double(id) as y")
+    estimator = TorchEstimator(
+        model=Stepping(),
+        optimizer="sgd",
+        inputCols=["x"],
+        inputTypes=["float64"],
+        labelCol="y",
+        numWorkers=1,
+        validationFraction=0.5,
+        monitor="val_mae",
+    )
+    with pytest.raises(
+        ParamError, match=r"'val_mae', which validation_step does not.* of val_loss, val_worst"
+    ):
+        estimator.fit(df)
+
+
+class Dropping(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(functional.dropout(x, 0.5, self.training))
+
+
+class LeavesEval(Callback):
+    def on_step_end(self, context: Context) -> None:
+        assert context.module is not None and context.module.training
+        context.module.eval()
+
+    on_train_begin = on_epoch_begin = on_epoch_end = on_step_end
+
+
+@one_thread()
+def test_after_a_hook_the_module_is_in_training_mode(tmp_path: Path) -> None:
+    def weights_of(name: str, callbacks: list[Callback]) -> dict[str, Tensor]:
+        job = job_of(tmp_path, validates=False, attempt=name)
+        job["attempt"]["callbacks"] = bool(callbacks)
+        program = {"model": Dropping(), "loss": "mse", "optimizer": sgd, "callbacks": callbacks}
+        return train(job, program, 1, tmp_path / name)[1]
+
+    expected = weights_of("without", [])
+    assert all(weight.equal(expected[name]) for name, weight in weights_of("with", [LeavesEval()]).items())
 
 
 def third(output: Tensor, label: Tensor, x: Tensor) -> Tensor:

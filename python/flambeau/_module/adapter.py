@@ -240,7 +240,9 @@ class ModuleModel:
     def warnings(self) -> list[str]:
         """What the user should know although nothing failed."""
         compiled = [self._compiled.warning] if self._compiled and self._compiled.warning else []
-        return compiled + (lightning.warnings_of(self.module) if lightning.base_of(self.module) else [])
+        logged = self.objective.warnings() if isinstance(self.objective, Steps) else []
+        unused = lightning.warnings_of(self.module) if lightning.base_of(self.module) else []
+        return compiled + logged + unused
 
     # What happens in a step.
 

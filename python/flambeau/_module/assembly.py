@@ -54,7 +54,7 @@ def objective_of(
             "compile is True, and the model has a training_step, which calls its own parts: leave it False, "
             "and call torch.compile where the module is made"
         )
-    steps.check(module, layout.is_weighted, layout.by_name, layout.validates)
+    steps.check(module, layout)
     return forward, Steps(module, layout, progress)
 
 

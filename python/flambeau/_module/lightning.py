@@ -28,6 +28,22 @@ _OTHERS = frozenset({"test_step", "predict_step", "print"})
 _DATA = frozenset({"train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"})
 """What the rows of the DataFrame stand in for."""
 
+_LOG_OPTIONS = (
+    "prog_bar",
+    "logger",
+    "on_step",
+    "on_epoch",
+    "reduce_fx",
+    "enable_graph",
+    "sync_dist",
+    "sync_dist_group",
+    "add_dataloader_idx",
+    "batch_size",
+    "metric_attribute",
+    "rank_zero_only",
+)
+"""What Lightning's `log` takes after name and value, in its order."""
+
 _INSTEAD = {
     "optimizer_step": "the gradients of all workers are averaged first: leave it out",
     "optimizer_zero_grad": "gradients are dropped after each step: leave it out",
@@ -122,7 +138,8 @@ def logging_to(module: nn.Module, take: Any) -> Iterator[None]:
     gives no batch_size.
     """
 
-    def log(name: str, value: Any, **options: Any) -> None:
+    def log(name: str, value: Any, *by_position: Any, **options: Any) -> None:
+        options.update(zip(_LOG_OPTIONS, by_position, strict=False))
         reduction = options.get("reduce_fx", "mean")
         if reduction not in ("mean", torch.mean):
             raise ParamError(
@@ -136,7 +153,7 @@ def logging_to(module: nn.Module, take: Any) -> Iterator[None]:
             )
         take(name, value, options.get("batch_size"))
 
-    # Lightning's log_dict calls it for each.
+    # Lightning's log_dict calls it for each, with options by name.
     vars(module)["log"] = log
     try:
         yield

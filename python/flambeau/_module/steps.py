@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -48,6 +49,10 @@ class Layout:
         inputs, labels = ([TensorColumns.from_json(one) for one in spec[key]] for key in ("inputs", "labels"))
         by_name = params.get("inputNames") is not None
         return Layout(inputs, labels, bool(spec.get("weight")), by_name, bool(data.get("validation")))
+
+    def label_names(self) -> list[str]:
+        """What the labels are called in a batch by name."""
+        return ["labels"] if len(self.labels) == 1 else [one.name for one in self.labels]
 
 
 class Logged:
@@ -114,6 +119,8 @@ class Steps:
 
     def __post_init__(self) -> None:
         self._is_lightning = lightning.base_of(self.module) is not None
+        self._left_out: list[tuple[str, str]] = []
+        """What was logged under a name that is not known: the step, and the name."""
         if self._is_lightning:
             lightning.attach(self.module, self.progress)
 
@@ -129,7 +136,7 @@ class Steps:
         else:
             self.progress.validation_batch += 1
         value = self._loss(returned, logged)
-        self._check_names(logged)
+        self._note_unknown(logged)
         if value is None:
             return logged, torch.zeros((), device=logged.device), 0.0
         return logged, value, _denominator(rows)
@@ -145,15 +152,19 @@ class Steps:
         """What the steps log as metrics."""
         return [LoggedMean(name, step) for step, names in (self.names or {}).items() for name in names]
 
+    def warnings(self) -> list[str]:
+        """What was logged and is no metric."""
+        return [
+            f"model: {step} logs {name!r}, which it did not on two rows of zeros before the training, so the "
+            "history leaves it out: log the same names in each step"
+            for step, name in self._left_out
+        ]
+
     def _batch(self, rows: Rows) -> Any:
-        labels = list(rows.labels)
         if not self.layout.by_name:
-            return (*rows.inputs, *labels)
+            return (*rows.inputs, *rows.labels)
         named = dict(zip((one.name for one in self.layout.inputs), rows.inputs, strict=True))
-        if len(labels) == 1:
-            named["labels"] = labels[0]
-        else:
-            named |= dict(zip((one.name for one in self.layout.labels), labels, strict=True))
+        named |= dict(zip(self.layout.label_names(), rows.labels, strict=True))
         return named if rows.weight is None else _Noted({**named, "weight": rows.weight})
 
     def _loss(self, returned: Any, logged: Logged) -> Tensor | None:
@@ -172,7 +183,7 @@ class Steps:
         own = logged.values.pop("loss", None)
         if own is not None and logged.step == VALIDATION:
             value = sum(one * weight for one, weight in own) / sum(weight for _, weight in own)
-        elif own is not None and not all(one is value or bool(one == value) for one, _ in own):
+        elif own is not None and not all(_is_same(one, value) for one, _ in own):
             raise ParamError(
                 f"model: {logged.step} logs another 'loss' than it returns, whose mean is the history's "
                 "loss: log it by another name"
@@ -194,15 +205,13 @@ class Steps:
             )
         return value.reshape(())
 
-    def _check_names(self, logged: Logged) -> None:
+    def _note_unknown(self, logged: Logged) -> None:
         if self.names is None:
             return
-        unknown = [name for name in logged.values if name not in self.names.get(logged.step, ())]
-        if unknown:
-            raise ParamError(
-                f"model: {logged.step} logs {', '.join(map(repr, unknown))}, which it did not on two rows of "
-                "zeros before the training: log the same names in each step"
-            )
+        known = self.names.get(logged.step, ())
+        for name in logged.values:
+            if name not in known and (logged.step, name) not in self._left_out:
+                self._left_out.append((logged.step, name))
 
 
 class _Noted(dict[str, Any]):
@@ -235,6 +244,19 @@ def _called(step: Callable[..., Any], batch: Any, index: int) -> Any:
     return returned
 
 
+def _is_same(logged: Any, returned: Any) -> bool:
+    """Whether a logged loss is the one that is returned. A device is waited for only where they do not share
+    their memory.
+    """
+    if isinstance(returned, Tensor):
+        returned = returned.detach()
+        if isinstance(logged, Tensor) and logged.data_ptr() == returned.data_ptr():
+            return True
+    elif not isinstance(returned, int | float):
+        return False
+    return bool(logged == returned) or (math.isnan(logged) and math.isnan(returned))
+
+
 def _denominator(rows: Rows) -> float:
     if rows.weight is None:
         return float(rows.num_rows)
@@ -265,15 +287,24 @@ def forward_by_predict_step(module: Any, names: Sequence[str] | None, *inputs: T
     return _called(module.predict_step, inputs if names is None else dict(zip(names, inputs, strict=True)), 0)
 
 
-def check(module: nn.Module, is_weighted: bool, by_name: bool, validates: bool) -> None:
+def check(module: nn.Module, layout: Layout) -> None:
     """Raises ParamError for a module whose steps can't train such rows."""
-    if is_weighted and not by_name:
+    if layout.is_weighted and not layout.by_name:
         raise ParamError(
             weightless("what training_step returns") + ", or give inputCols as a dict and weigh "
             "by batch['weight']"
         )
+    names = [*(one.name for one in layout.inputs), *layout.label_names()]
+    if layout.is_weighted:
+        names.append("weight")
+    if layout.by_name and (twice := sorted({name for name in names if names.count(name) > 1})):
+        raise ParamError(
+            f"inputCols: the batch of training_step would have more than one {', '.join(map(repr, twice))}: "
+            "it has a label as 'labels', several by their columns, and weightCol as 'weight'; give the "
+            "input, or the label's column, another name"
+        )
     own = getattr(module, VALIDATION, None)
-    if validates and (
+    if layout.validates and (
         own is None or (lightning.base_of(module) and not lightning.overrides(module, VALIDATION))
     ):
         raise ParamError(

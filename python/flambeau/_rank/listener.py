@@ -30,12 +30,15 @@ class CallbackList:
             self.call_one(callback, hook)
 
     def call_one(self, callback: Callback, hook: str) -> None:
-        """Calls a hook of one callback."""
+        """Calls a hook of one callback, after which the module is in training mode again."""
         try:
             getattr(callback, hook)(self.context)
         except BaseException as error:
             error.add_note(f"in {hook} of the callback {type(callback).__name__}")
             raise
+        module = self.context.module
+        if module is not None and not module.training:
+            module.train()
 
     def begin(self, event: Mapping[str, Any]) -> None:
         """Takes what a training says of itself as it begins, or goes on."""
@@ -58,6 +61,7 @@ class CallbackList:
         elif kind == "progress":
             context.rows_per_second = event["rowsPerSecond"]
         elif kind == "checkpoint":
+            context.epoch, context.step = event["epoch"], event["step"]
             context.checkpoint = event["uri"]
             self.call("on_checkpoint")
             context.checkpoint = None

@@ -119,6 +119,12 @@ def cast_values(values: Array, what: str, dtype: str) -> Array:
                 f"{what} holds {wrong.flat[0]}, which is not a whole number, where {dtype} is asked for: "
                 "round it, or ask for float32"
             )
+    if dtype == "uint8" and values.dtype.kind != "b":
+        wrong = values[~((np.floor(values) == values) & (values >= 0) & (values <= 255))]
+        if wrong.size:
+            raise DataError(
+                f"{what} holds {wrong.flat[0]}, where bytes are asked for: give whole numbers to 255"
+            )
     return values.astype(NUMPY[dtype], copy=False)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from flambeau._saved.weights import FILE_NAME, WeightsRef, read_range, verify
+from flambeau._saved.weights import WeightsRef, read_range, verify
 from flambeau._spark.session import setting
 from flambeau._store import cached
 from flambeau.errors import StoreError
@@ -24,8 +23,8 @@ _PIECE = 64 << 20
 @contextmanager
 def fetched(ref: WeightsRef, spark: SparkSession | None = None) -> Iterator[Path]:
     """A local file with the weights for the time of the block: the file itself where this process sees it,
-    this machine's copy of one that Hadoop's file systems alone have, else a temporary copy read through
-    Spark's workers.
+    else this machine's copy, made by Hadoop where its file systems alone have the file, or through Spark's
+    workers.
     """
     if ref.visible():
         yield ref.local()
@@ -39,11 +38,12 @@ def fetched(ref: WeightsRef, spark: SparkSession | None = None) -> Iterator[Path
         verify(path, ref)
         yield path
         return
-    with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
-        path = Path(folder) / FILE_NAME
-        read_through_spark(spark, ref, path)
-        verify(path, ref)
-        yield path
+
+    def read(part: Path) -> None:
+        read_through_spark(spark, ref, part)
+        verify(part, ref)
+
+    yield cached(f"{ref.sha256}.safetensors", read)
 
 
 def handed_out(ref: WeightsRef, spark: SparkSession) -> WeightsRef:

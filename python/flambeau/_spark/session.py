@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -53,7 +54,8 @@ def is_running() -> bool:
     # A client of Spark Connect alone comes without the class.
     context: Any = getattr(pyspark, "SparkContext", None)
     is_told = any(name in os.environ for name in ("SPARK_CONNECT_MODE_ENABLED", "SPARK_REMOTE"))
-    return is_told or (context is not None and context._active_spark_context is not None)
+    is_classic = context is not None and context._active_spark_context is not None
+    return is_told or is_classic or _connect_session() is not None
 
 
 def current() -> SparkSession | None:
@@ -62,9 +64,17 @@ def current() -> SparkSession | None:
     from pyspark.sql import SparkSession as Session
 
     try:
-        return Session.active() if is_running() else None
+        return _connect_session() or (Session.active() if is_running() else None)
     except PySparkException:
         return None
+
+
+def _connect_session() -> Any:
+    """The session of Spark Connect's own builder, which tells nobody else; None where there is none."""
+    module: Any = sys.modules.get("pyspark.sql.connect.session")
+    if module is None:
+        return None
+    return module.SparkSession.getActiveSession() or module.SparkSession._get_default_session()
 
 
 def classic_context(spark: SparkSession) -> SparkContext | None:

@@ -97,6 +97,8 @@ def describe(value: Any) -> str:
         return "{" + ", ".join(f"{key!r}: {describe(item)}" for key, item in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(describe(item) for item in value) + "]"
+    if isinstance(value, type):
+        return value.__qualname__
     if callable(getattr(value, "parameters", None)):
         return f"{type(value).__name__} with {sum(p.numel() for p in value.parameters()):,} parameters"
     if callable(getattr(value, "zero_grad", None)):

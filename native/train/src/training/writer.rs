@@ -3,11 +3,12 @@
 //! One thread writes whole files, and looks for the file that asks for a stop, so that a slow store does not slow the steps.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use flambeau_data::{DataError, Store};
 
 use crate::error::Cause;
@@ -19,7 +20,7 @@ use crate::training::tensorboard::{self, TensorBoard};
 /// The least time between two files of events, two reports of progress, and two looks for the file that asks for a stop.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// What waits for the thread, at most; while a store hangs, more is dropped.
+/// How much waits for the thread before steps and progress are dropped, as while a store hangs; other events never are.
 const MOST_WAITING: usize = 4096;
 
 /// What the thread is told.
@@ -31,10 +32,17 @@ enum Told {
     },
 }
 
+impl Told {
+    fn may_be_dropped(&self) -> bool {
+        matches!(self, Told::Step { .. } | Told::Event(Event::Progress(_)))
+    }
+}
+
 /// Hands on what is to be written.
 pub(crate) struct Writer {
     /// Each with its seconds since 1970.
-    sender: Option<SyncSender<(f64, Told)>>,
+    sender: Option<Sender<(f64, Told)>>,
+    num_waiting: Arc<AtomicUsize>,
     warnings: Receiver<Vec<String>>,
     /// How long the last write may take.
     limit: Duration,
@@ -65,14 +73,11 @@ impl Writer {
                 source: Box::new(source),
             })?;
         let stop = Arc::new(AtomicBool::new(false));
+        let num_waiting = Arc::new(AtomicUsize::new(0));
         let files = Files {
             store,
-            events: Some(EventFiles {
-                directory: format!("{}/events", job.attempt.directory()),
-                number: 0,
-                next: Instant::now(),
-                events: vec![],
-            }),
+            events: EventFiles::new(format!("{}/events", job.attempt.directory())),
+            num_waiting: num_waiting.clone(),
             board,
             board_failed: false,
             stop_file: job.attempt.stop_file.clone(),
@@ -80,7 +85,7 @@ impl Writer {
             stop: stop.clone(),
             warnings: vec![],
         };
-        let (sender, receiver) = mpsc::sync_channel(MOST_WAITING);
+        let (sender, receiver) = mpsc::channel();
         let (done, warnings) = mpsc::channel();
         // Without the thread there is no progress to see, which is no reason not to train, but is told in the end.
         let _ = thread::Builder::new()
@@ -88,6 +93,7 @@ impl Writer {
             .spawn(move || drop(done.send(files.write_all(&receiver))));
         Ok(Writer {
             sender: Some(sender),
+            num_waiting,
             warnings,
             limit,
             last_progress: None,
@@ -119,10 +125,14 @@ impl Writer {
     }
 
     fn send(&self, told: Told) {
-        if let Some(sender) = &self.sender {
-            // A store that hangs is what `close` tells.
-            let _ = sender.try_send((tensorboard::now(), told));
+        let Some(sender) = &self.sender else { return };
+        let is_full = self.num_waiting.load(Ordering::Relaxed) >= MOST_WAITING;
+        if is_full && told.may_be_dropped() {
+            return;
         }
+        self.num_waiting.fetch_add(1, Ordering::Relaxed);
+        // A thread that has ended is what `close` tells.
+        let _ = sender.send((tensorboard::now(), told));
     }
 
     /// Whether a second has gone by since this last said so.
@@ -165,35 +175,61 @@ impl Drop for Writer {
 /// Events as `00000001.json`, `00000002.json`, … each a JSON array of those since the file before, at most one file a second.
 struct EventFiles {
     directory: String,
+    /// Of the last file that was written.
     number: u32,
     next: Instant,
+    /// The file after it, where it could not be written. It stays as it is: it may be there all the same, and be read.
+    unwritten: Option<Bytes>,
     events: Vec<Event>,
 }
 
 impl EventFiles {
-    fn due(&self) -> Option<Instant> {
-        (!self.events.is_empty()).then_some(self.next)
+    fn new(directory: String) -> EventFiles {
+        EventFiles {
+            directory,
+            number: 0,
+            next: Instant::now(),
+            unwritten: None,
+            events: vec![],
+        }
     }
 
-    fn write(&mut self, store: &Store) -> Result<(), DataError> {
-        if self.events.is_empty() {
-            return Ok(());
+    /// Of progress on progress only the newest waits, so that a store that fails for long is no matter of memory.
+    fn push(&mut self, event: Event) {
+        let is_progress = |event: &Event| matches!(event, Event::Progress(_));
+        if is_progress(&event) && self.events.last().is_some_and(is_progress) {
+            self.events.pop();
         }
-        self.number += 1;
-        let uri = format!("{}/{:08}.json", self.directory, self.number);
-        let json = serde_json::to_vec(&self.events).expect("events have string keys");
-        store.put(&uri, json.into())?;
-        self.events.clear();
+        self.events.push(event);
+    }
+
+    fn due(&self) -> Option<Instant> {
+        (self.unwritten.is_some() || !self.events.is_empty()).then_some(self.next)
+    }
+
+    /// Writes the next file. One that can't be written is the next again.
+    fn write(&mut self, store: &Store) -> Result<(), DataError> {
+        let file = self.unwritten.take().unwrap_or_else(|| {
+            let json = serde_json::to_vec(&self.events).expect("events have string keys");
+            self.events.clear();
+            json.into()
+        });
+        let uri = format!("{}/{:08}.json", self.directory, self.number + 1);
+        let written = store.put(&uri, file.clone());
+        match &written {
+            Ok(()) => self.number += 1,
+            Err(_) => self.unwritten = Some(file),
+        }
         self.next = Instant::now() + INTERVAL;
-        Ok(())
+        written
     }
 }
 
 /// What the thread writes and looks for.
 struct Files {
     store: Store,
-    /// None after a file that could not be written.
-    events: Option<EventFiles>,
+    events: EventFiles,
+    num_waiting: Arc<AtomicUsize>,
     board: Option<TensorBoard>,
     /// Whether that is a warning already.
     board_failed: bool,
@@ -217,7 +253,10 @@ impl Files {
                 None => receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
             };
             match told {
-                Ok((time, told)) => self.take(time, told),
+                Ok((time, told)) => {
+                    self.num_waiting.fetch_sub(1, Ordering::Relaxed);
+                    self.take(time, told);
+                }
                 Err(RecvTimeoutError::Timeout) => self.act(Some(Instant::now())),
                 Err(RecvTimeoutError::Disconnected) => {
                     self.act(None);
@@ -229,7 +268,7 @@ impl Files {
 
     /// When there is something to do next, if there is.
     fn due(&self) -> Option<Instant> {
-        let events = self.events.as_ref().and_then(EventFiles::due);
+        let events = self.events.due();
         let board = self.board.as_ref().and_then(TensorBoard::due);
         let look = self.stop_file.as_ref().map(|_| self.next_look);
         [events, board, look].into_iter().flatten().min()
@@ -246,21 +285,23 @@ impl Files {
                 Told::Event(_) => {}
             }
         }
-        if let (Some(files), Told::Event(event)) = (&mut self.events, told) {
-            files.events.push(event);
+        if let Told::Event(event) = told {
+            self.events.push(event);
         }
     }
 
     /// Does what is due by then, or in the end all that is left.
     fn act(&mut self, by: Option<Instant>) {
         let is_due = |due: Option<Instant>| due.is_some_and(|due| by.is_none_or(|by| due <= by));
-        if let Some(files) = &mut self.events
-            && is_due(files.due())
-            && let Err(error) = files.write(&self.store)
-        {
-            self.events = None;
-            self.warnings
-                .push(format!("progress could not be written: {error}"));
+        while is_due(self.events.due()) {
+            if let Err(error) = self.events.write(&self.store) {
+                // Before the end it is tried again.
+                if by.is_none() {
+                    self.warnings
+                        .push(format!("progress could not be written: {error}"));
+                }
+                break;
+            }
         }
         if let Some(board) = &mut self.board
             && is_due(board.due())
@@ -280,5 +321,74 @@ impl Files {
             }
             self.next_look = Instant::now() + INTERVAL;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::fs;
+
+    use super::*;
+    use crate::training::events::{EpochBegin, Progress};
+
+    fn progress(step: u64) -> Event {
+        Event::Progress(Progress {
+            epoch: 0,
+            step,
+            epoch_step: step,
+            steps_per_epoch: 9,
+            rows_per_second: 1.0,
+            loss: None,
+        })
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_tried_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let events = directory.path().join("events");
+        let read = |name: &str| -> Vec<Event> {
+            serde_json::from_slice(&fs::read(events.join(name)).unwrap()).unwrap()
+        };
+        let store = Store::new(&HashMap::new()).unwrap();
+        let mut files = EventFiles::new(events.to_str().unwrap().into());
+        fs::write(&events, "in the way").unwrap();
+        let begin = Event::EpochBegin(EpochBegin { epoch: 0, step: 0 });
+        files.push(begin.clone());
+        assert!(files.write(&store).is_err());
+        for step in 1..4 {
+            files.push(progress(step));
+        }
+        files.push(Event::End);
+        assert!(files.write(&store).is_err());
+        fs::remove_file(&events).unwrap();
+        while files.due().is_some() {
+            files.write(&store).unwrap();
+        }
+        assert_eq!(read("00000001.json"), [begin]);
+        assert_eq!(read("00000002.json"), [progress(3), Event::End]);
+        assert_eq!(fs::read_dir(&events).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn only_progress_is_dropped_while_the_thread_hangs() {
+        let (sender, receiver) = mpsc::channel();
+        let mut writer = Writer {
+            sender: Some(sender),
+            num_waiting: Arc::default(),
+            warnings: mpsc::channel().1,
+            limit: Duration::ZERO,
+            last_progress: None,
+            log_interval: None,
+            stop: Arc::default(),
+        };
+        for step in 0..=MOST_WAITING as u64 {
+            writer.tell(progress(step));
+        }
+        writer.tell(Event::End);
+        writer.close();
+        let told: Vec<_> = receiver.iter().collect();
+        assert_eq!(told.len(), MOST_WAITING + 1);
+        assert!(matches!(told[MOST_WAITING].1, Told::Event(Event::End)));
     }
 }

@@ -31,7 +31,7 @@ from flambeau._spark.site import Site, leased, store_uri, sweep, work_directory
 from flambeau._spark.work_directory import WorkDirectory, new_id
 from flambeau._tensors import TensorColumns
 from flambeau.callbacks import on_driver, on_workers
-from flambeau.errors import DataError
+from flambeau.errors import DataError, ParamError
 
 if TYPE_CHECKING:
     from flambeau._module.steps import Layout
@@ -150,8 +150,9 @@ class Fit:
 
     def _probe(self, columns: DataColumns, shards: ShardSet) -> tuple[tuple[TensorColumns, ...], OutputSpec]:
         """The inputs in terms of the rows' columns, with the shapes that the shards tell, and what the module
-        makes of them. Raises ParamError for an output that the model does not take, and for steps of the
-        module's own that fail, before the training and not after it; DataError for fewer rows than workers.
+        makes of them. Raises ParamError for an output that the model does not take, for steps of the
+        module's own that fail, and for a monitor that they do not log, before the training and not after it;
+        DataError for fewer rows than workers.
         """
         num_workers = self.estimator.getNumWorkers()
         if shards.num_rows < num_workers:
@@ -166,6 +167,14 @@ class Fit:
         logged = self.program.logged(self._layout(shards.columns))
         if logged is not None:
             training, *validation = map(list, logged.values())
+            monitor = self.estimator.getMonitor() or ""
+            for names in validation:
+                known = [f"val_{name}" for name in ("loss", *names)]
+                if monitor.startswith("val_") and monitor not in known:
+                    raise ParamError(
+                        f"monitor is {monitor!r}, which validation_step does not log: log "
+                        f"{monitor.removeprefix('val_')!r} there, or monitor one of {', '.join(known)}"
+                    )
             _native.validate_job(_draft(self.estimator), training, *validation)
         return inputs, output
 

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from threading import Event
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flambeau import errors
@@ -92,10 +93,10 @@ class Payload(Protocol):
 class Launch:
     """A training that is ready to run.
 
-    `job` is the training job without its `attempt`; `watch` makes what follows an attempt, given its id;
-    `run_of` is the run that this is a fit of; `num_gpus` is how many GPUs Spark is asked for with each
-    worker. `has_callbacks` says whether workers call callbacks, and `has_stop_file` whether the training is
-    stopped where a file says so.
+    `job` is the training job without its `attempt`; `watch` makes what follows an attempt, given its id, and
+    gives the event that is set once all ranks have ended well; `run_of` is the run that this is a fit of;
+    `num_gpus` is how many GPUs Spark is asked for with each worker. `has_callbacks` says whether workers call
+    callbacks, and `has_stop_file` whether the training is stopped where a file says so.
     """
 
     site: Site
@@ -104,7 +105,7 @@ class Launch:
     num_workers: int
     max_restarts: int
     slot_timeout: float
-    watch: Callable[[str], AbstractContextManager[Any]]
+    watch: Callable[[str], AbstractContextManager[Event]]
     run_of: Run
     num_gpus: int = 0
     has_callbacks: bool = False
@@ -236,8 +237,11 @@ class Launch:
             dict(work.store_options),
         )
         try:
-            with self.watch(attempt["id"]):
-                return run_stage(spark, request, self.num_workers, self.num_gpus, files), None
+            with self.watch(attempt["id"]) as ended_well:
+                outcomes = run_stage(spark, request, self.num_workers, self.num_gpus, files)
+                if all(outcome.ok for outcome in outcomes):
+                    ended_well.set()
+                return outcomes, None
         except WorkerLost as lost:
             return [], lost
 

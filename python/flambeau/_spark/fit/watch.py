@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from flambeau._rank.listener import CallbackList
 from flambeau._spark import session
-from flambeau._spark.fit.events import EventFiles
+from flambeau._spark.fit.events import STORE_ERRORS, EventFiles, newest
 from flambeau._spark.fit.progress import Display, display_of
 from flambeau._spark.session import Flag
 from flambeau._spark.site import Site, first_line
 from flambeau.callbacks import Callback, Context
-from flambeau.errors import CallbackError, CancelledError, FlambeauError, WorkerLost
+from flambeau.errors import CallbackError, CancelledError, WorkerLost
 
 log = logging.getLogger("flambeau")
 
 _POLL_SECONDS = 0.5
-_STORE_ERRORS = (FlambeauError, OSError, ValueError)
+# NFS may hide a new file for as long as it keeps a directory's attributes, 30 s to 60 s.
+_END_SECONDS = 60.0
 _told_that_unseen = threading.Event()
 
 T = TypeVar("T")
@@ -31,7 +33,7 @@ class Watch:
 
     Live hooks run on a thread that follows the attempt's event files, never on two at once; those for the
     fit's beginning and end in the thread that fits. An exception of a live hook is kept: nothing more is
-    told, and `is_set` says from then on that the fit is to be cancelled.
+    told, and `is_set` says from then on that the fit is to be cancelled, unless the training has ended well.
     """
 
     def __init__(self, callbacks: Sequence[Callback], context: Context, display: Display | None) -> None:
@@ -43,6 +45,9 @@ class Watch:
         self._has_begun = False
         self._is_over = False
         self._error: BaseException | None = None
+        self._cancels = False
+        """Whether a hook has failed before the training's end."""
+        self._ended_well = threading.Event()
         context._stop = self._ask_for_stop
 
     @classmethod
@@ -58,7 +63,7 @@ class Watch:
 
     def around(self, fit: Callable[[], T]) -> T:
         """Runs a fit, and the hooks at its beginning and its end. Raises what a hook raised where that ended
-        the fit, and CallbackError where `on_fit_end` failed.
+        the fit, and CallbackError where a hook failed after a training that ended well.
         """
         try:
             self._hooks.call("on_fit_begin")
@@ -78,8 +83,8 @@ class Watch:
                 self._display.close()
 
     def is_set(self) -> bool:
-        """Whether a hook has failed."""
-        return self._error is not None
+        """Whether the fit is to be cancelled: a hook has failed while the training ran."""
+        return self._cancels and not self._ended_well.is_set()
 
     def interruption(self, other: Flag | None) -> Flag | None:
         """What cancels the fit: a hook that failed, or `other`."""
@@ -90,21 +95,23 @@ class Watch:
         return site.visible and bool(self._hooks.callbacks)
 
     @contextmanager
-    def attempt(self, site: Site, id: str) -> Iterator[None]:
-        """Follows an attempt while the block trains it; at its end all that it told has been told on. Raises
-        what a hook raised.
+    def attempt(self, site: Site, id: str) -> Iterator[threading.Event]:
+        """Follows an attempt while the block trains it, which sets the event once all ranks have ended well;
+        at its end all that it told has been told on. Raises what a hook raised, but for an attempt that ended
+        well: that is kept until the model is made.
         """
         self._site = site
+        self._warn_of_stop()
         if site.visible:
             with self._following(site, id):
-                yield
+                yield self._ended_well
             return
         if self._display is not None and not _told_that_unseen.is_set():
             _told_that_unseen.set()
             log.warning("no progress is shown, since %s is not seen from here", site.work.uri)
         self._display = None
         try:
-            yield
+            yield self._ended_well
         except WorkerLost:
             self._tell_late(site, id)
             raise
@@ -119,12 +126,13 @@ class Watch:
         stop_file = site.work.path("attempts", id, "stop")
 
         def follow() -> None:
-            is_last = is_written = False
-            while not is_last:
+            is_over = is_written = False
+            while not is_over:
                 is_written = is_written or self._pass_on_stop(site, stop_file)
-                # What came in before the end is told.
-                is_last = ended.wait(_POLL_SECONDS)
-                self._tell_new(files, is_last)
+                is_over = ended.wait(_POLL_SECONDS)
+                if not is_over:
+                    self._tell_new(files)
+            self._tell_last(files)
 
         thread = threading.Thread(
             target=session.inheriting(site.spark, follow), name="flambeau-watch", daemon=True
@@ -142,16 +150,42 @@ class Watch:
             ended.set()
             # A hook that still runs takes as long as it takes; what is read has the store's deadlines.
             thread.join()
-            if self._error is not None:
-                raise self._error
+            self._raise_or_keep()
 
-    def _tell_new(self, files: EventFiles, is_last: bool) -> None:
+    def _tell_new(self, files: EventFiles) -> str | None:
+        """Tells what has come in, and returns what kept it from reading all of that."""
+        events: list[dict[str, Any]] = []
+        reason = None
         try:
-            while not self._is_done and (events := files.read()):
-                self._tell(events)
-        except _STORE_ERRORS as error:
-            level = logging.WARNING if is_last and self._hooks.callbacks else logging.DEBUG
-            log.log(level, "the training's events could not be read: %s", first_line(error))
+            while not self._is_done and (more := files.read()):
+                events += more
+        except STORE_ERRORS as error:
+            reason = first_line(error)
+            log.debug("the training's events could not be read: %s", reason)
+        self._tell(newest(events))
+        return reason
+
+    def _tell_last(self, files: EventFiles) -> None:
+        """Tells what came in before an attempt's end. Of one that ended well it looks for the end for a
+        while: not every file system shows a file at once.
+        """
+        is_awaited = self._ended_well.is_set() and bool(self._hooks.callbacks)
+        deadline = time.monotonic() + _END_SECONDS
+        reason = self._tell_new(files)
+        while is_awaited and not (files.has_end or self._is_done) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+            reason = self._tell_new(files)
+        if not self._is_done and (reason or (is_awaited and not files.has_end)):
+            self._warn(reason)
+
+    def _warn(self, reason: str | None) -> None:
+        """Warns that events are missing."""
+        if self._hooks.callbacks:
+            log.warning(
+                "callbacks on the driver are not told of all of the training, whose events could not be "
+                "read: %s",
+                reason or "the last ones were not found",
+            )
 
     def _tell_late(self, site: Site, id: str) -> None:
         """Tells what an attempt has told where only workers see its files."""
@@ -164,13 +198,23 @@ class Watch:
         )
         work = site.work
         try:
-            events = session.on_worker(site.spark, lambda: EventFiles(work, id).read_all())
+            events, reason = session.on_worker(site.spark, lambda: EventFiles(work, id).read_all())
         except Exception as error:
-            log.warning("the training's events could not be read: %s", first_line(error))
+            self._warn(first_line(error))
             return
+        if reason or (self._ended_well.is_set() and not any(event["kind"] == "end" for event in events)):
+            self._warn(reason)
         self._tell(events)
-        if self._error is not None:
+        self._raise_or_keep()
+
+    def _raise_or_keep(self) -> None:
+        """Raises what a hook raised, unless the training ended well: then `around` does, with the model."""
+        if self._error is None:
+            return
+        if not self._ended_well.is_set():
             raise self._error
+        # Where the fit was cancelled because of it just before that.
+        session.pause(0)
 
     def _tell(self, events: Sequence[Mapping[str, Any]]) -> None:
         """Tells events on, up to what fails; raises nothing."""
@@ -182,6 +226,7 @@ class Watch:
                 self._call_hooks(event)
             except BaseException as error:
                 self._error = error
+                self._cancels = event["kind"] != "end"
 
     @property
     def _is_done(self) -> bool:
@@ -211,12 +256,16 @@ class Watch:
             self._hooks.call("on_step_end")
 
     def _end(self, model: Any) -> None:
-        try:
-            self._hooks.call("on_fit_end")
-        except Exception as error:
+        error = self._error
+        if error is None:
+            try:
+                self._hooks.call("on_fit_end")
+            except Exception as raised:
+                error = raised
+        if error is not None:
+            name = " ".join([type(error).__name__, *getattr(error, "__notes__", [])[-1:]])
             raise CallbackError(
-                f"{type(error).__name__} {error.__notes__[-1]}: {error}; the model was made all the same: "
-                "it is the attribute model of this error",
+                f"{name}: {error}; the model was made all the same: it is the attribute model of this error",
                 model,
             ) from error
 
@@ -230,15 +279,19 @@ class Watch:
                 log.exception("on_exception of a callback failed")
 
     def _ask_for_stop(self) -> None:
-        if self._is_over:
+        if self._is_over or self._ended_well.is_set():
             return
-        if self._site is not None and not self._site.visible:
+        self._stop_asked.set()
+        self._warn_of_stop()
+
+    def _warn_of_stop(self) -> None:
+        """Says where a stop that was asked for does not reach the workers."""
+        if self._stop_asked.is_set() and self._site is not None and not self._site.visible:
             log.warning(
                 "a callback on the driver asked for a stop, which cannot be passed on: %s is not seen from "
                 "here; give a workDir that is, or stop from workers, with where='rank0'",
                 self._site.work.uri,
             )
-        self._stop_asked.set()
 
     def _pass_on_stop(self, site: Site, stop_file: str) -> bool:
         """Has the workers stop where that was asked for; whether they have been told."""
@@ -246,7 +299,7 @@ class Watch:
             return False
         try:
             site.work.store().put(stop_file, b"")
-        except _STORE_ERRORS as error:
+        except STORE_ERRORS as error:
             log.warning("the stop that was asked for could not be written yet: %s", first_line(error))
             return False
         return True

@@ -164,7 +164,7 @@ class ModelWriter(PlainWriter):
             "output": model._output.to_json(),
             "classes": model._classes,
             "summary": dict(model._counts),
-            "judgedBy": {name: value for name, value in model._judged_by.items() if _is_json(name, value)},
+            "judgedBy": _named(model._judged_by),
         }
         self.write_metadata(directory, model, ours)
 
@@ -195,6 +195,10 @@ Refusal = Callable[[str, Callable[[], bytes]], str | None]
 """Why a program in this form, whose bytes the function gives, is not read; None where it is."""
 
 
+class _RefusedError(FlambeauError):
+    """No program of a saved model may be read."""
+
+
 class ModelReader(MLReader[Any]):
     """Reads a fitted model; with `module` it takes the program's place."""
 
@@ -204,12 +208,14 @@ class ModelReader(MLReader[Any]):
         self._module = module
 
     def load(self, path: str) -> Fitted:
-        """Reads the model, from a directory of this machine without a session where none runs. Its weights
+        """Reads the model, from a directory of this machine without a session where none runs and it holds a
+        program that does nothing but compute: of others a session says whether they may be read. Its weights
         stay where they are until they are used.
         """
         local = local_path(path)
         if self._sparkSession is None and not is_running() and local is not None and local.is_dir():
-            return self.read(None, local.resolve().as_uri(), partial(refusal, None))
+            with suppress(_RefusedError):
+                return self.read(None, local.resolve().as_uri(), partial(refusal, None))
         spark = self.sparkSession
         return self.read(spark, path, partial(refusal, spark))
 
@@ -234,7 +240,7 @@ class ModelReader(MLReader[Any]):
         model._counts = ours["summary"]
         model._reasons = ours["reasons"]
         # Older versions and Scala tell none.
-        model._judged_by = ours.get("judgedBy", {})
+        model._judged_by = _named(ours.get("judgedBy", {}))
         model._history = json.loads(read(HISTORY))
         entry = files[FILE_NAME]
         model._weights = directory.reference(FILE_NAME, entry["size"], entry["sha256"])
@@ -250,7 +256,7 @@ class ModelReader(MLReader[Any]):
             else:
                 refused[form] = why
         if not programs.keys() - {"exportedTrain"}:
-            raise FlambeauError(
+            raise _RefusedError(
                 f"{path} holds no program that may be read "
                 f"({'; '.join(f'{form}: {why}' for form, why in refused.items())}): load it with "
                 "TorchModel.load(path, module=...), giving the module that was trained"
@@ -460,6 +466,12 @@ def _is_json(name: str, value: Any) -> bool:
         return bool(json.loads(json.dumps(value)) == value)
     except (TypeError, ValueError):
         return False
+
+
+def _named(judges: Mapping[str, Any]) -> dict[str, Any]:
+    """What judged a training, as far as it goes by names: nothing that a file says is run for it."""
+    kept = {name: value for name, value in judges.items() if _is_json(name, value)}
+    return kept if is_named(kept.get("loss", "")) else {name: kept[name] for name in kept if name != "loss"}
 
 
 def _script_of(loss: Any) -> str | None:

@@ -82,6 +82,11 @@ def of_frame(
     return converted_batch(tensors, columns), tensors
 
 
+def of_nothing(tensors: Sequence[TensorColumns]) -> Columns:
+    """The inputs' columns without rows."""
+    return of_arrays({tensor.name: np.empty((0, *(tensor.shape or ()))) for tensor in tensors}, tensors)
+
+
 def of_arrays(data: Any, tensors: Sequence[TensorColumns]) -> Columns:
     """An array of the only input, or a dict of arrays by input, as the inputs' columns. Raises ParamError for
     names that are not those of the inputs, and DataError for arrays that are not of their shapes.

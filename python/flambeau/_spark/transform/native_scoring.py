@@ -14,7 +14,7 @@ from flambeau._saved.program import instantiate, libtorch_programs
 from flambeau._saved.weights import load_into
 from flambeau._spark.files import fetched
 from flambeau._spark.fitted import Fitted
-from flambeau._spark.session import LIBTORCH, classic_context, python_models, setting
+from flambeau._spark.session import LIBTORCH, classic_context, python_models, setting, shares_machine
 from flambeau.errors import ParamError
 
 if TYPE_CHECKING:
@@ -41,6 +41,11 @@ def transform(model: Fitted, dataset: DataFrame) -> DataFrame:
             )
     if entry is None:
         raise ParamError(f"runtime: 'native' scores in Spark's JVM, {_missing(spark)}, {WAY_OUT}")
+    if model._is_here and not shares_machine(spark):
+        raise ParamError(
+            "runtime: 'native' reads the weights where they lie, and the executors do not see those of a "
+            f"model that was loaded from files of this machine: save it where all see it, {WAY_OUT}"
+        )
     message = {
         "class": f"flambeau.{type(model).__name__}",
         "uid": model.uid,

@@ -101,7 +101,22 @@ def _converting(scorer: Scorer) -> Callable[[Iterator[Any]], Iterator[pa.Array]]
 def _any_of_pandas(batch: Any) -> tuple[pa.Array, ...]:
     """A batch's columns as Arrow arrays of the types that they have."""
     series = batch if isinstance(batch, tuple) else (batch,)
-    return tuple(of_series(one, f"argument {number}") for number, one in enumerate(series, 1))
+    return tuple(
+        of_series(one, f"argument {number}") if one.ndim == 1 else _vectors(one)
+        for number, one in enumerate(series, 1)
+    )
+
+
+def _vectors(frame: Any) -> pa.Array:
+    """Spark's vectors, of which pandas gets a frame of their fields."""
+    types = {
+        "type": pa.int8(),
+        "size": pa.int32(),
+        "indices": pa.list_(pa.int32()),
+        "values": pa.list_(pa.float64()),
+    }
+    parts = [pa.array(frame[name], kind, from_pandas=True) for name, kind in types.items()]
+    return pa.StructArray.from_arrays(parts, list(types))
 
 
 def _of_pandas(batch: Any, types: Sequence[pa.DataType]) -> tuple[pa.Array, ...]:
