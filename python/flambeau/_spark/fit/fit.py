@@ -169,11 +169,11 @@ class Fit:
             training, *validation = map(list, logged.values())
             monitor = self.estimator.getMonitor() or ""
             for names in validation:
-                known = [f"val_{name}" for name in ("loss", *names)]
-                if monitor.startswith("val_") and monitor not in known:
+                watched = [f"val_{name}" for name in ("loss", *names)]
+                if monitor.startswith("val_") and monitor not in watched:
                     raise ParamError(
                         f"monitor is {monitor!r}, which validation_step does not log: log "
-                        f"{monitor.removeprefix('val_')!r} there, or monitor one of {', '.join(known)}"
+                        f"{monitor.removeprefix('val_')!r} there, or monitor one of {', '.join(watched)}"
                     )
             _native.validate_job(_draft(self.estimator), training, *validation)
         return inputs, output
