@@ -279,7 +279,7 @@ class Watch:
                 log.exception("on_exception of a callback failed")
 
     def _ask_for_stop(self) -> None:
-        if self._is_over or self._ended_well.is_set():
+        if self._is_over:
             return
         self._stop_asked.set()
         self._warn_of_stop()
