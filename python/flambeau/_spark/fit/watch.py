@@ -262,6 +262,8 @@ class Watch:
                 self._hooks.call("on_fit_end")
             except Exception as raised:
                 error = raised
+        if error is not None and not isinstance(error, Exception):
+            raise error  # an interrupt
         if error is not None:
             name = " ".join([type(error).__name__, *getattr(error, "__notes__", [])[-1:]])
             raise CallbackError(
