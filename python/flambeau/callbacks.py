@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from flambeau._suggest import suggestion
 from flambeau.errors import ParamError
 
 if TYPE_CHECKING:
@@ -176,8 +177,7 @@ def _check(callback: Any) -> None:
         raise ParamError(f"must be objects of classes derived from flambeau.callbacks.Callback, got {name}")
     if callback.where not in _PLACES:
         places = ", ".join(map(repr, _PLACES))
-        close = difflib.get_close_matches(str(callback.where), _PLACES, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = suggestion(str(callback.where), _PLACES)
         raise ParamError(f"has {name} with where={callback.where!r}, which must be one of {places}{hint}")
     steps = callback.every_n_steps
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:

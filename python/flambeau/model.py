@@ -15,7 +15,7 @@ from pyspark.sql.types import StructField, StructType
 
 from flambeau import _history, _shown
 from flambeau._history import TrainingSummary
-from flambeau._saved.program import OutputSpec, instantiate
+from flambeau._saved.program import OutputSpec, instantiate, is_wide
 from flambeau._saved.weights import WeightsRef, load_into
 from flambeau._score.gpu_slots import NUM_SLOTS
 from flambeau._score.heads import CLASS_FIELDS, Head
@@ -266,8 +266,7 @@ class TorchModel(
         spark = dataset.sparkSession
         columns, tensors = self._columns_of(dataset)
         scorer = self._scorer(tensors, (), self._weights_of_workers(spark), gpu_tasks_of(spark))
-        floats = (p.dtype for p in instantiate(self._programs).parameters() if p.dtype.is_floating_point)
-        wide = str(next(floats, None)) == "torch.float64"
+        wide = is_wide(instantiate(self._programs))
         labels = resolve_labels(dataset.schema, self, self._label_dtype, wide)
         by_name = self.getInputNames() is not None
         return evaluation.evaluated(dataset, scorer, columns, labels, objects, by_name)

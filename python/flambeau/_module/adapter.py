@@ -37,7 +37,6 @@ from flambeau._module.progress import Progress
 from flambeau._module.schedules import Schedules
 from flambeau._module.steps import Layout, Steps, logged_names
 from flambeau._module.uncompiled import uncompiled
-from flambeau._saved.last_operation import LastOperations
 from flambeau._saved.weights import save_module
 from flambeau._tensors import TensorColumns
 from flambeau.errors import ParamError
@@ -425,13 +424,10 @@ class ModuleModel:
         self._is_read = True
         self.module.eval()
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]), LastOperations() as made:
-                output = self._forward([tensor[:2] for tensor in rows.inputs])
+            reading = metrics.reading_of(self._forward, rows.inputs, self.objective.ignore_index)
         finally:
             self.module.train()
-        if isinstance(output, Tensor) and made.activation(output) == "sigmoid":
-            several = output.dim() > 1 and output.shape[1] > 1
-            reading = metrics.Reading(0.5, self.objective.ignore_index, several)
+        if reading is not None:
             self.metrics, self.gathered = metrics.build(self._given_metrics, reading)
             if self._device is not None:
                 self._move_metrics(self._device)

@@ -24,6 +24,7 @@ from flambeau._module.losses import (
     single_output,
 )
 from flambeau._module.predicted import predicted_classes, refuse_several_labels, row_weights
+from flambeau._saved.last_operation import LastOperations
 from flambeau.errors import DataError, ParamError
 
 if TYPE_CHECKING:
@@ -71,6 +72,19 @@ class Reading:
     def of(loss: losses.Loss | Objective) -> Reading:
         """The reading of the outputs of a loss, or of what is trained for."""
         return Reading(loss.threshold, loss.ignore_index, loss.several)
+
+
+def reading_of(
+    forward: Callable[[list[Tensor]], Any], inputs: Iterable[Tensor], ignore_index: int | None
+) -> Reading | None:
+    """The reading that the module's last operation tells, of the first two rows of its inputs; None where it
+    tells none. `forward` calls the module, in eval mode.
+    """
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), LastOperations() as made:
+        output = forward([tensor[:2] for tensor in inputs])
+    if not isinstance(output, Tensor) or made.activation(output) != "sigmoid":
+        return None
+    return Reading(0.5, ignore_index, output.dim() > 1 and output.shape[1] > 1)
 
 
 def build(metrics: Any, reading: Reading | None = None) -> tuple[list[Metric], list[gathered.GatheredMetric]]:

@@ -110,6 +110,12 @@ def call(module: Callable[..., Any], inputs: Sequence[TensorColumns], tensors: S
     return module(*tensors)
 
 
+def is_wide(module: nn.Module) -> bool:
+    """Whether a module computes in float64, which its first parameter of floats says."""
+    floats = (p.dtype for p in module.parameters() if p.dtype.is_floating_point)
+    return str(next(floats, None)) == "torch.float64"
+
+
 def named_outputs(output: Any) -> list[tuple[str | None, Tensor]]:
     """The tensors that a module returned, by name. Raises ParamError where it returned something else."""
     import torch

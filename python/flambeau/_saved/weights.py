@@ -271,6 +271,7 @@ def _fetched(ref: WeightsRef) -> Path:
             part.write_bytes(ref.content.value)
         else:
             open_store(ref.store_options).get_to_file(ref.uri, str(part))
+        verify(part, ref)
 
     return cached(f"{ref.sha256}.safetensors", fetch)
 

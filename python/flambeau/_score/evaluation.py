@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from torch import Tensor
 from flambeau._module import gathered, losses, metrics
 from flambeau._module.devices import Rows
 from flambeau._module.objectives import Forward, OfLoss
-from flambeau._saved.last_operation import LastOperations
 from flambeau._score.input_rows import InputRows
 from flambeau._score.pieces import rows_at_once
 from flambeau._score.scoring import Scorer, prepare_worker
@@ -58,11 +58,9 @@ class Judge:
         if self._is_read:
             return
         self._is_read = True
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), LastOperations() as made:
-            output = forward(inputs)
-        if isinstance(output, Tensor) and made.activation(output) == "sigmoid":
-            several = output.dim() > 1 and output.shape[1] > 1
-            self._take(metrics.Reading(0.5, self.loss.ignore_index, several))
+        reading = metrics.reading_of(forward, inputs, self.loss.ignore_index)
+        if reading is not None:
+            self._take(reading)
 
     def add(self, rows: Rows, output: Any, value: Tensor, denominator: float) -> None:
         """Adds what these rows come to: the module's output, the loss and its denominator."""
@@ -122,7 +120,7 @@ class Evaluator:
             by_keyword = any(tensor.keyword for tensor in self.scorer.inputs)
             forward = Forward(module, module, names if by_keyword else None)
             objective = OfLoss(forward, judge.loss, names if self.by_name else None)
-            for number, columns in enumerate(_chain(first, filled)):
+            for number, columns in enumerate(chain([first], filled)):
                 rows, num_rows = InputRows.of(self._tensors(columns), columns), len(columns[0])
                 if number == 0:
                     few = [part.tensor(0, min(2, num_rows)) for part in rows[: len(self.scorer.inputs)]]
@@ -171,8 +169,3 @@ def _first(column: pa.Array) -> tuple[int, ...]:
     if pa.types.is_binary(column.type):
         return (pc.binary_length(column[0]).as_py(),)
     return (len(column[0].as_py()),)
-
-
-def _chain(first: Sequence[pa.Array], rest: Iterable[Sequence[pa.Array]]) -> Iterator[Sequence[pa.Array]]:
-    yield first
-    yield from rest

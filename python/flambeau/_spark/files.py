@@ -33,17 +33,18 @@ def fetched(ref: WeightsRef, spark: SparkSession | None = None) -> Iterator[Path
         from pyspark.sql import SparkSession as Session
 
         spark = Session.active()
-    if ref.is_hadoops:
-        path = hadoop_copy(spark, ref.uri, ref.sha256)
-        verify(path, ref)
-        yield path
-        return
 
-    def read(part: Path) -> None:
-        read_through_spark(spark, ref, part)
+    def copy(part: Path) -> None:
+        if ref.is_hadoops:
+            download(spark, ref.uri, part)
+        else:
+            read_through_spark(spark, ref, part)
+        # What lies under its name stays there as long as it is asked for.
         verify(part, ref)
 
-    yield cached(f"{ref.sha256}.safetensors", read)
+    path = cached(f"{ref.sha256}.safetensors", copy)
+    verify(path, ref)
+    yield path
 
 
 def handed_out(ref: WeightsRef, spark: SparkSession) -> WeightsRef:

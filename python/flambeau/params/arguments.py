@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from pyspark.ml.param import Params
 
 from flambeau.errors import ParamError
-from flambeau.params.objects import suggestion
+from flambeau.params.objects import unknown
 
 
 class OtherNames(TypedDict, total=False):
@@ -76,7 +76,7 @@ def resolve_arguments(params: Params, arguments: Mapping[str, Any]) -> dict[str,
         if name in _INSTEAD:
             raise ParamError(f"{type(params).__name__} has no param {name!r}: {_INSTEAD[name]}")
         if not params.hasParam(param):
-            raise ParamError(f"{type(params).__name__} has no param {name!r}{suggestion(name, params)}")
+            raise unknown(name, params)
         if value is None:
             resolved.setdefault(param, None)
             continue

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from typing import Any, Self
 
 from pyspark.ml.param import Param, Params
 
+from flambeau._suggest import suggestion
 from flambeau.callbacks import Callback, callback_list
 from flambeau.errors import ParamError
 from flambeau.params.converters import one_of
@@ -28,7 +28,7 @@ class CheckedParams(Params):
     def _set(self, **kwargs: Any) -> Self:
         for name, value in spread(kwargs).items():
             if not self.hasParam(name):
-                raise ParamError(f"{type(self).__name__} has no param {name!r}{suggestion(name, self)}")
+                raise unknown(name, self)
             param = self.getParam(name)
             if value is None:
                 self._paramMap.pop(param, None)
@@ -83,10 +83,10 @@ def spread(values: Mapping[str, Any]) -> dict[str, Any]:
     return found | parts
 
 
-def suggestion(name: str, params: Params) -> str:
-    """A hint at the param that was meant, empty where none is close."""
-    close = difflib.get_close_matches(name, [param.name for param in params.params], n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def unknown(name: str, params: Params) -> ParamError:
+    """The error of a param that there is not, with a hint at the one that was meant."""
+    hint = suggestion(name, [param.name for param in params.params])
+    return ParamError(f"{type(params).__name__} has no param {name!r}{hint}")
 
 
 def describe(value: Any) -> str:

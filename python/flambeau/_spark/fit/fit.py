@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from flambeau import _native
 from flambeau._rank.worker import versions
-from flambeau._saved.program import OutputSpec, by_keyword, forward_arguments, probe_output
+from flambeau._saved.program import OutputSpec, by_keyword, forward_arguments, is_wide, probe_output
 from flambeau._saved.weights import WeightsRef
 from flambeau._spark import session
 from flambeau._spark.fit import cluster, warm_up
@@ -92,13 +92,11 @@ class Fit:
         """
         from flambeau._module.assembly import check_program
 
-        floats = (p.dtype for p in self.program.module.parameters() if p.dtype.is_floating_point)
-        wide = str(next(floats, None)) == "torch.float64"
         params, module = self.estimator, self.program.module
         names = params.getInputNames()
         keyword = names is not None and params.getRuntime() == "python" and by_keyword(module, names)
         arguments = names if names is not None and keyword else forward_arguments(module)
-        columns = self.rows.columns(Reading(params, params._label_dtype, wide, arguments))
+        columns = self.rows.columns(Reading(params, params._label_dtype, is_wide(module), arguments))
         if keyword:
             columns = replace(columns, inputs=tuple(replace(one, keyword=True) for one in columns.inputs))
         has_schedule = (
@@ -210,7 +208,7 @@ class Fit:
             watch=partial(self.watch.attempt, site),
             num_gpus=estimator.getNumGpusPerWorker(),
             has_callbacks=bool(on_workers(estimator.getCallbacks())),
-            has_stop_file=self.watch.stop_file(site),
+            stop_file=partial(self.watch.stop_file, site),
         )
         try:
             result = launch.run()

@@ -96,7 +96,7 @@ class Launch:
     `job` is the training job without its `attempt`; `watch` makes what follows an attempt, given its id, and
     gives the event that is set once all ranks have ended well; `run_of` is the run that this is a fit of;
     `num_gpus` is how many GPUs Spark is asked for with each worker. `has_callbacks` says whether workers call
-    callbacks, and `has_stop_file` whether the training is stopped where a file says so.
+    callbacks; `stop_file` gives the file that has an attempt stop, where there may be one.
     """
 
     site: Site
@@ -109,7 +109,7 @@ class Launch:
     run_of: Run
     num_gpus: int = 0
     has_callbacks: bool = False
-    has_stop_file: bool = False
+    stop_file: Callable[[str], str | None] = lambda _: None
     id: str = field(default_factory=new_id)
     attempts: list[str] = field(default_factory=list)
     """The ids of the attempts that were made, newest last; those of the run's earlier fits among them."""
@@ -220,10 +220,8 @@ class Launch:
             return [], failure
         spark, work = self.site.spark, self.site.work
         where = {"id": attempt["id"], "workDir": work.uri, "resume": attempt["resume"]}
-        if self.has_callbacks or self.has_stop_file:
-            where["callbacks"] = True
-        if self.has_stop_file:
-            where["stopFile"] = work.path("attempts", attempt["id"], "stop")
+        where["stopFile"] = self.stop_file(attempt["id"])
+        where["callbacks"] = self.has_callbacks or where["stopFile"] is not None
         request = self.payload.request(
             {**self.job, "attempt": where},
             base64.b64decode(attempt["secret"]),

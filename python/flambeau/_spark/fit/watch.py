@@ -90,9 +90,13 @@ class Watch:
         """What cancels the fit: a hook that failed, or `other`."""
         return _Either(self, other) if self._hooks.callbacks else other
 
-    def stop_file(self, site: Site) -> bool:
-        """Whether the training is to look for a stop file, which the driver's callbacks may have written."""
-        return site.visible and bool(self._hooks.callbacks)
+    def stop_file(self, site: Site, id: str) -> str | None:
+        """The file that an attempt is to look for, which the driver's callbacks may have written; None where
+        there is none.
+        """
+        if not (site.visible and self._hooks.callbacks):
+            return None
+        return site.work.path("attempts", id, "stop")
 
     @contextmanager
     def attempt(self, site: Site, id: str) -> Iterator[threading.Event]:
@@ -123,7 +127,7 @@ class Watch:
             yield
             return
         ended, files = threading.Event(), EventFiles(site.work, id)
-        stop_file = site.work.path("attempts", id, "stop")
+        stop_file = self.stop_file(site, id)
 
         def follow() -> None:
             is_over = is_written = False
@@ -295,9 +299,9 @@ class Watch:
                 self._site.work.uri,
             )
 
-    def _pass_on_stop(self, site: Site, stop_file: str) -> bool:
+    def _pass_on_stop(self, site: Site, stop_file: str | None) -> bool:
         """Has the workers stop where that was asked for; whether they have been told."""
-        if not self._stop_asked.is_set():
+        if stop_file is None or not self._stop_asked.is_set():
             return False
         try:
             site.work.store().put(stop_file, b"")

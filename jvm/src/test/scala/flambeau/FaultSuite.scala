@@ -17,19 +17,8 @@ class FaultSuite extends SparkSuite {
   private lazy val undisturbed = slow("undisturbed").fit(rows)
   private lazy val rows = spark.read.parquet(TrainingCases.rows("slow"))
 
-  private def slow(name: String): TorchRegressor = new TorchRegressor()
-    .setModel(TrainingCases.program("slow"))
-    .setOptimizer("adam")
-    .setInputCols(Array("x"))
-    .setLabelCol("y")
-    .setLearningRate(0.001)
-    .setNumWorkers(2)
-    .setNumThreads(1)
-    .setBatchSize(50)
-    .setEpochs(6)
-    .setCheckpointSteps(10)
-    .setWorkDir(path(name))
-    .setVerbose(0)
+  private def slow(name: String): TorchRegressor =
+    TrainingCases.slow().setEpochs(6).setCheckpointSteps(10).setWorkDir(path(name))
 
   /** A fit on a thread of its own. */
   private final class Running(estimator: TorchRegressor, before: => Unit = ()) {

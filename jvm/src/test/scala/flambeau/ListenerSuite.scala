@@ -18,19 +18,8 @@ class ListenerSuite extends SparkSuite {
 
   private lazy val rows = spark.read.parquet(TrainingCases.rows("slow"))
 
-  /** 40 steps an epoch. */
-  private def slow(listeners: TrainingListener*): TorchRegressor = new TorchRegressor()
-    .setModel(TrainingCases.program("slow"))
-    .setOptimizer("adam")
-    .setInputCols(Array("x"))
-    .setLabelCol("y")
-    .setLearningRate(0.001)
-    .setNumWorkers(2)
-    .setNumThreads(1)
-    .setBatchSize(50)
-    .setEpochs(3)
-    .setVerbose(0)
-    .setListeners(listeners)
+  private def slow(listeners: TrainingListener*): TorchRegressor =
+    TrainingCases.slow().setEpochs(3).setListeners(listeners)
 
   test("a fit tells of its training in order") {
     val recorder = new Recorder

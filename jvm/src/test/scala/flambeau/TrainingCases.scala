@@ -27,6 +27,18 @@ object TrainingCases {
   /** The file of a case's rows. */
   def rows(name: String): String = directory.resolve(name).resolve("rows.parquet").toString
 
+  /** An estimator of two workers for the case of many short steps, 40 an epoch. */
+  def slow(): TorchRegressor = new TorchRegressor()
+    .setModel(program("slow"))
+    .setOptimizer("adam")
+    .setInputCols(Array("x"))
+    .setLabelCol("y")
+    .setLearningRate(0.001)
+    .setNumWorkers(2)
+    .setNumThreads(1)
+    .setBatchSize(50)
+    .setVerbose(0)
+
   /** What another made of the training. */
   def numbers(name: String, file: String, key: String): Array[Double] = {
     val json = Json.parse(new String(Files.readAllBytes(directory.resolve(name).resolve(file)), "UTF-8"))
