@@ -1,8 +1,9 @@
 """Run every lint, build everything, run every test, and add up what passed.
 
-Lints come first, and one that fails ends the run. After that each step runs whatever the others did, so that
-one run shows all that is wrong. Tests wait more than they compute, so those of several languages run at the
-same time. The closing line counts Rust's, Scala's and Python's tests together.
+Lints come first, the builds behind those of their language, and what fails ends the run. After that each step
+runs whatever the others did, so that one run shows all that is wrong. Tests wait more than they compute, so
+those of several languages run at the same time. The closing line counts Rust's, Scala's and Python's tests
+together.
 """
 
 import argparse
@@ -32,7 +33,7 @@ CARGO_TEST = "cargo test --release --locked --workspace --no-fail-fast"
 
 
 def quick_lints() -> list[Step]:
-    """Those that compile nothing."""
+    """Those that take seconds."""
     linted = [f"../{name}" for name in LINTED if (ROOT / name).is_dir()]
     lints = [
         Step("cargo fmt", ["cargo", "fmt", "--check"]),
@@ -43,15 +44,26 @@ def quick_lints() -> list[Step]:
         Step("params", [sys.executable, ".ci/params.py", "--check"]),
         Step("layers", [sys.executable, ".ci/layers.py"]),
         Step("shellcheck", [str(BIN / "shellcheck"), *SHELL]),
-        Step("scalafmt", [*GRADLE, "checkFormat"]),
-        Step("mypy", [str(BIN / "mypy")], PYTHON),
-        # Apart: some of its files share their names with others.
-        Step("mypy benchmarks", [str(BIN / "mypy"), "../benchmarks"], PYTHON),
     ]
     if IS_LONG:
         # It takes minutes to install, which `make test-all` does.
         lints.append(Step("cargo deny", [str(CARGO_DENY), "check", "licenses", "bans", "sources"]))
     return lints
+
+
+def slow_lints() -> dict[str, list[Step]]:
+    """Those of each language that take longer, in lanes of their own: Clippy waits for a compiler of C++ that
+    has one file.
+    """
+    return {
+        "native": rust_lints(),
+        "jvm": [Step("scalafmt", [*GRADLE, "checkFormat"])],
+        "python": [
+            Step("mypy", [str(BIN / "mypy")], PYTHON),
+            # Apart: some of its files share their names with others.
+            Step("mypy benchmarks", [str(BIN / "mypy"), "../benchmarks"], PYTHON),
+        ],
+    }
 
 
 def rust_lints() -> list[Step]:
@@ -114,12 +126,13 @@ def main() -> int:
         os.environ.setdefault("PROPTEST_CASES", "1024")
 
     outcomes = [run(step) for step in quick_lints()]
-    if not any(outcome.tally.failed for outcome in outcomes):
-        outcomes += [run(step) for step in rust_lints()]
-    if options.lint or any(outcome.tally.failed for outcome in outcomes):
-        return close(outcomes)
-    outcomes += side_by_side(builds())
     if any(outcome.tally.failed for outcome in outcomes):
+        return close(outcomes)
+    lanes = slow_lints()
+    if not options.lint:
+        lanes = {name: steps + builds().get(name, []) for name, steps in lanes.items()}
+    outcomes += side_by_side(lanes, until_failure=True)
+    if options.lint or any(outcome.tally.failed for outcome in outcomes):
         return close(outcomes)
     outcomes.append(run(Step("make jvm", ["make", "--no-print-directory", "jvm"])))
     outcomes += side_by_side(tests())

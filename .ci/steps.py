@@ -100,12 +100,16 @@ def run(step: Step, mark: str = "") -> Outcome:
     return Outcome(step, tally, seconds)
 
 
-def side_by_side(lanes: Mapping[str, Sequence[Step]]) -> list[Outcome]:
-    """Run each lane's steps in order, the lanes at the same time. Lines begin with their lane's name."""
+def side_by_side(lanes: Mapping[str, Sequence[Step]], until_failure: bool = False) -> list[Outcome]:
+    """Run each lane's steps in order, the lanes at the same time; with `until_failure`, no step begins after
+    one has failed. Lines begin with their lane's name.
+    """
     outcomes: dict[str, list[Outcome]] = {name: [] for name in lanes}
 
     def follow(name: str) -> None:
         for step in lanes[name]:
+            if until_failure and any(one.tally.failed for done in outcomes.values() for one in done):
+                return
             outcomes[name].append(run(step, f"{name} | "))
 
     threads = [threading.Thread(target=follow, args=(name,)) for name in lanes]

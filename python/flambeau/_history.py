@@ -21,6 +21,8 @@ RECORD_COLUMNS = {
     "skippedSteps": "skipped_steps",
     "sentBytes": "sent_bytes",
     "uncompressedBytes": "uncompressed_bytes",
+    "cpuPercent": "cpu_percent",
+    "peakMemoryBytes": "peak_memory_bytes",
     "loss": "loss",
 }
 """The names in Python of what is no metric, by their names in a record of an epoch."""
@@ -44,6 +46,24 @@ def row_of(record: Mapping[str, Any], is_validated: bool) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class Bottleneck:
+    """What held a training up most.
+
+    Attributes
+    ----------
+    part : "data", "model" (forward and backward), "reduce" (averaging gradients), "optimizer" or "slow_rank".
+    share : its share of the seconds that a worker spent in steps, from 0 to 1.
+    rank : the rank that the others waited for, None where it was not that.
+    advice : a sentence that says so, and what to change.
+    """
+
+    part: str
+    share: float
+    rank: int | None
+    advice: str
+
+
+@dataclass(frozen=True)
 class TrainingSummary:
     """What a training came to, with the names that Spark ML's summaries have.
 
@@ -56,6 +76,7 @@ class TrainingSummary:
     numRows : the number of training rows.
     numValidationRows : the number of validation rows.
     trainingSeconds : seconds that the training took on the workers, None where it is not known.
+    bottleneck : what held the training up most, None where it is not known.
     """
 
     objectiveHistory: list[float]
@@ -65,6 +86,7 @@ class TrainingSummary:
     numRows: int
     numValidationRows: int
     trainingSeconds: float | None
+    bottleneck: Bottleneck | None = None
 
 
 def columns(history: Mapping[str, Any], num_validation_rows: int = 0) -> dict[str, list[Any]]:

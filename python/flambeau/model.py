@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from flambeau import _history, _shown
-from flambeau._history import TrainingSummary
+from flambeau._history import Bottleneck, TrainingSummary
 from flambeau._saved.program import OutputSpec, instantiate, is_wide
 from flambeau._saved.weights import WeightsRef, load_into
 from flambeau._score.gpu_slots import NUM_SLOTS
@@ -121,7 +121,8 @@ class Checkpoint:
         weights, options = self._weights, self._fitted._weights.store_options
         model._weights = WeightsRef(weights["uri"], weights["size"], weights["sha256"], options)
         model._history = dict(self._history)
-        model._counts = {**self._fitted._counts, "numSteps": self.step, "trainingSeconds": None}
+        unknown = {"trainingSeconds": None, "bottleneck": None}
+        model._counts = {**self._fitted._counts, "numSteps": self.step, **unknown}
         model._checkpoints = ()
         return model
 
@@ -159,9 +160,10 @@ class TorchModel(
         `data_seconds`, `model_seconds` (forward, loss and backward), `reduce_seconds` (waiting for
         slower workers included) and `optimizer_seconds` tell where the first worker's `seconds` went.
         `sent_bytes` are the gradients that each worker sent, `uncompressed_bytes` what they would have been
-        without gradientCompression. Models of older versions have none of these. With precision fp16,
-        `loss_scale` is what the loss was multiplied by at the end of the epoch, and `skipped_steps` how many
-        of its steps overflowed and were skipped.
+        without gradientCompression. `cpu_percent` is how many cores a worker kept busy on average, 100 being
+        one, and `peak_memory_bytes` the most that a worker's process has had. Models of older versions have
+        none of these. With precision fp16, `loss_scale` is what the loss was multiplied by at the end of the
+        epoch, and `skipped_steps` how many of its steps overflowed and were skipped.
         `pandas.DataFrame(model.history)` is the table of epochs.
         """
         return _history.columns(self._history, self._counts["numValidationRows"])
@@ -175,11 +177,14 @@ class TorchModel(
     def summary(self) -> TrainingSummary:
         """What the training came to."""
         losses = self.history["loss"]
+        counts = dict(self._counts)
+        bottleneck = counts.pop("bottleneck", None)
         return TrainingSummary(
             objectiveHistory=losses,
             totalIterations=len(losses),
             bestEpoch=self._history.get("bestEpoch"),
-            **self._counts,
+            **counts,
+            bottleneck=None if bottleneck is None else Bottleneck(**bottleneck),
         )
 
     @property

@@ -1,4 +1,4 @@
-"""An epoch's record tells where its seconds went: a sleep is found again in the part that it was put in."""
+"""An epoch's record tells where its seconds went, and a training what held it up: a sleep is found again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from harness import make_job, tensor, train, write_shards
 from torch import nn
@@ -34,15 +35,36 @@ class SlowSGD(torch.optim.SGD):
         return super().step(closure)
 
 
+class FirstNumber(nn.Module):
+    """Computes with one number of each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, x):
+        return self.layer(x[:, :1])
+
+
+def result_of(
+    directory: Path, x: np.ndarray, module: nn.Module, optimizer: Any = torch.optim.SGD, **params: Any
+) -> dict[str, Any]:
+    """Trains for one epoch of four rows a step and rank, in their order."""
+    shards = write_shards(directory / "data", {"x": x, "y": x[:, 0]}, rows_per_group=4)
+    params |= {"numWorkers": 2, "batchSize": 4, "shuffle": False, "numThreads": 1, "checkpointInterval": -1}
+    job = make_job(directory, shards, [tensor("x", shape=[x.shape[1]])], [tensor("y")], **params)
+    program = {"model": module, "loss": "mse", "optimizer": lambda ps: optimizer(ps, lr=0.01)}
+    result, _ = train(job, program, 2, directory / "ranks")
+    return result
+
+
+def slowness(first: int, second: int) -> np.ndarray:
+    """The rows of rank 0 and those of rank 1, slow where they are 1."""
+    return np.repeat(np.array([first, second], dtype=np.float32), STEPS * 4)[:, None]
+
+
 def test_a_slow_rank_is_seen_in_reduce_and_a_slow_optimizer_in_its_own_part(tmp_path: Path) -> None:
-    # The second half of the rows, which is rank 1's, is slow.
-    x = np.repeat(np.array([0, 1], dtype=np.float32), STEPS * 4)[:, None]
-    shards = write_shards(tmp_path / "data", {"x": x, "y": x[:, 0]})
-    params: dict[str, Any] = {"numWorkers": 2, "batchSize": 4, "shuffle": False, "numThreads": 1}
-    params["checkpointInterval"] = -1
-    job = make_job(tmp_path, shards, [tensor("x", shape=[1])], [tensor("y")], **params)
-    program = {"model": SlowNet(), "loss": "mse", "optimizer": lambda ps: SlowSGD(ps, lr=0.01)}
-    result, _ = train(job, program, 2, tmp_path / "ranks")
+    result = result_of(tmp_path, slowness(0, 1), SlowNet(), SlowSGD)
     (record,) = result["history"]["epochs"]
     names = ("dataSeconds", "modelSeconds", "reduceSeconds", "optimizerSeconds")
     data, model, reduce, optimizer = (record[name] for name in names)
@@ -50,3 +72,29 @@ def test_a_slow_rank_is_seen_in_reduce_and_a_slow_optimizer_in_its_own_part(tmp_
     assert reduce > 0.8 * STEPS * NAP and optimizer >= STEPS * NAP
     assert data + model + reduce + optimizer <= record["seconds"] + 1e-6
     assert model + data < record["seconds"] - 1.8 * STEPS * NAP
+
+
+@pytest.mark.parametrize(
+    ("part", "rank", "x", "module", "optimizer"),
+    [
+        ("model", None, slowness(1, 1), SlowNet(), torch.optim.SGD),
+        ("optimizer", None, slowness(0, 0), SlowNet(), SlowSGD),
+        ("slow_rank", 1, slowness(0, 1), SlowNet(), torch.optim.SGD),
+        # 3 MB a step are decoded for four multiplications.
+        ("data", None, np.zeros((STEPS * 8, 1), dtype=np.float32), FirstNumber(), torch.optim.SGD),
+    ],
+)
+def test_what_holds_a_training_up_is_told(
+    tmp_path: Path, part: str, rank: int | None, x: np.ndarray, module: nn.Module, optimizer: Any
+) -> None:
+    if part == "data":
+        x = np.random.default_rng(1).random((len(x), 200_000), dtype=np.float32)
+    found = result_of(tmp_path, x, module, optimizer, memoryBudget=1 << 20)["bottleneck"]
+    assert (found["part"], found["rank"]) == (part, rank), found
+    assert 0.4 < found["share"] <= 1
+    told = {
+        "model": "forward and backward",
+        "data": "rows",
+        "slow_rank": "rank 1 is slow, in forward and backward",
+    }
+    assert told.get(part, part) in found["advice"]

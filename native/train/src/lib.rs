@@ -49,7 +49,9 @@ pub use model::{
     DeviceModel, LossSums, MicroBatch, Model, StagedBatch, StagedData, StepContext, TensorRef,
     Tensors,
 };
+pub use record::bottleneck::{Bottleneck, StepPart};
 pub use record::history::{EpochRecord, History, LossScaling, NamedValue, StepTimes, Traffic};
+pub use record::resources::Resources;
 pub use record::result::{StoredFile, TrainingResult, WeightsInfo};
 pub use training::allocator::keep_freed_batches;
 pub use training::events::{CheckpointWritten, EpochBegin, Event, Progress, Start};

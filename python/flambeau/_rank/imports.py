@@ -16,6 +16,9 @@ log = logging.getLogger("flambeau")
 # take as long as they do, and keep its slot.
 _DELAY_SECONDS = 0.2
 
+RANK_MODULES = ("flambeau._native", "flambeau._module.adapter")
+"""What every rank imports that trains in Python, torch with it."""
+
 _importing: threading.Thread | None = None
 
 
@@ -27,7 +30,7 @@ def start_importing(modules: Sequence[str]) -> None:
     global _importing
     is_busy = _importing is not None and _importing.is_alive()
     if not is_busy and not all(name in sys.modules for name in modules):
-        _importing = threading.Timer(_DELAY_SECONDS, _import, [tuple(modules)])
+        _importing = threading.Timer(_DELAY_SECONDS, import_all, [tuple(modules)])
         _importing.daemon = True
         _importing.start()
 
@@ -49,7 +52,8 @@ def forget_threads() -> None:
     os.environ.pop("OMP_NUM_THREADS", None)
 
 
-def _import(modules: tuple[str, ...]) -> None:
+def import_all(modules: Sequence[str]) -> None:
+    """Imports modules now. What cannot be imported is left to whoever needs it."""
     forget_threads()
     # Next to nothing of what an import makes is garbage, and looking for it takes a tenth of its time.
     gc.disable()

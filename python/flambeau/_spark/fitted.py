@@ -68,6 +68,7 @@ class Fitted(Model):
         num_steps: int,
         num_validation_rows: int = 0,
         training_seconds: float | None = None,
+        bottleneck: Mapping[str, Any] | None = None,
     ) -> Self:
         """A model with the estimator's params and uid.
 
@@ -85,6 +86,7 @@ class Fitted(Model):
             "numSteps": num_steps,
             "numValidationRows": num_validation_rows,
             "trainingSeconds": training_seconds,
+            "bottleneck": bottleneck,
         }
         model._resetUid(estimator.uid)
         return model

@@ -4,6 +4,8 @@ use std::ops::AddAssign;
 
 use serde::{Deserialize, Serialize};
 
+use crate::record::resources::Resources;
+
 /// A metric's name and value; `None` where the value is not a finite number, which JSON cannot hold.
 pub type NamedValue = (String, Option<f64>);
 
@@ -31,6 +33,22 @@ pub struct StepTimes {
     pub reduce_seconds: f64,
     /// Clipping and the optimizer.
     pub optimizer_seconds: f64,
+}
+
+impl StepTimes {
+    /// All of them, in seconds.
+    pub fn total(&self) -> f64 {
+        self.data_seconds + self.model_seconds + self.reduce_seconds + self.optimizer_seconds
+    }
+}
+
+impl AddAssign for StepTimes {
+    fn add_assign(&mut self, other: StepTimes) {
+        self.data_seconds += other.data_seconds;
+        self.model_seconds += other.model_seconds;
+        self.reduce_seconds += other.reduce_seconds;
+        self.optimizer_seconds += other.optimizer_seconds;
+    }
 }
 
 /// What dynamic loss scaling came to in an epoch.
@@ -86,6 +104,9 @@ pub struct EpochRecord {
     /// With precision fp16.
     #[serde(flatten)]
     pub scaling: Option<LossScaling>,
+    /// What the steps took of the machines.
+    #[serde(flatten, default)]
+    pub resources: Resources,
     /// The gradients that each rank sent.
     #[serde(flatten, default)]
     pub traffic: Traffic,
@@ -113,6 +134,7 @@ impl EpochRecord {
             learning_rate: None,
             times: StepTimes::default(),
             scaling: None,
+            resources: Resources::default(),
             traffic: Traffic::default(),
             loss: None,
             metrics: vec![],

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::record::bottleneck::Bottleneck;
 use crate::record::history::History;
 
 /// The result of a training. The same on every rank except `weights`, `warnings` and times.
@@ -22,6 +23,9 @@ pub struct TrainingResult {
     pub world_size: usize,
     /// Seconds since this attempt's worker began.
     pub seconds: f64,
+    /// What held this attempt's steps up most; none where it took no step.
+    #[serde(default)]
+    pub bottleneck: Option<Bottleneck>,
     /// What went wrong without harm to the training, such as progress that could not be written.
     pub warnings: Vec<String>,
 }

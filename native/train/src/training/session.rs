@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use flambeau_collective::ProcessGroup;
 use flambeau_data::{SampleOrder, Store};
+use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::weights::LocalWeights;
 use crate::checkpoint::{CheckpointWriter, Contents, Fixed, Position, State};
@@ -16,7 +17,9 @@ use crate::job::TrainingJob;
 use crate::job::monitor::Monitor;
 use crate::job::params::Precision;
 use crate::model::{Model, Tensors};
+use crate::record::bottleneck::Bottleneck;
 use crate::record::history::{EpochRecord, History, StepTimes};
+use crate::record::resources::{ProcessUsage, Resources};
 use crate::record::result::TrainingResult;
 use crate::record::scaler::LossScaler;
 use crate::record::sums::LossTotals;
@@ -56,6 +59,14 @@ struct Throughput {
     seconds: f64,
     rows_per_second: f64,
     times: StepTimes,
+    cpu_seconds: f64,
+}
+
+/// What the steps of an epoch took on a rank.
+#[derive(Serialize, Deserialize)]
+struct RankCost {
+    times: StepTimes,
+    usage: ProcessUsage,
 }
 
 /// How many rows a second there were since this was last asked.
@@ -102,6 +113,8 @@ pub(crate) struct Session<'a> {
     /// Whether the ranks have agreed on a stop.
     is_stopping: bool,
     checkpoints: CheckpointWriter,
+    /// Where the time of all steps went, on each rank.
+    times: Vec<StepTimes>,
     warnings: Vec<String>,
 }
 
@@ -178,6 +191,7 @@ impl<'a> Session<'a> {
             log_rate: RowRate::new(0),
             is_stopping: false,
             checkpoints,
+            times: vec![StepTimes::default(); world_size],
             // All ranks find these alike.
             warnings: if rank == 0 { state.warnings } else { vec![] },
         })
@@ -233,6 +247,7 @@ impl<'a> Session<'a> {
             num_steps: self.position.step,
             world_size: self.group.world_size(),
             seconds: began.elapsed().as_secs_f64(),
+            bottleneck: Bottleneck::of(&self.times),
             warnings: mem::take(&mut self.warnings),
         })
     }
@@ -247,6 +262,7 @@ impl<'a> Session<'a> {
         }
         let mut totals = LossTotals::from_bits(&self.position.totals);
         let (began, mut paused) = (Instant::now(), Duration::ZERO);
+        let used = ProcessUsage::now();
         let rows_before = self.position.num_rows;
         self.progress_rate = RowRate::new(rows_before);
         self.log_rate = RowRate::new(rows_before);
@@ -285,6 +301,7 @@ impl<'a> Session<'a> {
             seconds,
             rows_per_second: num_rows as f64 / seconds.max(1e-9),
             times: self.stepper.take_times(),
+            cpu_seconds: ProcessUsage::now().cpu_seconds - used.cpu_seconds,
         })
     }
 
@@ -318,7 +335,9 @@ impl<'a> Session<'a> {
             let reader = &mut self.datasets.train.reader;
             reader.start(self.position.epoch + 1, 0)?;
         }
+        let resources = self.share_cost(&throughput)?;
         let totals = LossTotals::from_bits(&self.position.totals);
+        let model = &mut *self.stepper.model;
         let metrics = evaluation::finish_metrics(model, &totals)?;
         let validation = match &mut self.datasets.validation {
             None => None,
@@ -354,6 +373,7 @@ impl<'a> Session<'a> {
             learning_rate: model.learning_rate().map_err(Cause::Model)?,
             times: throughput.times,
             scaling: self.stepper.scaler.as_mut().map(LossScaler::end_epoch),
+            resources,
             traffic: self.position.traffic,
             loss: totals.mean(),
             metrics,
@@ -378,6 +398,30 @@ impl<'a> Session<'a> {
             self.is_stopping = self.group.all_gather_bytes(&asks)?.concat().contains(&1);
         }
         Ok(())
+    }
+
+    /// Tells the ranks of each other's times, and gives what the epoch took of their machines.
+    fn share_cost(&mut self, throughput: &Throughput) -> Result<Resources, Cause> {
+        let own = RankCost {
+            times: throughput.times,
+            usage: ProcessUsage {
+                cpu_seconds: throughput.cpu_seconds,
+                ..ProcessUsage::now()
+            },
+        };
+        let own = serde_json::to_vec(&own).expect("a few numbers are JSON");
+        let all = self.group.all_gather_bytes(&own)?;
+        let mut resources = Resources::default();
+        for (times, bytes) in self.times.iter_mut().zip(&all) {
+            let cost: RankCost =
+                serde_json::from_slice(bytes).expect("a few numbers of another rank's");
+            *times += cost.times;
+            let percent = 100.0 * cost.usage.cpu_seconds / throughput.seconds.max(1e-9);
+            resources.cpu_percent += percent / all.len() as f64;
+            let memory = &mut resources.peak_memory_bytes;
+            *memory = cost.usage.peak_memory_bytes.max(*memory);
+        }
+        Ok(resources)
     }
 
     /// Whether no further epoch is to be trained, though there are some left: the same on all ranks.

@@ -42,6 +42,13 @@ fn history_holds_sums_over_all_rows_and_ranks() {
             parts.iter().sum::<f64>() <= record.seconds + 1e-6,
             "{parts:?}"
         );
+        let resources = record.resources;
+        assert!(resources.cpu_percent > 0.0 && resources.peak_memory_bytes > 1 << 20);
+        let bottleneck = result.bottleneck.as_ref().unwrap();
+        for outcome in &outcomes[1..] {
+            let other = outcome.result.as_ref().unwrap();
+            assert_eq!(other.bottleneck.as_ref(), Some(bottleneck));
+        }
 
         let reports = &outcomes[0].reports[9..];
         let sum: f64 = reports

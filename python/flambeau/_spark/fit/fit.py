@@ -220,6 +220,8 @@ class Fit:
         checkpoints = launch.clean(estimator.getKeepCheckpoints())
         for warning in result["warnings"]:
             log.warning("%s", warning)
+        if result["bottleneck"] is not None:
+            self.watch.advise(result["bottleneck"]["advice"])
         return result, checkpoints
 
     def _params(self, run: str) -> dict[str, Any]:
@@ -250,6 +252,7 @@ class Fit:
             num_steps=result["numSteps"],
             num_validation_rows=result["numValidationRows"],
             training_seconds=result["seconds"],
+            bottleneck=result["bottleneck"],
         )
         model._checkpoints = tuple(checkpoints)
         if session.python_models(self.rows.spark) is None:

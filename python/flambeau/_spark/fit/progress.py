@@ -19,6 +19,9 @@ class Display(Protocol):
     def show(self, event: Mapping[str, Any]) -> None:
         """Shows an event."""
 
+    def advise(self, text: str) -> None:
+        """Shows what to change about the training, at its end."""
+
     def close(self) -> None:
         """Ends, with what was shown last."""
 
@@ -58,6 +61,12 @@ class Bar:
             self._bar.set_postfix_str(f"{_loss(event)}{self._validation}, {_speed(event)}")
         elif kind == "end" and self._bar.n < self._bar.total:
             self._bar.set_description(f"stopped early after {self._bar.desc.removesuffix(': ')}")
+
+    def advise(self, text: str) -> None:
+        """Writes it below the bar."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar.write(text, file=sys.stderr)
 
     def close(self) -> None:
         """Leaves the bar as it is."""
@@ -100,6 +109,10 @@ class Lines:
             self._write(event, f"{_loss(event)}{_validation(event)}, {_speed(event)}")
         elif kind == "end" and self._num_ended < self._epochs:
             log.info("stopped early after epoch %d/%d", self._num_ended, self._epochs)
+
+    def advise(self, text: str) -> None:
+        """Writes it."""
+        log.info("%s", text)
 
     def close(self) -> None:
         """Nothing is left to write."""

@@ -16,6 +16,7 @@ import cloudpickle
 from flambeau._module import metrics, steps
 from flambeau._module.named import is_named
 from flambeau._module.uncompiled import COMPILER
+from flambeau._rank.imports import RANK_MODULES
 from flambeau._rank.meeting import meeting_place
 from flambeau._rank.worker import WorkerRequest, versions
 from flambeau._saved.program import dump_skeleton
@@ -81,10 +82,9 @@ class PythonProgram:
         """What a rank imports: torch, and its compiler too where the module is compiled, and for an optimizer
         that is not made of a name.
         """
-        needed = ("flambeau._native", "flambeau._module.adapter")
         is_plain = is_named(self.objects["optimizer"]) and "lrScheduler" not in self.objects
         compiles = self.compiles or not is_plain
-        return (*needed, COMPILER) if compiles else needed
+        return (*RANK_MODULES, COMPILER) if compiles else RANK_MODULES
 
     @property
     def metric_names(self) -> list[str] | None:

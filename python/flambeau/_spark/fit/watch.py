@@ -90,6 +90,11 @@ class Watch:
         """What cancels the fit: a hook that failed, or `other`."""
         return _Either(self, other) if self._hooks.callbacks else other
 
+    def advise(self, text: str) -> None:
+        """Shows what to change about the training, where somebody looks on."""
+        if self._display is not None:
+            self._display.advise(text)
+
     def stop_file(self, site: Site, id: str) -> str | None:
         """The file that an attempt is to look for, which the driver's callbacks may have written; None where
         there is none.

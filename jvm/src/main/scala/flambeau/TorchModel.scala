@@ -36,8 +36,9 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     * `learning_rate` is that of the epoch's last step and of the optimizer's first parameter group. `data_seconds`,
     * `model_seconds` (forward, loss and backward), `reduce_seconds` (waiting for slower workers included) and
     * `optimizer_seconds` tell where the first worker's `seconds` went. `sent_bytes` are the gradients that each worker
-    * sent, `uncompressed_bytes` what they would have been without gradientCompression. Models of older versions have
-    * none of these. With precision fp16, `loss_scale` is what the loss was multiplied by at the end of the epoch, and
+    * sent, `uncompressed_bytes` what they would have been without gradientCompression. `cpu_percent` is how many
+    * cores a worker kept busy on average, 100 being one, and `peak_memory_bytes` the most that a worker's process has had.
+    * Models of older versions have none of these. With precision fp16, `loss_scale` is what the loss was multiplied by at the end of the epoch, and
     * `skipped_steps` how many of its steps overflowed and were skipped.
     */
   def history: Map[String, Array[Double]] = History.columns(trained.history)
@@ -56,7 +57,8 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
       counts.numSteps,
       counts.numRows,
       counts.numValidationRows,
-      counts.trainingSeconds
+      counts.trainingSeconds,
+      counts.bottleneck
     )
   }
 

@@ -12,6 +12,8 @@ package flambeau
   *   the number of optimizer steps
   * @param trainingSeconds
   *   seconds that the training took on the workers, none where it is not known
+  * @param bottleneck
+  *   what held the training up most, none where it is not known
   */
 final class TrainingSummary private[flambeau] (
     val objectiveHistory: Array[Double],
@@ -20,5 +22,6 @@ final class TrainingSummary private[flambeau] (
     val numSteps: Long,
     val numRows: Long,
     val numValidationRows: Long,
-    val trainingSeconds: Option[Double]
+    val trainingSeconds: Option[Double],
+    val bottleneck: Option[Bottleneck]
 ) extends Serializable

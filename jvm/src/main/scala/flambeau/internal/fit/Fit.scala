@@ -4,7 +4,7 @@ import scala.collection.mutable
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
-import flambeau.{Checkpoint, DataException, TensorColumns}
+import flambeau.{Bottleneck, Checkpoint, DataException, TensorColumns}
 import flambeau.jni.StoredFile
 import flambeau.internal.model.{Counts, OutputSpec, ProgramForms, Trained}
 import flambeau.internal.rows.{DataColumns, Reading, Rows, ShardSet}
@@ -137,6 +137,8 @@ private[flambeau] final class Fit private (
         }
       val checkpoints = launch.clean(estimator.getKeepCheckpoints)
       Json.texts(result.get("warnings")).foreach(log.warn)
+      if (estimator.getVerbose > 0)
+        Bottleneck.of(result.get("bottleneck")).foreach(found => log.info(found.advice))
       (result, checkpoints)
     } finally
       if (ProgramFiles.isCopied(spark, program)) site.remove("programs", name)
@@ -184,7 +186,8 @@ private[flambeau] final class Fit private (
         result.get("numRows").asLong,
         result.get("numSteps").asLong,
         result.get("numValidationRows").asLong,
-        Some(result.get("seconds").asDouble)
+        Some(result.get("seconds").asDouble),
+        Bottleneck.of(result.get("bottleneck"))
       ),
       checkpoints
     )

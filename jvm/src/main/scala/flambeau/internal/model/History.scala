@@ -22,6 +22,8 @@ private[flambeau] object History {
     "skippedSteps" -> "skipped_steps",
     "sentBytes" -> "sent_bytes",
     "uncompressedBytes" -> "uncompressed_bytes",
+    "cpuPercent" -> "cpu_percent",
+    "peakMemoryBytes" -> "peak_memory_bytes",
     "loss" -> "loss"
   )
 

@@ -2,7 +2,7 @@ package flambeau.internal.model
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
-import flambeau.{Checkpoint, Loss, TensorColumns}
+import flambeau.{Bottleneck, Checkpoint, Loss, TensorColumns}
 import flambeau.jni.StoredFile
 import flambeau.internal.util.Json
 
@@ -40,7 +40,7 @@ private[flambeau] final case class Trained(
   def at(checkpoint: Checkpoint): Trained = copy(
     weights = checkpoint.weights,
     history = checkpoint.history,
-    counts = counts.copy(numSteps = checkpoint.step, trainingSeconds = None),
+    counts = counts.copy(numSteps = checkpoint.step, trainingSeconds = None, bottleneck = None),
     checkpoints = Nil
   )
 }
@@ -79,12 +79,14 @@ private[flambeau] final case class Counts(
     numRows: Long,
     numSteps: Long,
     numValidationRows: Long,
-    trainingSeconds: Option[Double]
+    trainingSeconds: Option[Double],
+    bottleneck: Option[Bottleneck] = None
 ) {
   def json: ObjectNode = {
     val json =
       Json.obj().put("numRows", numRows).put("numSteps", numSteps).put("numValidationRows", numValidationRows)
     json.replace("trainingSeconds", Json.of(trainingSeconds, "trainingSeconds"))
+    bottleneck.foreach(found => json.replace("bottleneck", found.json))
     json
   }
 }
@@ -94,6 +96,7 @@ private[flambeau] object Counts {
     json.path("numRows").asLong,
     json.path("numSteps").asLong,
     json.path("numValidationRows").asLong,
-    Option(json.get("trainingSeconds")).filterNot(_.isNull).map(_.asDouble)
+    Option(json.get("trainingSeconds")).filterNot(_.isNull).map(_.asDouble),
+    Bottleneck.of(json.get("bottleneck"))
   )
 }
