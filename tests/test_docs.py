@@ -1,16 +1,16 @@
 """What the documents say: their Python runs, their links lead somewhere, and the params are current."""
 
-import os
+import json
 import re
-import subprocess
-import sys
 from importlib.metadata import distribution
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from spark_program import outcome_of
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGES = ["README.md", "docs/guide.md", "docs/callbacks.md", "docs/in-the-hand.md"]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
 
 
@@ -36,22 +36,22 @@ def flights() -> pd.DataFrame:
     return rows.astype({"arr_delay": "int32", "dep_delay": "int32", "distance": "int32", "month": "int32"})
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/guide.md", "docs/callbacks.md", "docs/in-the-hand.md"])
-def test_python_blocks_run(name: str, flights: pd.DataFrame, tmp_path: Path) -> None:
-    """In a fresh process, in a directory that holds the `flights.parquet` that they read."""
-    flights.to_parquet(tmp_path / "flights.parquet", index=False)
-    program = tmp_path / "blocks.py"
-    program.write_text(python_blocks(ROOT / name))
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
-        cwd=tmp_path,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.fixture(scope="module")
+def outcomes(flights: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    """What each page failed with, of all that run: one after the other in one process with one session, in a
+    directory that holds the `flights.parquet` that they read.
+    """
+    directory = tmp_path_factory.mktemp("pages")
+    flights.to_parquet(directory / "flights.parquet", index=False)
+    programs = {name: directory / f"{Path(name).stem}.py" for name in PAGES}
+    for name, program in programs.items():
+        program.write_text(python_blocks(ROOT / name))
+    return outcome_of("pages.py", directory, programs=json.dumps({n: str(p) for n, p in programs.items()}))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_python_blocks_run(name: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[name] is None, outcomes[name]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
