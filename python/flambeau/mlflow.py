@@ -33,6 +33,7 @@ import numpy as np
 from flambeau import _native
 from flambeau._history import RECORD_COLUMNS, best_epoch
 from flambeau._quiet import without_warnings
+from flambeau._redacted import redacted
 from flambeau._spark import session
 from flambeau._spark.columns import quoted
 from flambeau._spark.saving.stages import load_here, save_here
@@ -63,8 +64,6 @@ _NUM_KEPT = 100_000
 """How many metrics are kept while they cannot be written."""
 _REQUIREMENTS = ("mlflow", "torch", "pyspark", "numpy", "pandas", "pyarrow", "cloudpickle", "safetensors")
 _NOT_IN_NAMES = re.compile(r"[^\w\-./ :]")
-_SECRETS = re.compile(r"(?<=://)[^/@\s]*@|\?[^\s'\"]*")
-"""What a URI may hold that is for nobody's eyes: a user with a password, and a query, as of a signed URL."""
 
 
 def autolog(
@@ -168,7 +167,7 @@ class MLflow(Callback):
         error = context.error
         assert error is not None
         with _harmless():
-            told = _SECRETS.sub("", f"{type(error).__name__}: {first_line(error)}")
+            told = redacted(f"{type(error).__name__}: {first_line(error)}")
             run.add_tags({"flambeau.error": told})
             run.end("KILLED" if isinstance(error, (KeyboardInterrupt, CancelledError)) else "FAILED")
 
@@ -608,7 +607,7 @@ def _params_of(estimator: Any) -> dict[str, str]:
         value = estimator.getOrDefault(param) if estimator.isDefined(param) else None
         if value is not None and param.name != "callbacks":
             text = value if isinstance(value, str) else describe(value)
-            found[param.name] = _SECRETS.sub("", text)[:MAX_PARAM_VAL_LENGTH]
+            found[param.name] = redacted(text)[:MAX_PARAM_VAL_LENGTH]
     return found
 
 
