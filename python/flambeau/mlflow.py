@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flambeau import _native
+from flambeau._callbacks import of_every_fit
 from flambeau._history import RECORD_COLUMNS, best_epoch
 from flambeau._quiet import without_warnings
 from flambeau._redacted import redacted
@@ -39,7 +40,7 @@ from flambeau._spark.columns import quoted
 from flambeau._spark.saving.stages import load_here, save_here
 from flambeau._spark.saving.trust import refusal
 from flambeau._spark.site import first_line
-from flambeau.callbacks import Callback, of_every_fit
+from flambeau.callbacks import Callback
 from flambeau.errors import CancelledError, FlambeauError, ParamError
 from flambeau.model import TorchModel
 from flambeau.params.objects import describe

@@ -31,13 +31,14 @@ from flambeau import (
     TorchRegressor,
     WorkerError,
 )
+from flambeau._callbacks import HOOKS
 from flambeau._spark import site
+from flambeau._spark.fit.listener_bus import ListenerBus
 from flambeau._spark.fit.program import program_of
 from flambeau._spark.fit.run import job_of
-from flambeau._spark.fit.watch import Watch
 from flambeau._spark.site import Site
 from flambeau._spark.work_directory import WorkDirectory
-from flambeau.callbacks import HOOKS, Context
+from flambeau.callbacks import Context
 
 OF_WORKERS = [hook for hook in HOOKS if hook not in ("on_fit_begin", "on_fit_end", "on_exception")]
 
@@ -327,19 +328,19 @@ def test_a_stop_on_the_driver_stops_the_training(spark: SparkSession, tmp_path: 
 
 def test_a_stop_is_asked_again_of_the_next_attempt(spark: SparkSession, tmp_path: Path) -> None:
     context, work = Context(), WorkDirectory(str(tmp_path))
-    watch = Watch([StopsOnTheDriver()], context, None)
+    bus = ListenerBus([StopsOnTheDriver()], context, None)
     stop = [tmp_path / "attempts" / attempt / "stop" for attempt in "ab"]
     for file in stop:
-        with watch.attempt(Site(spark, work, True), file.parent.name):
+        with bus.attempt(Site(spark, work, True), file.parent.name):
             context.stop()
             deadline = time.monotonic() + 20
             while not file.exists():
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-    assert watch.around(lambda: 7) == 7
+    assert bus.around(lambda: 7) == 7
     stop[0].unlink()
     context.stop()
-    with watch.attempt(Site(spark, work, True), "c"):
+    with bus.attempt(Site(spark, work, True), "c"):
         pass
     assert not stop[0].exists()
 

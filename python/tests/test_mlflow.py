@@ -31,7 +31,8 @@ from torch import nn
 
 import flambeau.mlflow
 from flambeau import Callback, FlambeauError, ParamError, TorchClassifier, TorchModel, TorchRegressor
-from flambeau.callbacks import Context, of_every_fit
+from flambeau._callbacks import of_every_fit
+from flambeau.callbacks import Context
 
 mlflow = pytest.importorskip(
     "mlflow", reason="SKIPPED: MLflow has an environment of its own: make test-mlflow"

@@ -21,38 +21,14 @@ from torch import Tensor, nn
 from flambeau._history import RECORD_COLUMNS
 from flambeau._module import generators, lightning
 from flambeau._module.devices import Rows
+from flambeau._module.layout import Layout
 from flambeau._module.losses import HostFacts
 from flambeau._module.objectives import weightless
-from flambeau._module.progress import Progress
+from flambeau._module.position import Position
 from flambeau._tensors import TensorColumns
 from flambeau.errors import ParamError
 
 TRAINING, VALIDATION = "training_step", "validation_step"
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What a batch is made of."""
-
-    inputs: Sequence[TensorColumns]
-    labels: Sequence[TensorColumns] = ()
-    is_weighted: bool = False
-    by_name: bool = False
-    """Whether the inputs have names of their own (`inputNames`)."""
-    validates: bool = False
-    """Whether there are validation rows."""
-
-    @staticmethod
-    def of(data: Mapping[str, Any], params: Mapping[str, Any]) -> Layout:
-        """That of a training job's `data` and `params`."""
-        spec = data["spec"]
-        inputs, labels = ([TensorColumns.from_json(one) for one in spec[key]] for key in ("inputs", "labels"))
-        by_name = params.get("inputNames") is not None
-        return Layout(inputs, labels, bool(spec.get("weight")), by_name, bool(data.get("validation")))
-
-    def label_names(self) -> list[str]:
-        """What the labels are called in a batch by name."""
-        return ["labels"] if len(self.labels) == 1 else [one.name for one in self.labels]
 
 
 class Logged:
@@ -109,7 +85,7 @@ class Steps:
 
     module: nn.Module
     layout: Layout
-    progress: Progress
+    position: Position
     names: Mapping[str, Sequence[str]] | None = None
     name: str = field(default=TRAINING, init=False)
     threshold: float = field(default=0.0, init=False)
@@ -122,19 +98,19 @@ class Steps:
         self._left_out: list[tuple[str, str]] = []
         """What was logged under a name that is not known: the step, and the name."""
         if self._is_lightning:
-            lightning.attach(self.module, self.progress)
+            lightning.attach(self.module, self.position)
 
     def __call__(self, rows: Rows, training: bool) -> tuple[Logged, Tensor, float]:
         """What was logged, and the loss, which is the mean over the batch's rows, or weights."""
         step = TRAINING if training else VALIDATION
-        index = self.progress.batch if training else self.progress.validation_batch
+        index = self.position.batch if training else self.position.validation_batch
         logged = Logged(step, rows.num_rows, rows.inputs[0].device)
         with lightning.logging_to(self.module, logged.take) if self._is_lightning else nullcontext():
             returned = _called(getattr(self.module, step), self._batch(rows), index)
         if training:
-            self.progress.batch += 1
+            self.position.batch += 1
         else:
-            self.progress.validation_batch += 1
+            self.position.validation_batch += 1
         value = self._loss(returned, logged)
         self._note_unknown(logged)
         if value is None:
@@ -343,7 +319,7 @@ def _tried(module: nn.Module, layout: Layout, step: str) -> Logged:
         for value in (0, 1):
             # Its own buffers, and what the step keeps in attributes; the parameters are only read.
             held = {id(parameter): parameter for parameter in module.parameters()}
-            steps = Steps(copy.deepcopy(module, held).train(step == TRAINING), layout, Progress())
+            steps = Steps(copy.deepcopy(module, held).train(step == TRAINING), layout, Position())
             try:
                 with torch.set_grad_enabled(step == TRAINING):
                     return steps(_constant_rows(layout, value), step == TRAINING)[0]

@@ -8,8 +8,9 @@ from typing import Any, Self
 
 from pyspark.ml.param import Param, Params
 
+from flambeau._callbacks import callback_list
 from flambeau._suggest import suggestion
-from flambeau.callbacks import Callback, callback_list
+from flambeau.callbacks import Callback
 from flambeau.errors import ParamError
 from flambeau.params.converters import one_of
 

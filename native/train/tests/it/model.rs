@@ -8,8 +8,9 @@ use std::sync::Arc;
 use flambeau_collective::{DType, Device, Stream};
 use flambeau_data::Batch;
 use flambeau_train::{
-    BucketInfo, DeviceGradients, DeviceModel, GradientSink, LossSums, MicroBatch, Model,
-    ModelError, ParameterInfo, StagedBatch, StagedData, StepContext, TensorRef, Tensors,
+    BucketInfo, DeviceGradients, DeviceModel, GradientSink, LossSums, MetricNames, MicroBatch,
+    Model, ModelError, ParameterInfo, Split, StagedBatch, StagedData, StepContext, TensorRef,
+    Tensors,
 };
 
 use crate::host_device::{self, HostDevice};
@@ -589,7 +590,11 @@ impl Model for TestModel {
         Ok(self.sums(&batch, batch.inputs[0].as_slice::<f64>()).0)
     }
 
-    fn finish_metrics(&mut self, sums: &[f64]) -> Result<Vec<(String, f64)>, ModelError> {
+    fn metric_names(&mut self) -> Result<MetricNames, ModelError> {
+        Ok(MetricNames::of_both(vec!["mae".into()]))
+    }
+
+    fn finish_metrics(&mut self, _: Split, sums: &[f64]) -> Result<Vec<(String, f64)>, ModelError> {
         Ok(vec![("mae".into(), sums[0] / sums[1])])
     }
 
