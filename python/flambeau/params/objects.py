@@ -110,6 +110,12 @@ def describe(value: Any) -> str:
     return getattr(value, "__qualname__", None) or type(value).__name__
 
 
+def params_text(params: Params) -> list[str]:
+    """The params that are set, in a line each, objects by what they are."""
+    values = {param.name: params.getOrDefault(param) for param in params.params if params.isSet(param)}
+    return [f"{name}: {describe(value)}" for name, value in values.items()]
+
+
 class HasObjects(CheckedParams):
     """What is trained, how it is judged, and what is called meanwhile: Python objects, saved beside the
     params that are JSON.
