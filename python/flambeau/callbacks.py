@@ -105,7 +105,7 @@ class Callback:
 
     def on_step_end(self, context: Context) -> None:
         """A step was taken; `metrics` has its loss over all workers. On the driver it is called about once a
-        second, with the mean loss of the epoch so far.
+        second.
         """
 
     def on_checkpoint(self, context: Context) -> None:

@@ -42,6 +42,7 @@ PROGRESS = {
     "stepsPerEpoch": 10,
     "rowsPerSecond": 12345.6,
     "loss": 0.5,
+    "stepLoss": 0.25,
 }
 EPOCH = {
     "kind": "epoch",

@@ -286,7 +286,7 @@ impl<'a> Session<'a> {
                 return Err(Cause::Cancelled);
             }
             self.is_stopping = outcome.is_stopped;
-            self.report_progress(&totals)?;
+            self.report_progress(&totals, outcome.loss)?;
             if self.is_checkpoint_due_after_step(num_batches) {
                 let before = Instant::now();
                 self.position.totals = totals.to_bits();
@@ -529,7 +529,11 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn report_progress(&mut self, totals: &LossTotals) -> Result<(), Cause> {
+    fn report_progress(
+        &mut self,
+        totals: &LossTotals,
+        step_loss: Option<f64>,
+    ) -> Result<(), Cause> {
         let writer = self.writer.as_mut();
         if !writer.is_some_and(Writer::is_progress_due) {
             return Ok(());
@@ -542,6 +546,7 @@ impl<'a> Session<'a> {
             steps_per_epoch: self.steps_per_epoch(),
             rows_per_second: self.progress_rate.take(self.position.num_rows),
             loss: totals.mean(),
+            step_loss,
         };
         self.tell(Event::Progress(progress))
     }

@@ -261,7 +261,7 @@ class ListenerBus:
         self._hooks.tell(event)
         if event["kind"] == "progress":
             self._context.epoch, self._context.step = event["epoch"], event["step"]
-            self._context.metrics = {"loss": event["loss"]}
+            self._context.metrics = {"loss": event["stepLoss"]}
             self._hooks.call("on_step_end")
 
     def _end(self, model: Any) -> None:
