@@ -30,7 +30,7 @@ from flambeau._module.assembly import TWO_SCHEDULES, objective_of, optimizer_and
 from flambeau._module.checks import check_module, is_dense, trainable
 from flambeau._module.compiled import CompiledModule
 from flambeau._module.device_gradients import DeviceGradients
-from flambeau._module.devices import BatchCopier, Readback, Rows
+from flambeau._module.devices import Batch, BatchCopier, Readback
 from flambeau._module.layout import Layout
 from flambeau._module.position import Position
 from flambeau._module.precision import autocast
@@ -309,26 +309,26 @@ class ModuleModel:
         Backward runs on the local mean times denominator / `reference`, so that ranks and micro-batches weigh
         by what they hold, and times `loss_scale`, which the reduced gradients are divided by.
         """
-        return self._train(_rows(inputs, labels, weight, num_rows), reference, loss_scale)
+        return self._train(_batch(inputs, labels, weight, num_rows), reference, loss_scale)
 
-    def stage(self, inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_rows: int) -> Rows:
+    def stage(self, inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_rows: int) -> Batch:
         """Begins to copy a batch to the device."""
-        rows = _rows(inputs, labels, weight, num_rows)
-        rows.labels, rows.facts = self.objective.on_host(rows.labels, rows.weight)
-        return self._copier.send(rows)  # type: ignore[union-attr]
+        batch = _batch(inputs, labels, weight, num_rows)
+        batch.labels, batch.facts = self.objective.on_host(batch.labels, batch.weight)
+        return self._copier.send(batch)  # type: ignore[union-attr]
 
-    def train_staged(self, rows: Rows, reference: float, loss_scale: float) -> list[float]:
+    def train_staged(self, batch: Batch, reference: float, loss_scale: float) -> list[float]:
         """As `train_batch`, of a batch that `stage` gave."""
-        self._copier.receive(rows)  # type: ignore[union-attr]
-        return self._train(rows, reference, loss_scale)
+        self._copier.receive(batch)  # type: ignore[union-attr]
+        return self._train(batch, reference, loss_scale)
 
-    def _train(self, rows: Rows, reference: float, loss_scale: float) -> list[float]:
+    def _train(self, batch: Batch, reference: float, loss_scale: float) -> list[float]:
         if not self._is_read:
-            self._read(rows)
+            self._read(batch)
         with self._autocast:
-            output, value, denominator = self.objective(rows, True)
+            output, value, denominator = self.objective(batch, True)
         # On a device the numbers set out before backward, which is not waited for.
-        readback = None if self._device is None else self._read_back(output, value, rows)
+        readback = None if self._device is None else self._read_back(output, value, batch)
         if denominator:
             if not value.requires_grad:
                 raise self._detached()
@@ -336,24 +336,24 @@ class ModuleModel:
             (value if factor == 1.0 else _times(value, factor)).backward()
             if not self._hooks:
                 self._gather(self._sink)  # type: ignore[arg-type]
-        return self._sums(output, value, denominator, rows, readback)
+        return self._sums(output, value, denominator, batch, readback)
 
-    def _read_back(self, output: Any, value: Tensor, rows: Rows) -> Readback:
+    def _read_back(self, output: Any, value: Tensor, batch: Batch) -> Readback:
         """The loss and the metrics' sums on their way from the device."""
         parts = [value.detach().to(torch.float64).reshape(1)]
         if self.metrics:
-            parts.append(self._metric_sums(output, rows))
+            parts.append(self._metric_sums(output, batch))
         return Readback(torch.cat(parts))
 
     def _sums(
-        self, output: Any, value: Tensor, denominator: float, rows: Rows, readback: Readback | None
+        self, output: Any, value: Tensor, denominator: float, batch: Batch, readback: Readback | None
     ) -> list[float]:
         """Numerator, denominator and the metrics' sums."""
         if readback is not None:
             mean, *metrics = readback.wait()
         else:
             mean = value.item() if denominator else 0.0
-            metrics = self._metric_sums(output, rows).tolist() if self.metrics else []
+            metrics = self._metric_sums(output, batch).tolist() if self.metrics else []
         return [mean * denominator if denominator else 0.0, denominator, *metrics]
 
     def _detached(self) -> ParamError:
@@ -362,10 +362,10 @@ class ModuleModel:
             "is the output detached, or made under no_grad, from .item() or by numpy?"
         )
 
-    def _metric_sums(self, output: Any, rows: Rows) -> Tensor:
+    def _metric_sums(self, output: Any, batch: Batch) -> Tensor:
         with torch.no_grad(), self._autocast:
             return torch.cat(
-                [metric.update(output, rows.labels, rows.weight, rows.num_rows) for metric in self.metrics]
+                [metric.update(output, batch.labels, batch.weight, batch.num_rows) for metric in self.metrics]
             )
 
     def optimizer_step(self, used: Sequence[bool] | None, rate_factor: float) -> None:
@@ -418,19 +418,19 @@ class ModuleModel:
         self, inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_rows: int
     ) -> list[float]:
         """Forward and loss in eval mode; returns numerator, denominator and the metrics' sums."""
-        return self._evaluate(_rows(inputs, labels, weight, num_rows))
+        return self._evaluate(_batch(inputs, labels, weight, num_rows))
 
-    def evaluate_staged(self, rows: Rows) -> list[float]:
+    def evaluate_staged(self, batch: Batch) -> list[float]:
         """As `evaluate_batch`, of a batch that `stage` gave."""
-        self._copier.receive(rows)  # type: ignore[union-attr]
-        return self._evaluate(rows)
+        self._copier.receive(batch)  # type: ignore[union-attr]
+        return self._evaluate(batch)
 
-    def _read(self, rows: Rows) -> None:
+    def _read(self, batch: Batch) -> None:
         """Has the module's last operation say how the metrics read its outputs, where the loss does not."""
         self._is_read = True
         self.module.eval()
         try:
-            reading = metrics.reading_of(self._forward, rows.inputs, self.objective.ignore_index)
+            reading = metrics.reading_of(self._forward, batch.inputs, self.objective.ignore_index)
         finally:
             self.module.train()
         if reading is not None:
@@ -451,21 +451,21 @@ class ModuleModel:
         for metric in self.gathered:
             metric.to(device)
 
-    def _evaluate(self, rows: Rows) -> list[float]:
+    def _evaluate(self, batch: Batch) -> list[float]:
         if not self._is_read:
-            self._read(rows)
+            self._read(batch)
         self.module.eval()
         try:
             # Not inference_mode: a module may cache a tensor that it makes here, and training could not use
             # that one.
             with torch.no_grad(), self._autocast:
-                output, value, denominator = self.objective(rows, False)
+                output, value, denominator = self.objective(batch, False)
         finally:
             self.module.train()
-        readback = None if self._device is None else self._read_back(output, value, rows)
+        readback = None if self._device is None else self._read_back(output, value, batch)
         for metric in self.gathered:
-            metric.update(output, rows.labels, rows.weight, rows.num_rows)
-        return self._sums(output, value, denominator, rows, readback)
+            metric.update(output, batch.labels, batch.weight, batch.num_rows)
+        return self._sums(output, value, denominator, batch, readback)
 
     def take_gathered(self) -> bytes | None:
         """What the metrics that are gathered have kept since the last call, which they forget; None where
@@ -556,9 +556,9 @@ def _is_of(metric: metrics.Metric, training: bool) -> bool:
     return not isinstance(metric, LoggedMean) or metric.step == (TRAINING if training else VALIDATION)
 
 
-def _rows(inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_rows: int) -> Rows:
+def _batch(inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_rows: int) -> Batch:
     """A batch of capsules as tensors."""
-    return Rows(
+    return Batch(
         list(map(from_dlpack, inputs)),
         list(map(from_dlpack, labels)),
         None if weight is None else from_dlpack(weight),
