@@ -178,8 +178,8 @@ def test_hooks_are_called_in_their_order(any_spark: SparkSession, tmp_path: Path
     assert mean == pytest.approx(model.history["loss"][1], rel=1e-6)
     assert [one["lr"] for one in steps] == [0.1] * 6
     losses = {one["at"][1]: one["metrics"]["loss"] for one in steps}
-    live = [one for one in on_driver if one["hook"] == "on_step_end"]
-    assert live and all(one["metrics"]["loss"] == losses[one["at"][1]] for one in live)
+    of_driver = [one for one in on_driver if one["hook"] == "on_step_end"]
+    assert of_driver and all(one["metrics"]["loss"] == losses[one["at"][1]] for one in of_driver)
 
 
 def test_without_validation_rows_nothing_is_told_of_them(spark: SparkSession, tmp_path: Path) -> None:

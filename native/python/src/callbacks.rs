@@ -48,7 +48,7 @@ struct Asked {
 
 impl Asked {
     /// What tells a method of the object.
-    fn hook<T: Serialize>(self: &Arc<Self>, method: &'static str) -> Hook<T> {
+    fn hook<T: Serialize + 'static>(self: &Arc<Self>, method: &'static str) -> Hook<T> {
         let asked = self.clone();
         Arc::new(move |told: &T| -> Result<(), HookError> {
             let json = serde_json::to_string(told).expect("what is told has string keys");

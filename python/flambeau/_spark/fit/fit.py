@@ -212,7 +212,7 @@ class Fit:
         for warning in result["warnings"]:
             log.warning("%s", warning)
         if result["bottleneck"] is not None:
-            self.watch.advise(result["bottleneck"]["advice"])
+            self.bus.advise(result["bottleneck"]["advice"])
         return result, checkpoints
 
     def _params(self, run: str) -> dict[str, Any]:
