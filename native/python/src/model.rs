@@ -343,8 +343,8 @@ impl Model for PyModel {
 
     fn metric_names(&mut self) -> Result<MetricNames, ModelError> {
         Python::attach(|py| {
-            let (training, validation) =
-                self.adapter.call_method0(py, "metric_names")?.extract(py)?;
+            let names = self.adapter.call_method0(py, "metric_names")?;
+            let (training, validation): (Vec<String>, Vec<String>) = names.extract(py)?;
             Ok(MetricNames {
                 training,
                 validation,
