@@ -21,6 +21,7 @@ from harness import serve
 
 from flambeau import _native
 from flambeau._module.adapter import ModuleModel
+from flambeau._module.layout import Layout
 
 SECRET = b"ranks of a benchmark, on loopback"
 
@@ -33,8 +34,9 @@ def train(
     def all_gather(payload: bytes) -> list[bytes]:
         return _native.TcpRendezvous(address, rank, world_size, SECRET, 60.0).all_gather(payload)
 
-    inputs = [(tensor["name"], tensor["columns"]) for tensor in job["data"]["spec"]["inputs"]]
-    adapter = ModuleModel(program, inputs, precision=job["params"].get("precision", "float32"))
+    params = job["params"]
+    layout = Layout.of(job["data"], params)
+    adapter = ModuleModel(program, layout, precision=params.get("precision", "float32"))
     text = _native.train(json.dumps(job), rank, world_size, all_gather, SECRET, "127.0.0.1", adapter)
     result: dict[str, Any] = json.loads(text)
     return result

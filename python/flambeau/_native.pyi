@@ -143,6 +143,7 @@ def train(
     secret: bytes,
     bind_address: str,
     adapter: object,
+    callbacks: object | None = None,
     transport: str = "auto",
     gpu_addresses: list[str] | None = None,
 ) -> str:
@@ -150,19 +151,22 @@ def train(
 
     All ranks call it with the same job. `all_gather` is called once, with bytes, and returns every rank's
     bytes in rank order. `secret` proves that ranks belong together; `bind_address` is the IP address that
-    the other ranks reach this one at. `adapter` is a `flambeau._module.adapter.ModuleModel`. `transport` is
-    "auto", "sharedMemory" or "tcp". `gpu_addresses` are those that the cluster has assigned to the rank, None
-    where it assigns none. Waits at most the job's `collectiveTimeout` in any one operation, and not at all
-    once a signal handler raises.
+    the other ranks reach this one at. `adapter` is a `flambeau._module.adapter.ModuleModel`. `callbacks`, a
+    `flambeau._rank.callbacks.RankCallbacks`, is told what the rank comes to, unless it is None. `transport`
+    is "auto", "sharedMemory" or "tcp". `gpu_addresses` are those that the cluster has assigned to the rank,
+    None where it assigns none. Waits at most the job's `collectiveTimeout` in any one operation, and not at
+    all once a signal handler raises.
 
     Raises `flambeau.errors.RankFailure`, whose cause is the exception itself.
     """
 
 def validate_job(
-    job_json: str, metrics: Sequence[str] | None = None, validation_metrics: Sequence[str] | None = None
+    job_json: str,
+    training_metrics: Sequence[str] | None = None,
+    validation_metrics: Sequence[str] | None = None,
 ) -> None:
-    """Checks a training job; `metrics` are its metrics by name, where they are known and it does not hold
-    them, and `validation_metrics` those that only validation rows have.
+    """Checks a training job, with the names of the metrics that training rows have and of those that
+    validation rows have, where they are known and it does not hold them.
 
     Raises `flambeau.errors.ParamError` (a ValueError) naming param and value.
     """

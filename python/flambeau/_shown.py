@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
+
+from flambeau._redacted import redacted
 
 _WIDTH, _HEIGHT = 360, 150
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 18, 24, 26
@@ -27,8 +28,8 @@ def page(title: str, sections: Sequence[tuple[str, str]]) -> str:
 
 
 def lines(texts: Sequence[str]) -> str:
-    """Texts as HTML, each in a line of its own, without passwords that stand in URIs."""
-    return "<br>".join(f"<code>{escape(_shortened(_without_secrets(text)))}</code>" for text in texts)
+    """Texts as HTML, each in a line of its own, without the secrets of URIs."""
+    return "<br>".join(f"<code>{escape(_shortened(redacted(text)))}</code>" for text in texts)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -109,11 +110,6 @@ def _x(epoch: int, last: int) -> float:
 def _y(value: float, low: float, high: float) -> float:
     height = _HEIGHT - _TOP - _BOTTOM
     return _TOP + (height * (high - value) / (high - low) if high > low else height)
-
-
-def _without_secrets(text: str) -> str:
-    """A text without the passwords of URIs in it."""
-    return re.sub(r"(://[^/@:\s]*):[^/@\s]+@", r"\1:***@", text)
 
 
 def _shortened(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,11 @@ class TensorColumns:
     dtype: str
     shape: tuple[int, ...] | None
     keyword: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many numbers a row has, 1 while the shape is not known."""
+        return math.prod(self.shape or ())
 
     def to_json(self) -> dict[str, Any]:
         """The tensor as the training job names it."""

@@ -9,13 +9,9 @@ TorchEstimator(model=net, loss="mse", callbacks=[Report()], ...).fit(df)
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-
-from flambeau._suggest import suggestion
-from flambeau.errors import ParamError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -109,7 +105,7 @@ class Callback:
 
     def on_step_end(self, context: Context) -> None:
         """A step was taken; `metrics` has its loss over all workers. On the driver it is called about once a
-        second, with the mean loss of the epoch so far.
+        second.
         """
 
     def on_checkpoint(self, context: Context) -> None:
@@ -129,81 +125,3 @@ class Callback:
 
     def on_exception(self, context: Context) -> None:
         """On the driver: `fit` is about to raise `context.error`."""
-
-
-_DRIVERS_HOOKS = ("on_fit_begin", "on_fit_end", "on_exception")
-HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
-_PLACES = ("rank0", "ranks", "driver")
-
-
-def overrides(callback: Callback, hook: str) -> bool:
-    """Whether a callback has a hook of its own by that name."""
-    return getattr(getattr(callback, hook), "__func__", None) is not getattr(Callback, hook)
-
-
-of_every_fit: list[Callback] = []
-"""Callbacks that are called on the driver in every fit whose own ones have none of that class."""
-
-
-def on_driver(callbacks: Sequence[Callback] | None) -> list[Callback]:
-    """Those that are called on the driver, with those of every fit at the end."""
-    own = [one for one in callbacks or () if one.where == "driver"]
-    known = {type(one) for one in own}
-    return own + [one for one in of_every_fit if type(one) not in known]
-
-
-def on_workers(callbacks: Sequence[Callback] | None) -> list[Callback]:
-    """Those that are called in workers."""
-    return [one for one in callbacks or () if one.where != "driver"]
-
-
-def callback_list(value: Any) -> list[Callback]:
-    """A list of callbacks. Raises ParamError for anything else, and for a callback that would never be
-    called.
-    """
-    if not isinstance(value, (list, tuple)):
-        hint = ": put it into a list" if isinstance(value, Callback) else ""
-        raise ParamError(f"must be a list of flambeau.callbacks.Callback, got {_name(value)}{hint}")
-    for callback in value:
-        _check(callback)
-    return list(value)
-
-
-def _check(callback: Any) -> None:
-    name = _name(callback)
-    if isinstance(callback, type) and issubclass(callback, Callback):
-        raise ParamError(f"has the class {name} where an object of it is needed: give {name}()")
-    if not isinstance(callback, Callback):
-        raise ParamError(f"must be objects of classes derived from flambeau.callbacks.Callback, got {name}")
-    if callback.where not in _PLACES:
-        places = ", ".join(map(repr, _PLACES))
-        hint = suggestion(str(callback.where), _PLACES)
-        raise ParamError(f"has {name} with where={callback.where!r}, which must be one of {places}{hint}")
-    steps = callback.every_n_steps
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise ParamError(
-            f"has {name} with every_n_steps={steps!r}, which must be a whole number of at least 1"
-        )
-    own = [hook for hook in HOOKS if overrides(callback, hook)]
-    if not own:
-        raise ParamError(
-            f"has {name}, which overrides no hook{_meant(callback)}; hooks are {', '.join(HOOKS)}"
-        )
-    of_driver = [hook for hook in own if hook in _DRIVERS_HOOKS]
-    if of_driver and callback.where != "driver":
-        raise ParamError(
-            f"has {name} with {', '.join(of_driver)}, called on the driver alone, and "
-            f"where={callback.where!r}: set where='driver', or put that into a callback of its own"
-        )
-
-
-def _meant(callback: Callback) -> str:
-    """A hint at the hooks that were meant, empty where none is close."""
-    given = [name for name in dir(callback) if name not in HOOKS and not name.startswith("__")]
-    close = [(name, match) for name in given for match in difflib.get_close_matches(name, HOOKS, n=1)]
-    return "".join(f"; {name}: did you mean {match}?" for name, match in close)
-
-
-def _name(value: Any) -> str:
-    kind = value if isinstance(value, type) else type(value)
-    return kind.__name__

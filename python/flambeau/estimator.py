@@ -22,8 +22,9 @@ from flambeau._spark.rows.sources import FrameRows, ParquetRows
 from flambeau._spark.saving.stages import EstimatorReader, EstimatorWriter
 from flambeau._spark.work_directory import new_id, temporary_directory
 from flambeau.errors import ParamError
-from flambeau.model import TorchClassificationModel, TorchModel, TorchRegressionModel, params_text
+from flambeau.model import TorchClassificationModel, TorchModel, TorchRegressionModel
 from flambeau.params import HasConstructor
+from flambeau.params.objects import params_text
 
 if TYPE_CHECKING:
     from pyspark.ml._typing import ParamMap

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructField, StructType
 
-from flambeau import _history, _shown
-from flambeau._history import Bottleneck, TrainingSummary
+from flambeau._described import Checkpoint, Described, Input, Output
 from flambeau._saved.program import OutputSpec, instantiate, is_wide
 from flambeau._saved.weights import WeightsRef, load_into
 from flambeau._score.gpu_slots import NUM_SLOTS
-from flambeau._score.heads import CLASS_FIELDS, Head
 from flambeau._score.scoring import Scorer
 from flambeau._spark.columns import (
     column_names,
@@ -29,8 +26,7 @@ from flambeau._spark.columns import (
     resolve_tensor,
 )
 from flambeau._spark.files import fetched
-from flambeau._spark.fitted import Fitted
-from flambeau._spark.outputs import check_thresholds, checked_kind, class_type, column_type
+from flambeau._spark.outputs import class_type, result_type
 from flambeau._spark.rows.shards import resolve_labels
 from flambeau._spark.saving.stages import ModelReader, ModelWriter
 from flambeau._spark.transform import evaluation, local, native_scoring, sql
@@ -42,95 +38,31 @@ from flambeau.params import (
     HasDevice,
     HasInputColumns,
     HasLabelColumns,
-    HasOutputColumns,
     HasRuntime,
 )
-from flambeau.params.objects import describe
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from pyspark.ml.param import Params
     from pyspark.ml.util import MLReader, MLWriter
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType
+    from pyspark.sql.types import DataType, StructType
     from torch import nn
 
-    from flambeau._score.heads import Head
-
+__all__ = [
+    "Checkpoint",
+    "Input",
+    "Output",
+    "TorchClassificationModel",
+    "TorchModel",
+    "TorchRegressionModel",
+]
 
 _CLASS_COLUMNS = ("rawPredictionCol", "probabilityCol", "predictionCol")
 """The params of a classifier's columns, in their order in a DataFrame."""
 
 
-@dataclass(frozen=True)
-class Input:
-    """An input of a fitted model.
-
-    Attributes
-    ----------
-    name : the argument of the module's forward, or what the params call the input.
-    columns : the columns that it is made of.
-    dtype : the tensor's type: float32, float64, int64, bool or uint8.
-    shape : that of one row: () for a single number.
-    """
-
-    name: str
-    columns: tuple[str, ...]
-    dtype: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Output:
-    """A column that a fitted model adds, or a field of it where the module returns several tensors.
-
-    Attributes
-    ----------
-    name : the column, or `<column>.<field>`, as `select` takes it.
-    kind : what the module's output is: `number`, `logits`, `probabilities`, `log_probabilities`, `labels` or
-        `label_probabilities`.
-    columnType : its type in Spark, such as `double`, `array<float>` or `vector`.
-    """
-
-    name: str
-    kind: str
-    columnType: str
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Where a training was at one moment.
-
-    Attributes
-    ----------
-    epoch : the epoch, counted from 0, that training goes on with from here.
-    step : the number of optimizer steps before it.
-    uri : its directory; `weights/weights.safetensors` in it are the weights.
-    """
-
-    epoch: int
-    step: int
-    uri: str
-    _weights: Mapping[str, Any] = field(repr=False)
-    _history: Mapping[str, Any] = field(repr=False)
-    _fitted: TorchModel = field(repr=False)
-
-    def model(self) -> TorchModel:
-        """The fitted model with this checkpoint's weights and the history up to it."""
-        model = self._fitted.copy()
-        weights, options = self._weights, self._fitted._weights.store_options
-        model._weights = WeightsRef(weights["uri"], weights["size"], weights["sha256"], options)
-        model._history = dict(self._history)
-        unknown = {"trainingSeconds": None, "bottleneck": None}
-        model._counts = {**self._fitted._counts, "numSteps": self.step, **unknown}
-        model._checkpoints = ()
-        return model
-
-
 class TorchModel(
-    Fitted,
+    Described,
     HasInputColumns,
-    HasOutputColumns,
     HasLabelColumns,
     HasDevice,
     HasRuntime,
@@ -149,73 +81,6 @@ class TorchModel(
     """
 
     __module__ = "flambeau"
-
-    @property
-    def history(self) -> dict[str, list[Any]]:
-        """What each epoch came to: lists of one value an epoch, by name.
-
-        `epoch` (from 0), `steps`, `num_rows`, `seconds`, `rows_per_second`, `loss`, each metric by its name,
-        and with validation rows `val_loss` and `val_<metric>`. None stands where a value was not a finite
-        number. `learning_rate` is that of the epoch's last step and of the optimizer's first parameter group.
-        `data_seconds`, `model_seconds` (forward, loss and backward), `reduce_seconds` (waiting for
-        slower workers included) and `optimizer_seconds` tell where the first worker's `seconds` went.
-        `sent_bytes` are the gradients that each worker sent, `uncompressed_bytes` what they would have been
-        without gradientCompression. `cpu_percent` is how many cores a worker kept busy on average, 100 being
-        one, and `peak_memory_bytes` the most that a worker's process has had. Models of older versions have
-        none of these. With precision fp16, `loss_scale` is what the loss was multiplied by at the end of the
-        epoch, and `skipped_steps` how many of its steps overflowed and were skipped.
-        `pandas.DataFrame(model.history)` is the table of epochs.
-        """
-        return _history.columns(self._history, self._counts["numValidationRows"])
-
-    @property
-    def hasSummary(self) -> bool:
-        """Whether there is a summary; there always is one, in loaded models too."""
-        return True
-
-    @property
-    def summary(self) -> TrainingSummary:
-        """What the training came to."""
-        losses = self.history["loss"]
-        counts = dict(self._counts)
-        bottleneck = counts.pop("bottleneck", None)
-        return TrainingSummary(
-            objectiveHistory=losses,
-            totalIterations=len(losses),
-            bestEpoch=self._history.get("bestEpoch"),
-            **counts,
-            bottleneck=None if bottleneck is None else Bottleneck(**bottleneck),
-        )
-
-    @property
-    def checkpoints(self) -> list[Checkpoint]:
-        """The newest `keepCheckpoints` of the training, oldest first; `checkpoint.model()` is the model that
-        it was then. They lie in the work directory, and a saved model does not have them.
-        """
-        return [
-            Checkpoint(told["epoch"], told["step"], told["uri"], told["weights"], told["history"], self)
-            for told in self._checkpoints
-        ]
-
-    @property
-    def inputs(self) -> tuple[Input, ...]:
-        """What the module was trained on, in the order of forward's arguments."""
-        return tuple(Input(t.name, t.columns, t.dtype, t.shape or ()) for t in self._inputs)
-
-    @property
-    def outputs(self) -> tuple[Output, ...]:
-        """What `transform` adds to a DataFrame."""
-        root, heads = self.getPredictionCol(), self._heads()
-        kind = self._result_type(())
-        if not root:
-            return ()
-        if self._output.single is not None:
-            return (Output(root, heads[0].kind, kind.simpleString()),)
-        fields = cast("StructType", kind).fields
-        return tuple(
-            Output(f"{root}.{head.name}", head.kind, field.dataType.simpleString())
-            for head, field in zip(heads, fields, strict=True)
-        )
 
     def predict(self, data: Any) -> Any:
         """What `transform` gives, computed in this process, without Spark.
@@ -289,69 +154,6 @@ class TorchModel(
         wanted = _CLASS_COLUMNS if self._class_fields else ("predictionCol",)
         scorer = self._scorer(self._inputs, wanted, self._weights_of_workers(spark), gpu_tasks_of(spark))
         return sql.function_of(scorer, self._result_type(wanted), name, spark)
-
-    def plot(self, *columns: str, ax: Axes | None = None) -> Axes:
-        """Draws columns of `history` over the epochs with matplotlib, the losses where none are named, and
-        marks the best epoch; returns the Axes, new ones where none are given.
-
-        Raises ParamError for a column that there is not, and FlambeauError without matplotlib.
-        """
-        from flambeau._plot import plotted
-
-        return plotted(self.history, columns or None, _history.best_epoch(self._history), ax)
-
-    def __repr__(self) -> str:
-        if not self._is_fitted:
-            return super().__repr__()
-        inputs = ", ".join(_input_text(tensor) for tensor in self.inputs)
-        try:
-            outputs = ", ".join(f"{output.name}: {output.columnType}" for output in self.outputs)
-        except ParamError as error:  # the params do not fit the module, which scoring refuses
-            outputs = str(error)
-        parts = [f"uid={self.uid}", f"inputs=[{inputs}]", f"outputs=[{outputs}]"]
-        table = self.history
-        column, best = _history.watched(table), _history.best_epoch(self._history)
-        if table["epoch"]:
-            place = len(table["epoch"]) - 1 if best is None else best
-            which = "last" if best is None else "best"
-            value = _shown.number(table[column][place])
-            parts.append(f"{column}={value} in the {which} epoch, {table['epoch'][place]}")
-        return f"{type(self).__name__}: {', '.join(parts)}"
-
-    def _repr_html_(self) -> str:
-        """The model as a notebook shows it."""
-        if not self._is_fitted:
-            return _shown.page(self.uid, [])
-        table = self.history
-        best, last = _history.best_epoch(self._history), len(table["epoch"]) - 1
-        epochs: dict[str, int] = {} if best is None else {"best": best}
-        epochs |= {} if last < 0 else {"last": last}
-        rows = [
-            [n, *(_shown.number(table[n][place]) for place in epochs.values())]
-            for n in _history.figures(table)
-        ]
-        header = ["", *(f"{which} epoch ({table['epoch'][place]})" for which, place in epochs.items())]
-        losses: dict[str, list[Any]] = {n: table[n] for n in ("loss", "val_loss") if n in table}
-        outputs = [f"{o.name}: {o.columnType} ({o.kind})" for o in self.outputs]
-        return _shown.page(
-            f"{type(self).__name__} {self.uid}",
-            [
-                ("module", _shown.lines([self._module_text()])),
-                ("inputs", _shown.lines([_input_text(tensor, columns=True) for tensor in self.inputs])),
-                ("outputs", _shown.lines(outputs)),
-                ("params", _shown.lines(params_text(self))),
-                ("training", _shown.table(header, rows)),
-                ("loss", _shown.curves(losses)),
-            ],
-        )
-
-    def _module_text(self) -> str:
-        """The module in a line, without reading an exported program, which takes seconds."""
-        if not self._programs.keys() & {"pickle", "scripted"}:
-            return "an exported program"
-        module: Any = instantiate({f: d for f, d in self._programs.items() if f in ("pickle", "scripted")})
-        name = module.original_name if "scripted" in self._programs else type(module).__name__
-        return f"{name} with {sum(p.numel() for p in module.parameters()):,} parameters"
 
     def module(self) -> nn.Module:
         """The trained module in eval mode on the CPU, with weights of its own: a plain `torch.nn.Module`.
@@ -451,10 +253,10 @@ class TorchModel(
         tensors = []
         for now, then in zip(found, self._inputs, strict=True):
             tensor = resolve_tensor(schema, now.name, now.columns, then.dtype, "input")
-            wanted = _numbers(then)
-            if tensor.shape is not None and _numbers(tensor) != wanted:
+            wanted = then.size
+            if tensor.shape is not None and tensor.size != wanted:
                 raise DataError(
-                    f"input {now.name!r} ({', '.join(now.columns)}) has {_numbers(tensor)} numbers in a row, "
+                    f"input {now.name!r} ({', '.join(now.columns)}) has {tensor.size} numbers in a row, "
                     f"where {wanted} were trained on"
                 )
             tensors.append(replace(then, name=now.name, columns=now.columns))
@@ -490,39 +292,7 @@ class TorchModel(
         return [("predictionCol", name)] if name else []
 
     def _result_type(self, wanted: Sequence[str]) -> DataType:
-        heads = self._heads()
-        types = [
-            column_type(tensor) if head.kind == "number" else class_type(head.kind, CLASS_FIELDS)
-            for tensor, head in zip(self._output.tensors, heads, strict=True)
-        ]
-        if self._output.single is not None:
-            return types[0]
-        named = zip(heads, types, strict=True)
-        return StructType([StructField(head.name, dtype) for head, dtype in named])
-
-    def _heads(self) -> list[Head]:
-        """The outputs as they are written. Raises ParamError where the params do not fit them."""
-        tensors = self._output.tensors
-        names = self.getOutputNames() or [str(tensor.name) for tensor in tensors]
-        kinds = self.getOutputKinds() or [self._default_kind()] * len(tensors)
-        for param, given in (("outputNames", names), ("outputKinds", kinds)):
-            if len(given) != len(tensors):
-                raise ParamError(
-                    f"{param} has {len(given)} entries, {', '.join(given)}, and the module returns "
-                    f"{len(tensors)} tensors: give one entry for each"
-                )
-        threshold, thresholds = self._value("threshold"), self._value("thresholds")
-        heads = []
-        for name, said, tensor in zip(names, kinds, tensors, strict=True):
-            kind = checked_kind(said, tensor)
-            if kind != "number":
-                check_thresholds(tensor, kind, threshold, thresholds)
-            heads.append(Head(name, kind, threshold, thresholds))
-        return heads
-
-    def _default_kind(self) -> str:
-        """What an output is where `outputKinds` does not say."""
-        return "number"
+        return result_type(self._output, self._heads())
 
     def _add_outputs(self, dataset: DataFrame, score: Column, col: Any) -> DataFrame:
         return dataset.withColumn(self.getPredictionCol(), score)
@@ -585,7 +355,7 @@ class TorchClassificationModel(TorchModel, HasClassColumns):
     @property
     def numFeatures(self) -> int:
         """The number of numbers in a row of the inputs."""
-        return sum(_numbers(tensor) for tensor in self._inputs)
+        return sum(tensor.size for tensor in self._inputs)
 
     def _check_output(self, output: OutputSpec) -> None:
         tensor = output.single
@@ -616,24 +386,3 @@ class TorchClassificationModel(TorchModel, HasClassColumns):
             field = col(quoted(held)).getField(param.removesuffix("Col"))
             made[name] = field if param == "predictionCol" else array_to_vector(field)
         return dataset.withColumn(held, score).withColumns(made).drop(held)
-
-
-def params_text(params: Params) -> list[str]:
-    """The params that are set, in a line each, objects by what they are."""
-    values = {param.name: params.getOrDefault(param) for param in params.params if params.isSet(param)}
-    return [f"{name}: {describe(value)}" for name, value in values.items()]
-
-
-def _input_text(tensor: Input, columns: bool = False) -> str:
-    """An input in a line: `features: float32[4]`, with its columns where they are asked for."""
-    sizes = ", ".join(map(str, tensor.shape))
-    text = f"{tensor.name}: {tensor.dtype}[{sizes}]"
-    return f"{text} of {', '.join(tensor.columns)}" if columns else text
-
-
-def _numbers(tensor: TensorColumns) -> int:
-    """How many numbers a row of the tensor has."""
-    size = 1
-    for length in tensor.shape or ():
-        size *= length
-    return size

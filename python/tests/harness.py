@@ -20,7 +20,9 @@ import pyarrow.parquet as pq
 import torch
 from ports import held_port
 
+from flambeau._module.layout import Layout
 from flambeau._rank.worker import RankOutcome, WorkerRequest, run_rank
+from flambeau._tensors import TensorColumns
 
 HERE = Path(__file__).parent
 GPU_IS_STAND_IN = "cuda-stand-in" in os.environ.get("LD_PRELOAD", "")
@@ -87,6 +89,12 @@ def make_job(
         },
         "attempt": {"id": attempt, "workDir": str(work_dir), "resume": resume},
     }
+
+
+def layout(*inputs: tuple[str, Sequence[str]]) -> Layout:
+    """That of batches of these inputs, of floats in these columns; of one input, x, where none are given."""
+    given = inputs or (("x", ["x"]),)
+    return Layout([TensorColumns(name, tuple(columns), "float32", None) for name, columns in given])
 
 
 @contextmanager

@@ -10,17 +10,16 @@ import cloudpickle
 import numpy as np
 import pytest
 import torch
+from harness import layout
 from torch import nn
 
 from flambeau._module import optimizers
 from flambeau._module.adapter import ModuleModel
 from flambeau.errors import DataError, FlambeauError, ParamError, WorkerError, WorkerLost
 
-X = [("x", ["x"])]
 
-
-def adapter(module: nn.Module, optimizer="sgd", loss="mse", inputs=X, **rest) -> ModuleModel:
-    return ModuleModel({"model": module, "loss": loss, "optimizer": optimizer}, inputs, **rest)
+def adapter(module: nn.Module, optimizer="sgd", loss="mse", inputs=(), **rest) -> ModuleModel:
+    return ModuleModel({"model": module, "loss": loss, "optimizer": optimizer}, layout(*inputs), **rest)
 
 
 class Pair(nn.Module):
@@ -137,7 +136,7 @@ def test_an_instance_keeps_its_parameters_through_a_pickle() -> None:
     program = pickle.loads(
         cloudpickle.dumps({"model": module, "loss": "mse", "optimizer": optimizer, "metrics": None})
     )
-    built = ModuleModel(program, X)
+    built = ModuleModel(program, layout())
     assert built.optimizer.param_groups[0]["params"][0] is built.module.weight
     assert built.optimizer.param_groups[1]["lr"] == 0.5
     with pytest.raises(ParamError, match="not the model's"):

@@ -31,13 +31,14 @@ from flambeau import (
     TorchRegressor,
     WorkerError,
 )
+from flambeau._callbacks import HOOKS
 from flambeau._spark import site
+from flambeau._spark.fit.listener_bus import ListenerBus
 from flambeau._spark.fit.program import program_of
 from flambeau._spark.fit.run import job_of
-from flambeau._spark.fit.watch import Watch
 from flambeau._spark.site import Site
 from flambeau._spark.work_directory import WorkDirectory
-from flambeau.callbacks import HOOKS, Context
+from flambeau.callbacks import Context
 
 OF_WORKERS = [hook for hook in HOOKS if hook not in ("on_fit_begin", "on_fit_end", "on_exception")]
 
@@ -176,6 +177,9 @@ def test_hooks_are_called_in_their_order(any_spark: SparkSession, tmp_path: Path
     mean = np.mean([one["metrics"]["loss"] for one in steps[3:]])
     assert mean == pytest.approx(model.history["loss"][1], rel=1e-6)
     assert [one["lr"] for one in steps] == [0.1] * 6
+    losses = {one["at"][1]: one["metrics"]["loss"] for one in steps}
+    of_driver = [one for one in on_driver if one["hook"] == "on_step_end"]
+    assert of_driver and all(one["metrics"]["loss"] == losses[one["at"][1]] for one in of_driver)
 
 
 def test_without_validation_rows_nothing_is_told_of_them(spark: SparkSession, tmp_path: Path) -> None:
@@ -327,19 +331,19 @@ def test_a_stop_on_the_driver_stops_the_training(spark: SparkSession, tmp_path: 
 
 def test_a_stop_is_asked_again_of_the_next_attempt(spark: SparkSession, tmp_path: Path) -> None:
     context, work = Context(), WorkDirectory(str(tmp_path))
-    watch = Watch([StopsOnTheDriver()], context, None)
+    bus = ListenerBus([StopsOnTheDriver()], context, None)
     stop = [tmp_path / "attempts" / attempt / "stop" for attempt in "ab"]
     for file in stop:
-        with watch.attempt(Site(spark, work, True), file.parent.name):
+        with bus.attempt(Site(spark, work, True), file.parent.name):
             context.stop()
             deadline = time.monotonic() + 20
             while not file.exists():
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-    assert watch.around(lambda: 7) == 7
+    assert bus.around(lambda: 7) == 7
     stop[0].unlink()
     context.stop()
-    with watch.attempt(Site(spark, work, True), "c"):
+    with bus.attempt(Site(spark, work, True), "c"):
         pass
     assert not stop[0].exists()
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from harness import layout
 from torch import Tensor, nn
 from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]  # torch's own types leave it out
 
@@ -49,7 +50,7 @@ class OneRank:
 def occupied(module: nn.Module, loss: object, device: torch.device, metrics: object = None) -> ModuleModel:
     """An adapter on a device, attached to a reducer of one rank."""
     program = {"model": module, "loss": loss, "optimizer": torch.optim.Adam, "metrics": metrics}
-    adapter = ModuleModel(program, [("x", ["x"])])
+    adapter = ModuleModel(program, layout())
     adapter.occupy(device)
     sizes = [numel for _, numel, _, _ in adapter.parameters()]
     adapter.allocate_gradients([("float32", sum(sizes))], None)
@@ -105,7 +106,7 @@ def test_a_batch_on_a_device_is_trained_as_a_plain_loop_does(
     reference = network(outputs)
     optimizer = torch.optim.Adam(reference.parameters())
     plain, plain_metric = build_loss(CASES[name][0]), adapter.metrics[0]
-    ahead: list[devices.Rows] = []
+    ahead: list[devices.Batch] = []
     todo = batches(label, weight)
     for step, (x, y, w) in enumerate(todo):
         while len(ahead) < 2 and step + len(ahead) < len(todo):
@@ -235,7 +236,7 @@ def test_state_crosses_between_a_device_and_the_cpu(device: torch.device, tmp_pa
     with open(tmp_path / "state", "wb") as file:
         adapter.save_state(file)
     program = {"model": network(1), "loss": "mse", "optimizer": torch.optim.Adam}
-    plain = ModuleModel(program, [("x", ["x"])])
+    plain = ModuleModel(program, layout())
     plain.load_state((tmp_path / "state").read_bytes())
     for own, other in zip(plain.module.parameters(), adapter.module.parameters(), strict=True):
         assert own.device.type == "cpu"

@@ -16,7 +16,7 @@ import pytest
 import sklearn.metrics
 import torch
 import torchmetrics
-from harness import make_job, tensor, train, write_shards
+from harness import layout, make_job, tensor, train, write_shards
 
 from flambeau._module import gathered, losses, metrics
 from flambeau._module.adapter import ModuleModel
@@ -282,9 +282,9 @@ def test_a_module_that_ends_in_a_sigmoid_is_cut_at_one_half() -> None:
 
     for loss in (focal, "mse"):
         program = {"model": Probability(), "loss": loss, "optimizer": "sgd", "metrics": ["accuracy"]}
-        model = ModuleModel(program, [("x", ["x"])])
+        model = ModuleModel(program, layout())
         sums = model.evaluate_batch([x.__dlpack__()], [label.__dlpack__()], None, 40)
-        assert model.finish_metrics(sums[2:]) == [("accuracy", 1.0)]
+        assert model.finish_metrics(False, sums[2:]) == [("accuracy", 1.0)]
 
 
 FACTORS = torch.ones(3)

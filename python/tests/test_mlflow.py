@@ -31,7 +31,9 @@ from torch import nn
 
 import flambeau.mlflow
 from flambeau import Callback, FlambeauError, ParamError, TorchClassifier, TorchModel, TorchRegressor
-from flambeau.callbacks import Context, of_every_fit
+from flambeau._callbacks import of_every_fit
+from flambeau._mlflow.fits import _params_of
+from flambeau.callbacks import Context
 
 mlflow = pytest.importorskip(
     "mlflow", reason="SKIPPED: MLflow has an environment of its own: make test-mlflow"
@@ -172,7 +174,7 @@ def test_a_fit_is_a_run_with_params_metrics_tags_and_model(
     steps = list(np.cumsum([3, 3, 3]))
     assert history["steps"] == steps
     for name, column in [
-        ("train/epoch_loss", "loss"),
+        ("train/loss_epoch", "loss"),
         ("train/mae", "mae"),
         ("validation/loss", "val_loss"),
         ("validation/mae", "val_mae"),
@@ -206,7 +208,7 @@ def test_a_fit_is_a_run_with_params_metrics_tags_and_model(
     assert "program.pkl" not in files
 
 
-def test_a_loss_is_logged_while_it_trains(client: Any, rows: DataFrame) -> None:
+def test_a_loss_is_logged_while_it_trains(client: Any, rows: DataFrame, tmp_path: Path) -> None:
     class Slow(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             time.sleep(0.1)
@@ -219,13 +221,25 @@ def test_a_loss_is_logged_while_it_trains(client: Any, rows: DataFrame) -> None:
 
         def on_epoch_end(self, context: Context) -> None:
             time.sleep(1)  # what was told before is written by a thread of its own
-            seen.append(logged(client, one_run(), "train/loss"))
+            seen.append(logged(client, one_run(), "train/loss_step"))
 
-    callbacks = [flambeau.mlflow.MLflow(log_models=False), Look()]
+    class Note(Callback):
+        """Notes each step's loss, as the worker knows it."""
+
+        def __init__(self, path: Path) -> None:
+            self.path = path
+
+        def on_step_end(self, context: Context) -> None:
+            with self.path.open("a") as file:
+                print(context.metrics["loss"], file=file)
+
+    callbacks = [flambeau.mlflow.MLflow(log_models=False), Look(), Note(tmp_path / "losses")]
     regressor(model=Slow(3, 1), epochs=2, batchSize=2, callbacks=callbacks).fit(rows)
+    losses = list(map(float, (tmp_path / "losses").read_text().split()))
     first = seen[0]
+    assert all(loss == losses[step - 1] for step, loss in first)
     assert first and all(0 < step <= 24 and np.isfinite(loss) for step, loss in first)
-    assert len(logged(client, one_run(), "train/loss")) > len(first)
+    assert len(logged(client, one_run(), "train/loss_step")) > len(first)
     assert client.search_logged_models([one_run().info.experiment_id]) == []
 
 
@@ -233,7 +247,7 @@ def test_with_autolog_and_a_callback_a_fit_is_logged_once(client: Any, rows: Dat
     flambeau.mlflow.autolog()
     model = regressor(callbacks=[flambeau.mlflow.MLflow(log_models=False)]).fit(rows)
     run = one_run()
-    assert len(logged(client, run, "train/epoch_loss")) == len(model.history["loss"])
+    assert len(logged(client, run, "train/loss_epoch")) == len(model.history["loss"])
     # The estimator's own counts.
     assert client.search_logged_models([run.info.experiment_id]) == []
     flambeau.mlflow.autolog(disable=True)
@@ -254,7 +268,7 @@ def test_in_the_users_run_a_fit_is_logged_there_and_a_second_one_is_its_child(
     first, second = runs()
     assert first.info.run_id == mine.info.run_id and first.info.status == "FINISHED"
     assert first.data.params["epochs"] == "my own" and first.data.params["batchSize"] == "16"
-    assert [value for _, value in logged(client, first, "train/epoch_loss")] == model.history["loss"]
+    assert [value for _, value in logged(client, first, "train/loss_epoch")] == model.history["loss"]
     assert second.data.tags["mlflow.parentRunId"] == mine.info.run_id
     assert second.data.params["epochs"] == "1" and second.info.status == "FINISHED"
 
@@ -282,7 +296,7 @@ def test_fits_of_a_cross_validator_are_children_of_the_users_run(
     assert sorted(run.data.params["batchSize"] for run in found.values()) == ["16", "16", "8", "8"]
     assert {run.info.status for run in found.values()} == {"FINISHED"}
     # The fit of the best params, in the user's own thread.
-    assert parent.data.params["batchSize"] in ("8", "16") and "train/epoch_loss" in parent.data.metrics
+    assert parent.data.params["batchSize"] in ("8", "16") and "train/loss_epoch" in parent.data.metrics
 
 
 def test_fits_in_threads_have_a_run_each(client: Any, rows: DataFrame) -> None:
@@ -301,7 +315,7 @@ def test_fits_in_threads_have_a_run_each(client: Any, rows: DataFrame) -> None:
     assert sorted(found) == [1, 2]
     for epochs, run in found.items():
         assert "mlflow.parentRunId" not in run.data.tags
-        losses = [value for _, value in logged(client, run, "train/epoch_loss")]
+        losses = [value for _, value in logged(client, run, "train/loss_epoch")]
         assert losses == models[epochs].history["loss"]
 
 
@@ -469,9 +483,7 @@ def test_what_is_no_model_of_ours_and_wrong_arguments_are_refused(tmp_path: Path
 
 
 def test_secrets_of_uris_are_not_logged(client: Any, rows: DataFrame, tmp_path: Path) -> None:
-    found = flambeau.mlflow._params_of(
-        regressor(workDir="abfss://user:word@account/dir?sig=abc", model=nn.Linear(3, 1))
-    )
+    found = _params_of(regressor(workDir="abfss://user:word@account/dir?sig=abc", model=nn.Linear(3, 1)))
     assert found["workDir"] == "abfss://account/dir"
     assert "callbacks" not in found and max(map(len, found.values())) <= 6000
 

@@ -16,11 +16,10 @@ from pyspark.sql import SparkSession
 from torch import nn
 
 from flambeau import ParamError, TorchRegressor
-from flambeau._spark.fit import progress
-from flambeau._spark.fit import watch as watching
+from flambeau._spark.fit import display, listener_bus
+from flambeau._spark.fit.display import Bar, Display, Lines, display_of
 from flambeau._spark.fit.events import EventFiles, newest
-from flambeau._spark.fit.progress import Bar, Display, Lines, display_of
-from flambeau._spark.fit.watch import Watch, _told_that_unseen
+from flambeau._spark.fit.listener_bus import ListenerBus, _told_that_unseen
 from flambeau._spark.site import Site
 from flambeau._spark.work_directory import WorkDirectory
 from flambeau.callbacks import Callback, Context
@@ -43,6 +42,7 @@ PROGRESS = {
     "stepsPerEpoch": 10,
     "rowsPerSecond": 12345.6,
     "loss": 0.5,
+    "stepLoss": 0.25,
 }
 EPOCH = {
     "kind": "epoch",
@@ -63,15 +63,15 @@ def write(directory: Path, number: int, *events: dict[str, Any]) -> None:
     (directory / f"{number:08d}.json").write_text(json.dumps(events))
 
 
-def watch(display: Display | None) -> Watch:
-    return Watch([], Context(), display)
+def bus(shown: Display | None) -> ListenerBus:
+    return ListenerBus([], Context(), shown)
 
 
 def test_the_bar_follows_the_events(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     events, bar = tmp_path / "attempts" / "a" / "events", Bar()
-    with watch(bar).attempt(Site(spark, WorkDirectory(str(tmp_path)), True), "a"):
+    with bus(bar).attempt(Site(spark, WorkDirectory(str(tmp_path)), True), "a"):
         write(events, 1, START, PROGRESS)
         deadline = time.monotonic() + 20
         while (bar._bar is None or bar._bar.n < 4) and time.monotonic() < deadline:
@@ -115,7 +115,7 @@ def test_lines_are_one_an_epoch_and_few_in_between(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(display, "time", SimpleNamespace(monotonic=lambda: now))
     lines = Lines()
     caplog.set_level(logging.INFO, logger="flambeau")
     lines.show(START)
@@ -203,7 +203,7 @@ class Slow(Callback):
 
 def test_a_slow_callback_does_not_fall_behind(spark: SparkSession, tmp_path: Path) -> None:
     events, slow = tmp_path / "attempts" / "a" / "events", Slow()
-    with Watch([slow], Context(), None).attempt(Site(spark, WorkDirectory(str(tmp_path)), True), "a"):
+    with ListenerBus([slow], Context(), None).attempt(Site(spark, WorkDirectory(str(tmp_path)), True), "a"):
         write(events, 1, START, PROGRESS)
         for number in range(2, 100):
             write(events, number, PROGRESS | {"step": number})
@@ -219,10 +219,10 @@ def test_the_end_of_a_training_that_ended_well_is_awaited(
     comes: bool,
 ) -> None:
     """As where NFS shows the last files late."""
-    monkeypatch.setattr(watching, "_END_SECONDS", 30.0 if comes else 1.0)
+    monkeypatch.setattr(listener_bus, "_END_SECONDS", 30.0 if comes else 1.0)
     events, slow = tmp_path / "attempts" / "a" / "events", Slow()
     late = threading.Timer(2.0, lambda: write(events, 2, {"kind": "end"}))
-    with Watch([slow], Context(), None).attempt(
+    with ListenerBus([slow], Context(), None).attempt(
         Site(spark, WorkDirectory(str(tmp_path)), True), "a"
     ) as ended_well:
         write(events, 1, START)
@@ -247,7 +247,7 @@ def test_a_run_has_a_directory_of_tensorboards_files(spark: SparkSession, tmp_pa
 
 def test_verbose_0_is_silent(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "attempts" / "a" / "events", 1, START, PROGRESS)
-    with watch(display_of(0)).attempt(Site(spark, WorkDirectory(str(tmp_path)), True), "a"):
+    with bus(display_of(0)).attempt(Site(spark, WorkDirectory(str(tmp_path)), True), "a"):
         time.sleep(0.6)
     captured = capsys.readouterr()
     assert captured.out == captured.err == ""
@@ -259,6 +259,6 @@ def test_a_directory_that_is_not_seen_is_told_once(
     _told_that_unseen.clear()
     with caplog.at_level(logging.WARNING, logger="flambeau"):
         for _ in range(2):
-            with watch(Lines()).attempt(Site(spark, WorkDirectory(str(tmp_path)), False), "a"):
+            with bus(Lines()).attempt(Site(spark, WorkDirectory(str(tmp_path)), False), "a"):
                 pass
     assert caplog.text.count("no progress is shown") == 1

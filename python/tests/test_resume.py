@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from harness import Ranks, make_job, tensor, train, wait_for_checkpoints, write_shards
+from harness import Ranks, layout, make_job, tensor, train, wait_for_checkpoints, write_shards
 from torch import nn
 
 from flambeau import ParamError
@@ -26,7 +26,7 @@ def test_a_checkpoint_is_no_pickle_of_objects() -> None:
     module = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     made = {"model": module, "loss": "mse", "optimizer": optimizer}
-    model, file = ModuleModel(made, [("x", ["x"])]), io.BytesIO()
+    model, file = ModuleModel(made, layout()), io.BytesIO()
     model.save_state(file)
     model.load_state(file.getvalue())
     optimizer.state[module.weight]["kept"] = Remembered()

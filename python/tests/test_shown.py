@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flambeau import FlambeauError, ParamError, TorchEstimator, TorchModel, TorchRegressor
+from flambeau._redacted import redacted
 from flambeau._shown import curves
 from flambeau._tensors import TensorColumns
 
@@ -125,15 +126,34 @@ def test_html_tells_of_the_model(tmp_path: Path) -> None:
     assert "TorchModel_" in TorchModel()._repr_html_()
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("s3://key:hidden@bucket/dir", "s3://bucket/dir"),
+        ("https://user:hid@den@host/dir", "https://host/dir"),
+        ("https://hidden@host", "https://host"),
+        ("abfss://container@account/dir", "abfss://container@account/dir"),
+        ("abfss://user:hidden@account/dir?sig=hidden", "abfss://account/dir"),
+        ("no such blob: 'https://host/b?sv=1&sig=hidden%2B': 404", "no such blob: 'https://host/b': 404"),
+        ("mail me@host of s3://bucket/dir", "mail me@host of s3://bucket/dir"),
+    ],
+)
+def test_what_is_shown_or_logged_has_no_secrets_of_uris(text: str, shown: str) -> None:
+    assert redacted(text) == shown
+
+
 def test_html_of_an_estimator_has_its_params_and_no_password() -> None:
     estimator = TorchRegressor(
-        model=nn.Linear(2, 1), workDir="s3://key:hidden@bucket/dir", metrics={"mine": max}, epochs=3
+        model=nn.Linear(2, 1),
+        workDir="s3://key:hidden@bucket/dir?sig=hidden",
+        metrics={"mine": max},
+        epochs=3,
     )
     html = estimator._repr_html_()
     texts = Texts(html).texts
     assert "model: Linear with 3 parameters" in texts and "epochs: 3" in texts
     assert "metrics: {'mine': max}" in texts
-    assert "hidden" not in html and "workDir: 's3://key:***@bucket/dir'" in texts
+    assert "hidden" not in html and "workDir: 's3://bucket/dir'" in texts
 
 
 def parsed(svg: str) -> ET.Element:

@@ -72,13 +72,13 @@ def test_a_fit_is_there_as_torch_has_it(spark: SparkSession, tmp_path: Path, run
 
     steps = range(1, 13)
     for tag, expected in zip(
-        ["train/loss", "train/learning_rate", "train/gradient_norm"], loop(df, 4), strict=True
+        ["train/loss_step", "train/learning_rate", "train/gradient_norm"], loop(df, 4), strict=True
     ):
         assert [step for step, _ in read[tag]] == list(steps)
         assert [value for _, value in read[tag]] == pytest.approx(expected, rel=1e-5, abs=1e-7), tag
     assert all(rate > 0 for _, rate in read["train/rows_per_second"])
     for tag, name in {
-        "train/epoch_loss": "loss",
+        "train/loss_epoch": "loss",
         "train/mae": "mae",
         "validation/loss": "val_loss",
         "validation/mae": "val_mae",
@@ -104,9 +104,9 @@ def test_a_fit_that_was_restarted_is_one_run(spark: SparkSession, tmp_path: Path
     run = only_run(tmp_path / "board")
     # The first attempt has written its steps too, and those after its last checkpoint are dropped.
     kept = EventAccumulator(str(run), purge_orphaned_data=False).Reload()
-    assert [point.step for point in kept.Scalars("train/loss")][:4] == [1, 2, 3, 4]
+    assert [point.step for point in kept.Scalars("train/loss_step")][:4] == [1, 2, 3, 4]
     read = points(run)
-    assert [step for step, _ in read["train/loss"]] == list(range(1, 10))
+    assert [step for step, _ in read["train/loss_step"]] == list(range(1, 10))
     validated = read["validation/loss"]
     assert [step for step, _ in validated] == model.history["steps"]
     assert [value for _, value in validated] == pytest.approx(model.history["val_loss"], rel=1e-6)

@@ -246,7 +246,7 @@ def test_what_is_refused_by_name(module: Any, program: dict, message: str) -> No
 def test_what_a_step_asks_for_and_is_not_there(step: Any, message: str) -> None:
     module = made(training_step=lambda self, batch: [step(self, batch), self(batch[0]).mean()][1])
     with pytest.raises(ParamError, match=message):
-        ModuleModel({"model": module, "loss": None, "optimizer": None}, [("x", ["x"])], layout=LAYOUT)
+        ModuleModel({"model": module, "loss": None, "optimizer": None}, LAYOUT)
 
 
 def test_options_of_log_by_position() -> None:
@@ -279,13 +279,13 @@ def test_a_diverged_loss_that_is_logged_is_told_as_one(tmp_path: Path) -> None:
 def test_a_plateau_watches_what_there_is() -> None:
     program = {"model": Lit("a plateau"), "loss": None, "optimizer": None}
     with pytest.raises(ParamError, match=r"monitors 'val_loss', which is none of loss, train_loss"):
-        ModuleModel(program, [("x", ["x"])], layout=LAYOUT)
-    ModuleModel(program, [("x", ["x"])], layout=layout(validates=True))
+        ModuleModel(program, LAYOUT)
+    ModuleModel(program, layout(validates=True))
 
 
 def test_dataloaders_are_told_to_be_unused() -> None:
     module = made(train_dataloader=lambda self: [])
-    model = ModuleModel({"model": module, "loss": None, "optimizer": None}, [("x", ["x"])], layout=LAYOUT)
+    model = ModuleModel({"model": module, "loss": None, "optimizer": None}, LAYOUT)
     assert model.warnings() == ["model: train_dataloader is not called: the rows are those of the DataFrame"]
 
 
@@ -317,7 +317,7 @@ def test_an_estimator_trains_a_lightning_module(spark: SparkSession, tmp_path: P
         assert [row.prediction for row in one.transform(df).collect()] == pytest.approx(expected, rel=1e-12)
     with pytest.raises(ParamError, match="monitor"):
         TorchEstimator(model=Lit(), monitor="val_accuracy", **common).fit(df)
-    with pytest.raises(ParamError, match="monitor one of val_loss, val_worst"):
+    with pytest.raises(ParamError, match="must be one of loss, train_loss, val_loss, val_worst"):
         TorchEstimator(model=Lit(), monitor="val_train_loss", monitorMode="min", **common).fit(df)
     with pytest.raises(ParamError, match="loss: Lit has a training_step"):
         TorchEstimator(model=Lit(), loss="mse", **common).fit(df)

@@ -30,7 +30,7 @@ from flambeau import Callback, ParamError, TorchEstimator
 from flambeau._module import losses
 from flambeau._module.adapter import ModuleModel
 from flambeau._module.assembly import check_program
-from flambeau._module.steps import Layout
+from flambeau._module.layout import Layout
 from flambeau._saved.program import probe_output
 from flambeau._tensors import TensorColumns
 from flambeau.callbacks import Context
@@ -209,7 +209,7 @@ def test_a_scheduler_is_torchs_and_its_state_is_in_checkpoints(tmp_path: Path, c
 def test_the_learning_rate_is_that_of_the_last_step() -> None:
     module = Net()
     given = {"model": module, "loss": "mse", "optimizer": sgd, "lrSchedulerInterval": "step"}
-    model = ModuleModel({**given, "lrScheduler": lambda o: StepLR(o, 1, gamma=0.5)}, [("x", ["x"])])
+    model = ModuleModel({**given, "lrScheduler": lambda o: StepLR(o, 1, gamma=0.5)}, LAYOUT)
     assert model.learning_rate() == 0.05
     for expected in (0.05, 0.025, 0.0125):
         model._views = [torch.zeros_like(parameter) for parameter in module.parameters()]
@@ -321,7 +321,7 @@ def test_torchs_schedule_is_refused_beside_the_jobs() -> None:
 )
 def test_steps_are_tried_before_the_training(module: nn.Module, message: str) -> None:
     with pytest.raises(ParamError, match=message):
-        ModuleModel({"model": module, "loss": None, "optimizer": "sgd"}, [("x", ["x"])], layout=LAYOUT)
+        ModuleModel({"model": module, "loss": None, "optimizer": "sgd"}, LAYOUT)
 
 
 def test_trying_a_step_leaves_no_trace() -> None:
@@ -337,7 +337,7 @@ def test_trying_a_step_leaves_no_trace() -> None:
 
     module = Counting()
     before = torch.get_rng_state()
-    ModuleModel({"model": module, "loss": None, "optimizer": "sgd"}, [("x", ["x"])], layout=LAYOUT)
+    ModuleModel({"model": module, "loss": None, "optimizer": "sgd"}, LAYOUT)
     assert module.seen == [] and module.norm.num_batches_tracked == 0
     assert torch.get_rng_state().equal(before)
 
@@ -522,4 +522,4 @@ def test_a_named_batch_and_weights_by_name(tmp_path: Path) -> None:
     assert result["history"]["epochs"][0]["loss"] == pytest.approx(loss.item(), rel=1e-12)
     given = layout(is_weighted=True, by_name=True)
     with pytest.raises(ParamError, match=r"takes no batch\['weight'\]"):
-        ModuleModel({"model": Careless(), "loss": None, "optimizer": "sgd"}, [("x", ["x"])], layout=given)
+        ModuleModel({"model": Careless(), "loss": None, "optimizer": "sgd"}, given)

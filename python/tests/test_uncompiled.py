@@ -19,6 +19,10 @@ import io, sys, torch
 from torch import nn
 from flambeau._module import optimizers
 from flambeau._module.adapter import ModuleModel
+from flambeau._module.layout import Layout
+from flambeau._tensors import TensorColumns
+
+layout = Layout([TensorColumns("x", ("x",), "float32", None)])
 
 def net():
     torch.manual_seed(0)
@@ -33,7 +37,7 @@ def train(module, step):
 
 ours = []
 for name in optimizers.NAMES:
-    model = ModuleModel({"model": net(), "loss": "mse", "optimizer": name}, [("x", ["x"])])
+    model = ModuleModel({"model": net(), "loss": "mse", "optimizer": name}, layout)
     train(model.module, model._step)
     state = io.BytesIO()
     model.save_state(state)

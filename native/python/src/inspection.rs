@@ -4,26 +4,29 @@ use std::collections::HashMap;
 
 use flambeau_data::{DatasetSpec, Manifest, Store};
 use flambeau_supervisor::SupervisorError;
-use flambeau_train::TrainingJob;
+use flambeau_train::{MetricNames, TrainingJob};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::error;
 
-/// Checks a training job, with the names of its metrics where they are known and the job does not hold them, and those
-/// of the ones that only validation rows have. Raises `flambeau.errors.ParamError` (a ValueError) that names the param, its
+/// Checks a training job, with the names of the metrics that training rows have and of those that validation rows have, where
+/// they are known and the job does not hold them. Raises `flambeau.errors.ParamError` (a ValueError) that names the param, its
 /// value and what is allowed.
 #[pyfunction]
-#[pyo3(signature = (job_json, metrics = None, validation_metrics = None))]
+#[pyo3(signature = (job_json, training_metrics = None, validation_metrics = None))]
 pub(crate) fn validate_job(
     py: Python<'_>,
     job_json: &str,
-    metrics: Option<Vec<String>>,
+    training_metrics: Option<Vec<String>>,
     validation_metrics: Option<Vec<String>>,
 ) -> PyResult<()> {
-    let of_validation = validation_metrics.unwrap_or_default();
+    let names = training_metrics.map(|training| MetricNames {
+        training,
+        validation: validation_metrics.unwrap_or_default(),
+    });
     TrainingJob::from_json(job_json)
-        .and_then(|job| metrics.map_or(Ok(()), |names| job.check_metrics(&names, &of_validation)))
+        .and_then(|job| names.map_or(Ok(()), |names| job.check_metrics(&names)))
         .map_err(|failure| error::from_job(py, &failure))
 }
 

@@ -6,12 +6,12 @@
 
 mod allocator;
 mod batches;
+mod callbacks;
 mod device_gradients;
 mod dlpack;
 mod error;
 mod gradient_sink;
 mod inspection;
-mod listener;
 mod model;
 mod nccl;
 mod rendezvous;

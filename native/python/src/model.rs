@@ -8,12 +8,13 @@ use std::sync::Arc;
 use flambeau_collective::{DType, Device, Stream};
 use flambeau_data::{Batch, HostTensor};
 use flambeau_train::{
-    BucketInfo, DeviceGradients, DeviceModel, GradientSink, LossSums, MicroBatch, Model,
-    ModelError, ParameterInfo, StagedBatch, StagedData, StepContext, TensorRef, Tensors,
+    BucketInfo, DeviceGradients, DeviceModel, GradientSink, LossSums, MetricNames, MicroBatch,
+    Model, ModelError, ParameterInfo, Split, StagedBatch, StagedData, StepContext, TensorRef,
+    Tensors,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::{IntoPyDict, PyBytes, PyTuple};
 
 use crate::device_gradients::PyDeviceGradients;
 use crate::dlpack;
@@ -340,11 +341,27 @@ impl Model for PyModel {
         })
     }
 
-    fn finish_metrics(&mut self, sums: &[f64]) -> Result<Vec<(String, f64)>, ModelError> {
+    fn metric_names(&mut self) -> Result<MetricNames, ModelError> {
         Python::attach(|py| {
+            let names = self.adapter.call_method0(py, "metric_names")?;
+            let (training, validation): (Vec<String>, Vec<String>) = names.extract(py)?;
+            Ok(MetricNames {
+                training,
+                validation,
+            })
+        })
+    }
+
+    fn finish_metrics(
+        &mut self,
+        split: Split,
+        sums: &[f64],
+    ) -> Result<Vec<(String, f64)>, ModelError> {
+        Python::attach(|py| {
+            let arguments = (split == Split::Training, sums.to_vec());
             Ok(self
                 .adapter
-                .call_method1(py, "finish_metrics", (sums.to_vec(),))?
+                .call_method1(py, "finish_metrics", arguments)?
                 .extract(py)?)
         })
     }
@@ -368,6 +385,14 @@ impl Model for PyModel {
                 .adapter
                 .call_method1(py, "finish_gathered", (states,))?
                 .extract(py)?)
+        })
+    }
+
+    fn end_epoch(&mut self, figures: &[(String, Option<f64>)]) -> Result<(), ModelError> {
+        Python::attach(|py| {
+            let figures = figures.to_vec().into_py_dict(py)?;
+            self.adapter.call_method1(py, "end_epoch", (figures,))?;
+            Ok(())
         })
     }
 

@@ -11,8 +11,8 @@ use flambeau_train::{Cause, Gpus, Hooks, TrainError, TrainingJob, Worker};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use crate::callbacks::Callbacks;
 use crate::error;
-use crate::listener::Listener;
 use crate::model::PyModel;
 use crate::rendezvous::CallableRendezvous;
 use crate::signals::Signals;
@@ -21,13 +21,14 @@ use crate::signals::Signals;
 ///
 /// All ranks call it with the same job. `all_gather` is called once, with bytes, and returns every rank's bytes in rank order.
 /// `secret` proves that ranks belong together; `bind_address` is the IP address that the other ranks reach this one at.
-/// `adapter` is a `flambeau._module.adapter.ModuleModel`, and its `listener`, if it is not None, is told what the rank comes to. `transport` is "auto", "sharedMemory" or "tcp". `gpu_addresses` are those
-/// that the cluster has assigned to the rank, None where it assigns none. Waits at most the job's `collectiveTimeout` in any one
-/// operation, and not at all once a signal handler raises.
+/// `adapter` is a `flambeau._module.adapter.ModuleModel`. `callbacks`, a `flambeau._rank.callbacks.RankCallbacks`, is told what the
+/// rank comes to, unless it is None. `transport` is "auto", "sharedMemory" or "tcp". `gpu_addresses` are those that the cluster has
+/// assigned to the rank, None where it assigns none. Waits at most the job's `collectiveTimeout` in any one operation, and not at
+/// all once a signal handler raises.
 ///
 /// Raises `flambeau.errors.RankFailure`, whose cause is the exception itself.
 #[pyfunction]
-#[pyo3(signature = (job_json, rank, world_size, all_gather, secret, bind_address, adapter, transport = "auto", gpu_addresses = None))]
+#[pyo3(signature = (job_json, rank, world_size, all_gather, secret, bind_address, adapter, callbacks = None, transport = "auto", gpu_addresses = None))]
 #[expect(clippy::too_many_arguments, reason = "named in Python")]
 pub(crate) fn train(
     py: Python<'_>,
@@ -38,6 +39,7 @@ pub(crate) fn train(
     secret: Vec<u8>,
     bind_address: &str,
     adapter: &Bound<'_, PyAny>,
+    callbacks: Option<&Bound<'_, PyAny>>,
     transport: &str,
     gpu_addresses: Option<Vec<String>>,
 ) -> PyResult<String> {
@@ -57,7 +59,7 @@ pub(crate) fn train(
         }
     };
     let mut model = PyModel::new(adapter)?;
-    let listener = Listener::of(adapter)?;
+    let callbacks = callbacks.map(Callbacks::new).transpose()?;
     let signals = Signals::default();
     let raised = Arc::new(Mutex::new(None));
     let mut rendezvous = CallableRendezvous::new(rank, world_size, all_gather, raised.clone());
@@ -82,7 +84,7 @@ pub(crate) fn train(
                 options,
                 gpus,
                 &signals,
-                listener,
+                callbacks,
             )
             .map_err(|cause| locate(cause, rank))
         }))
@@ -129,7 +131,7 @@ fn run(
     mut options: GroupOptions,
     gpus: Gpus,
     signals: &Signals,
-    listener: Option<Listener>,
+    callbacks: Option<Callbacks>,
 ) -> Result<String, Failure> {
     let job = TrainingJob::from_json(job_json).map_err(|error| Failure::Early(error.into()))?;
     let store = Store::new(&job.store).map_err(|error| Failure::Early(error.into()))?;
@@ -146,7 +148,7 @@ fn run(
     let hooks = Hooks {
         cancel: Some(signals.callback()),
         interrupt: Some(signals.callback()),
-        ..listener.map_or_else(Hooks::default, Listener::hooks)
+        ..callbacks.map_or_else(Hooks::default, Callbacks::hooks)
     };
     let result = Worker::new(job, group, model, store, hooks)
         .with_gpus(gpus)

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use flambeau_collective::{DType, Device, Stream};
 use flambeau_data::Batch;
 use flambeau_train::{
-    BucketInfo, DeviceGradients, DeviceModel, GradientSink, LossSums, MicroBatch, Model,
-    ModelError, ParameterInfo, Precision, StagedBatch, StepContext, TensorRef, Tensors,
+    BucketInfo, DeviceGradients, DeviceModel, GradientSink, LossSums, MetricNames, MicroBatch,
+    Model, ModelError, ParameterInfo, Precision, Split, StagedBatch, StepContext, TensorRef,
+    Tensors,
 };
 use tch::{Kind, TchError, Tensor};
 
@@ -424,7 +425,12 @@ impl Model for TorchModel {
         })?)
     }
 
-    fn finish_metrics(&mut self, sums: &[f64]) -> Result<Vec<(String, f64)>, ModelError> {
+    fn metric_names(&mut self) -> Result<MetricNames, ModelError> {
+        let names = self.metrics.iter().map(|metric| metric.name.clone());
+        Ok(MetricNames::of_both(names.collect()))
+    }
+
+    fn finish_metrics(&mut self, _: Split, sums: &[f64]) -> Result<Vec<(String, f64)>, ModelError> {
         let mut rest = sums;
         let finish = |metric: &Metric| {
             let (own, others) = rest.split_at(metric.num_sums());

@@ -15,8 +15,8 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use flambeau_collective::{DType, Device, GroupOptions, ProcessGroup, TcpRendezvous};
 use flambeau_data::Store;
 use flambeau_train::{
-    GradientSink, Hooks, LossSums, MicroBatch, Model, ModelError, ParameterInfo, StagedBatch,
-    StepContext, TensorRef, Tensors, TrainingJob, Worker,
+    GradientSink, Hooks, LossSums, MetricNames, MicroBatch, Model, ModelError, ParameterInfo,
+    Split, StagedBatch, StepContext, TensorRef, Tensors, TrainingJob, Worker,
 };
 use parquet::arrow::ArrowWriter;
 use serde_json::json;
@@ -89,7 +89,11 @@ impl Model for Idle {
         Ok(LossSums::default())
     }
 
-    fn finish_metrics(&mut self, _: &[f64]) -> Result<Vec<(String, f64)>, ModelError> {
+    fn metric_names(&mut self) -> Result<MetricNames, ModelError> {
+        Ok(MetricNames::default())
+    }
+
+    fn finish_metrics(&mut self, _: Split, _: &[f64]) -> Result<Vec<(String, f64)>, ModelError> {
         Ok(vec![])
     }
 

@@ -46,8 +46,8 @@ pub use job::{Attempt, FORMAT, JobData, StoreOptions, TrainingJob};
 pub use model::layout::{BucketInfo, BucketLayout, BucketSizes, ParameterInfo, View};
 pub use model::sink::{DeviceGradients, GradientSink};
 pub use model::{
-    DeviceModel, LossSums, MicroBatch, Model, StagedBatch, StagedData, StepContext, TensorRef,
-    Tensors,
+    DeviceModel, LossSums, MetricNames, MicroBatch, Model, Split, StagedBatch, StagedData,
+    StepContext, TensorRef, Tensors,
 };
 pub use record::bottleneck::{Bottleneck, StepPart};
 pub use record::history::{EpochRecord, History, LossScaling, NamedValue, StepTimes, Traffic};
@@ -55,6 +55,6 @@ pub use record::resources::Resources;
 pub use record::result::{StoredFile, TrainingResult, WeightsInfo};
 pub use training::allocator::keep_freed_batches;
 pub use training::events::{CheckpointWritten, EpochBegin, Event, Progress, Start};
-pub use training::hooks::{Hooks, Interrupt, Listener, StepReport};
+pub use training::hooks::{Hook, Hooks, Interrupt, StepReport};
 pub use training::host::num_threads;
 pub use training::worker::Worker;

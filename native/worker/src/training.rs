@@ -8,7 +8,7 @@ use std::time::Duration;
 use flambeau_collective::{GroupOptions, ProcessGroup, Rendezvous, TransportChoice};
 use flambeau_data::Store;
 use flambeau_train::{
-    Cause, Event, Gpus, Hooks, Interrupt, Listener, StepReport, TrainingJob, TrainingResult, Worker,
+    Cause, Event, Gpus, Hook, Hooks, Interrupt, StepReport, TrainingJob, TrainingResult, Worker,
 };
 
 use crate::failure::Failure;
@@ -103,7 +103,7 @@ fn transport(rank: usize, name: &str) -> Result<TransportChoice, Failure> {
     }
 }
 
-fn tell_events(lines: &Arc<Lines>) -> Listener<Event> {
+fn tell_events(lines: &Arc<Lines>) -> Hook<Event> {
     let lines = lines.clone();
     Arc::new(move |event| {
         match event {
@@ -115,7 +115,7 @@ fn tell_events(lines: &Arc<Lines>) -> Listener<Event> {
     })
 }
 
-fn tell_steps(lines: &Arc<Lines>) -> Listener<StepReport> {
+fn tell_steps(lines: &Arc<Lines>) -> Hook<StepReport> {
     let lines = lines.clone();
     Arc::new(move |report| {
         let (epoch, step, loss) = (report.epoch, report.step, report.loss);

@@ -30,15 +30,14 @@ from flambeau._module.assembly import TWO_SCHEDULES, objective_of, optimizer_and
 from flambeau._module.checks import check_module, is_dense, trainable
 from flambeau._module.compiled import CompiledModule
 from flambeau._module.device_gradients import DeviceGradients
-from flambeau._module.devices import BatchCopier, Readback, Rows
-from flambeau._module.epochs import Epochs, is_told, of_validation_alone
+from flambeau._module.devices import Batch, BatchCopier, Readback
+from flambeau._module.layout import Layout
+from flambeau._module.position import Position
 from flambeau._module.precision import autocast
-from flambeau._module.progress import Progress
 from flambeau._module.schedules import Schedules
-from flambeau._module.steps import Layout, Steps, logged_names
+from flambeau._module.steps import TRAINING, VALIDATION, LoggedMean, Steps, logged_names
 from flambeau._module.uncompiled import uncompiled
 from flambeau._saved.weights import save_module
-from flambeau._tensors import TensorColumns
 from flambeau.errors import ParamError
 
 if TYPE_CHECKING:
@@ -58,31 +57,28 @@ class ModuleModel:
     """An nn.Module with its loss, optimizer and metrics, as the native worker sees it.
 
     `program` holds `model`, `loss`, `optimizer` and `metrics` as they came out of one pickle, so that an
-    optimizer instance holds the module's own parameters. `inputs` are the data set's input tensors, as (name,
-    columns). `precision` is that of forward and loss: "float32" leaves the module as it is, "bf16" and "fp16"
-    autocast. `compiles` has torch.compile make what is called in training. `layout` tells all of a batch, on
-    which a module with its own training_step is tried. Raises `ParamError` for what can't be trained, before
+    optimizer instance holds the module's own parameters. `layout` tells what a batch is made of. `precision`
+    is that of forward and loss: "float32" leaves the module as it is, "bf16" and "fp16" autocast. `compiles`
+    has torch.compile make what is called in training. Raises `ParamError` for what can't be trained, before
     anything is read.
     """
 
     def __init__(
         self,
         program: Mapping[str, Any],
-        inputs: Sequence[tuple[str, Sequence[str]]],
+        layout: Layout,
         learning_rate: float | None = None,
         precision: str = "float32",
         compiles: bool = False,
-        layout: Layout | None = None,
     ) -> None:
         module = program["model"]
         check_module(module)
         self.module: nn.Module = module
-        self.progress = Progress()
-        layout = layout or Layout([TensorColumns(name, tuple(c), "float32", None) for name, c in inputs])
+        self.position = Position()
         self._compiled = CompiledModule(module) if compiles else None
-        self._forward, self.objective = objective_of(program, layout, self.progress, self._compiled)
+        self._forward, self.objective = objective_of(program, layout, self.position, self._compiled)
         self.optimizer, schedules = optimizer_and_schedules(
-            program, learning_rate, layout.validates, self.progress
+            program, learning_rate, layout.validates, self.position
         )
         self._schedules = Schedules(schedules)
         # A scheduler puts a counter round the optimizer's steps.
@@ -91,7 +87,7 @@ class ModuleModel:
         )
         self._given_metrics = program.get("metrics")
         self.metrics, self.gathered = self._make_metrics(layout)
-        self._epochs = Epochs(self.metrics, self.gathered, self._schedules, self.progress, layout.validates)
+        self._schedules.check(self._figures(layout.validates))
         self._is_read = self.objective.tells or not (self.metrics or self.gathered)
         """Whether it is known how the metrics read the outputs."""
         self._names, self._parameters = trainable(module)
@@ -112,8 +108,6 @@ class ModuleModel:
         """The GPU's stream whose work the reduction waits for."""
         self._device_gradients: DeviceGradients | None = None
         self._copier: BatchCopier | None = None
-        self.listener: Any = None
-        """A `flambeau._rank.listener.Listener`, or None; the native worker tells it of steps and events."""
         self._host_copies: list[tuple[Tensor, Tensor]] = []
         """What `tensors` gave last, of tensors on a GPU: each with its copy in main memory."""
         module.train()
@@ -166,8 +160,21 @@ class ModuleModel:
         ]
 
     def num_metric_sums(self) -> int:
-        """How many float64 sums the metrics add to those of the loss, and a schedule that watches this."""
-        return sum(metric.size for metric in self.metrics) + (2 if self._schedules.watches else 0)
+        """How many float64 sums the metrics add to those of the loss."""
+        return sum(metric.size for metric in self.metrics)
+
+    def metric_names(self) -> tuple[list[str], list[str]]:
+        """The names of the metrics of training rows, and of those of validation rows."""
+        training, validation = (
+            [metric.name for metric in self.metrics if _is_of(metric, part)] for part in (True, False)
+        )
+        return training, [*validation, *(metric.name for metric in self.gathered)]
+
+    def _figures(self, validates: bool) -> set[str]:
+        """What a schedule may monitor of an epoch."""
+        training, validation = self.metric_names()
+        of_validation = {*validation, "val_loss", *(f"val_{name}" for name in validation)}
+        return {"loss", *training, *(of_validation if validates else ())}
 
     def attach(self, sink: GradientSink) -> None:
         """Makes each parameter's view of the buckets; called again when these are laid out anew."""
@@ -302,26 +309,26 @@ class ModuleModel:
         Backward runs on the local mean times denominator / `reference`, so that ranks and micro-batches weigh
         by what they hold, and times `loss_scale`, which the reduced gradients are divided by.
         """
-        return self._train(_rows(inputs, labels, weight, num_rows), reference, loss_scale)
+        return self._train(_batch(inputs, labels, weight, num_rows), reference, loss_scale)
 
-    def stage(self, inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_rows: int) -> Rows:
+    def stage(self, inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_rows: int) -> Batch:
         """Begins to copy a batch to the device."""
-        rows = _rows(inputs, labels, weight, num_rows)
-        rows.labels, rows.facts = self.objective.on_host(rows.labels, rows.weight)
-        return self._copier.send(rows)  # type: ignore[union-attr]
+        batch = _batch(inputs, labels, weight, num_rows)
+        batch.labels, batch.facts = self.objective.on_host(batch.labels, batch.weight)
+        return self._copier.send(batch)  # type: ignore[union-attr]
 
-    def train_staged(self, rows: Rows, reference: float, loss_scale: float) -> list[float]:
+    def train_staged(self, batch: Batch, reference: float, loss_scale: float) -> list[float]:
         """As `train_batch`, of a batch that `stage` gave."""
-        self._copier.receive(rows)  # type: ignore[union-attr]
-        return self._train(rows, reference, loss_scale)
+        self._copier.receive(batch)  # type: ignore[union-attr]
+        return self._train(batch, reference, loss_scale)
 
-    def _train(self, rows: Rows, reference: float, loss_scale: float) -> list[float]:
+    def _train(self, batch: Batch, reference: float, loss_scale: float) -> list[float]:
         if not self._is_read:
-            self._read(rows)
+            self._read(batch)
         with self._autocast:
-            output, value, denominator = self.objective(rows, True)
+            output, value, denominator = self.objective(batch, True)
         # On a device the numbers set out before backward, which is not waited for.
-        readback = None if self._device is None else self._read_back(output, value, rows)
+        readback = None if self._device is None else self._read_back(output, value, batch)
         if denominator:
             if not value.requires_grad:
                 raise self._detached()
@@ -329,26 +336,25 @@ class ModuleModel:
             (value if factor == 1.0 else _times(value, factor)).backward()
             if not self._hooks:
                 self._gather(self._sink)  # type: ignore[arg-type]
-        return self._sums(output, value, denominator, rows, readback)
+        return self._sums(output, value, denominator, batch, readback)
 
-    def _read_back(self, output: Any, value: Tensor, rows: Rows) -> Readback:
+    def _read_back(self, output: Any, value: Tensor, batch: Batch) -> Readback:
         """The loss and the metrics' sums on their way from the device."""
         parts = [value.detach().to(torch.float64).reshape(1)]
         if self.metrics:
-            parts.append(self._metric_sums(output, rows))
+            parts.append(self._metric_sums(output, batch))
         return Readback(torch.cat(parts))
 
     def _sums(
-        self, output: Any, value: Tensor, denominator: float, rows: Rows, readback: Readback | None
+        self, output: Any, value: Tensor, denominator: float, batch: Batch, readback: Readback | None
     ) -> list[float]:
         """Numerator, denominator and the metrics' sums."""
         if readback is not None:
             mean, *metrics = readback.wait()
         else:
             mean = value.item() if denominator else 0.0
-            metrics = self._metric_sums(output, rows).tolist() if self.metrics else []
-        loss = [mean * denominator if denominator else 0.0, denominator]
-        return [*loss, *metrics, *(loss if self._schedules.watches else ())]
+            metrics = self._metric_sums(output, batch).tolist() if self.metrics else []
+        return [mean * denominator if denominator else 0.0, denominator, *metrics]
 
     def _detached(self) -> ParamError:
         return ParamError(
@@ -356,10 +362,10 @@ class ModuleModel:
             "is the output detached, or made under no_grad, from .item() or by numpy?"
         )
 
-    def _metric_sums(self, output: Any, rows: Rows) -> Tensor:
+    def _metric_sums(self, output: Any, batch: Batch) -> Tensor:
         with torch.no_grad(), self._autocast:
             return torch.cat(
-                [metric.update(output, rows.labels, rows.weight, rows.num_rows) for metric in self.metrics]
+                [metric.update(output, batch.labels, batch.weight, batch.num_rows) for metric in self.metrics]
             )
 
     def optimizer_step(self, used: Sequence[bool] | None, rate_factor: float) -> None:
@@ -386,9 +392,9 @@ class ModuleModel:
         self._last_rate = optimizers.learning_rate(self.optimizer)
         self._step()
         self._drop_gradients()
-        self.progress.step += 1
-        self.progress.epoch_step += 1
-        self._schedules.after_step(self.progress.epoch_step)
+        self.position.step += 1
+        self.position.epoch_step += 1
+        self._schedules.after_step(self.position.epoch_step)
 
     def learning_rate(self) -> float | None:
         """The learning rate of the last step that was taken, before any that the optimizer's own; of its
@@ -412,19 +418,19 @@ class ModuleModel:
         self, inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_rows: int
     ) -> list[float]:
         """Forward and loss in eval mode; returns numerator, denominator and the metrics' sums."""
-        return self._evaluate(_rows(inputs, labels, weight, num_rows))
+        return self._evaluate(_batch(inputs, labels, weight, num_rows))
 
-    def evaluate_staged(self, rows: Rows) -> list[float]:
+    def evaluate_staged(self, batch: Batch) -> list[float]:
         """As `evaluate_batch`, of a batch that `stage` gave."""
-        self._copier.receive(rows)  # type: ignore[union-attr]
-        return self._evaluate(rows)
+        self._copier.receive(batch)  # type: ignore[union-attr]
+        return self._evaluate(batch)
 
-    def _read(self, rows: Rows) -> None:
+    def _read(self, batch: Batch) -> None:
         """Has the module's last operation say how the metrics read its outputs, where the loss does not."""
         self._is_read = True
         self.module.eval()
         try:
-            reading = metrics.reading_of(self._forward, rows.inputs, self.objective.ignore_index)
+            reading = metrics.reading_of(self._forward, batch.inputs, self.objective.ignore_index)
         finally:
             self.module.train()
         if reading is not None:
@@ -445,21 +451,21 @@ class ModuleModel:
         for metric in self.gathered:
             metric.to(device)
 
-    def _evaluate(self, rows: Rows) -> list[float]:
+    def _evaluate(self, batch: Batch) -> list[float]:
         if not self._is_read:
-            self._read(rows)
+            self._read(batch)
         self.module.eval()
         try:
             # Not inference_mode: a module may cache a tensor that it makes here, and training could not use
             # that one.
             with torch.no_grad(), self._autocast:
-                output, value, denominator = self.objective(rows, False)
+                output, value, denominator = self.objective(batch, False)
         finally:
             self.module.train()
-        readback = None if self._device is None else self._read_back(output, value, rows)
+        readback = None if self._device is None else self._read_back(output, value, batch)
         for metric in self.gathered:
-            metric.update(output, rows.labels, rows.weight, rows.num_rows)
-        return self._sums(output, value, denominator, rows, readback)
+            metric.update(output, batch.labels, batch.weight, batch.num_rows)
+        return self._sums(output, value, denominator, batch, readback)
 
     def take_gathered(self) -> bytes | None:
         """What the metrics that are gathered have kept since the last call, which they forget; None where
@@ -468,34 +474,32 @@ class ModuleModel:
         return gathered.pack(self.gathered) if self.gathered else None
 
     def finish_gathered(self, states: Sequence[bytes]) -> list[tuple[str, float]]:
-        """Those metrics by name, from what each rank's `take_gathered` gave; from nothing, before the
-        training, the names of all that validation rows alone have.
-        """
-        finished = gathered.finish(self.gathered, states)
-        if not states:
-            return finished + of_validation_alone(self.metrics)
-        self._epochs.gathered(finished)
-        return finished
+        """Those metrics by name, from what each rank's `take_gathered` gave."""
+        return gathered.finish(self.gathered, states)
 
-    def finish_metrics(self, sums: Sequence[float]) -> list[tuple[str, float]]:
-        """The metrics by name, from their sums over all rows.
-
-        The training loop calls it in turns, and on all ranks: once before the training, of zeros, then at
-        the end of each epoch, of training rows, and of validation rows where there are any.
+    def finish_metrics(self, training: bool, sums: Sequence[float]) -> list[tuple[str, float]]:
+        """The metrics by name, from their sums over all rows of an epoch, of training or of validation. All
+        ranks call it alike, of training rows once the last step is taken.
         """
-        turn = self._epochs.next_turn()
+        if training:
+            self._schedules.after_epoch(self.position.epoch + 1)
         finished = []
         start = 0
         for metric in self.metrics:
-            if is_told(metric, turn):
+            if _is_of(metric, training):
                 value = metric.finish(list(sums[start : start + metric.size]))
                 finished.append((metric.name, float(value)))
             start += metric.size
-        loss = []
-        if self._schedules.watches:
-            loss = [("loss", sums[-2] / sums[-1] if sums[-1] else math.nan)]
-        self._epochs.finished(finished + loss)
         return finished
+
+    def end_epoch(self, figures: Mapping[str, float | None]) -> None:
+        """An epoch and its validation have ended, with these losses and metrics by the names of the history;
+        None stands for what is not a finite number.
+        """
+        values = {name: math.nan if value is None else value for name, value in figures.items()}
+        of_validation = {name.removeprefix("val_"): value for name, value in values.items()}
+        self._schedules.after_validation(self.position.epoch + 1, {**of_validation, **values})
+        self.position.end_epoch()
 
     # State.
 
@@ -508,7 +512,7 @@ class ModuleModel:
             "unlisted": _unlisted_buffers(self.module),
             "optimizer": optimizer,
             "schedules": self._schedules.state(),
-            "progress": self.progress.state(),
+            "progress": self.position.state(),
             "rate": None if self._last_rate is None else float(self._last_rate),
         }
         torch.save(state, file)
@@ -526,7 +530,7 @@ class ModuleModel:
         self._rate_factor = math.nan
         if "schedules" in state:  # which older versions did not write
             self._schedules.take(state["schedules"])
-            self.progress.take(state["progress"])
+            self.position.take(state["progress"])
             self._last_rate = state["rate"]
 
     def save_rank_state(self) -> bytes:
@@ -547,9 +551,14 @@ class ModuleModel:
         return ["weights.safetensors"]
 
 
-def _rows(inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_rows: int) -> Rows:
+def _is_of(metric: metrics.Metric, training: bool) -> bool:
+    """Whether a metric is one of training rows, or of validation rows."""
+    return not isinstance(metric, LoggedMean) or metric.step == (TRAINING if training else VALIDATION)
+
+
+def _batch(inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_rows: int) -> Batch:
     """A batch of capsules as tensors."""
-    return Rows(
+    return Batch(
         list(map(from_dlpack, inputs)),
         list(map(from_dlpack, labels)),
         None if weight is None else from_dlpack(weight),

@@ -13,10 +13,11 @@ from torch import nn
 from flambeau._module import lightning, losses, metrics, optimizers, steps
 from flambeau._module.checks import check_forward, check_module
 from flambeau._module.compiled import CompiledModule
+from flambeau._module.layout import Layout
 from flambeau._module.objectives import Forward, Objective, OfLoss, OfOutput, has_own_loss
-from flambeau._module.progress import Progress
+from flambeau._module.position import Position
 from flambeau._module.schedules import Schedule, of_factory
-from flambeau._module.steps import Layout, Steps
+from flambeau._module.steps import Steps
 from flambeau._module.uncompiled import uncompiled
 from flambeau._saved.program import by_keyword
 from flambeau.errors import ParamError
@@ -27,7 +28,7 @@ TWO_SCHEDULES = (
 
 
 def objective_of(
-    program: Mapping[str, Any], layout: Layout, progress: Progress, compiled: CompiledModule | None = None
+    program: Mapping[str, Any], layout: Layout, position: Position, compiled: CompiledModule | None = None
 ) -> tuple[Forward, Objective]:
     """How the module is called, and what it is trained for. Raises ParamError and DataError for objects that
     do not go together, and inputs that forward does not take.
@@ -55,11 +56,11 @@ def objective_of(
             "and call torch.compile where the module is made"
         )
     steps.check(module, layout)
-    return forward, Steps(module, layout, progress)
+    return forward, Steps(module, layout, position)
 
 
 def optimizer_and_schedules(
-    program: Mapping[str, Any], learning_rate: float | None, validates: bool, progress: Progress
+    program: Mapping[str, Any], learning_rate: float | None, validates: bool, position: Position
 ) -> tuple[torch.optim.Optimizer, list[Schedule]]:
     """The optimizer, and torch's schedules of its learning rates, where there are any. Raises ParamError."""
     module, given = program["model"], program.get("optimizer")
@@ -71,7 +72,7 @@ def optimizer_and_schedules(
                     f"{name}: {type(module).__name__} has configure_optimizers, which is used: leave {name} "
                     "out, or give a module without configure_optimizers"
                 )
-        lightning.attach(module, progress)
+        lightning.attach(module, position)
         with uncompiled():
             given, schedules = lightning.optimizer_of(module)
         if schedules:
@@ -104,8 +105,8 @@ def check_program(
     """
     module = program["model"]
     check_module(module)
-    objective_of(program, layout, Progress())
+    objective_of(program, layout, Position())
     metrics.build(program.get("metrics"))
-    _, schedules = optimizer_and_schedules(program, learning_rate, layout.validates, Progress())
+    _, schedules = optimizer_and_schedules(program, learning_rate, layout.validates, Position())
     if schedules and has_schedule:
         raise ParamError(TWO_SCHEDULES)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flambeau._saved.program import call
 from flambeau.errors import DataError, ParamError
 
 _GRADIENT_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -91,10 +92,7 @@ def check_forward(
     except (TypeError, ValueError):
         return  # compiled code without a signature: the first batch will tell
     try:
-        if keywords is None:
-            signature.bind(*inputs)
-        else:
-            signature.bind(**dict(zip(keywords, inputs, strict=True)))
+        call(signature.bind, inputs, keywords)
     except TypeError as error:
         given = ", ".join(f"{name} (from {', '.join(columns)})" for name, columns in inputs)
         raise DataError(

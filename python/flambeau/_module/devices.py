@@ -41,7 +41,7 @@ def nccl_directories() -> list[str]:
 
 
 @dataclass
-class Rows:
+class Batch:
     """A batch as tensors, where the module is."""
 
     inputs: Sequence[Tensor]
@@ -71,15 +71,15 @@ class BatchCopier:
         self._streams = streams_of(device)
         self._stream = self._streams.Stream()
 
-    def send(self, rows: Rows) -> Rows:
+    def send(self, batch: Batch) -> Batch:
         """Begins to copy a batch from main memory."""
         with self._streams.stream(self._stream):
-            sent = Rows(
-                [self._copy(tensor) for tensor in rows.inputs],
-                [self._copy(tensor) for tensor in rows.labels],
-                None if rows.weight is None else self._copy(rows.weight),
-                rows.num_rows,
-                rows.facts,
+            sent = Batch(
+                [self._copy(tensor) for tensor in batch.inputs],
+                [self._copy(tensor) for tensor in batch.labels],
+                None if batch.weight is None else self._copy(batch.weight),
+                batch.num_rows,
+                batch.facts,
             )
             sent.arrived = self._stream.record_event()
         return sent
@@ -89,11 +89,11 @@ class BatchCopier:
         source = tensor.pin_memory() if self._device.type == "cuda" else tensor
         return source.to(self._device, non_blocking=True)
 
-    def receive(self, rows: Rows) -> None:
+    def receive(self, batch: Batch) -> None:
         """Has the present stream wait for a batch that was sent."""
         present = self._streams.current_stream(self._device)
-        present.wait_event(rows.arrived)
-        for tensor in rows.tensors():
+        present.wait_event(batch.arrived)
+        for tensor in batch.tensors():
             if tensor.is_cuda:
                 # Made on the copying stream, whose memory torch would give away while this one reads it.
                 tensor.record_stream(present)

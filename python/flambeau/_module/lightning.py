@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flambeau._module.progress import Progress
+from flambeau._module.position import Position
 from flambeau._module.schedules import Schedule
 from flambeau.errors import ParamError
 
@@ -105,18 +105,18 @@ def warnings_of(module: nn.Module) -> list[str]:
 class Trainer:
     """What a module finds as `self.trainer`: where the training is, and nothing else of a Trainer."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    def __init__(self, position: Position) -> None:
+        self._position = position
 
     @property
     def current_epoch(self) -> int:
         """The epoch, counted from 0."""
-        return self._progress.epoch
+        return self._position.epoch
 
     @property
     def global_step(self) -> int:
         """How many steps the optimizer has taken."""
-        return self._progress.step
+        return self._position.step
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -127,9 +127,9 @@ class Trainer:
         )
 
 
-def attach(module: nn.Module, progress: Progress) -> None:
+def attach(module: nn.Module, position: Position) -> None:
     """Gives a LightningModule what it finds as `self.trainer`."""
-    setattr(module, "trainer", Trainer(progress))  # noqa: B010  # a property of Lightning's
+    setattr(module, "trainer", Trainer(position))  # noqa: B010  # a property of Lightning's
 
 
 @contextmanager

@@ -110,22 +110,23 @@ def build(metrics: Any, reading: Reading | None = None) -> tuple[list[Metric], l
     )
 
 
-def check(metrics: Any, weighted: bool, validates: bool) -> list[str]:
-    """The names of the metrics that only validation rows have. Raises ParamError for such where nothing
-    `validates`, and for those that take no weights where rows are `weighted`.
+def check(metrics: Any, weighted: bool, validates: bool) -> tuple[list[str], list[str]]:
+    """The names of the metrics of training rows, and of those of validation rows. Raises ParamError for
+    metrics that only those have where nothing `validates`, and for those that take no weights where rows are
+    `weighted`.
     """
     of_sums, of_all = build(metrics)
     given: list[Metric | gathered.GatheredMetric] = [*of_sums, *of_all]
     for metric in given:
         if weighted and not metric.takes_weights:
             raise ParamError(foreign_metrics.weightless(metric.name))
-    names = [metric.name for metric in of_all]
-    if names and not validates:
+    if of_all and not validates:
+        names = ", ".join(metric.name for metric in of_all)
         raise ParamError(
-            f"metrics: {', '.join(names)} is made of all validation rows at once, and there are none: set "
+            f"metrics: {names} is made of all validation rows at once, and there are none: set "
             "validationFraction or validationIndicatorCol"
         )
-    return names
+    return [metric.name for metric in of_sums], [metric.name for metric in given]
 
 
 def _listed(metrics: Any) -> list[tuple[str | None, Any]]:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from flambeau._module import losses
-from flambeau._module.devices import Rows
+from flambeau._module.devices import Batch
 from flambeau._module.losses import HostFacts
-from flambeau._saved.program import argument_names
+from flambeau._saved.program import argument_names, call
 from flambeau.errors import DataError, ParamError
 
 
@@ -32,7 +32,7 @@ class Objective(Protocol):
     def ignore_index(self) -> int | None:
         """The label that does not count."""
 
-    def __call__(self, rows: Rows, training: bool) -> tuple[Any, Tensor, float]:
+    def __call__(self, batch: Batch, training: bool) -> tuple[Any, Tensor, float]:
         """Output, value and denominator of a batch, in training mode or of validation rows."""
 
     def on_host(self, labels: list[Tensor], weight: Tensor | None) -> tuple[list[Tensor], HostFacts]:
@@ -56,10 +56,7 @@ class Forward:
 
     def __call__(self, inputs: Sequence[Tensor], training: bool = False, **more: Any) -> Any:
         """What the module returns; what is called in training may be compiled."""
-        called = self._compiled if training else self._module
-        if self._keywords is None:
-            return called(*inputs, **more)
-        return called(**dict(zip(self._keywords, inputs, strict=True)), **more)
+        return call(self._compiled if training else self._module, inputs, self._keywords, **more)
 
 
 class OfLoss:
@@ -76,12 +73,12 @@ class OfLoss:
     def ignore_index(self) -> int | None:
         return self._loss.ignore_index
 
-    def __call__(self, rows: Rows, training: bool) -> tuple[Any, Tensor, float]:
-        output = self._forward(rows.inputs, training)
+    def __call__(self, batch: Batch, training: bool) -> tuple[Any, Tensor, float]:
+        output = self._forward(batch.inputs, training)
         loss = self._loss
         if isinstance(loss, losses.InputsLoss):
-            loss = loss.of(together(rows.inputs, self._names))
-        return output, *loss(output, rows.labels, rows.weight, rows.num_rows, rows.facts)
+            loss = loss.of(together(batch.inputs, self._names))
+        return output, *loss(output, batch.labels, batch.weight, batch.num_rows, batch.facts)
 
     def on_host(self, labels: list[Tensor], weight: Tensor | None) -> tuple[list[Tensor], HostFacts]:
         return self._loss.on_host(labels, weight)
@@ -104,15 +101,15 @@ class OfOutput:
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
 
-    def __call__(self, rows: Rows, training: bool) -> tuple[Any, Tensor, float]:
-        if len(rows.labels) != 1:
+    def __call__(self, batch: Batch, training: bool) -> tuple[Any, Tensor, float]:
+        if len(batch.labels) != 1:
             raise DataError(
-                f"the model's forward takes one tensor as labels, and there are {len(rows.labels)}: give one "
-                "column as labelCol, or a loss"
+                f"the model's forward takes one tensor as labels, and there are {len(batch.labels)}: give "
+                "one column as labelCol, or a loss"
             )
-        if rows.weight is not None:
+        if batch.weight is not None:
             raise ParamError(weightless("the model's own loss"))
-        output = self._forward(rows.inputs, training, labels=rows.labels[0])
+        output = self._forward(batch.inputs, training, labels=batch.labels[0])
         value = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise ParamError(
@@ -122,7 +119,7 @@ class OfOutput:
         rest = output
         if isinstance(output, Mapping):
             rest = {name: part for name, part in output.items() if name != "loss"}
-        return rest, value.reshape(()), float(rows.num_rows)
+        return rest, value.reshape(()), float(batch.num_rows)
 
     def on_host(self, labels: list[Tensor], weight: Tensor | None) -> tuple[list[Tensor], HostFacts]:
         return labels, HostFacts()

@@ -86,11 +86,6 @@ class Schedules:
     def __bool__(self) -> bool:
         return bool(self._all)
 
-    @property
-    def watches(self) -> bool:
-        """Whether any takes a step by a value."""
-        return bool(self._plateaus)
-
     def check(self, known: Collection[str]) -> None:
         """Raises ParamError for one that monitors what is not among these names."""
         for one in self._plateaus:

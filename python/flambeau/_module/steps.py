@@ -20,39 +20,15 @@ from torch import Tensor, nn
 
 from flambeau._history import RECORD_COLUMNS
 from flambeau._module import generators, lightning
-from flambeau._module.devices import Rows
+from flambeau._module.devices import Batch
+from flambeau._module.layout import Layout
 from flambeau._module.losses import HostFacts
 from flambeau._module.objectives import weightless
-from flambeau._module.progress import Progress
+from flambeau._module.position import Position
 from flambeau._tensors import TensorColumns
 from flambeau.errors import ParamError
 
 TRAINING, VALIDATION = "training_step", "validation_step"
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What a batch is made of."""
-
-    inputs: Sequence[TensorColumns]
-    labels: Sequence[TensorColumns] = ()
-    is_weighted: bool = False
-    by_name: bool = False
-    """Whether the inputs have names of their own (`inputNames`)."""
-    validates: bool = False
-    """Whether there are validation rows."""
-
-    @staticmethod
-    def of(data: Mapping[str, Any], params: Mapping[str, Any]) -> Layout:
-        """That of a training job's `data` and `params`."""
-        spec = data["spec"]
-        inputs, labels = ([TensorColumns.from_json(one) for one in spec[key]] for key in ("inputs", "labels"))
-        by_name = params.get("inputNames") is not None
-        return Layout(inputs, labels, bool(spec.get("weight")), by_name, bool(data.get("validation")))
-
-    def label_names(self) -> list[str]:
-        """What the labels are called in a batch by name."""
-        return ["labels"] if len(self.labels) == 1 else [one.name for one in self.labels]
 
 
 class Logged:
@@ -109,7 +85,7 @@ class Steps:
 
     module: nn.Module
     layout: Layout
-    progress: Progress
+    position: Position
     names: Mapping[str, Sequence[str]] | None = None
     name: str = field(default=TRAINING, init=False)
     threshold: float = field(default=0.0, init=False)
@@ -122,24 +98,24 @@ class Steps:
         self._left_out: list[tuple[str, str]] = []
         """What was logged under a name that is not known: the step, and the name."""
         if self._is_lightning:
-            lightning.attach(self.module, self.progress)
+            lightning.attach(self.module, self.position)
 
-    def __call__(self, rows: Rows, training: bool) -> tuple[Logged, Tensor, float]:
+    def __call__(self, batch: Batch, training: bool) -> tuple[Logged, Tensor, float]:
         """What was logged, and the loss, which is the mean over the batch's rows, or weights."""
         step = TRAINING if training else VALIDATION
-        index = self.progress.batch if training else self.progress.validation_batch
-        logged = Logged(step, rows.num_rows, rows.inputs[0].device)
+        index = self.position.batch if training else self.position.validation_batch
+        logged = Logged(step, batch.num_rows, batch.inputs[0].device)
         with lightning.logging_to(self.module, logged.take) if self._is_lightning else nullcontext():
-            returned = _called(getattr(self.module, step), self._batch(rows), index)
+            returned = _called(getattr(self.module, step), self._for_step(batch), index)
         if training:
-            self.progress.batch += 1
+            self.position.batch += 1
         else:
-            self.progress.validation_batch += 1
+            self.position.validation_batch += 1
         value = self._loss(returned, logged)
         self._note_unknown(logged)
         if value is None:
             return logged, torch.zeros((), device=logged.device), 0.0
-        return logged, value, _denominator(rows)
+        return logged, value, _denominator(batch)
 
     def on_host(self, labels: list[Tensor], weight: Tensor | None) -> tuple[list[Tensor], HostFacts]:
         """As a loss has it."""
@@ -160,12 +136,12 @@ class Steps:
             for step, name in self._left_out
         ]
 
-    def _batch(self, rows: Rows) -> Any:
+    def _for_step(self, batch: Batch) -> Any:
         if not self.layout.by_name:
-            return (*rows.inputs, *rows.labels)
-        named = dict(zip((one.name for one in self.layout.inputs), rows.inputs, strict=True))
-        named |= dict(zip(self.layout.label_names(), rows.labels, strict=True))
-        return named if rows.weight is None else _Noted({**named, "weight": rows.weight})
+            return (*batch.inputs, *batch.labels)
+        named = dict(zip((one.name for one in self.layout.inputs), batch.inputs, strict=True))
+        named |= dict(zip(self.layout.label_names(), batch.labels, strict=True))
+        return named if batch.weight is None else _Noted({**named, "weight": batch.weight})
 
     def _loss(self, returned: Any, logged: Logged) -> Tensor | None:
         """The loss of what a step returned, in validation that which it has logged before that."""
@@ -257,11 +233,11 @@ def _is_same(logged: Any, returned: Any) -> bool:
     return bool(logged == returned) or (math.isnan(logged) and math.isnan(returned))
 
 
-def _denominator(rows: Rows) -> float:
-    if rows.weight is None:
-        return float(rows.num_rows)
-    known = rows.facts.denominator if rows.facts is not None else None
-    return float(rows.weight.sum(dtype=torch.float64)) if known is None else known
+def _denominator(batch: Batch) -> float:
+    if batch.weight is None:
+        return float(batch.num_rows)
+    known = batch.facts.denominator if batch.facts is not None else None
+    return float(batch.weight.sum(dtype=torch.float64)) if known is None else known
 
 
 def has_steps(module: Any) -> bool:
@@ -343,7 +319,7 @@ def _tried(module: nn.Module, layout: Layout, step: str) -> Logged:
         for value in (0, 1):
             # Its own buffers, and what the step keeps in attributes; the parameters are only read.
             held = {id(parameter): parameter for parameter in module.parameters()}
-            steps = Steps(copy.deepcopy(module, held).train(step == TRAINING), layout, Progress())
+            steps = Steps(copy.deepcopy(module, held).train(step == TRAINING), layout, Position())
             try:
                 with torch.set_grad_enabled(step == TRAINING):
                     return steps(_constant_rows(layout, value), step == TRAINING)[0]
@@ -359,9 +335,9 @@ def _tried(module: nn.Module, layout: Layout, step: str) -> Logged:
     raise ParamError(f"model: {step} fails on a batch of the columns' shapes ({shapes}): {error}") from error
 
 
-def _constant_rows(layout: Layout, value: int) -> Rows:
+def _constant_rows(layout: Layout, value: int) -> Batch:
     def full(one: TensorColumns) -> Tensor:
         return torch.full((2, *(one.shape or ())), value, dtype=getattr(torch, one.dtype))
 
     weight = torch.ones(2) if layout.is_weighted else None
-    return Rows([full(one) for one in layout.inputs], [full(one) for one in layout.labels], weight, 2)
+    return Batch([full(one) for one in layout.inputs], [full(one) for one in layout.labels], weight, 2)

@@ -19,8 +19,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from flambeau._rank.callbacks import rank_callbacks
 from flambeau._rank.imports import finish_importing, forget_threads
-from flambeau._rank.listener import listener_of
 from flambeau._store import open_store
 from flambeau.errors import DataError, FlambeauError, ParamError, RankFailure, StoreError, WorkerError
 
@@ -191,8 +191,8 @@ def _train(
     try:
         from flambeau import _native
         from flambeau._module.adapter import ModuleModel
+        from flambeau._module.layout import Layout
         from flambeau._module.precision import tensor_float32
-        from flambeau._module.steps import Layout
     except ImportError as error:
         raise EnvironmentMismatchError(
             f"the worker on {socket.gethostname()} can't import flambeau or what it needs: {error}; "
@@ -200,20 +200,18 @@ def _train(
         ) from error
     _check_versions(request.versions)
     job = json.loads(request.job_json)
-    inputs = [(tensor["name"], tensor["columns"]) for tensor in job["data"]["spec"]["inputs"]]
     params = job["params"]
     precision = params.get("precision", "float32")
     # No name holds the pickle: it may be as large as the module, which trains for hours.
     program = _load_program(_pickle_of(request, job))
     adapter = ModuleModel(
         program,
-        inputs,
+        Layout.of(job["data"], params),
         params.get("learningRate"),
         precision,
         params.get("compile", False),
-        Layout.of(job["data"], params),
     )
-    adapter.listener = listener_of(program.get("callbacks", ()), adapter, rank, world_size)
+    callbacks = rank_callbacks(program.get("callbacks", ()), adapter, rank, world_size)
     with tensor_float32(precision):
         return _native.train(
             request.job_json,
@@ -223,6 +221,7 @@ def _train(
             request.secret,
             bind_address,
             adapter,
+            callbacks,
             request.transport,
             None if gpu_addresses is None else list(gpu_addresses),
         )

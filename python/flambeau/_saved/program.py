@@ -103,11 +103,18 @@ class OutputSpec:
         return self.tensors[0] if len(self.tensors) == 1 and self.tensors[0].name is None else None
 
 
-def call(module: Callable[..., Any], inputs: Sequence[TensorColumns], tensors: Sequence[Tensor]) -> Any:
-    """What a module returns for its inputs, given by their names where forward takes them so."""
-    if any(tensor.keyword for tensor in inputs):
-        return module(**{known.name: tensor for known, tensor in zip(inputs, tensors, strict=True)})
-    return module(*tensors)
+def keywords(inputs: Sequence[TensorColumns]) -> list[str] | None:
+    """The names that forward takes the inputs by; None where it takes them by position."""
+    return [one.name for one in inputs] if any(one.keyword for one in inputs) else None
+
+
+def call(
+    module: Callable[..., Any], tensors: Sequence[Any], keywords: Sequence[str] | None, **more: Any
+) -> Any:
+    """What a module returns for its inputs: by position, or where it takes `keywords`, by these names."""
+    if keywords is None:
+        return module(*tensors, **more)
+    return module(**dict(zip(keywords, tensors, strict=True)), **more)
 
 
 def is_wide(module: nn.Module) -> bool:
@@ -200,7 +207,7 @@ def _output_of(
     # Not inference_mode: the module may keep a tensor that it makes here, and is to be trained after.
     with torch.random.fork_rng(devices=[]), torch.no_grad(), without_warnings():
         with LastOperations() as made:
-            output = call(module, inputs, tensors)
+            output = call(module, tensors, keywords(inputs))
         return output_spec(output, len(tensors[0]), made)
 
 
@@ -261,7 +268,7 @@ def check_signature(module: nn.Module, inputs: Sequence[TensorColumns]) -> None:
     except (TypeError, ValueError):
         return
     try:
-        call(signature.bind, inputs, inputs)  # type: ignore[arg-type]
+        call(signature.bind, inputs, keywords(inputs))
     except TypeError as error:
         names = ", ".join(tensor.name for tensor in inputs)
         raise ParamError(
@@ -414,7 +421,7 @@ def compile_programs(
     the weights, it returns exactly what the module does; `exportedTrain` where it does so in training mode,
     with the same random numbers, and leaves the same buffers. The module's mode may be another afterwards.
     """
-    if any(tensor.keyword for tensor in inputs):
+    if keywords(inputs):
         return {}, dict.fromkeys(forms, "forward takes its inputs by name")
     programs, reasons = {}, {}
     for form in forms:

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from flambeau._module import gathered, losses, metrics
-from flambeau._module.devices import Rows
+from flambeau._module.devices import Batch
 from flambeau._module.objectives import Forward, OfLoss
+from flambeau._saved.program import keywords
 from flambeau._score.input_rows import InputRows
 from flambeau._score.pieces import rows_at_once
 from flambeau._score.scoring import Scorer, prepare_worker
@@ -62,9 +63,9 @@ class Judge:
         if reading is not None:
             self._take(reading)
 
-    def add(self, rows: Rows, output: Any, value: Tensor, denominator: float) -> None:
+    def add(self, batch: Batch, output: Any, value: Tensor, denominator: float) -> None:
         """Adds what these rows come to: the module's output, the loss and its denominator."""
-        told = (output, rows.labels, rows.weight, rows.num_rows)
+        told = (output, batch.labels, batch.weight, batch.num_rows)
         parts = [metric.update(*told).cpu() for metric in self._metrics]
         for metric in self._gathered:
             metric.update(*told)
@@ -117,8 +118,7 @@ class Evaluator:
         with self.scorer.module() as (module, device):
             judge = Judge(pickle.loads(self.objects))  # noqa: S301  the driver's own
             names = [tensor.name for tensor in self.scorer.inputs]
-            by_keyword = any(tensor.keyword for tensor in self.scorer.inputs)
-            forward = Forward(module, module, names if by_keyword else None)
+            forward = Forward(module, module, keywords(self.scorer.inputs))
             objective = OfLoss(forward, judge.loss, names if self.by_name else None)
             for number, columns in enumerate(chain([first], filled)):
                 rows, num_rows = InputRows.of(self._tensors(columns), columns), len(columns[0])
@@ -145,7 +145,7 @@ class Evaluator:
         weight = given[-1] if self.weight is not None else None
         labels, facts = judge.loss.on_host(labels, weight)
         with torch.no_grad():
-            batch = Rows(
+            batch = Batch(
                 [tensor.to(device) for tensor in given[:num_inputs]],
                 [label.to(device) for label in labels],
                 None if weight is None else weight.to(device),

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from flambeau import _native
-from flambeau._saved.program import OutputSpec, OutputTensor, call, instantiate, named_outputs
+from flambeau._saved.program import OutputSpec, OutputTensor, call, instantiate, keywords, named_outputs
 from flambeau._saved.weights import WeightsRef, load_into
 from flambeau._score import gpu_slots
 from flambeau._score.heads import CLASS_FIELDS, Head
@@ -120,7 +120,7 @@ class Scorer:
         from flambeau._score.gpu_scoring import GpuScoring
 
         def forward(inputs: Sequence[Tensor], num_rows: int) -> list[Tensor]:
-            return self._checked(call(module, self.inputs, inputs), num_rows)
+            return self._checked(call(module, inputs, keywords(self.inputs)), num_rows)
 
         with self._on_device(place) as module:
             pinned = functools.partial(self._results, pin_memory=True)
@@ -153,7 +153,7 @@ class Scorer:
 
         def run(start: int, stop: int) -> None:
             found = self._checked(
-                call(module, self.inputs, [part.tensor(start, stop) for part in rows]), stop - start
+                call(module, [part.tensor(start, stop) for part in rows], keywords(self.inputs)), stop - start
             )
             if not joined:
                 joined.extend(self._results(num_rows, [tensor.dtype for tensor in found]))

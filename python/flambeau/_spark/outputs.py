@@ -1,6 +1,4 @@
-"""How a module's outputs are written as columns: which kinds they may be, and of what types Spark's columns
-are.
-"""
+"""The types of the columns that a module's outputs are written as."""
 
 from __future__ import annotations
 
@@ -17,40 +15,19 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from flambeau._saved.program import OutputTensor
-from flambeau.errors import ParamError
+from flambeau._saved.program import OutputSpec, OutputTensor
+from flambeau._score.heads import CLASS_FIELDS, Head
 
 
-def checked_kind(given: str, tensor: OutputTensor) -> str:
-    """A kind that `outputKinds` gives to an output, as `Head` has it. Raises ParamError where it is not one
-    of such an output.
-    """
-    single = {"logit": "logits", "probability": "probabilities"}
-    what = f"outputKinds: {given!r} is for an output of {{}}, and {tensor.name or 'the output'} has "
-    what += f"{list(('rows', *tensor.shape))}"
-    if given in single and not tensor.is_scalar:
-        raise ParamError(what.format("one number a row"))
-    if given in ("labels", "label_probabilities") and (len(tensor.shape) != 1 or tensor.is_scalar):
-        raise ParamError(what.format("several labels, [rows, labels]"))
-    if given != "number" and len(tensor.shape) > 1:
-        raise ParamError(what.format("one number or one dimension a row"))
-    return single.get(given, given)
-
-
-def check_thresholds(
-    tensor: OutputTensor, kind: str, threshold: float | None, thresholds: Sequence[float] | None
-) -> None:
-    """Raises ParamError where they do not fit an output of classes."""
-    num_classes = 2 if tensor.is_scalar else tensor.shape[0]
-    if threshold is not None and thresholds is not None:
-        raise ParamError("threshold and thresholds are both set: unset one of them, with None")
-    if threshold is not None and num_classes > 2 and not kind.startswith("label"):
-        raise ParamError(
-            f"threshold is for two classes or for labels, and there are {num_classes} classes: set "
-            "thresholds, one for each"
-        )
-    if thresholds is not None and len(thresholds) != num_classes:
-        raise ParamError(f"thresholds has {len(thresholds)} entries, and there are {num_classes} classes")
+def result_type(output: OutputSpec, heads: Sequence[Head]) -> DataType:
+    """Spark's type of all outputs: that of a single one, a struct of several."""
+    types = [
+        column_type(tensor) if head.kind == "number" else class_type(head.kind, CLASS_FIELDS)
+        for tensor, head in zip(output.tensors, heads, strict=True)
+    ]
+    if output.single is not None:
+        return types[0]
+    return StructType([StructField(head.name, kind) for head, kind in zip(heads, types, strict=True)])
 
 
 def class_type(kind: str, fields: Sequence[str]) -> StructType:

@@ -8,8 +8,9 @@ from typing import Any, Self
 
 from pyspark.ml.param import Param, Params
 
+from flambeau._callbacks import callback_list
 from flambeau._suggest import suggestion
-from flambeau.callbacks import Callback, callback_list
+from flambeau.callbacks import Callback
 from flambeau.errors import ParamError
 from flambeau.params.converters import one_of
 
@@ -107,6 +108,12 @@ def describe(value: Any) -> str:
         code = value.__code__
         return f"{value.__qualname__} at {code.co_filename}:{code.co_firstlineno}"
     return getattr(value, "__qualname__", None) or type(value).__name__
+
+
+def params_text(params: Params) -> list[str]:
+    """The params that are set, in a line each, objects by what they are."""
+    values = {param.name: params.getOrDefault(param) for param in params.params if params.isSet(param)}
+    return [f"{name}: {describe(value)}" for name, value in values.items()]
 
 
 class HasObjects(CheckedParams):

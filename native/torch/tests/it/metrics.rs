@@ -1,7 +1,7 @@
 //! Metrics against plain loops over rows, added up over batches.
 
 use flambeau_data::DType;
-use flambeau_train::{BucketSizes, Model};
+use flambeau_train::{BucketSizes, Model, Split};
 use serde_json::{Value, json};
 
 use crate::support::{Place, Trainer, batch, expected, job, numbers, path, places, tensor};
@@ -58,7 +58,10 @@ fn check_metric(place: Place, case: &Value) {
             .zip(&found.metrics)
             .for_each(|(sum, part)| *sum += part);
     }
-    let finished = trainer.model.finish_metrics(&sums).unwrap();
+    let finished = trainer
+        .model
+        .finish_metrics(Split::Validation, &sums)
+        .unwrap();
     let wanted = case["value"].as_f64().unwrap();
     assert_eq!(finished[0].0, case["metric"].as_str().unwrap());
     assert!(

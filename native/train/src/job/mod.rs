@@ -22,6 +22,7 @@ use self::params::{Precision, TrainingParams};
 use self::program::{LossSpec, NativeProgram};
 use crate::digest;
 use crate::error::JobError;
+use crate::model::MetricNames;
 
 /// The version of the job's format that this build reads and writes.
 pub const FORMAT: u32 = 1;
@@ -142,18 +143,13 @@ impl TrainingJob {
         Ok(job)
     }
 
-    /// Checks what the params say of the metrics, for a training with metrics of these names; those `of_validation` have
-    /// values on validation rows alone.
+    /// Checks what the params say of the metrics, for a training with metrics of these names.
     ///
     /// # Errors
     ///
     /// [`JobError::Invalid`] for a `monitor` that names none of them.
-    pub fn check_metrics(
-        &self,
-        names: &[String],
-        of_validation: &[String],
-    ) -> Result<(), JobError> {
-        Monitor::new(&self.params, names, of_validation).map(drop)
+    pub fn check_metrics(&self, names: &MetricNames) -> Result<(), JobError> {
+        Monitor::new(&self.params, names).map(drop)
     }
 
     /// What all ranks must have alike, by name, for `GroupOptions::terms`: each param but those that concern one machine or what
@@ -281,7 +277,7 @@ impl TrainingJob {
             );
         }
         if let Some(program) = &self.program {
-            self.check_metrics(&program.metrics, &[])?;
+            self.check_metrics(&MetricNames::of_both(program.metrics.clone()))?;
         }
         let (lanes, workers) = (params.lanes(), params.num_workers);
         if lanes < workers {

@@ -1,8 +1,11 @@
 //! Which epoch was the best, and when to stop early.
 
+use std::iter;
+
 use crate::error::JobError;
 use crate::job::params::{MonitorMode, TrainingParams};
-use crate::record::history::{EpochRecord, History};
+use crate::model::MetricNames;
+use crate::record::history::{EpochRecord, History, VALIDATION};
 
 /// Says which epoch was the best, by one number of its record. It keeps nothing: all that it knows lies in the history,
 /// which is the same on every rank and part of each checkpoint.
@@ -15,16 +18,12 @@ pub(crate) struct Monitor {
 }
 
 impl Monitor {
-    /// The monitor of a job whose model has these metrics, and those `of_validation` of validation rows alone.
+    /// The monitor of a job whose model has these metrics.
     ///
     /// # Errors
     ///
     /// [`JobError::Invalid`] where there is nothing of the name, and where its name alone does not say what is better.
-    pub(crate) fn new(
-        params: &TrainingParams,
-        metrics: &[String],
-        of_validation: &[String],
-    ) -> Result<Monitor, JobError> {
+    pub(crate) fn new(params: &TrainingParams, metrics: &MetricNames) -> Result<Monitor, JobError> {
         let validates = params.validates();
         let name = match &params.monitor {
             Some(name) => name.clone(),
@@ -32,14 +31,11 @@ impl Monitor {
             None => "loss".into(),
         };
         let mut names: Vec<String> = vec!["loss".into()];
-        names.extend_from_slice(metrics);
+        names.extend_from_slice(&metrics.training);
         if validates {
-            let validated: Vec<String> = names
-                .iter()
-                .chain(of_validation)
-                .map(|name| format!("{VALIDATION}{name}"))
-                .collect();
-            names.extend(validated);
+            let of_validation =
+                iter::once("loss").chain(metrics.validation.iter().map(|name| &**name));
+            names.extend(of_validation.map(|name| format!("{VALIDATION}{name}")));
         }
         if !names.contains(&name) {
             let without = match validates {
@@ -94,22 +90,13 @@ impl Monitor {
     }
 
     fn value(&self, record: &EpochRecord) -> Option<f64> {
-        let (name, loss, metrics) = match self.name.strip_prefix(VALIDATION) {
-            Some(name) => (name, record.validation_loss, &record.validation_metrics),
-            None => (&*self.name, record.loss, &record.metrics),
-        };
-        match name {
-            "loss" => loss,
-            name => metrics
-                .iter()
-                .find(|(metric, _)| metric == name)
-                .and_then(|(_, value)| *value),
-        }
+        let figures = record.figures();
+        figures
+            .iter()
+            .find(|(name, _)| *name == self.name)
+            .and_then(|(_, value)| *value)
     }
 }
-
-/// What the history puts before the names of what it has of the validation rows.
-const VALIDATION: &str = "val_";
 
 /// Whether the loss or metric of this name is better when it is larger; `None` where the name does not say.
 fn is_larger_better(name: &str) -> Option<bool> {
@@ -131,7 +118,7 @@ mod tests {
 
     /// The monitor's history of epochs with these validation losses, to where it stops.
     fn run(params: TrainingParams, losses: &[Option<f64>]) -> History {
-        let monitor = Monitor::new(&params, &[], &[]).unwrap();
+        let monitor = Monitor::new(&params, &MetricNames::default()).unwrap();
         let mut history = History::default();
         for (epoch, &validation_loss) in losses.iter().enumerate() {
             let record = EpochRecord {
@@ -179,14 +166,34 @@ mod tests {
             monitor: Some(name.into()),
             ..stopping(2, 0.0)
         };
-        let auc = ["auc".to_string()];
-        assert!(Monitor::new(&named("val_auc"), &[], &auc).is_ok());
-        assert!(Monitor::new(&named("auc"), &[], &auc).is_err());
+        let auc = MetricNames {
+            validation: vec!["auc".into()],
+            ..MetricNames::default()
+        };
+        assert!(Monitor::new(&named("val_auc"), &auc).is_ok());
+        assert!(Monitor::new(&named("auc"), &auc).is_err());
         let unvalidated = TrainingParams {
             validation_fraction: 0.0,
             ..named("val_auc")
         };
-        assert!(Monitor::new(&unvalidated, &[], &auc).is_err());
+        assert!(Monitor::new(&unvalidated, &auc).is_err());
+    }
+
+    #[test]
+    fn a_metric_of_training_rows_alone_has_no_value_in_validation() {
+        let named = |name: &str| TrainingParams {
+            monitor: Some(name.into()),
+            monitor_mode: MonitorMode::Min,
+            ..stopping(2, 0.0)
+        };
+        let names = MetricNames {
+            training: vec!["norm".into()],
+            validation: vec!["worst".into()],
+        };
+        assert!(Monitor::new(&named("norm"), &names).is_ok());
+        let error = Monitor::new(&named("val_norm"), &names).unwrap_err();
+        let allowed = "one of loss, norm, val_loss, val_worst";
+        assert!(error.to_string().ends_with(allowed), "{error}");
     }
 
     #[test]

@@ -103,6 +103,34 @@ impl MicroBatch {
     }
 }
 
+/// Which rows an epoch's sums are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// Those that are trained on.
+    Training,
+    /// Those that are evaluated.
+    Validation,
+}
+
+/// The metrics by name, in the order of the history.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MetricNames {
+    /// Those of training rows.
+    pub training: Vec<String>,
+    /// Those of validation rows, by the same names without `val_`.
+    pub validation: Vec<String>,
+}
+
+impl MetricNames {
+    /// Metrics that training and validation rows have alike.
+    pub fn of_both(names: Vec<String>) -> MetricNames {
+        MetricNames {
+            validation: names.clone(),
+            training: names,
+        }
+    }
+}
+
 /// What the optimizer needs to know of its step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepContext<'a> {
@@ -210,8 +238,16 @@ pub trait Model {
     /// Forward and loss in evaluation mode, without gradients.
     fn evaluate_batch(&mut self, batch: StagedBatch) -> Result<LossSums, ModelError>;
 
-    /// The metrics' names and values from their sums over all batches and ranks.
-    fn finish_metrics(&mut self, sums: &[f64]) -> Result<Vec<(String, f64)>, ModelError>;
+    /// The names of all metrics, whether sums make them or not.
+    fn metric_names(&mut self) -> Result<MetricNames, ModelError>;
+
+    /// The names and values of metrics from their sums over all batches and ranks. Called once the last step of an epoch is
+    /// taken, for training rows, and once its validation rows are evaluated, where there are any.
+    fn finish_metrics(
+        &mut self,
+        split: Split,
+        sums: &[f64],
+    ) -> Result<Vec<(String, f64)>, ModelError>;
 
     /// What metrics that no sums make, such as an area under a curve, hold of the rows that were evaluated since the last
     /// call, which it then forgets. `None` where there are no such metrics, on all ranks alike. Called at the end of an
@@ -221,10 +257,17 @@ pub trait Model {
     }
 
     /// The names and values of those metrics, from what [`take_gathered`](Model::take_gathered) gave on each rank, in rank
-    /// order; from nothing, values that are not numbers.
+    /// order.
     fn finish_gathered(&mut self, states: &[Vec<u8>]) -> Result<Vec<(String, f64)>, ModelError> {
         let _ = states;
         Ok(vec![])
+    }
+
+    /// An epoch has ended, its evaluation too, with these losses and metrics by the names of the history; `None` stands for
+    /// what is not a finite number. The same on all ranks.
+    fn end_epoch(&mut self, figures: &[(String, Option<f64>)]) -> Result<(), ModelError> {
+        let _ = figures;
+        Ok(())
     }
 
     /// Parameters, buffers and the optimizer's state. Called on rank 0, since all ranks have the same.

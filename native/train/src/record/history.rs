@@ -1,5 +1,6 @@
 //! What a training tells afterwards: one record for each epoch.
 
+use std::iter;
 use std::ops::AddAssign;
 
 use serde::{Deserialize, Serialize};
@@ -119,6 +120,26 @@ pub struct EpochRecord {
     pub validation_loss: Option<f64>,
     /// Metrics over the validation rows; empty without validation rows.
     pub validation_metrics: Vec<NamedValue>,
+}
+
+/// What the history puts before the names of what it has of the validation rows.
+pub(crate) const VALIDATION: &str = "val_";
+
+impl EpochRecord {
+    /// The losses and metrics, by the names of the history.
+    pub(crate) fn figures(&self) -> Vec<NamedValue> {
+        let of = |prefix: &str, loss, metrics: &[NamedValue]| -> Vec<NamedValue> {
+            let metrics = metrics
+                .iter()
+                .map(|(name, value)| (format!("{prefix}{name}"), *value));
+            iter::once((format!("{prefix}loss"), loss))
+                .chain(metrics)
+                .collect()
+        };
+        let training = of("", self.loss, &self.metrics);
+        let validation = of(VALIDATION, self.validation_loss, &self.validation_metrics);
+        [training, validation].concat()
+    }
 }
 
 #[cfg(test)]

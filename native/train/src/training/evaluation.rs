@@ -4,7 +4,7 @@ use flambeau_collective::{CollectiveError, DType, ProcessGroup, RawBuffer, Reduc
 use flambeau_data::BatchReader;
 
 use crate::error::Cause;
-use crate::model::Model;
+use crate::model::{Model, Split};
 use crate::record::history::NamedValue;
 use crate::record::sums::LossTotals;
 use crate::training::staging::{Staged, Staging};
@@ -37,7 +37,7 @@ pub(crate) fn evaluate(
     let buffer = RawBuffer::cpu(vector.as_mut_ptr().cast(), vector.len(), DType::Float64);
     // SAFETY: the vector lives and is touched by nobody else until the call returns.
     unsafe { group.all_reduce(buffer, ReduceOp::Sum) }?;
-    let mut metrics = finish_metrics(model, &totals)?;
+    let mut metrics = finish_metrics(model, Split::Validation, &totals)?;
     if let Some(state) = model.take_gathered().map_err(Cause::Model)? {
         let states = gather(group, &state, PART / group.world_size())?;
         let values = model.finish_gathered(&states).map_err(Cause::Model)?;
@@ -72,10 +72,11 @@ fn gather(
 /// The metrics' values from their sums; those that are not finite become `None`.
 pub(crate) fn finish_metrics(
     model: &mut dyn Model,
+    split: Split,
     totals: &LossTotals,
 ) -> Result<Vec<NamedValue>, Cause> {
     let values = model
-        .finish_metrics(totals.metrics())
+        .finish_metrics(split, totals.metrics())
         .map_err(Cause::Model)?;
     Ok(finite(values).collect())
 }

@@ -80,4 +80,6 @@ pub struct Progress {
     pub rows_per_second: f64,
     /// The mean loss of the epoch so far.
     pub loss: Option<f64>,
+    /// The mean loss of the last step, over all ranks.
+    pub step_loss: Option<f64>,
 }

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use serde::Serialize;
+
 use crate::error::{Cause, HookError};
 use crate::training::events::Event;
 
@@ -10,10 +12,11 @@ use crate::training::events::Event;
 pub type Interrupt = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// What is told as it happens, on the thread that trains: it must be quick. An error ends the training of all ranks.
-pub type Listener<T> = Arc<dyn Fn(&T) -> Result<(), HookError> + Send + Sync>;
+pub type Hook<T> = Arc<dyn Fn(&T) -> Result<(), HookError> + Send + Sync>;
 
 /// What an optimizer step came to, over all ranks.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct StepReport {
     /// The epoch, counted from 0.
     pub epoch: u64,
@@ -47,9 +50,9 @@ pub struct Hooks {
     pub stop: Option<Interrupt>,
     /// Told of each event when it happens, on this rank: [`Event::Progress`] on rank 0 alone, all others on every rank. The
     /// attempt's files hold those of rank 0.
-    pub on_event: Option<Listener<Event>>,
+    pub on_event: Option<Hook<Event>>,
     /// Told of each step that ends so many.
-    pub on_step: Option<Listener<StepReport>>,
+    pub on_step: Option<Hook<StepReport>>,
     /// Steps from one that `on_step` is told of to the next, at least 1.
     pub step_interval: u64,
 }
@@ -88,9 +91,9 @@ impl Hooks {
     }
 
     /// Who is to be told of a step, if anybody is.
-    pub(crate) fn step_listener(&self, step: u64) -> Option<&Listener<StepReport>> {
-        let listener = self.on_step.as_ref();
-        listener.filter(|_| (step + 1).is_multiple_of(self.step_interval))
+    pub(crate) fn step_hook(&self, step: u64) -> Option<&Hook<StepReport>> {
+        let hook = self.on_step.as_ref();
+        hook.filter(|_| (step + 1).is_multiple_of(self.step_interval))
     }
 
     pub(crate) fn tell(&self, event: &Event) -> Result<(), Cause> {

@@ -16,7 +16,7 @@ use crate::gradients::sync;
 use crate::job::TrainingJob;
 use crate::job::monitor::Monitor;
 use crate::job::params::Precision;
-use crate::model::{Model, Tensors};
+use crate::model::{Model, Split, Tensors};
 use crate::record::bottleneck::Bottleneck;
 use crate::record::history::{EpochRecord, History, StepTimes};
 use crate::record::resources::{ProcessUsage, Resources};
@@ -286,7 +286,7 @@ impl<'a> Session<'a> {
                 return Err(Cause::Cancelled);
             }
             self.is_stopping = outcome.is_stopped;
-            self.report_progress(&totals)?;
+            self.report_progress(&totals, outcome.loss)?;
             if self.is_checkpoint_due_after_step(num_batches) {
                 let before = Instant::now();
                 self.position.totals = totals.to_bits();
@@ -310,7 +310,7 @@ impl<'a> Session<'a> {
         let end =
             (first_batch + u64::from(self.job.params.gradient_accumulation_steps)).min(num_batches);
         let step = self.position.step;
-        let is_told = self.hooks.step_listener(step).is_some() || self.is_logged(step);
+        let is_told = self.hooks.step_hook(step).is_some() || self.is_logged(step);
         StepPlan {
             epoch: self.position.epoch,
             step,
@@ -338,7 +338,7 @@ impl<'a> Session<'a> {
         let resources = self.share_cost(&throughput)?;
         let totals = LossTotals::from_bits(&self.position.totals);
         let model = &mut *self.stepper.model;
-        let metrics = evaluation::finish_metrics(model, &totals)?;
+        let metrics = evaluation::finish_metrics(model, Split::Training, &totals)?;
         let validation = match &mut self.datasets.validation {
             None => None,
             Some(dataset) => {
@@ -380,6 +380,7 @@ impl<'a> Session<'a> {
             validation_loss: validation.loss,
             validation_metrics: validation.metrics,
         };
+        model.end_epoch(&record.figures()).map_err(Cause::Model)?;
         if self.monitor.is_best(&record, &self.history) {
             self.history.best_epoch = Some(record.epoch);
             if self.job.params.restore_best_weights && self.group.rank() == 0 {
@@ -503,11 +504,11 @@ impl<'a> Session<'a> {
         self.writer.as_ref().is_some_and(|writer| writer.logs(step))
     }
 
-    /// Tells of a step that was taken, where somebody listens.
+    /// Tells of a step that was taken, where somebody is to be told.
     fn report_step(&mut self, plan: &StepPlan, outcome: &StepOutcome) -> Result<(), Cause> {
-        let listener = self.hooks.step_listener(plan.step);
+        let hook = self.hooks.step_hook(plan.step);
         let is_logged = self.is_logged(plan.step);
-        if listener.is_none() && !is_logged {
+        if hook.is_none() && !is_logged {
             return Ok(());
         }
         let report = StepReport {
@@ -519,8 +520,8 @@ impl<'a> Session<'a> {
             gradient_norm: outcome.gradient_norm,
             learning_rate: self.stepper.model.learning_rate().map_err(Cause::Model)?,
         };
-        if let Some(listener) = listener {
-            listener(&report).map_err(Cause::Hook)?;
+        if let Some(hook) = hook {
+            hook(&report).map_err(Cause::Hook)?;
         }
         if let Some(writer) = self.writer.as_ref().filter(|_| is_logged) {
             writer.log(report, self.log_rate.take(self.position.num_rows));
@@ -528,7 +529,11 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn report_progress(&mut self, totals: &LossTotals) -> Result<(), Cause> {
+    fn report_progress(
+        &mut self,
+        totals: &LossTotals,
+        step_loss: Option<f64>,
+    ) -> Result<(), Cause> {
         let writer = self.writer.as_mut();
         if !writer.is_some_and(Writer::is_progress_due) {
             return Ok(());
@@ -541,6 +546,7 @@ impl<'a> Session<'a> {
             steps_per_epoch: self.steps_per_epoch(),
             rows_per_second: self.progress_rate.take(self.position.num_rows),
             loss: totals.mean(),
+            step_loss,
         };
         self.tell(Event::Progress(progress))
     }

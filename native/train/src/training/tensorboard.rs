@@ -73,7 +73,7 @@ impl TensorBoard {
     /// What a step came to.
     pub(crate) fn add_step(&mut self, time: f64, report: &StepReport, rows_per_second: f64) {
         let values = [
-            ("train/loss", report.loss),
+            ("train/loss_step", report.loss),
             ("train/learning_rate", report.learning_rate),
             ("train/gradient_norm", report.gradient_norm),
             ("train/rows_per_second", Some(rows_per_second)),
@@ -89,7 +89,7 @@ impl TensorBoard {
             metrics.iter().map(named).collect()
         };
         let mut values = vec![
-            ("train/epoch_loss".to_owned(), record.loss),
+            ("train/loss_epoch".to_owned(), record.loss),
             ("validation/loss".to_owned(), record.validation_loss),
         ];
         values.extend(of("train", &record.metrics));

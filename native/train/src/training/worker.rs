@@ -111,7 +111,8 @@ impl<'a> Worker<'a> {
         replicas::check_same_model(model, &group)?;
         let num_metrics = model.num_metric_sums().map_err(Cause::Model)?;
         let fixed = fixed(&job, &datasets.train, num_metrics);
-        let monitor = monitor(&job, model, num_metrics)?;
+        let names = model.metric_names().map_err(Cause::Model)?;
+        let monitor = Monitor::new(&job.params, &names)?;
         if job.attempt.resume.is_none() {
             replicas::broadcast(model, &group, Tensors::All)?;
         }
@@ -171,19 +172,4 @@ fn fixed(job: &TrainingJob, train: &Dataset, num_metric_sums: usize) -> Fixed {
         num_metric_sums,
         gradient_compression: params.gradient_compression,
     }
-}
-
-/// What decides on the best epoch and the last. The metrics' names come with their values, whatever those are.
-fn monitor(
-    job: &TrainingJob,
-    model: &mut dyn Model,
-    num_metric_sums: usize,
-) -> Result<Monitor, Cause> {
-    let metrics = model
-        .finish_metrics(&vec![0.0; num_metric_sums])
-        .map_err(Cause::Model)?;
-    let gathered = model.finish_gathered(&[]).map_err(Cause::Model)?;
-    let names = |named: Vec<(String, f64)>| named.into_iter().map(|(name, _)| name).collect();
-    let (names, of_validation): (Vec<String>, Vec<String>) = (names(metrics), names(gathered));
-    Ok(Monitor::new(&job.params, &names, &of_validation)?)
 }

@@ -340,6 +340,7 @@ mod tests {
             steps_per_epoch: 9,
             rows_per_second: 1.0,
             loss: None,
+            step_loss: None,
         })
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use flambeau_data::Store;
-use flambeau_train::{JobError, TrainingJob};
+use flambeau_train::{JobError, MetricNames, TrainingJob};
 use serde_json::{Value, json};
 
 fn job(params: Value) -> Value {
@@ -251,9 +251,10 @@ fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowe
 
 #[test]
 fn a_monitor_is_something_of_the_history() {
-    let metrics = ["mae".to_string(), "bias".into(), "top5_accuracy".into()];
+    let metrics = ["mae", "bias", "top5_accuracy"].map(String::from);
+    let metrics = MetricNames::of_both(metrics.into());
     let check = |params: Value| {
-        let checked = read(&job(params)).unwrap().check_metrics(&metrics, &[]);
+        let checked = read(&job(params)).unwrap().check_metrics(&metrics);
         checked.map_err(|error| error.to_string())
     };
     for params in [

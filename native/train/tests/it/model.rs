@@ -1,6 +1,7 @@
 //! Models with a hand-written backward, in float64 but for the gradients where a test says so.
 
 use std::ffi::c_void;
+use std::mem;
 use std::path::{Path, PathBuf};
 use std::slice;
 use std::sync::Arc;
@@ -8,8 +9,9 @@ use std::sync::Arc;
 use flambeau_collective::{DType, Device, Stream};
 use flambeau_data::Batch;
 use flambeau_train::{
-    BucketInfo, DeviceGradients, DeviceModel, GradientSink, LossSums, MicroBatch, Model,
-    ModelError, ParameterInfo, StagedBatch, StagedData, StepContext, TensorRef, Tensors,
+    BucketInfo, DeviceGradients, DeviceModel, GradientSink, LossSums, MetricNames, MicroBatch,
+    Model, ModelError, ParameterInfo, Split, StagedBatch, StagedData, StepContext, TensorRef,
+    Tensors,
 };
 
 use crate::host_device::{self, HostDevice};
@@ -137,6 +139,10 @@ pub struct TestModel {
     pub seen: Vec<(u64, u64, u32, Vec<u64>)>,
     /// Buffers at the start of each evaluation batch.
     pub evaluated_with: Vec<Vec<f64>>,
+    /// Which metrics were finished in the epoch under way.
+    finished: Vec<Split>,
+    /// The same of each epoch that has ended, and what it was said to come to.
+    pub ended: Vec<(Vec<Split>, Vec<(String, Option<f64>)>)>,
 }
 
 impl TestModel {
@@ -164,6 +170,8 @@ impl TestModel {
             num_attached: 0,
             seen: vec![],
             evaluated_with: vec![],
+            finished: vec![],
+            ended: vec![],
         }
     }
 
@@ -589,8 +597,23 @@ impl Model for TestModel {
         Ok(self.sums(&batch, batch.inputs[0].as_slice::<f64>()).0)
     }
 
-    fn finish_metrics(&mut self, sums: &[f64]) -> Result<Vec<(String, f64)>, ModelError> {
+    fn metric_names(&mut self) -> Result<MetricNames, ModelError> {
+        Ok(MetricNames::of_both(vec!["mae".into()]))
+    }
+
+    fn finish_metrics(
+        &mut self,
+        split: Split,
+        sums: &[f64],
+    ) -> Result<Vec<(String, f64)>, ModelError> {
+        self.finished.push(split);
         Ok(vec![("mae".into(), sums[0] / sums[1])])
+    }
+
+    fn end_epoch(&mut self, figures: &[(String, Option<f64>)]) -> Result<(), ModelError> {
+        self.ended
+            .push((mem::take(&mut self.finished), figures.to_vec()));
+        Ok(())
     }
 
     fn save_state(&mut self) -> Result<Vec<u8>, ModelError> {

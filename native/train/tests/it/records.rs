@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use flambeau_train::Event;
+use flambeau_train::{Event, Split};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
@@ -69,6 +69,21 @@ fn history_holds_sums_over_all_rows_and_ranks() {
         let mae = errors.sum::<f64>() / 31.0;
         assert_eq!(record.validation_metrics[0].0, "mae");
         assert!((record.validation_metrics[0].1.unwrap() - mae).abs() < 1e-12);
+
+        let figures = [
+            ("loss", record.loss),
+            ("mae", record.metrics[0].1),
+            ("val_loss", record.validation_loss),
+            ("val_mae", record.validation_metrics[0].1),
+        ];
+        let figures = figures
+            .map(|(name, value)| (name.to_string(), value))
+            .to_vec();
+        for outcome in &outcomes {
+            assert_eq!(outcome.model.ended.len(), 2);
+            let told = (vec![Split::Training, Split::Validation], figures.clone());
+            assert_eq!(outcome.model.ended[1], told);
+        }
 
         assert_eq!(
             outcomes[world_size - 1]

@@ -148,7 +148,7 @@ fn rank_0_writes_steps_and_epochs() {
             .collect()
     };
     assert_eq!(
-        values["train/loss"],
+        values["train/loss_step"],
         of_steps(&|report| report.loss.unwrap())
     );
     assert_eq!(values["train/learning_rate"], of_steps(&|_| 0.01));
@@ -162,7 +162,7 @@ fn rank_0_writes_steps_and_epochs() {
     let epochs = &outcomes[0].result.as_ref().unwrap().history.epochs;
     for (epoch, record) in epochs.iter().enumerate() {
         for (tag, expected) in [
-            ("train/epoch_loss", record.loss),
+            ("train/loss_epoch", record.loss),
             ("train/mae", record.metrics[0].1),
             ("validation/loss", record.validation_loss),
             ("validation/mae", record.validation_metrics[0].1),
@@ -188,7 +188,7 @@ fn a_failed_training_leaves_its_steps_and_a_resumed_one_comes_after_them() {
     let directory = bench.path("board");
     let before = names(&directory);
     let steps = |directory: &Path| -> Vec<u64> {
-        let losses = &values(directory)["train/loss"];
+        let losses = &values(directory)["train/loss_step"];
         losses.iter().map(|(step, _)| *step).collect()
     };
     assert_eq!(steps(&directory), [3, 6, 9, 12]);

@@ -12,6 +12,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from flambeau import _native
+from flambeau._callbacks import on_driver, on_workers
 from flambeau._rank.worker import versions
 from flambeau._saved.program import OutputSpec, by_keyword, forward_arguments, is_wide, probe_output
 from flambeau._saved.weights import WeightsRef
@@ -19,10 +20,10 @@ from flambeau._spark import session
 from flambeau._spark.fit import cluster, warm_up
 from flambeau._spark.fit.claim import claimed
 from flambeau._spark.fit.launch import Launch
+from flambeau._spark.fit.listener_bus import ListenerBus
 from flambeau._spark.fit.program import Program, program_of
 from flambeau._spark.fit.run import Run, job_of
 from flambeau._spark.fit.trainable import Trainable
-from flambeau._spark.fit.watch import Watch
 from flambeau._spark.fitted import Fitted
 from flambeau._spark.rows.shards import DataColumns, ShardSet
 from flambeau._spark.rows.sources import Reading, Rows
@@ -30,11 +31,10 @@ from flambeau._spark.session import store_options
 from flambeau._spark.site import Site, leased, store_uri, sweep, work_directory
 from flambeau._spark.work_directory import WorkDirectory, new_id
 from flambeau._tensors import TensorColumns
-from flambeau.callbacks import on_driver, on_workers
-from flambeau.errors import DataError, ParamError
+from flambeau.errors import DataError
 
 if TYPE_CHECKING:
-    from flambeau._module.steps import Layout
+    from flambeau._module.layout import Layout
 
 log = logging.getLogger("flambeau")
 
@@ -51,7 +51,7 @@ class Fit:
     rows: Rows
     program: Program
     work: WorkDirectory
-    watch: Watch = field(repr=False)
+    bus: ListenerBus = field(repr=False)
     tensor_board: str | None = None
     since: str | None = None
 
@@ -63,20 +63,20 @@ class Fit:
         _native.validate_job(draft_json)
         work = work_directory(rows.spark, estimator.getWorkDir(), store_options(rows.spark))
         program = program_of(estimator, rows.spark)
-        of_validation = program.validation_metrics(estimator.isSet("weightCol"), _validates(estimator))
-        _native.validate_job(draft_json, program.metric_names, of_validation)
+        names = program.metric_names(estimator.isSet("weightCol"), _validates(estimator))
+        _native.validate_job(draft_json, *(names or ()))
         directory = params.get("tensorBoardDir")
         board = None if directory is None else store_uri(rows.spark, "tensorBoardDir", directory)
-        watch = Watch.of(on_driver(estimator.getCallbacks()), estimator, rows.dataset)
-        return cls(estimator, rows, program, work, watch, board, since)
+        bus = ListenerBus.of(on_driver(estimator.getCallbacks()), estimator, rows.dataset)
+        return cls(estimator, rows, program, work, bus, board, since)
 
     def run(self, interrupted: Event | None = None) -> Fitted:
         """Trains, and returns the fitted model. An interrupt of this thread cancels the Spark jobs, as does
         `interrupted`, after which CancelledError is raised, and a callback that fails, whose exception is
         raised.
         """
-        stops = self.watch.interruption(interrupted)
-        return self.watch.around(lambda: session.interruptible(self.rows.spark, self._run, stops))
+        stops = self.bus.interruption(interrupted)
+        return self.bus.around(lambda: session.interruptible(self.rows.spark, self._run, stops))
 
     def _run(self) -> Fitted:
         columns = self._columns()
@@ -110,7 +110,7 @@ class Fit:
 
     def _layout(self, columns: DataColumns) -> Layout:
         """What a batch of these columns is made of."""
-        from flambeau._module.steps import Layout
+        from flambeau._module.layout import Layout
 
         by_name = self.estimator.getInputNames() is not None
         is_weighted, validates = columns.weight is not None, _validates(self.estimator)
@@ -164,16 +164,7 @@ class Fit:
         self.estimator._model_class()._of_output(self.estimator, output)
         logged = self.program.logged(self._layout(shards.columns))
         if logged is not None:
-            training, *validation = map(list, logged.values())
-            monitor = self.estimator.getMonitor() or ""
-            for names in validation:
-                watched = [f"val_{name}" for name in ("loss", *names)]
-                if monitor.startswith("val_") and monitor not in watched:
-                    raise ParamError(
-                        f"monitor is {monitor!r}, which validation_step does not log: log "
-                        f"{monitor.removeprefix('val_')!r} there, or monitor one of {', '.join(watched)}"
-                    )
-            _native.validate_job(_draft(self.estimator), training, *validation)
+            _native.validate_job(_draft(self.estimator), *logged.values())
         return inputs, output
 
     def _train(self, shards: ShardSet, site: Site) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -205,10 +196,10 @@ class Fit:
             num_workers=estimator.getNumWorkers(),
             max_restarts=estimator.getMaxRestarts(),
             slot_timeout=estimator.getSlotTimeout(),
-            watch=partial(self.watch.attempt, site),
+            watch=partial(self.bus.attempt, site),
             num_gpus=estimator.getNumGpusPerWorker(),
             has_callbacks=bool(on_workers(estimator.getCallbacks())),
-            stop_file=partial(self.watch.stop_file, site),
+            stop_file=partial(self.bus.stop_file, site),
         )
         try:
             result = launch.run()
@@ -221,7 +212,7 @@ class Fit:
         for warning in result["warnings"]:
             log.warning("%s", warning)
         if result["bottleneck"] is not None:
-            self.watch.advise(result["bottleneck"]["advice"])
+            self.bus.advise(result["bottleneck"]["advice"])
         return result, checkpoints
 
     def _params(self, run: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from torch import nn
 
-    from flambeau._module.steps import Layout
+    from flambeau._module.layout import Layout
     from flambeau._spark.fit.initial_weights import InitialWeights
     from flambeau._tensors import TensorColumns
 
@@ -98,14 +98,9 @@ class NativeProgram:
         """What a rank imports: no torch, which its child has as libtorch."""
         return ("flambeau._rank.native_runtime",)
 
-    @property
-    def metric_names(self) -> list[str]:
-        """The metrics of the history by name."""
-        return list(self.metrics)
-
-    def validation_metrics(self, weighted: bool, validates: bool) -> list[str]:
-        """The metrics that only validation rows have: none."""
-        return []
+    def metric_names(self, weighted: bool, validates: bool) -> tuple[list[str], list[str]]:
+        """The metrics of training rows and those of validation rows by name, which are the same."""
+        return list(self.metrics), list(self.metrics)
 
     def logged(self, layout: Layout) -> None:
         """What the module's own steps log: it has none here."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from flambeau._callbacks import on_workers
 from flambeau._spark.fit.initial_weights import InitialWeights
 from flambeau._spark.fit.launch import Payload
 from flambeau._spark.fit.native_program import NativeProgram
 from flambeau._spark.fit.trainable import Trainable
 from flambeau._spark.fitted import Fitted
 from flambeau._tensors import TensorColumns
-from flambeau.callbacks import on_workers
 from flambeau.errors import ParamError
 from flambeau.params.objects import TRAINED_PARAMS, describe
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from torch.nn import Module
 
-    from flambeau._module.steps import Layout
+    from flambeau._module.layout import Layout
 
 
 class Program(Protocol):
@@ -37,15 +37,10 @@ class Program(Protocol):
     def objects(self) -> Mapping[str, Any]:
         """The module as `model`, and `loss`, `optimizer` and `metrics`, and `lrScheduler` where it is set."""
 
-    @property
-    def metric_names(self) -> list[str] | None:
-        """The metrics of the history by name, None where the module's own steps log them. Raises ParamError
-        for what is none.
-        """
-
-    def validation_metrics(self, weighted: bool, validates: bool) -> list[str]:
-        """The metrics that only validation rows have, for rows with or without weights and such rows. Raises
-        ParamError for what can't be had of them.
+    def metric_names(self, weighted: bool, validates: bool) -> tuple[list[str], list[str]] | None:
+        """The metrics of training rows and of validation rows by name, None where the module's own steps log
+        them; `weighted` is whether rows have weights, `validates` whether there are validation rows.
+        Raises ParamError for what is none, and for what can't be had of such rows.
         """
 
     def logged(self, layout: Layout) -> Mapping[str, Sequence[str]] | None:

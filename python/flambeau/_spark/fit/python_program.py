@@ -26,7 +26,7 @@ from flambeau.params.objects import describe
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from flambeau._module.steps import Layout
+    from flambeau._module.layout import Layout
     from flambeau._spark.fit.initial_weights import InitialWeights
     from flambeau._tensors import TensorColumns
     from flambeau.callbacks import Callback
@@ -86,20 +86,12 @@ class PythonProgram:
         compiles = self.compiles or not is_plain
         return (*RANK_MODULES, COMPILER) if compiles else RANK_MODULES
 
-    @property
-    def metric_names(self) -> list[str] | None:
-        """The metrics of the history by name, None where the module's own steps log them. Raises ParamError
-        for what is none.
+    def metric_names(self, weighted: bool, validates: bool) -> tuple[list[str], list[str]] | None:
+        """The metrics of training rows and of validation rows by name, None where the module's own steps log
+        them. Raises ParamError for what is none, and for what can't be had of such rows.
         """
-        if steps.has_steps(self.module):
-            return None
-        return [metric.name for metric in metrics.build(self.objects["metrics"])[0]]
-
-    def validation_metrics(self, weighted: bool, validates: bool) -> list[str]:
-        """The metrics that only validation rows have. Raises ParamError for such where there are no such
-        rows, and for those that take no weights where rows are `weighted`.
-        """
-        return metrics.check(self.objects["metrics"], weighted, validates)
+        names = metrics.check(self.objects["metrics"], weighted, validates)
+        return None if steps.has_steps(self.module) else names
 
     def logged(self, layout: Layout) -> Mapping[str, Sequence[str]] | None:
         """What the module's own steps log of such batches, by the step; None where it has none. Raises

@@ -122,10 +122,10 @@ def _vectors(frame: Any) -> pa.Array:
 def _of_pandas(batch: Any, types: Sequence[pa.DataType]) -> tuple[pa.Array, ...]:
     """A batch's columns as Arrow arrays."""
     series = batch if isinstance(batch, tuple) else (batch,)
-    return tuple(_of_series(one, kind) for one, kind in zip(series, types, strict=True))
+    return tuple(_of_type(one, kind) for one, kind in zip(series, types, strict=True))
 
 
-def _of_series(series: Any, kind: pa.DataType) -> pa.Array:
+def _of_type(series: Any, kind: pa.DataType) -> pa.Array:
     """A pandas column as Arrow; one of numpy arrays becomes lists. A NaN stays one."""
     if len(series) and isinstance(series.iloc[0], np.ndarray):
         kind = pa.list_(kind)

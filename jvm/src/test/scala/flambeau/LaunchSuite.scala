@@ -8,7 +8,7 @@ import java.util.concurrent.atomic.AtomicBoolean
 import scala.collection.immutable.ListMap
 
 import flambeau.internal.fit.{
-  Cluster, MeetingPlace, Progress, RankOutcome, RankTask, StageRendezvous, WorkerProcess
+  Cluster, EpochLog, MeetingPlace, RankOutcome, RankTask, StageRendezvous, WorkerProcess
 }
 import flambeau.jni.StoredFile
 import flambeau.internal.session.{Settings, TaskGpus}
@@ -329,7 +329,7 @@ class LaunchSuite extends SparkSuite {
       metrics = ListMap("loss" -> 0.25, "rmse" -> 0.5, "val_loss" -> Double.NaN, "val_rmse" -> 0.125),
       rowsPerSecond = Some(1234.5)
     )
-    assert(Progress.line(training) ==
+    assert(EpochLog.line(training) ==
       "epoch 2 of 3: loss 0.2500, rmse 0.5000, validation loss -, validation rmse 0.1250, 1,235 rows/s")
   }
 }

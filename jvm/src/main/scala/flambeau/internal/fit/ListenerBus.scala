@@ -203,7 +203,7 @@ private[flambeau] object ListenerBus {
         s"the driver does not see ${site.work.uri}: listeners are told of the training when its workers have ended, and " +
           "cannot stop it"
       )
-    val lines = if (verbose > 0 && site.isVisible) Seq(Progress) else Nil
+    val lines = if (verbose > 0 && site.isVisible) Seq(EpochLog) else Nil
     new ListenerBus(site, lines ++ listeners, canStop = listeners.nonEmpty && site.isVisible)
   }
 }

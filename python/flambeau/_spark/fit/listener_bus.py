@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from flambeau._rank.listener import CallbackList
+from flambeau._callbacks import CallbackList
 from flambeau._spark import session
+from flambeau._spark.fit.display import Display, display_of
 from flambeau._spark.fit.events import STORE_ERRORS, EventFiles, newest
-from flambeau._spark.fit.progress import Display, display_of
 from flambeau._spark.session import Flag
 from flambeau._spark.site import Site, first_line
 from flambeau.callbacks import Callback, Context
@@ -28,7 +28,7 @@ _told_that_unseen = threading.Event()
 T = TypeVar("T")
 
 
-class Watch:
+class ListenerBus:
     """One fit, through all its attempts, as the driver's callbacks and its display see it.
 
     Live hooks run on a thread that follows the attempt's event files, never on two at once; those for the
@@ -51,8 +51,8 @@ class Watch:
         context._stop = self._ask_for_stop
 
     @classmethod
-    def of(cls, callbacks: Sequence[Callback], estimator: Any, dataset: Any) -> Watch:
-        """The watch of a fit of an estimator, for the driver's callbacks."""
+    def of(cls, callbacks: Sequence[Callback], estimator: Any, dataset: Any) -> ListenerBus:
+        """That of a fit of an estimator, for the driver's callbacks."""
         context = Context(
             epochs=estimator.getEpochs(),
             world_size=estimator.getNumWorkers(),
@@ -144,7 +144,7 @@ class Watch:
             self._tell_last(files)
 
         thread = threading.Thread(
-            target=session.inheriting(site.spark, follow), name="flambeau-watch", daemon=True
+            target=session.inheriting(site.spark, follow), name="flambeau-listener-bus", daemon=True
         )
         thread.start()
         try:
@@ -261,7 +261,7 @@ class Watch:
         self._hooks.tell(event)
         if event["kind"] == "progress":
             self._context.epoch, self._context.step = event["epoch"], event["step"]
-            self._context.metrics = {"loss": event["loss"]}
+            self._context.metrics = {"loss": event["stepLoss"]}
             self._hooks.call("on_step_end")
 
     def _end(self, model: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass
-class Progress:
+class Position:
     """Counts of what is done. All ranks have the same but for `batch`, which a rank without rows in a batch
     does not count.
     """

@@ -4,7 +4,7 @@ import flambeau.{Training, TrainingListener}
 import org.slf4j.LoggerFactory
 
 /** Logs each epoch of a fit. The logger is `flambeau`, the level INFO. */
-private[flambeau] object Progress extends TrainingListener {
+private[flambeau] object EpochLog extends TrainingListener {
   private val log = LoggerFactory.getLogger("flambeau")
 
   override def onEpochEnd(training: Training): Unit = log.info(line(training))
