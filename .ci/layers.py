@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # From the ground up; those of one line know nothing of each other. The package `flambeau` is three layers,
 # and its package `internal` lies between them.
 SCALA = ["errors", "util", "session", "jni", "words", "model storage", "rows saving", "fit scoring", "top"]
-TOP = re.compile("Torch|PipelineModels|PythonModel|FlambeauExtensions")
+TOP = re.compile("Torch|PipelineModels|PythonModel|FlambeauExtensions|ListenerException")
 IMPORT = re.compile(r"^import flambeau\.(?:internal\.)?(?:\{([^}]*)\}|(\w+))", re.MULTILINE)
 TRAIN = ["error digest", "model", "record", "job", "device", "gradients", "checkpoint", "training"]
 
@@ -19,8 +19,9 @@ def scala_layer(name: str) -> str:
     """The layer of a package, or of a class of `flambeau` itself."""
     if name[0].islower():
         return name
-    is_error = name == "Errors" or name.endswith("Exception")
-    return "errors" if is_error else "top" if TOP.match(name) else "words"
+    if TOP.match(name):
+        return "top"
+    return "errors" if name == "Errors" or name.endswith("Exception") else "words"
 
 
 def scala_uses(text: str) -> list[str]:

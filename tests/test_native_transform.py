@@ -11,6 +11,7 @@ from spark_program import outcome_of
 
 CASES = {
     "packed columns": ["prediction"],
+    "pickled": ["prediction"],
     "arrays": ["prediction"],
     "vectors": ["rawPrediction", "probability", "prediction"],
     "several": ["prediction"],

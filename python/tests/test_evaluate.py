@@ -177,6 +177,29 @@ def test_a_loaded_model_knows_what_has_a_name(rows: DataFrame, tmp_path: Path) -
     same({"loss": found["loss"]}, {"loss": other.evaluate(rows)["loss"]})
 
 
+class Hungry(nn.Module):
+    """Asks for more memory than there is addresses for, where it gets more than five rows at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.empty((1 << 48) if len(x) > 5 else 1, dtype=torch.uint8)
+        return self.layer(x)
+
+
+def test_batches_are_halved_where_memory_runs_out(rows: DataFrame, tmp_path: Path) -> None:
+    model = fitted.regressor(tmp_path, Hungry(), labelCol="y", inferenceBatchSize=64)
+    with torch.no_grad():
+        output = model.module().layer(torch.from_numpy(ROWS)).squeeze(1).numpy()
+    found = model.evaluate(rows, metrics=["mae", "r2"])
+    mse = sklearn.metrics.mean_squared_error(LABELS, output)
+    mae = sklearn.metrics.mean_absolute_error(LABELS, output)
+    r2 = sklearn.metrics.r2_score(LABELS, output)
+    assert found == pytest.approx({"loss": mse, "mae": mae, "r2": r2}, rel=1e-5)
+
+
 def test_on_either_kind_of_session(any_spark: SparkSession, tmp_path: Path) -> None:
     model = fitted.regressor(tmp_path, nn.Linear(4, 1), labelCol="y", metrics=["mae", "auc"])
     with torch.no_grad():

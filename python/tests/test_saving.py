@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
 import json
@@ -9,10 +10,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +41,7 @@ from flambeau import (
     load_pipeline,
 )
 from flambeau._saved.purity import check_pure
-from flambeau._saved.weights import WeightsRef
+from flambeau._saved.weights import WeightsRef, save_module
 from flambeau._spark import files
 from flambeau._spark.directory import Directory
 from flambeau._spark.files import chunk_size, read_through_spark
@@ -454,10 +457,69 @@ def test_a_file_system_that_only_hadoop_knows(spark: SparkSession, tmp_path: Pat
     loaded = TorchModel.load(path)
     frame = arrays_of(spark).coalesce(1)
     assert column(loaded.transform(frame)) == column(model.transform(frame))
-    assert loaded._weights_of_workers(spark) is loaded._weights_of_workers(spark)
+    handed_out = loaded._weights_of_workers(spark)
+    assert handed_out.content is not None and loaded.copy()._weights_of_workers(spark) is handed_out
+    for twin in (cloudpickle.loads(cloudpickle.dumps(loaded)), copy.deepcopy(loaded)):
+        assert column(twin.transform(frame)) == column(model.transform(frame))
     assert torch.equal(output_weight(TorchModel.load(path, module=fitted.Mlp())), output_weight(model))
     loaded.save(str(tmp_path / "copy"))
     assert torch.equal(output_weight(TorchModel.load(str(tmp_path / "copy"))), output_weight(model))
+
+
+def test_a_wrong_file_among_those_that_a_machine_keeps_is_replaced(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ref, other = (save_module(fitted.Mlp(), tmp_path / name) for name in ("one", "other"))
+    data = Path(ref.uri).read_bytes()
+
+    def held(source: WeightsRef) -> WeightsRef:
+        content = spark.sparkContext.broadcast(Path(source.uri).read_bytes())
+        return replace(ref, uri="s3://nowhere/one", content=content)
+
+    far = held(ref)
+    path = far.local()
+    assert path.read_bytes() == data and not hasattr(far.content, "_value")
+    path.write_bytes(bytes(len(data)))
+    assert far.local().read_bytes() == data
+    path.unlink()
+    with pytest.raises(DataError, match="s3://nowhere/one is not the file that was saved"):
+        held(other).local()
+    assert not list(path.parent.iterdir())
+
+    # A file that Hadoop alone has.
+    link = f"fs.viewfs.mounttable.copies{os.getpid()}.link./data"
+    spark.sparkContext._jsc.hadoopConfiguration().set(link, f"file://{tmp_path}")
+    directory = Directory(spark, f"viewfs://copies{os.getpid()}/data")
+    assert directory.read("one", ref.size, ref.sha256) == data
+    path.write_bytes(b"another one")
+    assert directory.read("one", ref.size, ref.sha256) == data
+    path.unlink()
+    with pytest.raises(DataError, match="data/other is not the file that was saved"):
+        directory.read("other", ref.size, ref.sha256)
+    assert not list(path.parent.iterdir())
+
+
+def test_one_process_of_a_machine_makes_a_copy_for_all(tmp_path: Path) -> None:
+    script = """
+        import hashlib, os, sys, time
+        from flambeau._store import cached
+
+        def make(part):
+            with open(sys.argv[1], "a") as log:
+                log.write(f"{os.getpid()} ")
+            time.sleep(1)
+            part.write_bytes(b"content")
+
+        print(cached("name", hashlib.sha256(b"content").hexdigest(), make).read_text())
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "log")]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) for _ in range(3)]
+    assert [process.communicate(timeout=60)[0] for process in processes] == [b"content\n"] * 3
+    assert len((tmp_path / "log").read_text().split()) == 1
+    (folder,) = tmp_path.glob("flambeau-cache-*")
+    assert len(list(folder.iterdir())) == 1
 
 
 def test_connect_refuses_schemes_that_workers_cannot_read(connect: SparkSession) -> None:

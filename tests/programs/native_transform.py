@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import torch
 from pyspark.ml.functions import array_to_vector
@@ -107,6 +108,8 @@ def main() -> None:
         estimator = TorchRegressor(model=module, loss="mse", featuresCol=list(names))
         regressor = fitted.fitted(estimator, module, [tensor], folder / "packed")
         compare("packed columns", regressor, packed)
+        # What the JVM has of its program stays behind.
+        compare("pickled", cloudpickle.loads(cloudpickle.dumps(regressor)), packed)
         compare("arrays", fitted.regressor(folder / "arrays"), arrays)
         compare("vectors", fitted.classifier(folder / "vectors"), vectors)
         several = TorchEstimator(model=Several(), loss="mse")

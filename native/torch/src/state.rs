@@ -1,4 +1,4 @@
-//! The state of a training, in one safetensors file: the program's tensors, the optimizer's and its learning rate.
+//! The state of a training, in one safetensors file: the program's tensors, the optimizer's and its learning rates.
 
 use tch::Tensor;
 
@@ -26,6 +26,7 @@ pub(crate) fn save(
         ("format", FORMAT.to_string()),
         ("optimizer", optimizer.name().to_string()),
         ("lr", optimizer.learning_rate().to_string()),
+        ("last_lr", optimizer.last_rate().to_string()),
     ];
     to_bytes(
         &tensors,
@@ -59,12 +60,18 @@ pub(crate) fn load(
             optimizer.name()
         )));
     }
-    let learning_rate = saved("lr").parse().map_err(|_| {
-        TorchError::Data(format!(
-            "the checkpoint's learning rate is {:?}, which is no number",
-            saved("lr")
-        ))
-    })?;
+    let rate = |name: &str| {
+        saved(name).parse::<f64>().map_err(|_| {
+            TorchError::Data(format!(
+                "the checkpoint's learning rate is {:?}, which is no number",
+                saved(name)
+            ))
+        })
+    };
+    let learning_rate = rate("lr")?;
+    // Older versions did not write it.
+    let is_known = file.metadata().contains_key("last_lr");
+    let last_rate = is_known.then(|| rate("last_lr")).transpose()?;
     for entry in tensors {
         let name = model_name(&entry.name);
         let value = file
@@ -96,6 +103,7 @@ pub(crate) fn load(
         })
     })?;
     optimizer.set_learning_rate(learning_rate);
+    optimizer.set_last_rate(last_rate);
     Ok(())
 }
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
-from flambeau._store import STORE_SCHEMES, cached, local_path, open_store
+from flambeau._store import ANOTHER_FILE, STORE_SCHEMES, cached, local_path, open_store, sha256_of
 from flambeau.errors import DataError, FlambeauError, ParamError, StoreError
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ class WeightsRef:
     def of_file(path: Path | str, store_options: Mapping[str, str] | None = None) -> WeightsRef:
         """The reference to a local file that is complete."""
         path = Path(path)
-        return WeightsRef(str(path), path.stat().st_size, _sha256(path), dict(store_options or {}))
+        return WeightsRef(str(path), path.stat().st_size, sha256_of(path), dict(store_options or {}))
 
     @property
     def is_hadoops(self) -> bool:
@@ -96,8 +95,8 @@ class WeightsRef:
         """
         path = local_path(self.uri)
         if path is None or (self.content is not None and not path.is_file()):
-            path = _fetched(self)
-        elif not path.is_file():
+            return _fetched(self)
+        if not path.is_file():
             raise StoreError(
                 f"the model's weights are not at {self.uri}: the file was removed, "
                 "or this machine does not see it"
@@ -239,41 +238,26 @@ def _some(names: list[str], limit: int = 5) -> str:
     return ", ".join(names[:limit]) + rest
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-_verified: dict[tuple[str, int, int], str] = {}
-_lock = threading.Lock()
-
-
 def verify(path: Path, ref: WeightsRef) -> None:
     """Refuses a file that is not the one of the reference. Hashes each state of a file once in a process."""
-    status = path.stat()
-    key = (str(path), status.st_size, status.st_mtime_ns)
-    with _lock:
-        actual = _verified.get(key)
-        if actual is None:
-            actual = _verified[key] = _sha256(path)
-    if actual != ref.sha256:
-        raise DataError(
-            f"{path} is not the weights file of this model: its SHA-256 is {actual}, expected {ref.sha256}; "
-            "was another model saved over it?"
-        )
+    if (actual := sha256_of(path)) != ref.sha256:
+        raise DataError(f"{path} is {ANOTHER_FILE.format(actual=actual, expected=ref.sha256)}")
 
 
 def _fetched(ref: WeightsRef) -> Path:
     """The machine's own copy of a file that is not local, made where it is not there yet."""
 
     def fetch(part: Path) -> None:
-        if ref.content is not None:
-            part.write_bytes(ref.content.value)
-        else:
+        if ref.content is None:
             open_store(ref.store_options).get_to_file(ref.uri, str(part))
-        verify(part, ref)
+            return
+        part.write_bytes(ref.content.value)
+        held = vars(ref.content)
+        if held.get("_path") is not None:
+            # Spark has it in that file too, and reads it there where it is asked for again.
+            held.pop("_value", None)
 
-    return cached(f"{ref.sha256}.safetensors", fetch)
+    return cached(ref.uri, ref.sha256, fetch)
 
 
 def read_range(ref: WeightsRef, start: int, stop: int) -> bytes:

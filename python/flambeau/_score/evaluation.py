@@ -8,6 +8,7 @@ import math
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -22,7 +23,7 @@ from flambeau._module.devices import Batch
 from flambeau._module.objectives import Forward, OfLoss
 from flambeau._saved.program import keywords
 from flambeau._score.input_rows import InputRows
-from flambeau._score.pieces import rows_at_once
+from flambeau._score.pieces import Pieces, rows_at_once
 from flambeau._score.scoring import Scorer, prepare_worker
 from flambeau._tensors import TensorColumns
 
@@ -110,7 +111,7 @@ class Evaluator:
         A batch is the columns of the inputs, the labels and the weight, in this order.
         """
         prepare_worker(self.scorer.sys_path)
-        at_once = rows_at_once(self.scorer.inputs, self.scorer.output, self.scorer.batch_size)
+        pieces = Pieces(rows_at_once(self.scorer.inputs, self.scorer.output, self.scorer.batch_size))
         filled = (columns for columns in batches if len(columns[0]))
         first = next(iter(filled), None)
         if first is None:
@@ -126,11 +127,12 @@ class Evaluator:
                     few = [part.tensor(0, min(2, num_rows)) for part in rows[: len(self.scorer.inputs)]]
                     judge.read(forward, [tensor.to(device) for tensor in few])
                     judge.to(device)
-                for start in range(0, num_rows, at_once):
-                    self._add(judge, objective, device, rows, start, min(start + at_once, num_rows))
+                compute = partial(self._compute, judge, objective, device, rows)
+                with torch.no_grad():
+                    pieces.over(num_rows, compute, lambda made: judge.add(*made))
         return judge.sums.tolist(), judge.take_state()
 
-    def _add(
+    def _compute(
         self,
         judge: Judge,
         objective: OfLoss,
@@ -138,21 +140,21 @@ class Evaluator:
         rows: Sequence[InputRows],
         start: int,
         stop: int,
-    ) -> None:
+    ) -> tuple[Batch, Any, Tensor, float]:
+        """What the judge takes of a piece of the rows."""
         given = [part.tensor(start, stop) for part in rows]
         num_inputs = len(self.scorer.inputs)
         labels = given[num_inputs : num_inputs + len(self.labels)]
         weight = given[-1] if self.weight is not None else None
         labels, facts = judge.loss.on_host(labels, weight)
-        with torch.no_grad():
-            batch = Batch(
-                [tensor.to(device) for tensor in given[:num_inputs]],
-                [label.to(device) for label in labels],
-                None if weight is None else weight.to(device),
-                stop - start,
-                facts,
-            )
-            judge.add(batch, *objective(batch, training=False))
+        batch = Batch(
+            [tensor.to(device) for tensor in given[:num_inputs]],
+            [label.to(device) for label in labels],
+            None if weight is None else weight.to(device),
+            stop - start,
+            facts,
+        )
+        return (batch, *objective(batch, training=False))
 
     def _tensors(self, columns: Sequence[pa.Array]) -> list[TensorColumns]:
         """All tensors, a label of unknown shape with that of the batch's first row."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from flambeau._saved.program import OutputSpec
 from flambeau._tensors import TensorColumns
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger("flambeau")
+
+T = TypeVar("T")
 
 MAX_BYTES = 64 << 20
 """The most bytes that an input's rows, or an output's, take at a time; a single row may take more."""
@@ -41,20 +43,25 @@ class Pieces:
         self.num_rows = num_rows
         self._has_warned = False
 
-    def over(self, num_rows: int, run: Callable[[int, int], None]) -> None:
-        """Calls `run` with the bounds of each piece, again with closer ones where memory ran out. Raises what
-        it raises otherwise, and for a single row.
+    def over(
+        self, num_rows: int, run: Callable[[int, int], T], take: Callable[[T], object] = lambda _: None
+    ) -> None:
+        """Calls `run` with the bounds of each piece, again with closer ones where memory ran out, and `take`
+        once with what it returns. Raises what they raise otherwise, and for a single row.
         """
         start = 0
         while start < num_rows:
             stop = min(start + self.num_rows, num_rows)
             try:
-                run(start, stop)
+                made = run(start, stop)
             except (MemoryError, RuntimeError) as error:
                 if stop - start == 1 or not _is_out_of_memory(error):
                     raise
                 self._halve(stop - start, str(error))
             else:
+                take(made)
+                # The next piece's lies in the same memory.
+                del made
                 start = stop
 
     def _halve(self, num_rows: int, why: str) -> None:

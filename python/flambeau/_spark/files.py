@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from flambeau._saved.weights import WeightsRef, read_range, verify
+from flambeau._saved.weights import WeightsRef, read_range
 from flambeau._spark.session import setting
 from flambeau._store import cached
 from flambeau.errors import StoreError
@@ -39,12 +39,8 @@ def fetched(ref: WeightsRef, spark: SparkSession | None = None) -> Iterator[Path
             download(spark, ref.uri, part)
         else:
             read_through_spark(spark, ref, part)
-        # What lies under its name stays there as long as it is asked for.
-        verify(part, ref)
 
-    path = cached(f"{ref.sha256}.safetensors", copy)
-    verify(path, ref)
-    yield path
+    yield cached(ref.uri, ref.sha256, copy)
 
 
 def handed_out(ref: WeightsRef, spark: SparkSession) -> WeightsRef:
@@ -77,7 +73,7 @@ def download(spark: SparkSession, uri: str, target: Path) -> None:
 
 def hadoop_copy(spark: SparkSession, uri: str, sha256: str) -> Path:
     """This machine's copy of a file that only Hadoop's file systems have."""
-    return cached(f"{sha256}{Path(uri).suffix}", lambda part: download(spark, uri, part))
+    return cached(uri, sha256, lambda part: download(spark, uri, part))
 
 
 def read_through_spark(spark: SparkSession, ref: WeightsRef, target: Path, chunk: int | None = None) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from pyspark.ml import Model
 from pyspark.ml.param import Params
@@ -23,6 +23,30 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from torch import nn
 
+T = TypeVar("T")
+
+
+class HandedOut:
+    """What a SparkContext has of a model's files. Copies of the model share it; a pickle or a deep copy
+    begins with none, since what is held is that context's alone.
+    """
+
+    def __init__(self) -> None:
+        self._context: Any = None
+        self._held: dict[Hashable, Any] = {}
+
+    def __reduce__(self) -> tuple[type[HandedOut], tuple[()]]:
+        return (HandedOut, ())
+
+    def once(self, context: Any, key: Hashable, hand_out: Callable[[], T]) -> T:
+        """What `hand_out` made of the file or files of that name for this context."""
+        if self._context is not context:
+            self._context, self._held = context, {}
+        if key not in self._held:
+            self._held[key] = hand_out()
+        held: T = self._held[key]
+        return held
+
 
 class Fitted(Model):
     """A trained module: its program and weights, what it was trained on, and what that came to. `TorchModel`
@@ -39,10 +63,6 @@ class Fitted(Model):
     _counts: dict[str, Any]
     _compiled: Mapping[str, bytes] | None = None
     """The module's form for libtorch, where it was made of a module of Python's."""
-    _handed_out: tuple[Any, WeightsRef] | None = None
-    """The weights as Python's workers got them, and the SparkContext that they got them from."""
-    _programs_in_jvm: tuple[Any, Mapping[str, bytes], Mapping[str, Any]] | None = None
-    """The SparkContext whose JVM has programs of the model's, those programs, and what it has of each."""
     _checkpoints: tuple[Mapping[str, Any], ...] = ()
     _is_here: bool = False
     """Whether the weights are a file of the driver's machine, which others need not see."""
@@ -53,6 +73,10 @@ class Fitted(Model):
     _class_fields: ClassVar[bool] = False
     _label_dtype: ClassVar[str | None] = None
     """The type that labels are read as; None follows their columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._handed_out = HandedOut()
 
     @classmethod
     def _create(
@@ -119,11 +143,8 @@ class Fitted(Model):
         sees = not self._is_here or is_connect(spark) or shares_machine(spark)
         if sees and not self._weights.is_hadoops:
             return self._weights
-        context = spark.sparkContext
-        kept = self._handed_out
-        if kept is None or kept[0] is not context or kept[1] != self._weights:
-            kept = self._handed_out = (context, handed_out(self._weights, spark))
-        return kept[1]
+        key = (self._weights.uri, self._weights.sha256)
+        return self._handed_out.once(spark.sparkContext, key, lambda: handed_out(self._weights, spark))
 
     def _check_output(self, output: OutputSpec) -> None:
         """Raises ParamError where the module's output is not what this kind of model gives."""

@@ -7,6 +7,7 @@ use flambeau_jni_common::{NativeError, Throw, store_options, texts};
 use jni::objects::{JByteArray, JObject, JString};
 use jni::sys::jlong;
 use jni::{Env, EnvUnowned};
+use serde_json::Value;
 
 /// Runs `call` for the JVM with the arguments that are strings and with the store whose options the first of them is.
 fn on_store<'frame, const N: usize, T: Default>(
@@ -94,6 +95,19 @@ extern "system" fn Java_flambeau_jni_StoreApi_size<'frame>(
 ) -> jlong {
     on_store(env, [&options, &uri], |_, store, [_, uri]| {
         Ok(store.size(&uri)?.map_or(-1, u64::cast_signed))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "system" fn Java_flambeau_jni_StoreApi_list<'frame>(
+    env: EnvUnowned<'frame>,
+    _this: JObject<'frame>,
+    options: JString<'frame>,
+    directory: JString<'frame>,
+) -> JString<'frame> {
+    on_store(env, [&options, &directory], |env, store, [_, directory]| {
+        let files = Value::from(store.list(&directory)?);
+        Ok(JString::from_str(env, files.to_string())?)
     })
 }
 

@@ -117,6 +117,23 @@ fn a_checkpoint_goes_on_to_the_same_bits() {
     }
 }
 
+#[test]
+fn a_checkpoint_knows_the_learning_rate_of_the_last_step() {
+    let cases = expected("training");
+    let case = &cases[0];
+    let mut first = Trainer::new(&job_of(case));
+    let batch = batches(case).remove(0);
+    let num_rows = batch.num_rows;
+    first.micro(batch, 0, true, num_rows);
+    let rate = case["options"]["lr"].as_f64().unwrap();
+    assert_eq!(first.model.learning_rate().unwrap(), Some(rate));
+    first.finish(0.25);
+    let state = first.model.save_state().unwrap();
+    let mut second = Trainer::new(&job_of(case));
+    second.model.load_state(&state).unwrap();
+    assert_eq!(second.model.learning_rate().unwrap(), Some(0.25 * rate));
+}
+
 /// Dropout, and so the random generators, included. A GPU draws other numbers than the CPU, but goes on with its own.
 #[test]
 fn a_checkpoint_of_a_device_goes_on_there_to_the_same_bits() {

@@ -98,6 +98,9 @@ pub struct Attempt {
     /// URI of the checkpoint to go on from; none starts afresh.
     #[serde(default)]
     pub resume: Option<String>,
+    /// How many attempts of the same fit came before.
+    #[serde(default)]
+    pub restarts: u32,
     /// URI of a file that rank 0 looks for about once a second: once it is there, training ends after the same step on all
     /// ranks, as early stopping does.
     #[serde(default)]

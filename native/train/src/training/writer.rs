@@ -57,7 +57,8 @@ impl Writer {
     ///
     /// # Errors
     ///
-    /// [`Cause::TensorBoard`] where the first of TensorBoard's files can't be written.
+    /// [`Cause::TensorBoard`] where the first of TensorBoard's files can't be written, in a fit's first attempt. Later that is a
+    /// warning: a directory that is lost costs no training.
     pub(crate) fn new(
         store: Store,
         job: &TrainingJob,
@@ -65,13 +66,15 @@ impl Writer {
         limit: Duration,
     ) -> Result<Writer, Cause> {
         let directory = job.params.tensor_board_dir.as_ref();
-        let board = directory
-            .map(|directory| TensorBoard::begin(&store, directory, num_steps))
-            .transpose()
-            .map_err(|source| Cause::TensorBoard {
+        let mut board = directory.map(|directory| TensorBoard::new(directory, num_steps));
+        if let Some(Err(source)) = board.as_mut().map(|board| board.write(&store))
+            && job.attempt.restarts == 0
+        {
+            return Err(Cause::TensorBoard {
                 directory: directory.cloned().unwrap_or_default(),
                 source: Box::new(source),
-            })?;
+            });
+        }
         let stop = Arc::new(AtomicBool::new(false));
         let num_waiting = Arc::new(AtomicUsize::new(0));
         let files = Files {
@@ -79,7 +82,6 @@ impl Writer {
             events: EventFiles::new(format!("{}/events", job.attempt.directory())),
             num_waiting: num_waiting.clone(),
             board,
-            board_failed: false,
             stop_file: job.attempt.stop_file.clone(),
             next_look: Instant::now(),
             stop: stop.clone(),
@@ -231,8 +233,6 @@ struct Files {
     events: EventFiles,
     num_waiting: Arc<AtomicUsize>,
     board: Option<TensorBoard>,
-    /// Whether that is a warning already.
-    board_failed: bool,
     /// None once it is there.
     stop_file: Option<String>,
     next_look: Instant,
@@ -260,6 +260,8 @@ impl Files {
                 Err(RecvTimeoutError::Timeout) => self.act(Some(Instant::now())),
                 Err(RecvTimeoutError::Disconnected) => {
                     self.act(None);
+                    let board = self.board.as_ref().and_then(TensorBoard::warning);
+                    self.warnings.extend(board);
                     return self.warnings;
                 }
             }
@@ -305,11 +307,9 @@ impl Files {
         }
         if let Some(board) = &mut self.board
             && is_due(board.due())
-            && let Err(error) = board.write(&self.store)
-            && !std::mem::replace(&mut self.board_failed, true)
         {
-            self.warnings
-                .push(format!("TensorBoard's files could not be written: {error}"));
+            // It keeps what fails for its warning.
+            let _ = board.write(&self.store);
         }
         if let Some(uri) = &self.stop_file
             && by.is_some_and(|by| self.next_look <= by)

@@ -112,6 +112,27 @@ fn a_resumed_run_ends_as_one_that_was_never_stopped_to_the_bit() {
 }
 
 #[test]
+fn an_epoch_goes_on_after_its_last_step() {
+    let bench = Bench::new(97, 31);
+    let mut params = params(2);
+    params["checkpointInterval"] = json!(-1);
+    params["checkpointSteps"] = json!(5);
+    let job = |attempt: &str| bench.job(attempt, params.clone(), false);
+    let unbroken = train(&job("unbroken"), 2, &config());
+    for step in [6, 11] {
+        let stopped = job(&format!("stopped-{step}"));
+        let newest = stop_at(&bench, &stopped, 2, &config(), step);
+        let mut resumed = job(&format!("resumed-{step}"));
+        resumed.attempt.resume = newest;
+        let outcomes = train(&resumed, 2, &config());
+        assert_same_end(&outcomes, &unbroken);
+        // No step of that epoch was left.
+        let first = outcomes[0].reports.first().unwrap().step;
+        assert_eq!(first, step - step % 5);
+    }
+}
+
+#[test]
 fn the_loss_scale_and_the_skipped_steps_go_on_too() {
     for world_size in [1, 2] {
         let mut params = params(world_size);

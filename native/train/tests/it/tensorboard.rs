@@ -250,4 +250,47 @@ fn a_directory_that_is_lost_later_is_a_warning() {
         warnings.len() == 1 && warnings[0].starts_with("TensorBoard's files could not be written"),
         "{warnings:?}"
     );
+    // Nine steps an epoch, of which every third is written.
+    assert!(
+        warnings[0].ends_with("between steps 3 and 18"),
+        "{warnings:?}"
+    );
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_any_more_is_a_warning_of_a_restart() {
+    let bench = Bench::new(97, 0);
+    let mut again = job(&bench, "second");
+    again.attempt.restarts = 1;
+    fs::write(bench.path("board"), "in the way").unwrap();
+    let outcomes = train(&again, 2, &config());
+    let warnings = &outcomes[0].result.as_ref().unwrap().warnings;
+    assert!(
+        warnings.len() == 1 && warnings[0].ends_with("between steps 1 and 18"),
+        "{warnings:?}"
+    );
+
+    // Written from when it can be.
+    let mut third = job(&bench, "third");
+    third.attempt.restarts = 1;
+    let directory = bench.path("board");
+    let hooks = |rank| {
+        let directory = directory.clone();
+        Hooks {
+            on_step: Some(Arc::new(move |report: &StepReport| {
+                if rank == 0 && report.step == 0 {
+                    fs::remove_file(&directory)?;
+                }
+                Ok(())
+            })),
+            ..Hooks::default()
+        }
+    };
+    let outcomes = try_train(&third, 2, |_| config(), hooks);
+    let warnings = &outcomes[0].result.as_ref().unwrap().warnings;
+    assert!(
+        warnings.len() == 1 && warnings[0].ends_with("nothing is missing there"),
+        "{warnings:?}"
+    );
+    assert_eq!(values(&directory)["train/loss"].len(), 6);
 }

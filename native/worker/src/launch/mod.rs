@@ -104,7 +104,7 @@ fn attempted(
     output: &Output,
     attempts: &mut Vec<Value>,
 ) -> Value {
-    let mut restarts = 0;
+    let mut restarts = 0u32;
     let mut before = String::new();
     loop {
         let begun = new_id(job, None).and_then(|id| {
@@ -115,7 +115,7 @@ fn attempted(
         let lines = match begun {
             Ok(attempt) => {
                 attempts.push(attempt["id"].clone());
-                match Ranks::start(arguments, job, &attempt) {
+                match Ranks::start(arguments, job, &attempt, restarts) {
                     Ok(mut ranks) => ranks.attend(output),
                     Err(reason) => vec![error_line(0, "environment", &reason)],
                 }

@@ -42,6 +42,7 @@ impl Ranks {
         arguments: &LaunchArguments,
         job: &TrainingJob,
         attempt: &Value,
+        restarts: u32,
     ) -> Result<Ranks, String> {
         let world_size = job.params.num_workers;
         let (tell, said) = mpsc::channel();
@@ -56,6 +57,7 @@ impl Ranks {
         };
         let mut job = serde_json::to_value(job).expect("a job is JSON");
         job["attempt"]["id"] = attempt["id"].clone();
+        job["attempt"]["restarts"] = restarts.into();
         // What the job itself goes on from counts until there is something newer.
         if !attempt["resume"].is_null() {
             job["attempt"]["resume"] = attempt["resume"].clone();

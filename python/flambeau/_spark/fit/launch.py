@@ -220,6 +220,7 @@ class Launch:
             return [], failure
         spark, work = self.site.spark, self.site.work
         where = {"id": attempt["id"], "workDir": work.uri, "resume": attempt["resume"]}
+        where["restarts"] = restarts
         where["stopFile"] = self.stop_file(attempt["id"])
         where["callbacks"] = self.has_callbacks or where["stopFile"] is not None
         request = self.payload.request(

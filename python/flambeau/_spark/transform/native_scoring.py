@@ -7,6 +7,7 @@ executors read from there. Its program goes to the JVM once for each model, whic
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flambeau._libtorch import WAY_OUT, libtorch_of
@@ -94,12 +95,10 @@ def _programs(model: Fitted, spark: SparkSession) -> Mapping[str, bytes]:
 
 def _programs_in_jvm(model: Fitted, spark: SparkSession, entry: Any) -> Mapping[str, Any]:
     """The programs as the JVM hands them out; a session does it once."""
-    context, programs = spark.sparkContext, _programs(model, spark)
-    kept = model._programs_in_jvm
-    if kept is None or kept[0] is not context or kept[1] != programs:
-        session: Any = spark
-        handed_out = {
-            form: entry.program(session._jsparkSession, form, data) for form, data in programs.items()
-        }
-        kept = model._programs_in_jvm = (context, programs, handed_out)
-    return kept[2]
+    session: Any = spark
+    return {
+        form: model._handed_out.once(
+            spark.sparkContext, data, partial(entry.program, session._jsparkSession, form, data)
+        )
+        for form, data in _programs(model, spark).items()
+    }

@@ -1,8 +1,10 @@
 package flambeau
 
+import scala.util.control.NonFatal
+
 import flambeau.internal.fit.{Fit, Trainable}
 import flambeau.internal.model.{OutputSpec, Trained}
-import flambeau.internal.rows.{FrameRows, ParquetRows}
+import flambeau.internal.rows.{FrameRows, ParquetRows, Rows}
 import flambeau.internal.saving.{EstimatorReader, EstimatorWriter}
 import org.apache.spark.ml.Estimator
 import org.apache.spark.ml.param.ParamMap
@@ -46,10 +48,11 @@ class TorchEstimator(override val uid: String)
   /** Trains on the rows of a DataFrame. Waits for as long as that takes; an interrupt of the thread cancels it.
     *
     * Throws ParamException, DataException and ClusterException for what cannot be trained, WorkerException for what
-    * failed on a worker, and WorkerLostException where workers were lost more than `maxRestarts` times.
+    * failed on a worker, and WorkerLostException where workers were lost more than `maxRestarts` times. What a listener throws
+    * is thrown as it is where it ends the training, and as ListenerException, which has the model, where that had ended well.
     */
   override def fit(dataset: Dataset[_]): TorchModel =
-    modelOf(Fit.of(this, dataset.sparkSession).run(new FrameRows(dataset.toDF())))
+    trained(Fit.of(this, dataset.sparkSession), new FrameRows(dataset.toDF()))
 
   /** Trains on the Parquet files under `path`, a directory or a file, where they lie: nothing is copied.
     *
@@ -58,7 +61,7 @@ class TorchEstimator(override val uid: String)
     */
   def fitOnParquet(path: String): TorchModel = {
     val spark = TorchEstimator.session
-    modelOf(Fit.of(this, spark).run(new ParquetRows(spark, path)))
+    trained(Fit.of(this, spark), new ParquetRows(spark, path))
   }
 
   /** The schema with the columns that the fitted model adds.
@@ -73,6 +76,13 @@ class TorchEstimator(override val uid: String)
 
   /** A writer of this estimator, with its program: `estimator.write.overwrite().save(path)`. */
   override def write: MLWriter = new EstimatorWriter(this)
+
+  private def trained(fit: Fit, rows: Rows): TorchModel = {
+    val model = modelOf(fit.run(rows))
+    try fit.end()
+    catch { case NonFatal(error) => throw new ListenerException(model, error) }
+    model
+  }
 
   private def modelOf(trained: Trained): TorchModel = {
     val model: TorchModel = modelKind.make(uid, trained)

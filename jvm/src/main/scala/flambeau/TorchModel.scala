@@ -41,7 +41,7 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     * Models of older versions have none of these. With precision fp16, `loss_scale` is what the loss was multiplied by at the end of the epoch, and
     * `skipped_steps` how many of its steps overflowed and were skipped.
     */
-  def history: Map[String, Array[Double]] = History.columns(trained.history)
+  def history: Map[String, Array[Double]] = History.columns(trained.history, trained.counts.numValidationRows)
 
   /** Whether there is a summary; there always is one, in loaded models too. */
   def hasSummary: Boolean = true

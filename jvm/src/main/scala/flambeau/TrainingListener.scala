@@ -13,8 +13,9 @@ package flambeau
   * calls and the fit's end, but no step. Calls come up to two seconds after what they tell of. Where the driver does not see
   * the work directory they come when the workers have ended, which is told in a warning, and `stop` does nothing.
   *
-  * What a listener throws ends the fit, which throws it too; nothing more is called then. An exception that is suppressed in it
-  * names the listener and the method.
+  * What a listener throws ends the fit, which throws it too; nothing more is called then. What it throws once the training has
+  * ended well loses no model: the fit throws a [[ListenerException]] that has it. An exception that is suppressed in what was
+  * thrown names the listener and the method.
   *
   * Where a worker was lost, training goes on from a checkpoint, and epochs that are trained again are told again. Fits
   * that run at once, as in a `CrossValidator`, call the same listener from several threads.

@@ -6,6 +6,8 @@ import java.util.concurrent.Executors
 import scala.concurrent.duration.DurationInt
 import scala.concurrent.{Await, ExecutionContext, Future}
 
+import flambeau.internal.model.History
+import flambeau.internal.util.Json
 import org.apache.spark.ml.evaluation.{MulticlassClassificationEvaluator, RegressionEvaluator}
 import org.apache.spark.ml.feature.VectorAssembler
 import org.apache.spark.ml.param.ParamMap
@@ -51,6 +53,13 @@ class FitSuite extends SparkSuite {
   private def assertClose(found: Array[Double], expected: Array[Double], relative: Double): Unit = {
     assert(found.length == expected.length)
     for ((a, b) <- found.zip(expected)) assert(math.abs(a - b) <= relative * math.abs(b), s"$a is not $b")
+  }
+
+  test("a validation loss that is finite in no epoch has its column") {
+    val history =
+      Json.parse("""{"epochs": [{"epoch": 0, "loss": 1.0, "metrics": [], "validationLoss": null}]}""")
+    assert(History.columns(history, numValidationRows = 5)("val_loss").forall(_.isNaN))
+    assert(!History.columns(history, numValidationRows = 0).contains("val_loss"))
   }
 
   test("a fit in float64 is that of a plain loop in torch") {

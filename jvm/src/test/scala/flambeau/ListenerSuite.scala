@@ -81,7 +81,7 @@ class ListenerSuite extends SparkSuite {
     val thrown = intercept[IllegalStateException](slow(before, throwing, after).setEpochs(100000).fit(rows))
     assert(thrown eq error)
     val name = throwing.getClass.getName
-    assert(error.getSuppressed.map(_.getMessage).toSeq == Seq(s"$name.onEpochEnd has ended the fit"))
+    assert(error.getSuppressed.map(_.getMessage).toSeq == Seq(s"thrown by $name.onEpochEnd"))
     assert(before.without("onProgress").map(place).last == "onEpochEnd 0 40")
     assert(after.of("onEpochEnd").isEmpty && after.of("onTrainEnd").isEmpty)
     Workers.await("the end of all workers", 5)(Workers.pids().isEmpty)
@@ -115,6 +115,24 @@ class ListenerSuite extends SparkSuite {
     assert(TorchRegressor.load(path("saved")).getListeners.isEmpty)
   }
 
+  test("what a listener throws once the training has ended well loses no model") {
+    val error = new IllegalStateException("no more of this")
+    val (before, after) = (new Recorder, new Recorder)
+    val throwing = new TrainingListener {
+      override def onTrainEnd(training: Training): Unit = throw error
+    }
+    val thrown = intercept[ListenerException] {
+      slow(before, throwing, after).setEpochs(1).setWorkDir(path("kept")).fit(rows)
+    }
+    assert((thrown.getCause eq error) && thrown.getMessage.startsWith("no more of this; the model was made"))
+    assert(
+      error.getSuppressed.map(_.getMessage).toSeq == Seq(s"thrown by ${throwing.getClass.getName}.onTrainEnd")
+    )
+    assert(before.of("onTrainEnd").size == 1 && after.of("onTrainEnd").isEmpty)
+    assert(thrown.model.history("epoch").toSeq == Seq(0))
+    assert(thrown.model.transform(rows).select("prediction").distinct().count() > 1)
+  }
+
   private def site(name: String, isVisible: Boolean = true): Site =
     Site(spark, WorkDirectory(path(name), Settings.of(spark)), isVisible)
 
@@ -123,8 +141,17 @@ class ListenerSuite extends SparkSuite {
     events.getBytes(UTF_8)
   )
 
+  /** An attempt that ends well or not. */
+  private def during(bus: ListenerBus, attempt: String, isWell: Boolean = false)(use: => Unit): Unit =
+    bus.during(attempt, (_: Unit) => isWell)(use)
+
   private def start(epoch: Int): String =
     s"""{"kind": "start", "epoch": $epoch, "step": 0, "epochs": 3, "stepsPerEpoch": 1, "numValidationRows": 1}"""
+
+  private def progress(step: Int): String =
+    s"""{"kind": "progress", "epoch": 0, "step": $step, "rowsPerSecond": 1.0, "loss": 0.5}"""
+
+  private val end = """{"kind": "end"}"""
 
   private def epoch(epoch: Int): String =
     s"""{"kind": "epoch", "epoch": $epoch, "steps": ${epoch + 1}, "loss": 0.5, "metrics": [], "validationLoss": null}"""
@@ -134,7 +161,7 @@ class ListenerSuite extends SparkSuite {
     val recorder = new Recorder
     val bus = ListenerBus.of(at, Seq(recorder), verbose = 0)
     val whole = s"[${epoch(1)}]"
-    bus.during("a") {
+    during(bus, "a") {
       write(at, "a", 1, s"[${start(0)}, ${epoch(0)}]")
       write(at, "a", 2, whole.take(20))
       Workers.await("the first file")(recorder.of("onEpochEnd").size == 1)
@@ -157,38 +184,76 @@ class ListenerSuite extends SparkSuite {
     val bus = ListenerBus.of(at, Seq(stopping), verbose = 0)
     def isAsked(attempt: String): Boolean = Files.exists(Paths.get(at.work.path("attempts", attempt, "stop")))
     assert(bus.stopFile("a").contains(at.work.path("attempts", "a", "stop")))
-    bus.during("a") {
+    during(bus, "a") {
       write(at, "a", 1, s"[${start(0)}]")
       Thread.sleep(1200)
       assert(!isAsked("a"))
       write(at, "a", 2, s"[${epoch(0)}]")
       Workers.await("the request", 5)(isAsked("a"))
     }
-    bus.during("b")(Workers.await("the request", 5)(isAsked("b")))
+    during(bus, "b")(Workers.await("the request", 5)(isAsked("b")))
     assert(ListenerBus.of(at, Nil, verbose = 1).stopFile("c").isEmpty)
   }
 
-  test("where the driver does not see the work directory, listeners are told after each attempt") {
+  test("where the driver does not see the work directory, listeners are told after attempts") {
     val at = site("unseen", isVisible = false)
     val recorder = new Recorder
     val bus = ListenerBus.of(at, Seq(recorder), verbose = 1)
     assert(bus.stopFile("a").isEmpty)
-    bus.during("a") {
-      write(at, "a", 1, s"[${start(0)}, ${epoch(0)}]")
-      write(at, "a", 2, s"[${epoch(1)}]")
-      Thread.sleep(1200)
-      assert(recorder.all.isEmpty)
+    during(bus, "a") {
+      write(at, "a", 1, s"[${start(0)}, ${progress(1)}]")
+      write(at, "a", 2, s"[${progress(2)}]")
+      write(at, "a", 3, s"[${progress(3)}, ${epoch(0)}]")
+      write(at, "a", 4, s"[${epoch(1)}]")
     }
-    bus.during("b")(write(at, "b", 1, s"[${start(1)}, ${epoch(1)}, ${epoch(2)}]"))
+    // What reads them may be lost with a worker.
+    assert(recorder.all.isEmpty)
+    during(bus, "b", isWell = true) {
+      assert(recorder.of("onEpochEnd").size == 2)
+      write(at, "b", 1, s"[${start(1)}, ${epoch(1)}, ${epoch(2)}, $end]")
+    }
     bus.end()
     assert(recorder.all.map(place) == Seq(
       "onTrainBegin 0 0",
+      "onProgress 0 3",
       "onEpochEnd 0 1",
       "onEpochEnd 1 2",
       "onEpochEnd 1 2",
       "onEpochEnd 2 3",
       "onTrainEnd 2 3"
     ))
+  }
+
+  for (isVisible <- Seq(true, false))
+    test(
+      s"what is thrown of an attempt that ended well is thrown at the end, where it is seen ($isVisible) or not"
+    ) {
+      val at = site(s"well-$isVisible", isVisible)
+      val error = new IllegalStateException("no more of this")
+      val throwing = new TrainingListener {
+        override def onEpochEnd(training: Training): Unit = throw error
+      }
+      val bus = ListenerBus.of(at, Seq(throwing), verbose = 0)
+      during(bus, "a", isWell = true)(write(at, "a", 1, s"[${start(0)}, ${epoch(0)}, $end]"))
+      assert(intercept[IllegalStateException](bus.end()) eq error)
+    }
+
+  test("the last events of a training that ended well are waited for, where a file system shows them late") {
+    val at = site("late")
+    val recorder = new Recorder
+    val bus = ListenerBus.of(at, Seq(recorder), verbose = 0)
+    val late = new Thread(() => {
+      Thread.sleep(2000)
+      write(at, "a", 2, s"[${epoch(1)}, ${epoch(2)}, $end]")
+    })
+    during(bus, "a", isWell = true) {
+      write(at, "a", 1, s"[${start(0)}, ${epoch(0)}]")
+      late.start()
+    }
+    bus.end()
+    assert(recorder.of("onEpochEnd").map(_.epoch) == Seq(0, 1, 2) && recorder.of("onTrainEnd").map(
+      _.epoch
+    ) == Seq(2))
   }
 
   test("a listener that takes its time is waited for, and a fatal error of one is not kept") {
@@ -201,9 +266,9 @@ class ListenerSuite extends SparkSuite {
       }
     }
     val bus = ListenerBus.of(at, Seq(late, recorder), verbose = 0)
-    bus.during("a")(write(at, "a", 1, s"[${start(0)}, ${epoch(0)}]"))
+    during(bus, "a")(write(at, "a", 1, s"[${start(0)}, ${epoch(0)}]"))
     assert(recorder.of("onEpochEnd").size == 1)
-    intercept[InterruptedException](bus.during("b")(write(at, "b", 1, s"[${start(1)}, ${epoch(1)}]")))
+    intercept[InterruptedException](during(bus, "b")(write(at, "b", 1, s"[${start(1)}, ${epoch(1)}]")))
     assert(recorder.of("onEpochEnd").size == 1)
   }
 }

@@ -38,6 +38,9 @@ public final class StoreApi {
   /** The size of a file in bytes; -1 where there is none. */
   public native long size(String storeJson, String uri);
 
+  /** The URIs of all files below a directory, sorted, as a JSON array; none where there is no such directory. */
+  public native String list(String storeJson, String directory);
+
   /** Removes a directory with all that is in it; one that is not there is no error. */
   public native void deletePrefix(String storeJson, String directory);
 }

@@ -37,8 +37,8 @@ private[flambeau] final case class StoredFile(
     * its time has changed.
     *
     * A file that is local already is used where it lies. Others are fetched once for each machine and user into
-    * `flambeau-cache-<user>` under `java.io.tmpdir`, named by their hash. Of those, what nobody has asked for in seven days
-    * is deleted with the next one that is fetched.
+    * `flambeau-cache-<user>` under `java.io.tmpdir`, named by their hash; another file of such a name is replaced. Of those, what
+    * nobody has asked for in seven days is deleted with the next one that is fetched.
     *
     * @param storeJson
     *   the options of the object stores
@@ -56,13 +56,16 @@ private[flambeau] final case class StoredFile(
         path
       case Some(_) =>
         throw new StoreException(s"the model's file $uri was removed, or this machine does not see it")
-      case None =>
-        val path = fetched(store, storeJson, hadoop)
-        // Its time says when it was asked for; nobody else writes there.
-        verifyOnce(path, StoredFile.Fetched)
-        path
+      case None => fetched(store, storeJson, hadoop)
     }
   }
+
+  /** Whether a fetched file is the one that its name says. */
+  private def isWhole(path: Path): Boolean =
+    try {
+      verifyOnce(path, StoredFile.Fetched)
+      true
+    } catch { case _: IOException | _: GeneralException => false }
 
   /** Where the file is local. */
   private def lies: Option[Path] = if (content.isDefined) None else StoredFile.localPath(uri)
@@ -86,7 +89,7 @@ private[flambeau] final case class StoredFile(
   private def fetched(store: => StoreApi, storeJson: String, hadoop: Configuration): Path = {
     val folder = StoredFile.cacheDirectory()
     val path = folder.resolve(sha256)
-    if (!StoredFile.isKept(path)) {
+    if (!(StoredFile.isKept(path) && isWhole(path))) {
       val part = Files.createTempFile(folder, sha256, ".part")
       try {
         content match {
@@ -132,7 +135,7 @@ private[flambeau] object StoredFile {
 
   private val SweepAge = Duration.ofDays(7)
 
-  /** In the place of a fetched file's time. */
+  /** In the place of a fetched file's time, which says when it was asked for: nobody else writes there. */
   private val Fetched = FileTime.fromMillis(0)
 
   private final case class Seen(sha256: String, size: Long, modified: FileTime)

@@ -183,6 +183,8 @@ class ScorerSuite extends SparkSuite {
     fetch("another")
     assert(Seq(asked, old, recent).map(Files.exists(_)) == Seq(true, false, true))
     assert(new String(Files.readAllBytes(fetch("old")), UTF_8) == "old")
+    Files.write(asked, "another file".getBytes)
+    assert(new String(Files.readAllBytes(fetch("asked")), UTF_8) == "asked")
     val wrong = StoredFile(s"elsewhere:${directory.resolve("old")}", 3, "0" * 64)
     intercept[FlambeauException](wrong.local(store, "{}", hadoop))
     assert(!Files.exists(folder.resolve(wrong.sha256)))

@@ -3,6 +3,7 @@ package flambeau.jni
 import java.nio.charset.StandardCharsets.UTF_8
 import java.nio.file.{Files, Path}
 
+import flambeau.internal.util.Json
 import flambeau.{FlambeauException, StoreException}
 import org.scalatest.funsuite.AnyFunSuite
 
@@ -27,6 +28,12 @@ class StoreApiSuite extends AnyFunSuite {
       api.getToFile("{}", file, copy.toString)
       api.putFile("{}", folder.resolve("c.txt").toString, copy.toString)
       assert(Files.size(folder.resolve("c.txt")) == 4)
+      assert(api.list("{}", folder.toString) == Json.text(Json.strings(Seq(
+        file,
+        s"$folder/c.txt",
+        s"$copy"
+      ))))
+      assert(api.list("{}", s"$folder/nothing") == "[]")
 
       api.deletePrefix("{}", folder.resolve("a").toString)
       assert(api.size("{}", file) == -1 && Files.exists(copy))

@@ -1,35 +1,76 @@
 package flambeau.internal.fit
 
 import java.nio.charset.StandardCharsets.UTF_8
+import java.util.concurrent.{Callable, Executors}
 
-import scala.util.Try
+import scala.collection.JavaConverters._
+import scala.util.{Failure, Success, Try}
 
 import com.fasterxml.jackson.databind.JsonNode
-import flambeau.internal.storage.Site
-import flambeau.internal.util.Json
+import flambeau.internal.storage.{Site, WorkDirectory}
+import flambeau.internal.util.{Failures, Json}
 
 /** The events of an attempt, from the numbered files that rank 0 writes into the work directory. */
 private[flambeau] final class EventFiles(site: Site, attempt: String) {
+  import EventFiles._
+
   private val directory = site.work.path("attempts", attempt, "events")
   private var numRead = 0
 
-  /** The events of the files that are new, up to one that is not whole: the next call tries that one again.
+  /** The events of the files that are new, up to one that is not whole: the next call tries that one again. For a process that
+    * sees the directory.
     *
-    * Runs one Spark task where this process does not see the directory. Throws StoreException where it can't be read; the next
-    * call reads the same files again.
+    * Throws StoreException where it can't be read; the next call reads the same files again.
     */
   def readNew(): Seq[JsonNode] = {
-    val (files, first) = (directory, numRead + 1)
-    val texts = site.here { work =>
-      Iterator
-        .from(first)
-        .map(number => f"$files/$number%08d.json")
-        .takeWhile(work.sees)
-        .map(file => new String(work.read(file), UTF_8))
-        .toArray
-    }
-    val whole = texts.toSeq.map(text => Try(Json.parse(text)).filter(_.isArray)).takeWhile(_.isSuccess)
+    val files = Iterator.from(numRead + 1).map(number => f"$directory/$number%08d.json")
+    val texts = files.takeWhile(site.work.has).map(textOf(site.work, _)).toList
+    val whole = texts.map(text => Try(eventsOf(text))).takeWhile(_.isSuccess)
     numRead += whole.length
-    whole.flatMap(events => Json.items(events.get))
+    newest(whole.flatMap(_.get))
+  }
+
+  /** The events of all files that can be read, and what one says that can't: where the directory is seen, many at once.
+    *
+    * Throws StoreException where the files can't be listed.
+    */
+  def readAll(): (Seq[JsonNode], Option[String]) = {
+    val listed = directory
+    val (events, reason) = site.here { work =>
+      val read = work.list(listed).map(file => () => Try(eventsOf(textOf(work, file))))
+      val found = atOnce(read)
+      val reason = found.collectFirst { case Failure(error) => Failures.firstLine(error) }
+      (newest(found.collect { case Success(events) => events }.flatten).map(Json.text).toArray, reason)
+    }
+    (events.toSeq.map(Json.parse(_)), reason)
+  }
+}
+
+private object EventFiles {
+  private val NumReaders = 32
+
+  private def textOf(work: WorkDirectory, file: String): String = new String(work.read(file), UTF_8)
+
+  /** A file's events. Throws where it is not whole. */
+  private def eventsOf(text: String): Seq[JsonNode] = {
+    val events = Json.parse(text)
+    require(events.isArray, "a file of events is not whole")
+    Json.items(events)
+  }
+
+  /** The events without each progress that another one follows on. */
+  private def newest(events: Seq[JsonNode]): Seq[JsonNode] = {
+    def isProgress(event: JsonNode) = event.path("kind").asText == "progress"
+    val following = events.drop(1).map(isProgress) :+ false
+    events.zip(following).collect { case (event, isPassed) if !(isProgress(event) && isPassed) => event }
+  }
+
+  /** The results, in their order. */
+  private def atOnce[T](calls: Seq[() => T]): Seq[T] = {
+    val pool = Executors.newFixedThreadPool(NumReaders)
+    try {
+      val tasks = calls.map(read => (() => read()): Callable[T])
+      pool.invokeAll(tasks.asJava).asScala.map(_.get).toList
+    } finally pool.shutdown()
   }
 }

@@ -28,6 +28,9 @@ private[flambeau] final class Fit private (
 
   private val checked = mutable.Map.empty[String, JsonNode]
 
+  /** Who is told of the training, once there is one. */
+  private var listeners = Option.empty[ListenerBus]
+
   private val reading = {
     val known = check(Draft)
     val isWide = known.get("parameterDtype").asText == "float64"
@@ -51,6 +54,11 @@ private[flambeau] final class Fit private (
       }
     }
   }
+
+  /** Tells the listeners that the training has ended well. Throws what one has thrown, there or in what is told after the
+    * training's end.
+    */
+  def end(): Unit = listeners.foreach(_.end())
 
   /** What a fit on rows of that schema would come to, to tell of a model's columns. Throws DataException and
     * ParamException.
@@ -117,6 +125,8 @@ private[flambeau] final class Fit private (
       val whole = job(shards.jobData, everywhere)
       for (directory <- tensorBoardDir)
         whole.get("params").asInstanceOf[ObjectNode].put("tensorBoardDir", s"$directory/${run.id}")
+      val bus = ListenerBus.of(site, estimator.getListeners, estimator.getVerbose)
+      listeners = Some(bus)
       val launch = new Launch(
         site,
         whole,
@@ -126,7 +136,7 @@ private[flambeau] final class Fit private (
         estimator.getMaxRestarts,
         estimator.getSlotTimeout,
         run,
-        ListenerBus.of(site, estimator.getListeners, estimator.getVerbose)
+        bus
       )
       val result =
         try launch.run()

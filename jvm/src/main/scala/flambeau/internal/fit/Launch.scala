@@ -63,21 +63,19 @@ private[flambeau] final class Launch(
   /** Trains, and returns rank 0's result as `native/train` tells it. Waits for as long as that takes.
     *
     * A lost worker starts the training again from the newest whole checkpoint, up to `maxRestarts` times. Throws what the
-    * rank failed with where the failure began, and what a listener has thrown.
+    * rank failed with where the failure began, and what a listener has thrown before the training's end.
     */
   def run(): JsonNode = {
     if (ofRun.isNamed) attempts ++= ofRun.attempts()
     numEarlier = attempts.size
-    val result = train(restarts = 0)
-    listeners.end()
-    result
+    train(restarts = 0)
   }
 
   /** `before` is what the attempt before this one failed with. */
   @tailrec
   private def train(restarts: Int, before: Option[Throwable] = None): JsonNode = {
     val ended: Ended = Try(begin(restarts)) match {
-      case Success(begun) => attempt(begun)
+      case Success(begun) => attempt(begun, restarts)
       case Failure(error) => Left(error)
     }
     val verdict = judged(ended.fold(error => Seq(endedBy(error)), _.map(_.json)), restarts)
@@ -124,8 +122,11 @@ private[flambeau] final class Launch(
   def keep(): Unit =
     try {
       val newest = if (attempts.isEmpty) None else newestCheckpoint()
+      failed = attempts.toSeq.drop(numEarlier)
       if (newest.isEmpty) clean()
       for (checkpoint <- newest if !ofRun.isLost) {
+        // Weights of a training that ended before the fit failed.
+        failed.foreach(site.remove("models", _))
         ofRun.write(attempts.toSeq)
         log.warn(
           s"the newest checkpoint is kept in $checkpoint: a fit of the same rows with runId='${ofRun.id}' and the same " +
@@ -159,16 +160,18 @@ private[flambeau] final class Launch(
   }
 
   /** How the ranks of an attempt ended, or the executor that Spark lost. */
-  private def attempt(begun: JsonNode): Ended = {
+  private def attempt(begun: JsonNode, restarts: Int): Ended = {
     val id = begun.get("id").asText
     val where =
       Json.obj().put("id", id).put("workDir", work.uri).set[ObjectNode]("resume", begun.get("resume"))
+    where.put("restarts", restarts)
     for (stopFile <- listeners.stopFile(id)) where.put("stopFile", stopFile).put("callbacks", true)
     val whole = job.deepCopy().set[ObjectNode]("attempt", where)
     val place = MeetingPlace.of(work, id, Session.sharesMachine(spark))
     val task = RankTask(whole.toString, code, begun.get("secret").asText, work.settings, place)
     val limit = grace.getOrElse(begun.get("graceSeconds").asLong.seconds)
-    listeners.during(id) {
+    val endedWell = (ended: Ended) => ended.exists(_.forall(_.result.isDefined))
+    listeners.during(id, endedWell) {
       try Right(runStage(spark, task, numWorkers, numGpus, limit))
       catch { case lost: WorkerLostException => Left(lost) }
     }

@@ -17,13 +17,17 @@ import org.slf4j.LoggerFactory
   *
   * Where this process sees the work directory, a thread reads them while an attempt runs; else they are read after it.
   *
-  * @param canStop
-  *   whether a listener can stop the training
+  * What a listener throws is kept: nothing more is told, and an attempt that is under way is cancelled.
+  *
+  * @param listeners
+  *   the user's
+  * @param logs
+  *   whether `EpochLog` is told too
   */
 private[flambeau] final class ListenerBus private (
     site: Site,
     listeners: Seq[TrainingListener],
-    canStop: Boolean
+    logs: Boolean
 ) {
   import ListenerBus._
 
@@ -34,55 +38,70 @@ private[flambeau] final class ListenerBus private (
   private var hasBegun = false
   private var isValidated = false
 
+  /** Whether the last attempt told of its end. */
+  private var hasEnd = false
+
+  /** The attempts that are told of when a worker is sure to be had. */
+  private var untold = Seq.empty[String]
+
   /** What a listener has thrown. */
   @volatile private var failure = Option.empty[Throwable]
 
-  /** Whether nothing more is told. */
+  /** Whether the fit is given up. */
   @volatile private var isMuted = false
 
   /** The file that asks an attempt to stop; none where no listener can. */
   def stopFile(attempt: String): Option[String] =
-    if (canStop) Some(site.work.path("attempts", attempt, "stop")) else None
+    if (listeners.nonEmpty && site.isVisible) Some(site.work.path("attempts", attempt, "stop")) else None
 
-  /** Tells of an attempt while `use` waits for it, and returns after a last look at what it left. A listener that is being
-    * called is waited for, for as long as it takes; an interrupt of this thread ends the wait.
+  /** Tells of an attempt while `use` waits for it, and returns once it has told what that left. A listener that is being called
+    * is waited for, for as long as it takes, and of an attempt that `endedWell` the last event, for a minute; an interrupt of
+    * this thread ends the wait.
     *
-    * What a listener throws cancels the Spark jobs of `use` and is thrown here. After a `use` that throws nothing more is told.
+    * What a listener throws cancels the Spark jobs of `use` and is thrown here, but for an attempt that ended well: then `end`
+    * throws it. After a `use` that throws nothing more is told.
+    *
+    * Where this process does not see the work directory, an attempt that did not end well is told of before the next one: a
+    * worker is needed to read, and may have been lost.
     */
-  def during[T](attempt: String)(use: => T): T =
-    if (listeners.isEmpty) use
-    else if (site.isVisible) live(attempt)(use)
+  def during[T](attempt: String, endedWell: T => Boolean)(use: => T): T =
+    if (all.isEmpty) use
+    else if (site.isVisible) live(attempt, endedWell)(use)
     else {
-      val result = use
-      tell(new EventFiles(site, attempt), isLast = true)
+      untold.foreach(tellLate(_, isWell = false))
+      untold = Nil
       failure.foreach(throw _)
+      val result = use
+      if (endedWell(result)) tellLate(attempt, isWell = true) else untold :+= attempt
       result
     }
 
-  /** Tells that the training has ended well. Throws what a listener throws. */
+  /** Tells that the training has ended well. Throws what a listener has thrown. */
   def end(): Unit = {
-    if (hasBegun) call("onTrainEnd")(_.onTrainEnd(training))
+    // The log would say that training had stopped early.
+    if (hasBegun) call("onTrainEnd", if (hasEnd) all else listeners)(_.onTrainEnd(training))
     failure.foreach(throw _)
   }
 
-  private def live[T](attempt: String)(use: => T): T =
+  private def live[T](attempt: String, endedWell: T => Boolean)(use: => T): T =
     Session.cancellable(site.spark.sparkContext) { cancel =>
-      val ended = new CountDownLatch(1)
+      val (ended, isWell) = (new CountDownLatch(1), new AtomicBoolean)
       val run: Runnable = () => {
-        try follow(attempt, ended)
+        try follow(attempt, ended, isWell)
         catch { case error: Throwable => failure = Some(error) }
-        if (failure.isDefined) cancel()
+        if (failure.isDefined && !isWell.get) cancel()
       }
       val thread = new Thread(run, "flambeau-listeners")
       thread.setDaemon(true)
       thread.start()
-      var isWell = false
+      var isDone = false
       try {
         val result = use
-        isWell = true
+        isWell.set(endedWell(result))
+        isDone = true
         result
       } finally {
-        isMuted = !isWell
+        isMuted = !isDone
         ended.countDown()
         try thread.join()
         catch {
@@ -90,40 +109,64 @@ private[flambeau] final class ListenerBus private (
             isMuted = true
             throw error
         }
-        failure.foreach(throw _)
+        if (!isWell.get) failure.foreach(throw _)
       }
     }
 
-  /** Tells of an attempt until it has ended. */
-  private def follow(attempt: String, ended: CountDownLatch): Unit = {
+  /** Tells of an attempt until it has ended, and all that it left. */
+  private def follow(attempt: String, ended: CountDownLatch, isWell: AtomicBoolean): Unit = {
     val files = new EventFiles(site, attempt)
     val stop = new StopRequest(attempt)
-    var isLast = false
+    hasEnd = false
+    var reason = Option.empty[String]
     var isOver = false
-    while (!isOver) {
+    while (!isOver && failure.isEmpty) {
       stop.pass()
-      tell(files, isLast, stop.pass)
-      isOver = isLast || failure.isDefined
-      if (!isOver) isLast = ended.await(PollMillis, TimeUnit.MILLISECONDS)
+      isOver = ended.await(PollMillis, TimeUnit.MILLISECONDS)
+      reason = tellNew(files, stop.pass)
     }
+    def isAwaited = isWell.get && listeners.nonEmpty && !hasEnd && !isSilent
+    val deadline = System.nanoTime + EndMillis * 1000000
+    while (isAwaited && System.nanoTime < deadline) {
+      Thread.sleep(PollMillis)
+      reason = tellNew(files)
+    }
+    if (!isSilent && (reason.isDefined || isAwaited)) warn(reason)
   }
 
-  /** Tells what is new in the files, and calls `after` after each event. */
-  private def tell(files: EventFiles, isLast: Boolean, after: () => Unit = () => ()): Unit = {
-    val events =
-      try files.readNew()
-      catch {
-        case NonFatal(error) =>
-          if (isLast)
-            log.warn(s"the last events of the training could not be read: ${Failures.firstLine(error)}")
-          else log.debug("events could not be read", error)
-          Nil
-      }
-    for (event <- events) {
-      take(event)
-      after()
-    }
+  /** Tells what an attempt left where only workers see it. */
+  private def tellLate(attempt: String, isWell: Boolean): Unit = {
+    hasEnd = false
+    val reason =
+      try {
+        val (events, reason) = new EventFiles(site, attempt).readAll()
+        events.foreach(take)
+        reason
+      } catch { case NonFatal(error) => Some(Failures.firstLine(error)) }
+    if (failure.isEmpty && (reason.isDefined || isWell && !hasEnd)) warn(reason)
   }
+
+  /** Tells what is new in the files, calls `after` after each event, and returns what kept it from reading all of that. */
+  private def tellNew(files: EventFiles, after: () => Unit = () => ()): Option[String] =
+    try {
+      for (event <- files.readNew()) {
+        take(event)
+        after()
+      }
+      None
+    } catch {
+      case NonFatal(error) =>
+        log.debug("the training's events could not be read", error)
+        Some(Failures.firstLine(error))
+    }
+
+  private def warn(reason: Option[String]): Unit = log.warn(
+    "what the driver is told of the training is not all of it, since events could not be read: " +
+      reason.getOrElse("the last ones were not found")
+  )
+
+  /** Whether nothing more is to be told. */
+  private def isSilent: Boolean = failure.isDefined || isMuted
 
   private def take(event: JsonNode): Unit = {
     def long(name: String): Long = event.path(name).asLong
@@ -164,19 +207,22 @@ private[flambeau] final class ListenerBus private (
       case "checkpoint" =>
         training = training.copy(epoch = long("epoch"), step = long("step"), checkpoint = text("uri"))
         call("onCheckpoint")(_.onCheckpoint(training))
-      // The end is told when all workers have ended well.
-      case _ => ()
+      // It is told when all workers have ended well.
+      case "end" => hasEnd = true
+      case _     => ()
     }
   }
 
-  private def call(method: String)(tell: TrainingListener => Unit): Unit =
-    for (listener <- listeners if failure.isEmpty && !isMuted)
+  private def call(method: String, told: Seq[TrainingListener] = all)(tell: TrainingListener => Unit): Unit =
+    for (listener <- told if !isSilent)
       try tell(listener)
       catch {
         case error: Throwable =>
-          error.addSuppressed(new GeneralException(s"${listener.getClass.getName}.$method has ended the fit"))
+          error.addSuppressed(new GeneralException(s"thrown by ${listener.getClass.getName}.$method"))
           failure = Some(error)
       }
+
+  private def all: Seq[TrainingListener] = if (logs) EpochLog +: listeners else listeners
 
   /** Asks an attempt to stop once a listener has asked for it. */
   private final class StopRequest(attempt: String) {
@@ -196,6 +242,9 @@ private[flambeau] object ListenerBus {
   private val log = LoggerFactory.getLogger("flambeau")
   private val PollMillis = 500L
 
+  /** NFS may hide a new file for as long as it keeps a directory's attributes, 30 s to 60 s. */
+  private val EndMillis = 60000L
+
   /** What tells a fit's listeners, and with `verbose` the log, where that is not too late. */
   def of(site: Site, listeners: Seq[TrainingListener], verbose: Int): ListenerBus = {
     if (listeners.nonEmpty && !site.isVisible)
@@ -203,7 +252,6 @@ private[flambeau] object ListenerBus {
         s"the driver does not see ${site.work.uri}: listeners are told of the training when its workers have ended, and " +
           "cannot stop it"
       )
-    val lines = if (verbose > 0 && site.isVisible) Seq(EpochLog) else Nil
-    new ListenerBus(site, lines ++ listeners, canStop = listeners.nonEmpty && site.isVisible)
+    new ListenerBus(site, listeners, logs = verbose > 0 && site.isVisible)
   }
 }

@@ -27,14 +27,17 @@ private[flambeau] object History {
     "loss" -> "loss"
   )
 
-  /** One value an epoch, by name; NaN where a value was not a finite number. */
-  def columns(history: JsonNode): Map[String, Array[Double]] = {
+  /** One value an epoch, by name; NaN where a value was not a finite number.
+    *
+    * The columns of validation rows are there where there were any, or a record has their figures: a loss that is not finite is
+    * null in JSON, as that of an epoch without validation rows is.
+    */
+  def columns(history: JsonNode, numValidationRows: Long): Map[String, Array[Double]] = {
     val records = Json.items(history.get("epochs"))
     val known = Columns.filter { case (key, _) => records.isEmpty || records.exists(_.has(key)) }
     val plain = known.map { case (key, name) => name -> records.map(record => number(record.get(key))) }
-    val isValidated = records.exists { record =>
-      !record.path("validationLoss").isMissingNode && !record.get("validationLoss").isNull ||
-      record.path("validationMetrics").size > 0
+    val isValidated = numValidationRows > 0 || records.exists { record =>
+      record.path("validationLoss").isNumber || record.path("validationMetrics").size > 0
     }
     val found = records.map(metrics(_, isValidated))
     val names = found.flatMap(_.keys).distinct

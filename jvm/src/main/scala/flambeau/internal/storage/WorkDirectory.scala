@@ -30,7 +30,14 @@ private[flambeau] final case class WorkDirectory(
   def path(parts: String*): String = (uri.replaceAll("/+$", "") +: parts).mkString("/")
 
   /** Whether this process can read that file. */
-  def sees(file: String): Boolean = Try(native.size(settings.storeJson, file) >= 0).getOrElse(false)
+  def sees(file: String): Boolean = Try(has(file)).getOrElse(false)
+
+  /** Whether there is a file. Throws StoreException where that can't be told. */
+  def has(file: String): Boolean = native.size(settings.storeJson, file) >= 0
+
+  /** The URIs of all files below a directory, sorted. */
+  def list(directory: String): Seq[String] =
+    Json.texts(Json.parse(native.list(settings.storeJson, directory)))
 
   /** A file's bytes. */
   def read(file: String): Array[Byte] = native.get(settings.storeJson, file)
