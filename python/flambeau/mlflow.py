@@ -41,14 +41,16 @@ from flambeau._spark.site import first_line
 from flambeau.callbacks import Callback, of_every_fit
 from flambeau.errors import CancelledError, FlambeauError, ParamError
 from flambeau.model import TorchModel
+from flambeau.optuna import tags_of, trial_of
 from flambeau.params.objects import describe
 
 if TYPE_CHECKING:
     import pandas as pd
-    from mlflow import MlflowClient
+    from mlflow import ActiveRun, MlflowClient
     from mlflow.entities import Metric
     from mlflow.models import ModelSignature
     from mlflow.models.model import Model, ModelInfo
+    from optuna.trial import BaseTrial
 
     from flambeau.callbacks import Context
 
@@ -88,8 +90,10 @@ class MLflow(Callback):
 
     A fit within a run that is active in its thread is logged into that run, which stays open; a second fit
     there, and fits in threads of their own, as those of a CrossValidator, are child runs of the run that is
-    active. Other fits have runs of their own, which end as the fits do: FINISHED, FAILED or KILLED. Where
-    MLflow cannot be reached the fit goes on, and a warning says so.
+    active. A fit with a `flambeau.optuna.PruningCallback` has the trial's number and params as tags, and is a
+    child of a run that began before the trial. Other fits have runs of their own, which end as the fits do:
+    FINISHED, FAILED or KILLED, as pruned ones are. Where MLflow cannot be reached the fit goes on, and a
+    warning says so.
 
     Parameters
     ----------
@@ -168,6 +172,10 @@ class MLflow(Callback):
         error = context.error
         assert error is not None
         with _harmless():
+            if context._gives_up:
+                run.add_tags({"optuna.state": "PRUNED"})
+                run.end("KILLED")
+                return
             told = _SECRETS.sub("", f"{type(error).__name__}: {first_line(error)}")
             run.add_tags({"flambeau.error": told})
             run.end("KILLED" if isinstance(error, (KeyboardInterrupt, CancelledError)) else "FAILED")
@@ -554,12 +562,13 @@ def _begun(context: Context) -> _Run:
     active = mlflow.active_run()
     # As `mlflow run` names the run that its program logs into.
     given = os.environ.get("MLFLOW_RUN_ID") if active is None else active.info.run_id
-    tags = _tags_of(context)
+    trial = trial_of(context.estimator.getCallbacks())
+    tags = _tags_of(context) | ({} if trial is None else tags_of(trial))
     params = _params_of(context.estimator)
     with _lock:
-        is_free = given is not None and given not in _taken
-        if given is not None:
-            _taken.add(given)
+        is_free = given is not None and given not in _taken and not _is_around(active, trial)
+        if is_free:
+            _taken.add(str(given))
     if is_free:
         run = _Run(client, given, lambda: str(given), params)
         run.add_tags(tags)
@@ -580,6 +589,13 @@ def _begun(context: Context) -> _Run:
     run = _Run(client, None, create, params)
     run.add_tags({})
     return run
+
+
+def _is_around(run: ActiveRun | None, trial: BaseTrial | None) -> bool:
+    """Whether a run was there before the trial: it is that of the study, and not of this trial alone."""
+    if trial is None or trial.datetime_start is None:
+        return False
+    return run is None or run.info.start_time < int(trial.datetime_start.timestamp() * 1000)
 
 
 def _tags_of(context: Context) -> dict[str, str]:
