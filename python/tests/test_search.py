@@ -42,6 +42,10 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def rows(spark: SparkSession) -> DataFrame:
+    return frame(spark)
+
+
+def frame(spark: SparkSession) -> DataFrame:
     x, y = data()
     table = [(xs.tolist(), float(ys)) for xs, ys in zip(x, y, strict=True)]
     df = spark.createDataFrame(table, "x array<float>, label float").coalesce(1)
@@ -164,9 +168,9 @@ class Epochs(Callback):
 
 
 def test_a_pruned_trial_stops_and_leaves_nothing(
-    spark: SparkSession, rows: DataFrame, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    any_spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    work, steps, epochs = tmp_path / "work", tmp_path / "steps", Epochs()
+    work, steps, epochs, rows = tmp_path / "work", tmp_path / "steps", Epochs(), frame(any_spark)
     raised: list[BaseException] = []
 
     def objective(trial: optuna.Trial) -> float:
@@ -192,7 +196,7 @@ def test_a_pruned_trial_stops_and_leaves_nothing(
     assert "is kept in" not in caplog.text + "".join(raised[0].__notes__)
     assert left_in(work) == set()
     # The slots are free, and nobody trains on.
-    assert spark.range(0, 2, 1, 2).count() == 2
+    assert any_spark.range(0, 2, 1, 2).count() == 2
     taken = len(steps.read_text().splitlines())
     time.sleep(1.0)
     assert len(steps.read_text().splitlines()) == taken
@@ -256,13 +260,16 @@ def test_what_cannot_be_pruned_is_refused(rows: DataFrame) -> None:
 
 
 class Meets(Callback):
-    """In the worker of rank 0, waits as the training begins until as many fits have begun."""
+    """In the worker of rank 0, waits as the training begins until as many fits have begun. Notes which shards
+    there are in a work directory then.
+    """
 
-    def __init__(self, directory: Path, num_fits: int) -> None:
-        self.directory, self.num_fits = str(directory), num_fits
+    def __init__(self, directory: Path, num_fits: int, work: Path | None = None) -> None:
+        self.directory, self.num_fits, self.work = str(directory), num_fits, work
 
     def on_train_begin(self, context: Context) -> None:
-        open(os.path.join(self.directory, str(time.monotonic_ns())), "w").close()
+        with open(os.path.join(self.directory, str(time.monotonic_ns())), "w") as file:
+            print(*(os.listdir(self.work / "shards") if self.work else []), file=file)
         deadline = time.monotonic() + 60
         while len(os.listdir(self.directory)) < self.num_fits:
             assert time.monotonic() < deadline, "the other fit has not begun beside this one"
@@ -359,7 +366,6 @@ from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from test_search import Meets, curve, data, regressor
 
-from flambeau._spark.rows import shards
 from flambeau.optuna import PruningCallback
 
 folder = Path(sys.argv[1])
@@ -368,23 +374,16 @@ x, y = data()
 table = [(xs.tolist(), float(ys), i % 4 == 0, i % 2) for i, (xs, ys) in enumerate(zip(x, y))]
 types = "x array<float>, label float, held_out boolean, fold int"
 df = spark.createDataFrame(table, types).coalesce(1).cache()
-writes, write = [], shards.write
-
-
-def counted(df, columns, directory):
-    writes.append(directory)
-    return write(df, columns, directory)
-
-
-shards.write = counted
 (folder / "grid").mkdir()
-estimator = regressor(numWorkers=2, callbacks=[Meets(folder / "grid", 2)])
+work = folder / "work"
+estimator = regressor(numWorkers=2, workDir=str(work), callbacks=[Meets(folder / "grid", 2, work)])
 grid = ParamGridBuilder().addGrid(estimator.learningRate, [0.1, 0.01]).build()
 evaluator = RegressionEvaluator()
 folds = {"numFolds": 2, "foldCol": "fold", "parallelism": 2}
 CrossValidator(estimator=estimator, estimatorParamMaps=grid, evaluator=evaluator, **folds).fit(df)
-# Each fold's rows once for both fits, and all rows for the best.
-assert len(writes) == 3, writes
+seen = [file.read_text().split() for file in sorted((folder / "grid").iterdir())]
+# One shard set for both fits of a fold, and one for the best.
+assert [len(names) for names in seen] == [1] * 5 and len({name for names in seen for name in names}) == 3, seen
 
 (folder / "study").mkdir()
 
