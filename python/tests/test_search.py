@@ -383,7 +383,7 @@ folds = {"numFolds": 2, "foldCol": "fold", "parallelism": 2}
 CrossValidator(estimator=estimator, estimatorParamMaps=grid, evaluator=evaluator, **folds).fit(df)
 seen = [file.read_text().split() for file in sorted((folder / "grid").iterdir())]
 # One shard set for both fits of a fold, and one for the best.
-assert [len(names) for names in seen] == [1] * 5 and len({name for names in seen for name in names}) == 3, seen
+assert [len(names) for names in seen] == [1] * 5 and len({*map(tuple, seen)}) == 3, seen
 
 (folder / "study").mkdir()
 
