@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -331,29 +330,6 @@ def test_fits_that_find_no_free_slots_wait_for_each_other(rows: DataFrame, tmp_p
     )
     told = [line.split()[0] for line in (tmp_path / "spans").read_text().splitlines()]
     assert told == ["begin", "begin", "end", "end"] * 3
-
-
-def test_an_interrupt_ends_the_trials_of_a_pool(rows: DataFrame, tmp_path: Path) -> None:
-    """The main thread, which waits for Optuna's pool, gets the interrupt; the pool's threads fit."""
-
-    def objective(trial: optuna.Trial) -> float:
-        estimator = regressor(
-            model=slow(), epochs=100_000, checkpointInterval=-1, workDir=str(tmp_path)
-        ).setCallbacks([PruningCallback(trial)])
-        estimator.fit(rows)
-        raise AssertionError
-
-    def interrupt() -> None:
-        deadline = time.monotonic() + _SECONDS
-        while len(list(tmp_path.glob("attempts/*/events/*"))) < 2 and time.monotonic() < deadline:
-            time.sleep(0.1)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    study = optuna.create_study(pruner=optuna.pruners.NopPruner())
-    threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        study.optimize(objective, n_trials=2, n_jobs=2)
-    assert {trial.state.name for trial in study.trials} == {"FAIL"}
 
 
 PROGRAM = """

@@ -136,9 +136,8 @@ def shares_machine(spark: SparkSession) -> bool:
 
 
 def interruptible(spark: SparkSession, action: Callable[[], T], interrupted: Flag | None = None) -> T:
-    """Runs `action`, which runs Spark jobs, so that an interrupt of this thread cancels them, as do
-    `interrupted` and an interrupt of a main thread that waits for this one, after which CancelledError is
-    raised.
+    """Runs `action`, which runs Spark jobs, so that an interrupt of this thread cancels them, as does
+    `interrupted`, after which CancelledError is raised.
 
     The jobs are tagged and run from a thread of their own: an interrupt in the middle of a call to the JVM
     would leave that thread's connection unusable. An interrupt waits up to `_CANCEL_SECONDS` for the action's
@@ -170,14 +169,11 @@ def interruptible(spark: SparkSession, action: Callable[[], T], interrupted: Fla
 
     thread = threading.Thread(target=inheriting(spark, run), name="flambeau-fit", daemon=True)
     thread.start()
-    is_main = threading.current_thread() is threading.main_thread()
-    of_main = None if is_main else _InterruptOfMain()
-    flags = [flag for flag in (interrupted, of_main) if flag is not None]
     try:
         # Training takes as long as it takes; what it waits for has deadlines. An event and not a join: an
         # interrupted join leaves Python 3.11 believing that the thread has ended.
-        while not done.wait(_INTERRUPT_POLL_SECONDS if flags else None):
-            if any(flag.is_set() for flag in flags):
+        while not done.wait(None if interrupted is None else _INTERRUPT_POLL_SECONDS):
+            if interrupted is not None and interrupted.is_set():
                 raise CancelledError("the fits were interrupted")
     except BaseException:
         log.warning("cancelling the training's Spark jobs")
@@ -188,27 +184,6 @@ def interruptible(spark: SparkSession, action: Callable[[], T], interrupted: Fla
     if failure:
         raise failure[0]
     return outcome[0]
-
-
-class _InterruptOfMain:
-    """Is set where the main thread was interrupted and, on its way out, waits for threads that fit, as a pool
-    of threads has it do: the interrupt is the exception that it handles at two looks in a row.
-    """
-
-    def __init__(self) -> None:
-        self._ignored = self._before = self._handled()
-
-    def is_set(self) -> bool:
-        before, self._before = self._before, self._handled()
-        is_new = self._before is not None and self._before is not self._ignored
-        return is_new and self._before is before
-
-    @staticmethod
-    def _handled() -> BaseException | None:
-        told: Any = sys._current_exceptions().get(threading.main_thread().ident or 0)
-        # Before 3.12 it is what sys.exc_info tells.
-        error = told[1] if isinstance(told, tuple) else told
-        return error if isinstance(error, KeyboardInterrupt) else None
 
 
 _action = threading.local()
