@@ -10,7 +10,7 @@ import pytest
 from spark_program import outcome_of
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "docs/guide.md", "docs/callbacks.md", "docs/in-the-hand.md"]
+PAGES = ["README.md", *(f"docs/{name}.md" for name in ("guide", "callbacks", "in-the-hand", "search"))]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
 
 

@@ -26,10 +26,11 @@ of_every_fit: list[Callback] = []
 
 
 def on_driver(callbacks: Sequence[Callback] | None) -> list[Callback]:
-    """Those that are called on the driver, with those of every fit at the end."""
+    """Those that are called on the driver, in their order, with those of every fit at the end."""
     own = [one for one in callbacks or () if one.where == "driver"]
     known = {type(one) for one in own}
-    return own + [one for one in of_every_fit if type(one) not in known]
+    found = own + [one for one in of_every_fit if type(one) not in known]
+    return sorted(found, key=lambda one: one._is_last)
 
 
 def on_workers(callbacks: Sequence[Callback] | None) -> list[Callback]:

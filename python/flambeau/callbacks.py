@@ -66,6 +66,12 @@ class Context:
     """In `on_fit_end`, the fitted model."""
     error: BaseException | None = None
     """In `on_exception`, what the fit raises."""
+    _is_late: bool = field(default=False, repr=False)
+    """On the driver, whether the training had ended before its events were told."""
+    _gives_up: bool = field(default=False, repr=False)
+    """On the driver, whether a hook that raises wants nothing of the training kept: no model, no checkpoint
+    to go on from.
+    """
     _stop: Callable[[], None] = field(default=lambda: None, repr=False)
 
     def stop(self) -> None:
@@ -91,6 +97,10 @@ class Callback:
     """
     every_n_steps: int = 1
     """In workers, after how many steps `on_step_end` is called again."""
+    _needs: tuple[str, ...] = ()
+    """Metrics by the names of `model.history`, without which a fit is refused."""
+    _is_last: bool = False
+    """Whether it is called on the driver after all others, which are told of what it ends the fit by."""
 
     def on_fit_begin(self, context: Context) -> None:
         """On the driver: `fit` was called."""

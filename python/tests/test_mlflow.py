@@ -30,6 +30,7 @@ from pyspark.sql import functions as F
 from torch import nn
 
 import flambeau.mlflow
+import flambeau.optuna
 from flambeau import Callback, FlambeauError, ParamError, TorchClassifier, TorchModel, TorchRegressor
 from flambeau._callbacks import of_every_fit
 from flambeau._mlflow.fits import _params_of
@@ -38,6 +39,7 @@ from flambeau.callbacks import Context
 mlflow = pytest.importorskip(
     "mlflow", reason="SKIPPED: MLflow has an environment of its own: make test-mlflow"
 )
+optuna = pytest.importorskip("optuna")
 
 ROOT = Path(__file__).resolve().parents[2]
 _START_SECONDS = 300
@@ -297,6 +299,57 @@ def test_fits_of_a_cross_validator_are_children_of_the_users_run(
     assert {run.info.status for run in found.values()} == {"FINISHED"}
     # The fit of the best params, in the user's own thread.
     assert parent.data.params["batchSize"] in ("8", "16") and "train/loss_epoch" in parent.data.metrics
+
+
+class PrunesTheSecond(optuna.pruners.BasePruner):  # type: ignore[misc]
+    def prune(self, study: Any, trial: Any) -> bool:
+        return bool(trial.number == 1)
+
+
+@pytest.mark.parametrize("n_jobs", [1, 2])
+def test_trials_are_children_of_the_run_around_their_study(client: Any, rows: DataFrame, n_jobs: int) -> None:
+    flambeau.mlflow.autolog(log_models=False)
+
+    def objective(trial: Any) -> float:
+        rate = trial.suggest_float("rate", 0.01, 0.1)
+        pruning = flambeau.optuna.PruningCallback(trial, "mae")
+        return float(regressor(learningRate=rate, callbacks=[pruning]).fit(rows).history["mae"][-1])
+
+    with mlflow.start_run() as mine:
+        study = optuna.create_study(study_name="rates", pruner=PrunesTheSecond())
+        study.optimize(objective, n_trials=3, n_jobs=n_jobs)
+        # The best once more, in the user's own run.
+        regressor(epochs=1).fit(rows)
+    found = {run.info.run_id: run for run in runs()}
+    assert found.pop(mine.info.run_id).data.params["epochs"] == "1"
+    assert len(found) == 3
+    for run in found.values():
+        tags = run.data.tags
+        trial = study.trials[int(tags["optuna.trial"])]
+        assert tags["mlflow.parentRunId"] == mine.info.run_id
+        assert tags["optuna.study"] == "rates"
+        assert tags["optuna.param.rate"] == str(trial.params["rate"])
+        assert tags.get("optuna.state") == ("PRUNED" if trial.number == 1 else None)
+        assert trial.state.name == ("PRUNED" if trial.number == 1 else "COMPLETE")
+        assert run.info.status == ("KILLED" if trial.number == 1 else "FINISHED")
+        assert "flambeau.error" not in tags
+        # That of the epoch at which it was pruned too.
+        values = [value for _, value in logged(client, run, "train/mae")]
+        assert values == list(trial.intermediate_values.values())
+
+
+def test_a_run_of_the_trials_own_is_that_of_its_fit(client: Any, rows: DataFrame) -> None:
+    flambeau.mlflow.autolog(log_models=False)
+
+    def objective(trial: Any) -> float:
+        with mlflow.start_run(nested=True):
+            pruning = flambeau.optuna.PruningCallback(trial, "loss")
+            return float(regressor(epochs=1, callbacks=[pruning]).fit(rows).history["loss"][-1])
+
+    with mlflow.start_run():
+        optuna.create_study().optimize(objective, n_trials=2)
+    _, *found = runs()
+    assert [run.data.tags["optuna.trial"] for run in found] == ["0", "1"]
 
 
 def test_fits_in_threads_have_a_run_each(client: Any, rows: DataFrame) -> None:

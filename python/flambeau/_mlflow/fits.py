@@ -23,10 +23,13 @@ from flambeau._spark.site import first_line
 from flambeau.callbacks import Callback
 from flambeau.errors import CancelledError, ParamError
 from flambeau.model import TorchModel
+from flambeau.optuna import tags_of, trial_of
 from flambeau.params.objects import describe
 
 if TYPE_CHECKING:
     import pandas as pd
+    from mlflow import ActiveRun
+    from optuna.trial import BaseTrial
 
     from flambeau.callbacks import Context
 
@@ -56,8 +59,10 @@ class MLflow(Callback):
 
     A fit within a run that is active in its thread is logged into that run, which stays open; a second fit
     there, and fits in threads of their own, as those of a CrossValidator, are child runs of the run that is
-    active. Other fits have runs of their own, which end as the fits do: FINISHED, FAILED or KILLED. Where
-    MLflow cannot be reached the fit goes on, and a warning says so.
+    active. A fit with a `flambeau.optuna.PruningCallback` has the trial's number and params as tags, and is a
+    child of a run that began before the trial. Other fits have runs of their own, which end as the fits do:
+    FINISHED, FAILED or KILLED, as pruned ones are. Where MLflow cannot be reached the fit goes on, and a
+    warning says so.
 
     Parameters
     ----------
@@ -140,6 +145,10 @@ class MLflow(Callback):
         error = context.error
         assert error is not None
         with _harmless():
+            if context._gives_up:
+                run.add_tags({"optuna.state": "PRUNED"})
+                run.end("KILLED")
+                return
             told = redacted(f"{type(error).__name__}: {first_line(error)}")
             run.add_tags({"flambeau.error": told})
             run.end("KILLED" if isinstance(error, (KeyboardInterrupt, CancelledError)) else "FAILED")
@@ -218,12 +227,13 @@ def _begun(context: Context) -> Run:
     active = mlflow.active_run()
     # As `mlflow run` names the run that its program logs into.
     given = os.environ.get("MLFLOW_RUN_ID") if active is None else active.info.run_id
-    tags = _tags_of(context)
+    trial = trial_of(context.estimator.getCallbacks())
+    tags = _tags_of(context) | ({} if trial is None else tags_of(trial))
     params = _params_of(context.estimator)
     with _lock:
-        is_free = given is not None and given not in _taken
-        if given is not None:
-            _taken.add(given)
+        is_free = given is not None and given not in _taken and not _is_around(active, trial)
+        if is_free:
+            _taken.add(str(given))
     if is_free:
         run = Run(client, given, lambda: str(given), params)
         run.add_tags(tags)
@@ -244,6 +254,13 @@ def _begun(context: Context) -> Run:
     run = Run(client, None, create, params)
     run.add_tags({})
     return run
+
+
+def _is_around(run: ActiveRun | None, trial: BaseTrial | None) -> bool:
+    """Whether a run was there before the trial: it is that of the study, and not of this trial alone."""
+    if trial is None or trial.datetime_start is None:
+        return False
+    return run is None or run.info.start_time < int(trial.datetime_start.timestamp() * 1000)
 
 
 def _tags_of(context: Context) -> dict[str, str]:

@@ -59,12 +59,11 @@ class Fit:
     def of(cls, estimator: Trainable, rows: Rows, since: str | None = None) -> Fit:
         """Checks params and objects. Raises ParamError."""
         params = estimator._job_params()
-        draft_json = _draft(estimator)
-        _native.validate_job(draft_json)
+        _native.validate_job(_draft(estimator))
         work = work_directory(rows.spark, estimator.getWorkDir(), store_options(rows.spark))
         program = program_of(estimator, rows.spark)
         names = program.metric_names(estimator.isSet("weightCol"), _validates(estimator))
-        _native.validate_job(draft_json, *(names or ()))
+        _check_monitors(estimator, *(names or ()))
         directory = params.get("tensorBoardDir")
         board = None if directory is None else store_uri(rows.spark, "tensorBoardDir", directory)
         bus = ListenerBus.of(on_driver(estimator.getCallbacks()), estimator, rows.dataset)
@@ -164,14 +163,15 @@ class Fit:
         self.estimator._model_class()._of_output(self.estimator, output)
         logged = self.program.logged(self._layout(shards.columns))
         if logged is not None:
-            _native.validate_job(_draft(self.estimator), *logged.values())
+            _check_monitors(self.estimator, *logged.values())
         return inputs, output
 
     def _train(self, shards: ShardSet, site: Site) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Trains on the shards: rank 0's result, and what the supervisor tells of the checkpoints.
 
         Removes what the training left in the work directory except the model's weights and the newest
-        `keepCheckpoints`; where it fails, all of its checkpoints stay for the run's next fit.
+        `keepCheckpoints`; where it fails, all of its checkpoints stay for the run's next fit, unless a
+        callback wants nothing kept.
         """
         estimator, spark = self.estimator, self.rows.spark
         id, run_id = new_id(), estimator.getRunId()
@@ -204,7 +204,10 @@ class Fit:
         try:
             result = launch.run()
         except BaseException as error:
-            launch.keep(error)
+            if self.bus.gives_up:
+                launch.discard()
+            else:
+                launch.keep(error)
             raise
         finally:
             warm_up.used(spark)
@@ -256,11 +259,21 @@ def _validates(estimator: Trainable) -> bool:
     return estimator.getValidationFraction() > 0 or estimator.isSet("validationIndicatorCol")
 
 
-def _draft(estimator: Trainable) -> str:
-    """A job of the estimator's params whose rows are not known yet."""
+def _check_monitors(estimator: Trainable, *metrics: Sequence[str] | None) -> None:
+    """Raises ParamError for a monitor, the estimator's or a callback's, that is none of the losses and
+    metrics, and of those of validation rows alone.
+    """
+    needed = [name for one in on_driver(estimator.getCallbacks()) for name in one._needs]
+    _native.validate_job(_draft(estimator), *metrics)
+    for name in needed:
+        _native.validate_job(_draft(estimator, monitor=name, monitorMode="min"), *metrics)
+
+
+def _draft(estimator: Trainable, **params: Any) -> str:
+    """A job of the estimator's params, and others in place of those, whose rows are not known yet."""
     draft = {
         "format": 1,
-        "params": estimator._job_params(),
+        "params": {**estimator._job_params(), **params},
         "data": {"train": ["draft"], "spec": {"inputs": [_DRAFT], "labels": [], "weight": None}},
         "attempt": {"id": "draft", "workDir": "draft"},
     }

@@ -167,6 +167,11 @@ class Launch:
         self._remove_files()
         return kept
 
+    def discard(self) -> None:
+        """Removes all that the attempts left in the work directory, weights of one that ended well too."""
+        self.failed = self.attempts[self._num_earlier :]
+        self.clean()
+
     def keep(self, error: BaseException) -> None:
         """Keeps the checkpoints of a fit that did not succeed for the run's next one, and says so in a
         warning and in a note of the error. Where there are none, nothing is kept.

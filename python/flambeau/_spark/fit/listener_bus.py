@@ -82,6 +82,11 @@ class ListenerBus:
             if self._display is not None:
                 self._display.close()
 
+    @property
+    def gives_up(self) -> bool:
+        """Whether a hook has ended the fit and wants nothing of it kept."""
+        return self._error is not None and self._context._gives_up
+
     def is_set(self) -> bool:
         """Whether the fit is to be cancelled: a hook has failed while the training ran."""
         return self._cancels and not self._ended_well.is_set()
@@ -107,7 +112,7 @@ class ListenerBus:
     def attempt(self, site: Site, id: str) -> Iterator[threading.Event]:
         """Follows an attempt while the block trains it, which sets the event once all ranks have ended well;
         at its end all that it told has been told on. Raises what a hook raised, but for an attempt that ended
-        well: that is kept until the model is made.
+        well: that is kept until the model is made, unless the hook wants none.
         """
         self._site = site
         self._warn_of_stop()
@@ -205,6 +210,7 @@ class ListenerBus:
             "from here; give a workDir that is, or call them in workers, with where='rank0'",
             site.work.uri,
         )
+        self._context._is_late = True
         work = site.work
         try:
             events, reason = session.on_worker(site.spark, lambda: EventFiles(work, id).read_all())
@@ -217,10 +223,12 @@ class ListenerBus:
         self._raise_or_keep()
 
     def _raise_or_keep(self) -> None:
-        """Raises what a hook raised, unless the training ended well: then `around` does, with the model."""
+        """Raises what a hook raised, unless the training ended well and its model is wanted: then `around`
+        does, with the model.
+        """
         if self._error is None:
             return
-        if not self._ended_well.is_set():
+        if not self._ended_well.is_set() or self.gives_up:
             raise self._error
         # Where the fit was cancelled because of it just before that.
         session.pause(0)
