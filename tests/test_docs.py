@@ -36,7 +36,10 @@ def flights() -> pd.DataFrame:
     return rows.astype({"arr_delay": "int32", "dep_delay": "int32", "distance": "int32", "month": "int32"})
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/guide.md", "docs/callbacks.md", "docs/in-the-hand.md"])
+PAGES = ["guide", "callbacks", "in-the-hand", "prepared-data"]
+
+
+@pytest.mark.parametrize("name", ["README.md", *(f"docs/{page}.md" for page in PAGES)])
 def test_python_blocks_run(name: str, flights: pd.DataFrame, tmp_path: Path) -> None:
     """In a fresh process, in a directory that holds the `flights.parquet` that they read."""
     flights.to_parquet(tmp_path / "flights.parquet", index=False)

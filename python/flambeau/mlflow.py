@@ -35,6 +35,7 @@ from flambeau._history import RECORD_COLUMNS, best_epoch
 from flambeau._quiet import without_warnings
 from flambeau._spark import session
 from flambeau._spark.columns import quoted
+from flambeau._spark.rows.prepared import PreparedData
 from flambeau._spark.saving.stages import load_here, save_here
 from flambeau._spark.saving.trust import refusal
 from flambeau._spark.site import first_line
@@ -378,7 +379,9 @@ def _example_of(model: TorchModel, dataset: Any) -> pd.DataFrame:
     from pyspark.sql import functions as F
 
     spark: Any = session.current()
-    frame = spark.read.parquet(dataset) if isinstance(dataset, str) else dataset
+    frame: Any = dataset._frame() if isinstance(dataset, PreparedData) else dataset
+    if isinstance(dataset, str):
+        frame = spark.read.parquet(dataset)
     names = dict.fromkeys(name for tensor in model.inputs for name in tensor.columns)
     columns = [F.col(quoted(name) if name in frame.columns else name).alias(name) for name in names]
     rows = frame.select(*columns).limit(_EXAMPLE_ROWS).toPandas()
