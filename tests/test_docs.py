@@ -10,7 +10,8 @@ import pytest
 from spark_program import outcome_of
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", *(f"docs/{name}.md" for name in ("guide", "callbacks", "in-the-hand", "search"))]
+GUIDES = ["guide", "callbacks", "in-the-hand", "prepared-data", "search"]
+PAGES = ["README.md", *(f"docs/{name}.md" for name in GUIDES)]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
 
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flambeau._pipelines import load_pipeline
+    from flambeau._spark.rows.prepared import PreparedData
     from flambeau._spark.saving.save_program import save_program
     from flambeau.callbacks import Callback
+    from flambeau.cross_validator import CrossValidator
     from flambeau.errors import (
         CallbackError,
         CancelledError,
@@ -38,10 +40,12 @@ __all__ = [
     "CollectiveError",
     "CollectiveMismatch",
     "CollectiveTimeout",
+    "CrossValidator",
     "DataError",
     "DivergedError",
     "FlambeauError",
     "ParamError",
+    "PreparedData",
     "StoreError",
     "TorchClassificationModel",
     "TorchClassifier",
@@ -57,6 +61,8 @@ __all__ = [
 
 _MODULES = {
     "Callback": "flambeau.callbacks",
+    "CrossValidator": "flambeau.cross_validator",
+    "PreparedData": "flambeau._spark.rows.prepared",
     "TorchClassificationModel": "flambeau.model",
     "TorchClassifier": "flambeau.estimator",
     "TorchEstimator": "flambeau.estimator",

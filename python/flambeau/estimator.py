@@ -17,8 +17,10 @@ from pyspark.sql import SparkSession
 from flambeau._shown import lines, page
 from flambeau._spark.fit.fit import Fit
 from flambeau._spark.fit.multiple import Fits
+from flambeau._spark.fit.prepare import prepare
 from flambeau._spark.fit.trainable import Trainable, is_object
-from flambeau._spark.rows.sources import FrameRows, ParquetRows
+from flambeau._spark.rows.prepared import PreparedData
+from flambeau._spark.rows.sources import ParquetRows, rows_of
 from flambeau._spark.saving.stages import EstimatorReader, EstimatorWriter
 from flambeau._spark.work_directory import new_id, temporary_directory
 from flambeau.errors import ParamError
@@ -47,10 +49,34 @@ class TorchEstimator(HasConstructor, Trainable, Estimator["TorchModel"], MLWrita
 
     __module__ = "flambeau"
 
+    def prepare(self, dataset: DataFrame, path: str | None = None) -> PreparedData:
+        """Writes the columns that a fit reads, once: `fit(prepared)` then trains on them as often as you
+        like, also with other params and other estimators.
+
+        `path` is a directory that is not there yet, on storage that the driver and all workers reach; by
+        default it lies in the work directory. It stays until `prepared.delete()`. Validation rows are those
+        of `validationFraction` and `seed`, or of `validationIndicatorCol`, as they are now.
+
+        with estimator.prepare(df) as prepared:
+            models = [estimator.copy({estimator.seed: seed}).fit(prepared) for seed in range(5)]
+        """
+        return prepare(self, dataset, path)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def fit(self, dataset: DataFrame | PreparedData, params: ParamMap | None = None) -> TorchModel: ...
+        @overload
+        def fit(
+            self, dataset: DataFrame | PreparedData, params: list[ParamMap] | tuple[ParamMap]
+        ) -> list[TorchModel]: ...
+        def fit(self, dataset: Any, params: Any = None) -> Any: ...
+
     def fitMultiple(
-        self, dataset: DataFrame, paramMaps: Sequence[Mapping[Param[Any], Any]]
+        self, dataset: DataFrame | PreparedData, paramMaps: Sequence[Mapping[Param[Any], Any]]
     ) -> Iterator[tuple[int, TorchModel]]:
-        """Fits a model for each param map; the rows are written once for all maps that read the same columns.
+        """Fits a model for each param map; the rows are written once for all maps that read the same columns,
+        and not at all where they are prepared.
 
         The iterator is safe to share among threads and gives `(index, model)`; each `next` waits for one fit.
         Raises ParamError where several maps have one `runId`.
@@ -108,8 +134,8 @@ class TorchEstimator(HasConstructor, Trainable, Estimator["TorchModel"], MLWrita
         """The estimator as a notebook shows it."""
         return page(f"{type(self).__name__} {self.uid}", [("params", lines(params_text(self)))])
 
-    def _fit(self, dataset: DataFrame) -> TorchModel:
-        return cast("TorchModel", Fit.of(self, FrameRows(dataset)).run())
+    def _fit(self, dataset: DataFrame | PreparedData) -> TorchModel:
+        return cast("TorchModel", Fit.of(self, rows_of(dataset)).run())
 
     def _model_class(self) -> type[TorchModel]:
         return TorchModel
@@ -126,12 +152,14 @@ class TorchRegressor(TorchEstimator):
     if TYPE_CHECKING:
 
         @overload  # type: ignore[override]
-        def fit(self, dataset: DataFrame, params: ParamMap | None = None) -> TorchRegressionModel: ...
+        def fit(
+            self, dataset: DataFrame | PreparedData, params: ParamMap | None = None
+        ) -> TorchRegressionModel: ...
         @overload
         def fit(
-            self, dataset: DataFrame, params: list[ParamMap] | tuple[ParamMap]
+            self, dataset: DataFrame | PreparedData, params: list[ParamMap] | tuple[ParamMap]
         ) -> list[TorchRegressionModel]: ...
-        def fit(self, dataset: DataFrame, params: Any = None) -> Any: ...
+        def fit(self, dataset: Any, params: Any = None) -> Any: ...
         def fitOnParquet(self, path: str) -> TorchRegressionModel: ...
 
     def _model_class(self) -> type[TorchModel]:
@@ -154,12 +182,14 @@ class TorchClassifier(TorchEstimator):
     if TYPE_CHECKING:
 
         @overload  # type: ignore[override]
-        def fit(self, dataset: DataFrame, params: ParamMap | None = None) -> TorchClassificationModel: ...
+        def fit(
+            self, dataset: DataFrame | PreparedData, params: ParamMap | None = None
+        ) -> TorchClassificationModel: ...
         @overload
         def fit(
-            self, dataset: DataFrame, params: list[ParamMap] | tuple[ParamMap]
+            self, dataset: DataFrame | PreparedData, params: list[ParamMap] | tuple[ParamMap]
         ) -> list[TorchClassificationModel]: ...
-        def fit(self, dataset: DataFrame, params: Any = None) -> Any: ...
+        def fit(self, dataset: Any, params: Any = None) -> Any: ...
         def fitOnParquet(self, path: str) -> TorchClassificationModel: ...
 
     def _model_class(self) -> type[TorchModel]:

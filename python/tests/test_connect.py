@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from torch import nn
 
-from flambeau import TorchRegressor
+from flambeau import PreparedData, TorchRegressor
 from flambeau._spark import session
 
 
@@ -49,6 +49,18 @@ def test_no_context_is_touched(connect: SparkSession) -> None:
     model = estimator.fit(df)
     assert model.transform(df).select("prediction").count() == 64
     assert len(model.history["loss"]) == 2
+
+
+def test_prepared_rows_are_fitted_on(connect: SparkSession, tmp_path: Path) -> None:
+    df = connect.range(0, 64, 1, 2).select((F.col("id") / 64).alias("x"), (F.col("id") / 32).alias("label"))
+    estimator = TorchRegressor(
+        model=nn.Linear(1, 1), inputCols=["x"], inputShapes=[[1]], validationFraction=0.5, verbose=0
+    )
+    with estimator.prepare(df, str(tmp_path / "there")) as prepared:
+        assert prepared.numRows + prepared.numValidationRows == 64
+        model = estimator.fit(PreparedData.open(str(tmp_path / "there"), connect))
+        assert model.summary.numRows == prepared.numRows
+    assert not (tmp_path / "there").exists()
 
 
 def test_a_large_program_goes_through_the_work_directory(connect: SparkSession) -> None:

@@ -237,16 +237,16 @@ def test_fit_multiple_is_thread_safe_and_writes_once(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writes: list[str] = []
-    write = shards.write
+    save = shards.save
 
-    def counted(df: DataFrame, columns: Any, directory: str) -> Any:
+    def counted(df: DataFrame, selection: Any, partitions: Any, directory: str) -> Any:
         writes.append(directory)
-        return write(df, columns, directory)
+        return save(df, selection, partitions, directory)
 
-    monkeypatch.setattr(shards, "write", counted)
+    monkeypatch.setattr(shards, "save", counted)
     df, estimator = linear_rows(spark, 200), regressor(epochs=1)
     maps: list[dict[Param[Any], Any]] = [{estimator.epochs: 1}, {estimator.epochs: 2}]
-    maps += [{estimator.featuresCol: ["x2", "x1", "x0"]}]
+    maps += [{estimator.featuresCol: ["x2", "x1", "x0"]}, {estimator.labelCol: "x0"}]
     iterator = estimator.fitMultiple(df, maps)
     models: dict[int, TorchModel] = {}
 
@@ -259,8 +259,8 @@ def test_fit_multiple_is_thread_safe_and_writes_once(
         thread.start()
     for thread in threads:
         thread.join(timeout=240)
-    assert sorted(models) == [0, 1, 2]
-    assert [len(models[i].history["loss"]) for i in range(3)] == [1, 2, 1]
+    assert sorted(models) == [0, 1, 2, 3]
+    assert [len(models[i].history["loss"]) for i in range(4)] == [1, 2, 1, 1]
     assert len(writes) == 2
     assert not any(Path(directory).exists() for directory in writes)
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use chrono::Utc;
-use flambeau_data::Store;
+use flambeau_data::{DatasetSpec, Store};
 use flambeau_train::checkpoint;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -14,6 +14,7 @@ use crate::claim::{self, Claim};
 use crate::error::SupervisorError;
 use crate::failure::{Ended, judge};
 use crate::id::new_id;
+use crate::prepared::{self, Draft, Prepared, Split};
 use crate::rows;
 use crate::run::{self, Identity, RunFile};
 use crate::work_directory::WorkDirectory;
@@ -76,6 +77,21 @@ enum Question {
     HoldLease { lease: String },
     /// Removes a lease.
     DropLease { lease: String },
+    /// Writes the manifest of rows that were prepared in the directory, unless there are none to train on,
+    /// and gives it.
+    SealPrepared { draft: Draft },
+    /// What was prepared in the directory, `{"prepared"}`, or null.
+    ReadPrepared,
+    /// What has changed in prepared files: a text for each.
+    PreparedChanges { prepared: Prepared },
+    /// The job's data, as prepared files hold it: `{"spec", "train", "validation", "numRows", "numValidationRows"}`. Refuses
+    /// what they do not hold. Reads nothing.
+    PreparedData {
+        prepared: Prepared,
+        spec: DatasetSpec,
+        split: Option<Split>,
+        without_fold: Option<u32>,
+    },
     /// Removes what fits left behind, and tells what that was.
     Sweep,
     /// Removes a file or a directory of the work directory, with all that is in it.
@@ -140,6 +156,21 @@ fn answered(work: &WorkDirectory<'_>, question: Question) -> Result<Value, Super
         Question::ReleaseClaim { id, own } => json(claim::release(work, &id, &own)?),
         Question::HoldLease { lease } => json(work.hold_lease(&lease, Utc::now())?),
         Question::DropLease { lease } => json(work.drop_lease(&lease)?),
+        Question::SealPrepared { draft } => json(prepared::seal(work, draft)?),
+        Question::ReadPrepared => json(prepared::read(work)?),
+        Question::PreparedChanges { prepared } => json(prepared::changes(work, &prepared)?),
+        Question::PreparedData {
+            prepared,
+            spec,
+            split,
+            without_fold,
+        } => json(prepared::data(
+            work,
+            &prepared,
+            spec,
+            split.as_ref(),
+            without_fold,
+        )?),
         Question::Sweep => json(work.sweep(Utc::now())?),
         Question::Remove { path } => json(work.store.delete_prefix(&work.path(&path))?),
     })

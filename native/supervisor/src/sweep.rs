@@ -6,6 +6,7 @@ use flambeau_train::error_chain;
 use serde::Serialize;
 
 use crate::id::age_of;
+use crate::prepared::MANIFEST;
 use crate::run;
 use crate::work_directory::{KEPT, LEASES, WorkDirectory};
 
@@ -13,7 +14,9 @@ use crate::work_directory::{KEPT, LEASES, WorkDirectory};
 const SWEEP_AGE: TimeDelta = TimeDelta::days(7);
 /// Ids have whole seconds, and the clocks of two drivers may part.
 const CLOCKS: TimeDelta = TimeDelta::minutes(1);
-const SWEPT: [&str; 5] = ["shards", "programs", "attempts", "probes", "runs"];
+const SWEPT: [&str; 6] = [
+    "shards", "programs", "attempts", "probes", "runs", "prepared",
+];
 
 /// What a sweep removed, or tried to.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -29,7 +32,7 @@ impl WorkDirectory<'_> {
     /// Removes what fits left behind, and tells what that was.
     ///
     /// A lease counts until `SWEEP_AGE` after it was last written: as long do the checkpoints stay that a fit without success
-    /// has kept. Those of `keepCheckpoints` stay. A run is as old as its newest attempt, and so are its attempts. What can't be
+    /// has kept. Those of `keepCheckpoints` stay, and prepared data that is whole. A run is as old as its newest attempt, and so are its attempts. What can't be
     /// removed, such as another user's, stays too, and is told.
     pub(crate) fn sweep(&self, now: DateTime<Utc>) -> Result<Vec<Swept>, DataError> {
         let mut swept = vec![];
@@ -44,13 +47,14 @@ impl WorkDirectory<'_> {
                     continue;
                 };
                 let uri = format!("{root}/{name}");
+                // What can't be looked at is left alone.
+                let may_have =
+                    |file| !matches!(self.store.size(&format!("{uri}/{file}")), Ok(None));
                 let is_kept = match kind {
                     "attempts" | "runs" if recent.is_partial => true,
-                    "attempts" => {
-                        // What can't be looked at is left alone.
-                        recent.attempts.contains(&name)
-                            || !matches!(self.store.size(&format!("{uri}/{KEPT}")), Ok(None))
-                    }
+                    "attempts" => recent.attempts.contains(&name) || may_have(KEPT),
+                    // The user's, who removes it, unless it was not written to its end.
+                    "prepared" => may_have(MANIFEST),
                     "runs" => recent.files.contains(&name),
                     _ => false,
                 };

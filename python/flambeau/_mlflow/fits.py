@@ -19,6 +19,7 @@ from flambeau._mlflow.run import Run
 from flambeau._redacted import redacted
 from flambeau._spark import session
 from flambeau._spark.columns import quoted
+from flambeau._spark.rows.prepared import PreparedData
 from flambeau._spark.site import first_line
 from flambeau.callbacks import Callback
 from flambeau.errors import CancelledError, ParamError
@@ -194,7 +195,9 @@ def _example_of(model: TorchModel, dataset: Any) -> pd.DataFrame:
     from pyspark.sql import functions as F
 
     spark: Any = session.current()
-    frame = spark.read.parquet(dataset) if isinstance(dataset, str) else dataset
+    frame: Any = dataset._frame() if isinstance(dataset, PreparedData) else dataset
+    if isinstance(dataset, str):
+        frame = spark.read.parquet(dataset)
     names = dict.fromkeys(name for tensor in model.inputs for name in tensor.columns)
     columns = [F.col(quoted(name) if name in frame.columns else name).alias(name) for name in names]
     rows = frame.select(*columns).limit(_EXAMPLE_ROWS).toPandas()

@@ -196,7 +196,7 @@ def pause(seconds: float) -> None:
         raise CancelledError("the fit was interrupted")
 
 
-def inheriting(spark: SparkSession, target: Callable[[], None]) -> Callable[[], None]:
+def inheriting(spark: SparkSession, target: Callable[[], T]) -> Callable[[], T]:
     """A thread's target that has this thread's local properties and tags, so that its jobs are cancelled with
     this thread's.
     """
@@ -206,7 +206,7 @@ def inheriting(spark: SparkSession, target: Callable[[], None]) -> Callable[[], 
     # Before 4.0 a classic session's thread takes on local properties without being told the session.
     takes_session = classic_context(spark) is None or not pyspark_version.startswith("3.")
     inherit = inheritable_thread_target(spark) if takes_session else inheritable_thread_target
-    inherited: Callable[[], None] = inherit(target)
+    inherited: Callable[[], T] = inherit(target)
     return inherited
 
 

@@ -10,6 +10,7 @@ use tempfile::TempDir;
 
 mod attempts;
 mod claims;
+mod prepared;
 mod runs;
 mod sweeps;
 

@@ -78,14 +78,14 @@ class Fit:
         return self.bus.around(lambda: session.interruptible(self.rows.spark, self._run, stops))
 
     def _run(self) -> Fitted:
-        columns = self._columns()
+        columns = self.columns()
         site = self._place()
         with self._leased(site), self.rows.shards(columns, site, self._warming_up) as shards:
             inputs, output = self._probe(columns, shards)
             result, checkpoints = self._train(shards, site)
             return self._model(inputs, output, result, checkpoints)
 
-    def _columns(self) -> DataColumns:
+    def columns(self) -> DataColumns:
         """What is read of the rows. Raises DataError and ParamError, also for what a worker would refuse of
         the objects on such inputs.
         """

@@ -5,18 +5,19 @@ from __future__ import annotations
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from flambeau._spark.fit.fit import Fit
 from flambeau._spark.fit.trainable import Trainable
+from flambeau._spark.rows.prepared import PreparedData, write
 from flambeau._spark.rows.shards import DataColumns, ShardSet
-from flambeau._spark.rows.sources import FrameRows, Meanwhile
+from flambeau._spark.rows.sources import FrameRows, Meanwhile, rows_of
 from flambeau._spark.site import Site
-from flambeau._spark.work_directory import WorkDirectory, new_id
+from flambeau._spark.work_directory import new_id
 from flambeau.errors import CancelledError
 
 if TYPE_CHECKING:
@@ -27,22 +28,23 @@ class Fits(Iterator[tuple[int, Any]]):
     """Gives `(index, model)` for each estimator, each fitted when it is asked for; safe to share among
     threads.
 
-    Shards are removed when the last fit has ended, well or not, or when the iterator is given up. An
-    interrupt of the main thread, which waits for a pool of threads that fit, ends all fits.
+    What is written of a DataFrame is removed when the last fit has ended, well or not, or when the iterator
+    is given up. An interrupt of the main thread, which waits for a pool of threads that fit, ends all fits.
     """
 
-    def __init__(self, estimators: Sequence[Trainable], df: DataFrame) -> None:
+    def __init__(self, estimators: Sequence[Trainable], dataset: DataFrame | PreparedData) -> None:
         self._estimators = estimators
-        self._df = df
+        self._written: list[PreparedData] = []
+        rows = rows_of(dataset)
+        self._rows = _SharedRows(rows.df, self._written) if isinstance(rows, FrameRows) else rows
         self._lock = threading.Lock()
         self._next = 0
         self._unfinished = len(estimators)
         self._id = new_id()
         self._num_running = 0
-        self._shards: dict[tuple[DataColumns, WorkDirectory], _SharedShards] = {}
         self._interrupted = threading.Event()
         note_interrupts(self._interrupted)
-        weakref.finalize(self, _remove_visible, self._shards)
+        weakref.finalize(self, _remove_visible, self._written)
 
     def __next__(self) -> tuple[int, Any]:
         with self._lock:
@@ -54,75 +56,47 @@ class Fits(Iterator[tuple[int, Any]]):
             self._next += 1
             self._num_running += 1
         try:
-            return index, self._fit(self._estimators[index])
+            return index, Fit.of(self._estimators[index], self._rows, self._id).run(self._interrupted)
         finally:
             with self._lock:
                 self._unfinished -= 1
                 self._num_running -= 1
                 is_last = not self._unfinished or (self._interrupted.is_set() and not self._num_running)
-                shared = list(self._shards.values()) if is_last else []
-            for shards in shared:
-                shards.remove()
-
-    def _fit(self, estimator: Trainable) -> Any:
-        rows = _SharedRows(self._df, self._shards, self._lock)
-        return Fit.of(estimator, rows, self._id).run(self._interrupted)
+            if is_last:
+                _remove(self._written)
 
 
 @dataclass(frozen=True)
 class _SharedRows(FrameRows):
     """The rows of several fits, written by the first of those that read the same columns."""
 
-    written: dict[tuple[DataColumns, WorkDirectory], _SharedShards] = field(repr=False)
-    lock: threading.Lock = field(repr=False)
+    written: list[PreparedData] = field(repr=False)
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @contextmanager
     def shards(self, columns: DataColumns, site: Site, meanwhile: Meanwhile) -> Iterator[ShardSet]:
-        """The shards, which stay for the other fits."""
+        """The shards, which stay for the other fits. Waits for another fit that writes."""
         with self.lock:
-            shared = self.written.setdefault((columns, site.work), _SharedShards(site))
-        yield shared.get(lambda name: self.write(columns, site, name, meanwhile))
+            shared = next((one for one in self.written if one._serves(columns, site.work)), None)
+            if shared is None:
+                place = replace(site, work=replace(site.work, uri=site.work.path("shards", new_id())))
+                with meanwhile():
+                    shared = write(self.df, [columns], place)
+                self.written.append(shared)
+        yield shared._shards(columns)
 
 
-class _SharedShards:
-    """One shard set, written by the first fit that asks for it while the others wait."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._name = new_id()
-        self._lock = threading.Lock()
-        self._written: ShardSet | None = None
-        self._removed = False
-
-    def get(self, write: Callable[[str], ShardSet]) -> ShardSet:
-        """The shards, which `write` makes where there are none yet. Waits for the Spark job that does."""
-        with self._lock:
-            if self._written is None:
-                # What an earlier try left would make Spark refuse the directory.
-                self._name = new_id()
-                self._written = write(self._name)
-            return self._written
-
-    def remove(self) -> None:
-        """Deletes the shards; a failure is told and no more."""
-        if not self._removed:
-            self._removed = True
-            with suppress(Exception):
-                self._site.remove("shards", self._name)
-
-    @property
-    def visible(self) -> bool:
-        """Whether this process sees the shards."""
-        return self._site.visible
+def _remove(written: list[PreparedData]) -> None:
+    """Deletes what was written; a failure is told and no more."""
+    while written:
+        written.pop()._remove()
 
 
-def _remove_visible(shards: dict[Any, _SharedShards]) -> None:
-    """Deletes the shards of fits that nobody will ask for. Others than files that are seen from here are left
+def _remove_visible(written: list[PreparedData]) -> None:
+    """Deletes the rows of fits that nobody will ask for. Others than files that are seen from here are left
     to the sweep: no Spark job runs from a collector of garbage.
     """
-    for one in shards.values():
-        if one.visible:
-            one.remove()
+    _remove([one for one in written if one._site.visible])
 
 
 _waiting: weakref.WeakSet[threading.Event] = weakref.WeakSet()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -178,6 +178,40 @@ def _split(schema: StructType, params: HasTrainingParams) -> Split | None:
     return None
 
 
+class Selection:
+    """What is written of a DataFrame's columns: a column that two tensors want as different types, or one of
+    them as the label, once for each.
+    """
+
+    def __init__(self, schema: StructType) -> None:
+        self._schema = schema
+        self.names: dict[tuple[str, str, Role], str] = {}
+        """What columns are called in the files, by their name, type and role."""
+        self.shapes: dict[tuple[str, str, Role], tuple[int, ...] | None] = {}
+        """The shapes of their tensors, as far as they are known."""
+        self.expressions: list[Column] = []
+
+    def place(self, columns: DataColumns) -> DataColumns:
+        """The same tensors in terms of the names that they have in the files."""
+        inputs = tuple(self._place(tensor, "input") for tensor in columns.inputs)
+        labels = tuple(self._place(tensor, "label") for tensor in columns.labels)
+        weight = self._place(columns.weight, "weight") if columns.weight else None
+        return DataColumns(inputs, labels, weight, columns.split)
+
+    def _place(self, tensor: TensorColumns, role: Role) -> TensorColumns:
+        names = []
+        for name, expression in zip(tensor.columns, expressions(self._schema, tensor, role), strict=True):
+            # The label's and the weight's own checks are part of what is written.
+            key = (name, tensor.dtype, role)
+            if key not in self.names:
+                use = tensor.dtype if role == "input" else f"{tensor.dtype} {role}"
+                self.names[key] = f"{name} as {use}" if name in self.names.values() else name
+                self.shapes[key] = tensor.shape if len(tensor.columns) == 1 else ()
+                self.expressions.append(expression.alias(self.names[key]))
+            names.append(self.names[key])
+        return replace(tensor, columns=tuple(names))
+
+
 def write(df: DataFrame, columns: DataColumns, directory: str) -> ShardSet:
     """Writes the columns' rows under `directory`, computing `df` once, and returns what was written.
 
@@ -185,33 +219,40 @@ def write(df: DataFrame, columns: DataColumns, directory: str) -> ShardSet:
     train on.
     """
     columns = with_nested_shapes(df, columns)
-    selected, in_files = _select(df.schema, columns)
-    if columns.split is not None:
-        selected.append(_flag(columns.split).alias(FLAG))
-    rows = df.select(*selected)
-    writer = rows.write.options(**_write_options(in_files))
-    if columns.split is not None:
-        writer = writer.partitionBy(FLAG)
-    with refusals():
-        writer.parquet(spark_path(directory))
-    # The schema is given, since a directory without rows may be without files to take it from.
-    written = df.sparkSession.read.schema(rows.schema).parquet(spark_path(directory))
+    selection = Selection(df.schema)
+    in_files = selection.place(columns)
+    partitions = {} if columns.split is None else {FLAG: flag_of(columns.split)}
+    written = save(df, selection, partitions, directory)
     return _describe(written, in_files, FLAG if columns.split else None)
 
 
-def _write_options(in_files: DataColumns) -> dict[str, str]:
-    """How Spark's Parquet writer is to write these tensors' columns."""
+def save(df: DataFrame, selection: Selection, partitions: Mapping[str, Column], directory: str) -> DataFrame:
+    """Writes what is selected as Parquet files, with those partition columns, and returns what reads them.
+
+    Raises DataError, with the column's name, at the first row that is refused.
+    """
+    rows = df.select(*selection.expressions, *[value.alias(name) for name, value in partitions.items()])
+    writer = rows.write.options(**_write_options(selection))
+    if partitions:
+        writer = writer.partitionBy(*partitions)
+    with refusals():
+        writer.parquet(spark_path(directory))
+    # The schema is given, since a directory without rows may be without files to take it from.
+    return df.sparkSession.read.schema(rows.schema).parquet(spark_path(directory))
+
+
+def _write_options(selection: Selection) -> dict[str, str]:
+    """How Spark's Parquet writer is to write what is selected."""
     options = {
         "compression": "zstd",
         "parquet.compression.codec.zstd.level": "1",
         "parquet.block.size": str(_ROW_GROUP_BYTES),
     }
-    for tensor, _ in in_files.tensors():
-        if tensor.dtype.startswith("float"):
+    for (_, dtype, _), name in selection.names.items():
+        if dtype.startswith("float"):
             # Floats hardly repeat: a dictionary would be built, found too large and thrown away.
-            for name in tensor.columns:
-                options[f"parquet.enable.dictionary#{name}"] = "false"
-                options[f"parquet.enable.dictionary#{name}.list.element"] = "false"
+            options[f"parquet.enable.dictionary#{name}"] = "false"
+            options[f"parquet.enable.dictionary#{name}.list.element"] = "false"
     return options
 
 
@@ -230,7 +271,7 @@ def in_place(
     """
     # As Spark itself resolves it: a path without a scheme is one of its default file system.
     for table, marker in _TABLE_FORMATS.items():
-        if _exists(spark, f"{path.rstrip('/')}/{marker}"):
+        if exists(spark, f"{path.rstrip('/')}/{marker}"):
             raise DataError(
                 f"{path} is a {table} table: its directory holds removed rows too. Read it as a table, "
                 f"for example with fit(spark.read.format({table.lower()!r}).load({path!r}))"
@@ -284,33 +325,7 @@ def refusals() -> Iterator[None]:
         raise DataError(found.group(1)) from error
 
 
-def _select(schema: StructType, columns: DataColumns) -> tuple[list[Column], DataColumns]:
-    """The expressions to write, and the same tensors in terms of the names that they have in the files.
-
-    A column that two tensors want as different types is written once for each.
-    """
-    written: dict[tuple[str, str], str] = {}
-    selected: list[Column] = []
-
-    def place(tensor: TensorColumns, role: Role) -> TensorColumns:
-        names = []
-        for name, expression in zip(tensor.columns, expressions(schema, tensor, role), strict=True):
-            # The label's and the weight's own checks are part of what is written.
-            key = (name, tensor.dtype if role == "input" else f"{tensor.dtype} {role}")
-            if key not in written:
-                taken = name in written.values()
-                written[key] = f"{name} as {key[1]}" if taken else name
-                selected.append(expression.alias(written[key]))
-            names.append(written[key])
-        return replace(tensor, columns=tuple(names))
-
-    inputs = tuple(place(tensor, "input") for tensor in columns.inputs)
-    labels = tuple(place(tensor, "label") for tensor in columns.labels)
-    weight = place(columns.weight, "weight") if columns.weight else None
-    return selected, DataColumns(inputs, labels, weight, columns.split)
-
-
-def _flag(split: Split) -> Column:
+def flag_of(split: Split) -> Column:
     """Whether a row is for validation."""
     if split.indicator is None:
         return F.rand(split.seed) < split.fraction
@@ -441,7 +456,7 @@ def _partition_value(uri: str, name: str) -> str | None:
     return None
 
 
-def _exists(spark: SparkSession, path: str) -> bool:
+def exists(spark: SparkSession, path: str) -> bool:
     """Whether Spark finds something at a path or glob."""
     try:
         # Twice, since Spark looks for a streaming sink's metadata in a single path, and warns with a stack

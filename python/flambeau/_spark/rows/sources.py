@@ -1,4 +1,6 @@
-"""The rows that a fit is given: a DataFrame's, written as shards, or those of Parquet files in place."""
+"""The rows that a fit is given: a DataFrame's, written as shards, those that were prepared, or those of
+Parquet files in place.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flambeau._spark.rows import shards as shard_files
+from flambeau._spark.rows.prepared import PreparedData
 from flambeau._spark.rows.shards import DataColumns, ShardSet
 from flambeau._spark.site import Site
 from flambeau._spark.work_directory import new_id
+from flambeau.errors import DataError
 from flambeau.params import HasTrainingParams
 
 if TYPE_CHECKING:
@@ -41,7 +45,7 @@ class Rows(Protocol):
 
     @property
     def dataset(self) -> Any:
-        """What was given to fit on: a DataFrame, or a path."""
+        """What was given to fit on: a DataFrame, prepared data, or a path."""
 
     def columns(self, reading: Reading) -> DataColumns:
         """The columns that a fit reads. Raises DataError and ParamError."""
@@ -79,14 +83,50 @@ class FrameRows:
         """The rows, written into the work directory, and removed at the end."""
         name = new_id()
         try:
-            yield self.write(columns, site, name, meanwhile)
+            with meanwhile():
+                shards = shard_files.write(self.df, columns, site.work.path("shards", name))
+            yield shards
         finally:
             site.remove("shards", name)
 
-    def write(self, columns: DataColumns, site: Site, name: str, meanwhile: Meanwhile) -> ShardSet:
-        """Writes the rows as shards of that name."""
+
+@dataclass(frozen=True)
+class PreparedRows:
+    """The rows that an estimator has prepared."""
+
+    dataset: PreparedData
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session of its fits."""
+        return self.dataset.sparkSession
+
+    def columns(self, reading: Reading) -> DataColumns:
+        """The columns of the DataFrame that was prepared, as a fit reads them. Raises DataError and
+        ParamError, also where they were not prepared.
+        """
+        try:
+            columns = shard_files.resolve(
+                self.dataset.schema, reading.params, reading.label_dtype, reading.wide, reading.arguments
+            )
+        except DataError as error:
+            raise DataError(
+                f"{error}; these are the columns that {self.dataset.path} was prepared of"
+            ) from error
+        self.dataset._shards(columns)
+        return columns
+
+    @contextmanager
+    def shards(self, columns: DataColumns, site: Site, meanwhile: Meanwhile) -> Iterator[ShardSet]:
+        """The files, which stay. Raises DataError where one is not what was written."""
         with meanwhile():
-            return shard_files.write(self.df, columns, site.work.path("shards", name))
+            self.dataset._check()
+        yield self.dataset._shards(columns)
+
+
+def rows_of(dataset: DataFrame | PreparedData) -> Rows:
+    """The rows that `fit` is given."""
+    return PreparedRows(dataset) if isinstance(dataset, PreparedData) else FrameRows(dataset)
 
 
 class ParquetRows:

@@ -1,0 +1,77 @@
+"""Writes the rows of a DataFrame once, for the fits of one estimator or of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flambeau._spark import session
+from flambeau._spark.fit.fit import Fit
+from flambeau._spark.fit.trainable import Trainable
+from flambeau._spark.rows import prepared
+from flambeau._spark.rows.prepared import PreparedData
+from flambeau._spark.rows.shards import exists
+from flambeau._spark.rows.sources import FrameRows
+from flambeau._spark.site import Site, leased, store_uri, sweep
+from flambeau._spark.work_directory import WorkDirectory, new_id, spark_path
+from flambeau.errors import ParamError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+def prepare(estimator: Trainable, df: DataFrame, path: str | None = None) -> PreparedData:
+    """The rows of `df` that the estimator reads, written under `path`, by default into its work directory.
+
+    Checks what a fit checks before it starts workers. Raises ParamError, DataError and StoreError. An
+    interrupt of this thread cancels the Spark jobs.
+    """
+    fit, spark = Fit.of(estimator, FrameRows(df)), df.sparkSession
+
+    def write() -> PreparedData:
+        columns = fit.columns()
+        return prepared.write(df, [columns], _place(spark, fit.work, path))
+
+    return session.interruptible(spark, write)
+
+
+@contextmanager
+def prepared_meanwhile(
+    estimators: Sequence[Trainable], df: DataFrame, fold: Column
+) -> Iterator[PreparedData]:
+    """The rows that any of the estimators reads, in the work directory of the first for as long as the block
+    runs; fits may leave out a `fold`, a whole number of each row. Raises as `prepare` does.
+    """
+    fits, spark = [Fit.of(estimator, FrameRows(df)) for estimator in estimators], df.sparkSession
+    work = fits[0].work
+
+    def write() -> PreparedData:
+        columns = list(dict.fromkeys(fit.columns() for fit in fits))
+        shards = replace(work, uri=work.path("shards", since))
+        return prepared.write(df, columns, replace(site, work=shards), fold)
+
+    since, site = new_id(), Site.of(spark, work)
+    with nullcontext() if work.is_temporary else leased(site, since):
+        rows = session.interruptible(spark, write)
+        try:
+            yield rows
+        finally:
+            rows._remove()
+
+
+def _place(spark: SparkSession, work: WorkDirectory, path: str | None) -> Site:
+    """The directory that is to be written. Raises ParamError where the given one is there already."""
+    if path is None:
+        site = Site.of(spark, work)
+        if not work.is_temporary:
+            sweep(site)
+        return replace(site, work=replace(work, uri=work.path("prepared", new_id())))
+    there = WorkDirectory(store_uri(spark, "path", path), work.store_options)
+    if exists(spark, spark_path(there.uri)):
+        raise ParamError(
+            f"path: {there.uri} is there already: give one that is not, or take up what was prepared there "
+            "with PreparedData.open"
+        )
+    return Site.of(spark, there)

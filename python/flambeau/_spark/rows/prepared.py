@@ -1,0 +1,283 @@
+"""Prepared data: the rows of a DataFrame, written once as Parquet files for any number of fits.
+
+What is in the files, whether they are still those, and which fits they are for, `native/supervisor` says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from flambeau._spark import session
+from flambeau._spark.columns import find_field, nesting, quoted
+from flambeau._spark.rows import shards as shard_files
+from flambeau._spark.rows.shards import DataColumns, Selection, ShardSet, Split
+from flambeau._spark.session import store_options
+from flambeau._spark.site import Site, store_uri
+from flambeau._spark.work_directory import WorkDirectory, spark_path
+from flambeau._tensors import TensorColumns
+from flambeau.errors import DataError, ParamError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_FOLD = "flambeau_fold"
+_FILES = "data"
+
+
+class PreparedData:
+    """Rows that an estimator's `prepare` has written as Parquet files, to be fitted on any number of times.
+
+    It is given to `fit` in a DataFrame's place, of that estimator and of others that read the same columns.
+    The files stay until `delete` removes them, which the end of a `with` block does too; those of a temporary
+    work directory go with this process. `PreparedData.open(path)` takes them up again, in another process
+    too.
+    """
+
+    __module__ = "flambeau"
+
+    def __init__(self, site: Site, manifest: Mapping[str, Any], without_fold: int | None = None) -> None:
+        """For `prepare` and `open` alone."""
+        self._site, self._manifest, self._without_fold = site, manifest, without_fold
+
+    @classmethod
+    def open(cls, path: str, spark: SparkSession | None = None) -> Self:
+        """What was prepared in a directory, by this or another process. `spark` is the session of its fits,
+        by default the active one.
+
+        Raises DataError where there is nothing, or what was not written to its end.
+        """
+        from pyspark.sql import SparkSession as Session
+
+        spark = spark or session.current() or Session.builder.getOrCreate()
+        work = WorkDirectory(store_uri(spark, "path", path), tuple(sorted(store_options(spark).items())))
+        is_here = session.classic_context(spark) is not None and session.is_local(spark)
+        site = Site(spark, work, is_here or work.sees(work.path("manifest.json")))
+        found = site.ask("readPrepared")
+        if found is None:
+            raise DataError(
+                f"{path} holds no prepared data, or such that was not written to its end: remove it where "
+                "there is something, and write it with an estimator's prepare(df, path)"
+            )
+        if found["prepared"] is None:
+            raise DataError(
+                f"{path}: its manifest.json is damaged, or another version of flambeau wrote it: "
+                "prepare the rows anew"
+            )
+        return cls(site, found["prepared"])
+
+    @property
+    def path(self) -> str:
+        """The directory."""
+        return self._site.work.uri
+
+    @property
+    def numRows(self) -> int:
+        """The number of training rows."""
+        return int(self._manifest["numRows"])
+
+    @property
+    def numValidationRows(self) -> int:
+        """The number of validation rows, 0 where there are none."""
+        return int(self._manifest["numValidationRows"])
+
+    @property
+    def numBytes(self) -> int:
+        """What the files take on disk, in bytes."""
+        return int(self._manifest["numBytes"])
+
+    @property
+    def seconds(self) -> float:
+        """How long writing them took, in seconds."""
+        return float(self._manifest["seconds"])
+
+    @property
+    def sparkSession(self) -> SparkSession:
+        """The session of its fits."""
+        return self._site.spark
+
+    @property
+    def schema(self) -> StructType:
+        """The columns that were read of the DataFrame, with the types that they have there."""
+        return StructType.fromJson(self._manifest["schema"])
+
+    def delete(self) -> None:
+        """Removes the directory. Raises StoreError."""
+        parent, name = _parent(self._site)
+        parent.ask("remove", path=name)
+
+    def _remove(self) -> None:
+        """Removes the directory; a failure is told and no more."""
+        parent, name = _parent(self._site)
+        parent.remove(name)
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Removes the directory, as `delete` does; a failure to do so hides no error of the block's."""
+        if kind is None:
+            self.delete()
+        else:
+            self._remove()
+
+    def __repr__(self) -> str:
+        of_validation = f" and {self.numValidationRows} for validation" if self.numValidationRows else ""
+        return (
+            f"PreparedData({self.numRows} rows{of_validation}, {self.numBytes / 1e6:.1f} MB in {self.path}, "
+            f"written in {self.seconds:.1f} s)"
+        )
+
+    def _without(self, fold: int) -> PreparedData:
+        """The same without the rows of a fold."""
+        return PreparedData(self._site, self._manifest, fold)
+
+    def _shards(self, columns: DataColumns) -> ShardSet:
+        """The files for a fit that reads these columns. Raises ParamError where they are not for that."""
+        # In this process: it needs nothing of the directory.
+        data = self._site.work.ask(
+            "preparedData",
+            prepared=self._manifest,
+            spec=columns.spec_json(),
+            split=_split_json(columns.split),
+            withoutFold=self._without_fold,
+        )
+        spec = data["spec"]
+
+        def found(tensor: TensorColumns, as_found: Mapping[str, Any]) -> TensorColumns:
+            shape = as_found["shape"]
+            return replace(
+                tensor,
+                columns=tuple(as_found["columns"]),
+                shape=None if shape is None else tuple(shape),
+            )
+
+        in_files = DataColumns(
+            tuple(map(found, columns.inputs, spec["inputs"])),
+            tuple(map(found, columns.labels, spec["labels"])),
+            found(columns.weight, spec["weight"]) if columns.weight else None,
+            columns.split,
+        )
+        return ShardSet(
+            in_files, data["train"], data["validation"], data["numRows"], data["numValidationRows"]
+        )
+
+    def _serves(self, columns: DataColumns, work: WorkDirectory) -> bool:
+        """Whether it lies among the shards of a work directory, and has all that a fit of the DataFrame it
+        was written of would write, its seed's validation rows too.
+        """
+        if not self.path.startswith(work.path("shards", "")) or self._manifest["split"] != _split_json(
+            columns.split
+        ):
+            return False
+        try:
+            self._shards(columns)
+        except ParamError:
+            return False
+        return True
+
+    def _check(self) -> None:
+        """Raises DataError where a file is not the one that was written."""
+        changes = self._site.ask("preparedChanges", prepared=self._manifest)
+        if changes:
+            more = f", and {len(changes) - 1} more" if len(changes) > 1 else ""
+            raise DataError(f"the prepared data has changed: {changes[0]}{more}; prepare the rows anew")
+
+    def _frame(self) -> DataFrame:
+        """The rows as a DataFrame with the columns that they were made of; nested arrays lie flat."""
+        names = {column["source"]: column["name"] for column in reversed(self._manifest["columns"])}
+        files = self._site.spark.read.parquet(spark_path(self._site.work.path(_FILES)))
+        return files.select(*[F.col(quoted(name)).alias(source) for source, name in names.items()])
+
+
+def write(
+    df: DataFrame, asked: Sequence[DataColumns], site: Site, fold: Column | None = None
+) -> PreparedData:
+    """Writes the rows into the site's directory, which has no files yet, for fits that read any of the
+    `asked` columns, computing `df` once. With `fold`, a whole number of each row, fits may leave one out.
+
+    Raises DataError as `shards.write` does, and ParamError where the columns are split in more than one way.
+    Where writing fails the directory is removed.
+    """
+    began = time.monotonic()
+    split = _common_split(asked)
+    selection = Selection(df.schema)
+    for columns in asked:
+        selection.place(shard_files.with_nested_shapes(df, columns))
+    partitions = {} if fold is None else {_FOLD: fold.cast("int")}
+    if split is not None:
+        partitions[shard_files.FLAG] = shard_files.flag_of(split)
+    try:
+        files = shard_files.save(df, selection, partitions, site.work.path(_FILES)).inputFiles()
+        draft = {
+            "schema": _schema(df.schema, selection, split).jsonValue(),
+            "columns": _columns(df.schema, selection),
+            "split": _split_json(split),
+            "seconds": time.monotonic() - began,
+            "files": [uri[uri.rindex(f"/{_FILES}/") + 1 :] for uri in files],
+        }
+        manifest = site.ask("sealPrepared", draft=draft)
+        if manifest["numRows"] == 0:
+            all_validate = manifest["numValidationRows"] > 0
+            why = "all rows are for validation" if all_validate else "there are no rows"
+            raise DataError(f"there is nothing to train on: {why}")
+    except BaseException:
+        PreparedData(site, {})._remove()
+        raise
+    return PreparedData(site, manifest)
+
+
+def _parent(site: Site) -> tuple[Site, str]:
+    """The directory that a directory lies in, and its name there."""
+    parent, name = site.work.uri.rsplit("/", 1)
+    return replace(site, work=replace(site.work, uri=parent)), name
+
+
+def _common_split(asked: Sequence[DataColumns]) -> Split | None:
+    """How all of them split the rows; the first one's seed counts."""
+    split = asked[0].split
+    for other in (columns.split for columns in asked):
+        ways = [one and (one.indicator, one.fraction) for one in (split, other)]
+        if ways[0] != ways[1]:
+            raise ParamError(
+                "validationFraction and validationIndicatorCol are the same for all that is fitted on one "
+                f"copy of the rows, and here they are {split} and {other}"
+            )
+    return split
+
+
+def _schema(schema: StructType, selection: Selection, split: Split | None) -> StructType:
+    """The fields that were read, each under the whole name that it was read by."""
+    roles = {name: role for name, _, role in selection.names}
+    fields = [find_field(schema, name, role) for name, role in roles.items()]
+    if split is not None and split.indicator is not None and split.indicator not in roles:
+        fields.append(find_field(schema, split.indicator, "validation indicator"))
+    return StructType(fields)
+
+
+def _columns(schema: StructType, selection: Selection) -> list[dict[str, Any]]:
+    """What the files hold."""
+    columns = []
+    for (source, dtype, role), name in selection.names.items():
+        depth = nesting(find_field(schema, source, role).dataType)
+        # Arrays of arrays lie flat, and of all others the files tell.
+        shape = selection.shapes[source, dtype, role] if depth > 1 else None
+        columns.append(
+            {"name": name, "source": source, "role": role, "dtype": dtype, "depth": depth}
+            | {"shape": None if shape is None else list(shape)}
+        )
+    return columns
+
+
+def _split_json(split: Split | None) -> dict[str, Any] | None:
+    if split is None:
+        return None
+    if split.indicator is not None:
+        return {"indicator": {"column": split.indicator}}
+    return {"fraction": {"fraction": split.fraction, "seed": split.seed}}
