@@ -20,7 +20,7 @@ def main() -> None:
         os.environ["OMP_NUM_THREADS"] = threads
     from pyspark.daemon import manager
 
-    manager()
+    manager()  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

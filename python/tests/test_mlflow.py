@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 import pandas as pd
 import pytest
 import torch
@@ -39,7 +40,6 @@ from flambeau.callbacks import Context
 mlflow = pytest.importorskip(
     "mlflow", reason="SKIPPED: MLflow has an environment of its own: make test-mlflow"
 )
-optuna = pytest.importorskip("optuna")
 
 ROOT = Path(__file__).resolve().parents[2]
 _START_SECONDS = 300
@@ -301,7 +301,7 @@ def test_fits_of_a_cross_validator_are_children_of_the_users_run(
     assert parent.data.params["batchSize"] in ("8", "16") and "train/loss_epoch" in parent.data.metrics
 
 
-class PrunesTheSecond(optuna.pruners.BasePruner):  # type: ignore[misc]
+class PrunesTheSecond(optuna.pruners.BasePruner):
     def prune(self, study: Any, trial: Any) -> bool:
         return bool(trial.number == 1)
 

@@ -10,8 +10,8 @@ use flambeau_collective::{DType, Device, Stream};
 use flambeau_data::Batch;
 use flambeau_train::{
     BucketInfo, DeviceGradients, DeviceModel, GradientSink, LossSums, MetricNames, MicroBatch,
-    Model, ModelError, ParameterInfo, Split, StagedBatch, StagedData, StepContext, TensorRef,
-    Tensors,
+    Model, ModelError, NamedValue, ParameterInfo, Split, StagedBatch, StagedData, StepContext,
+    TensorRef, Tensors,
 };
 
 use crate::host_device::{self, HostDevice};
@@ -142,7 +142,7 @@ pub struct TestModel {
     /// Which metrics were finished in the epoch under way.
     finished: Vec<Split>,
     /// The same of each epoch that has ended, and what it was said to come to.
-    pub ended: Vec<(Vec<Split>, Vec<(String, Option<f64>)>)>,
+    pub ended: Vec<(Vec<Split>, Vec<NamedValue>)>,
 }
 
 impl TestModel {
