@@ -292,5 +292,5 @@ fn a_directory_that_cannot_be_written_any_more_is_a_warning_of_a_restart() {
         warnings.len() == 1 && warnings[0].ends_with("nothing is missing there"),
         "{warnings:?}"
     );
-    assert_eq!(values(&directory)["train/loss"].len(), 6);
+    assert_eq!(values(&directory)["train/loss_step"].len(), 6);
 }
