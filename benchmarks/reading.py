@@ -193,7 +193,8 @@ class Files:
     def _write(self, rows: Rows, codec: str, directory: Path) -> None:
         source = self._scratch / "source.parquet"
         pq.write_table(rows.make(), source, row_group_size=10_000)
-        options = shards._write_options(shards.DataColumns(rows.tensors, (), None, None))
+        floats = [name for one in rows.tensors if one.dtype.startswith("float") for name in one.columns]
+        options = shards._write_options(floats)
         spark = spark_session("reading")
         read = spark.read.parquet(str(source)).repartition(rows.num_files)
         read.write.mode("overwrite").options(**{**options, "compression": codec}).parquet(str(directory))

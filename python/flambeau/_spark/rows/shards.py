@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -232,7 +232,8 @@ def save(df: DataFrame, selection: Selection, partitions: Mapping[str, Column], 
     Raises DataError, with the column's name, at the first row that is refused.
     """
     rows = df.select(*selection.expressions, *[value.alias(name) for name, value in partitions.items()])
-    writer = rows.write.options(**_write_options(selection))
+    floats = [name for (_, dtype, _), name in selection.names.items() if dtype.startswith("float")]
+    writer = rows.write.options(**_write_options(floats))
     if partitions:
         writer = writer.partitionBy(*partitions)
     with refusals():
@@ -241,18 +242,17 @@ def save(df: DataFrame, selection: Selection, partitions: Mapping[str, Column], 
     return df.sparkSession.read.schema(rows.schema).parquet(spark_path(directory))
 
 
-def _write_options(selection: Selection) -> dict[str, str]:
-    """How Spark's Parquet writer is to write what is selected."""
+def _write_options(floats: Iterable[str]) -> dict[str, str]:
+    """How Spark's Parquet writer is to write columns, of which `floats` hold floats."""
     options = {
         "compression": "zstd",
         "parquet.compression.codec.zstd.level": "1",
         "parquet.block.size": str(_ROW_GROUP_BYTES),
     }
-    for (_, dtype, _), name in selection.names.items():
-        if dtype.startswith("float"):
-            # Floats hardly repeat: a dictionary would be built, found too large and thrown away.
-            options[f"parquet.enable.dictionary#{name}"] = "false"
-            options[f"parquet.enable.dictionary#{name}.list.element"] = "false"
+    for name in floats:
+        # They hardly repeat: a dictionary would be built, found too large and thrown away.
+        options[f"parquet.enable.dictionary#{name}"] = "false"
+        options[f"parquet.enable.dictionary#{name}.list.element"] = "false"
     return options
 
 
