@@ -12,7 +12,7 @@ import pyspark
 
 PROGRAMS = Path(__file__).parent / "programs"
 SPARK_HOME = Path(pyspark.__file__).parent
-_SECONDS = 400
+SECONDS = 400
 
 
 def environment_on(host: str) -> dict[str, str]:
@@ -26,19 +26,21 @@ def outcome_of(
     directory: Path,
     host: str = "127.0.0.1",
     within: Sequence[str] = (),
+    seconds: float = SECONDS,
     /,
     **options: object,
 ) -> dict[str, Any]:
     """What the program printed behind `OUTCOME`, as JSON.
 
     It runs in `directory`, with `--name value` for each option, by the command `within`, and its session is
-    on the address `host`. Fails the test, with the program's output, where it printed none within 400 s.
+    on the address `host`. Fails the test, with the program's output, where it printed none within so many
+    seconds.
     """
     command = [*within, sys.executable, str(PROGRAMS / program)]
     for name, value in options.items():
         command += ["--" + name.replace("_", "-"), str(value)]
     done = subprocess.run(
-        command, env=environment_on(host), cwd=directory, capture_output=True, text=True, timeout=_SECONDS
+        command, env=environment_on(host), cwd=directory, capture_output=True, text=True, timeout=seconds
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("OUTCOME ")]
     assert lines, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr[-6000:]}"

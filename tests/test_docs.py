@@ -47,7 +47,8 @@ def outcomes(flights: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) ->
     programs = {name: directory / f"{Path(name).stem}.py" for name in PAGES}
     for name, program in programs.items():
         program.write_text(python_blocks(ROOT / name))
-    return outcome_of("pages.py", directory, programs=json.dumps({n: str(p) for n, p in programs.items()}))
+    given = json.dumps({name: str(program) for name, program in programs.items()})
+    return outcome_of("pages.py", directory, "127.0.0.1", (), 150.0 * len(PAGES), programs=given)
 
 
 @pytest.mark.parametrize("name", PAGES)

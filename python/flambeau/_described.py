@@ -127,7 +127,7 @@ class Described(Fitted, HasOutputColumns):
             totalIterations=len(losses),
             bestEpoch=self._history.get("bestEpoch"),
             **counts,
-            bottleneck=None if bottleneck is None else Bottleneck(**bottleneck),
+            bottleneck=None if bottleneck is None else Bottleneck.of(bottleneck),
         )
 
     @property

@@ -62,6 +62,11 @@ class Bottleneck:
     rank: int | None
     advice: str
 
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Bottleneck:
+        """What a training's result or a saved model says of it."""
+        return cls(told["part"], told["share"], told.get("rank"), told["advice"])
+
 
 @dataclass(frozen=True)
 class TrainingSummary:

@@ -99,14 +99,16 @@ def cached(uri: str, sha256: str, make: Callable[[Path], object]) -> Path:
     """
     folder = cache_directory()
     path = folder / sha256
+    # Before it is looked at: what was just asked for is not evicted.
+    with suppress(FileNotFoundError):
+        if time.time() - path.stat().st_mtime > _TOUCH_SECONDS:
+            os.utime(path)
     if not _is_whole(path, sha256):
         with _alone(folder / f"{sha256}.lock"):
             # Another process may have made it meanwhile.
             if not _is_whole(path, sha256):
                 _make(path, uri, sha256, make)
         _evict(folder)
-    if time.time() - path.stat().st_mtime > _TOUCH_SECONDS:
-        os.utime(path)
     return path
 
 

@@ -45,6 +45,7 @@ class Run:
         self._create = create
         self._params = dict(params)
         self._tags: dict[str, str] = {}
+        self._lock = threading.Lock()
         self._metrics: deque[Metric] = deque(maxlen=_NUM_KEPT)
         self._status: str | None = None
         self._has_warned = False
@@ -63,7 +64,8 @@ class Run:
 
     def add_tags(self, tags: Mapping[str, str]) -> None:
         """Sets tags."""
-        self._tags = {**self._tags, **tags}
+        with self._lock:
+            self._tags = {**self._tags, **tags}
         self._asked.put(Future())
 
     def flush(self) -> bool:
@@ -116,7 +118,9 @@ class Run:
             self._params = {}
         while tags := self._tags:
             self._send(tags=[RunTag(name, value) for name, value in tags.items()])
-            self._tags = {name: value for name, value in self._tags.items() if name not in tags}
+            with self._lock:
+                # What was set meanwhile is sent next.
+                self._tags = dict(self._tags.items() - tags.items())
         while self._metrics:
             batch = [self._metrics.popleft() for _ in range(min(len(self._metrics), MAX_METRICS_PER_BATCH))]
             try:

@@ -30,7 +30,7 @@ def start_importing(modules: Sequence[str]) -> None:
     global _importing
     is_busy = _importing is not None and _importing.is_alive()
     if not is_busy and not all(name in sys.modules for name in modules):
-        _importing = threading.Timer(_DELAY_SECONDS, import_all, [tuple(modules)])
+        _importing = threading.Timer(_DELAY_SECONDS, _import_as_a_rank, [tuple(modules)])
         _importing.daemon = True
         _importing.start()
 
@@ -52,9 +52,13 @@ def forget_threads() -> None:
     os.environ.pop("OMP_NUM_THREADS", None)
 
 
+def _import_as_a_rank(modules: Sequence[str]) -> None:
+    forget_threads()
+    import_all(modules)
+
+
 def import_all(modules: Sequence[str]) -> None:
     """Imports modules now. What cannot be imported is left to whoever needs it."""
-    forget_threads()
     # Next to nothing of what an import makes is garbage, and looking for it takes a tenth of its time.
     gc.disable()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
@@ -34,18 +35,20 @@ class HandedOut:
     def __init__(self) -> None:
         self._context: Any = None
         self._held: dict[Hashable, Any] = {}
+        self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type[HandedOut], tuple[()]]:
         return (HandedOut, ())
 
     def once(self, context: Any, key: Hashable, hand_out: Callable[[], T]) -> T:
         """What `hand_out` made of the file or files of that name for this context."""
-        if self._context is not context:
-            self._context, self._held = context, {}
-        if key not in self._held:
-            self._held[key] = hand_out()
-        held: T = self._held[key]
-        return held
+        with self._lock:
+            if self._context is not context:
+                self._context, self._held = context, {}
+            if key not in self._held:
+                self._held[key] = hand_out()
+            held: T = self._held[key]
+            return held
 
 
 class Fitted(Model):

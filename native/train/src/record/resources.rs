@@ -15,8 +15,7 @@ pub struct Resources {
 }
 
 /// What a process has taken since it began.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct ProcessUsage {
     /// Seconds that its threads computed, in itself and in the kernel.
     pub(crate) cpu_seconds: f64,

@@ -66,7 +66,10 @@ struct Throughput {
 #[derive(Serialize, Deserialize)]
 struct RankCost {
     times: StepTimes,
-    usage: ProcessUsage,
+    /// Of the epoch's steps.
+    cpu_seconds: f64,
+    /// Of the process, since it began.
+    peak_memory_bytes: u64,
 }
 
 /// How many rows a second there were since this was last asked.
@@ -262,7 +265,7 @@ impl<'a> Session<'a> {
         }
         let mut totals = LossTotals::from_bits(&self.position.totals);
         let (began, mut paused) = (Instant::now(), Duration::ZERO);
-        let used = ProcessUsage::now();
+        let mut cpu_seconds = -ProcessUsage::now().cpu_seconds;
         let rows_before = self.position.num_rows;
         self.progress_rate = RowRate::new(rows_before);
         self.log_rate = RowRate::new(rows_before);
@@ -288,10 +291,11 @@ impl<'a> Session<'a> {
             self.is_stopping = outcome.is_stopped;
             self.report_progress(&totals, outcome.loss)?;
             if self.is_checkpoint_due_after_step(num_batches) {
-                let before = Instant::now();
+                let (before, used) = (Instant::now(), ProcessUsage::now());
                 self.position.totals = totals.to_bits();
                 self.checkpoint(plan.epoch)?;
                 paused += before.elapsed();
+                cpu_seconds -= ProcessUsage::now().cpu_seconds - used.cpu_seconds;
             }
         }
         self.position.totals = totals.to_bits();
@@ -301,7 +305,7 @@ impl<'a> Session<'a> {
             seconds,
             rows_per_second: num_rows as f64 / seconds.max(1e-9),
             times: self.stepper.take_times(),
-            cpu_seconds: ProcessUsage::now().cpu_seconds - used.cpu_seconds,
+            cpu_seconds: cpu_seconds + ProcessUsage::now().cpu_seconds,
         })
     }
 
@@ -405,10 +409,8 @@ impl<'a> Session<'a> {
     fn share_cost(&mut self, throughput: &Throughput) -> Result<Resources, Cause> {
         let own = RankCost {
             times: throughput.times,
-            usage: ProcessUsage {
-                cpu_seconds: throughput.cpu_seconds,
-                ..ProcessUsage::now()
-            },
+            cpu_seconds: throughput.cpu_seconds,
+            peak_memory_bytes: ProcessUsage::now().peak_memory_bytes,
         };
         let own = serde_json::to_vec(&own).expect("a few numbers are JSON");
         let all = self.group.all_gather_bytes(&own)?;
@@ -417,10 +419,10 @@ impl<'a> Session<'a> {
             let cost: RankCost =
                 serde_json::from_slice(bytes).expect("a few numbers of another rank's");
             *times += cost.times;
-            let percent = 100.0 * cost.usage.cpu_seconds / throughput.seconds.max(1e-9);
+            let percent = 100.0 * cost.cpu_seconds / throughput.seconds.max(1e-9);
             resources.cpu_percent += percent / all.len() as f64;
             let memory = &mut resources.peak_memory_bytes;
-            *memory = cost.usage.peak_memory_bytes.max(*memory);
+            *memory = cost.peak_memory_bytes.max(*memory);
         }
         Ok(resources)
     }

@@ -2,6 +2,7 @@
 //!
 //! One thread writes whole files, and looks for the file that asks for a stop, so that a slow store does not slow the steps.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -49,6 +50,8 @@ pub(crate) struct Writer {
     last_progress: Option<Instant>,
     /// Steps from one that is written for TensorBoard to the next.
     log_interval: Option<u64>,
+    /// The first and the last step that TensorBoard's files lack, since too much was waiting.
+    dropped: Cell<Option<(u64, u64)>>,
     stop: Arc<AtomicBool>,
 }
 
@@ -100,6 +103,7 @@ impl Writer {
             limit,
             last_progress: None,
             log_interval: directory.map(|_| u64::from(job.params.log_every_n_steps)),
+            dropped: Cell::new(None),
             stop,
         })
     }
@@ -130,6 +134,10 @@ impl Writer {
         let Some(sender) = &self.sender else { return };
         let is_full = self.num_waiting.load(Ordering::Relaxed) >= MOST_WAITING;
         if is_full && told.may_be_dropped() {
+            if let Told::Step { report, .. } = told {
+                let first = self.dropped.get().map_or(report.step, |(first, _)| first);
+                self.dropped.set(Some((first, report.step)));
+            }
             return;
         }
         self.num_waiting.fetch_add(1, Ordering::Relaxed);
@@ -154,17 +162,24 @@ impl Writer {
         if self.sender.take().is_none() {
             return vec![];
         }
-        self.warnings
-            .recv_timeout(self.limit)
-            .unwrap_or_else(|error| match error {
-                RecvTimeoutError::Timeout => vec![format!(
-                    "progress could not be written: the store has not ended a write in {:.1?}",
-                    self.limit
-                )],
-                RecvTimeoutError::Disconnected => {
-                    vec!["progress could not be written: its thread has ended".into()]
-                }
-            })
+        let mut warnings =
+            self.warnings
+                .recv_timeout(self.limit)
+                .unwrap_or_else(|error| match error {
+                    RecvTimeoutError::Timeout => vec![format!(
+                        "progress could not be written: the store has not ended a write in {:.1?}",
+                        self.limit
+                    )],
+                    RecvTimeoutError::Disconnected => {
+                        vec!["progress could not be written: its thread has ended".into()]
+                    }
+                });
+        if let Some((first, last)) = self.dropped.get() {
+            warnings.push(format!(
+                "TensorBoard's files could not be written as fast as steps were taken: some between {first} and {last} are missing"
+            ));
+        }
+        warnings
     }
 }
 

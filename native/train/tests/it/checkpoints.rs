@@ -82,6 +82,7 @@ fn assert_same_end(outcomes: &[Outcome], unbroken: &[Outcome]) {
             record.seconds = expected.seconds;
             record.rows_per_second = expected.rows_per_second;
             record.times = expected.times;
+            record.resources = expected.resources;
             assert_eq!(&record, expected);
         }
     }

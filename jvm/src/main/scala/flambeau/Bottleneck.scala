@@ -24,7 +24,7 @@ final case class Bottleneck private[flambeau] (
 
   private[flambeau] def json: ObjectNode = {
     val json = Json.obj().put("part", part).put("share", share).put("advice", advice)
-    rank.foreach(json.put("rank", _))
+    json.replace("rank", Json.of(rank, "rank"))
     json
   }
 }
