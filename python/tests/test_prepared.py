@@ -4,8 +4,12 @@ validation on it against Spark ML's own.
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +26,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from torch import Tensor, nn
 
-from flambeau import CrossValidator, DataError, ParamError, PreparedData, TorchEstimator, TorchRegressor
+from flambeau import (
+    CrossValidator,
+    DataError,
+    ParamError,
+    PreparedData,
+    StoreError,
+    TorchEstimator,
+    TorchRegressor,
+)
+from flambeau._spark import session
+from flambeau._spark.fit import prepare
 from flambeau._spark.rows import shards
 
 
@@ -200,6 +214,73 @@ def test_files_that_are_not_those_that_were_written_are_refused(df: DataFrame, t
         PreparedData.open(str(path))
 
 
+def test_two_that_write_at_once_leave_each_others_files(
+    df: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slower one, as it looked before the other began."""
+    prepared = regressor().prepare(df, str(tmp_path / "there"))
+    monkeypatch.setattr(prepare, "exists", lambda *_: False)
+    with pytest.raises(ParamError, match="was prepared by another meanwhile"):
+        regressor().prepare(df, str(tmp_path / "there"))
+    with pytest.raises(DataError, match="column 'label' holds a null"):
+        regressor().prepare(df.withColumn("label", F.lit(None).cast("double")), str(tmp_path / "there"))
+    prepared._check()
+    assert {path.stem for path in (tmp_path / "there" / "data").rglob("*.parquet")} == {
+        Path(file["name"]).stem for file in prepared._manifest["files"]
+    }
+    assert prepared._frame().count() == 240
+
+
+def test_a_directory_that_workers_do_not_reach_is_refused_first(
+    df: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a cluster, whose probe runs here in a barrier stage of local mode."""
+    monkeypatch.setattr(session, "is_local", lambda _: False)
+    monkeypatch.delattr(shards, "save")
+    (tmp_path / "file").write_text("")
+    estimator = regressor(workDir=str(tmp_path / "work"))
+    with pytest.raises(StoreError, match="is not a directory that all workers reach"):
+        estimator.prepare(df, str(tmp_path / "file" / "there"))
+
+
+def test_a_strangers_directory_runs_no_code(
+    prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stranger.py").write_text("class Kind: pass")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    kind = {"type": "udt", "pyClass": "stranger.Kind", "class": None, "sqlType": "double"}
+    field: dict[str, Any] = {"name": "a", "nullable": True, "metadata": {}}
+    array = {"type": "array", "elementType": kind, "containsNull": True}
+    for schema, told in [
+        ({"type": "struct", "fields": [{**field, "type": array}]}, "of the class 'stranger.Kind'"),
+        ({"type": "struct", "fields": [{**field, "type": "nonsense"}]}, "manifest.json is damaged"),
+        ({"type": "struct"}, "manifest.json is damaged"),
+        (None, "manifest.json is damaged"),
+    ]:
+        manifest = {**prepared._manifest, "schema": schema}
+        (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(DataError, match=told):
+            PreparedData.open(str(tmp_path))
+    assert "stranger" not in sys.modules
+
+
+def test_a_worker_answers_with_the_error_itself(prepared: PreparedData) -> None:
+    """Where the driver does not see the directory."""
+    site = replace(prepared._site, visible=False)
+    name = prepared._manifest["files"][0]["name"]
+    column = {"name": "a", "source": "a", "role": "input", "dtype": "int64", "depth": 0, "shape": None}
+    draft = {"schema": {}, "columns": [column], "split": None, "seconds": 0.0}
+    with pytest.raises(DataError, match="int64"):
+        site.ask("sealPrepared", draft={**draft, "files": [name]})
+    with pytest.raises(StoreError, match=r"gone\.parquet"):
+        site.ask("sealPrepared", draft={**draft, "files": ["gone.parquet"]})
+    tensor = {"name": "x", "columns": ["x"], "dtype": "float32", "shape": []}
+    spec = {"inputs": [tensor], "labels": [], "weight": None}
+    asked = {"spec": spec, "split": prepared._manifest["split"], "withoutFold": None}
+    with pytest.raises(ParamError, match='column "x" was not prepared'):
+        site.ask("preparedData", prepared=prepared._manifest, **asked)
+
+
 def validators(**settings: Any) -> tuple[tuning.CrossValidator, CrossValidator]:
     """Spark's and ours for a linear model in float64 that each step trains on all rows."""
     estimator = regressor(
@@ -261,3 +342,89 @@ def test_a_cross_validator_takes_estimators_of_flambeau(df: DataFrame) -> None:
     maps: list[Any] = [{estimator.validationFraction: value} for value in (0.1, 0.2)]
     with pytest.raises(ParamError, match="validationFraction and validationIndicatorCol are the same"):
         ours.copy().setEstimatorParamMaps(maps).fit(df)
+
+
+def test_a_row_is_scored_by_models_that_never_saw_it(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a DataFrame whose rows lie otherwise where columns are left out; with one seed for the folds and for
+    the validation rows, of which each fold has its share.
+    """
+    ids = spark.range(0, 600, 1, 4)
+    wide = ids.select("id", F.repeat(F.md5(F.col("id").cast("string")), 20).alias("wide"))
+    labels = ids.select("id", (F.col("id") % 7 / 7).alias("a"), F.rand(1).alias("label"))
+    rows = labels.join(wide, "id").repartition(4)
+    estimator = regressor(featuresCol=["id", "a"], validationFraction=0.3, seed=7, epochs=1)
+    read: dict[int | None, list[set[int]]] = {}
+    scored: list[set[int]] = []
+    files_of, evaluate = PreparedData._shards, RegressionEvaluator.evaluate
+
+    def recorded(self: PreparedData, columns: Any) -> Any:
+        files = files_of(self, columns)
+        read[self._without_fold] = [in_files(files.train), in_files(files.validation)]
+        return files
+
+    def noted(self: RegressionEvaluator, frame: DataFrame) -> float:
+        scored.append({row.id for row in frame.select("id", "wide").collect()})
+        return evaluate(self, frame)
+
+    monkeypatch.setattr(PreparedData, "_shards", recorded)
+    monkeypatch.setattr(RegressionEvaluator, "evaluate", noted)
+    CrossValidator(
+        estimator=estimator, estimatorParamMaps=[{}], evaluator=RegressionEvaluator(), numFolds=3, seed=7
+    ).fit(rows)
+    everything, held = set(range(600)), read[None][1]
+    assert [len(scored), set.union(*scored), sum(map(len, scored))] == [3, everything, 600]
+    for fold, out in enumerate(scored):
+        train, validation = read[fold]
+        assert train | validation == everything - out
+        assert 0.2 < len(validation) / len(train | validation) < 0.4
+        assert 0.2 < len(held & out) / len(out) < 0.4
+
+
+def in_files(paths: Sequence[str]) -> set[int]:
+    """The ids in prepared files."""
+    return {int(row["id"]) for path in paths for row in table(Path(path))}
+
+
+def test_folds_that_cannot_be_are_refused_before_a_fit(
+    df: DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(TorchRegressor, "fitMultiple")
+    allowed = r"foldCol names a column of whole numbers from 0 to 2 \(numFolds is 3\)"
+    column, id = F.col("fold"), F.col("id")
+    for fold, told in [
+        (F.when(id == 9, 3).otherwise(column), f"column 'fold' holds 3: {allowed}"),
+        (F.when(id == 9, None).otherwise(column), f"column 'fold' holds a null: {allowed}"),
+        (column.cast("string"), f"column 'fold' is string; {allowed}: cast it"),
+        (column % 2, "fold 2 has no rows: give it some, or lower numFolds"),
+    ]:
+        _, ours = validators(numFolds=3, foldCol="fold")
+        with pytest.raises(DataError, match=told):
+            ours.fit(df.withColumn("fold", fold))
+    _, ours = validators(numFolds=3, foldCol="fold")
+    estimator: Any = ours.getEstimator()
+    estimator.setValidationIndicatorCol("held")
+    with pytest.raises(DataError, match="fold 1 has all of the validation rows"):
+        ours.fit(df.withColumn("held", column == 1))
+
+
+def failing(output: Tensor, label: Tensor) -> Tensor:
+    if label.shape[0] > 2:
+        raise ArithmeticError("no loss today")
+    return (output - label).square().mean()
+
+
+def test_a_failing_fit_ends_those_beside_it(df: DataFrame) -> None:
+    estimator = regressor(numWorkers=1, epochs=1_000_000)
+    maps: list[Any] = [{estimator.loss: failing}, {}]
+    ours = CrossValidator(
+        estimator=estimator,
+        estimatorParamMaps=maps,
+        evaluator=RegressionEvaluator(),
+        numFolds=2,
+        parallelism=2,
+    )
+    with pytest.raises(ArithmeticError, match="no loss today"):
+        ours.fit(df)
+    assert "flambeau-fit" not in [thread.name for thread in threading.enumerate()]

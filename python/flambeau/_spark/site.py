@@ -25,7 +25,7 @@ from flambeau._spark.work_directory import (
     temporary_directory,
 )
 from flambeau._store import STORE_SCHEMES, local_path
-from flambeau.errors import ParamError, StoreError
+from flambeau.errors import DataError, ParamError, StoreError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,6 +37,8 @@ WORK_DIR = "spark.flambeau.workDir"
 """The setting that names the work directory of fits whose `workDir` is not set."""
 
 _CHUNK_BYTES = 1 << 20
+_CARRIED = {kind.__name__: kind for kind in (DataError, ParamError, StoreError)}
+"""The errors that a question is answered with, by their names."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,17 @@ class Site:
         def answer() -> dict[str, Any]:
             try:
                 return {"answer": work.ask(ask, **fields)}
-            except StoreError as error:
+            except tuple(_CARRIED.values()) as error:
                 # Spark would make an exception of its own of it.
-                return {"error": str(error), "transient": error.is_transient}
+                is_transient = isinstance(error, StoreError) and error.is_transient
+                return {"error": type(error).__name__, "message": str(error), "transient": is_transient}
 
         told = session.on_worker(self.spark, answer)
         if "error" in told:
-            raise StoreError(told["error"], is_transient=told["transient"])
+            error = _CARRIED[told["error"]](told["message"])
+            if isinstance(error, StoreError):
+                error.is_transient = told["transient"]
+            raise error
         return told["answer"]
 
     def put(self, uri: str, data: bytes) -> None:

@@ -46,6 +46,10 @@ class Fits(Iterator[tuple[int, Any]]):
         note_interrupts(self._interrupted)
         weakref.finalize(self, _remove_visible, self._written)
 
+    def interrupt(self) -> None:
+        """Ends the fits that are under way, and lets no other begin: these raise CancelledError."""
+        self._interrupted.set()
+
     def __next__(self) -> tuple[int, Any]:
         with self._lock:
             index = self._next

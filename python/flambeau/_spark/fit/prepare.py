@@ -7,7 +7,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from flambeau._rank.worker import versions
 from flambeau._spark import session
+from flambeau._spark.fit import cluster
 from flambeau._spark.fit.fit import Fit
 from flambeau._spark.fit.trainable import Trainable
 from flambeau._spark.rows import prepared
@@ -19,20 +21,20 @@ from flambeau._spark.work_directory import WorkDirectory, new_id, spark_path
 from flambeau.errors import ParamError
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
 
 
 def prepare(estimator: Trainable, df: DataFrame, path: str | None = None) -> PreparedData:
     """The rows of `df` that the estimator reads, written under `path`, by default into its work directory.
 
     Checks what a fit checks before it starts workers. Raises ParamError, DataError and StoreError. An
-    interrupt of this thread cancels the Spark jobs.
+    interrupt of this thread cancels the Spark jobs. On a cluster, raises ClusterError as a fit does too.
     """
     fit, spark = Fit.of(estimator, FrameRows(df)), df.sparkSession
 
     def write() -> PreparedData:
         columns = fit.columns()
-        return prepared.write(df, [columns], _place(spark, fit.work, path))
+        return prepared.write(df, [columns], _place(fit, path))
 
     return session.interruptible(spark, write)
 
@@ -52,7 +54,7 @@ def prepared_meanwhile(
         shards = replace(work, uri=work.path("shards", since))
         return prepared.write(df, columns, replace(site, work=shards), fold)
 
-    since, site = new_id(), Site.of(spark, work)
+    since, site = new_id(), session.interruptible(spark, lambda: _site(fits[0], work))
     with nullcontext() if work.is_temporary else leased(site, since):
         rows = session.interruptible(spark, write)
         try:
@@ -61,10 +63,11 @@ def prepared_meanwhile(
             rows._remove()
 
 
-def _place(spark: SparkSession, work: WorkDirectory, path: str | None) -> Site:
+def _place(fit: Fit, path: str | None) -> Site:
     """The directory that is to be written. Raises ParamError where the given one is there already."""
+    spark, work = fit.rows.spark, fit.work
     if path is None:
-        site = Site.of(spark, work)
+        site = _site(fit, work)
         if not work.is_temporary:
             sweep(site)
         return replace(site, work=replace(work, uri=work.path("prepared", new_id())))
@@ -74,4 +77,16 @@ def _place(spark: SparkSession, work: WorkDirectory, path: str | None) -> Site:
             f"path: {there.uri} is there already: give one that is not, or take up what was prepared there "
             "with PreparedData.open"
         )
-    return Site.of(spark, there)
+    return _site(fit, there)
+
+
+def _site(fit: Fit, work: WorkDirectory) -> Site:
+    """The site of a directory; on a cluster, of one that all workers reach. Raises ClusterError and
+    StoreError.
+    """
+    estimator, spark = fit.estimator, fit.rows.spark
+    if not session.is_local(spark):
+        num_workers = estimator.getNumWorkers()
+        cluster.check_slots(spark, num_workers, estimator.getSlotTimeout(), estimator.getNumGpusPerWorker())
+        cluster.probe(spark, work, num_workers, versions())
+    return Site.of(spark, work)

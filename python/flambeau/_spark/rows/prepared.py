@@ -5,8 +5,10 @@ What is in the files, whether they are still those, and which fits they are for,
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,16 +20,22 @@ from flambeau._spark.columns import find_field, nesting, quoted
 from flambeau._spark.rows import shards as shard_files
 from flambeau._spark.rows.shards import DataColumns, Selection, ShardSet, Split
 from flambeau._spark.session import store_options
-from flambeau._spark.site import Site, store_uri
-from flambeau._spark.work_directory import WorkDirectory, spark_path
+from flambeau._spark.site import Site, first_line, store_uri
+from flambeau._spark.work_directory import WorkDirectory, new_id, spark_path
+from flambeau._store import local_path
 from flambeau._tensors import TensorColumns
 from flambeau.errors import DataError, ParamError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+log = logging.getLogger("flambeau")
+
 _FOLD = "flambeau_fold"
 _FILES = "data"
+
+_VECTORS = ("pyspark.ml.linalg.VectorUDT", "pyspark.mllib.linalg.VectorUDT")
+"""The only classes of columns that a schema may name."""
 
 
 class PreparedData:
@@ -41,9 +49,16 @@ class PreparedData:
 
     __module__ = "flambeau"
 
-    def __init__(self, site: Site, manifest: Mapping[str, Any], without_fold: int | None = None) -> None:
-        """For `prepare` and `open` alone."""
-        self._site, self._manifest, self._without_fold = site, manifest, without_fold
+    def __init__(
+        self,
+        site: Site,
+        manifest: Mapping[str, Any],
+        without_fold: int | None = None,
+        is_private: bool = False,
+    ) -> None:
+        """For `prepare` and `open` alone. Files that are `is_private` to this process need no check."""
+        self._site, self._manifest = site, manifest
+        self._without_fold, self._is_private = without_fold, is_private
 
     @classmethod
     def open(cls, path: str, spark: SparkSession | None = None) -> Self:
@@ -64,12 +79,19 @@ class PreparedData:
                 f"{path} holds no prepared data, or such that was not written to its end: remove it where "
                 "there is something, and write it with an estimator's prepare(df, path)"
             )
+        damaged = (
+            f"{path}: its manifest.json is damaged, or another version of flambeau wrote it: "
+            "prepare the rows anew"
+        )
         if found["prepared"] is None:
-            raise DataError(
-                f"{path}: its manifest.json is damaged, or another version of flambeau wrote it: "
-                "prepare the rows anew"
-            )
-        return cls(site, found["prepared"])
+            raise DataError(damaged)
+        _check_types(path, found["prepared"]["schema"])
+        rows = cls(site, found["prepared"])
+        try:
+            _ = rows.schema
+        except Exception as error:
+            raise DataError(damaged) from error
+        return rows
 
     @property
     def path(self) -> str:
@@ -135,8 +157,27 @@ class PreparedData:
         )
 
     def _without(self, fold: int) -> PreparedData:
-        """The same without the rows of a fold."""
-        return PreparedData(self._site, self._manifest, fold)
+        """The same without the rows of a fold. Raises DataError where the fold has no rows, or the others
+        none to train on, or none for validation though there are to be some.
+        """
+        files = self._manifest["files"]
+        others = [file for file in files if file["fold"] != fold]
+        lacks = [
+            (len(files) > len(others), "has no rows: give it some, or lower numFolds"),
+            (
+                any(not file["isValidation"] for file in others),
+                "is all that there is to train on: give the other folds rows that are not for validation",
+            ),
+            (
+                self._manifest["split"] is None or any(file["isValidation"] for file in others),
+                "has all of the validation rows, so that a training without it has none: choose some in the "
+                "other folds too, by validationIndicatorCol or a larger validationFraction",
+            ),
+        ]
+        for is_there, lack in lacks:
+            if not is_there:
+                raise DataError(f"fold {fold} {lack}")
+        return PreparedData(self._site, self._manifest, fold, self._is_private)
 
     def _shards(self, columns: DataColumns) -> ShardSet:
         """The files for a fit that reads these columns. Raises ParamError where they are not for that."""
@@ -184,6 +225,8 @@ class PreparedData:
 
     def _check(self) -> None:
         """Raises DataError where a file is not the one that was written."""
+        if self._is_private:
+            return
         changes = self._site.ask("preparedChanges", prepared=self._manifest)
         if changes:
             more = f", and {len(changes) - 1} more" if len(changes) > 1 else ""
@@ -192,7 +235,8 @@ class PreparedData:
     def _frame(self) -> DataFrame:
         """The rows as a DataFrame with the columns that they were made of; nested arrays lie flat."""
         names = {column["source"]: column["name"] for column in reversed(self._manifest["columns"])}
-        files = self._site.spark.read.parquet(spark_path(self._site.work.path(_FILES)))
+        paths = [spark_path(self._site.work.path(file["name"])) for file in self._manifest["files"]]
+        files = self._site.spark.read.parquet(*paths)
         return files.select(*[F.col(quoted(name)).alias(source) for source, name in names.items()])
 
 
@@ -200,37 +244,82 @@ def write(
     df: DataFrame, asked: Sequence[DataColumns], site: Site, fold: Column | None = None
 ) -> PreparedData:
     """Writes the rows into the site's directory, which has no files yet, for fits that read any of the
-    `asked` columns, computing `df` once. With `fold`, a whole number of each row, fits may leave one out.
+    `asked` columns, computing `df` once. With `fold`, a whole number of each row, fits may leave one out, and
+    they are fits of the caller's alone.
 
-    Raises DataError as `shards.write` does, and ParamError where the columns are split in more than one way.
-    Where writing fails the directory is removed.
+    Raises DataError as `shards.write` does, and ParamError where the columns are split in more than one way,
+    or another writer of the directory was faster. Where writing fails, what was written is removed.
     """
     began = time.monotonic()
     split = _common_split(asked)
     selection = Selection(df.schema)
-    for columns in asked:
-        selection.place(shard_files.with_nested_shapes(df, columns))
+    # What is cached is computed whole, with the values that are refused.
+    with shard_files.refusals():
+        for columns in asked:
+            selection.place(shard_files.with_nested_shapes(df, columns))
     partitions = {} if fold is None else {_FOLD: fold.cast("int")}
     if split is not None:
-        partitions[shard_files.FLAG] = shard_files.flag_of(split)
+        partitions[shard_files.FLAG] = shard_files.flag_of(split, in_folds=fold is not None)
+    # Of its own, so that two who write at once do not mix, nor remove what the other has.
+    own = f"{_FILES}/{new_id()}"
     try:
-        files = shard_files.save(df, selection, partitions, site.work.path(_FILES)).inputFiles()
+        files = shard_files.save(df, selection, partitions, site.work.path(own)).inputFiles()
         draft = {
             "schema": _schema(df.schema, selection, split).jsonValue(),
             "columns": _columns(df.schema, selection),
             "split": _split_json(split),
             "seconds": time.monotonic() - began,
-            "files": [uri[uri.rindex(f"/{_FILES}/") + 1 :] for uri in files],
+            "files": [uri[uri.rindex(f"/{own}/") + 1 :] for uri in files],
         }
+        if site.ask("readPrepared") is not None:
+            raise ParamError(f"path: {site.work.uri} was prepared by another meanwhile: give another path")
         manifest = site.ask("sealPrepared", draft=draft)
         if manifest["numRows"] == 0:
             all_validate = manifest["numValidationRows"] > 0
             why = "all rows are for validation" if all_validate else "there are no rows"
             raise DataError(f"there is nothing to train on: {why}")
     except BaseException:
-        PreparedData(site, {})._remove()
+        site.remove(own)
+        _remove_empty(site)
         raise
-    return PreparedData(site, manifest)
+    return PreparedData(site, manifest, is_private=fold is not None)
+
+
+def _remove_empty(site: Site) -> None:
+    """Removes the directory where nothing is in it. A failure is told and no more."""
+    work = site.work
+
+    def remove() -> None:
+        root = local_path(work.uri)
+        if root is not None:
+            # Unlike a recursive removal, this takes nothing that another writes just now.
+            for directory in (root / _FILES, root):
+                with suppress(OSError):
+                    directory.rmdir()
+        elif not work.store().list(work.uri):
+            work.store().delete_prefix(work.uri)
+
+    try:
+        remove() if site.visible else session.on_worker(site.spark, remove)
+    except Exception as error:
+        log.warning("%s could not be removed: %s", work.uri, first_line(error))
+
+
+def _check_types(path: str, schema: Any) -> None:
+    """Raises DataError for a schema with a column of a class other than Spark's vectors: Spark would import
+    whatever the directory names.
+    """
+    if isinstance(schema, Mapping):
+        named = schema.get("pyClass")
+        if schema.get("type") == "udt" and named not in _VECTORS:
+            raise DataError(
+                f"{path}: its manifest.json has a column of the class {named!r}, which is never prepared; "
+                f"allowed is {_VECTORS[0]}; prepare the rows anew"
+            )
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for part in schema:
+            _check_types(path, part)
 
 
 def _parent(site: Site) -> tuple[Site, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -325,10 +326,13 @@ def refusals() -> Iterator[None]:
         raise DataError(found.group(1)) from error
 
 
-def flag_of(split: Split) -> Column:
-    """Whether a row is for validation."""
+def flag_of(split: Split, in_folds: bool = False) -> Column:
+    """Whether a row is for validation; of rows `in_folds`, by other numbers than a fold is drawn by with the
+    same seed.
+    """
     if split.indicator is None:
-        return F.rand(split.seed) < split.fraction
+        seed = zlib.crc32(f"validation {split.seed}".encode()) if in_folds else split.seed
+        return F.rand(seed) < split.fraction
     column = F.col(quoted(split.indicator))
     message = (
         f"{REFUSAL}column {split.indicator!r} holds a null: it says of each row whether it is for validation"
