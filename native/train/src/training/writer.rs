@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn only_progress_is_dropped_while_the_thread_hangs() {
+    fn only_steps_and_progress_are_dropped_while_the_thread_hangs_and_steps_are_told() {
         let (sender, receiver) = mpsc::channel();
         let mut writer = Writer {
             sender: Some(sender),
@@ -397,12 +397,31 @@ mod tests {
             last_progress: None,
             log_interval: None,
             stop: Arc::default(),
+            dropped: Cell::new(None),
         };
         for step in 0..=MOST_WAITING as u64 {
             writer.tell(progress(step));
         }
+        for step in [7, 8, 9] {
+            let report = StepReport {
+                epoch: 0,
+                step,
+                steps_per_epoch: 10,
+                num_rows: 1,
+                loss: None,
+                gradient_norm: None,
+                learning_rate: None,
+            };
+            writer.log(report, 1.0);
+        }
         writer.tell(Event::End);
-        writer.close();
+        let warnings = writer.close();
+        assert!(
+            warnings
+                .iter()
+                .any(|warning| warning.ends_with("some between 7 and 9 are missing")),
+            "{warnings:?}"
+        );
         let told: Vec<_> = receiver.iter().collect();
         assert_eq!(told.len(), MOST_WAITING + 1);
         assert!(matches!(told[MOST_WAITING].1, Told::Event(Event::End)));
