@@ -269,7 +269,7 @@ def test_a_worker_answers_with_the_error_itself(prepared: PreparedData) -> None:
     site = replace(prepared._site, visible=False)
     name = prepared._manifest["files"][0]["name"]
     column = {"name": "z", "source": "z", "role": "input", "dtype": "int64", "depth": 0, "shape": None}
-    draft = {"schema": {}, "columns": [column], "split": None, "seconds": 0.0}
+    draft: dict[str, Any] = {"schema": {}, "columns": [column], "split": None, "seconds": 0.0}
     with pytest.raises(DataError, match="z"):
         site.ask("sealPrepared", draft={**draft, "files": [name]})
     with pytest.raises(StoreError, match=r"gone\.parquet"):
