@@ -130,7 +130,7 @@ def test_the_files_hold_what_the_dataframe_does(df: DataFrame, tmp_path: Path) -
         assert part in shown
     sums = [frame.agg(F.sum("label")).collect()[0][0] for frame in (prepared._frame(), rows)]
     assert sums[0] == pytest.approx(sums[1])
-    again = PreparedData.open(str(tmp_path / "there"))
+    again = PreparedData.open(str(tmp_path / "there"), df.sparkSession)
     assert repr(again) == shown
     assert [field.name for field in again.schema] == ["v", "image", "s.z", "kind", "label", "a", "held"]
     again.delete()
@@ -158,7 +158,7 @@ def test_a_fit_is_that_of_the_dataframe(
     estimator = regressor(validationFraction=0.25, seed=3)
     model = estimator.fit(df)
     monkeypatch.delattr(shards, "save")
-    again = PreparedData.open(prepared.path)
+    again = PreparedData.open(prepared.path, df.sparkSession)
     fitted = estimator.fit(again)
     assert weights(fitted) == weights(model)
     assert fitted.history["val_loss"] == model.history["val_loss"]

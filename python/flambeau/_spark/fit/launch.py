@@ -10,6 +10,7 @@ import json
 import logging
 import re
 import socket
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ log = logging.getLogger("flambeau")
 
 # Larger files go through the work directory: Spark ships a task's closure with every task.
 _MAX_FILE_IN_CLOSURE = 1 << 20
+# Spark kills the Python of a cancelled task some seconds after it.
+_LAST_WRITE_SECONDS = 5.0
 
 # How Spark tells that a worker went away, in its own error texts.
 _LOST_TEXTS = (
@@ -171,6 +174,10 @@ class Launch:
         """Removes all that the attempts left in the work directory, weights of one that ended well too."""
         self.failed = self.attempts[self._num_earlier :]
         self.clean()
+        # Ranks that Spark has not ended yet may write once more.
+        time.sleep(_LAST_WRITE_SECONDS)
+        for attempt in self.failed:
+            self.site.remove("attempts", attempt)
 
     def keep(self, error: BaseException) -> None:
         """Keeps the checkpoints of a fit that did not succeed for the run's next one, and says so in a
