@@ -103,8 +103,8 @@ if daemon:
     import torch
     df = spark.range(64).selectExpr("cast(id as float) / 64 as x", "cast(id as float) / 32 as y")
     model = TorchRegressor(
-        model=torch.nn.Linear(1, 1), featuresCol=["x"], inputShapes=[[1]], labelCol="y", numWorkers=2, batchSize=8,
-        epochs=40, learningRate=0.1, verbose=0,
+        model=torch.nn.Linear(1, 1), featuresCol=["x"], inputShapes=[[1]], labelCol="y", numWorkers=2,
+        batchSize=8, epochs=40, learningRate=0.1, verbose=0,
     ).fit(df)
     print("SLOPE", round(model.module().weight.item(), 1))
 """
