@@ -366,7 +366,9 @@ def test_a_monitor_is_what_validation_step_logs(spark: SparkSession) -> None:
         validationFraction=0.5,
         monitor="val_mae",
     )
-    with pytest.raises(ParamError, match=r"val_mae.*must be one of loss, mae, val_loss, val_worst"):
+    with pytest.raises(
+        ParamError, match=r'monitor is "val_mae", but must be one of loss, mae, val_loss, val_worst'
+    ):
         estimator.fit(df)
 
 
