@@ -309,3 +309,42 @@ def test_parameters_that_some_or_no_ranks_use(tmp_path: Path, hidden: int) -> No
             torch.testing.assert_close(weights[name], weight, rtol=0, atol=1e-10)
             unchanged = name.startswith(("never", "frozen"))
             assert weights[name].equal(initial[name]) == unchanged
+
+
+def test_sorted_rows_train_a_batch_norm_as_shuffled_ones(tmp_path: Path) -> None:
+    """Each rank's statistics are those of all rows: a loop of torch's over one process says what to expect."""
+    columns = regression(4000)
+    order = np.argsort(columns["x"][:, 0])
+    columns = {name: values[order] for name, values in columns.items()}
+    shards = write_shards(tmp_path / "data", columns)
+    held_out = write_shards(tmp_path / "held-out", regression(4000))
+    job = make_job(
+        tmp_path,
+        shards,
+        [tensor("x")],
+        [tensor("y")],
+        validation=held_out,
+        numWorkers=2,
+        numThreads=1,
+        batchSize=50,
+        epochs=5,
+    )
+
+    def program() -> dict[str, Any]:
+        module = seeded(mlp)
+        return {"model": module, "loss": "mse", "optimizer": torch.optim.Adam(module.parameters(), lr=3e-3)}
+
+    result, _ = train(job, program(), 2, tmp_path)
+
+    x, y = torch.from_numpy(columns["x"]), torch.from_numpy(columns["y"])[:, None]
+    made, generator = program(), torch.Generator().manual_seed(0)
+    module, optimizer = made["model"], made["optimizer"]
+    for _ in range(5):
+        for batch in torch.randperm(len(x), generator=generator).split(100):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(module(x[batch]), y[batch]).backward()
+            optimizer.step()
+    module.eval()
+    with torch.no_grad():
+        expected = nn.functional.mse_loss(module(x), y).item()
+    assert result["history"]["epochs"][-1]["validationLoss"] < 1.2 * expected

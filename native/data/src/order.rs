@@ -1,9 +1,13 @@
 //! In which order rows are seen: a pure function of seed, epoch, lane and position, whatever the number of workers.
 //!
-//! The dataset's rows, numbered in the manifest's order, are cut into `num_lanes` contiguous lanes that differ by at most one row. A
-//! global batch takes `rows_per_lane` rows of every lane. Within a lane, row groups are cut into chunks of at most `window_rows` rows; an
-//! epoch permutes the chunks, takes them into windows of at least `window_rows` rows, and permutes the rows inside each window. A reader
+//! The dataset's rows, numbered in the manifest's order, are dealt to `num_lanes` lanes that differ by at most one row. A global batch
+//! takes `rows_per_lane` rows of every lane. Within a lane, row groups are cut into chunks of at most `window_rows` rows; an epoch
+//! permutes the chunks, takes them into windows of at least `window_rows` rows, and permutes the rows inside each window. A reader
 //! needs one window in memory, and any batch is reached from its number alone.
+//!
+//! Rows often come sorted, by a date or as Spark's `randomSplit` leaves them. Were a lane one contiguous part of them, each rank would see
+//! another distribution, of which batch normalization's statistics are. So where rows are shuffled, a lane has a piece of each of
+//! [`DEALS`] parts of the dataset, the lanes' turn going back and forth, as teams are drafted.
 //!
 //! The permutations are Fisher-Yates over ChaCha8, spelled out here so that no library's next version changes a resumed run.
 
@@ -18,17 +22,20 @@ use crate::manifest::Manifest;
 
 /// The largest `window_rows`: positions within a window are held in 32 bits, and a window may be almost twice as long.
 const MAX_WINDOW_ROWS: usize = 1 << 30;
+/// Parts of the dataset of which each lane has a piece; even, so that no lane's rows lie further ahead than another's on average. Each
+/// piece may begin and end within a page of Parquet's (20,000 rows as Spark writes them), which is then decoded for two lanes.
+const DEALS: usize = 8;
 
 /// What fixes the order of a job's samples.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OrderConfig {
-    /// Contiguous parts of the dataset that are read side by side; at least the number of workers. At least 1.
+    /// Parts of the dataset that are read side by side; at least the number of workers. At least 1.
     pub num_lanes: usize,
     /// Rows that each lane gives to a global batch. At least 1.
     pub rows_per_lane: usize,
     /// The job's seed.
     pub seed: u64,
-    /// Whether rows are permuted; without it a lane is read from its first row to its last.
+    /// Whether rows are permuted; without it a lane is a contiguous part of the rows, read from its first to its last.
     pub shuffle: bool,
     /// Whether an epoch ends with its last full global batch.
     pub drop_last: bool,
@@ -45,11 +52,13 @@ pub struct Chunk {
     pub first_row: u64,
     /// Rows, at least 1.
     pub num_rows: u64,
+    /// Rows of its lane that come before it in the manifest's order.
+    pub lane_row: u64,
 }
 
 #[derive(Debug)]
 struct Lane {
-    rows: Range<u64>,
+    num_rows: u64,
     chunks: Arc<[Chunk]>,
 }
 
@@ -106,17 +115,15 @@ impl SampleOrder {
             groups.push((row_group, num_rows..num_rows + length));
             num_rows += length;
         }
-        let lanes: Vec<Lane> = (0..config.num_lanes)
-            .map(|lane| {
-                let rows = share(num_rows, config.num_lanes, lane);
-                let chunks = cut(&groups, &rows, config.window_rows as u64);
-                Lane {
-                    rows,
-                    chunks: chunks.into(),
-                }
+        let num_deals = if config.shuffle { DEALS } else { 1 };
+        let lanes: Vec<Lane> = deal(num_rows, config.num_lanes, num_deals)
+            .into_iter()
+            .map(|runs| Lane {
+                num_rows: runs.iter().map(|run| run.end - run.start).sum(),
+                chunks: cut(&groups, &runs, config.window_rows as u64).into(),
             })
             .collect();
-        let lengths = lanes.iter().map(|lane| lane.rows.end - lane.rows.start);
+        let lengths = lanes.iter().map(|lane| lane.num_rows);
         let per_lane = config.rows_per_lane as u64;
         let batches_per_epoch = if config.drop_last {
             lengths.min().unwrap_or(0) / per_lane
@@ -159,28 +166,27 @@ impl SampleOrder {
         (positions.end - positions.start) as usize
     }
 
-    /// The lane's rows, as numbers in the manifest's order.
-    pub fn lane_range(&self, lane: usize) -> Range<u64> {
-        self.lanes[lane].rows.clone()
+    /// Rows of a lane.
+    pub fn lane_length(&self, lane: usize) -> u64 {
+        self.lanes[lane].num_rows
     }
 
-    /// Where a lane is cut into chunks: ascending, each within one row group.
+    /// A lane's rows, cut into chunks: ascending, each within one row group.
     pub fn lane_chunks(&self, lane: usize) -> &[Chunk] {
         &self.lanes[lane].chunks
     }
 
     /// The most rows that any window of a lane can have, in any epoch.
     pub fn max_window_rows(&self, lane: usize) -> u64 {
-        let Lane { rows, chunks } = &self.lanes[lane];
+        let Lane { num_rows, chunks } = &self.lanes[lane];
         let longest = chunks.iter().map(|chunk| chunk.num_rows).max().unwrap_or(0);
-        (rows.end - rows.start).min(self.config.window_rows as u64 - 1 + longest)
+        (*num_rows).min(self.config.window_rows as u64 - 1 + longest)
     }
 
     /// Which positions of a lane's epoch a batch takes.
     pub fn positions(&self, lane: usize, batch: u64) -> Range<u64> {
-        let rows = &self.lanes[lane].rows;
         let length = if batch < self.batches_per_epoch {
-            rows.end - rows.start
+            self.lanes[lane].num_rows
         } else {
             0
         };
@@ -318,26 +324,57 @@ fn share(length: u64, count: usize, index: usize) -> Range<u64> {
     edge(index)..edge(index + 1)
 }
 
-/// The pieces of row groups that lie in a lane, each cut evenly into chunks of at most `window_rows`.
-fn cut(groups: &[(usize, Range<u64>)], lane: &Range<u64>, window_rows: u64) -> Vec<Chunk> {
-    let first = groups.partition_point(|(_, rows)| rows.end <= lane.start);
+/// Which rows each lane has: the rows are cut into `num_deals` parts, and each part into a piece for every lane, in the lanes' order in one
+/// part and backwards in the next. Ascending runs; lanes differ by at most one row.
+fn deal(num_rows: u64, num_lanes: usize, num_deals: usize) -> Vec<Vec<Range<u64>>> {
+    let mut lanes: Vec<Vec<Range<u64>>> = vec![Vec::new(); num_lanes];
+    let mut start = 0;
+    for part in 0..num_deals {
+        for place in 0..num_lanes {
+            let is_forward = part % 2 == 0;
+            let lane = if is_forward {
+                place
+            } else {
+                num_lanes - 1 - place
+            };
+            let of_lane = share(num_rows, num_lanes, lane);
+            let piece = share(of_lane.end - of_lane.start, num_deals, part);
+            let end = start + (piece.end - piece.start);
+            match lanes[lane].last_mut() {
+                Some(last) if last.end == start => last.end = end,
+                _ if start < end => lanes[lane].push(start..end),
+                _ => {}
+            }
+            start = end;
+        }
+    }
+    lanes
+}
+
+/// The pieces of row groups that lie in a lane's runs, each cut evenly into chunks of at most `window_rows`.
+fn cut(groups: &[(usize, Range<u64>)], runs: &[Range<u64>], window_rows: u64) -> Vec<Chunk> {
     let mut chunks = Vec::new();
-    for (row_group, rows) in &groups[first..] {
-        if rows.start >= lane.end {
-            break;
-        }
-        let (start, end) = (rows.start.max(lane.start), rows.end.min(lane.end));
-        if start >= end {
-            continue;
-        }
-        let pieces = (end - start).div_ceil(window_rows) as usize;
-        for piece in 0..pieces {
-            let part = share(end - start, pieces, piece);
-            chunks.push(Chunk {
-                row_group: *row_group,
-                first_row: start + part.start,
-                num_rows: part.end - part.start,
-            });
+    let mut lane_row = 0;
+    for run in runs {
+        let first = groups.partition_point(|(_, rows)| rows.end <= run.start);
+        let reached = groups[first..]
+            .iter()
+            .take_while(|(_, rows)| rows.start < run.end);
+        for (row_group, rows) in reached {
+            let (start, end) = (rows.start.max(run.start), rows.end.min(run.end));
+            // An empty row group has no pieces.
+            let pieces = (end - start).div_ceil(window_rows) as usize;
+            for piece in 0..pieces {
+                let part = share(end - start, pieces, piece);
+                let num_rows = part.end - part.start;
+                chunks.push(Chunk {
+                    row_group: *row_group,
+                    first_row: start + part.start,
+                    num_rows,
+                    lane_row,
+                });
+                lane_row += num_rows;
+            }
         }
     }
     chunks

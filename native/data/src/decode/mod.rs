@@ -342,8 +342,7 @@ impl Decoder {
         Ok(self.footers[shard].get_or_init(|| footer).clone())
     }
 
-    /// Some rows of a row group, whose bytes are all in memory then. Where all rows are asked for, and `plainly`, what is plain is read
-    /// without parquet's reader.
+    /// Some rows of a row group, whose bytes are all in memory then. With `plainly`, what is plain is read without parquet's reader.
     fn open(
         &self,
         place: Place,
@@ -360,8 +359,9 @@ impl Decoder {
             .map(|info| info.name.as_str())
             .collect();
         let num_rows = place.num_rows as usize;
-        let selection = (rows != (0..num_rows))
-            .then(|| RowSelection::from_consecutive_ranges(std::iter::once(rows), num_rows));
+        let selection = (rows != (0..num_rows)).then(|| {
+            RowSelection::from_consecutive_ranges(std::iter::once(rows.clone()), num_rows)
+        });
         let mask = project(&footer, &names);
         let metadata = footer.metadata();
         let ranges = stored_ranges(metadata, place.row_group, &mask, selection.as_ref());
@@ -375,8 +375,8 @@ impl Decoder {
             return Ok(group);
         }
         let bytes = ShardBytes::with_ranges(&self.store, &shard.uri, shard.size, ranges)?;
-        if plainly && selection.is_none() {
-            group.plain = self.plain_columns(&bytes, &footer, place.row_group);
+        if plainly {
+            group.plain = self.plain_columns(&bytes, &footer, place.row_group, &rows);
         }
         let others: Vec<&str> = (columns.iter().zip(&group.plain))
             .filter(|(info, plain)| plain.is_none() && in_file(info))
@@ -400,12 +400,13 @@ impl Decoder {
         Ok(group)
     }
 
-    /// The columns of a row group that are plain, by their places in the manifest's columns.
+    /// The columns of a row group that are plain, from the first of these rows on, by their places in the manifest's columns.
     fn plain_columns(
         &self,
         bytes: &ShardBytes,
         footer: &ArrowReaderMetadata,
         row_group: usize,
+        rows: &Range<usize>,
     ) -> Vec<Option<PlainColumn>> {
         let bytes = Arc::new(bytes.clone());
         let fields = footer.schema().fields().iter().enumerate();
@@ -417,7 +418,7 @@ impl Decoder {
         let plain = |info: &ColumnInfo| {
             let root = *roots.get(info.name.as_str())?;
             let width = info.shape.iter().product();
-            PlainColumn::open(&bytes, footer, row_group, root, width)
+            PlainColumn::open(&bytes, footer, row_group, rows, root, width)
         };
         self.manifest.columns().iter().map(plain).collect()
     }

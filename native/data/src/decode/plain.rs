@@ -3,6 +3,7 @@
 //! Such pages need no decoder. Their levels, which say where rows begin and what is null, are looked at run by run; the numbers are
 //! copied as they lie. Whatever is otherwise is left to parquet's own reader, errors included.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow_array::ArrowNativeTypeOp;
@@ -20,7 +21,7 @@ use super::extract::Values;
 use super::shard_bytes::ShardBytes;
 use crate::spec::DType;
 
-/// A column of one row group, read from its first row on.
+/// A column of one row group, read from some row on.
 pub(super) struct PlainColumn {
     pages: SerializedPageReader<ShardBytes>,
     number: DataType,
@@ -29,6 +30,8 @@ pub(super) struct PlainColumn {
     /// The definition level of a number.
     defined: u8,
     is_list: bool,
+    /// Bytes of numbers that come before the first row's.
+    unwanted: usize,
     /// What is left of the current page's numbers.
     page: Bytes,
     /// The place within a row of the next page's first number.
@@ -36,11 +39,13 @@ pub(super) struct PlainColumn {
 }
 
 impl PlainColumn {
-    /// The column at `root` of the footer's schema, whose rows have `width` numbers; `None` where the footer says that it is not plain.
+    /// The column at `root` of the footer's schema, whose rows have `width` numbers, from the first of `rows` on; `None` where the footer
+    /// says that it is not plain. Where the file has an index of its pages, none is read in which none of `rows` begins.
     pub(super) fn open(
         bytes: &Arc<ShardBytes>,
         footer: &ArrowReaderMetadata,
         row_group: usize,
+        rows: &Range<usize>,
         root: usize,
         width: usize,
     ) -> Option<PlainColumn> {
@@ -48,7 +53,7 @@ impl PlainColumn {
             DataType::List(element) => (element.data_type(), true),
             number => (number, false),
         };
-        size_of_number(number)?;
+        let row_bytes = width * size_of_number(number)?;
         let schema = footer.parquet_schema();
         // Leaves lie in the order of their roots, each of which has at least one.
         let mut leaves = (root..schema.num_columns())
@@ -63,12 +68,31 @@ impl PlainColumn {
             return None;
         }
         let num_rows = usize::try_from(group.num_rows()).ok()?;
+        let index = footer.metadata().page_index_for_row_group(row_group);
+        let locations = (*rows != (0..num_rows))
+            .then(|| index.page_locations(leaf).cloned())
+            .flatten()
+            .filter(|locations| !locations.is_empty());
+        let firsts: Vec<usize> = (locations.iter().flatten())
+            .map(|location| usize::try_from(location.first_row_index).ok())
+            .collect::<Option<_>>()?;
+        // Pages before the one in which the first row begins.
+        let num_passed = firsts
+            .partition_point(|&first| first <= rows.start)
+            .saturating_sub(1);
+        let passed_rows = firsts.get(num_passed).copied().unwrap_or(0);
+        let mut pages =
+            SerializedPageReader::new(bytes.clone(), chunk, num_rows, locations).ok()?;
+        for _ in 0..num_passed {
+            pages.skip_next_page().ok()?;
+        }
         Some(PlainColumn {
-            pages: SerializedPageReader::new(bytes.clone(), chunk, num_rows, None).ok()?,
+            pages,
             number: number.clone(),
             width,
             defined: u8::try_from(chunk.column_descr().max_def_level()).ok()?,
             is_list,
+            unwanted: rows.start.checked_sub(passed_rows)? * row_bytes,
             page: Bytes::new(),
             place: 0,
         })
@@ -106,6 +130,9 @@ impl PlainColumn {
             if self.page.is_empty() {
                 self.page = self.next_page()?;
             }
+            let unwanted = self.unwanted.min(self.page.len());
+            self.page.advance(unwanted);
+            self.unwanted -= unwanted;
             let length = out.len().min(self.page.len());
             self.page.copy_to_slice(&mut out[..length]);
             out = &mut out[length..];

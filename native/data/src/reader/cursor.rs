@@ -23,7 +23,6 @@ pub(super) struct Cursor {
     /// Its place among the rank's lanes.
     place: usize,
     lane: usize,
-    lane_rows: Range<u64>,
     order: LaneOrder,
     residence: Residence,
     open: Option<OpenWindow>,
@@ -61,7 +60,6 @@ impl Cursor {
         Cursor {
             place,
             lane,
-            lane_rows: order.lane_range(lane),
             order: order.lane_order(epoch, lane),
             residence,
             open: None,
@@ -93,6 +91,7 @@ impl Cursor {
                              row_group,
                              first_row,
                              num_rows,
+                             ..
                          }| {
                             let unit = Unit {
                                 row_group,
@@ -140,18 +139,19 @@ impl Cursor {
         for chunk in order.lane_chunks(self.lane) {
             let end = chunk.first_row + chunk.num_rows;
             match units.last_mut() {
-                Some((_, unit)) if unit.row_group == chunk.row_group => unit.rows.end = end,
-                _ => {
-                    let first = (chunk.first_row - self.lane_rows.start) as usize;
-                    units.push((
-                        u64::MAX,
-                        Unit {
-                            row_group: chunk.row_group,
-                            rows: chunk.first_row..end,
-                            first,
-                        },
-                    ));
+                Some((_, unit))
+                    if (unit.row_group, unit.rows.end) == (chunk.row_group, chunk.first_row) =>
+                {
+                    unit.rows.end = end;
                 }
+                _ => units.push((
+                    u64::MAX,
+                    Unit {
+                        row_group: chunk.row_group,
+                        rows: chunk.first_row..end,
+                        first: chunk.lane_row as usize,
+                    },
+                )),
             }
         }
         units
@@ -208,12 +208,7 @@ impl Cursor {
         let chunks = || self.order.window_chunks(index);
         let span = self.order.windows()[index].clone();
         let (load, first_rows): (usize, Vec<u32>) = match self.residence {
-            Residence::Whole => (
-                0,
-                chunks()
-                    .map(|chunk| (chunk.first_row - self.lane_rows.start) as u32)
-                    .collect(),
-            ),
+            Residence::Whole => (0, chunks().map(|chunk| chunk.lane_row as u32).collect()),
             Residence::Windows => {
                 let mut first = 0;
                 let firsts = chunks().map(|chunk| {
@@ -228,13 +223,12 @@ impl Cursor {
             rows.extend(*first..*first + chunk.num_rows as u32);
         }
         self.order.permute(index, &mut rows);
-        let runs = match self.residence {
-            Residence::Whole => vec![(0, self.lane_rows.start)],
-            Residence::Windows => first_rows
-                .into_iter()
-                .zip(chunks().map(|chunk| chunk.first_row))
-                .collect(),
-        };
+        let mut runs: Vec<(u32, u64)> = first_rows
+            .into_iter()
+            .zip(chunks().map(|chunk| chunk.first_row))
+            .collect();
+        // In the order of the arena, which is not the epoch's where it holds the whole lane.
+        runs.sort_unstable();
         let needed: Vec<Range<u64>> = chunks()
             .map(|chunk| chunk.first_row..chunk.first_row + chunk.num_rows)
             .collect();

@@ -82,7 +82,7 @@ impl BatchReader {
             return invalid("rank", rank, format!("0 to {}", world_size - 1));
         }
         let lanes: Vec<usize> = (rank..num_lanes).step_by(world_size).collect();
-        let lane_rows = |lane: &usize| order.lane_range(*lane).end - order.lane_range(*lane).start;
+        let lane_rows = |lane: &usize| order.lane_length(*lane);
         let bytes_per_row = manifest.bytes_per_row();
         let share = lanes
             .iter()

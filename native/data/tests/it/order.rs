@@ -1,5 +1,7 @@
 //! The order of samples, against counting.
 
+use std::collections::HashSet;
+
 use flambeau_data::{OrderConfig, SampleOrder};
 use proptest::prelude::*;
 
@@ -10,6 +12,13 @@ fn order(groups: &[u64], config: OrderConfig) -> SampleOrder {
 fn epoch_ids(order: &SampleOrder, epoch: u64, lane: usize) -> Vec<u64> {
     (0..order.batches_per_epoch())
         .flat_map(|batch| order.row_ids(epoch, lane, batch))
+        .collect()
+}
+
+fn lane_rows(order: &SampleOrder, lane: usize) -> Vec<u64> {
+    let chunks = order.lane_chunks(lane).iter();
+    chunks
+        .flat_map(|chunk| chunk.first_row..chunk.first_row + chunk.num_rows)
         .collect()
 }
 
@@ -38,20 +47,35 @@ proptest! {
     }
 
     #[test]
-    fn lanes_are_contiguous_and_nearly_equal((groups, config) in cases()) {
+    fn lanes_are_nearly_equal((groups, config) in cases()) {
         let order = order(&groups, config.clone());
-        let ranges: Vec<_> = (0..config.num_lanes).map(|lane| order.lane_range(lane)).collect();
-        prop_assert_eq!(ranges[0].start, 0);
-        prop_assert_eq!(ranges[config.num_lanes - 1].end, groups.iter().sum::<u64>());
-        prop_assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
-        let lengths = || ranges.iter().map(|range| range.end - range.start);
+        let lengths = || (0..config.num_lanes).map(|lane| order.lane_length(lane));
+        prop_assert_eq!(lengths().sum::<u64>(), groups.iter().sum::<u64>());
         prop_assert!(lengths().max().unwrap() - lengths().min().unwrap() <= 1);
+    }
+
+    /// Rows that are sorted by their number give each lane the same numbers, but for a piece of an eighth of them.
+    #[test]
+    fn lanes_of_sorted_rows_look_alike(groups in prop::collection::vec(1000u64..9000, 2..12), num_lanes in 2usize..20) {
+        let order = order(&groups, OrderConfig { num_lanes, ..config() });
+        let num_rows = groups.iter().sum::<u64>();
+        for lane in 0..num_lanes {
+            let mut rows = lane_rows(&order, lane);
+            let mean = rows.iter().sum::<u64>() as f64 / rows.len() as f64;
+            prop_assert!((mean / num_rows as f64 - 0.5).abs() < 0.01, "lane {lane}: {mean} of {num_rows}");
+            rows.sort_unstable();
+            let length = rows.len() as f64;
+            for (place, row) in rows.into_iter().enumerate() {
+                let apart = row as f64 / num_rows as f64 - place as f64 / length;
+                prop_assert!(apart.abs() < 1.01 / 8.0, "lane {lane}: {apart}");
+            }
+        }
     }
 
     #[test]
     fn batches_have_the_rows_that_were_announced((groups, config) in cases()) {
         let order = order(&groups, config.clone());
-        let lane_lengths: Vec<usize> = (0..config.num_lanes).map(|lane| order.lane_range(lane)).map(|r| (r.end - r.start) as usize).collect();
+        let lane_lengths: Vec<usize> = (0..config.num_lanes).map(|lane| order.lane_length(lane) as usize).collect();
         for batch in 0..order.batches_per_epoch() + 2 {
             let mut global = 0;
             for (lane, length) in lane_lengths.iter().enumerate() {
@@ -73,9 +97,9 @@ proptest! {
     fn rows_stay_in_their_lane_and_windows_in_their_bounds((groups, config) in cases(), epoch in 0u64..4) {
         let order = order(&groups, config.clone());
         for lane in 0..config.num_lanes {
-            let range = order.lane_range(lane);
+            let rows: HashSet<u64> = lane_rows(&order, lane).into_iter().collect();
             let lane_order = order.lane_order(epoch, lane);
-            prop_assert!(epoch_ids(&order, epoch, lane).iter().all(|id| range.contains(id)));
+            prop_assert!(epoch_ids(&order, epoch, lane).iter().all(|id| rows.contains(id)));
             let windows = lane_order.windows();
             for (index, window) in windows.iter().enumerate() {
                 let rows = window.num_rows as usize;
@@ -88,9 +112,8 @@ proptest! {
     #[test]
     fn without_shuffling_rows_come_in_order((groups, config) in cases()) {
         let order = order(&groups, OrderConfig { shuffle: false, drop_last: false, ..config.clone() });
-        for lane in 0..config.num_lanes {
-            prop_assert_eq!(epoch_ids(&order, 2, lane), order.lane_range(lane).collect::<Vec<_>>());
-        }
+        let ids: Vec<u64> = (0..config.num_lanes).flat_map(|lane| epoch_ids(&order, 2, lane)).collect();
+        prop_assert_eq!(ids, (0..groups.iter().sum()).collect::<Vec<u64>>());
     }
 }
 
@@ -108,25 +131,25 @@ fn config() -> OrderConfig {
 #[test]
 fn seeds_epochs_and_lanes_differ() {
     let first = order(&[1000, 1000], config());
-    let other_seed = order(
-        &[1000, 1000],
-        OrderConfig {
-            seed: 2,
-            ..config()
-        },
-    );
-    let relative = |order: &SampleOrder, epoch, lane: usize| -> Vec<u64> {
-        epoch_ids(order, epoch, lane)
-            .iter()
-            .map(|id| id - 1000 * lane as u64)
-            .collect()
+    let other = OrderConfig {
+        seed: 2,
+        ..config()
     };
-    assert_ne!(relative(&first, 0, 0), relative(&first, 1, 0));
-    assert_ne!(relative(&first, 0, 0), relative(&first, 0, 1));
-    assert_ne!(relative(&first, 0, 0), relative(&other_seed, 0, 0));
+    // As places among the lane's rows, of which all lanes have as many.
+    let places = |order: &SampleOrder, epoch, lane: usize| -> Vec<usize> {
+        let rows = lane_rows(order, lane);
+        let place = |id: &u64| rows.binary_search(id).unwrap();
+        epoch_ids(order, epoch, lane).iter().map(place).collect()
+    };
+    assert_ne!(places(&first, 0, 0), places(&first, 1, 0));
+    assert_ne!(places(&first, 0, 0), places(&first, 0, 1));
+    assert_ne!(
+        places(&first, 0, 0),
+        places(&order(&[1000, 1000], other), 0, 0)
+    );
     assert_eq!(
-        relative(&first, 1, 1),
-        relative(&order(&[1000, 1000], config()), 1, 1)
+        places(&first, 1, 1),
+        places(&order(&[1000, 1000], config()), 1, 1)
     );
 }
 
