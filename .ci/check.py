@@ -27,6 +27,7 @@ PYTEST_PROCESSES = 3
 # JVMs that live for a minute compile with one compiler and collect with one thread: 31 s of CPU and not
 # 54 s, for the two sessions of a case of python/tests/test_transform.py.
 JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+CLASSES = ROOT / "build" / "spark.jsa"
 CARGO_DENY = ROOT / "build" / "cargo-deny" / "bin" / "cargo-deny"
 IS_LONG = os.environ.get("FLAMBEAU_LONG") == "1"
 CARGO_TEST = "cargo test --release --locked --workspace --no-fail-fast"
@@ -88,7 +89,10 @@ def builds() -> dict[str, list[Step]]:
             Step("make stand-in", [*make, "stand-in"]),
             Step("compile Rust's tests", [*CARGO_TEST.split(), "--no-run"]),
         ],
-        "jvm": [Step("compile Scala", [*GRADLE, "compileAll", "-x", "natives"])],
+        "jvm": [
+            Step("compile Scala", [*GRADLE, "compileAll", "-x", "natives"]),
+            Step("archive classes", [sys.executable, ".ci/archive_classes.py", str(CLASSES)]),
+        ],
     }
 
 
@@ -98,6 +102,7 @@ def tests() -> dict[str, list[Step]]:
     shutil.rmtree(scala, ignore_errors=True)
     report = REPORTS / "python.xml"
     report.unlink(missing_ok=True)
+    java = f"{os.environ['JDK_JAVA_OPTIONS']} -XX:SharedArchiveFile={CLASSES}"
     pytest = [str(BIN / "python"), "-m", "pytest", "-ra", "--durations=25", f"--junitxml={report}"]
     spread = ["-n", str(PYTEST_PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder"]
     return {
@@ -110,7 +115,15 @@ def tests() -> dict[str, list[Step]]:
             ),
             *(replace(step, repeats=True) for step in gpu.steps(stand_in=True)),
         ],
-        "python": [Step("pytest", [*pytest, *spread], PYTHON, count=lambda _: junit_tally([report]))],
+        "python": [
+            Step(
+                "pytest",
+                [*pytest, *spread],
+                PYTHON,
+                environment={**os.environ, "JDK_JAVA_OPTIONS": java},
+                count=lambda _: junit_tally([report]),
+            )
+        ],
     }
 
 

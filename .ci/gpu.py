@@ -29,7 +29,10 @@ def environment(stand_in: bool) -> dict[str, str]:
     """What the tests find their own modules by, and the stand-ins for CUDA and NCCL where they are wanted."""
     paths = [str(ROOT / "python"), str(ROOT / "python" / "tests"), os.environ.get("PYTHONPATH", "")]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    if stand_in:
+    if not stand_in:
+        # On a GPU all of them: it is seldom there.
+        variables["FLAMBEAU_LONG"] = "1"
+    else:
         variables |= {
             "LD_PRELOAD": str(STAND_IN / "libcuda.so.1"),
             "FLAMBEAU_NCCL": str(STAND_IN / "libnccl.so.2"),

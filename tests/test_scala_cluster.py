@@ -51,26 +51,42 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def undisturbed(case: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The weights of the same fit on threads of one JVM."""
     directory = tmp_path_factory.mktemp("undisturbed")
-    assert fit("local[2]", case, directory, "train")["killed"] == 0
-    return weights(directory)
+    fits("local[2]", case, directory, "train")
+    return weights(directory / "train")
 
 
-def fit(master: str, case: Path, directory: Path, behaviour: str, **options: object) -> dict[str, Any]:
-    """Runs the program and returns its outcome."""
-    outcome = outcome_of(
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cluster")
+
+
+@pytest.fixture(scope="module")
+def on_cluster(case: Path, directory: Path) -> dict[str, Any]:
+    """The outcomes of fits over two executor JVMs, by their behaviour; the one that kills one comes last. The
+    GPUs' addresses are made up: a worker is told of one, and its job is to train on the CPU.
+    """
+    script = directory / "gpus.sh"
+    script.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["7"]}'\n""")
+    script.chmod(0o700)
+    return fits("local-cluster[2,1,1024]", case, directory, "score,gpus,kill", gpu_script=script)
+
+
+def fits(master: str, case: Path, directory: Path, behaviours: str, **options: object) -> dict[str, Any]:
+    """Runs the program and returns its outcomes."""
+    outcomes = outcome_of(
         "scala_cluster_fit.py",
         directory,
         master=master,
         jar=jar(),
         data=case / "rows.parquet",
         net=case / "net.pt",
-        work_dir=directory / "work",
-        behaviour=behaviour,
+        behaviours=behaviours,
         **options,
     )
-    assert "message" not in outcome, outcome["message"]
-    assert outcome["left"] == []
-    return outcome
+    for outcome in outcomes.values():
+        assert "message" not in outcome, outcome["message"]
+        assert outcome["left"] == []
+    return outcomes
 
 
 def weights(directory: Path) -> bytes:
@@ -79,27 +95,27 @@ def weights(directory: Path) -> bytes:
 
 
 def test_two_executor_jvms_train_what_one_does_and_score_what_hadoop_has(
-    case: Path, undisturbed: bytes, tmp_path: Path
+    undisturbed: bytes, on_cluster: dict[str, Any], directory: Path
 ) -> None:
-    outcome = fit("local-cluster[2,1,1024]", case, tmp_path, "score")
+    outcome = on_cluster["score"]
     by_scala = np.array(outcome["scored"]["scala"])
     assert by_scala.shape == (100,)
     for way, predictions in outcome["scored"].items():
         np.testing.assert_allclose(predictions, by_scala, rtol=1e-5, atol=1e-6, err_msg=way)
     assert outcome["fetched"] == 2  # the program and the weights, once for the machine
-    assert weights(tmp_path) == undisturbed
-    assert list((tmp_path / "work").glob("attempts/*/*")) == []
+    assert weights(directory / "score") == undisturbed
+    assert list((directory / "score" / "work").glob("attempts/*/*")) == []
 
 
-def test_a_lost_executor_ends_in_the_same_model(case: Path, undisturbed: bytes, tmp_path: Path) -> None:
-    assert fit("local-cluster[2,1,1024]", case, tmp_path, "kill")["killed"] == 1
-    assert weights(tmp_path) == undisturbed
+def test_a_lost_executor_ends_in_the_same_model(
+    undisturbed: bytes, on_cluster: dict[str, Any], directory: Path
+) -> None:
+    assert on_cluster["kill"]["killed"] == 1
+    assert weights(directory / "kill") == undisturbed
 
 
-def test_spark_assigns_a_gpu_to_each_worker(case: Path, undisturbed: bytes, tmp_path: Path) -> None:
-    """The addresses are made up: the worker is told of them, and its job is to train on the CPU."""
-    script = tmp_path / "gpus.sh"
-    script.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["7"]}'\n""")
-    script.chmod(0o700)
-    assert fit("local-cluster[2,1,1024]", case, tmp_path, "train", gpu_script=script)["gpus"] == ["7", "7"]
-    assert weights(tmp_path) == undisturbed
+def test_spark_assigns_a_gpu_to_each_worker(
+    undisturbed: bytes, on_cluster: dict[str, Any], directory: Path
+) -> None:
+    assert on_cluster["gpus"]["gpus"] == ["7", "7"]
+    assert weights(directory / "gpus") == undisturbed

@@ -101,7 +101,7 @@ def uncompressed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], We
     ("compression", "register", "num_ranks", "tolerance"),
     [
         # Of two ranks, dividing by two before the sum or after it is the same, but for denormal numbers.
-        ("bf16", _bf16, 2, 1e-6),
+        pytest.param("bf16", _bf16, 2, 1e-6, marks=pytest.mark.long),
         pytest.param("fp16", _fp16, 2, 3e-5, marks=pytest.mark.long),
         # Of four, gloo rounds each partial sum to 16 bits, where ours is rounded once.
         ("fp16", _fp16, 4, 2e-4),
@@ -231,7 +231,7 @@ def test_top_k_is_its_definition_to_the_bit(tmp_path: Path, num_ranks: int) -> N
     assert record["sentBytes"] == NUM_STEPS * 8 * entries * (num_ranks - 1)
 
 
-@pytest.mark.parametrize("compression", ["topk", "powersgd"])
+@pytest.mark.parametrize("compression", ["topk", pytest.param("powersgd", marks=pytest.mark.long)])
 def test_another_number_of_ranks_goes_on(tmp_path: Path, compression: str) -> None:
     params: dict[str, Any] = {"gradientCompression": compression, "topKRatio": 0.1, "powerSgdStartStep": 0}
     params |= {"dataLanes": 4, "epochs": 2, "checkpointSteps": 25}
@@ -245,7 +245,7 @@ def test_another_number_of_ranks_goes_on(tmp_path: Path, compression: str) -> No
 
 
 @test_native_runtime.pytestmark
-@pytest.mark.parametrize("compression", ["bf16", "topk", "powersgd"])
+@pytest.mark.parametrize("compression", ["bf16", pytest.param("topk", marks=pytest.mark.long), "powersgd"])
 def test_both_runtimes_take_the_same_steps(tmp_path: Path, compression: str) -> None:
     params: dict[str, Any] = {"gradientCompression": compression, "powerSgdStartStep": 10, "epochs": 2}
     result, _ = ours(tmp_path, 2, **params)

@@ -312,7 +312,7 @@ def test_parameters_that_some_or_no_ranks_use(tmp_path: Path, hidden: int) -> No
 
 
 def test_sorted_rows_train_a_batch_norm_as_shuffled_ones(tmp_path: Path) -> None:
-    """Each rank's statistics are those of all rows: a loop of torch's over one process says what to expect."""
+    """Each rank's statistics are those of all rows; a loop of torch's in one process says what to expect."""
     columns = regression(4000)
     order = np.argsort(columns["x"][:, 0])
     columns = {name: values[order] for name, values in columns.items()}

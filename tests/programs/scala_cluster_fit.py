@@ -1,11 +1,12 @@
-"""Fits in Scala on a Spark master given on the command line, disturbs the fit if asked to, and prints what a
-test needs as one JSON line.
+"""Fits in Scala on a Spark master given on the command line, one after the other, and prints what a test
+needs of each as one JSON line. The models lie in directories of their behaviours.
 
-    scala_cluster_fit.py --master MASTER --jar JAR --data FILE --net FILE --work-dir DIR --behaviour train
+    scala_cluster_fit.py --master MASTER --jar JAR --data FILE --net FILE --behaviours score,gpus,kill
         [--gpu-script FILE]
 
-With a script that tells Spark of GPUs, it asks for one with each worker. The behaviour `score` trains
-undisturbed, and scores with the model, loaded from where Hadoop alone reads it, in both languages.
+A fit that is to `score` does so with the model, loaded from where Hadoop alone reads it, in both languages.
+One with `gpus` asks for one with each worker, where a script tells Spark of them. One that is to `kill` loses
+an executor, and so comes last.
 """
 
 from __future__ import annotations
@@ -103,22 +104,10 @@ def gpu_confs(script: str) -> dict[str, str]:
     }
 
 
-def main() -> None:
-    from local_session import session
-    from scala import Scala
-
-    parser = argparse.ArgumentParser()
-    for name in ("master", "jar", "data", "net", "work-dir", "behaviour"):
-        parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--gpu-script")
-    options = parser.parse_args()
-    script = options.gpu_script
-    # What executors fetch, they have not fetched before.
-    fetched = Path.cwd() / "fetched"
-    fetched.mkdir()
-    confs = {"spark.executor.extraJavaOptions": f"-Djava.io.tmpdir={fetched}"}
-    spark = session(options.jar, options.master, confs | (gpu_confs(script) if script else {}))
-    scala = Scala(spark)
+def fit(spark: Any, scala: Any, behaviour: str, options: argparse.Namespace, fetched: Path) -> dict[str, Any]:
+    """What comes of a fit with that behaviour."""
+    directory = Path.cwd() / behaviour
+    work = directory / "work"
     estimator = scala.estimator(
         "TorchRegressor",
         model=options.net,
@@ -131,22 +120,21 @@ def main() -> None:
         batchSize=50,
         epochs=5,
         checkpointSteps=10,
-        workDir=options.work_dir,
+        workDir=str(work),
         device="cpu",
-        numGpusPerWorker=1 if script else 0,
+        numGpusPerWorker=1 if behaviour == "gpus" else 0,
     )
     killed: list[int] = []
-    watcher = threading.Thread(target=disturb, args=(Path(options.work_dir), killed), daemon=True)
-    if options.behaviour == "kill":
-        watcher.start()
     assigned: dict[int, str] = {}
-    if script:
+    if behaviour == "kill":
+        threading.Thread(target=disturb, args=(work, killed), daemon=True).start()
+    if behaviour == "gpus":
         threading.Thread(target=watch_gpus, args=(assigned,), daemon=True).start()
-    outcome: dict[str, object] = {}
+    outcome: dict[str, Any] = {}
     try:
         model = estimator.fitOnParquet(options.data)
-        model.write().save(f"file://{Path.cwd()}/model")
-        if options.behaviour == "score":
+        model.write().save(f"file://{directory}/model")
+        if behaviour == "score":
             outcome["scored"] = scored(spark, scala, model, options.data)
             outcome["fetched"] = len(list(fetched.glob("flambeau-cache-*/*")))
     except Exception as error:
@@ -154,8 +142,29 @@ def main() -> None:
     outcome["killed"] = len(killed)
     outcome["gpus"] = list(assigned.values())
     outcome["left"] = list(workers())
+    return outcome
+
+
+def main() -> None:
+    from local_session import session
+    from scala import Scala
+
+    parser = argparse.ArgumentParser()
+    for name in ("master", "jar", "data", "net", "behaviours"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--gpu-script")
+    options = parser.parse_args()
+    script = options.gpu_script
+    # What executors fetch, they have not fetched before.
+    fetched = Path.cwd() / "fetched"
+    fetched.mkdir()
+    confs = {"spark.executor.extraJavaOptions": f"-Djava.io.tmpdir={fetched}"}
+    spark = session(options.jar, options.master, confs | (gpu_confs(script) if script else {}))
+    scala = Scala(spark)
+    behaviours = options.behaviours.split(",")
+    outcomes = {name: fit(spark, scala, name, options, fetched) for name in behaviours}
     spark.stop()
-    print("OUTCOME " + json.dumps(outcome), flush=True)
+    print("OUTCOME " + json.dumps(outcomes), flush=True)
 
 
 if __name__ == "__main__":
