@@ -31,7 +31,9 @@ def main(file: str) -> None:
     LinearRegression().fit(rows).transform(rows).groupBy("label").count().collect()
     rows.select("a", "b").mapInPandas(lambda frames: frames, "a double, b double").toPandas()
     rows.rdd.barrier().mapPartitions(list).collect()
-    driver = spark.sparkContext._gateway.proc
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    driver = gateway.proc
     spark.stop()
     driver.stdin.close()
     if driver.wait() != 0 or not Path(file).exists():
