@@ -16,7 +16,7 @@ REPORTS = ROOT / "build" / "test"
 EXPECTED_SKIPS = Path(__file__).resolve().parent / "expected-skips.txt"
 # The longest that one step may take, in seconds, compiling included. A step that is stopped reports what it
 # counted.
-STEP_SECONDS = 2400
+STEP_SECONDS = 3000
 # What the end of a run tells of why a test failed; all of it stands with its step.
 MESSAGE_CHARACTERS = 600
 _PRINTING = threading.Lock()

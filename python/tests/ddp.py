@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import cloudpickle
 import torch
 import torch.distributed as dist
+from harness import FORK_SERVER
 from ports import held_port
 from torch.nn.parallel import DistributedDataParallel
 
@@ -25,16 +24,18 @@ def train(program: Mapping[str, Any], directory: Path) -> list[dict[str, Any]]:
     DistributedDataParallel, where gradients travel by way of a communication hook. With float16 the loss is
     scaled, by `scales` after each step. `backend` is "gloo", on the CPU, or "nccl", with rank r on the GPU r.
     """
-    (directory / "program.pkl").write_bytes(cloudpickle.dumps(dict(program)))
+    pickled = cloudpickle.dumps(dict(program))
     results = [directory / f"ddp-{rank}.pt" for rank, _ in enumerate(program["batches"])]
     with held_port() as port:
         ranks = [
-            subprocess.Popen(
-                [sys.executable, __file__, directory / "program.pkl", str(rank), str(port), result]
-            )
+            FORK_SERVER.Process(target=_run, args=(pickled, rank, port, result), daemon=True)
             for rank, result in enumerate(results)
         ]
-        assert not any(rank.wait(120) for rank in ranks)
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(120)
+        assert [process.exitcode for process in ranks] == [0] * len(ranks)
     return [torch.load(result) for result in results]
 
 
@@ -59,16 +60,12 @@ def _train_rank(program: dict[str, Any], rank: int) -> dict[str, Any]:
     return {"losses": losses, "scales": scales, "weights": module.module.cpu().state_dict()}
 
 
-def main(program: str, rank: str, port: str, result: str) -> None:
+def _run(program: bytes, rank: int, port: int, result: Path) -> None:
     """One rank, in its own process."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    job = pickle.loads(Path(program).read_bytes())
-    dist.init_process_group(job.get("backend", "gloo"), rank=int(rank), world_size=len(job["batches"]))
-    torch.save(_train_rank(job, int(rank)), result)
+    job = pickle.loads(program)
+    dist.init_process_group(job.get("backend", "gloo"), rank=rank, world_size=len(job["batches"]))
+    torch.save(_train_rank(job, rank), result)
     # Taking the group down ends a process now and then with "terminate called without an active exception".
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -109,8 +109,10 @@ def one_thread() -> Iterator[None]:
 
 
 # Ranks are forked from a server that has imported torch once (and what its optimizers import).
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch._dynamo", "flambeau._module.adapter", "flambeau._native", "harness"])
+FORK_SERVER = multiprocessing.get_context("forkserver")
+FORK_SERVER.set_forkserver_preload(
+    ["torch._dynamo", "torch.nn.parallel", "flambeau._module.adapter", "flambeau._native", "harness"]
+)
 
 
 class Ranks:
@@ -137,7 +139,7 @@ class Ranks:
         self._holder = ExitStack()
         address = f"127.0.0.1:{self._holder.enter_context(held_port())}"
         self.processes = [
-            _CONTEXT.Process(
+            FORK_SERVER.Process(
                 target=_run, args=(message, rank, world_size, address, outcome, environment or {})
             )
             for rank, outcome in enumerate(self.outcomes)

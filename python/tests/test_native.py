@@ -84,8 +84,12 @@ def test_batches_are_the_columns(tmp_path: Path, columns: dict[str, np.ndarray])
             weight = from_dlpack(batch["weight"])
             assert weight.tolist() == columns["weight"][ids].tolist() and weight.dtype == torch.float64
             seen += ids
-    assert sorted(seen) == sorted(2 * list(range(50, 100)))  # rank 1 has lane 1
-    assert seen[:50] != seen[50:]
+    # Each epoch has the same half of the rows, in another order; the other rank has the other half.
+    first, second = seen[:50], seen[50:]
+    assert first != second and sorted(first) == sorted(second)
+    others = _native.BatchReader(json.dumps(job), 0, 2)
+    others.start(0)
+    assert sorted([*first, *(id for batch in others for id in batch["row_ids"])]) == list(range(100))
 
 
 def test_a_batch_is_asked_by_name(tmp_path: Path, columns) -> None:
