@@ -15,7 +15,8 @@ sys.path.append(str(ROOT / "tests"))
 
 def main(file: str) -> None:
     """Do what the tests have Spark do, and wait for the JVM, which writes what it has loaded as it ends."""
-    os.environ["JDK_JAVA_OPTIONS"] += f" -XX:ArchiveClassesAtExit={file} -Xlog:disable"
+    options = os.environ.get("JDK_JAVA_OPTIONS", "")
+    os.environ["JDK_JAVA_OPTIONS"] = f"{options} -XX:ArchiveClassesAtExit={file} -Xlog:disable"
     os.environ["PYSPARK_PYTHON"] = sys.executable
     import local_session
     from pyspark.ml.feature import VectorAssembler

@@ -37,7 +37,6 @@ def test_each_rank_has_a_gpu_of_its_own(discovery: Path, tmp_path: Path) -> None
     assert "numWorkers is 3 and the cluster has 2 task slots of 1 GPUs each" in outcome["refusal"]
 
 
-@pytest.mark.long
 def test_the_gpus_of_all_tasks_reach_the_ranks(discovery: Path, tmp_path: Path) -> None:
     outcome = outcome_of(
         "gpu_fit.py", tmp_path, master=CLUSTER, discovery=discovery, work_dir=tmp_path / "work", per_task=1

@@ -172,14 +172,15 @@ def test_two_ranks_train_what_two_on_the_cpu_do(tmp_path: Path, params: dict[str
     assert_alike(histories(tmp_path, PLAIN, 2, epochs=2, **params), 5e-2 if "precision" in params else 1e-4)
 
 
-COMPRESSIONS = [
-    {"gradientCompression": "fp16"},
-    pytest.param({"gradientCompression": "bf16"}, marks=pytest.mark.long),
-]
-
-
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two GPUs")
-@pytest.mark.parametrize("params", COMPRESSIONS, ids=str)
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"gradientCompression": "fp16"},
+        pytest.param({"gradientCompression": "bf16"}, marks=pytest.mark.long),
+    ],
+    ids=str,
+)
 def test_two_ranks_compress_what_two_on_the_cpu_do(tmp_path: Path, params: dict[str, Any]) -> None:
     here, there = histories(tmp_path, PLAIN, 2, epochs=2, verifyReplicas=True, **params)
     # NCCL adds up 16-bit floats as such, and the stand-in as the CPU does.

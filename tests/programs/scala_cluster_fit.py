@@ -5,8 +5,8 @@ needs of each as one JSON line. The models lie in directories of their behaviour
         [--gpu-script FILE]
 
 A fit that is to `score` does so with the model, loaded from where Hadoop alone reads it, in both languages.
-One with `gpus` asks for one with each worker, where a script tells Spark of them. One that is to `kill` loses
-an executor, and so comes last.
+One with `gpus` asks for one with each worker, and needs the script, which tells Spark of them. One that is to
+`kill` loses an executor, and so comes last. Any other trains, and no more.
 """
 
 from __future__ import annotations

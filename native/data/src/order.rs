@@ -22,8 +22,9 @@ use crate::manifest::Manifest;
 
 /// The largest `window_rows`: positions within a window are held in 32 bits, and a window may be almost twice as long.
 const MAX_WINDOW_ROWS: usize = 1 << 30;
-/// Parts of the dataset of which each lane has a piece; even, so that no lane's rows lie further ahead than another's on average. Each
-/// piece may begin and end within a page of Parquet's (20,000 rows as Spark writes them), which is then decoded for two lanes.
+/// Parts of the dataset of which each lane has a piece; even, so that no lane's rows lie further ahead than another's on average. More of
+/// them would make lanes more alike, and cost more: each piece may begin and end within a page of Parquet's (20,000 rows as Spark writes
+/// them), which is then decoded for two lanes.
 const DEALS: usize = 8;
 
 /// What fixes the order of a job's samples.
@@ -53,7 +54,7 @@ pub struct Chunk {
     /// Rows, at least 1.
     pub num_rows: u64,
     /// Rows of its lane that come before it in the manifest's order.
-    pub lane_row: u64,
+    pub rows_before: u64,
 }
 
 #[derive(Debug)]
@@ -167,7 +168,7 @@ impl SampleOrder {
     }
 
     /// Rows of a lane.
-    pub fn lane_length(&self, lane: usize) -> u64 {
+    pub fn lane_num_rows(&self, lane: usize) -> u64 {
         self.lanes[lane].num_rows
     }
 
@@ -354,7 +355,7 @@ fn deal(num_rows: u64, num_lanes: usize, num_deals: usize) -> Vec<Vec<Range<u64>
 /// The pieces of row groups that lie in a lane's runs, each cut evenly into chunks of at most `window_rows`.
 fn cut(groups: &[(usize, Range<u64>)], runs: &[Range<u64>], window_rows: u64) -> Vec<Chunk> {
     let mut chunks = Vec::new();
-    let mut lane_row = 0;
+    let mut rows_before = 0;
     for run in runs {
         let first = groups.partition_point(|(_, rows)| rows.end <= run.start);
         let reached = groups[first..]
@@ -371,9 +372,9 @@ fn cut(groups: &[(usize, Range<u64>)], runs: &[Range<u64>], window_rows: u64) ->
                     row_group: *row_group,
                     first_row: start + part.start,
                     num_rows,
-                    lane_row,
+                    rows_before,
                 });
-                lane_row += num_rows;
+                rows_before += num_rows;
             }
         }
     }

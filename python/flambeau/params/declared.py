@@ -873,7 +873,7 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
     dataLanes: Param[int] = Param(
         Params._dummy(),
         "dataLanes",
-        "Number of lanes that the rows are cut into. The order of the rows depends on the lanes and not on "
+        "Number of lanes that the rows are dealt to. The order of the rows depends on the lanes and not on "
         "the workers, so runs with the same dataLanes and the same global batch (batchSize x numWorkers) see "
         "the same batches on any number of workers up to dataLanes. Must divide the global batch. When not "
         "set, numWorkers.",
@@ -1528,7 +1528,7 @@ class HasConstructor(CheckedParams):
             Number of workers that train together. Each is one task of a barrier stage and needs one free
             task slot.
         dataLanes : int, default not set (expert)
-            Number of lanes that the rows are cut into. The order of the rows depends on the lanes and not
+            Number of lanes that the rows are dealt to. The order of the rows depends on the lanes and not
             on the workers, so runs with the same dataLanes and the same global batch (batchSize x
             numWorkers) see the same batches on any number of workers up to dataLanes. Must divide the
             global batch. When not set, numWorkers.

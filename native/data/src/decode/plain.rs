@@ -14,7 +14,8 @@ use bytes::{Buf, Bytes};
 use parquet::arrow::arrow_reader::ArrowReaderMetadata;
 use parquet::basic::Encoding;
 use parquet::column::page::{Page, PageReader};
-use parquet::file::metadata::ColumnChunkMetaData;
+use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData};
+use parquet::file::page_index::offset_index::PageLocation;
 use parquet::file::serialized_reader::SerializedPageReader;
 
 use super::extract::Values;
@@ -40,7 +41,8 @@ pub(super) struct PlainColumn {
 
 impl PlainColumn {
     /// The column at `root` of the footer's schema, whose rows have `width` numbers, from the first of `rows` on; `None` where the footer
-    /// says that it is not plain. Where the file has an index of its pages, none is read in which none of `rows` begins.
+    /// says that it is not plain, and where these are some rows of a file without an index of its pages: parquet's reader passes others
+    /// without decompressing them.
     pub(super) fn open(
         bytes: &Arc<ShardBytes>,
         footer: &ArrowReaderMetadata,
@@ -68,31 +70,22 @@ impl PlainColumn {
             return None;
         }
         let num_rows = usize::try_from(group.num_rows()).ok()?;
-        let index = footer.metadata().page_index_for_row_group(row_group);
-        let locations = (*rows != (0..num_rows))
-            .then(|| index.page_locations(leaf).cloned())
-            .flatten()
-            .filter(|locations| !locations.is_empty());
-        let firsts: Vec<usize> = (locations.iter().flatten())
-            .map(|location| usize::try_from(location.first_row_index).ok())
-            .collect::<Option<_>>()?;
-        // Pages before the one in which the first row begins.
-        let num_passed = firsts
-            .partition_point(|&first| first <= rows.start)
-            .saturating_sub(1);
-        let passed_rows = firsts.get(num_passed).copied().unwrap_or(0);
-        let mut pages =
-            SerializedPageReader::new(bytes.clone(), chunk, num_rows, locations).ok()?;
-        for _ in 0..num_passed {
-            pages.skip_next_page().ok()?;
+        let mut pages = Pages::default();
+        if *rows != (0..num_rows) {
+            pages = Pages::before(footer.metadata(), row_group, leaf, rows.start)?;
+        }
+        let reader = SerializedPageReader::new(bytes.clone(), chunk, num_rows, pages.locations);
+        let mut reader = reader.ok()?;
+        for _ in 0..pages.num_passed {
+            reader.skip_next_page().ok()?;
         }
         Some(PlainColumn {
-            pages,
+            pages: reader,
             number: number.clone(),
             width,
             defined: u8::try_from(chunk.column_descr().max_def_level()).ok()?,
             is_list,
-            unwanted: rows.start.checked_sub(passed_rows)? * row_bytes,
+            unwanted: (rows.start - pages.passed_rows) * row_bytes,
             page: Bytes::new(),
             place: 0,
         })
@@ -215,6 +208,41 @@ impl PlainColumn {
         });
         self.place = place;
         whole
+    }
+}
+
+/// Where a column's pages lie, and those that come before some row.
+#[derive(Default)]
+struct Pages {
+    locations: Option<Vec<PageLocation>>,
+    num_passed: usize,
+    passed_rows: usize,
+}
+
+impl Pages {
+    /// `None` where the file has no index of them, or one that cannot be right.
+    fn before(
+        metadata: &ParquetMetaData,
+        row_group: usize,
+        leaf: usize,
+        row: usize,
+    ) -> Option<Pages> {
+        let index = metadata.page_index_for_row_group(row_group);
+        let locations = index.page_locations(leaf)?.clone();
+        let (start, _) = metadata.row_group(row_group).column(leaf).byte_range();
+        let first_rows: Vec<usize> = (locations.iter())
+            .map(|location| usize::try_from(location.first_row_index).ok())
+            .collect::<Option<_>>()?;
+        // Where the first page lies elsewhere, parquet takes what comes before it for a dictionary.
+        let is_sound = u64::try_from(locations.first()?.offset) == Ok(start)
+            && first_rows[0] == 0
+            && first_rows.is_sorted();
+        let num_passed = first_rows.partition_point(|&first| first <= row) - 1;
+        is_sound.then(|| Pages {
+            num_passed,
+            passed_rows: first_rows[num_passed],
+            locations: Some(locations),
+        })
     }
 }
 

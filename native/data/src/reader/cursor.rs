@@ -149,7 +149,7 @@ impl Cursor {
                     Unit {
                         row_group: chunk.row_group,
                         rows: chunk.first_row..end,
-                        first: chunk.lane_row as usize,
+                        first: chunk.rows_before as usize,
                     },
                 )),
             }
@@ -208,7 +208,7 @@ impl Cursor {
         let chunks = || self.order.window_chunks(index);
         let span = self.order.windows()[index].clone();
         let (load, first_rows): (usize, Vec<u32>) = match self.residence {
-            Residence::Whole => (0, chunks().map(|chunk| chunk.lane_row as u32).collect()),
+            Residence::Whole => (0, chunks().map(|chunk| chunk.rows_before as u32).collect()),
             Residence::Windows => {
                 let mut first = 0;
                 let firsts = chunks().map(|chunk| {
@@ -227,8 +227,12 @@ impl Cursor {
             .into_iter()
             .zip(chunks().map(|chunk| chunk.first_row))
             .collect();
-        // In the order of the arena, which is not the epoch's where it holds the whole lane.
+        // In the order of the arena, which is not the epoch's where it holds the whole lane. Runs that go on where the last one ends
+        // are one with it.
         runs.sort_unstable();
+        runs.dedup_by(|(first, id), (last_first, last_id)| {
+            u64::from(*first - *last_first) == id.wrapping_sub(*last_id)
+        });
         let needed: Vec<Range<u64>> = chunks()
             .map(|chunk| chunk.first_row..chunk.first_row + chunk.num_rows)
             .collect();

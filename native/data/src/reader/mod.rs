@@ -82,17 +82,16 @@ impl BatchReader {
             return invalid("rank", rank, format!("0 to {}", world_size - 1));
         }
         let lanes: Vec<usize> = (rank..num_lanes).step_by(world_size).collect();
-        let lane_rows = |lane: &usize| order.lane_length(*lane);
         let bytes_per_row = manifest.bytes_per_row();
         let share = lanes
             .iter()
-            .map(lane_rows)
+            .map(|&lane| order.lane_num_rows(lane))
             .sum::<u64>()
             .saturating_mul(bytes_per_row);
         let fits = share <= options.memory_budget
             && lanes
                 .iter()
-                .all(|lane| lane_rows(lane) <= u64::from(u32::MAX));
+                .all(|&lane| order.lane_num_rows(lane) <= u64::from(u32::MAX));
         let largest_window = lanes
             .iter()
             .map(|&lane| order.max_window_rows(lane))

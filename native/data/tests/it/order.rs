@@ -15,11 +15,36 @@ fn epoch_ids(order: &SampleOrder, epoch: u64, lane: usize) -> Vec<u64> {
         .collect()
 }
 
-fn lane_rows(order: &SampleOrder, lane: usize) -> Vec<u64> {
+fn ids_of(order: &SampleOrder, lane: usize) -> Vec<u64> {
     let chunks = order.lane_chunks(lane).iter();
     chunks
         .flat_map(|chunk| chunk.first_row..chunk.first_row + chunk.num_rows)
         .collect()
+}
+
+/// A lane's rows by the definition: lane by lane there and back, a piece of an eighth of the lane's rows at a time.
+fn dealt(num_rows: u64, config: &OrderConfig, wanted: usize) -> Vec<u64> {
+    let lanes = config.num_lanes as u64;
+    let parts = if config.shuffle { 8 } else { 1 };
+    let edge = |length: u64, index: u64, count: u64| length * index / count;
+    let mut next = 0;
+    let mut rows = vec![];
+    for part in 0..parts {
+        let mut turn: Vec<u64> = (0..lanes).collect();
+        if part % 2 == 1 {
+            turn.reverse();
+        }
+        for lane in turn {
+            let of_lane = edge(num_rows, lane + 1, lanes) - edge(num_rows, lane, lanes);
+            for _ in edge(of_lane, part, parts)..edge(of_lane, part + 1, parts) {
+                if lane == wanted as u64 {
+                    rows.push(next);
+                }
+                next += 1;
+            }
+        }
+    }
+    rows
 }
 
 prop_compose! {
@@ -49,25 +74,25 @@ proptest! {
     #[test]
     fn lanes_are_nearly_equal((groups, config) in cases()) {
         let order = order(&groups, config.clone());
-        let lengths = || (0..config.num_lanes).map(|lane| order.lane_length(lane));
+        let lengths = || (0..config.num_lanes).map(|lane| order.lane_num_rows(lane));
         prop_assert_eq!(lengths().sum::<u64>(), groups.iter().sum::<u64>());
         prop_assert!(lengths().max().unwrap() - lengths().min().unwrap() <= 1);
     }
 
     /// Rows that are sorted by their number give each lane the same numbers, but for a piece of an eighth of them.
     #[test]
-    fn lanes_of_sorted_rows_look_alike(groups in prop::collection::vec(1000u64..9000, 2..12), num_lanes in 2usize..20) {
+    fn lanes_of_sorted_rows_look_alike(groups in prop::collection::vec(4000u64..9000, 2..12), num_lanes in 2usize..20) {
         let order = order(&groups, OrderConfig { num_lanes, ..config() });
         let num_rows = groups.iter().sum::<u64>();
         for lane in 0..num_lanes {
-            let mut rows = lane_rows(&order, lane);
+            let mut rows = ids_of(&order, lane);
             let mean = rows.iter().sum::<u64>() as f64 / rows.len() as f64;
             prop_assert!((mean / num_rows as f64 - 0.5).abs() < 0.01, "lane {lane}: {mean} of {num_rows}");
             rows.sort_unstable();
             let length = rows.len() as f64;
             for (place, row) in rows.into_iter().enumerate() {
                 let apart = row as f64 / num_rows as f64 - place as f64 / length;
-                prop_assert!(apart.abs() < 1.01 / 8.0, "lane {lane}: {apart}");
+                prop_assert!(apart.abs() < 1.02 / 8.0, "lane {lane}: {apart}");
             }
         }
     }
@@ -75,7 +100,7 @@ proptest! {
     #[test]
     fn batches_have_the_rows_that_were_announced((groups, config) in cases()) {
         let order = order(&groups, config.clone());
-        let lane_lengths: Vec<usize> = (0..config.num_lanes).map(|lane| order.lane_length(lane) as usize).collect();
+        let lane_lengths: Vec<usize> = (0..config.num_lanes).map(|lane| order.lane_num_rows(lane) as usize).collect();
         for batch in 0..order.batches_per_epoch() + 2 {
             let mut global = 0;
             for (lane, length) in lane_lengths.iter().enumerate() {
@@ -97,7 +122,7 @@ proptest! {
     fn rows_stay_in_their_lane_and_windows_in_their_bounds((groups, config) in cases(), epoch in 0u64..4) {
         let order = order(&groups, config.clone());
         for lane in 0..config.num_lanes {
-            let rows: HashSet<u64> = lane_rows(&order, lane).into_iter().collect();
+            let rows: HashSet<u64> = dealt(groups.iter().sum(), &config, lane).into_iter().collect();
             let lane_order = order.lane_order(epoch, lane);
             prop_assert!(epoch_ids(&order, epoch, lane).iter().all(|id| rows.contains(id)));
             let windows = lane_order.windows();
@@ -137,7 +162,7 @@ fn seeds_epochs_and_lanes_differ() {
     };
     // As places among the lane's rows, of which all lanes have as many.
     let places = |order: &SampleOrder, epoch, lane: usize| -> Vec<usize> {
-        let rows = lane_rows(order, lane);
+        let rows = ids_of(order, lane);
         let place = |id: &u64| rows.binary_search(id).unwrap();
         epoch_ids(order, epoch, lane).iter().map(place).collect()
     };

@@ -92,7 +92,7 @@ fn resident_and_windowed_readers_read_what_the_order_says() {
                 let mut reader = data.reader(&order, rank, world, options.clone());
                 let rows: u64 = (rank..4)
                     .step_by(world)
-                    .map(|lane| order.lane_length(lane))
+                    .map(|lane| order.lane_num_rows(lane))
                     .sum();
                 assert_eq!(
                     reader.is_resident(),

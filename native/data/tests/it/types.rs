@@ -14,12 +14,17 @@ use arrow_array::{
     UInt32Array, UInt64Array,
 };
 use arrow_schema::Field;
-use flambeau_data::{Batch, DType, DataError, DatasetSpec, Manifest, TensorSpec};
+use flambeau_data::{
+    Batch, BatchReader, DType, DataError, DatasetSpec, Manifest, ReaderOptions, SampleOrder,
+    TensorSpec,
+};
 use half::f16;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::{EnabledStatistics, WriterVersion};
 
-use crate::fixtures::{read_all, single, small_pages, store, tensor, write, write_with};
+use crate::fixtures::{
+    order_config, read_all, single, small_pages, store, tensor, write, write_with,
+};
 
 fn read(array: ArrayRef, dtype: DType) -> Batch {
     read_shaped(array, dtype, None)
@@ -523,6 +528,60 @@ fn numbers_without_dictionaries_are_read_back() {
                 let expected: Vec<f32> = (0..ROWS * width).map(|value| value as f32).collect();
                 assert_eq!(batch.inputs[input].as_slice::<f32>(), expected);
             }
+        }
+    }
+}
+
+/// Of shuffled rows each rank reads parts of row groups: pages that begin before them, with an index of the pages and without.
+#[test]
+fn parts_of_row_groups_are_read_back() {
+    const ROWS: usize = 1234;
+    let directory = tempfile::tempdir().unwrap();
+    let numbers = Float64Array::from_iter_values((0..ROWS).map(|row| row as f64));
+    let columns: Vec<(&str, ArrayRef)> = vec![
+        ("double", Arc::new(numbers)),
+        ("seven", float_lists([7; ROWS])),
+    ];
+    let spec = DatasetSpec {
+        inputs: vec![
+            tensor("double", &["double"], DType::Float64),
+            tensor("seven", &["seven"], DType::Float32),
+        ],
+        labels: vec![],
+        weight: None,
+    };
+    for version in [WriterVersion::PARQUET_1_0, WriterVersion::PARQUET_2_0] {
+        for (has_index, has_dictionary) in [(true, false), (false, false), (true, true)] {
+            let properties = small_pages(500)
+                .set_dictionary_enabled(has_dictionary)
+                .set_writer_version(version)
+                .set_offset_index_disabled(!has_index)
+                .set_statistics_enabled(EnabledStatistics::Chunk)
+                .build();
+            let uri = write_with(directory.path(), "a.parquet", &columns, properties);
+            let manifest = Arc::new(Manifest::read(&store(), &[uri], &spec).unwrap());
+            let order = Arc::new(SampleOrder::new(&manifest, order_config(3, 10)).unwrap());
+            let mut seen = vec![];
+            for rank in 0..3 {
+                let options = ReaderOptions::default();
+                let mut reader =
+                    BatchReader::new(store(), manifest.clone(), order.clone(), rank, 3, options)
+                        .unwrap();
+                reader.start(0, 0).unwrap();
+                while let Some(batch) = reader.next().unwrap() {
+                    let ids = &batch.row_ids;
+                    let expected: Vec<f64> = ids.iter().map(|&id| id as f64).collect();
+                    assert_eq!(batch.inputs[0].as_slice::<f64>(), expected);
+                    let expected: Vec<f32> = ids
+                        .iter()
+                        .flat_map(|&id| (7 * id..7 * id + 7).map(|value| value as f32))
+                        .collect();
+                    assert_eq!(batch.inputs[1].as_slice::<f32>(), expected);
+                    seen.extend_from_slice(ids);
+                }
+            }
+            seen.sort_unstable();
+            assert_eq!(seen, (0..ROWS as u64).collect::<Vec<_>>());
         }
     }
 }

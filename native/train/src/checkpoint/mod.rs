@@ -33,7 +33,8 @@ use crate::record::result::StoredFile;
 use crate::record::scaler::LossScaler;
 use crate::record::sums::LossTotals;
 
-const FORMAT: u32 = 1;
+/// Of what lies in a checkpoint, and of the order of the rows that it was written in the middle of.
+const FORMAT: u32 = 2;
 const MARKER: &str = "COMMITTED";
 const SHARED: &str = "shared.bin";
 const STATE: &str = "state.json";

@@ -450,7 +450,7 @@ pub struct TrainingParams {
     #[schemars(title = "Number of workers", range(min = 1, max = 4096))]
     pub num_workers: usize,
 
-    /// Number of lanes that the rows are cut into. The order of the rows depends on the lanes and not on the
+    /// Number of lanes that the rows are dealt to. The order of the rows depends on the lanes and not on the
     /// workers, so runs with the same dataLanes and the same global batch (batchSize x numWorkers) see the same
     /// batches on any number of workers up to dataLanes. Must divide the global batch. When not set, numWorkers.
     #[schemars(title = "Data lanes", range(min = 1, max = 65536))]

@@ -944,7 +944,7 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
   final val dataLanes: IntParam = new IntParam(
     this,
     "dataLanes",
-    "Number of lanes that the rows are cut into. The order of the rows depends on the lanes and not on " +
+    "Number of lanes that the rows are dealt to. The order of the rows depends on the lanes and not on " +
       "the workers, so runs with the same dataLanes and the same global batch (batchSize x numWorkers) " +
       "see the same batches on any number of workers up to dataLanes. Must divide the global batch. When " +
       "not set, numWorkers.",
