@@ -14,8 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "test"
 EXPECTED_SKIPS = Path(__file__).resolve().parent / "expected-skips.txt"
-# The longest that one step may take, in seconds, compiling included: where a machine is slow for an hour, a run
-# shall still tell what failed. A step that is stopped reports what it counted.
+# The longest that one step may take, in seconds, compiling included: on a machine that is slow for an hour, a
+# run shall still tell what failed. A step that is stopped reports what it counted.
 STEP_SECONDS = 3000
 # What the end of a run tells of why a test failed; all of it stands with its step.
 MESSAGE_CHARACTERS = 600
