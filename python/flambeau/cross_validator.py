@@ -7,8 +7,10 @@ from multiprocessing.pool import ThreadPool
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import pyspark
 from pyspark.ml import tuning
-from pyspark.ml.tuning import CrossValidatorModel
+from pyspark.ml.tuning import CrossValidatorModel, CrossValidatorReader
+from pyspark.ml.util import DefaultParamsReader
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType
 
@@ -41,6 +43,11 @@ class CrossValidator(tuning.CrossValidator):
     """
 
     __module__ = "flambeau"
+
+    @classmethod
+    def read(cls) -> CrossValidatorReader:
+        """What reads a saved one."""
+        return _Reader(cls)
 
     def _fit(self, dataset: DataFrame) -> CrossValidatorModel:
         estimator, maps = self.getEstimator(), self.getEstimatorParamMaps()
@@ -127,3 +134,20 @@ class CrossValidator(tuning.CrossValidator):
             F.lit(f"{REFUSAL}column {name!r} holds "), held, F.lit(f": {allowed}{REFUSAL_END}")
         )
         return F.when(fold.between(0, count - 1), fold.cast("int")).otherwise(F.raise_error(refusal))
+
+
+class _Reader(CrossValidatorReader):
+    """Reads one of Flambeau's. Spark's own makes one of Spark's, and takes what is no class of PySpark's for
+    something that Scala saved.
+    """
+
+    def load(self, path: str) -> CrossValidator:
+        """The one that was saved at `path`."""
+        # Spark 3.5 reads by the context, and later ones by the session.
+        session: Any = self.sc if pyspark.__version__.startswith("3.") else self.sparkSession
+        metadata = DefaultParamsReader.loadMetadata(path, session)
+        as_pysparks = {**metadata, "class": "pyspark.ml.tuning.CrossValidator"}
+        _, estimator, evaluator, maps = tuning._ValidatorSharedReadWrite.load(path, session, as_pysparks)
+        found = CrossValidator(estimator=estimator, estimatorParamMaps=maps, evaluator=evaluator)
+        DefaultParamsReader.getAndSetParams(found, metadata, skipParams=["estimatorParamMaps"])
+        return cast(CrossValidator, found._resetUid(metadata["uid"]))

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from pyspark.ml import tuning
+from pyspark.ml import Pipeline, tuning
 from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.feature import StringIndexer, VectorAssembler
 from pyspark.ml.regression import LinearRegression
@@ -324,6 +324,29 @@ def test_cross_validation_is_sparks_on_one_copy(
     assert [len(models) for models in found.subModels] == [2, 2, 2]
     first: list[Any] = list(found.subModels[0])
     assert [model.summary.numRows for model in first] == [160, 160]
+
+
+def test_a_cross_validator_is_read_as_it_was(spark: SparkSession, tmp_path: Path) -> None:
+    _, ours = validators(numFolds=3, seed=11)
+    ours.save(str(tmp_path / "validator"))
+    Pipeline(stages=[ours]).save(str(tmp_path / "pipeline"))
+    for found in (
+        CrossValidator.load(str(tmp_path / "validator")),
+        Pipeline.load(str(tmp_path / "pipeline")).getStages()[0],
+    ):
+        assert type(found) is CrossValidator and found.uid == ours.uid
+        assert (found.getNumFolds(), found.getSeed()) == (3, 11)
+        assert type(found.getEvaluator()) is type(ours.getEvaluator())
+        estimator: Any = found.getEstimator()
+        assert type(estimator) is type(ours.getEstimator()) and estimator.uid == ours.getEstimator().uid
+        named = [
+            [{param.name: value for param, value in params.items()} for params in one.getEstimatorParamMaps()]
+            for one in (found, ours)
+        ]
+        assert named[0] == named[1] and all(named[0])
+        assert {param.parent for params in found.getEstimatorParamMaps() for param in params} == {
+            estimator.uid
+        }
 
 
 @pytest.mark.long
