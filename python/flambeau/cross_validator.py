@@ -150,4 +150,4 @@ class _Reader(CrossValidatorReader):
         _, estimator, evaluator, maps = tuning._ValidatorSharedReadWrite.load(path, session, as_pysparks)
         found = CrossValidator(estimator=estimator, estimatorParamMaps=maps, evaluator=evaluator)
         DefaultParamsReader.getAndSetParams(found, metadata, skipParams=["estimatorParamMaps"])
-        return cast(CrossValidator, found._resetUid(metadata["uid"]))
+        return found._resetUid(metadata["uid"])
