@@ -7,6 +7,7 @@ one JDK; JVMs with others go without it. A session takes 11 s of CPU with it and
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -15,6 +16,8 @@ sys.path.append(str(ROOT / "tests"))
 
 def main(file: str) -> None:
     """Do what the tests have Spark do, and wait for the JVM, which writes what it has loaded as it ends."""
+    # One of an earlier run would hide that there is none of this.
+    Path(file).unlink(missing_ok=True)
     options = os.environ.get("JDK_JAVA_OPTIONS", "")
     os.environ["JDK_JAVA_OPTIONS"] = f"{options} -XX:ArchiveClassesAtExit={file} -Xlog:disable"
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -25,13 +28,13 @@ def main(file: str) -> None:
     spark = local_session.session()
     table = [(float(row), 1.0, 2.0) for row in range(100)]
     df = spark.createDataFrame(table, "a double, b double, label double")
-    df.write.mode("overwrite").parquet(f"{file}.rows")
-    rows = VectorAssembler(inputCols=["a", "b"], outputCol="features").transform(
-        spark.read.parquet(f"{file}.rows")
-    )
-    LinearRegression().fit(rows).transform(rows).groupBy("label").count().collect()
-    rows.select("a", "b").mapInPandas(lambda frames: frames, "a double, b double").toPandas()
-    rows.rdd.barrier().mapPartitions(list).collect()
+    with tempfile.TemporaryDirectory() as directory:
+        df.write.parquet(f"{directory}/rows")
+        read = spark.read.parquet(f"{directory}/rows")
+        rows = VectorAssembler(inputCols=["a", "b"], outputCol="features").transform(read)
+        LinearRegression().fit(rows).transform(rows).groupBy("label").count().collect()
+        rows.select("a", "b").mapInPandas(lambda frames: frames, "a double, b double").toPandas()
+        rows.rdd.barrier().mapPartitions(list).collect()
     gateway = spark.sparkContext._gateway
     assert gateway is not None
     driver = gateway.proc

@@ -51,7 +51,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def undisturbed(case: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The weights of the same fit on threads of one JVM."""
     directory = tmp_path_factory.mktemp("undisturbed")
-    fits("local[2]", case, directory, "train")
+    assert fits("local[2]", case, directory, "train")["train"]["killed"] == 0
     return weights(directory / "train")
 
 

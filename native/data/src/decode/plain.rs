@@ -237,8 +237,11 @@ impl Pages {
         let is_sound = u64::try_from(locations.first()?.offset) == Ok(start)
             && first_rows[0] == 0
             && first_rows.is_sorted();
+        if !is_sound {
+            return None;
+        }
         let num_passed = first_rows.partition_point(|&first| first <= row) - 1;
-        is_sound.then(|| Pages {
+        Some(Pages {
             num_passed,
             passed_rows: first_rows[num_passed],
             locations: Some(locations),
