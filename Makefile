@@ -19,6 +19,7 @@ PACKAGE := python/pyproject.toml $(shell find python/flambeau -name '*.py')
 JVM := build.gradle settings.gradle jvm/dependencies.lock $(shell find jvm/src -type f)
 PLATFORM := linux-$(shell uname -m)
 NATIVES := build/native/native/$(PLATFORM)
+NATIVE_PACKAGES := -p flambeau-python -p flambeau-worker -p flambeau-jni-store -p flambeau-jni-torch
 GRADLE := $(RUN) +gradle gradle --no-daemon --quiet --console=plain
 SPARKS := spark35 spark40
 TORCHES := torch24 torch28
@@ -208,8 +209,7 @@ build/libtorch/build-version: $(VENV)/.synced
 # alone, its dependencies have fewer features, and Cargo would compile what it shares with the others twice.
 build/native/.built: build/libtorch/build-version $(NATIVE)
 	@echo "flambeau: building the native extension, flambeau-worker and the JVM's libraries"
-	@$(RUN) +g++ cargo build --release --locked --quiet -p flambeau-python -p flambeau-worker -p flambeau-jni-store \
-		-p flambeau-jni-torch
+	@$(RUN) +g++ cargo build --release --locked --quiet $(NATIVE_PACKAGES)
 	@$(INSTALL_EXTENSION)
 	@mkdir -p $(NATIVES) python/flambeau/_bin
 	@# What an earlier version left there would be packed too.
@@ -232,7 +232,8 @@ $(STAND_IN): build/libtorch/build-version $(wildcard tests/cuda-stand-in/*) $(sh
 			machine.cpp runtime.cpp driver.cpp -lpthread -ldl \
 		&& $(CURDIR)/$(RUN) +g++ g++ -std=c++20 -O1 -Wall -fPIC -shared -o $(CURDIR)/$(@D)/libcuda_kernels.so \
 			-isystem "$$site/torch/include" kernels.cpp -L"$$site/torch/lib" -ltorch_cpu -lc10
-	@$(RUN) cargo build --release --locked --quiet -p nccl-stand-in
+	@# Alone its dependencies have fewer features, and would be compiled twice.
+	@$(RUN) +g++ cargo build --release --locked --quiet $(NATIVE_PACKAGES) -p nccl-stand-in
 	@cp target/release/libnccl_stand_in.so $(@D)/libnccl.so.2
 	@touch $@
 

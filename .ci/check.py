@@ -85,7 +85,6 @@ def builds() -> dict[str, list[Step]]:
     return {
         "native": [
             Step("make natives", [*make, "natives"]),
-            # Alone it has fewer features than among the tests, which would be compiled again after it.
             Step("make stand-in", [*make, "stand-in"]),
             Step("compile Rust's tests", [*CARGO_TEST.split(), "--no-run"]),
         ],

@@ -47,12 +47,11 @@ LIBTORCH_TESTS = "buckets:: losses:: metrics:: optimizers:: programs:: scoring::
 
 
 def rust(name: str, variables: Mapping[str, str]) -> Step:
-    """The tests that are named for CUDA or a GPU, and libtorch's. Of the whole workspace, as elsewhere: Cargo
-    would compile a part of it anew.
+    """The tests that are named for CUDA or a GPU, and, in a long run, libtorch's. Of the whole workspace, as
+    elsewhere: Cargo would compile a part of it anew.
     """
-    cargo = (
-        f"cargo test --release --locked --workspace --no-fail-fast -- cuda gpu {LIBTORCH_TESTS} --show-output"
-    )
+    names = f"cuda gpu {LIBTORCH_TESTS}" if variables.get("FLAMBEAU_LONG") == "1" else "cuda gpu"
+    cargo = f"cargo test --release --locked --workspace --no-fail-fast -- {names} --show-output"
     return Step(name, cargo.split(), environment=variables, count=rust_tally)
 
 

@@ -13,6 +13,7 @@ from spark_program import outcome_of  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.long,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="SKIPPED: torch can use no GPU here"),
 ]
 

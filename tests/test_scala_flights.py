@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from scala import jar
 from spark_program import outcome_of
 
 
+# Scala's own tests hold its losses against Python's, and test_crossing.py has pipelines cross.
+@pytest.mark.long
 def test_scala_learns_what_python_learns_and_the_pipelines_cross(tmp_path: Path) -> None:
     outcome = outcome_of("flights_both.py", tmp_path, output=tmp_path, jar=jar())
     losses = outcome["losses"]

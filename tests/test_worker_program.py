@@ -393,7 +393,7 @@ def test_a_gpu_learns_what_the_cpu_does(tmp_path: Path, program: Path, rows: Pat
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="SKIPPED: there are no two GPUs")
 @pytest.mark.skipif(not PROGRAM.exists(), reason="SKIPPED: there is no flambeau-worker")
 @pytest.mark.skipif(not torch.__version__.startswith(f"{TORCH}."), reason=f"SKIPPED: torch is not {TORCH}")
-@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+@pytest.mark.parametrize("compression", ["fp16", pytest.param("bf16", marks=pytest.mark.long)])
 def test_two_gpus_compress_what_the_cpu_does(tmp_path: Path, rows: Path, compression: str) -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))

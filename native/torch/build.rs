@@ -11,11 +11,19 @@ fn main() {
         env::var_os("LIBTORCH")
             .expect("LIBTORCH names the directory of torch 2.13 that this crate is built against"),
     );
-    let sources: Vec<PathBuf> = fs::read_dir("cpp")
+    let mut sources: Vec<PathBuf> = fs::read_dir("cpp")
         .expect("cpp/ lies beside the build script")
         .map(|entry| entry.expect("cpp/ can be listed").path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "cpp"))
         .collect();
+    sources.sort();
+    // One translation unit: libtorch's headers take ten times as long to compile as a file of ours.
+    let include = |path: &PathBuf| {
+        let path = fs::canonicalize(path).expect("what was listed is there");
+        format!("#include \"{}\"\n", path.display())
+    };
+    let all = PathBuf::from(env::var_os("OUT_DIR").expect("Cargo sets OUT_DIR")).join("all.cpp");
+    fs::write(&all, sources.iter().map(include).collect::<String>()).expect("OUT_DIR is writable");
     cc::Build::new()
         .cpp(true)
         .std("c++20")
@@ -31,7 +39,7 @@ fn main() {
         .extra_warnings(true)
         // GCC 12 sees overlapping copies in `"text" + std::string` (its bug 105651).
         .flag_if_supported("-Wno-restrict")
-        .files(sources)
+        .file(all)
         .compile("flambeau_torch");
     // $LIBTORCH/lib may be a directory of links, while libtorch finds its own libraries beside the real files.
     let library = libtorch.join("lib/libtorch_cpu.so");

@@ -129,11 +129,23 @@ def connect(connect_session: SparkSession, monkeypatch: pytest.MonkeyPatch) -> S
     return connect_session
 
 
+def _session_of(request: pytest.FixtureRequest) -> SparkSession:
+    session: SparkSession = request.getfixturevalue("spark" if request.param == "classic" else "connect")
+    return session
+
+
 @pytest.fixture(params=["classic", "connect"])
 def any_spark(request: pytest.FixtureRequest) -> SparkSession:
     """A test that takes this runs on both kinds of session."""
-    session: SparkSession = request.getfixturevalue("spark" if request.param == "classic" else "connect")
-    return session
+    return _session_of(request)
+
+
+@pytest.fixture(params=["classic", pytest.param("connect", marks=pytest.mark.long)])
+def any_spark_long(request: pytest.FixtureRequest) -> SparkSession:
+    """A test that takes this runs on a classic session, and in a long run on Connect too: other tests show
+    that what it asks of a session is there on both.
+    """
+    return _session_of(request)
 
 
 def _await_port(port: int, server: subprocess.Popen[bytes], log: Path) -> None:

@@ -177,8 +177,8 @@ def test_inputs_go_to_the_arguments_of_their_names(spark: SparkSession, tmp_path
         both.fit(df)
 
 
-def test_a_classifier(any_spark: SparkSession) -> None:
-    df = linear_rows(any_spark).withColumn(
+def test_a_classifier(any_spark_long: SparkSession) -> None:
+    df = linear_rows(any_spark_long).withColumn(
         "label", (F.col("label") > 3).cast("double") + (F.col("label") > 4.5).cast("double")
     )
     estimator = TorchClassifier(

@@ -68,18 +68,18 @@ def assert_close(actual: nn.Module, expected: nn.Module) -> None:
         torch.testing.assert_close(actual.state_dict()[name], value, rtol=1e-10, atol=1e-12)
 
 
-def test_a_fit_goes_on_where_another_ended(any_spark: SparkSession, tmp_path: Path) -> None:
-    df, path = rows(any_spark), str(tmp_path / "first")
+def test_a_fit_goes_on_where_another_ended(any_spark_long: SparkSession, tmp_path: Path) -> None:
+    df, path = rows(any_spark_long), str(tmp_path / "first")
     first = regressor(epochs=3).fit(df)
     first.save(path)
-    expected = in_plain_torch(any_spark, [3, 2])
+    expected = in_plain_torch(any_spark_long, [3, 2])
     module = net()
     assert_close(regressor(model=module, initialModel=path, epochs=2).fit(df).module(), expected)
     assert_close(regressor(initialModel=first, epochs=2).fit(df).module(), expected)
     assert_close(regressor(initialModel=TorchModel.load(path), epochs=2).fit(df).module(), expected)
     # The user's module keeps its own weights, and the saved model its own.
     assert_close(module, net())
-    assert_close(TorchModel.load(path).module(), in_plain_torch(any_spark, [3]))
+    assert_close(TorchModel.load(path).module(), in_plain_torch(any_spark_long, [3]))
 
 
 def test_an_optimizer_instance_keeps_its_parameters(spark: SparkSession, tmp_path: Path) -> None:
@@ -90,15 +90,15 @@ def test_an_optimizer_instance_keeps_its_parameters(spark: SparkSession, tmp_pat
 
 
 def test_weights_that_only_workers_see(
-    any_spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    any_spark_long: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    df, path = rows(any_spark), str(tmp_path / "first")
+    df, path = rows(any_spark_long), str(tmp_path / "first")
     regressor(epochs=1).fit(df).save(path)
     with monkeypatch.context() as patch:
         patch.setattr(WeightsRef, "visible", lambda self: False)
         patch.setattr(files, "chunk_size", lambda spark: 100)
         again = regressor(initialModel=path, epochs=1).fit(df)
-    assert_close(again.module(), in_plain_torch(any_spark, [1, 1]))
+    assert_close(again.module(), in_plain_torch(any_spark_long, [1, 1]))
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_a_class_of_ours_that_does_not_exist(spark: SparkSession, tmp_path: Path
         load_pipeline(str(path))
 
 
-def test_validators_and_their_models(any_spark: SparkSession, tmp_path: Path) -> None:
+def test_validators_and_their_models(any_spark_long: SparkSession, tmp_path: Path) -> None:
     estimator = TorchRegressor(model=fitted.Scalar(), featuresCol="features", labelCol="c1")
     grid = ParamGridBuilder().addGrid(estimator.learningRate, [0.1, 0.2]).build()
     evaluator = RegressionEvaluator(labelCol="c1")
@@ -107,7 +107,7 @@ def test_validators_and_their_models(any_spark: SparkSession, tmp_path: Path) ->
     whole = validator._copyValues(CrossValidatorModel(best, [0.5, 0.25], stdMetrics=[0.0, 0.0]))
     whole.write().overwrite().save(str(tmp_path / "model"))
     again = CrossValidatorModel.load(str(tmp_path / "model"))
-    frame = numbers(any_spark).select("id", F.array("c1", "c2", "c3", "c4").alias("features"))
+    frame = numbers(any_spark_long).select("id", F.array("c1", "c2", "c3", "c4").alias("features"))
 
     def predictions(model: CrossValidatorModel | TrainValidationSplitModel) -> list[float]:
         return [row["prediction"] for row in model.transform(frame).orderBy("id").collect()]

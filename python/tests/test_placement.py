@@ -105,9 +105,9 @@ def test_the_python_workers_of_a_task_know_its_name(spark: SparkSession) -> None
 
 
 @pytest.mark.skipif(bool(visible().uuids), reason="SKIPPED: this machine has a GPU")
-def test_transform_without_a_gpu(any_spark: SparkSession, tmp_path: Path) -> None:
+def test_transform_without_a_gpu(any_spark_long: SparkSession, tmp_path: Path) -> None:
     model = fitted.regressor(tmp_path)
-    rows = any_spark.createDataFrame(
+    rows = any_spark_long.createDataFrame(
         [(i, [float(i), 1.0, -1.0, 0.5]) for i in range(9)], "id int, features array<float>"
     )
 

@@ -59,7 +59,7 @@ def same_outputs(spark: SparkSession, model: str, module: nn.Module) -> None:
         assert torch.equal(program(x), module.eval()(x))
 
 
-def test_a_path_is_saved_as_its_files(any_spark: SparkSession, tmp_path: Path) -> None:
+def test_a_path_is_saved_as_its_files(any_spark_long: SparkSession, tmp_path: Path) -> None:
     module, path = fitted.Mlp(), tmp_path / "saved"
     options = {"lr": 0.1, "momentum": 0.9, "nesterov": True}
     TorchRegressor(
@@ -86,7 +86,7 @@ def test_a_path_is_saved_as_its_files(any_spark: SparkSession, tmp_path: Path) -
     loaded = TorchEstimator.load(str(path))
     assert type(loaded) is TorchRegressor and loaded.getRuntime() == "native" and loaded.getEpochs() == 3
     assert loaded.getLoss() == ours["names"]["loss"] and loaded.getOptimizer() == ours["names"]["optimizer"]
-    same_outputs(any_spark, loaded.getModel(), module)
+    same_outputs(any_spark_long, loaded.getModel(), module)
 
     # A loaded estimator is saved again, elsewhere, and as a part of a pipeline.
     with pytest.raises(FlambeauError, match=r"program is read from .*saved; save it to another path"):
@@ -94,7 +94,7 @@ def test_a_path_is_saved_as_its_files(any_spark: SparkSession, tmp_path: Path) -
     Pipeline(stages=[loaded]).save(str(tmp_path / "pipeline"))
     shutil.rmtree(path)
     (again,) = load_pipeline(str(tmp_path / "pipeline")).getStages()
-    same_outputs(any_spark, again.getModel(), module)
+    same_outputs(any_spark_long, again.getModel(), module)
 
 
 def test_modules_that_train_without_python_are_scripted(spark: SparkSession, tmp_path: Path) -> None:

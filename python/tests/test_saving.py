@@ -129,17 +129,17 @@ def lock_objects(spark: SparkSession, path: Path, folder: Path) -> Any:
 
 @pytest.mark.parametrize("fail", [refuse_pickles, lose_weights, lock_objects])
 def test_a_failed_overwrite_leaves_what_was_there(
-    any_spark: SparkSession, tmp_path: Path, fail: Callable[[SparkSession, Path, Path], Any]
+    any_spark_long: SparkSession, tmp_path: Path, fail: Callable[[SparkSession, Path, Path], Any]
 ) -> None:
     path = tmp_path / "models" / "saved"
     kept = fitted.classifier(tmp_path / "one")
     kept.save(str(path))
     try:
-        refused = fail(any_spark, path, tmp_path / "two")
+        refused = fail(any_spark_long, path, tmp_path / "two")
         with pytest.raises(Exception):  # noqa: B017, PT011 - as many kinds as ways to fail
             refused.write().overwrite().save(str(path))
     finally:
-        any_spark.conf.unset("spark.flambeau.allowPickle")
+        any_spark_long.conf.unset("spark.flambeau.allowPickle")
     assert torch.equal(output_weight(TorchModel.load(str(path))), output_weight(kept))
     assert names(path.parent) == {"saved"}
 

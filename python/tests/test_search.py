@@ -170,9 +170,9 @@ class Epochs(Callback):
 
 
 def test_a_pruned_trial_stops_and_leaves_nothing(
-    any_spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    any_spark_long: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    work, steps, epochs, rows = tmp_path / "work", tmp_path / "steps", Epochs(), frame(any_spark)
+    work, steps, epochs, rows = tmp_path / "work", tmp_path / "steps", Epochs(), frame(any_spark_long)
     raised: list[BaseException] = []
 
     def objective(trial: optuna.Trial) -> float:
@@ -198,7 +198,7 @@ def test_a_pruned_trial_stops_and_leaves_nothing(
     assert "is kept in" not in caplog.text + "".join(raised[0].__notes__)
     assert left_in(work) == set()
     # The slots are free, and nobody trains on.
-    assert any_spark.range(0, 2, 1, 2).count() == 2
+    assert any_spark_long.range(0, 2, 1, 2).count() == 2
     taken = len(steps.read_text().splitlines())
     time.sleep(1.0)
     assert len(steps.read_text().splitlines()) == taken

@@ -178,7 +178,7 @@ def focal(output: Tensor, label: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("loss", "sigmoid"), [("bce_with_logits", False), (nn.BCELoss(), True), (focal, True)]
 )
-def test_several_labels_a_row(any_spark: SparkSession, tmp_path: Path, loss: Any, sigmoid: bool) -> None:
+def test_several_labels_a_row(any_spark_long: SparkSession, tmp_path: Path, loss: Any, sigmoid: bool) -> None:
     torch.manual_seed(0)
     module = Labels(sigmoid)
     model = fitted.fitted(TorchClassifier(loss=loss), module, [fitted.features(4)], tmp_path / "fit")
@@ -187,12 +187,12 @@ def test_several_labels_a_row(any_spark: SparkSession, tmp_path: Path, loss: Any
     path = str(tmp_path / "saved")
     model.save(path)
     for each in (model, TorchModel.load(path)):
-        out = each.transform(arrays_of(any_spark))
+        out = each.transform(arrays_of(any_spark_long))
         assert out.schema["prediction"].dataType == ArrayType(DoubleType(), False)
         close([v.toArray() for v in column(out, "rawPrediction")], raw)
         close([v.toArray() for v in column(out, "probability")], probability)
         assert column(out) == (probability > 0.5).double().tolist()
-    out = model.setThresholds([0.2, 0.5, 0.9]).transform(arrays_of(any_spark))
+    out = model.setThresholds([0.2, 0.5, 0.9]).transform(arrays_of(any_spark_long))
     assert column(out) == (probability > torch.tensor([0.2, 0.5, 0.9])).double().tolist()
 
 
@@ -261,7 +261,7 @@ def pair(*parts: Tensor) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("form", [dict, Arrival, pair])
-def test_two_heads_of_different_kinds(any_spark: SparkSession, tmp_path: Path, form: Any) -> None:
+def test_two_heads_of_different_kinds(any_spark_long: SparkSession, tmp_path: Path, form: Any) -> None:
     torch.manual_seed(0)
     module = Heads(form)
     estimator = TorchEstimator(loss=focal, outputKinds=["number", "logits"])
@@ -274,7 +274,7 @@ def test_two_heads_of_different_kinds(any_spark: SparkSession, tmp_path: Path, f
     with torch.inference_mode():
         delay, logits = module.delay(x).reshape(-1), module.kind(x)
     for each in (model, TorchModel.load(path)):
-        out = each.transform(arrays_of(any_spark))
+        out = each.transform(arrays_of(any_spark_long))
         names = ["prediction", "probability", "rawPrediction"]
         found = columns(out, "prediction.delay", *(f"prediction.kind.{name}" for name in names))
         close(found[0], delay)
@@ -284,7 +284,7 @@ def test_two_heads_of_different_kinds(any_spark: SparkSession, tmp_path: Path, f
     with pytest.raises(
         ParamError, match="outputNames has 1 entries, delay, and the module returns 2 tensors"
     ):
-        model.setOutputNames(["delay"]).transform(arrays_of(any_spark))
+        model.setOutputNames(["delay"]).transform(arrays_of(any_spark_long))
 
 
 def test_vectors_dense_and_sparse(any_spark: SparkSession, tmp_path: Path) -> None:

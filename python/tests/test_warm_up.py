@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 import sys
 import threading
 from collections.abc import Iterable
@@ -76,53 +75,6 @@ def test_imports_are_finished_before_anything_else(tmp_path: Path, monkeypatch: 
     imports.finish_importing()
     assert sys.modules["slow_to_import"].done and "this" not in sys.modules
     del sys.modules["slow_to_import"]
-
-
-_IN_WORKERS = """
-import os, sys
-from pyspark.sql import SparkSession
-from flambeau import TorchRegressor
-
-daemon = sys.argv[1:]
-builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
-for name in daemon:
-    builder = builder.config("spark.python.daemon.module", name)
-spark = builder.getOrCreate()
-
-def task(batches):
-    import pyarrow as pa
-    for _ in batches:
-        pass
-    threads = os.environ.get("OMP_NUM_THREADS")
-    yield pa.RecordBatch.from_pydict({"has": ["torch" in sys.modules], "threads": [threads]})
-
-for row in spark.range(0, 2, 1, 2).mapInArrow(task, "has boolean, threads string").collect():
-    print("WORKER", row.has, row.threads)
-if daemon:
-    import torch
-    df = spark.range(64).selectExpr("cast(id as float) / 64 as x", "cast(id as float) / 32 as y")
-    model = TorchRegressor(
-        model=torch.nn.Linear(1, 1), featuresCol=["x"], inputShapes=[[1]], labelCol="y", numWorkers=2,
-        batchSize=8, epochs=40, learningRate=0.1, verbose=0,
-    ).fit(df)
-    print("SLOPE", round(model.module().weight.item(), 1))
-"""
-
-
-def test_a_daemon_that_has_torch_gives_it_to_its_workers() -> None:
-    """And leaves them the number of threads that Spark asks for, for others than ranks."""
-
-    def lines(*arguments: str) -> list[str]:
-        command = [sys.executable, "-c", _IN_WORKERS, *arguments]
-        environment = os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-        out = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=300, check=True
-        )
-        return [line for line in out.stdout.splitlines() if line.startswith(("WORKER", "SLOPE"))]
-
-    assert lines() == ["WORKER False 1"] * 2
-    assert lines("flambeau.daemon") == ["WORKER True 1"] * 2 + ["SLOPE 2.0"]
 
 
 def test_where_ranks_meet() -> None:

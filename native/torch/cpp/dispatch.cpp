@@ -18,7 +18,7 @@
 
 using namespace flambeau;
 
-namespace {
+namespace flambeau {
 
 // A value of an argument: a constant, what is in a slot, or a list with at least one slot in it.
 struct Operand {
@@ -36,6 +36,10 @@ struct Return {
   bool is_list = false;
   std::vector<int64_t> slots;
 };
+
+}  // namespace flambeau
+
+namespace {
 
 [[noreturn]] void refuse(const c10::Type& type, const char* given) {
   TORCH_CHECK(false, "expects ", type.str(), ", got ", given);

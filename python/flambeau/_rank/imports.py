@@ -54,11 +54,6 @@ def forget_threads() -> None:
 
 def _import_as_a_rank(modules: Sequence[str]) -> None:
     forget_threads()
-    import_all(modules)
-
-
-def import_all(modules: Sequence[str]) -> None:
-    """Imports modules now. What cannot be imported is left to whoever needs it."""
     # Next to nothing of what an import makes is garbage, and looking for it takes a tenth of its time.
     gc.disable()
     try:

@@ -87,6 +87,13 @@ struct OpenGroup {
     plain: Vec<Option<PlainColumn>>,
     /// Reads the columns of the file that are not plain, where there are any.
     others: Option<ParquetRecordBatchReader>,
+}
+
+/// Rows of a row group as they lie in the file.
+struct Stored {
+    footer: ArrowReaderMetadata,
+    /// `None` where the file has none of the columns.
+    bytes: Option<ShardBytes>,
     _charge: Charge,
 }
 
@@ -192,46 +199,65 @@ impl Decoder {
         &self.manifest.shards()[self.places[row_group].shard].uri
     }
 
-    /// Decodes `rows` (the manifest's numbering, all within one row group) into `out`: for each tensor exactly the rows' bytes.
+    /// Decodes runs of rows (the manifest's numbering, ascending, all within one row group) into `out`: for each tensor exactly the rows'
+    /// bytes. What the file has of them is fetched once.
     ///
     /// Holds the row group's columns as they lie in the file while it works. Looks at `cancelled` after every batch of rows and
     /// returns `false` where that ends it.
     pub(crate) fn decode(
         &self,
         row_group: usize,
-        rows: Range<u64>,
+        runs: &[Range<u64>],
         out: &mut [&mut [u8]],
         cancelled: &dyn Fn() -> bool,
     ) -> Result<bool, DataError> {
         let uri = self.uri(row_group);
-        let mut decode = |plainly| {
-            let read = || Ok(self.decode_rows(row_group, rows.clone(), out, cancelled, plainly));
-            catching_panics(uri, read).unwrap_or_else(|error| Err(Unread::Error(error)))
-        };
-        match decode(true) {
-            Ok(whole) => Ok(whole),
-            Err(Unread::Error(error)) => Err(error),
-            Err(Unread::NotPlain) => decode(false).map_err(|unread| match unread {
-                Unread::Error(error) => error,
-                Unread::NotPlain => unreachable!("no column was to be plain"),
-            }),
+        let place = self.places[row_group];
+        let runs: Vec<Range<usize>> = (runs.iter())
+            .map(|run| (run.start - place.first_row) as usize..(run.end - place.first_row) as usize)
+            .collect();
+        let stored = catching_panics(uri, || self.fetch(place, &runs))?;
+        let mut first = 0;
+        for run in runs {
+            let next = first + run.len();
+            let mut out: Vec<&mut [u8]> = (self.tensors.iter().zip(out.iter_mut()))
+                .map(|(tensor, out)| {
+                    let row_bytes = tensor.elements * tensor.dtype.size();
+                    &mut out[first * row_bytes..next * row_bytes]
+                })
+                .collect();
+            let mut decode = |plainly| {
+                let read =
+                    || Ok(self.decode_run(place, &stored, &run, &mut out, cancelled, plainly));
+                catching_panics(uri, read).unwrap_or_else(|error| Err(Unread::Error(error)))
+            };
+            let whole = match decode(true) {
+                Err(Unread::NotPlain) => decode(false),
+                done => done,
+            };
+            match whole {
+                Ok(true) => first = next,
+                Ok(false) => return Ok(false),
+                Err(Unread::Error(error)) => return Err(error),
+                Err(Unread::NotPlain) => unreachable!("no column was to be plain"),
+            }
         }
+        Ok(true)
     }
 
-    fn decode_rows(
+    /// Decodes rows of a row group, which `stored` holds.
+    fn decode_run(
         &self,
-        row_group: usize,
-        rows: Range<u64>,
+        place: Place,
+        stored: &Stored,
+        rows: &Range<usize>,
         out: &mut [&mut [u8]],
         cancelled: &dyn Fn() -> bool,
         plainly: bool,
     ) -> Result<bool, Unread> {
-        let place = self.places[row_group];
         let uri = &self.manifest.shards()[place.shard].uri;
-        let selected =
-            (rows.start - place.first_row) as usize..(rows.end - place.first_row) as usize;
-        let wanted = selected.len();
-        let mut group = self.open(place, selected, plainly)?;
+        let wanted = rows.len();
+        let mut group = self.open(place, stored, rows, plainly)?;
         let mut direct: Vec<Option<PlainColumn>> = (self.tensors.iter())
             .map(|tensor| group.plain[tensor.sole?].take_if(|column| column.is(tensor.dtype)))
             .collect();
@@ -243,7 +269,7 @@ impl Decoder {
             let Some(rows_here) = group.next(self.batch_rows.min(wanted - done), uri)? else {
                 break;
             };
-            let first_row = rows.start - place.shard_first_row + done as u64;
+            let first_row = place.first_row - place.shard_first_row + (rows.start + done) as u64;
             let next = done + rows_here.num_rows;
             let tensors = self.tensors.iter().zip(&mut direct);
             for ((tensor, direct), out) in tensors.zip(out.iter_mut()) {
@@ -342,41 +368,54 @@ impl Decoder {
         Ok(self.footers[shard].get_or_init(|| footer).clone())
     }
 
-    /// Some rows of a row group, whose bytes are all in memory then. With `plainly`, what is plain is read without parquet's reader.
-    fn open(
-        &self,
-        place: Place,
-        rows: Range<usize>,
-        plainly: bool,
-    ) -> Result<OpenGroup, DataError> {
+    /// What the file has of some rows of a row group.
+    fn fetch(&self, place: Place, runs: &[Range<usize>]) -> Result<Stored, DataError> {
         let footer = self.footer(place.shard)?;
         let shard = &self.manifest.shards()[place.shard];
-        let in_file = |info: &&ColumnInfo| !matches!(info.kind, ColumnKind::Partition(_));
-        let columns = self.manifest.columns();
-        let names: Vec<&str> = columns
-            .iter()
-            .filter(in_file)
-            .map(|info| info.name.as_str())
-            .collect();
-        let num_rows = place.num_rows as usize;
-        let selection = (rows != (0..num_rows)).then(|| {
-            RowSelection::from_consecutive_ranges(std::iter::once(rows.clone()), num_rows)
-        });
+        let columns = self.manifest.columns().iter().filter(|info| in_file(info));
+        let names: Vec<&str> = columns.map(|info| info.name.as_str()).collect();
+        let selection = selection(runs, place.num_rows as usize);
         let mask = project(&footer, &names);
         let metadata = footer.metadata();
         let ranges = stored_ranges(metadata, place.row_group, &mask, selection.as_ref());
-        let stored = ranges.iter().map(|range| range.end - range.start).sum();
+        let num_bytes = ranges.iter().map(|range| range.end - range.start).sum();
+        let charge = self.meter.charge(num_bytes);
+        let bytes = match ranges.is_empty() {
+            true => None,
+            false => Some(ShardBytes::with_ranges(
+                &self.store,
+                &shard.uri,
+                shard.size,
+                ranges,
+            )?),
+        };
+        Ok(Stored {
+            footer,
+            bytes,
+            _charge: charge,
+        })
+    }
+
+    /// Some rows of a row group. With `plainly`, what is plain is read without parquet's reader.
+    fn open(
+        &self,
+        place: Place,
+        stored: &Stored,
+        rows: &Range<usize>,
+        plainly: bool,
+    ) -> Result<OpenGroup, DataError> {
+        let Stored { footer, bytes, .. } = stored;
+        let shard = &self.manifest.shards()[place.shard];
+        let columns = self.manifest.columns();
         let mut group = OpenGroup {
             plain: columns.iter().map(|_| None).collect(),
             others: None,
-            _charge: self.meter.charge(stored),
         };
-        if ranges.is_empty() {
+        let Some(bytes) = bytes else {
             return Ok(group);
-        }
-        let bytes = ShardBytes::with_ranges(&self.store, &shard.uri, shard.size, ranges)?;
+        };
         if plainly {
-            group.plain = self.plain_columns(&bytes, &footer, place.row_group, &rows);
+            group.plain = self.plain_columns(bytes, footer, place.row_group, rows);
         }
         let others: Vec<&str> = (columns.iter().zip(&group.plain))
             .filter(|(info, plain)| plain.is_none() && in_file(info))
@@ -385,12 +424,13 @@ impl Decoder {
         if others.is_empty() {
             return Ok(group);
         }
-        let mask = project(&footer, &others);
-        let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(bytes, footer)
-            .with_row_groups(vec![place.row_group])
-            .with_projection(mask)
-            .with_batch_size(self.batch_rows);
-        if let Some(selection) = selection {
+        let mask = project(footer, &others);
+        let mut builder =
+            ParquetRecordBatchReaderBuilder::new_with_metadata(bytes.clone(), footer.clone())
+                .with_row_groups(vec![place.row_group])
+                .with_projection(mask)
+                .with_batch_size(self.batch_rows);
+        if let Some(selection) = selection(std::slice::from_ref(rows), place.num_rows as usize) {
             builder = builder.with_row_selection(selection);
         }
         let reader = builder
@@ -497,6 +537,17 @@ pub(crate) fn read_column(
         };
         reader.map(column).collect()
     })
+}
+
+/// Whether a column is one of the file's own.
+fn in_file(info: &ColumnInfo) -> bool {
+    !matches!(info.kind, ColumnKind::Partition(_))
+}
+
+/// The selection of some runs of a row group's rows; `None` for all of them.
+fn selection(runs: &[Range<usize>], num_rows: usize) -> Option<RowSelection> {
+    let all = 0..num_rows;
+    (runs != [all]).then(|| RowSelection::from_consecutive_ranges(runs.iter().cloned(), num_rows))
 }
 
 /// Where in the file the projected columns' rows lie: whole column chunks, or the pages that a selection touches where the

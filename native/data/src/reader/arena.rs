@@ -8,14 +8,25 @@ use crate::decode::Decoder;
 use crate::error::DataError;
 use crate::memory::{Charge, Meter};
 
-/// A run of rows that one task decodes.
+/// Rows of a row group that one task decodes.
 #[derive(Debug, Clone)]
 pub(super) struct Unit {
     pub(super) row_group: usize,
-    /// In the manifest's numbering.
-    pub(super) rows: Range<u64>,
-    /// Its first row in the arena.
+    /// Runs of rows in the manifest's numbering, ascending; at least one.
+    pub(super) runs: Vec<Range<u64>>,
+    /// Its first row in the arena, where the runs follow each other.
     pub(super) first: usize,
+}
+
+impl Unit {
+    pub(super) fn num_rows(&self) -> usize {
+        (self.runs.iter().map(|run| run.end - run.start).sum::<u64>()) as usize
+    }
+
+    /// Its last row's end.
+    pub(super) fn end(&self) -> u64 {
+        self.runs.last().map_or(0, |run| run.end)
+    }
 }
 
 /// Memory for the rows of some units, each tensor's rows contiguous. A unit's rows are written by the one task that claims it, and read
@@ -44,7 +55,7 @@ impl Arena {
     pub(super) fn new(units: Vec<Unit>, row_bytes: &[usize], meter: &Meter) -> Self {
         let num_rows = units
             .iter()
-            .map(|unit| unit.first + (unit.rows.end - unit.rows.start) as usize)
+            .map(|unit| unit.first + unit.num_rows())
             .max()
             .unwrap_or(0);
         let charge = meter.charge((num_rows * row_bytes.iter().sum::<usize>()) as u64);
@@ -78,12 +89,12 @@ impl Arena {
         if self.claimed[unit].swap(true, Ordering::Relaxed) {
             return Ok(true);
         }
+        let num_rows = self.units[unit].num_rows();
         let Unit {
             row_group,
-            rows,
+            runs,
             first,
         } = &self.units[unit];
-        let num_rows = (rows.end - rows.start) as usize;
         let mut out: Vec<&mut [u8]> = (self.bases.iter().zip(&self.row_bytes))
             .map(|(&base, &bytes)| {
                 // SAFETY: the buffer holds all units' rows, so these lie within it; units are disjoint, this one was claimed
@@ -91,7 +102,7 @@ impl Arena {
                 unsafe { std::slice::from_raw_parts_mut(base.add(first * bytes), num_rows * bytes) }
             })
             .collect();
-        let whole = decoder.decode(*row_group, rows.clone(), &mut out, cancelled)?;
+        let whole = decoder.decode(*row_group, runs, &mut out, cancelled)?;
         if whole {
             self.ready[unit].store(true, Ordering::Release);
             self.num_pending.fetch_sub(1, Ordering::Release);
@@ -102,7 +113,8 @@ impl Arena {
     /// Whether all units that hold some of `rows` (the manifest's numbering) may be read.
     pub(super) fn are_ready(&self, rows: &[Range<u64>]) -> bool {
         let overlap = |unit: &Unit, rows: &Range<u64>| {
-            unit.rows.start < rows.end && rows.start < unit.rows.end
+            let with = |run: &Range<u64>| run.start < rows.end && rows.start < run.end;
+            unit.runs.iter().any(with)
         };
         self.num_pending.load(Ordering::Acquire) == 0
             || (self.units.iter().zip(&self.ready)).all(|(unit, ready)| {

@@ -95,7 +95,7 @@ impl Cursor {
                          }| {
                             let unit = Unit {
                                 row_group,
-                                rows: first_row..first_row + num_rows,
+                                runs: vec![first_row..first_row + num_rows],
                                 first,
                             };
                             first += num_rows as usize;
@@ -133,22 +133,24 @@ impl Cursor {
         }
     }
 
-    /// The lane's pieces of row groups, each decoded as a whole even where it is cut into several chunks.
+    /// The lane's rows of each row group, read at once even where they are several pieces, cut into several chunks: a file without an
+    /// index of its pages gives a row group's columns as a whole or not at all.
     fn whole_units(&self, order: &SampleOrder) -> Vec<(u64, Unit)> {
         let mut units: Vec<(u64, Unit)> = Vec::new();
         for chunk in order.lane_chunks(self.lane) {
             let end = chunk.first_row + chunk.num_rows;
             match units.last_mut() {
-                Some((_, unit))
-                    if (unit.row_group, unit.rows.end) == (chunk.row_group, chunk.first_row) =>
-                {
-                    unit.rows.end = end;
+                Some((_, unit)) if unit.row_group == chunk.row_group => {
+                    match unit.runs.last_mut() {
+                        Some(run) if run.end == chunk.first_row => run.end = end,
+                        _ => unit.runs.push(chunk.first_row..end),
+                    }
                 }
                 _ => units.push((
                     u64::MAX,
                     Unit {
                         row_group: chunk.row_group,
-                        rows: chunk.first_row..end,
+                        runs: vec![chunk.first_row..end],
                         first: chunk.rows_before as usize,
                     },
                 )),
@@ -274,5 +276,5 @@ impl Stretch<'_> {
 
 /// The unit that holds a row.
 fn unit_of(units: &[(u64, Unit)], row: u64) -> usize {
-    units.partition_point(|(_, unit)| unit.rows.end <= row)
+    units.partition_point(|(_, unit)| unit.end() <= row)
 }

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use arrow_array::Float64Array;
 use bytes::Bytes;
-use flambeau_data::{BatchReader, DataError, Manifest, ReaderOptions, SampleOrder, Store};
+use flambeau_data::{BatchReader, DType, DataError, Manifest, ReaderOptions, SampleOrder, Store};
+use parquet::file::properties::EnabledStatistics;
 
 use crate::bucket::{self, Bucket};
-use crate::fixtures::{check_numbered, numbered, order_config};
+use crate::fixtures::{check_numbered, numbered, order_config, single, small_pages, write_with};
 
 fn serve(bucket: &Arc<Bucket>) -> Store {
     Store::new(&bucket::serve(bucket)).unwrap()
@@ -148,4 +150,44 @@ fn shards_are_read_from_objects() {
         }
         assert_eq!(rows, 500);
     }
+}
+
+/// A lane has several pieces of a row group that is larger than a deal; where the file has no index of its pages, each lies in the same
+/// bytes.
+#[test]
+fn a_row_group_without_an_index_is_fetched_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let values = Float64Array::from_iter_values((0..2000).map(f64::from));
+    let properties = small_pages(2000)
+        .set_dictionary_enabled(false)
+        .set_offset_index_disabled(true)
+        .set_statistics_enabled(EnabledStatistics::Chunk)
+        .build();
+    let local = write_with(
+        directory.path(),
+        "x.parquet",
+        &[("x", Arc::new(values))],
+        properties,
+    );
+    let bucket = Arc::new(Bucket::default());
+    let store = serve(&bucket);
+    let uri = "s3://bucket/x.parquet".to_owned();
+    store.put_file(&uri, local.as_ref()).unwrap();
+    let spec = single("x", DType::Float64);
+    let manifest = Arc::new(Manifest::read(&store, &[uri], &spec).unwrap());
+    let order = Arc::new(SampleOrder::new(&manifest, order_config(2, 50)).unwrap());
+    let options = ReaderOptions::default();
+    let mut reader = BatchReader::new(store, manifest, order, 0, 2, options).unwrap();
+    bucket.requests.lock().unwrap().clear();
+    reader.start(0, 0).unwrap();
+    let mut rows = 0;
+    while let Some(batch) = reader.next().unwrap() {
+        let expected: Vec<f64> = batch.row_ids.iter().map(|&id| id as f64).collect();
+        assert_eq!(batch.inputs[0].as_slice::<f64>(), expected);
+        rows += batch.num_rows;
+    }
+    assert_eq!(rows, 1000);
+    // Its footer, and its column.
+    let requests = bucket.requests.lock().unwrap();
+    assert_eq!(requests.len(), 2, "{requests:?}");
 }
