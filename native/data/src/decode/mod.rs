@@ -546,8 +546,8 @@ fn in_file(info: &ColumnInfo) -> bool {
 
 /// The selection of some runs of a row group's rows; `None` for all of them.
 fn selection(runs: &[Range<usize>], num_rows: usize) -> Option<RowSelection> {
-    let all = 0..num_rows;
-    (runs != [all]).then(|| RowSelection::from_consecutive_ranges(runs.iter().cloned(), num_rows))
+    let is_all = matches!(runs, [run] if *run == (0..num_rows));
+    (!is_all).then(|| RowSelection::from_consecutive_ranges(runs.iter().cloned(), num_rows))
 }
 
 /// Where in the file the projected columns' rows lie: whole column chunks, or the pages that a selection touches where the

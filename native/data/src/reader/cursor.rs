@@ -93,9 +93,10 @@ impl Cursor {
                              num_rows,
                              ..
                          }| {
+                            let run = first_row..first_row + num_rows;
                             let unit = Unit {
                                 row_group,
-                                runs: vec![first_row..first_row + num_rows],
+                                runs: vec![run],
                                 first,
                             };
                             first += num_rows as usize;
@@ -139,18 +140,19 @@ impl Cursor {
         let mut units: Vec<(u64, Unit)> = Vec::new();
         for chunk in order.lane_chunks(self.lane) {
             let end = chunk.first_row + chunk.num_rows;
+            let run = chunk.first_row..end;
             match units.last_mut() {
                 Some((_, unit)) if unit.row_group == chunk.row_group => {
                     match unit.runs.last_mut() {
-                        Some(run) if run.end == chunk.first_row => run.end = end,
-                        _ => unit.runs.push(chunk.first_row..end),
+                        Some(last) if last.end == run.start => last.end = end,
+                        _ => unit.runs.push(run),
                     }
                 }
                 _ => units.push((
                     u64::MAX,
                     Unit {
                         row_group: chunk.row_group,
-                        runs: vec![chunk.first_row..end],
+                        runs: vec![run],
                         first: chunk.rows_before as usize,
                     },
                 )),
