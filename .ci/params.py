@@ -249,6 +249,9 @@ OBJECTS = {
     "metrics": ("Any", "None", "A list of names and callables, or a dict of them by name."),
     "lrScheduler": ("Any", "None", "A callable that makes torch's scheduler of the optimizer."),
     "lrSchedulerInterval": ("str", '"epoch"', "After what it takes a step: epoch or step."),
+    "preprocess": ("Any", "None", "What makes the module's inputs of a flambeau.preprocessing.Batch."),
+    "validationPreprocess": ("Any", "None", "In place of preprocess for rows that are validated or scored."),
+    "preprocessThreads": ("int", "2", "In how many threads of each worker preprocess runs."),
     "callbacks": (
         "list[Callback] | None",
         "None",
@@ -546,7 +549,8 @@ HEAD = """# Params
 
 Every param of the estimators that has a JSON value; `model`, `loss`, `optimizer`, `metrics` and Python's
 `callbacks` and `runtime` are told of in [the guide](guide.md), `lrScheduler` and `lrSchedulerInterval` on
-[the page about training code](training-code.md). This page is made from
+[the page about training code](training-code.md), `preprocess` and what belongs to it on
+[another](preprocessing.md). This page is made from
 [the schema of the training job](training-job.schema.json) by `make params`.
 """
 

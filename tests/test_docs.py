@@ -10,7 +10,7 @@ import pytest
 from spark_program import outcome_of
 
 ROOT = Path(__file__).resolve().parent.parent
-GUIDES = ["guide", "callbacks", "in-the-hand", "prepared-data", "search"]
+GUIDES = ["guide", "callbacks", "in-the-hand", "prepared-data", "preprocessing", "search"]
 PAGES = ["README.md", *(f"docs/{name}.md" for name in GUIDES)]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
 

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import nbformat
 import pytest
@@ -27,3 +28,40 @@ def test_is_committed_with_its_outputs(path: Path) -> None:
     outputs = [output for cell in cells for output in cell.outputs]
     assert not [output for output in outputs if output.output_type == "error"]
     assert any("image/png" in output.get("data", {}) for output in outputs)
+
+
+_FOLLOWS = """
+import threading
+from flambeau._spark.fit.display import display_of
+
+start = {"kind": "start", "epoch": 0, "step": 0, "epochs": 3, "stepsPerEpoch": 2}
+epoch = {"kind": "epoch", "rowsPerSecond": 1.0, "validationLoss": None}
+display = display_of(1)
+
+def follow():
+    display.show(start)
+    for number, loss in enumerate([4.0, 2.0, 1.0]):
+        display.show(epoch | {"epoch": number, "steps": 2 * number + 2, "loss": loss})
+        if number == 1:  # started again from the first epoch's checkpoint
+            display.show(start | {"epoch": 1, "step": 2})
+            display.show(epoch | {"epoch": 1, "steps": 4, "loss": 3.0})
+    display.close()
+
+thread = threading.Thread(target=follow)  # as a fit has it
+thread.start()
+thread.join()
+"""
+
+
+def test_a_curve_grows_in_its_place_beside_the_bar(tmp_path: Path) -> None:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(_FOLLOWS)])
+    NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [output.get("data", {}).get("text/html", "") for output in notebook.cells[0].outputs]
+    [curve] = [html for html in shown if "<svg" in html]
+    root = ElementTree.fromstring(curve)
+    [line] = root.iter("{http://www.w3.org/2000/svg}polyline")
+    points = [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    assert len(points) == 3 and xs[1] - xs[0] == xs[2] - xs[1] > 0
+    # 4, 3 and 1, from the top down.
+    assert ys[2] - ys[1] == pytest.approx(2 * (ys[1] - ys[0]), abs=0.2)

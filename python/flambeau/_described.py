@@ -33,14 +33,14 @@ class Input:
     ----------
     name : the argument of the module's forward, or what the params call the input.
     columns : the columns that it is made of.
-    dtype : the tensor's type: float32, float64, int64, bool or uint8.
-    shape : that of one row: () for a single number.
+    dtype : the tensor's type: float32, float64, int64, bool or uint8; for preprocess string or binary too.
+    shape : that of one row: () for a single number; None for arrays of any length, which preprocess takes.
     """
 
     name: str
     columns: tuple[str, ...]
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,7 @@ class Described(Fitted, HasOutputColumns):
             bestEpoch=self._history.get("bestEpoch"),
             **counts,
             bottleneck=None if bottleneck is None else Bottleneck.of(bottleneck),
+            timeline=self._timeline,
         )
 
     @property
@@ -142,8 +143,14 @@ class Described(Fitted, HasOutputColumns):
 
     @property
     def inputs(self) -> tuple[Input, ...]:
-        """What the module was trained on, in the order of forward's arguments."""
-        return tuple(Input(t.name, t.columns, t.dtype, t.shape or ()) for t in self._inputs)
+        """What the module was trained on, in the order of forward's arguments, or the columns that
+        `preprocess` makes those of.
+        """
+        lists = self._scored is not None
+        return tuple(
+            Input(t.name, t.columns, t.dtype, t.shape if t.shape is not None or lists else ())
+            for t in self._inputs
+        )
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -241,6 +248,6 @@ class Described(Fitted, HasOutputColumns):
 
 def _input_text(tensor: Input, columns: bool = False) -> str:
     """An input in a line: `features: float32[4]`, with its columns where they are asked for."""
-    sizes = ", ".join(map(str, tensor.shape))
+    sizes = "..." if tensor.shape is None else ", ".join(map(str, tensor.shape))
     text = f"{tensor.name}: {tensor.dtype}[{sizes}]"
     return f"{text} of {', '.join(tensor.columns)}" if columns else text

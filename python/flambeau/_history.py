@@ -82,6 +82,7 @@ class TrainingSummary:
     numValidationRows : the number of validation rows.
     trainingSeconds : seconds that the training took on the workers, None where it is not known.
     bottleneck : what held the training up most, None where it is not known.
+    timeline : the URI of the timeline that `profile` asked for, None where there is none.
     """
 
     objectiveHistory: list[float]
@@ -92,6 +93,7 @@ class TrainingSummary:
     numValidationRows: int
     trainingSeconds: float | None
     bottleneck: Bottleneck | None = None
+    timeline: str | None = None
 
 
 def columns(history: Mapping[str, Any], num_validation_rows: int = 0) -> dict[str, list[Any]]:

@@ -28,13 +28,9 @@ def plotted(
                 f"the history has no column {name!r}, but {', '.join(figures(history))}"
                 f"{suggestion(name, history)}"
             )
-    try:
-        from matplotlib import pyplot
-        from matplotlib.ticker import MaxNLocator
-    except ImportError as error:
-        raise FlambeauError("plot needs matplotlib: pip install flambeau[plot]") from error
-    if ax is None:
-        _, ax = pyplot.subplots()
+    ax = axes_of(ax)
+    from matplotlib.ticker import MaxNLocator
+
     epochs = history["epoch"]
     for name in names:
         values = [float("nan") if value is None else value for value in history[name]]
@@ -48,3 +44,14 @@ def plotted(
     if names:
         ax.legend()
     return ax
+
+
+def axes_of(ax: Axes | None) -> Axes:
+    """The axes to draw on: those that are given, else new ones. Raises FlambeauError where there is no
+    matplotlib.
+    """
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise FlambeauError("plot needs matplotlib: pip install flambeau[plot]") from error
+    return pyplot.subplots()[1] if ax is None else ax

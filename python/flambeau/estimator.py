@@ -18,6 +18,7 @@ from flambeau._shown import lines, page
 from flambeau._spark.fit.fit import Fit
 from flambeau._spark.fit.multiple import Fits
 from flambeau._spark.fit.prepare import prepare
+from flambeau._spark.fit.range_test import range_test
 from flambeau._spark.fit.trainable import Trainable, is_object
 from flambeau._spark.rows.prepared import PreparedData
 from flambeau._spark.rows.sources import ParquetRows, rows_of
@@ -31,6 +32,8 @@ from flambeau.params.objects import params_text
 if TYPE_CHECKING:
     from pyspark.ml._typing import ParamMap
     from pyspark.sql import DataFrame
+
+    from flambeau._range_test import RangeTest
 
 log = logging.getLogger("flambeau")
 
@@ -107,6 +110,20 @@ class TorchEstimator(HasConstructor, Trainable, Estimator["TorchModel"], MLWrita
         """
         spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
         return cast("TorchModel", Fit.of(self, ParquetRows(spark, path)).run())
+
+    def findLearningRate(
+        self, dataset: DataFrame, minRate: float = 1e-8, maxRate: float = 1.0, numSteps: int = 100
+    ) -> RangeTest:
+        """A learning rate range test: trains with a rate that grows by the same factor from step to step,
+        from `minRate` to `maxRate` in `numSteps`, and tells the losses; `suggestion()` is the rate at which
+        they fall most steeply. It ends early where the loss is four times its least, both smoothed.
+
+        It trains as `fit` does on these params, but for schedules, callbacks, checkpoints, files of
+        TensorBoard's, validation and `emaDecay`; the estimator stays as it is, and nothing stays in the work
+        directory. Every parameter group of the optimizer has the rate of the test. Raises ParamError for what
+        is no range, and for a module whose configure_optimizers returns a scheduler.
+        """
+        return range_test(self, rows_of(dataset), minRate, maxRate, numSteps)
 
     def write(self) -> MLWriter:
         """A writer that saves the params as Spark ML does, and the objects beside them."""

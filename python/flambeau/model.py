@@ -23,6 +23,7 @@ from flambeau._spark.columns import (
     find_field,
     quoted,
     resolve_inputs,
+    resolve_raw,
     resolve_tensor,
 )
 from flambeau._spark.files import fetched
@@ -105,6 +106,11 @@ class TorchModel(
             else:
                 # The types of its columns say nothing.
                 columns, tensors = local.of_nothing(self._inputs)
+        elif self._scored is not None:
+            raise ParamError(
+                "predict: the model has a preprocess, which takes columns: give a pandas DataFrame with "
+                f"{', '.join(tensor.columns[0] for tensor in self._inputs)}"
+            )
         else:
             columns, tensors = local.of_arrays(data, self._inputs)
         with fetched(self._weights) as path:
@@ -139,6 +145,8 @@ class TorchModel(
         wide = is_wide(instantiate(self._programs))
         labels = resolve_labels(dataset.schema, self, self._label_dtype, wide)
         by_name = self.getInputNames() is not None
+        if self._scored is not None:
+            by_name = self._scored.preprocessing.by_name
         return evaluation.evaluated(dataset, scorer, columns, labels, objects, by_name)
 
     def udf(self, name: str | None = None) -> Any:
@@ -219,6 +227,11 @@ class TorchModel(
         if not outputs:
             return dataset
         columns, tensors = self._columns_of(dataset)
+        if self.getRuntime() == "native" and self._scored is not None:
+            raise ParamError(
+                "runtime is 'native', which scores in the JVM, and the model has a preprocess, which is "
+                "Python's: set runtime to 'python'"
+            )
         if self.getRuntime() == "native":
             return native_scoring.transform(self, dataset)
         wanted = [param for param, _ in outputs]
@@ -243,6 +256,8 @@ class TorchModel(
         """The module's inputs in terms of a schema's columns, with the types and shapes that were trained on.
         Raises DataError and ParamError where they cannot be had.
         """
+        if self._scored is not None:
+            return self._columns_for_preprocess(schema)
         found = resolve_inputs(schema, self, [tensor.name for tensor in self._inputs])
         if len(found) != len(self._inputs):
             trained = ", ".join(tensor.name for tensor in self._inputs)
@@ -258,6 +273,28 @@ class TorchModel(
                 raise DataError(
                     f"input {now.name!r} ({', '.join(now.columns)}) has {tensor.size} numbers in a row, "
                     f"where {wanted} were trained on"
+                )
+            tensors.append(replace(then, name=now.name, columns=now.columns))
+        return tensors
+
+    def _columns_for_preprocess(self, schema: StructType) -> list[TensorColumns]:
+        """The columns of a schema in the places of those that `preprocess` was trained on. Raises DataError
+        and ParamError where they are others.
+        """
+        found = resolve_raw(schema, self)
+        if len(found) != len(self._inputs):
+            trained = ", ".join(tensor.name for tensor in self._inputs)
+            raise ParamError(
+                f"the params name {len(found)} columns, and preprocess was trained on {len(self._inputs)}: "
+                f"{trained}"
+            )
+        tensors = []
+        for now, then in zip(found, self._inputs, strict=True):
+            text = ("string", "binary")
+            if now.dtype != then.dtype and (now.dtype in text or then.dtype in text):
+                raise DataError(
+                    f"column {now.name!r} is {now.dtype}, where preprocess was trained on {then.dtype}: "
+                    "cast it"
                 )
             tensors.append(replace(then, name=now.name, columns=now.columns))
         return tensors
@@ -282,6 +319,7 @@ class TorchModel(
             sys_path=tuple(sys.path),
             device=self.getDevice(),
             gpu_tasks=gpu_tasks,
+            scored=self._scored,
         )
 
     def _output_columns(self) -> list[tuple[str, str]]:

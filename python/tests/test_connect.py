@@ -15,6 +15,7 @@ from torch import nn
 
 from flambeau import PreparedData, TorchRegressor
 from flambeau._spark import session
+from flambeau._spark.labels import labelled
 
 
 class Slow(nn.Module):
@@ -98,3 +99,16 @@ def test_an_interrupt_cancels_the_stage(any_spark: SparkSession, tmp_path: Path)
     assert (
         any_spark.range(0, 2, 1, 2).mapInArrow(lambda batches: batches, "id long", barrier=True).count() == 2
     )
+
+
+def test_the_jobs_of_a_fit_have_a_tag_that_says_which_part_of_it(connect_session: SparkSession) -> None:
+    connect_session.addTag("mine")
+    with labelled(connect_session, "TorchRegressor_1") as say:
+        say("train, attempt 1")
+        assert connect_session.getTags() == {"mine", "TorchRegressor_1: train attempt 1"}
+        # Jobs run with it.
+        assert connect_session.range(3).count() == 3
+        say("clean up")
+        assert connect_session.getTags() == {"mine", "TorchRegressor_1: clean up"}
+    assert connect_session.getTags() == {"mine"}
+    connect_session.clearTags()

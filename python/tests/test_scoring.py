@@ -17,10 +17,10 @@ import torch
 from heap import Heap
 from torch import Tensor, nn
 
+from flambeau._input_rows import InputRows
 from flambeau._saved.program import dump_skeleton, probe_output
 from flambeau._saved.weights import save_module
 from flambeau._score.heads import Head
-from flambeau._score.input_rows import InputRows
 from flambeau._score.scoring import Scorer
 from flambeau._tensors import TensorColumns
 

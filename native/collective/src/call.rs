@@ -39,6 +39,11 @@ impl Operation {
         .find(|op| *op as u8 == code)
     }
 
+    /// Whether none of the ranks ends before all have begun.
+    pub(crate) fn is_of_all(self) -> bool {
+        self != Operation::Broadcast
+    }
+
     pub(crate) fn reduces(self) -> bool {
         matches!(self, Operation::AllReduce | Operation::ReduceScatter)
     }

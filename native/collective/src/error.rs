@@ -5,6 +5,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::liveness::phase::{self, LateRank};
+
 /// The result of everything in this crate.
 pub type Result<T> = std::result::Result<T, CollectiveError>;
 
@@ -54,14 +56,17 @@ impl fmt::Display for LossCause {
 #[non_exhaustive]
 pub enum CollectiveError {
     /// Some ranks did not take part before the deadline.
-    #[error("{operation} #{sequence} waited {waited:.1?} for {}", list(missing))]
+    #[error(
+        "{operation} #{sequence} waited {waited:.1?} for {}",
+        phase::list(missing)
+    )]
     Timeout {
         /// The operation that waited.
         operation: String,
         /// Its number in the group, from 1; 0 while the group was being made.
         sequence: u64,
-        /// The ranks that had not come.
-        missing: Vec<Peer>,
+        /// The ranks that had not come, and what each was last known to be in.
+        missing: Vec<LateRank>,
         /// How long the wait was.
         waited: Duration,
     },
@@ -197,17 +202,6 @@ impl CollectiveError {
             message: message.into(),
         }
     }
-}
-
-fn list(peers: &[Peer]) -> String {
-    if peers.is_empty() {
-        return "its peers".into();
-    }
-    peers
-        .iter()
-        .map(Peer::to_string)
-        .collect::<Vec<_>>()
-        .join(", ")
 }
 
 fn describe(calls: &[(Peer, String)]) -> String {

@@ -62,7 +62,8 @@ pub use bootstrap::{Rendezvous, TcpRendezvous, host_name};
 pub use buffer::{DType, Device, RawBuffer, ReduceOp, Stream};
 pub use call::part_of;
 pub use error::{CollectiveError, LossCause, Peer, Result};
-pub use group::{ProcessGroup, Work};
+pub use group::{CallRecord, ProcessGroup, Work};
+pub use liveness::phase::{LateRank, Phase, Stall};
 pub use memory::GroupBuffer;
 pub use nccl::{
     CudaRuntime, DeviceRuntime, Event, Gpu, NcclGroup, NcclLibrary, NcclMeeting, NcclOptions,

@@ -38,6 +38,7 @@ impl Table {
             }],
             labels: vec![],
             weight: None,
+            raw_columns: vec![],
         };
         let store = Store::new(&HashMap::new()).expect("a store");
         let uri = path.display().to_string();

@@ -1,5 +1,7 @@
 //! What the reader hands out.
 
+use arrow_array::RecordBatch;
+
 use crate::buffer::AlignedBuffer;
 use crate::spec::DType;
 
@@ -68,6 +70,8 @@ impl HostTensor {
 /// The rows of one rank in one global batch.
 #[derive(Debug)]
 pub struct Batch {
+    /// The epoch that the reader was started on, counted from 0.
+    pub epoch: u64,
     /// The number of the batch within its epoch, counted from 0.
     pub index: u64,
     /// Rows in every tensor; 0 where the rank has none of it.
@@ -78,6 +82,8 @@ pub struct Batch {
     pub labels: Vec<HostTensor>,
     /// `[rows]`, where the spec has a weight.
     pub weight: Option<HostTensor>,
+    /// The columns that stay as they are, in the spec's order; `None` where it has none. They hold no nulls.
+    pub raw: Option<RecordBatch>,
     /// The rows' numbers in the manifest's order.
     pub row_ids: Vec<u64>,
 }

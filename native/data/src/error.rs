@@ -107,6 +107,16 @@ pub enum DataError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A batch whose values take more than 2 GiB in one column.
+    #[error(
+        "the {num_rows} rows of a batch do not fit one Arrow array of 2 GiB a column: lower batchSize ({reason})"
+    )]
+    BatchTooLarge {
+        /// Rows of the batch.
+        num_rows: usize,
+        /// What Arrow says.
+        reason: String,
+    },
     /// A column of a type that cannot become the tensor's dtype.
     #[error(
         "column `{column}` has type {found}, which cannot become {dtype}; allowed: {allowed}. {mend}"

@@ -42,8 +42,13 @@ impl Manifest {
                 num_shards: uris.len(),
             });
         }
+        check_raw(&footers, &spec.raw_columns)?;
+        let raw_bytes = footers
+            .iter()
+            .map(|footer| raw_bytes(footer, &spec.raw_columns))
+            .fold(0, u64::saturating_add);
         let columns = spec
-            .columns()
+            .tensor_columns()
             .into_iter()
             .map(|name| resolve_column(store, &footers, spec, name));
         let columns = columns.collect::<Result<Vec<_>, _>>()?;
@@ -64,8 +69,50 @@ impl Manifest {
             columns,
             shards,
             num_rows,
+            raw_bytes_per_row: raw_bytes.div_ceil(num_rows),
         })
     }
+}
+
+/// Refuses columns that are not in all shards, with one type.
+fn check_raw(footers: &[Footer], columns: &[String]) -> Result<(), DataError> {
+    for name in columns {
+        let mut first: Option<&DataType> = None;
+        for footer in footers {
+            let schema = footer.metadata.schema();
+            let Some((_, field)) = schema.column_with_name(name) else {
+                return Err(missing(footer, name));
+            };
+            let expected = *first.get_or_insert(field.data_type());
+            if expected != field.data_type() {
+                return Err(DataError::MixedTypes {
+                    column: name.clone(),
+                    uri: footer.shard.uri.clone(),
+                    expected: describe(expected),
+                    got: describe(field.data_type()),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a shard's rows of these columns take in memory, as far as its footer tells: byte strings as they are where it says so,
+/// else all values as they lie in the file once decompressed.
+fn raw_bytes(footer: &Footer, columns: &[String]) -> u64 {
+    let names: Vec<&str> = columns.iter().map(String::as_str).collect();
+    let mask = project(&footer.metadata, &names);
+    let groups = footer.metadata.metadata().row_groups().iter();
+    let leaves = groups.flat_map(|group| group.columns().iter().enumerate());
+    leaves
+        .filter(|(leaf, _)| mask.leaf_included(*leaf))
+        .map(|(_, column)| {
+            let size = column
+                .unencoded_byte_array_data_bytes()
+                .unwrap_or_else(|| column.uncompressed_size());
+            u64::try_from(size).unwrap_or(0)
+        })
+        .fold(0, u64::saturating_add)
 }
 
 /// One shard's footer.

@@ -98,6 +98,9 @@ pub struct Manifest {
     pub(crate) columns: Vec<ColumnInfo>,
     pub(crate) shards: Vec<Shard>,
     pub(crate) num_rows: u64,
+    /// What a row of the columns that stay as they are takes in memory, on average over all rows, rounded up.
+    #[serde(default)]
+    pub(crate) raw_bytes_per_row: u64,
 }
 
 /// A manifest in short, for messages and front ends.
@@ -110,7 +113,7 @@ pub struct ManifestSummary {
     pub num_shards: usize,
     /// Row groups of all files.
     pub num_row_groups: usize,
-    /// Bytes of one row over all tensors.
+    /// Bytes of one row, as [`Manifest::bytes_per_row`] has them.
     pub bytes_per_row: u64,
     /// The columns that the spec uses.
     pub columns: Vec<ColumnInfo>,
@@ -194,12 +197,15 @@ impl Manifest {
         self.num_rows
     }
 
-    /// Bytes of one row over all tensors.
+    /// Bytes of one row over all tensors, and of the columns that stay as they are what a row of them takes on average, as
+    /// far as footers tell.
     pub fn bytes_per_row(&self) -> u64 {
-        self.spec
+        let of_tensors: u64 = self
+            .spec
             .tensors()
             .map(|tensor| (tensor.elements().unwrap_or(0) * tensor.dtype.size()) as u64)
-            .sum()
+            .sum();
+        of_tensors.saturating_add(self.raw_bytes_per_row)
     }
 
     /// The manifest in short.

@@ -86,6 +86,10 @@ pub struct DatasetSpec {
     /// One weight a row: a single column of finite numbers >= 0.
     #[serde(default)]
     pub weight: Option<TensorSpec>,
+    /// Columns that a batch holds as they are, beside the tensors: numbers, strings, bytes, and lists of any length, for
+    /// whoever makes the model's arguments of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub raw_columns: Vec<String>,
 }
 
 impl DatasetSpec {
@@ -94,22 +98,26 @@ impl DatasetSpec {
         self.inputs.iter().chain(&self.labels).chain(&self.weight)
     }
 
-    /// Every column once, in the order of first use.
-    pub fn columns(&self) -> Vec<&str> {
-        let mut columns: Vec<&str> = Vec::new();
-        for column in self.tensors().flat_map(|tensor| &tensor.columns) {
-            if !columns.contains(&column.as_str()) {
-                columns.push(column);
-            }
-        }
-        columns
+    /// Every column of a tensor once, in the order of first use.
+    pub fn tensor_columns(&self) -> Vec<&str> {
+        unique(self.tensors().flat_map(|tensor| &tensor.columns))
     }
 
-    /// Whether the spec makes sense by itself: at least one input, columns in every tensor, unique names, a scalar weight.
+    /// Every column once: those of the tensors, then those that stay as they are.
+    pub fn columns(&self) -> Vec<&str> {
+        let of_tensors = self.tensors().flat_map(|tensor| &tensor.columns);
+        unique(of_tensors.chain(&self.raw_columns))
+    }
+
+    /// Whether the spec makes sense by itself: at least one input or column as it is, columns in every tensor, unique names, a
+    /// scalar weight.
     pub fn validate(&self) -> Result<(), DataError> {
         let fail = |reason: String| Err(DataError::InvalidSpec { reason });
-        if self.inputs.is_empty() {
+        if self.inputs.is_empty() && self.raw_columns.is_empty() {
             return fail("at least one input tensor is needed".into());
+        }
+        if let Some(column) = repeated(&self.raw_columns) {
+            return fail(format!("the column `{column}` is named twice"));
         }
         for group in [&self.inputs, &self.labels] {
             for (index, tensor) in group.iter().enumerate() {
@@ -149,4 +157,21 @@ impl DatasetSpec {
         }
         Ok(())
     }
+}
+
+/// Each name once, in the order in which it comes first.
+fn unique<'a>(names: impl Iterator<Item = &'a String>) -> Vec<&'a str> {
+    let mut found: Vec<&str> = Vec::new();
+    for name in names {
+        if !found.contains(&name.as_str()) {
+            found.push(name);
+        }
+    }
+    found
+}
+
+/// The first name that stood before.
+fn repeated(names: &[String]) -> Option<&str> {
+    let again = |(index, name): (usize, &String)| names[..index].contains(name);
+    (names.iter().enumerate().find(|&one| again(one))).map(|(_, name)| name.as_str())
 }

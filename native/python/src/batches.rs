@@ -13,12 +13,13 @@ use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
+use crate::arrow::PyArrowBatch;
 use crate::dlpack;
 use crate::error;
 use crate::signals::Signals;
 
 /// The batches of training rows that one rank of a job sees. Iterating gives batches with the items `index` (its number within the epoch), `num_rows`, `inputs` and `labels` (lists of
-/// DLPack capsules), `weight` (a capsule or None) and `row_ids` (a list of ints), to the end of the epoch that `start` chose.
+/// DLPack capsules), `weight` (a capsule or None), `raw` (an Arrow batch or None) and `row_ids` (a list of ints), to the end of the epoch that `start` chose.
 #[pyclass(frozen, name = "BatchReader", module = "flambeau._native")]
 pub(crate) struct PyBatchReader {
     reader: Mutex<BatchReader>,
@@ -123,6 +124,7 @@ pub(crate) struct PyBatch {
     labels: Py<PyList>,
     weight: Option<Py<PyAny>>,
     row_ids: Vec<u64>,
+    raw: Option<Py<PyArrowBatch>>,
 }
 
 impl PyBatch {
@@ -144,6 +146,10 @@ impl PyBatch {
             labels: capsules(batch.labels)?,
             weight: weight.transpose()?,
             row_ids: batch.row_ids,
+            raw: batch
+                .raw
+                .map(|raw| Py::new(py, PyArrowBatch(raw)))
+                .transpose()?,
         })
     }
 }
@@ -157,6 +163,7 @@ impl PyBatch {
             "inputs" => Ok(self.inputs.bind(py).clone().into_any()),
             "labels" => Ok(self.labels.bind(py).clone().into_any()),
             "weight" => self.weight.as_ref().into_bound_py_any(py),
+            "raw" => self.raw.as_ref().into_bound_py_any(py),
             "row_ids" => self.row_ids.as_slice().into_bound_py_any(py),
             _ => Err(PyKeyError::new_err(name.to_owned())),
         }

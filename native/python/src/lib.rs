@@ -5,6 +5,7 @@
 //! detaches from the interpreter and asks for signals.
 
 mod allocator;
+mod arrow;
 mod batches;
 mod callbacks;
 mod device_gradients;

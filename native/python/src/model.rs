@@ -16,6 +16,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyBytes, PyTuple};
 
+use crate::arrow::PyArrowBatch;
 use crate::device_gradients::PyDeviceGradients;
 use crate::dlpack;
 use crate::gradient_sink::PyGradientSink;
@@ -31,6 +32,8 @@ pub(crate) struct PyModel {
     optimizer_step: Py<PyAny>,
     /// Where it computes.
     device: Device,
+    /// How many batches its `preprocess` is to be ahead.
+    num_ahead: usize,
 }
 
 impl PyModel {
@@ -38,6 +41,7 @@ impl PyModel {
         Ok(PyModel {
             train_batch: adapter.getattr("train_batch")?.unbind(),
             optimizer_step: adapter.getattr("optimizer_step")?.unbind(),
+            num_ahead: adapter.getattr("batches_ahead")?.extract()?,
             adapter: adapter.clone().unbind(),
             device: Device::Cpu,
         })
@@ -181,23 +185,44 @@ impl Model for PyModel {
         }
     }
 
-    fn looks_ahead(&self) -> bool {
-        self.device != Device::Cpu
+    fn looks_ahead(&self) -> usize {
+        match self.device {
+            Device::Cpu => self.num_ahead,
+            Device::Cuda(_) => 1,
+        }
     }
 
-    fn stage(&mut self, batch: Batch) -> Result<StagedBatch, ModelError> {
-        if self.device == Device::Cpu {
-            return Ok(batch.into());
-        }
+    fn stage(&mut self, mut batch: Batch, is_training: bool) -> Result<StagedBatch, ModelError> {
         let num_rows = batch.num_rows;
-        let staged = Python::attach(|py| {
-            self.adapter
-                .call_method1(py, "stage", arguments(py, batch)?)
-        })?;
+        let staged = if let Some(raw) = batch.raw.take() {
+            Python::attach(|py| {
+                let (epoch, row_ids) = (batch.epoch, std::mem::take(&mut batch.row_ids));
+                let (_, labels, weight, num_rows) = arguments(py, batch)?;
+                let raw = Bound::new(py, PyArrowBatch(raw))?;
+                let arguments = (raw, labels, weight, num_rows, row_ids, epoch, is_training);
+                self.adapter.call_method1(py, "prepare", arguments)
+            })?
+        } else if self.device == Device::Cpu {
+            return Ok(batch.into());
+        } else {
+            Python::attach(|py| {
+                self.adapter
+                    .call_method1(py, "stage", arguments(py, batch)?)
+            })?
+        };
         Ok(StagedBatch {
             num_rows,
             data: StagedData::Device(Box::new(staged)),
         })
+    }
+
+    fn await_staged(&mut self, batch: &StagedBatch) -> Result<(), ModelError> {
+        if let (Device::Cpu, StagedData::Device(staged)) = (self.device, &batch.data)
+            && let Some(staged) = staged.downcast_ref::<Py<PyAny>>()
+        {
+            Python::attach(|py| staged.call_method0(py, "result"))?;
+        }
+        Ok(())
     }
 
     fn parameters(&mut self) -> Result<Vec<ParameterInfo>, ModelError> {

@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use flambeau_data::DataError;
 use flambeau_train::checkpoint::{self, KeptCheckpoint};
 
+use crate::logs::LOGS;
 use crate::work_directory::{KEPT, WorkDirectory};
 
 /// Removes all that those attempts left but for their newest `num` checkpoints with weights, and describes these, oldest
-/// first. Of two after as many steps that of the later attempt is taken, which went on from what the earlier one had.
+/// first; with `keeps_logs` what their ranks wrote stays too. Of two after as many steps that of the later attempt is taken, which went on from what the earlier one had.
 ///
 /// # Errors
 ///
@@ -19,6 +20,7 @@ pub(crate) fn keep_newest(
     attempts: &[String],
     failed: &[String],
     num: usize,
+    keeps_logs: bool,
 ) -> Result<Vec<KeptCheckpoint>, DataError> {
     let roots: Vec<String> = attempts
         .iter()
@@ -38,7 +40,9 @@ pub(crate) fn keep_newest(
     let ends = roots.iter().map(|root| {
         if kept.iter().any(|kept| is_below(&kept.uri, root)) {
             mark(root)?;
-            remove_others(work, root, &kept)
+            remove_others(work, root, &kept, keeps_logs)
+        } else if keeps_logs && !work.store.list(&format!("{root}/{LOGS}"))?.is_empty() {
+            remove_others(work, root, &[], true)
         } else {
             work.store.delete_prefix(root)
         }
@@ -73,11 +77,12 @@ fn newest(
     Ok(found.into_values().skip(too_many).collect())
 }
 
-/// Removes what an attempt left beside the checkpoints that are kept.
+/// Removes what an attempt left beside the checkpoints that are kept, and the logs where they are.
 fn remove_others(
     work: &WorkDirectory<'_>,
     root: &str,
     kept: &[KeptCheckpoint],
+    keeps_logs: bool,
 ) -> Result<(), DataError> {
     let mut parts = BTreeSet::new();
     for uri in work.store.list(root)? {
@@ -89,6 +94,9 @@ fn remove_others(
         ));
     }
     parts.remove(&format!("{root}/{KEPT}"));
+    if keeps_logs {
+        parts.remove(&format!("{root}/{LOGS}"));
+    }
     for part in parts {
         if !kept.iter().any(|kept| kept.uri == part) {
             work.store.delete_prefix(&part)?;

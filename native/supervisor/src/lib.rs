@@ -14,6 +14,7 @@ mod claim;
 mod error;
 mod failure;
 mod id;
+mod logs;
 mod prepared;
 mod question;
 mod rows;

@@ -139,6 +139,7 @@ pub(crate) fn seal(work: &WorkDirectory<'_>, draft: Draft) -> Result<Prepared, S
         inputs: draft.columns.iter().map(as_it_lies).collect(),
         labels: vec![],
         weight: None,
+        raw_columns: vec![],
     };
     let found = match Manifest::read(work.store, &uris, &spec) {
         Err(DataError::EmptyDataset { .. }) => None,
@@ -292,6 +293,7 @@ pub(crate) fn data(
             .weight
             .map(|tensor| place(tensor, Role::Weight))
             .transpose()?,
+        raw_columns: asked.raw_columns,
     };
     let is_read = |file: &&File| without_fold.is_none() || file.fold != without_fold;
     let (validation, train): (Vec<&File>, Vec<&File>) = prepared

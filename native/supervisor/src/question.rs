@@ -14,6 +14,7 @@ use crate::claim::{self, Claim};
 use crate::error::SupervisorError;
 use crate::failure::{Ended, judge};
 use crate::id::new_id;
+use crate::logs;
 use crate::prepared::{self, Draft, Prepared, Split};
 use crate::rows;
 use crate::run::{self, Identity, RunFile};
@@ -52,7 +53,12 @@ enum Question {
         #[serde(default)]
         failed: Vec<String>,
         num: usize,
+        /// Whether what their ranks wrote stays too.
+        #[serde(default)]
+        logs: bool,
     },
+    /// The ends of what the ranks of an attempt wrote: `[{"rank", "uri", "lines"}]`.
+    LogEnds { attempt: String },
     /// A text for each file: the SHA-256 of its bytes, or with `ends` its size and that of its end.
     DigestFiles { files: Vec<String>, ends: bool },
     /// What is there of a run, `{"readsAll", "run"}`, or null.
@@ -145,7 +151,15 @@ fn answered(work: &WorkDirectory<'_>, question: Question) -> Result<Value, Super
             attempts,
             failed,
             num,
-        } => json(keep_newest(work, &plain(attempts)?, &plain(failed)?, num)?),
+            logs,
+        } => json(keep_newest(
+            work,
+            &plain(attempts)?,
+            &plain(failed)?,
+            num,
+            logs,
+        )?),
+        Question::LogEnds { attempt } => json(logs::ends(work, &plain(vec![attempt])?[0])?),
         Question::DigestFiles { files, ends } => json(rows::digests(work.store, &files, ends)?),
         Question::ReadRun { id } => json(run::read(work, &id)?),
         Question::CompareRun { id, run, what } => json(run::compare(work, &id, run, what)?),

@@ -14,7 +14,7 @@ use crate::work_directory::WorkDirectory;
 const FORMAT: u32 = 4;
 
 /// What a run may change between its fits, since no bit of its result depends on it.
-const FREE: [&str; 21] = [
+const FREE: [&str; 22] = [
     "checkpointInterval",
     "checkpointSteps",
     "collectiveTimeout",
@@ -27,6 +27,7 @@ const FREE: [&str; 21] = [
     "memoryBudget",
     "predictionCol",
     "probabilityCol",
+    "profile",
     "rawPredictionCol",
     "runId",
     "slotTimeout",

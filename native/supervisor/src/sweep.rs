@@ -14,8 +14,14 @@ use crate::work_directory::{KEPT, LEASES, WorkDirectory};
 const SWEEP_AGE: TimeDelta = TimeDelta::days(7);
 /// Ids have whole seconds, and the clocks of two drivers may part.
 const CLOCKS: TimeDelta = TimeDelta::minutes(1);
-const SWEPT: [&str; 6] = [
-    "shards", "programs", "attempts", "probes", "runs", "prepared",
+const SWEPT: [&str; 7] = [
+    "shards",
+    "programs",
+    "attempts",
+    "probes",
+    "runs",
+    "prepared",
+    "timelines",
 ];
 
 /// What a sweep removed, or tried to.

@@ -153,11 +153,13 @@ fn batch() -> Batch {
         HostTensor::new(DType::Float32, vec![1, columns], buffer)
     };
     Batch {
+        epoch: 0,
         index: 0,
         num_rows: 1,
         inputs: vec![zeros(WIDTH)],
         labels: vec![zeros(1)],
         weight: None,
+        raw: None,
         row_ids: vec![],
     }
 }

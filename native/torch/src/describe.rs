@@ -65,6 +65,7 @@ pub fn describe(
         inputs: inputs.to_vec(),
         labels: vec![],
         weight: None,
+        raw_columns: vec![],
     };
     let output = random::forked(|| Ok(probe(&*program, &spec)?.1))?;
     Ok(ProgramDescription {

@@ -312,11 +312,11 @@ impl Model for TorchModel {
         Ok(self)
     }
 
-    fn looks_ahead(&self) -> bool {
-        self.abroad.is_some()
+    fn looks_ahead(&self) -> usize {
+        usize::from(self.abroad.is_some())
     }
 
-    fn stage(&mut self, batch: Batch) -> Result<StagedBatch, ModelError> {
+    fn stage(&mut self, batch: Batch, _: bool) -> Result<StagedBatch, ModelError> {
         match &self.abroad {
             None => Ok(batch.into()),
             Some(abroad) => Ok(Rows::stage(batch, &abroad.placement)?),

@@ -42,7 +42,7 @@ pub use job::program::{
     LossSpec, NamedOptions, NativeProgram, ProgramForm, ScriptedLoss, StoredWeights,
 };
 pub use job::purity::{check_script_file, is_pure_operator};
-pub use job::{Attempt, FORMAT, JobData, StoreOptions, TrainingJob};
+pub use job::{Attempt, FORMAT, JobData, RangeTest, StoreOptions, TrainingJob};
 pub use model::layout::{BucketInfo, BucketLayout, BucketSizes, ParameterInfo, View};
 pub use model::sink::{DeviceGradients, GradientSink};
 pub use model::{
@@ -52,9 +52,9 @@ pub use model::{
 pub use record::bottleneck::{Bottleneck, StepPart};
 pub use record::history::{EpochRecord, History, LossScaling, NamedValue, StepTimes, Traffic};
 pub use record::resources::Resources;
-pub use record::result::{StoredFile, TrainingResult, WeightsInfo};
+pub use record::result::{RangeTestStep, StoredFile, TrainingResult, WeightsInfo};
 pub use training::allocator::keep_freed_batches;
-pub use training::events::{CheckpointWritten, EpochBegin, Event, Progress, Start};
+pub use training::events::{CheckpointWritten, EpochBegin, Event, Late, Progress, Stalled, Start};
 pub use training::hooks::{Hook, Hooks, Interrupt, StepReport};
 pub use training::host::num_threads;
 pub use training::worker::Worker;

@@ -30,6 +30,7 @@ pub(crate) fn score(arguments: &ScoreArguments) -> Result<(), Failed> {
         inputs: inputs(arguments, &saved, &store)?,
         labels: vec![],
         weight: None,
+        raw_columns: vec![],
     };
     let manifest = Arc::new(Manifest::read(&store, &arguments.rows, &spec)?);
     let directory = tempfile::tempdir()?;

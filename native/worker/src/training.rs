@@ -109,7 +109,11 @@ fn tell_events(lines: &Arc<Lines>) -> Hook<Event> {
         match event {
             Event::Progress(progress) => lines.write(&Line::Progress(progress)),
             Event::Epoch(record) => lines.write(&Line::Epoch(record)),
-            Event::Start(_) | Event::EpochBegin(_) | Event::Checkpoint(_) | Event::End => {}
+            Event::Start(_)
+            | Event::EpochBegin(_)
+            | Event::Checkpoint(_)
+            | Event::Stall(_)
+            | Event::End => {}
         }
         Ok(())
     })

@@ -18,7 +18,7 @@ from flambeau._quiet import without_warnings
 from flambeau._spark import session
 from flambeau._spark.saving.stages import load_here, save_here
 from flambeau._spark.saving.trust import refusal
-from flambeau.errors import FlambeauError
+from flambeau.errors import FlambeauError, ParamError
 from flambeau.model import TorchModel
 
 if TYPE_CHECKING:
@@ -199,10 +199,15 @@ def _zeros(model: TorchModel) -> pd.DataFrame:
     """A row of the model's input columns, of the widest types that it takes."""
     import pandas as pd
 
+    if model._scored is not None:
+        raise ParamError(
+            "input_example is not given, and no example of the columns that the model's preprocess takes can "
+            "be made up: give some rows of them as input_example, or a signature"
+        )
     wide = {"float32": "float64", "uint8": "uint8"}
     row: dict[str, Any] = {}
     for tensor in model.inputs:
-        zero = np.zeros(tensor.shape, wide.get(tensor.dtype, tensor.dtype))
+        zero = np.zeros(tensor.shape or (), wide.get(tensor.dtype, tensor.dtype))
         if len(tensor.columns) > 1:
             row |= {name: pd.Series([value]) for name, value in zip(tensor.columns, zero.flat, strict=True)}
         elif tensor.dtype == "uint8":

@@ -17,6 +17,7 @@ import io
 import math
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ from flambeau._saved.weights import save_module
 from flambeau.errors import ParamError
 
 if TYPE_CHECKING:
+    from flambeau._module.preprocessor import Ahead
     from flambeau._native import GradientSink
 
 _DTYPES = {
@@ -108,6 +110,8 @@ class ModuleModel:
         """The GPU's stream whose work the reduction waits for."""
         self._device_gradients: DeviceGradients | None = None
         self._copier: BatchCopier | None = None
+        self.ahead: Ahead | None = None
+        """What makes the module's inputs of columns, where the rows are not tensors yet."""
         self._host_copies: list[tuple[Tensor, Tensor]] = []
         """What `tensors` gave last, of tensors on a GPU: each with its copy in main memory."""
         module.train()
@@ -116,6 +120,8 @@ class ModuleModel:
 
     def cuda_obstacle(self) -> str | None:
         """Why the module can't be trained on a GPU here, None where it can."""
+        if self.ahead is not None:
+            return "preprocess makes tensors for the CPU alone"
         return devices.cuda_obstacle()
 
     def nccl_directories(self) -> list[str]:
@@ -233,6 +239,11 @@ class ModuleModel:
                 tensor.copy_(copy)
         self._host_copies = []
 
+    @property
+    def batches_ahead(self) -> int:
+        """How many batches are prepared ahead of the one that is computed on."""
+        return 0 if self.ahead is None else self.ahead.num_batches
+
     def set_num_threads(self, num_threads: int) -> None:
         """Sets the number of threads that torch computes with; called once the ranks of this host are
         known.
@@ -317,10 +328,32 @@ class ModuleModel:
         batch.labels, batch.facts = self.objective.on_host(batch.labels, batch.weight)
         return self._copier.send(batch)  # type: ignore[union-attr]
 
-    def train_staged(self, batch: Batch, reference: float, loss_scale: float) -> list[float]:
-        """As `train_batch`, of a batch that `stage` gave."""
-        self._copier.receive(batch)  # type: ignore[union-attr]
-        return self._train(batch, reference, loss_scale)
+    def prepare(
+        self,
+        raw: Any,
+        labels: Sequence[Any],
+        weight: Any | None,
+        num_rows: int,
+        row_ids: Sequence[int],
+        epoch: int,
+        is_training: bool,
+    ) -> Future[Batch]:
+        """Begins to make the inputs of a batch, whose columns `raw` has as Arrow takes them."""
+        batch = _batch((), labels, weight, num_rows)
+        return self.ahead.submit(  # type: ignore[union-attr]
+            raw, batch.labels, batch.weight, row_ids, epoch, is_training
+        )
+
+    def _arrived(self, staged: Batch | Future[Batch]) -> Batch:
+        """A batch that `stage` or `prepare` gave, once it is there."""
+        if isinstance(staged, Future):
+            return staged.result()
+        self._copier.receive(staged)  # type: ignore[union-attr]
+        return staged
+
+    def train_staged(self, staged: Batch | Future[Batch], reference: float, loss_scale: float) -> list[float]:
+        """As `train_batch`, of a batch that `stage` or `prepare` gave."""
+        return self._train(self._arrived(staged), reference, loss_scale)
 
     def _train(self, batch: Batch, reference: float, loss_scale: float) -> list[float]:
         if not self._is_read:
@@ -420,10 +453,9 @@ class ModuleModel:
         """Forward and loss in eval mode; returns numerator, denominator and the metrics' sums."""
         return self._evaluate(_batch(inputs, labels, weight, num_rows))
 
-    def evaluate_staged(self, batch: Batch) -> list[float]:
-        """As `evaluate_batch`, of a batch that `stage` gave."""
-        self._copier.receive(batch)  # type: ignore[union-attr]
-        return self._evaluate(batch)
+    def evaluate_staged(self, staged: Batch | Future[Batch]) -> list[float]:
+        """As `evaluate_batch`, of a batch that `stage` or `prepare` gave."""
+        return self._evaluate(self._arrived(staged))
 
     def _read(self, batch: Batch) -> None:
         """Has the module's last operation say how the metrics read its outputs, where the loss does not."""

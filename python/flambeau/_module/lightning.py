@@ -48,7 +48,7 @@ _INSTEAD = {
     "optimizer_step": "the gradients of all workers are averaged first: leave it out",
     "optimizer_zero_grad": "gradients are dropped after each step: leave it out",
     "backward": "its gradients are those of this worker alone: return the loss, and leave it out",
-    "configure_gradient_clipping": "set gradientClipNorm",
+    "configure_gradient_clipping": "set gradientClipNorm or gradientClipValue",
     "lr_scheduler_step": "give a scheduler of torch's API, whose step is called without arguments",
     "on_train_epoch_end": "log values in training_step, which makes them means of the epoch",
     "on_validation_epoch_end": "log values in validation_step, which makes them means of the epoch",

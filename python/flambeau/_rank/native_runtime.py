@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from flambeau._libtorch import WAY_OUT, libtorch_of
+from flambeau._rank.log import logged
 from flambeau._rank.worker import EnvironmentMismatchError, RankOutcome, checked_file, failed_outcome, kind_of
 from flambeau.errors import (
     CancelledError,
@@ -79,7 +80,7 @@ class NativeRequest:
         """
         host = socket.gethostname()
         try:
-            with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
+            with logged(self.job_json, rank), tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
                 start = {
                     "job": self.job_with_files(Path(folder)),
                     "rank": rank,

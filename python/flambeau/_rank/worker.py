@@ -15,14 +15,18 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from flambeau._rank.callbacks import rank_callbacks
 from flambeau._rank.imports import finish_importing, forget_threads
+from flambeau._rank.log import logged
 from flambeau._store import open_store
 from flambeau.errors import DataError, FlambeauError, ParamError, RankFailure, StoreError, WorkerError
+
+if TYPE_CHECKING:
+    from flambeau._module.preprocessor import Preprocessing
 
 _MAX_TEXT = 64 << 10
 _PLACE = ("rank", "host", "epoch", "step")
@@ -37,8 +41,8 @@ class WorkerRequest:
     secret: bytes = field(repr=False)
     """Proves that ranks belong to the same attempt."""
     program: bytes | None = field(default=None, repr=False)
-    """The cloudpickle of a dict with `model`, `loss`, `optimizer` and `metrics`, and with `callbacks` where
-    workers have such.
+    """The cloudpickle of a dict with `model`, `loss`, `optimizer` and `metrics`, and with `callbacks`, and
+    `preprocess` and `validationPreprocess`, where workers have such.
     """
     program_uri: str | None = None
     """Where that lies in the store, if it is not `program`."""
@@ -50,6 +54,10 @@ class WorkerRequest:
     """The driver's versions, as `versions` gives them; workers must have the same."""
     transport: str = "auto"
     """`auto`, `sharedMemory` or `tcp`."""
+    preprocessing: Preprocessing | None = None
+    """What the program's `preprocess` makes, where it has one."""
+    preprocess_threads: int = 1
+    """How many threads it runs in."""
     meeting_place: str | None = None
     """The directory where the ranks meet; None where they meet through Spark."""
 
@@ -61,8 +69,9 @@ class WorkerRequest:
         bind_address: str,
         gpu_addresses: Sequence[str] | None = None,
     ) -> RankOutcome:
-        """As `run_rank`."""
-        return run_rank(self, rank, world_size, all_gather, bind_address, gpu_addresses)
+        """As `run_rank`, with what the process writes kept as the rank's log."""
+        with logged(self.job_json, rank):
+            return run_rank(self, rank, world_size, all_gather, bind_address, gpu_addresses)
 
 
 @dataclass(frozen=True)
@@ -193,6 +202,7 @@ def _train(
         from flambeau._module.adapter import ModuleModel
         from flambeau._module.layout import Layout
         from flambeau._module.precision import tensor_float32
+        from flambeau._module.preprocessor import Ahead
     except ImportError as error:
         raise EnvironmentMismatchError(
             f"the worker on {socket.gethostname()} can't import flambeau or what it needs: {error}; "
@@ -204,15 +214,23 @@ def _train(
     precision = params.get("precision", "float32")
     # No name holds the pickle: it may be as large as the module, which trains for hours.
     program = _load_program(_pickle_of(request, job))
+    layout = Layout.of(job["data"], params)
+    made = request.preprocessing
+    if made is not None:
+        layout = replace(layout, inputs=made.inputs, by_name=made.by_name)
     adapter = ModuleModel(
         program,
-        Layout.of(job["data"], params),
+        layout,
         params.get("learningRate"),
         precision,
         params.get("compile", False),
     )
     callbacks = rank_callbacks(program.get("callbacks", ()), adapter, rank, world_size)
-    with tensor_float32(precision):
+    with tensor_float32(precision), ExitStack() as threads:
+        if made is not None:
+            functions = program["preprocess"], program["validationPreprocess"]
+            ahead = Ahead(made, functions, request.preprocess_threads, params["seed"])
+            adapter.ahead = threads.enter_context(ahead)
         return _native.train(
             request.job_json,
             rank,

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flambeau._score.input_rows import NUMPY, refuse_nulls
+from flambeau._input_rows import NUMPY, refuse_nulls
 from flambeau._tensors import TensorColumns
 from flambeau.errors import DataError
 
@@ -45,6 +45,8 @@ def converted(array: pa.Array, name: str, tensor: TensorColumns) -> pa.Array:
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     refuse_nulls(array, name)
+    if tensor.dtype in ("string", "binary"):
+        return _as_it_is(array, name, tensor)
     if pa.types.is_struct(array.type) and {f.name for f in array.type} == _VECTOR_FIELDS:
         array = _dense(array)
     is_binary = pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)
@@ -61,6 +63,17 @@ def converted(array: pa.Array, name: str, tensor: TensorColumns) -> pa.Array:
     lengths, values = _flattened(array, name, tensor.shape)
     refuse_nulls(values, name, "an array with a null in it")
     return _lists(_numbers(values, name, tensor.dtype), lengths)
+
+
+def _as_it_is(array: pa.Array, name: str, tensor: TensorColumns) -> pa.Array:
+    """A column of strings or binaries, or arrays of them, for `preprocess`."""
+    kind = pa.string() if tensor.dtype == "string" else pa.binary()
+    try:
+        return array.cast(kind if tensor.shape == () else pa.list_(kind))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(
+            f"column {name!r} is {array.type}, which cannot be read as {tensor.dtype}: {error}"
+        ) from error
 
 
 def of_numpy(values: Any, tensor: TensorColumns) -> list[pa.Array]:

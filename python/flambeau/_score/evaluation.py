@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
+from flambeau._input_rows import InputRows
 from flambeau._module import gathered, losses, metrics
 from flambeau._module.devices import Batch
 from flambeau._module.objectives import Forward, OfLoss
 from flambeau._saved.program import keywords
-from flambeau._score.input_rows import InputRows
 from flambeau._score.pieces import Pieces, rows_at_once
 from flambeau._score.scoring import Scorer, prepare_worker
 from flambeau._tensors import TensorColumns
@@ -111,23 +111,26 @@ class Evaluator:
         A batch is the columns of the inputs, the labels and the weight, in this order.
         """
         prepare_worker(self.scorer.sys_path)
-        pieces = Pieces(rows_at_once(self.scorer.inputs, self.scorer.output, self.scorer.batch_size))
+        pieces = Pieces(rows_at_once(self.scorer.arguments, self.scorer.output, self.scorer.batch_size))
         filled = (columns for columns in batches if len(columns[0]))
         first = next(iter(filled), None)
         if first is None:
             return None
         with self.scorer.module() as (module, device):
             judge = Judge(pickle.loads(self.objects))  # noqa: S301  the driver's own
-            names = [tensor.name for tensor in self.scorer.inputs]
-            forward = Forward(module, module, keywords(self.scorer.inputs))
+            names = [tensor.name for tensor in self.scorer.arguments]
+            forward = Forward(module, module, keywords(self.scorer.arguments))
             objective = OfLoss(forward, judge.loss, names if self.by_name else None)
             for number, columns in enumerate(chain([first], filled)):
-                rows, num_rows = InputRows.of(self._tensors(columns), columns), len(columns[0])
+                given = columns[: self._num_columns]
+                parts, num_rows = self.scorer.parts(tuple(given))
+                rest = columns[self._num_columns :]
+                rows = InputRows.of(self._judged(rest), rest)
                 if number == 0:
-                    few = [part.tensor(0, min(2, num_rows)) for part in rows[: len(self.scorer.inputs)]]
+                    few = parts(0, min(2, num_rows))
                     judge.read(forward, [tensor.to(device) for tensor in few])
                     judge.to(device)
-                compute = partial(self._compute, judge, objective, device, rows)
+                compute = partial(self._compute, judge, objective, device, parts, rows)
                 with torch.no_grad():
                     pieces.over(num_rows, compute, lambda made: judge.add(*made))
         return judge.sums.tolist(), judge.take_state()
@@ -137,18 +140,17 @@ class Evaluator:
         judge: Judge,
         objective: OfLoss,
         device: torch.device,
+        parts: Callable[[int, int], list[Tensor]],
         rows: Sequence[InputRows],
         start: int,
         stop: int,
     ) -> tuple[Batch, Any, Tensor, float]:
         """What the judge takes of a piece of the rows."""
         given = [part.tensor(start, stop) for part in rows]
-        num_inputs = len(self.scorer.inputs)
-        labels = given[num_inputs : num_inputs + len(self.labels)]
-        weight = given[-1] if self.weight is not None else None
+        labels, weight = given[: len(self.labels)], given[-1] if self.weight is not None else None
         labels, facts = judge.loss.on_host(labels, weight)
         batch = Batch(
-            [tensor.to(device) for tensor in given[:num_inputs]],
+            [tensor.to(device) for tensor in parts(start, stop)],
             [label.to(device) for label in labels],
             None if weight is None else weight.to(device),
             stop - start,
@@ -156,10 +158,14 @@ class Evaluator:
         )
         return (batch, *objective(batch, training=False))
 
-    def _tensors(self, columns: Sequence[pa.Array]) -> list[TensorColumns]:
-        """All tensors, a label of unknown shape with that of the batch's first row."""
-        tensors = [*self.scorer.inputs]
-        place = sum(len(tensor.columns) for tensor in self.scorer.inputs)
+    @property
+    def _num_columns(self) -> int:
+        return sum(len(tensor.columns) for tensor in self.scorer.inputs)
+
+    def _judged(self, columns: Sequence[pa.Array]) -> list[TensorColumns]:
+        """Labels and weight, a label of unknown shape with that of the batch's first row."""
+        tensors: list[TensorColumns] = []
+        place = 0
         for label in self.labels:
             tensors.append(label if label.shape is not None else replace(label, shape=_first(columns[place])))
             place += len(label.columns)

@@ -22,7 +22,7 @@ from flambeau._score.gpu_slots import SETTING
 from flambeau.errors import FlambeauError
 
 if TYPE_CHECKING:
-    from flambeau._score.input_rows import InputRows
+    from flambeau._input_rows import InputRows
 
 
 @dataclass

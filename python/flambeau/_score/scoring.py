@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,19 +24,21 @@ import numpy as np
 import pyarrow as pa
 
 from flambeau import _native
+from flambeau._input_rows import InputRows, Rows, refuse_nulls
 from flambeau._saved.program import OutputSpec, OutputTensor, call, instantiate, keywords, named_outputs
 from flambeau._saved.weights import WeightsRef, load_into
 from flambeau._score import gpu_slots
 from flambeau._score.heads import CLASS_FIELDS, Head
-from flambeau._score.input_rows import InputRows, Rows
 from flambeau._score.pieces import Pieces, rows_at_once
 from flambeau._score.placement import Place, place_of_task
 from flambeau._tensors import TensorColumns
-from flambeau.errors import FlambeauError
+from flambeau.errors import FlambeauError, ParamError
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+    from flambeau._module.preprocessor import Scored
 
 KEPT_MODULES = 4
 _modules: OrderedDict[tuple[str, ...], nn.Module] = OrderedDict()
@@ -64,6 +66,26 @@ class Scorer:
     sys_path: Sequence[str] = field(default=())
     device: str = "auto"
     gpu_tasks: int = gpu_slots.NUM_SLOTS
+    scored: Scored | None = None
+    """What makes the module's inputs of the columns that `inputs` names, where they are not tensors."""
+
+    @property
+    def arguments(self) -> Sequence[TensorColumns]:
+        """The tensors that the module is called with."""
+        return self.inputs if self.scored is None else self.scored.preprocessing.inputs
+
+    def place(self) -> Place | None:
+        """The GPU that the task computes on; None for the CPU, to which `preprocess` belongs. Raises
+        ParamError.
+        """
+        if self.scored is None:
+            return place_of_task(self.device)
+        if self.device == "cuda":
+            raise ParamError(
+                "device is 'cuda', and the model's preprocess makes tensors for the CPU alone: set device to "
+                "'cpu'"
+            )
+        return None
 
     def score(self, batches: Iterator[Any]) -> Generator[pa.Array]:
         """For each batch, a tuple of the inputs' columns in order, the array of its results. To be called in
@@ -74,9 +96,10 @@ class Scorer:
 
     def score_here(self, batches: Iterator[Any]) -> Generator[pa.Array]:
         """As `score`, in a process whose settings are not this module's to change."""
-        place = place_of_task(self.device)
-        rows = map(self._rows, batches)
-        with closing(self._on_cpu(rows) if place is None else self._on_gpu(place, rows)) as outputs:
+        place = self.place()
+        with closing(
+            self._on_cpu(batches) if place is None else self._on_gpu(place, map(self._rows, batches))
+        ) as outputs:
             yield from map(self._array, outputs)
 
     @contextmanager
@@ -86,7 +109,7 @@ class Scorer:
         """
         import torch
 
-        place = place_of_task(self.device)
+        place = self.place()
         if place is None:
             yield _module(self.programs, self.weights, "cpu"), torch.device("cpu")
             return
@@ -109,11 +132,22 @@ class Scorer:
         columns = batch if isinstance(batch, tuple) else (batch,)
         return InputRows.of(self.inputs, columns), len(columns[0])
 
-    def _on_cpu(self, batches: Iterator[Rows]) -> Generator[list[Tensor]]:
+    def parts(self, batch: Any) -> tuple[Callable[[int, int], list[Tensor]], int]:
+        """What makes the module's inputs of the rows of a batch between two bounds, and their number."""
+        if self.scored is None:
+            rows, num_rows = self._rows(batch)
+            return lambda start, stop: [part.tensor(start, stop) for part in rows], num_rows
+        scored, columns = self.scored, batch if isinstance(batch, tuple) else (batch,)
+        for column, tensor in zip(columns, self.inputs, strict=True):
+            refuse_nulls(column, tensor.columns[0])
+        arrow = scored.arrow(columns)
+        return lambda start, stop: scored.tensors(arrow.slice(start, stop - start)), arrow.num_rows
+
+    def _on_cpu(self, batches: Iterator[Any]) -> Generator[list[Tensor]]:
         module = _module(self.programs, self.weights, "cpu")
-        pieces = Pieces(rows_at_once(self.inputs, self.output, self.batch_size))
-        for rows, num_rows in batches:
-            yield self._outputs(module, rows, num_rows, pieces)
+        pieces = Pieces(rows_at_once(self.arguments, self.output, self.batch_size))
+        for parts, num_rows in map(self.parts, batches):
+            yield self._outputs(module, parts, num_rows, pieces)
 
     def _on_gpu(self, place: Place, batches: Iterator[Rows]) -> Generator[list[Tensor]]:
         """The same on a task's GPU, once that has a slot for the task."""
@@ -141,7 +175,7 @@ class Scorer:
         return pa.StructArray.from_arrays(results, names=[head.name for head in self.heads])
 
     def _outputs(
-        self, module: nn.Module, rows: Sequence[InputRows], num_rows: int, pieces: Pieces
+        self, module: nn.Module, parts: Callable[[int, int], list[Tensor]], num_rows: int, pieces: Pieces
     ) -> list[Tensor]:
         """What the module returns for all rows, of the types that the results have.
 
@@ -152,9 +186,7 @@ class Scorer:
         joined: list[Tensor] = []
 
         def run(start: int, stop: int) -> None:
-            found = self._checked(
-                call(module, [part.tensor(start, stop) for part in rows], keywords(self.inputs)), stop - start
-            )
+            found = self._checked(call(module, parts(start, stop), keywords(self.arguments)), stop - start)
             if not joined:
                 joined.extend(self._results(num_rows, [tensor.dtype for tensor in found]))
             for whole, tensor in zip(joined, found, strict=True):

@@ -36,6 +36,8 @@ _SQL_TYPES = {
     "int64": "bigint",
     "bool": "boolean",
     "uint8": "binary",
+    "binary": "binary",
+    "string": "string",
 }
 _FLOATS = ("float", "double", "decimal")
 _INTEGERS = ("tinyint", "smallint", "int", "bigint", "byte", "short", "integer", "long")
@@ -58,13 +60,8 @@ def resolve_inputs(schema: StructType, params: Params, arguments: Sequence[str] 
     Raises DataError for a column that is missing or of a type that no tensor is made of, and ParamError for
     names, shapes or types that do not fit their columns.
     """
-    names, grouped = _input_columns(params)
+    names, grouped, shapes, types = _described_inputs(params)
     named = _get(params, "inputNames")
-    shapes = _get(params, "inputShapes") or [[]] * len(grouped)
-    types = _get(params, "inputTypes") or ["auto"] * len(grouped)
-    for name, given in (("inputNames", named or names), ("inputShapes", shapes), ("inputTypes", types)):
-        if len(given) != len(grouped):
-            raise ParamError(f"{name} has {len(given)} entries, and there are {len(grouped)} inputs: {names}")
     inputs = []
     for name, columns, shape, dtype in zip(named or names, grouped, shapes, types, strict=True):
         tensor = resolve_tensor(schema, name, columns, None if dtype == "auto" else dtype, "input")
@@ -78,6 +75,64 @@ def resolve_inputs(schema: StructType, params: Params, arguments: Sequence[str] 
             f"{', '.join(arguments)}"
         )
     return [inputs[named.index(name)] for name in first]
+
+
+def _described_inputs(
+    params: Params,
+) -> tuple[list[str], list[list[str]], Sequence[Sequence[int]], Sequence[str]]:
+    """The inputs' names, and for each its columns, the shape and the type that the params give it."""
+    names, grouped = _input_columns(params)
+    shapes = _get(params, "inputShapes") or [[]] * len(grouped)
+    types = _get(params, "inputTypes") or ["auto"] * len(grouped)
+    named = _get(params, "inputNames") or names
+    for name, given in (("inputNames", named), ("inputShapes", shapes), ("inputTypes", types)):
+        if len(given) != len(grouped):
+            raise ParamError(f"{name} has {len(given)} entries, and there are {len(grouped)} inputs: {names}")
+    return names, grouped, shapes, types
+
+
+def resolve_raw(schema: StructType, params: Params) -> list[TensorColumns]:
+    """The columns that `preprocess` gets of a DataFrame of this schema, in the params' order, each by itself:
+    of the types of tensors, or `string` and `binary`. Those of arrays have no shape where the params give
+    none.
+
+    Raises DataError for a column that is missing or of another type, and ParamError for inputNames, and for
+    shapes or types that do not fit their columns.
+    """
+    if _get(params, "inputNames") is not None:
+        raise ParamError(
+            "inputNames is set (or inputCols is a dict), and preprocess makes forward's arguments: name the "
+            "columns in inputCols alone, and return a dict of the arguments from preprocess"
+        )
+    found: list[TensorColumns] = []
+    for _, columns, shape, dtype in zip(*_described_inputs(params), strict=True):
+        for name in columns:
+            field = find_field(schema, name, "input")
+            kind = _element(field.dataType)
+            if kind in ("string", "binary") and dtype == "auto":
+                known = () if nesting(field.dataType) == 0 else None
+                tensor = TensorColumns(name, (name,), kind, known)
+            else:
+                tensor = resolve_tensor(schema, name, [name], None if dtype == "auto" else dtype, "input")
+            if shape and tensor.dtype in ("string", "binary"):
+                raise ParamError(
+                    f"inputShapes gives {list(shape)} to column {name!r}, which is "
+                    f"{type_name(field.dataType)} and reaches preprocess as it is: give it []"
+                )
+            tensor = _with_shape(tensor, shape if len(columns) == 1 else ())
+            if tensor.dtype == "uint8" and tensor.shape is None:
+                raise ParamError(
+                    f"inputTypes gives 'uint8' to column {name!r}: give the shape of its bytes in "
+                    "inputShapes, or 'auto', with which they reach preprocess as bytes"
+                )
+            if nesting(field.dataType) > 1 and tensor.shape is None:
+                raise ParamError(
+                    f"column {name!r} is {type_name(field.dataType)}: give the shape of its arrays in "
+                    "inputShapes; arrays of any length reach preprocess where they are not nested"
+                )
+            if name not in (one.name for one in found):
+                found.append(tensor)
+    return found
 
 
 def column_names(params: Params) -> list[list[str]]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from torch import nn
 
+    from flambeau._module.preprocessor import Scored
+
 T = TypeVar("T")
 
 
@@ -61,12 +63,16 @@ class Fitted(Model):
     _weights: WeightsRef
     _inputs: tuple[TensorColumns, ...]
     _output: OutputSpec
+    _scored: Scored | None = None
+    """What makes the module's inputs of those columns, where they are not tensors."""
     _classes: str | None
     _history: dict[str, Any]
     _counts: dict[str, Any]
     _compiled: Mapping[str, bytes] | None = None
     """The module's form for libtorch, where it was made of a module of Python's."""
     _checkpoints: tuple[Mapping[str, Any], ...] = ()
+    _timeline: str | None = None
+    """Where the timeline of the training lies."""
     _is_here: bool = False
     """Whether the weights are a file of the driver's machine, which others need not see."""
     _judged_by: Mapping[str, Any] = MappingProxyType({})
@@ -96,17 +102,18 @@ class Fitted(Model):
         num_validation_rows: int = 0,
         training_seconds: float | None = None,
         bottleneck: Mapping[str, Any] | None = None,
+        scored: Scored | None = None,
     ) -> Self:
         """A model with the estimator's params and uid.
 
         `programs` are the forms of the module, such as `program.dump_skeleton` as `pickle`, `history` a
         training result's history (`{"epochs": [...]}`), `inputs` the tensors it was trained on with their
-        shapes, `output` what `program.probe_output` found. Raises ParamError where the output is not what
-        this kind of model gives.
+        shapes, or the columns that `scored` makes those of, `output` what `program.probe_output` found.
+        Raises ParamError where the output is not what this kind of model gives.
         """
         model = cls._of_output(estimator, output)
         model._programs, model._reasons = dict(programs), {}
-        model._weights, model._inputs = weights, tuple(inputs)
+        model._weights, model._inputs, model._scored = weights, tuple(inputs), scored
         model._history = copy.deepcopy(dict(history))
         model._counts = {
             "numRows": num_rows,
@@ -135,11 +142,16 @@ class Fitted(Model):
         """Puts the user's module in the program's place. Raises ParamError where it is not the one that was
         trained.
         """
-        check_signature(module, self._inputs)
+        check_signature(module, self._arguments)
         program = dump_skeleton(module)
         if self._weights.visible():
             load_into(instantiate({"pickle": program}), self._weights.local(), share=True)
         self._programs, self._reasons, self._compiled = {"pickle": program}, {}, None
+
+    @property
+    def _arguments(self) -> Sequence[TensorColumns]:
+        """The tensors that the module is called with."""
+        return self._inputs if self._scored is None else self._scored.preprocessing.inputs
 
     def _weights_of_workers(self, spark: SparkSession) -> WeightsRef:
         """The weights where Python's workers find them; a session hands them out once."""

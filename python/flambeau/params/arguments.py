@@ -52,7 +52,7 @@ _INSTEAD = {
     "loss_weights": "give a loss that weighs its parts as loss",
     "val_batch_size": "validation uses batchSize",
     "train_minibatch_fn": "give a loss that does this as loss",
-    "transformation_fn": "transform the DataFrame before fit",
+    "transformation_fn": "give a function of a batch as preprocess",
     "transformation_edit_fields": "transform the DataFrame before fit",
     "removed_fields": "select the columns before fit",
     "label_shapes": "labels take the shape of their columns",

@@ -102,6 +102,13 @@ def saved_model(value: Any) -> Any:
     raise ParamError(f"must be the directory of a saved model, or a fitted model, got {value!r}")
 
 
+def function(value: Any) -> Any:
+    """What can be called."""
+    if callable(value):
+        return value
+    raise ParamError(f"must be a callable, got {value!r}")
+
+
 def text_or_empty(value: Any) -> str:
     """A string, which may be empty."""
     if isinstance(value, str):

@@ -440,6 +440,33 @@ class HasTrainingLoop(CheckedParams, HasSeed):
         Number(0.0, open_below=True),
     )
 
+    gradientClipValue: Param[float] = Param(
+        Params._dummy(),
+        "gradientClipValue",
+        "Largest magnitude of each entry of the gradients; larger entries are cut to it before each step of "
+        "the optimizer. Not together with gradientClipNorm, and not on GPUs. When not set, gradients are not "
+        "clipped.",
+        Number(0.0, open_below=True),
+    )
+
+    emaDecay: Param[float] = Param(
+        Params._dummy(),
+        "emaDecay",
+        "Decay of an exponential moving average of the weights: after each step of the optimizer the average "
+        "is emaDecay of itself and the rest of the weights. Validation rows are evaluated with it, and the "
+        "fitted model has it. Not on GPUs. When not set, the weights are those of the optimizer.",
+        Number(0.0, 1.0, open_above=True),
+    )
+
+    bucketSize: Param[int] = Param(
+        Params._dummy(),
+        "bucketSize",
+        "Bytes of gradients that are reduced at once: while backward goes on, a bucket is reduced as soon as "
+        "its gradients are there. The first one is closed at 1 MiB where that is less. Larger ones make "
+        "fewer messages, smaller ones begin earlier.",
+        Integer(1, 1_073_741_824),
+    )
+
     gradientCompression: Param[str] = Param(
         Params._dummy(),
         "gradientCompression",
@@ -505,6 +532,7 @@ class HasTrainingLoop(CheckedParams, HasSeed):
             seed=0,
             shuffle=True,
             gradientAccumulationSteps=1,
+            bucketSize=26214400,
             gradientCompression="none",
             powerSgdRank=1,
             powerSgdStartStep=1000,
@@ -572,6 +600,30 @@ class HasTrainingLoop(CheckedParams, HasSeed):
     def getGradientClipNorm(self) -> float | None:
         """The value of `gradientClipNorm`, None when it is not set."""
         return self._value("gradientClipNorm")
+
+    def setGradientClipValue(self, value: float | None) -> Self:
+        """Sets `gradientClipValue`; None unsets it."""
+        return self._set(gradientClipValue=value)
+
+    def getGradientClipValue(self) -> float | None:
+        """The value of `gradientClipValue`, None when it is not set."""
+        return self._value("gradientClipValue")
+
+    def setEmaDecay(self, value: float | None) -> Self:
+        """Sets `emaDecay`; None unsets it."""
+        return self._set(emaDecay=value)
+
+    def getEmaDecay(self) -> float | None:
+        """The value of `emaDecay`, None when it is not set."""
+        return self._value("emaDecay")
+
+    def setBucketSize(self, value: int | None) -> Self:
+        """Sets `bucketSize`; None unsets it."""
+        return self._set(bucketSize=value)
+
+    def getBucketSize(self) -> int:
+        """The value of `bucketSize`, or its default."""
+        return self.getOrDefault(self.bucketSize)
 
     def setGradientCompression(self, value: str | None) -> Self:
         """Sets `gradientCompression`; None unsets it."""
@@ -653,21 +705,26 @@ class HasLearningRate(CheckedParams):
         "lrSchedule",
         "How the learning rate falls after the warm-up: constant, not at all; linear or cosine, step by step "
         "to lrEndFactor of it at the end of the last epoch; step, to lrDecayRate of what it was after every "
-        "lrDecayEpochs epochs; exponential, by as much, but evenly in each step.",
-        one_of("constant", "linear", "cosine", "step", "exponential"),
+        "lrDecayEpochs epochs; exponential, by as much, but evenly in each step; plateau, to lrDecayRate of "
+        "what it was whenever monitor has not got better for more than plateauPatience epochs. onecycle has "
+        "a warm-up of its own: the rate rises to its full value and falls to almost nothing, by the three "
+        "params that begin with oneCycle; the momentum stays as it is.",
+        one_of("constant", "linear", "cosine", "step", "exponential", "onecycle", "plateau"),
     )
 
     lrEndFactor: Param[float] = Param(
         Params._dummy(),
         "lrEndFactor",
-        "What lrSchedule linear and cosine leave of the learning rate at the end of the last epoch.",
+        "What lrSchedule linear and cosine leave of the learning rate at the end of the last epoch, and the "
+        "least that plateau leaves of it.",
         Number(0.0, 1.0),
     )
 
     lrDecayRate: Param[float] = Param(
         Params._dummy(),
         "lrDecayRate",
-        "What lrSchedule step and exponential multiply the learning rate by in lrDecayEpochs epochs.",
+        "What lrSchedule step and exponential multiply the learning rate by in lrDecayEpochs epochs, and "
+        "plateau at a time.",
         Number(0.0, 1.0, open_below=True),
     )
 
@@ -679,6 +736,50 @@ class HasLearningRate(CheckedParams):
         Integer(1, 1_000_000),
     )
 
+    oneCyclePctStart: Param[float] = Param(
+        Params._dummy(),
+        "oneCyclePctStart",
+        "Share of all optimizer steps in which the learning rate rises, with lrSchedule onecycle.",
+        Number(0.0, 1.0),
+    )
+
+    oneCycleDivFactor: Param[float] = Param(
+        Params._dummy(),
+        "oneCycleDivFactor",
+        "What the learning rate is divided by in the first step, with lrSchedule onecycle.",
+        Number(1.0),
+    )
+
+    oneCycleFinalDivFactor: Param[float] = Param(
+        Params._dummy(),
+        "oneCycleFinalDivFactor",
+        "What the learning rate of the first step is divided by in the last one, with lrSchedule onecycle.",
+        Number(1.0),
+    )
+
+    plateauPatience: Param[int] = Param(
+        Params._dummy(),
+        "plateauPatience",
+        "Number of epochs in a row without a better value of monitor that lrSchedule plateau lets pass; one "
+        "more, and the learning rate falls.",
+        Integer(0, 1_000_000),
+    )
+
+    plateauThreshold: Param[float] = Param(
+        Params._dummy(),
+        "plateauThreshold",
+        "By what share of the best value so far monitor must be better for lrSchedule plateau to count it as "
+        "such.",
+        Number(0.0),
+    )
+
+    plateauCooldown: Param[int] = Param(
+        Params._dummy(),
+        "plateauCooldown",
+        "Number of epochs after the learning rate fell in which lrSchedule plateau does not count.",
+        Integer(0, 1_000_000),
+    )
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._setDefault(
@@ -688,6 +789,12 @@ class HasLearningRate(CheckedParams):
             lrEndFactor=0.0,
             lrDecayRate=0.1,
             lrDecayEpochs=10,
+            oneCyclePctStart=0.3,
+            oneCycleDivFactor=25.0,
+            oneCycleFinalDivFactor=10000.0,
+            plateauPatience=10,
+            plateauThreshold=0.0001,
+            plateauCooldown=0,
         )
 
     def setLearningRate(self, value: float | None) -> Self:
@@ -745,6 +852,54 @@ class HasLearningRate(CheckedParams):
     def getLrDecayEpochs(self) -> int:
         """The value of `lrDecayEpochs`, or its default."""
         return self.getOrDefault(self.lrDecayEpochs)
+
+    def setOneCyclePctStart(self, value: float | None) -> Self:
+        """Sets `oneCyclePctStart`; None unsets it."""
+        return self._set(oneCyclePctStart=value)
+
+    def getOneCyclePctStart(self) -> float:
+        """The value of `oneCyclePctStart`, or its default."""
+        return self.getOrDefault(self.oneCyclePctStart)
+
+    def setOneCycleDivFactor(self, value: float | None) -> Self:
+        """Sets `oneCycleDivFactor`; None unsets it."""
+        return self._set(oneCycleDivFactor=value)
+
+    def getOneCycleDivFactor(self) -> float:
+        """The value of `oneCycleDivFactor`, or its default."""
+        return self.getOrDefault(self.oneCycleDivFactor)
+
+    def setOneCycleFinalDivFactor(self, value: float | None) -> Self:
+        """Sets `oneCycleFinalDivFactor`; None unsets it."""
+        return self._set(oneCycleFinalDivFactor=value)
+
+    def getOneCycleFinalDivFactor(self) -> float:
+        """The value of `oneCycleFinalDivFactor`, or its default."""
+        return self.getOrDefault(self.oneCycleFinalDivFactor)
+
+    def setPlateauPatience(self, value: int | None) -> Self:
+        """Sets `plateauPatience`; None unsets it."""
+        return self._set(plateauPatience=value)
+
+    def getPlateauPatience(self) -> int:
+        """The value of `plateauPatience`, or its default."""
+        return self.getOrDefault(self.plateauPatience)
+
+    def setPlateauThreshold(self, value: float | None) -> Self:
+        """Sets `plateauThreshold`; None unsets it."""
+        return self._set(plateauThreshold=value)
+
+    def getPlateauThreshold(self) -> float:
+        """The value of `plateauThreshold`, or its default."""
+        return self.getOrDefault(self.plateauThreshold)
+
+    def setPlateauCooldown(self, value: int | None) -> Self:
+        """Sets `plateauCooldown`; None unsets it."""
+        return self._set(plateauCooldown=value)
+
+    def getPlateauCooldown(self) -> int:
+        """The value of `plateauCooldown`, or its default."""
+        return self.getOrDefault(self.plateauCooldown)
 
 
 class HasEarlyStopping(CheckedParams):
@@ -1004,6 +1159,16 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
         Integer(1, 1_000_000),
     )
 
+    profile: Param[str] = Param(
+        Params._dummy(),
+        "profile",
+        'Steps to record a timeline of on all workers, as "steps FIRST-LAST", counted from 0, at most 1000: '
+        "what each worker is in, and each of its collectives. It is one file in the work directory, in the "
+        "Trace Event Format of Chrome and Perfetto, and the model's summary tells its place. On the CPU "
+        "only. When not set, nothing is recorded.",
+        text,
+    )
+
     logGradientNorm: Param[bool] = Param(
         Params._dummy(),
         "logGradientNorm",
@@ -1171,6 +1336,14 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
         """The value of `logEveryNSteps`, or its default."""
         return self.getOrDefault(self.logEveryNSteps)
 
+    def setProfile(self, value: str | None) -> Self:
+        """Sets `profile`; None unsets it."""
+        return self._set(profile=value)
+
+    def getProfile(self) -> str | None:
+        """The value of `profile`, None when it is not set."""
+        return self._value("profile")
+
     def setLogGradientNorm(self, value: bool | None) -> Self:
         """Sets `logGradientNorm`; None unsets it."""
         return self._set(logGradientNorm=value)
@@ -1197,6 +1370,9 @@ class EstimatorArguments(OtherNames, total=False):
     metrics: Any
     lrScheduler: Any
     lrSchedulerInterval: str | None
+    preprocess: Any
+    validationPreprocess: Any
+    preprocessThreads: int | None
     callbacks: list[Callback] | None
     runtime: str | None
     featuresCol: str | list[str] | None
@@ -1227,6 +1403,9 @@ class EstimatorArguments(OtherNames, total=False):
     shuffleWindow: int | None
     gradientAccumulationSteps: int | None
     gradientClipNorm: float | None
+    gradientClipValue: float | None
+    emaDecay: float | None
+    bucketSize: int | None
     gradientCompression: str | None
     powerSgdRank: int | None
     powerSgdStartStep: int | None
@@ -1240,6 +1419,12 @@ class EstimatorArguments(OtherNames, total=False):
     lrEndFactor: float | None
     lrDecayRate: float | None
     lrDecayEpochs: int | None
+    oneCyclePctStart: float | None
+    oneCycleDivFactor: float | None
+    oneCycleFinalDivFactor: float | None
+    plateauPatience: int | None
+    plateauThreshold: float | None
+    plateauCooldown: int | None
     monitor: str | None
     monitorMode: str | None
     minDelta: float | None
@@ -1263,6 +1448,7 @@ class EstimatorArguments(OtherNames, total=False):
     verbose: int | None
     tensorBoardDir: str | None
     logEveryNSteps: int | None
+    profile: str | None
     logGradientNorm: bool | None
     verifyReplicas: bool | None
 
@@ -1282,6 +1468,9 @@ class HasConstructor(CheckedParams):
         metrics: Any = None,
         lrScheduler: Any = None,
         lrSchedulerInterval: str = "epoch",
+        preprocess: Any = None,
+        validationPreprocess: Any = None,
+        preprocessThreads: int = 2,
         callbacks: list[Callback] | None = None,
         runtime: str = "python",
         featuresCol: str | list[str] = "features",
@@ -1312,6 +1501,9 @@ class HasConstructor(CheckedParams):
         shuffleWindow: int | None = None,
         gradientAccumulationSteps: int = 1,
         gradientClipNorm: float | None = None,
+        gradientClipValue: float | None = None,
+        emaDecay: float | None = None,
+        bucketSize: int = 26214400,
         gradientCompression: str = "none",
         powerSgdRank: int = 1,
         powerSgdStartStep: int = 1000,
@@ -1325,6 +1517,12 @@ class HasConstructor(CheckedParams):
         lrEndFactor: float = 0.0,
         lrDecayRate: float = 0.1,
         lrDecayEpochs: int = 10,
+        oneCyclePctStart: float = 0.3,
+        oneCycleDivFactor: float = 25.0,
+        oneCycleFinalDivFactor: float = 10000.0,
+        plateauPatience: int = 10,
+        plateauThreshold: float = 0.0001,
+        plateauCooldown: int = 0,
         monitor: str | None = None,
         monitorMode: str = "auto",
         minDelta: float = 0.0,
@@ -1348,6 +1546,7 @@ class HasConstructor(CheckedParams):
         verbose: int = 1,
         tensorBoardDir: str | None = None,
         logEveryNSteps: int = 50,
+        profile: str | None = None,
         logGradientNorm: bool = False,
         verifyReplicas: bool = False,
         **others: Unpack[OtherNames],
@@ -1368,6 +1567,12 @@ class HasConstructor(CheckedParams):
             A callable that makes torch's scheduler of the optimizer.
         lrSchedulerInterval : str, default epoch
             After what it takes a step: epoch or step.
+        preprocess : object, default None
+            What makes the module's inputs of a flambeau.preprocessing.Batch.
+        validationPreprocess : object, default None
+            In place of preprocess for rows that are validated or scored.
+        preprocessThreads : int, default 2
+            In how many threads of each worker preprocess runs.
         callbacks : list[Callback], default None
             Objects of flambeau.callbacks.Callback, called at the events of a training.
         runtime : str, default python
@@ -1458,6 +1663,19 @@ class HasConstructor(CheckedParams):
         gradientClipNorm : float, default not set
             Largest 2-norm of all gradients together; larger gradients are scaled down to it before each
             step of the optimizer. When not set, gradients are not clipped.
+        gradientClipValue : float, default not set
+            Largest magnitude of each entry of the gradients; larger entries are cut to it before each
+            step of the optimizer. Not together with gradientClipNorm, and not on GPUs. When not set,
+            gradients are not clipped.
+        emaDecay : float, default not set
+            Decay of an exponential moving average of the weights: after each step of the optimizer the
+            average is emaDecay of itself and the rest of the weights. Validation rows are evaluated with
+            it, and the fitted model has it. Not on GPUs. When not set, the weights are those of the
+            optimizer.
+        bucketSize : int, default 26214400 (expert)
+            Bytes of gradients that are reduced at once: while backward goes on, a bucket is reduced as
+            soon as its gradients are there. The first one is closed at 1 MiB where that is less. Larger
+            ones make fewer messages, smaller ones begin earlier.
         gradientCompression : str, default 'none'
             What float32 gradients travel as between the workers: none, as they are; fp16 or bf16, as
             16-bit floats, summed in float32 between CPUs, where fp16 has more digits and bf16 the range
@@ -1496,14 +1714,35 @@ class HasConstructor(CheckedParams):
         lrSchedule : str, default 'constant'
             How the learning rate falls after the warm-up: constant, not at all; linear or cosine, step by
             step to lrEndFactor of it at the end of the last epoch; step, to lrDecayRate of what it was
-            after every lrDecayEpochs epochs; exponential, by as much, but evenly in each step.
+            after every lrDecayEpochs epochs; exponential, by as much, but evenly in each step; plateau,
+            to lrDecayRate of what it was whenever monitor has not got better for more than
+            plateauPatience epochs. onecycle has a warm-up of its own: the rate rises to its full value
+            and falls to almost nothing, by the three params that begin with oneCycle; the momentum stays
+            as it is.
         lrEndFactor : float, default 0.0
-            What lrSchedule linear and cosine leave of the learning rate at the end of the last epoch.
+            What lrSchedule linear and cosine leave of the learning rate at the end of the last epoch, and
+            the least that plateau leaves of it.
         lrDecayRate : float, default 0.1
-            What lrSchedule step and exponential multiply the learning rate by in lrDecayEpochs epochs.
+            What lrSchedule step and exponential multiply the learning rate by in lrDecayEpochs epochs,
+            and plateau at a time.
         lrDecayEpochs : int, default 10
             Number of epochs in which lrSchedule step and exponential multiply the learning rate by
             lrDecayRate.
+        oneCyclePctStart : float, default 0.3 (expert)
+            Share of all optimizer steps in which the learning rate rises, with lrSchedule onecycle.
+        oneCycleDivFactor : float, default 25.0 (expert)
+            What the learning rate is divided by in the first step, with lrSchedule onecycle.
+        oneCycleFinalDivFactor : float, default 10000.0 (expert)
+            What the learning rate of the first step is divided by in the last one, with lrSchedule
+            onecycle.
+        plateauPatience : int, default 10
+            Number of epochs in a row without a better value of monitor that lrSchedule plateau lets pass;
+            one more, and the learning rate falls.
+        plateauThreshold : float, default 0.0001 (expert)
+            By what share of the best value so far monitor must be better for lrSchedule plateau to count
+            it as such.
+        plateauCooldown : int, default 0 (expert)
+            Number of epochs after the learning rate fell in which lrSchedule plateau does not count.
         monitor : str, default not set
             Name of the loss or metric in the history that says which epoch was the best, such as val_loss
             or val_accuracy. When not set, val_loss where there are validation rows, else loss.
@@ -1581,6 +1820,11 @@ class HasConstructor(CheckedParams):
         logEveryNSteps : int, default 50
             Number of optimizer steps from one whose loss, learning rate and gradient norm go to
             TensorBoard to the next.
+        profile : str, default not set
+            Steps to record a timeline of on all workers, as "steps FIRST-LAST", counted from 0, at most
+            1000: what each worker is in, and each of its collectives. It is one file in the work
+            directory, in the Trace Event Format of Chrome and Perfetto, and the model's summary tells its
+            place. On the CPU only. When not set, nothing is recorded.
         logGradientNorm : bool, default False
             Whether the 2-norm of all gradients, before clipping, is computed for TensorBoard and
             callbacks, in the steps that they are told of. On a GPU it is not told, since the worker would

@@ -12,12 +12,21 @@ from flambeau._callbacks import callback_list
 from flambeau._suggest import suggestion
 from flambeau.callbacks import Callback
 from flambeau.errors import ParamError
-from flambeau.params.converters import one_of
+from flambeau.params.converters import Integer, function, one_of
 
-TRAINED_PARAMS = ("model", "loss", "optimizer", "metrics", "lrScheduler", "lrSchedulerInterval")
+TRAINED_PARAMS = (
+    "model",
+    "loss",
+    "optimizer",
+    "metrics",
+    "lrScheduler",
+    "lrSchedulerInterval",
+    "preprocess",
+    "validationPreprocess",
+)
 """What is trained and how it is judged, by which a run is known again."""
 
-OBJECT_PARAMS = (*TRAINED_PARAMS, "callbacks")
+OBJECT_PARAMS = (*TRAINED_PARAMS, "callbacks", "preprocessThreads")
 
 PYTHON_PARAMS = (*OBJECT_PARAMS, "runtime")
 """The params of Python's estimators that are not part of a training job."""
@@ -166,6 +175,29 @@ class HasObjects(CheckedParams):
         one_of("epoch", "step"),
     )
 
+    preprocess: Param[Any] = Param(
+        Params._dummy(),
+        "preprocess",
+        "A callable that makes the module's inputs of a flambeau.preprocessing.Batch of the inputs' columns, "
+        "which may hold strings, binaries and arrays of any length: a tensor, or a tuple or dict of tensors.",
+        function,
+    )
+
+    validationPreprocess: Param[Any] = Param(
+        Params._dummy(),
+        "validationPreprocess",
+        "In place of preprocess where rows are validated or scored. Saved with the model.",
+        function,
+    )
+
+    preprocessThreads: Param[int] = Param(
+        Params._dummy(),
+        "preprocessThreads",
+        "In how many threads of each worker preprocess runs ahead of the training, a batch in each; up to "
+        "twice as many batches are ahead.",
+        Integer(1, 1024),
+    )
+
     callbacks: Param[list[Callback]] = Param(
         Params._dummy(),
         "callbacks",
@@ -176,7 +208,7 @@ class HasObjects(CheckedParams):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._setDefault(optimizer="adam", lrSchedulerInterval="epoch")
+        self._setDefault(optimizer="adam", lrSchedulerInterval="epoch", preprocessThreads=2)
         if self._default_loss is not None:
             self._setDefault(loss=self._default_loss)
 
@@ -227,6 +259,30 @@ class HasObjects(CheckedParams):
     def getLrSchedulerInterval(self) -> str:
         """The value of `lrSchedulerInterval`, or its default."""
         return self.getOrDefault(self.lrSchedulerInterval)
+
+    def setPreprocess(self, value: Any) -> Self:
+        """Sets `preprocess`; None unsets it."""
+        return self._set(preprocess=value)
+
+    def getPreprocess(self) -> Any:
+        """The callable as it was given, None when there is none."""
+        return self._value("preprocess")
+
+    def setValidationPreprocess(self, value: Any) -> Self:
+        """Sets `validationPreprocess`; None unsets it."""
+        return self._set(validationPreprocess=value)
+
+    def getValidationPreprocess(self) -> Any:
+        """The callable as it was given, None when there is none."""
+        return self._value("validationPreprocess")
+
+    def setPreprocessThreads(self, value: int) -> Self:
+        """Sets `preprocessThreads`."""
+        return self._set(preprocessThreads=value)
+
+    def getPreprocessThreads(self) -> int:
+        """The value of `preprocessThreads`, or its default."""
+        return self.getOrDefault(self.preprocessThreads)
 
     def setCallbacks(self, value: list[Callback] | None) -> Self:
         """Sets `callbacks`; None unsets it."""

@@ -155,7 +155,7 @@ impl FullMesh<'_> {
             sequence: 0,
             missing: missing
                 .iter()
-                .map(|rank| self.peers[*rank].clone())
+                .map(|rank| self.peers[*rank].clone().into())
                 .collect(),
             waited: deadline.waited(),
         }

@@ -166,7 +166,7 @@ impl TcpRendezvous {
         CollectiveError::Timeout {
             operation: format!("rendezvous at {}", self.address),
             sequence: 0,
-            missing,
+            missing: missing.into_iter().map(Into::into).collect(),
             waited: deadline.waited(),
         }
     }

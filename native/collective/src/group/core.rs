@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
+use super::call_log::CallLog;
 use super::sequencer::Sequencer;
 use crate::bootstrap::Connected;
 use crate::buffer::{DType, RawBuffer, ReduceOp};
@@ -23,6 +24,7 @@ pub(super) struct Core {
     _monitor: Option<Monitor>,
     pub(super) health: Arc<Health>,
     pub(super) sequencer: Sequencer,
+    pub(super) calls: CallLog,
     /// `None` for a group of one rank.
     transport: Option<Box<dyn Transport>>,
     registry: Arc<Registry>,
@@ -34,6 +36,7 @@ impl Core {
             _monitor: connected.monitor,
             health: connected.health,
             sequencer: Sequencer::default(),
+            calls: CallLog::default(),
             transport: connected.transport,
             registry: connected.registry,
         }
@@ -73,7 +76,8 @@ impl Core {
         ops: &[ReduceOp],
         interruptible: bool,
     ) -> Result<()> {
-        self.in_turn(number, operation, interruptible, |wait| {
+        let bytes = || buffers.iter().map(RawBuffer::bytes).sum();
+        self.in_turn(number, operation, bytes, interruptible, |wait| {
             let Some(transport) = &self.transport else {
                 return Ok(());
             };
@@ -107,6 +111,7 @@ impl Core {
         &self,
         number: u64,
         operation: Operation,
+        bytes: impl FnOnce() -> usize,
         interruptible: bool,
         body: impl FnOnce(&Wait<'_>) -> Result<T>,
     ) -> Result<T> {
@@ -133,6 +138,9 @@ impl Core {
         };
         let result = body(&wait);
         health.leave();
+        if self.calls.is_on() {
+            self.calls.add(number, operation, bytes(), wait.started);
+        }
         result
     }
 
@@ -147,30 +155,36 @@ impl Core {
             len: bytes,
         }];
         let number = self.sequencer.take();
-        let region = self.in_turn(number, Operation::Allocate, true, |wait| {
-            // The number is unique in the group and the same on all ranks.
-            let id = number as u32;
-            if let Some(transport) = &self.transport {
-                let call = Call {
-                    sequence: number,
-                    operation: Operation::Allocate,
-                    root: 0,
-                    entries: &entries,
-                };
-                // SAFETY: there is no buffer to promise anything of.
-                unsafe { transport.carry_out(&call, &[], wait)? };
-                if let Some(region) = transport.allocate(id, bytes, wait)? {
-                    return Ok(region);
+        let region = self.in_turn(
+            number,
+            Operation::Allocate,
+            || bytes,
+            true,
+            |wait| {
+                // The number is unique in the group and the same on all ranks.
+                let id = number as u32;
+                if let Some(transport) = &self.transport {
+                    let call = Call {
+                        sequence: number,
+                        operation: Operation::Allocate,
+                        root: 0,
+                        entries: &entries,
+                    };
+                    // SAFETY: there is no buffer to promise anything of.
+                    unsafe { transport.carry_out(&call, &[], wait)? };
+                    if let Some(region) = transport.allocate(id, bytes, wait)? {
+                        return Ok(region);
+                    }
                 }
-            }
-            let mapping = Mapping::private(bytes.max(1)).map_err(|error| {
-                self.health.fail(CollectiveError::io(
-                    format!("allocate {bytes} bytes"),
-                    error,
-                ))
-            })?;
-            Ok(Region::private(id, mapping, bytes))
-        })?;
+                let mapping = Mapping::private(bytes.max(1)).map_err(|error| {
+                    self.health.fail(CollectiveError::io(
+                        format!("allocate {bytes} bytes"),
+                        error,
+                    ))
+                })?;
+                Ok(Region::private(id, mapping, bytes))
+            },
+        )?;
         Ok(GroupBuffer::new(region, self.registry.clone()))
     }
 }

@@ -1,5 +1,6 @@
 //! The process group: what ranks do together.
 
+mod call_log;
 mod core;
 mod messages;
 mod sequencer;
@@ -8,7 +9,9 @@ mod work;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
+pub use self::call_log::CallRecord;
 pub use self::work::Work;
 
 use self::core::Core;
@@ -18,6 +21,7 @@ use crate::buffer::{RawBuffer, ReduceOp};
 use crate::call::{MAX_ENTRIES, Operation};
 use crate::error::{CollectiveError, Result};
 use crate::liveness::health::Health;
+use crate::liveness::phase::Stall;
 use crate::liveness::wait::Wait;
 use crate::lock::lock;
 use crate::memory::GroupBuffer;
@@ -96,7 +100,7 @@ impl ProcessGroup {
         body: impl FnOnce(&Wait<'_>) -> Result<T>,
     ) -> Result<T> {
         let core = self.core();
-        core.in_turn(core.sequencer.take(), operation, true, body)
+        core.in_turn(core.sequencer.take(), operation, || 0, true, body)
     }
 
     /// This process's rank.
@@ -117,6 +121,37 @@ impl ProcessGroup {
     /// The first cause of the group's failure, if it has failed. Never blocks.
     pub fn failure(&self) -> Option<CollectiveError> {
         self.core().health.failure()
+    }
+
+    /// Says what this rank is in from now on, in up to 100 bytes. The others are told at the next heartbeat, and name it with the
+    /// rank where they wait for it in vain. Never waits.
+    pub fn enter_phase(&self, name: &str) {
+        self.health().enter_phase(name);
+    }
+
+    /// From now on `listener` is told, once for each collective, of ranks that have kept the others waiting in it for `after`,
+    /// this rank among them. It is called on the thread that watches the peers, and must be quick. A second listener of a group
+    /// is not heard.
+    pub fn watch_stalls(&self, after: Duration, listener: impl Fn(Stall) + Send + Sync + 'static) {
+        self.health().set_stall_listener(after, Box::new(listener));
+    }
+
+    /// Records this rank's calls from now on, up to so many.
+    pub fn start_call_log(&self, most: usize) {
+        self.core().calls.start(most);
+    }
+
+    /// Ends the record of calls, and returns those that have ended, in the order of their ends, and how many more there were.
+    pub fn take_call_log(&self) -> (Vec<CallRecord>, u64) {
+        self.core().calls.take()
+    }
+
+    /// Says what the next call is of, where calls are recorded. The caller sees to it that no other thread makes one before.
+    pub fn label_next_call(&self, label: impl FnOnce() -> String) {
+        let core = self.core();
+        if core.calls.is_on() {
+            core.calls.label(core.sequencer.next(), label());
+        }
     }
 
     /// Frees all ranks from whatever they wait for: they get `Aborted` with this rank and `reason`, unless the group has

@@ -22,6 +22,11 @@ impl Sequencer {
         self.taken.fetch_add(1, Ordering::Relaxed) + 1
     }
 
+    /// The number that the next call will have.
+    pub(crate) fn next(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed) + 1
+    }
+
     /// Waits for the calls before `number`, each of which ends by its own deadline; `gives_up` is asked at least every `SLICE`,
     /// and ends the wait with `None`. The turn ends when the returned value is dropped.
     pub(crate) fn wait(&self, number: u64, mut gives_up: impl FnMut() -> bool) -> Option<Turn<'_>> {

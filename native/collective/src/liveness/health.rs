@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::control_connection::ControlConnection;
 use super::notice::Notice;
+use super::phase::{CurrentPhase, LateRank, Stall};
 use crate::call::Operation;
 use crate::error::{CollectiveError, LossCause, Peer};
 use crate::lock::lock;
@@ -14,11 +15,16 @@ use crate::options::GroupOptions;
 /// `Member::left` of a rank that has not left.
 const PRESENT: u64 = u64::MAX;
 
+/// Who is told of ranks that keep the others waiting.
+pub(crate) type StallListener = Box<dyn Fn(Stall) + Send + Sync>;
+
 /// One rank of the group, as seen from here.
 pub(crate) struct Member {
     pub(crate) peer: Peer,
     /// The number of the last collective that it is known to have entered.
     entered: AtomicU64,
+    /// What it is in, as it last said.
+    phase: CurrentPhase,
     /// The number of the last collective it took part in, once it has said goodbye.
     left: AtomicU64,
     /// Its vote on sharing memory: 0 none yet, 1 no, 2 yes.
@@ -41,6 +47,8 @@ pub(crate) struct Health {
     doing: AtomicU8,
     /// The oldest operation that is in flight on a device, as its number and its code below that; 0 when there is none.
     in_flight: AtomicU64,
+    /// Who is told of ranks that keep the others waiting, and after how long.
+    stall_listener: OnceLock<(Duration, StallListener)>,
     /// Wakes those who sleep elsewhere than on `changed`.
     alarm: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
@@ -56,6 +64,7 @@ impl Health {
         let member = |(peer, control)| Member {
             peer,
             entered: AtomicU64::new(0),
+            phase: CurrentPhase::default(),
             left: AtomicU64::new(PRESENT),
             vote: AtomicU8::new(0),
             control,
@@ -71,6 +80,7 @@ impl Health {
             entered: AtomicU64::new(0),
             doing: AtomicU8::new(0),
             in_flight: AtomicU64::new(0),
+            stall_listener: OnceLock::new(),
             alarm: OnceLock::new(),
         }
     }
@@ -92,6 +102,49 @@ impl Health {
     pub(crate) fn set_alarm(&self, alarm: impl Fn() + Send + Sync + 'static) {
         // Set once, while the group is made.
         let _ = self.alarm.set(Box::new(alarm));
+    }
+
+    /// See `ProcessGroup::watch_stalls`.
+    pub(crate) fn set_stall_listener(&self, after: Duration, listener: StallListener) {
+        // The first stays.
+        let _ = self.stall_listener.set((after, listener));
+    }
+
+    pub(crate) fn stall_listener(&self) -> Option<&(Duration, StallListener)> {
+        self.stall_listener.get()
+    }
+
+    /// See `ProcessGroup::enter_phase`.
+    pub(crate) fn enter_phase(&self, name: &str) {
+        self.members[self.rank].phase.enter(name);
+    }
+
+    /// A rank that is waited for, with what is known of it.
+    pub(crate) fn late(&self, rank: usize) -> LateRank {
+        LateRank {
+            peer: self.peer(rank),
+            phase: self.members[rank].phase.get(),
+        }
+    }
+
+    /// The newest collective that any rank is known to have entered, and those that have not, which are in the group.
+    pub(crate) fn behind(&self) -> (u64, Vec<usize>) {
+        let entered = |rank: usize| match rank == self.rank {
+            true => self.entered(),
+            false => self.members[rank].entered.load(Ordering::Relaxed),
+        };
+        let ranks = 0..self.members.len();
+        let newest = ranks.clone().map(entered).max().unwrap_or(0);
+        let late = ranks.filter(|&rank| entered(rank) < newest && !self.has_left(rank));
+        (newest, late.collect())
+    }
+
+    /// What this rank says of itself at every beat.
+    pub(crate) fn heartbeat(&self) -> Notice {
+        Notice::Heartbeat {
+            entered: self.entered(),
+            phase: self.members[self.rank].phase.get(),
+        }
     }
 
     pub(crate) fn enter(&self, sequence: u64, operation: Operation) {
@@ -212,7 +265,10 @@ impl Health {
     pub(crate) fn hear(&self, rank: usize, notice: Notice) {
         let member = &self.members[rank];
         match notice {
-            Notice::Heartbeat { entered } => member.entered.store(entered, Ordering::Relaxed),
+            Notice::Heartbeat { entered, phase } => {
+                member.entered.store(entered, Ordering::Relaxed);
+                member.phase.set(phase);
+            }
             Notice::Goodbye { entered } => {
                 member.entered.store(entered, Ordering::Relaxed);
                 member.left.store(entered, Ordering::Release);
@@ -233,7 +289,7 @@ impl Health {
                 let given_up = match &*told {
                     CollectiveError::PeerLost { rank: lost, .. } => *lost == self.rank,
                     CollectiveError::Timeout { missing, .. } => {
-                        missing.iter().any(|peer| peer.rank == self.rank)
+                        missing.iter().any(|late| late.peer.rank == self.rank)
                     }
                     _ => false,
                 };

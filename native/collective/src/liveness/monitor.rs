@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use super::control_connection::ControlConnection;
 use super::health::Health;
 use super::notice::Notice;
+use super::phase::Stall;
 use crate::error::{CollectiveError, LossCause, Result};
 use crate::poll::{self, NOTHING};
 
@@ -60,6 +61,16 @@ struct Watch {
     lives: Vec<Life>,
     last_look: Instant,
     next_beat: Instant,
+    newest: Newest,
+}
+
+/// The newest collective that any rank has entered.
+struct Newest {
+    sequence: u64,
+    /// When this rank first knew of it.
+    since: Instant,
+    /// Whether its late ranks were told of.
+    is_told: bool,
 }
 
 /// What is known of one peer's connection.
@@ -89,6 +100,11 @@ impl Watch {
             lives,
             last_look: now,
             next_beat: now,
+            newest: Newest {
+                sequence: 0,
+                since: now,
+                is_told: false,
+            },
         }
     }
 
@@ -110,9 +126,7 @@ impl Watch {
                     return;
                 }
             } else if now >= self.next_beat {
-                self.health.tell_all(&Notice::Heartbeat {
-                    entered: self.health.entered(),
-                });
+                self.health.tell_all(&self.health.heartbeat());
                 self.next_beat = now + self.health.options.heartbeat_interval;
             }
             if self.look().is_err() {
@@ -125,6 +139,7 @@ impl Watch {
             }
             if self.health.failure().is_none() && !self.health.is_closing() {
                 self.judge();
+                self.tell_of_stall();
             }
         }
     }
@@ -172,6 +187,7 @@ impl Watch {
         let absence = now.duration_since(self.last_look);
         if absence > limit + self.health.options.heartbeat_timeout / 3 {
             self.lives.iter_mut().for_each(|life| life.heard += absence);
+            self.newest.since += absence;
         }
         self.last_look = now;
 
@@ -205,6 +221,34 @@ impl Watch {
                 _ => {}
             }
         }
+    }
+
+    /// Tells whoever listens of ranks that keep the others waiting, once for each collective.
+    fn tell_of_stall(&mut self) {
+        let Some((after, listener)) = self.health.stall_listener() else {
+            return;
+        };
+        let (sequence, late) = self.health.behind();
+        if sequence != self.newest.sequence {
+            self.newest = Newest {
+                sequence,
+                since: Instant::now(),
+                is_told: false,
+            };
+        }
+        let waited = self.newest.since.elapsed();
+        if self.newest.is_told || late.is_empty() || waited < *after {
+            return;
+        }
+        self.newest.is_told = true;
+        listener(Stall {
+            late: late
+                .into_iter()
+                .map(|rank| self.health.late(rank))
+                .collect(),
+            sequence,
+            waited,
+        });
     }
 }
 

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use super::phase::{LateRank, MAX_NAME, Phase};
 use crate::error::{CollectiveError, LossCause, Peer};
 use crate::wire::{Reader, Writer};
 
@@ -14,8 +15,8 @@ const MAX_TEXT: usize = 64 << 10;
 
 /// One message.
 pub(crate) enum Notice {
-    /// The sender lives, and this is the last collective that it has entered.
-    Heartbeat { entered: u64 },
+    /// The sender lives; the last collective that it has entered, and what it is in.
+    Heartbeat { entered: u64, phase: Option<Phase> },
     /// The sender leaves in good order after this collective.
     Goodbye { entered: u64 },
     /// Whether the sender could attach its host's shared memory.
@@ -28,7 +29,9 @@ impl Notice {
     /// The frame. `own` is the sender: causes that only it can have become its abort.
     pub(crate) fn encode(&self, own: &Peer) -> Vec<u8> {
         let (kind, payload) = match self {
-            Notice::Heartbeat { entered } => (1, Writer::default().u64(*entered)),
+            Notice::Heartbeat { entered, phase } => {
+                (1, encode_phase(Writer::default().u64(*entered), phase))
+            }
             Notice::Goodbye { entered } => (2, Writer::default().u64(*entered)),
             Notice::Vote(yes) => (3, Writer::default().u8(u8::from(*yes))),
             Notice::Failure(error) => (4, encode_failure(error, own)),
@@ -66,6 +69,7 @@ impl Notice {
         let notice = match kind {
             1 => Notice::Heartbeat {
                 entered: reader.u64()?,
+                phase: decode_phase(&mut reader)?,
             },
             2 => Notice::Goodbye {
                 entered: reader.u64()?,
@@ -118,7 +122,9 @@ fn encode_failure(error: &CollectiveError, own: &Peer) -> Writer {
             let writer = writer
                 .u64(waited.as_millis() as u64)
                 .u32(missing.len() as u32);
-            missing.iter().fold(writer, peer)
+            missing.iter().fold(writer, |writer, late| {
+                encode_phase(peer(writer, &late.peer), &late.phase)
+            })
         }
         CollectiveError::Mismatch { sequence, calls } => {
             let writer = Writer::default()
@@ -184,7 +190,12 @@ fn decode_failure(reader: &mut Reader<'_>) -> Option<CollectiveError> {
             let waited = Duration::from_millis(reader.u64()?);
             let count = reader.u32()?;
             let missing = (0..count)
-                .map(|_| peer(reader))
+                .map(|_| {
+                    Some(LateRank {
+                        peer: peer(reader)?,
+                        phase: decode_phase(reader)?,
+                    })
+                })
                 .collect::<Option<Vec<_>>>()?;
             CollectiveError::Timeout {
                 operation,
@@ -222,9 +233,29 @@ fn decode_failure(reader: &mut Reader<'_>) -> Option<CollectiveError> {
     })
 }
 
-/// The front of a text, whole characters only.
+/// A phase that there is none of has no name.
+fn encode_phase(writer: Writer, phase: &Option<Phase>) -> Writer {
+    let (name, lasted) = phase.as_ref().map_or(("", Duration::ZERO), |phase| {
+        (phase.name.as_str(), phase.lasted)
+    });
+    writer
+        .bytes(cut_at(name, MAX_NAME))
+        .u64(lasted.as_millis() as u64)
+}
+
+fn decode_phase(reader: &mut Reader<'_>) -> Option<Option<Phase>> {
+    let name = reader.string()?;
+    let lasted = Duration::from_millis(reader.u64()?);
+    Some((!name.is_empty()).then_some(Phase { name, lasted }))
+}
+
 fn cut(text: &str) -> &[u8] {
-    let end = (0..=MAX_TEXT.min(text.len()))
+    cut_at(text, MAX_TEXT)
+}
+
+/// The front of a text, whole characters only.
+fn cut_at(text: &str, most: usize) -> &[u8] {
+    let end = (0..=most.min(text.len()))
         .rev()
         .find(|end| text.is_char_boundary(*end))
         .unwrap_or(0);
@@ -240,6 +271,12 @@ mod tests {
 
     fn peer() -> impl Strategy<Value = Peer> {
         (0usize..1000, ".{0,20}").prop_map(|(rank, host)| Peer { rank, host })
+    }
+
+    fn late() -> impl Strategy<Value = LateRank> {
+        let lasted = (0u64..1_000_000).prop_map(Duration::from_millis);
+        let phase = (".{1,20}", lasted).prop_map(|(name, lasted)| Phase { name, lasted });
+        (peer(), prop::option::of(phase)).prop_map(|(peer, phase)| LateRank { peer, phase })
     }
 
     fn failure() -> impl Strategy<Value = CollectiveError> {
@@ -258,7 +295,7 @@ mod tests {
             (
                 ".{0,30}",
                 any::<u64>(),
-                prop::collection::vec(peer(), 0..5),
+                prop::collection::vec(late(), 0..5),
                 waited
             )
                 .prop_map(|(operation, sequence, missing, waited)| {
@@ -319,7 +356,7 @@ mod tests {
             mut bytes in prop::collection::vec(failure(), 1..4).prop_flat_map(|errors| {
                 let own = Peer { rank: 0, host: "here".into() };
                 let notices = errors.into_iter().map(|error| Notice::Failure(Box::new(error)));
-                let others = [Notice::Heartbeat { entered: 3 }, Notice::Vote(true), Notice::Goodbye { entered: 9 }];
+                let others = [Notice::Heartbeat { entered: 3, phase: None }, Notice::Vote(true), Notice::Goodbye { entered: 9 }];
                 mutations(others.into_iter().chain(notices).flat_map(|notice| notice.encode(&own)).collect())
             }),
         ) {
@@ -348,8 +385,12 @@ mod tests {
     #[test]
     fn each_malformation_is_refused() {
         assert!(refused(9, &[]), "an unknown kind");
-        assert!(refused(1, &[0; 7]), "a short heartbeat");
-        assert!(refused(1, &[0; 9]), "a long heartbeat");
+        let heartbeat = Writer::default().u64(1).bytes(b"data").u64(1).finish();
+        assert!(!refused(1, &heartbeat), "a heartbeat");
+        let short = &heartbeat[..heartbeat.len() - 1];
+        assert!(refused(1, short), "a short heartbeat");
+        let long = [&heartbeat[..], &[0]].concat();
+        assert!(refused(1, &long), "a long heartbeat");
         assert!(refused(4, &[7]), "an unknown failure");
         assert!(
             refused(4, &Writer::default().u8(4).u32(0).u32(100).finish()),

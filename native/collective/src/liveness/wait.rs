@@ -48,7 +48,7 @@ impl Wait<'_> {
         let missing = self
             .missing(suspects())
             .into_iter()
-            .map(|rank| health.peer(rank))
+            .map(|rank| health.late(rank))
             .collect();
         Err(health.fail(CollectiveError::Timeout {
             operation,

@@ -169,7 +169,10 @@ fn describe(error: &CollectiveError) -> String {
         CollectiveError::Timeout { missing, .. } => {
             format!(
                 "timeout: {:?}",
-                missing.iter().map(|peer| peer.rank).collect::<Vec<_>>()
+                missing
+                    .iter()
+                    .map(|late| late.peer.rank)
+                    .collect::<Vec<_>>()
             )
         }
         CollectiveError::Aborted { rank, reason, .. } => format!("aborted by {rank}: {reason}"),

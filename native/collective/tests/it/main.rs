@@ -11,3 +11,4 @@ mod namespaces;
 mod nccl;
 mod reductions;
 mod reference;
+mod stalls;

@@ -250,7 +250,7 @@ fn a_missing_rank_is_named() {
                 let error = rendezvous.all_gather(b"here").unwrap_err();
                 assert!(error.to_string().contains("rank 2"), "{error}");
                 if rank == 0 {
-                    assert!(matches!(error, CollectiveError::Timeout { missing, .. } if missing[0].rank == 2));
+                    assert!(matches!(error, CollectiveError::Timeout { missing, .. } if missing[0].peer.rank == 2));
                 }
             });
         }
@@ -377,7 +377,7 @@ fn a_rank_that_never_connects_is_named() {
             };
             let error = ProcessGroup::connect(&mut faithful, options).unwrap_err();
             assert!(
-                matches!(&error, CollectiveError::Timeout { missing, .. } if missing[0].rank == 1),
+                matches!(&error, CollectiveError::Timeout { missing, .. } if missing[0].peer.rank == 1),
                 "{error:?}"
             );
         });

@@ -200,24 +200,25 @@ impl Decoder {
     }
 
     /// Decodes runs of rows (the manifest's numbering, ascending, all within one row group) into `out`: for each tensor exactly the rows'
-    /// bytes. What the file has of them is fetched once.
+    /// bytes. What the file has of them is fetched once. Returns the columns that stay as they are, part after part; no part where there
+    /// are no such columns.
     ///
     /// Holds the row group's columns as they lie in the file while it works. Looks at `cancelled` after every batch of rows and
-    /// returns `false` where that ends it.
+    /// returns `None` where that ends it.
     pub(crate) fn decode(
         &self,
         row_group: usize,
         runs: &[Range<u64>],
         out: &mut [&mut [u8]],
         cancelled: &dyn Fn() -> bool,
-    ) -> Result<bool, DataError> {
+    ) -> Result<Option<Vec<RecordBatch>>, DataError> {
         let uri = self.uri(row_group);
         let place = self.places[row_group];
         let runs: Vec<Range<usize>> = (runs.iter())
             .map(|run| (run.start - place.first_row) as usize..(run.end - place.first_row) as usize)
             .collect();
         let stored = catching_panics(uri, || self.fetch(place, &runs))?;
-        let mut first = 0;
+        let (mut first, mut raw) = (0, Vec::new());
         for run in runs {
             let next = first + run.len();
             let mut out: Vec<&mut [u8]> = (self.tensors.iter().zip(out.iter_mut()))
@@ -231,18 +232,19 @@ impl Decoder {
                     || Ok(self.decode_run(place, &stored, &run, &mut out, cancelled, plainly));
                 catching_panics(uri, read).unwrap_or_else(|error| Err(Unread::Error(error)))
             };
-            let whole = match decode(true) {
+            let decoded = match decode(true) {
                 Err(Unread::NotPlain) => decode(false),
                 done => done,
             };
-            match whole {
-                Ok(true) => first = next,
-                Ok(false) => return Ok(false),
+            match decoded {
+                Ok(Some(parts)) => raw.extend(parts),
+                Ok(None) => return Ok(None),
                 Err(Unread::Error(error)) => return Err(error),
                 Err(Unread::NotPlain) => unreachable!("no column was to be plain"),
             }
+            first = next;
         }
-        Ok(true)
+        Ok(Some(raw))
     }
 
     /// Decodes rows of a row group, which `stored` holds.
@@ -254,7 +256,7 @@ impl Decoder {
         out: &mut [&mut [u8]],
         cancelled: &dyn Fn() -> bool,
         plainly: bool,
-    ) -> Result<bool, Unread> {
+    ) -> Result<Option<Vec<RecordBatch>>, Unread> {
         let uri = &self.manifest.shards()[place.shard].uri;
         let wanted = rows.len();
         let mut group = self.open(place, stored, rows, plainly)?;
@@ -262,9 +264,10 @@ impl Decoder {
             .map(|tensor| group.plain[tensor.sole?].take_if(|column| column.is(tensor.dtype)))
             .collect();
         let mut done = 0;
+        let mut raw = Vec::new();
         while done < wanted {
             if cancelled() {
-                return Ok(false);
+                return Ok(None);
             }
             let Some(rows_here) = group.next(self.batch_rows.min(wanted - done), uri)? else {
                 break;
@@ -280,6 +283,7 @@ impl Decoder {
                     None => self.lay_rows(place.shard, tensor, &rows_here, first_row, out)?,
                 }
             }
+            raw.extend(self.raw_rows(uri, &rows_here, first_row)?);
             done = next;
         }
         if done != wanted {
@@ -290,7 +294,38 @@ impl Decoder {
             let uri = uri.clone();
             return Err(DataError::ShardChanged { uri, reason }.into());
         }
-        Ok(true)
+        Ok(Some(raw))
+    }
+
+    /// The columns that stay as they are, where the spec has such.
+    fn raw_rows(
+        &self,
+        uri: &str,
+        rows: &Rows,
+        first_row: u64,
+    ) -> Result<Option<RecordBatch>, DataError> {
+        let names = &self.manifest.spec().raw_columns;
+        if names.is_empty() {
+            return Ok(None);
+        }
+        let columns = names.iter().map(|name| {
+            let column = (rows.others.as_ref()).and_then(|others| others.column_by_name(name));
+            let Some(array) = column else {
+                return Err(Flaw::Type("none".into()).at(name, uri, first_row, DType::UInt8));
+            };
+            match first_null(array) {
+                Some(row) => Err(Flaw::Null.at(name, uri, first_row + row as u64, DType::UInt8)),
+                None => Ok((name, array.clone())),
+            }
+        });
+        let columns = columns.collect::<Result<Vec<_>, _>>()?;
+        // As none holds a null, all shards' batches have one schema, whatever their footers say of that.
+        let batch = RecordBatch::try_from_iter_with_nullable(
+            columns
+                .into_iter()
+                .map(|(name, array)| (name, array, false)),
+        );
+        batch.map(Some).map_err(|error| arrow_error(uri, error))
     }
 
     fn lay_rows(
@@ -373,7 +408,10 @@ impl Decoder {
         let footer = self.footer(place.shard)?;
         let shard = &self.manifest.shards()[place.shard];
         let columns = self.manifest.columns().iter().filter(|info| in_file(info));
-        let names: Vec<&str> = columns.map(|info| info.name.as_str()).collect();
+        let names: Vec<&str> = columns
+            .map(|info| info.name.as_str())
+            .chain(self.raw_columns())
+            .collect();
         let selection = selection(runs, place.num_rows as usize);
         let mask = project(&footer, &names);
         let metadata = footer.metadata();
@@ -420,6 +458,7 @@ impl Decoder {
         let others: Vec<&str> = (columns.iter().zip(&group.plain))
             .filter(|(info, plain)| plain.is_none() && in_file(info))
             .map(|(info, _)| info.name.as_str())
+            .chain(self.raw_columns())
             .collect();
         if others.is_empty() {
             return Ok(group);
@@ -438,6 +477,11 @@ impl Decoder {
             .map_err(|source| parquet_error(&shard.uri, source))?;
         group.others = Some(reader);
         Ok(group)
+    }
+
+    fn raw_columns(&self) -> impl Iterator<Item = &str> {
+        let names = &self.manifest.spec().raw_columns;
+        names.iter().map(String::as_str)
     }
 
     /// The columns of a row group that are plain, from the first of these rows on, by their places in the manifest's columns.

@@ -1,7 +1,10 @@
 //! Rows of all tensors, filled by several threads at once.
 
 use std::ops::Range;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use arrow_array::RecordBatch;
 
 use crate::buffer::AlignedBuffer;
 use crate::decode::Decoder;
@@ -39,9 +42,34 @@ pub(super) struct Arena {
     row_bytes: Vec<usize>,
     /// Where each tensor's rows begin, kept as pointers because parts of one buffer are written while others are read.
     bases: Vec<*mut u8>,
+    /// Of each unit that is ready, the columns that stay as they are.
+    raw: Vec<OnceLock<RawRows>>,
+    meter: Meter,
     // What the pointers point into; touched by nothing else until it is dropped.
     _buffers: Vec<AlignedBuffer>,
     _charge: Charge,
+}
+
+/// A unit's rows of the columns that stay as they are.
+struct RawRows {
+    /// One after another, each with its first row within the unit.
+    parts: Vec<(usize, RecordBatch)>,
+    _charge: Charge,
+}
+
+impl RawRows {
+    fn new(batches: Vec<RecordBatch>, meter: &Meter) -> Self {
+        let bytes: usize = batches.iter().map(RecordBatch::get_array_memory_size).sum();
+        let mut first = 0;
+        let parts = batches.into_iter().map(|batch| {
+            first += batch.num_rows();
+            (first - batch.num_rows(), batch)
+        });
+        RawRows {
+            parts: parts.collect(),
+            _charge: meter.charge(bytes as u64),
+        }
+    }
 }
 
 // SAFETY: `bases` point into buffers that the arena owns. Their bytes are written only through `fill`, where the `claimed` flag gives each
@@ -67,6 +95,8 @@ impl Arena {
             ready: units.iter().map(|_| AtomicBool::new(false)).collect(),
             claimed: units.iter().map(|_| AtomicBool::new(false)).collect(),
             num_pending: AtomicUsize::new(units.len()),
+            raw: units.iter().map(|_| OnceLock::new()).collect(),
+            meter: meter.clone(),
             units,
             row_bytes: row_bytes.to_vec(),
             bases: buffers.iter_mut().map(AlignedBuffer::as_mut_ptr).collect(),
@@ -102,12 +132,31 @@ impl Arena {
                 unsafe { std::slice::from_raw_parts_mut(base.add(first * bytes), num_rows * bytes) }
             })
             .collect();
-        let whole = decoder.decode(*row_group, runs, &mut out, cancelled)?;
-        if whole {
-            self.ready[unit].store(true, Ordering::Release);
-            self.num_pending.fetch_sub(1, Ordering::Release);
-        }
-        Ok(whole)
+        let Some(raw) = decoder.decode(*row_group, runs, &mut out, cancelled)? else {
+            return Ok(false);
+        };
+        // The one call that claimed the unit.
+        let _ = self.raw[unit].set(RawRows::new(raw, &self.meter));
+        self.ready[unit].store(true, Ordering::Release);
+        self.num_pending.fetch_sub(1, Ordering::Release);
+        Ok(true)
+    }
+
+    /// Where the columns that stay as they are have a row of a unit that is ready: the part, its address telling it from others,
+    /// and the row in that.
+    pub(super) fn raw_row(&self, row: u32) -> Option<(&RecordBatch, usize)> {
+        let unit = self.unit_of(row as usize)?;
+        let parts = &self.raw[unit].get()?.parts;
+        let row = row as usize - self.units[unit].first;
+        let part = parts.partition_point(|(first, _)| *first <= row);
+        let (first, batch) = parts.get(part.checked_sub(1)?)?;
+        Some((batch, row - first))
+    }
+
+    /// The unit that holds a row of the arena.
+    fn unit_of(&self, row: usize) -> Option<usize> {
+        let past = self.units.partition_point(|unit| unit.first <= row);
+        past.checked_sub(1)
     }
 
     /// Whether all units that hold some of `rows` (the manifest's numbering) may be read.

@@ -9,6 +9,7 @@ mod arena;
 mod cursor;
 mod loader;
 mod options;
+mod raw;
 
 use std::sync::Arc;
 
@@ -24,6 +25,7 @@ use crate::store::Store;
 use cursor::{Cursor, Residence};
 use loader::{Limits, Load, Loader};
 pub use options::ReaderOptions;
+use raw::RawGather;
 
 /// Reads the batches of one rank: of each global batch the rows of its lanes, ascending, one lane after another.
 ///
@@ -238,6 +240,8 @@ impl BatchReader {
             .map(|bytes| self.pool.take(num_rows * bytes))
             .collect();
         let mut row_ids = Vec::with_capacity(num_rows);
+        let has_raw = !self.manifest.spec().raw_columns.is_empty();
+        let mut raw = has_raw.then(|| RawGather::new(num_rows));
         for cursor in &mut position.cursors {
             let positions = self.order.positions(cursor.lane(), batch);
             let mut next = positions.start;
@@ -251,6 +255,9 @@ impl BatchReader {
                     // SAFETY: a stretch's rows are ready, those that follow are of its arena, and `out` is as long as the rows.
                     unsafe { (stretch.arena).gather(tensor, stretch.rows, stretch.next, out) };
                 }
+                if let Some(raw) = &mut raw {
+                    raw.extend(stretch.arena, stretch.rows);
+                }
                 stretch.extend_ids(&mut row_ids);
                 next += (last - first) as u64;
                 cursor.passed(next, &self.loader);
@@ -262,8 +269,10 @@ impl BatchReader {
             .zip(buffers)
             .map(|(tensor, buffer)| host_tensor(tensor, num_rows, buffer));
         Ok(Batch {
+            epoch: position.epoch,
             index: batch,
             num_rows,
+            raw: raw.map(RawGather::finish).transpose()?.flatten(),
             inputs: tensors.by_ref().take(spec.inputs.len()).collect(),
             labels: tensors.by_ref().take(spec.labels.len()).collect(),
             weight: tensors.next(),
@@ -282,7 +291,8 @@ impl BatchReader {
     }
 
     /// The most bytes that decoded rows and undecoded row groups take at any time: the whole share where that fits the budget; otherwise as
-    /// many of the largest windows as fit the budget, at least one a lane and at most `1 + prefetch` a lane; in both cases for each
+    /// many of the largest windows as fit the budget, at least one a lane and at most `1 + prefetch` a lane, where rows of columns that stay
+    /// as they are count by what they take on average; in both cases for each
     /// thread the columns of the largest row group as they lie in the file. Not counted are a few thousand rows a thread
     /// between file and tensor, 4 bytes a row for each open window's order, and batches handed out.
     pub fn memory_bound(&self) -> u64 {

@@ -75,6 +75,7 @@ pub fn single(column: &str, dtype: DType) -> DatasetSpec {
         inputs: vec![tensor("x", &[column], dtype)],
         labels: vec![],
         weight: None,
+        raw_columns: vec![],
     }
 }
 
@@ -170,6 +171,7 @@ pub fn numbered(shard_rows: &[usize], rows_per_group: usize) -> Numbered {
         ],
         labels: vec![tensor("y", &["y"], DType::Float64)],
         weight: None,
+        raw_columns: vec![],
     };
     let manifest = Arc::new(Manifest::read(&store(), &uris, &spec).unwrap());
     Numbered {

@@ -460,6 +460,7 @@ fn specs_that_contradict_themselves() {
         inputs,
         labels,
         weight,
+        raw_columns: vec![],
     };
     let cases = [
         spec(vec![], vec![], None),
@@ -517,6 +518,7 @@ fn flipped_bytes_are_survived() {
         inputs: vec![tensor("x", &["c", "l", "b"], DType::Float32)],
         labels: vec![],
         weight: None,
+        raw_columns: vec![],
     };
     for place in 0..good.len() {
         let mut bad = good.clone();

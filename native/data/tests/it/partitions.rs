@@ -26,6 +26,7 @@ fn partition_directories_are_columns() {
         ],
         labels: vec![tensor("rate", &["rate"], DType::Float64)],
         weight: None,
+        raw_columns: vec![],
     };
     let manifest = Manifest::read(&store(), &uris, &spec).unwrap();
     assert_eq!(
@@ -91,6 +92,7 @@ fn escaped_uris_lead_to_their_files() {
             inputs: vec![tensor("x", &["x", "p"], DType::Float32)],
             labels: vec![],
             weight: None,
+            raw_columns: vec![],
         };
         let batch = read_all(&[uri], &spec).unwrap();
         assert_eq!(batch.inputs[0].as_slice::<f32>(), [4., 1.5, 5., 1.5]);

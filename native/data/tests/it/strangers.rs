@@ -157,6 +157,7 @@ proptest! {
             inputs: vec![tensor("x", &["c", "d"], DType::Float64)],
             labels: vec![],
             weight: None,
+            raw_columns: vec![],
         };
         let uri = path.to_str().unwrap().into();
         let _ = Manifest::read(&store(), &[uri], &spec).and_then(read);

@@ -343,6 +343,7 @@ fn columns_of_many_kinds_are_packed_row_by_row() {
         ],
         labels: vec![tensor("y", &["d"], DType::Float32)],
         weight: Some(tensor("w", &["i"], DType::Float32)),
+        raw_columns: vec![],
     };
     let batch = read_all(&[uri], &spec).unwrap();
     assert_eq!(batch.inputs[0].shape(), [num_rows as usize, 6]);
@@ -434,6 +435,7 @@ fn many_columns_are_packed_row_by_row() {
             inputs: vec![tensor("x", &names, dtype)],
             labels: vec![],
             weight: None,
+            raw_columns: vec![],
         };
         let batch = read_all(std::slice::from_ref(&uri), &spec).unwrap();
         assert_eq!(batch.inputs[0].shape(), [ROWS, 47]);
@@ -507,6 +509,7 @@ fn numbers_without_dictionaries_are_read_back() {
         ],
         labels: vec![],
         weight: None,
+        raw_columns: vec![],
     };
     let codecs = [
         Compression::UNCOMPRESSED,

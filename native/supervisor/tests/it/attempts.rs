@@ -83,6 +83,35 @@ fn models_stay_but_for_those_of_attempts_that_failed() {
 }
 
 #[test]
+fn what_ranks_wrote_stays_where_that_is_asked_for_and_its_ends_are_told() {
+    let work = directory();
+    let lines: Vec<String> = (0..30).map(|number| format!("line {number}")).collect();
+    write(&work, "attempts/a/logs/rank-10.log", &lines.join("\n"));
+    write(&work, "attempts/a/logs/rank-2.log", "the only one\n");
+    write(&work, "attempts/a/logs/other.txt", "");
+    write(&work, "attempts/a/events/0", "");
+    write(&work, "attempts/b/events/0", "");
+    let ends = ask(&work, "logEnds", json!({"attempt": "a"})).unwrap();
+    let uri = |name: &str| work.path().join("attempts/a/logs").join(name);
+    let expected = json!([
+        {"rank": 2, "uri": uri("rank-2.log"), "lines": ["the only one"]},
+        {"rank": 10, "uri": uri("rank-10.log"), "lines": lines[10..]},
+    ]);
+    assert_eq!(ends, expected);
+    assert_eq!(
+        ask(&work, "logEnds", json!({"attempt": "b"})).unwrap(),
+        json!([])
+    );
+    let fields = json!({"attempts": ["a", "b"], "num": 0, "logs": true});
+    ask(&work, "keepCheckpoints", fields).unwrap();
+    assert!(is_there(&work, "attempts/a/logs/rank-2.log"));
+    assert!(!is_there(&work, "attempts/a/events") && !is_there(&work, "attempts/b"));
+    let fields = json!({"attempts": ["a", "b"], "num": 0});
+    ask(&work, "keepCheckpoints", fields).unwrap();
+    assert!(!is_there(&work, "attempts/a"));
+}
+
+#[test]
 fn a_name_has_the_time_that_is_asked_for() {
     let work = directory();
     let new_id = |since: Value| {

@@ -34,11 +34,14 @@ fn what_is_old_goes_but_for_models_and_what_is_kept() {
     write(&work, &format!("attempts/{kept}/KEPT"), "");
     write(&work, &format!("prepared/{eight}/data/file"), "");
     write(&work, &format!("prepared/{kept}/manifest.json"), "");
+    for name in [&eight, &six] {
+        write(&work, &format!("timelines/{name}.json"), "");
+    }
     for name in [&eight, &six, "nightly"] {
         write(&work, &format!("runs/{name}.json"), "");
     }
     let swept = ask(&work, "sweep", json!({})).unwrap();
-    assert_eq!(swept.as_array().unwrap().len(), 5, "{swept}");
+    assert_eq!(swept.as_array().unwrap().len(), 6, "{swept}");
     assert_eq!(swept[0]["days"], 8);
     for kind in ["shards", "attempts", "probes", "models"] {
         let there = |name: &str| is_there(&work, &format!("{kind}/{name}/deep/file"));
@@ -48,6 +51,8 @@ fn what_is_old_goes_but_for_models_and_what_is_kept() {
     assert!(is_there(&work, &format!("attempts/{kept}/KEPT")));
     assert!(is_there(&work, &format!("prepared/{kept}/manifest.json")));
     assert!(!is_there(&work, &format!("prepared/{eight}/data/file")));
+    assert!(!is_there(&work, &format!("timelines/{eight}.json")));
+    assert!(is_there(&work, &format!("timelines/{six}.json")));
     assert!(!is_there(&work, &format!("runs/{eight}.json")));
     assert!(is_there(&work, &format!("runs/{six}.json")));
     assert!(is_there(&work, "runs/nightly.json"));

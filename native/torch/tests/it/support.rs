@@ -113,11 +113,13 @@ pub fn batch(
     weight: Option<HostTensor>,
 ) -> Batch {
     Batch {
+        epoch: 0,
         index: 0,
         num_rows,
         inputs: vec![input],
         labels: vec![label],
         weight,
+        raw: None,
         row_ids: vec![],
     }
 }
@@ -283,13 +285,13 @@ impl Trainer {
             reference: num_rows as f64,
             loss_scale: 1.0,
         };
-        let staged = self.model.stage(batch)?;
+        let staged = self.model.stage(batch, true)?;
         self.model.train_batch(staged, &context)
     }
 
     /// A batch in evaluation mode.
     pub fn evaluate(&mut self, batch: Batch) -> LossSums {
-        let staged = self.model.stage(batch).unwrap();
+        let staged = self.model.stage(batch, false).unwrap();
         self.model.evaluate_batch(staged).unwrap()
     }
 

@@ -3,7 +3,7 @@
 //! A checkpoint is a directory `<workDir>/attempts/<id>/checkpoints/<step>/` with `shared.bin` (the model and the
 //! optimizer), one `rank-<rank>.bin` for each rank (random generators), `compression-<rank>.bin` too where the compression
 //! of gradients carries something from step to step, the files of `best/` (the weights of the best epoch) where those are
-//! kept, those of `weights/` (the weights as a model reads them) with `keepCheckpoints`, `state.json` (where training is, the
+//! kept, `average.bin` (the averaged weights) with `emaDecay`, those of `weights/` (the weights as a model reads them) with `keepCheckpoints`, `state.json` (where training is, the
 //! sums of the running epoch, the history, the loss scale), and, written last, `COMMITTED`, which lists all parts with size
 //! and SHA-256 and names the checkpoint before this one.
 //! Without `COMMITTED` there is no checkpoint.
@@ -38,6 +38,7 @@ const FORMAT: u32 = 2;
 const MARKER: &str = "COMMITTED";
 const SHARED: &str = "shared.bin";
 const STATE: &str = "state.json";
+const AVERAGE: &str = "average.bin";
 const BEST: &str = "best";
 const WEIGHTS: &str = "weights";
 /// The file of `WEIGHTS` that models of both languages read.
@@ -328,6 +329,8 @@ pub(crate) struct Fixed {
     pub(crate) num_metric_sums: usize,
     #[serde(default)]
     pub(crate) gradient_compression: GradientCompression,
+    #[serde(default)]
+    pub(crate) ema_decay: Option<f64>,
 }
 
 impl Fixed {
@@ -449,6 +452,8 @@ impl State {
 pub(crate) struct Contents {
     /// Model and optimizer; of rank 0.
     pub(crate) shared: Option<Vec<u8>>,
+    /// The averaged weights; of rank 0, with `emaDecay`.
+    pub(crate) average: Option<Vec<u8>>,
     /// The rank's random generators.
     pub(crate) rank: Vec<u8>,
     /// What the compression of gradients carries, if anything.
@@ -489,6 +494,9 @@ impl Contents {
                 size: file.size,
                 sha256: file.sha256,
             }));
+        }
+        if let Some(average) = self.average {
+            parts.push(put(AVERAGE, average)?);
         }
         if let Some(shared) = self.shared {
             parts.push(put(SHARED, shared)?);
@@ -719,6 +727,8 @@ pub(crate) struct Checkpoint {
     pub(crate) rank_state: Option<Bytes>,
     /// What the compression of gradients carried; none where it carries nothing.
     pub(crate) compression: Option<CompressionState>,
+    /// The averaged weights, with `emaDecay`.
+    pub(crate) average: Option<Bytes>,
     /// On rank 0: the weights of the best epoch, where they were kept.
     pub(crate) best: Option<LocalWeights>,
     /// Why it is not the one that was asked for, where it is not.
@@ -848,6 +858,7 @@ impl Checkpoint {
             uri: uri.into(),
             best: best.transpose()?,
             compression,
+            average: fixed.ema_decay.map(|_| part(AVERAGE)).transpose()?,
             shared: part(SHARED)?,
             state,
             rank_state,

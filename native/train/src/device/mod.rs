@@ -11,8 +11,7 @@ use flambeau_collective::{
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Cause, JobError};
-use crate::job::compression::Compression;
-use crate::job::params::DeviceChoice;
+use crate::job::params::{DeviceChoice, TrainingParams};
 use crate::model::{DeviceModel, Model};
 
 /// Set to 1, NCCL lets ranks share a GPU, and so does [`choose`].
@@ -91,20 +90,19 @@ pub(crate) struct Placement {
 /// Chooses each rank's device, moves the model to it, and connects it with the others'. All ranks call this.
 ///
 /// # Errors
-/// [`JobError::Invalid`] of `device`, the same on all ranks, where they can't all have what it asks for, and of a compression that
-/// is the CPU's alone; the model's; NCCL's.
+/// [`JobError::Invalid`] of `device`, the same on all ranks, where they can't all have what it asks for, and of a param that is
+/// the CPU's alone; the model's; NCCL's.
 pub(crate) fn occupy(
-    device: DeviceChoice,
-    compression: Compression,
+    params: &TrainingParams,
     group: &ProcessGroup,
     gpus: &Gpus,
     model: &mut dyn Model,
 ) -> Result<Placement, Cause> {
-    let (index, warning) = choose(device, group, gpus, model)?;
+    let (index, warning) = choose(params.device, group, gpus, model)?;
     let accelerator = match index {
         None => None,
         Some(index) => {
-            compression.on_device()?;
+            params.check_on_device()?;
             let model = model
                 .on_cuda()
                 .map_err(|reason| Cause::Model(reason.into()))?;

@@ -74,6 +74,92 @@ pub(crate) unsafe fn unscale(ptr: *mut c_void, numel: usize, dtype: DType, facto
     }
 }
 
+/// Cuts `numel` elements to a magnitude of at most `limit`, as torch's `clamp_` does: what is no number stays so.
+///
+/// # Safety
+///
+/// As for [`scale`].
+pub(crate) unsafe fn clamp(ptr: *mut c_void, numel: usize, dtype: DType, limit: f64) {
+    let single = limit as f32;
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match dtype {
+            DType::Float32 => elements_mut::<f32>(ptr, numel)
+                .iter_mut()
+                .for_each(|x| *x = x.clamp(-single, single)),
+            DType::Float64 => elements_mut::<f64>(ptr, numel)
+                .iter_mut()
+                .for_each(|x| *x = x.clamp(-limit, limit)),
+            DType::Float16 => {
+                let limit = f16::from_f64(limit);
+                elements_mut::<f16>(ptr, numel)
+                    .iter_mut()
+                    .for_each(|x| *x = x.clamp(-limit, limit));
+            }
+            DType::BFloat16 => {
+                let limit = bf16::from_f64(limit);
+                elements_mut::<bf16>(ptr, numel)
+                    .iter_mut()
+                    .for_each(|x| *x = x.clamp(-limit, limit));
+            }
+            DType::Int64 | DType::UInt8 => unreachable!("a reducer takes floating types only"),
+        }
+    }
+}
+
+/// Moves `numel` elements the share `weight` of the way to those at `end`, by the formula of torch's `lerp_`.
+///
+/// # Safety
+///
+/// As for [`scale`], and `end` points to as many elements of the type elsewhere, which nobody writes during the call.
+pub(crate) unsafe fn lerp(
+    ptr: *mut c_void,
+    end: *const c_void,
+    numel: usize,
+    dtype: DType,
+    weight: f64,
+) {
+    let single = weight as f32;
+    let in_single = |start: f32, end: f32| match single < 0.5 {
+        true => start + single * (end - start),
+        false => end - (end - start) * (1.0 - single),
+    };
+    let in_double = |start: f64, end: f64| match weight < 0.5 {
+        true => start + weight * (end - start),
+        false => end - (end - start) * (1.0 - weight),
+    };
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match dtype {
+            DType::Float32 => map_with(ptr, end, numel, in_single),
+            DType::Float64 => map_with(ptr, end, numel, in_double),
+            DType::Float16 => map_with(ptr, end, numel, |start: f16, end: f16| {
+                f16::from_f32(in_single(start.to_f32(), end.to_f32()))
+            }),
+            DType::BFloat16 => map_with(ptr, end, numel, |start: bf16, end: bf16| {
+                bf16::from_f32(in_single(start.to_f32(), end.to_f32()))
+            }),
+            DType::Int64 | DType::UInt8 => unreachable!("trained weights are of floating types"),
+        }
+    }
+}
+
+/// Puts what `f` makes of each element and the one at `others` in its place.
+unsafe fn map_with<T: Copy>(
+    ptr: *mut c_void,
+    others: *const c_void,
+    numel: usize,
+    f: impl Fn(T, T) -> T,
+) {
+    // SAFETY: passed on from the caller.
+    let others = unsafe { slice::from_raw_parts(others.cast::<T>(), numel) };
+    // SAFETY: passed on from the caller.
+    let own = unsafe { elements_mut::<T>(ptr, numel) };
+    for (own, other) in own.iter_mut().zip(others) {
+        *own = f(*own, *other);
+    }
+}
+
 /// The sum of the squares of `numel` elements, in float64 and in a fixed order.
 ///
 /// # Safety

@@ -2,7 +2,7 @@
 
 pub(crate) mod buckets;
 pub(crate) mod compression;
-mod elements;
+pub(crate) mod elements;
 pub(crate) mod reducer;
 pub(crate) mod sync;
 mod usage;

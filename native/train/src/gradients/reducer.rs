@@ -284,6 +284,8 @@ impl GradientReducer {
         vector.extend_from_slice(sums);
         usage.encode(|index| self.is_filled(index), vector);
         let stats = RawBuffer::cpu(vector.as_mut_ptr().cast(), vector.len(), DType::Float64);
+        self.group
+            .label_next_call(|| format!("bucket {last} and the sums"));
         // SAFETY: the vector lives and is touched by nobody else until the call returns.
         let finished = unsafe { self.buckets.finish(self.num_steps(), stats) };
         let num_bytes = self.keep(finished)?;
@@ -364,6 +366,18 @@ impl GradientReducer {
             self.scale((max_norm / (norm + 1e-6)).min(1.0))?;
         }
         Ok(norm)
+    }
+
+    /// Cuts each entry of the gradients to a magnitude of at most `max_value`, as PyTorch's `clip_grad_value_` does. On a device
+    /// it is refused before.
+    pub(crate) fn clip_value(&self, max_value: f64) {
+        if let Buckets::Device(_) = &self.buckets {
+            unreachable!("a job that clips by value has no device");
+        }
+        for (bucket, info) in self.layout.buckets.iter().enumerate() {
+            // SAFETY: as in `scale`.
+            unsafe { elements::clamp(self.bucket_ptr(bucket), info.numel, info.dtype, max_value) };
+        }
     }
 
     /// The order in which this rank's gradients became ready in the step that ended; what was not used comes last,
@@ -462,6 +476,7 @@ impl GradientReducer {
 
     /// Reduces a bucket, or begins to.
     fn reduce(&self, bucket: usize) -> Result<(), ReduceError> {
+        self.group.label_next_call(|| format!("bucket {bucket}"));
         let num_bytes = self.keep(self.buckets.reduce(bucket, self.num_steps()))?;
         self.num_bytes.fetch_add(num_bytes, Ordering::Relaxed);
         Ok(())

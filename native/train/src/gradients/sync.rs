@@ -12,7 +12,7 @@ use crate::gradients::reducer::{GradientReducer, ReducerOptions};
 use crate::job::compression::Compression;
 use crate::job::params::{Precision, TrainingParams};
 use crate::model::Model;
-use crate::model::layout::{BucketLayout, ParameterInfo};
+use crate::model::layout::{BucketLayout, BucketSizes, ParameterInfo};
 use crate::model::sink::GradientSink;
 use crate::record::history::Traffic;
 
@@ -43,6 +43,9 @@ pub(crate) trait GradientSync {
 
     /// Scales all gradients down to a 2-norm of at most `max_norm`, and returns the norm before where it is known.
     fn clip(&self, max_norm: f64) -> Result<Option<f64>, Cause>;
+
+    /// Cuts each entry of the gradients to a magnitude of at most `max_value`; not on a device.
+    fn clip_value(&self, max_value: f64);
 
     /// After the optimizer's step: what is learned from it for the next ones.
     fn settle(&mut self, model: &mut dyn Model) -> Result<(), Cause>;
@@ -78,9 +81,9 @@ pub(crate) fn new(
         check_unscaled(&parameters)?;
     }
     let options = ReducerOptions {
+        sizes: BucketSizes::up_to(params.bucket_size),
         overlaps,
         compression: Compression::of(params),
-        ..ReducerOptions::default()
     };
     let sync = AllReduce::new(model, parameters, group.clone(), accelerator, options)?;
     Ok(Box::new(sync))
@@ -221,6 +224,10 @@ impl GradientSync for AllReduce {
 
     fn clip(&self, max_norm: f64) -> Result<Option<f64>, Cause> {
         self.reducer.clip(max_norm)
+    }
+
+    fn clip_value(&self, max_value: f64) {
+        self.reducer.clip_value(max_value);
     }
 
     fn settle(&mut self, model: &mut dyn Model) -> Result<(), Cause> {

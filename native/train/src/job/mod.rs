@@ -4,6 +4,7 @@ mod bounds;
 pub(crate) mod compression;
 pub(crate) mod monitor;
 pub(crate) mod params;
+pub(crate) mod profile;
 pub(crate) mod program;
 pub(crate) mod purity;
 mod storages;
@@ -18,7 +19,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use self::monitor::Monitor;
-use self::params::{Precision, TrainingParams};
+use self::params::{LrSchedule, Precision, TrainingParams};
+use self::profile::Profile;
 use self::program::{LossSpec, NativeProgram};
 use crate::digest;
 use crate::error::JobError;
@@ -44,6 +46,9 @@ pub struct TrainingJob {
     /// The program, where libtorch trains it rather than Python.
     #[serde(default)]
     pub program: Option<NativeProgram>,
+    /// Has the training be a learning rate range test.
+    #[serde(default)]
+    pub range_test: Option<RangeTest>,
     /// Options of the store, such as credentials and endpoints, as `object_store` names them.
     #[serde(default)]
     #[schemars(with = "HashMap<String, String>")]
@@ -67,6 +72,20 @@ impl fmt::Debug for StoreOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
     }
+}
+
+/// A learning rate range test (Smith, arXiv:1506.01186) in place of a training: the rate grows from step to step, and the
+/// result has the loss of each in place of weights. It ends early where the loss diverges.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(inline)]
+pub struct RangeTest {
+    /// What the learning rate is multiplied by from each step to the next, above 1.
+    #[schemars(extend("exclusiveMinimum" = 1.0))]
+    pub growth: f64,
+    /// The most optimizer steps, of as many epochs as that takes, up to the job's.
+    #[schemars(range(min = 1))]
+    pub num_steps: u64,
 }
 
 /// The rows of a job.
@@ -118,6 +137,12 @@ impl Attempt {
             self.work_dir.trim_end_matches('/'),
             self.id
         )
+    }
+
+    /// The file of the attempt's timeline: `<workDir>/timelines/<id>.json`.
+    pub(crate) fn timeline(&self) -> String {
+        let work_dir = self.work_dir.trim_end_matches('/');
+        format!("{work_dir}/timelines/{}.json", self.id)
     }
 
     /// The directory of the weights: `<workDir>/models/<id>`.
@@ -196,6 +221,7 @@ impl TrainingJob {
         let others = [
             ("data", json(serde_json::to_value(&self.data))),
             ("attempt", json(serde_json::to_value(&self.attempt))),
+            ("rangeTest", json(serde_json::to_value(self.range_test))),
             ("program", json(serde_json::to_value(files.transpose()?))),
             ("loss", json(serde_json::to_value(loss.transpose()?))),
             ("optimizer", json(serde_json::to_value(optimizer))),
@@ -252,6 +278,9 @@ impl TrainingJob {
         if self.attempt.work_dir.is_empty() {
             return refuse("attempt.workDir", "\"\"".into(), "a path or a URI".into());
         }
+        if let Some(profile) = &params.profile {
+            Profile::parse(profile)?;
+        }
         if params.checkpoint_interval == 0 {
             return refuse("checkpointInterval", "0".into(), "-1, or at least 1".into());
         }
@@ -270,6 +299,39 @@ impl TrainingJob {
                 "compile",
                 "true".into(),
                 "false for the native runtime, whose programs are compiled already".into(),
+            );
+        }
+        if self.program.is_some() && !self.data.spec.raw_columns.is_empty() {
+            return refuse(
+                "data.spec.rawColumns",
+                format!("{:?}", self.data.spec.raw_columns),
+                "no columns for the native runtime: a program of libtorch takes numbers, as tensors of fixed shapes; make them \
+                 of such columns before the fit, or train an nn.Module with preprocess in Python"
+                    .into(),
+            );
+        }
+        if let Some(test) = &self.range_test
+            && !(test.growth > 1.0 && test.growth.is_finite() && test.num_steps > 0)
+        {
+            return refuse(
+                "rangeTest",
+                format!("{test:?}"),
+                "a growth above 1 over at least one step".into(),
+            );
+        }
+        if let (Some(value), Some(_)) = (params.gradient_clip_value, params.gradient_clip_norm) {
+            return refuse(
+                "gradientClipValue",
+                value.to_string(),
+                "left unset where gradientClipNorm is set: gradients are clipped by one of the two"
+                    .into(),
+            );
+        }
+        if params.lr_schedule == LrSchedule::OneCycle && params.warmup_epochs > 0.0 {
+            return refuse(
+                "warmupEpochs",
+                params.warmup_epochs.to_string(),
+                "0 with lrSchedule onecycle, whose own warm-up has the share oneCyclePctStart of the steps".into(),
             );
         }
         if params.warmup_epochs > params.epochs as f64 {

@@ -12,7 +12,7 @@ use crate::record::history::{EpochRecord, History, VALIDATION};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Monitor {
     name: String,
-    is_larger_better: bool,
+    pub(crate) is_larger_better: bool,
     min_delta: f64,
     patience: Option<u64>,
 }
@@ -89,7 +89,8 @@ impl Monitor {
             .is_some_and(|patience| history.epochs.len() as u64 - until_best >= patience)
     }
 
-    fn value(&self, record: &EpochRecord) -> Option<f64> {
+    /// The monitored number of an epoch; `None` where it is no number.
+    pub(crate) fn value(&self, record: &EpochRecord) -> Option<f64> {
         let figures = record.figures();
         figures
             .iter()

@@ -4,6 +4,9 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::compression::Compression;
+use crate::error::JobError;
+
 /// The tensor type that an input is given as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -75,7 +78,7 @@ impl JsonSchema for Precision {
     }
 }
 
-/// How the learning rate falls over the training.
+/// How the learning rate changes over the training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LrSchedule {
@@ -90,6 +93,10 @@ pub enum LrSchedule {
     Step,
     /// By a factor over so many epochs, evenly.
     Exponential,
+    /// Up to its full value and down again, once.
+    OneCycle,
+    /// By a factor whenever the monitored number has not got better for so many epochs.
+    Plateau,
 }
 
 impl JsonSchema for LrSchedule {
@@ -102,7 +109,7 @@ impl JsonSchema for LrSchedule {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "enum": ["constant", "linear", "cosine", "step", "exponential"] })
+        json_schema!({ "type": "string", "enum": ["constant", "linear", "cosine", "step", "exponential", "onecycle", "plateau"] })
     }
 }
 
@@ -259,6 +266,9 @@ const GROUPS: [(&str, &str, &[&str]); 11] = [
             "shuffleWindow",
             "gradientAccumulationSteps",
             "gradientClipNorm",
+            "gradientClipValue",
+            "emaDecay",
+            "bucketSize",
             "gradientCompression",
             "powerSgdRank",
             "powerSgdStartStep",
@@ -278,6 +288,12 @@ const GROUPS: [(&str, &str, &[&str]); 11] = [
             "lrEndFactor",
             "lrDecayRate",
             "lrDecayEpochs",
+            "oneCyclePctStart",
+            "oneCycleDivFactor",
+            "oneCycleFinalDivFactor",
+            "plateauPatience",
+            "plateauThreshold",
+            "plateauCooldown",
         ],
     ),
     (
@@ -313,6 +329,7 @@ const GROUPS: [(&str, &str, &[&str]); 11] = [
             "verbose",
             "tensorBoardDir",
             "logEveryNSteps",
+            "profile",
             "logGradientNorm",
             "verifyReplicas",
         ],
@@ -320,11 +337,17 @@ const GROUPS: [(&str, &str, &[&str]); 11] = [
 ];
 
 /// Params whose defaults serve in all but special cases: Spark ML's expert params.
-const EXPERT: [&str; 11] = [
+const EXPERT: [&str; 17] = [
     "shuffleWindow",
+    "bucketSize",
     "powerSgdRank",
     "powerSgdStartStep",
     "topKRatio",
+    "oneCyclePctStart",
+    "oneCycleDivFactor",
+    "oneCycleFinalDivFactor",
+    "plateauThreshold",
+    "plateauCooldown",
     "dataLanes",
     "numThreads",
     "memoryBudget",
@@ -498,21 +521,52 @@ pub struct TrainingParams {
 
     /// How the learning rate falls after the warm-up: constant, not at all; linear or cosine, step by step to lrEndFactor
     /// of it at the end of the last epoch; step, to lrDecayRate of what it was after every lrDecayEpochs epochs;
-    /// exponential, by as much, but evenly in each step.
+    /// exponential, by as much, but evenly in each step; plateau, to lrDecayRate of what it was whenever monitor has not
+    /// got better for more than plateauPatience epochs. onecycle has a warm-up of its own: the rate rises to its full
+    /// value and falls to almost nothing, by the three params that begin with oneCycle; the momentum stays as it is.
     #[schemars(title = "Learning rate schedule")]
     pub lr_schedule: LrSchedule,
 
-    /// What lrSchedule linear and cosine leave of the learning rate at the end of the last epoch.
+    /// What lrSchedule linear and cosine leave of the learning rate at the end of the last epoch, and the least that
+    /// plateau leaves of it.
     #[schemars(title = "Learning rate end factor", range(min = 0.0, max = 1.0))]
     pub lr_end_factor: f64,
 
-    /// What lrSchedule step and exponential multiply the learning rate by in lrDecayEpochs epochs.
+    /// What lrSchedule step and exponential multiply the learning rate by in lrDecayEpochs epochs, and plateau at a time.
     #[schemars(title = "Learning rate decay rate", range(max = 1.0), extend("exclusiveMinimum" = 0.0))]
     pub lr_decay_rate: f64,
 
     /// Number of epochs in which lrSchedule step and exponential multiply the learning rate by lrDecayRate.
     #[schemars(title = "Learning rate decay epochs", range(min = 1, max = 1_000_000))]
     pub lr_decay_epochs: u64,
+
+    /// Share of all optimizer steps in which the learning rate rises, with lrSchedule onecycle.
+    #[schemars(
+        title = "One cycle: share of rising steps",
+        range(min = 0.0, max = 1.0)
+    )]
+    pub one_cycle_pct_start: f64,
+
+    /// What the learning rate is divided by in the first step, with lrSchedule onecycle.
+    #[schemars(title = "One cycle: division at the start", range(min = 1.0))]
+    pub one_cycle_div_factor: f64,
+
+    /// What the learning rate of the first step is divided by in the last one, with lrSchedule onecycle.
+    #[schemars(title = "One cycle: division at the end", range(min = 1.0))]
+    pub one_cycle_final_div_factor: f64,
+
+    /// Number of epochs in a row without a better value of monitor that lrSchedule plateau lets pass; one more, and the
+    /// learning rate falls.
+    #[schemars(title = "Plateau patience", range(min = 0, max = 1_000_000))]
+    pub plateau_patience: u64,
+
+    /// By what share of the best value so far monitor must be better for lrSchedule plateau to count it as such.
+    #[schemars(title = "Plateau threshold", range(min = 0.0))]
+    pub plateau_threshold: f64,
+
+    /// Number of epochs after the learning rate fell in which lrSchedule plateau does not count.
+    #[schemars(title = "Plateau cooldown", range(min = 0, max = 1_000_000))]
+    pub plateau_cooldown: u64,
 
     /// Name of the loss or metric in the history that says which epoch was the best, such as val_loss or val_accuracy.
     /// When not set, val_loss where there are validation rows, else loss.
@@ -545,6 +599,23 @@ pub struct TrainingParams {
     /// optimizer. When not set, gradients are not clipped.
     #[schemars(title = "Gradient clip norm", extend("exclusiveMinimum" = 0.0))]
     pub gradient_clip_norm: Option<f64>,
+
+    /// Largest magnitude of each entry of the gradients; larger entries are cut to it before each step of the optimizer.
+    /// Not together with gradientClipNorm, and not on GPUs. When not set, gradients are not clipped.
+    #[schemars(title = "Gradient clip value", extend("exclusiveMinimum" = 0.0))]
+    pub gradient_clip_value: Option<f64>,
+
+    /// Decay of an exponential moving average of the weights: after each step of the optimizer the average is emaDecay of
+    /// itself and the rest of the weights. Validation rows are evaluated with it, and the fitted model has it. Not on GPUs.
+    /// When not set, the weights are those of the optimizer.
+    #[schemars(title = "Decay of averaged weights", range(min = 0.0), extend("exclusiveMaximum" = 1.0))]
+    pub ema_decay: Option<f64>,
+
+    /// Bytes of gradients that are reduced at once: while backward goes on, a bucket is reduced as soon as its gradients
+    /// are there. The first one is closed at 1 MiB where that is less. Larger ones make fewer messages, smaller ones begin
+    /// earlier.
+    #[schemars(title = "Bucket size", range(min = 1, max = 1_073_741_824))]
+    pub bucket_size: usize,
 
     /// What float32 gradients travel as between the workers: none, as they are; fp16 or bf16, as 16-bit floats, summed in
     /// float32 between CPUs, where fp16 has more digits and bf16 the range of float32; powersgd, matrices as products of two
@@ -659,6 +730,12 @@ pub struct TrainingParams {
     #[schemars(title = "Log every n steps", range(min = 1, max = 1_000_000))]
     pub log_every_n_steps: u32,
 
+    /// Steps to record a timeline of on all workers, as "steps FIRST-LAST", counted from 0, at most 1000: what each worker is in, and
+    /// each of its collectives. It is one file in the work directory, in the Trace Event Format of Chrome and Perfetto, and
+    /// the model's summary tells its place. On the CPU only. When not set, nothing is recorded.
+    #[schemars(title = "Profile", length(min = 1))]
+    pub profile: Option<String>,
+
     /// Whether the 2-norm of all gradients, before clipping, is computed for TensorBoard and callbacks, in the steps that they
     /// are told of. On a GPU it is not told, since the worker would have to wait for it. With gradientClipNorm it is told in
     /// any case.
@@ -718,6 +795,12 @@ impl Default for TrainingParams {
             lr_end_factor: 0.0,
             lr_decay_rate: 0.1,
             lr_decay_epochs: 10,
+            one_cycle_pct_start: 0.3,
+            one_cycle_div_factor: 25.0,
+            one_cycle_final_div_factor: 1e4,
+            plateau_patience: 10,
+            plateau_threshold: 1e-4,
+            plateau_cooldown: 0,
             monitor: None,
             monitor_mode: MonitorMode::Auto,
             min_delta: 0.0,
@@ -725,6 +808,9 @@ impl Default for TrainingParams {
             restore_best_weights: false,
             gradient_accumulation_steps: 1,
             gradient_clip_norm: None,
+            gradient_clip_value: None,
+            ema_decay: None,
+            bucket_size: 25 << 20,
             gradient_compression: GradientCompression::None,
             power_sgd_rank: 1,
             power_sgd_start_step: 1000,
@@ -746,6 +832,7 @@ impl Default for TrainingParams {
             verbose: 1,
             tensor_board_dir: None,
             log_every_n_steps: 50,
+            profile: None,
             log_gradient_norm: false,
             verify_replicas: false,
             num_threads: None,
@@ -772,6 +859,28 @@ impl TrainingParams {
     /// Whether some rows are kept for validation.
     pub fn validates(&self) -> bool {
         self.validation_fraction > 0.0 || self.validation_indicator_col.is_some()
+    }
+
+    /// Refuses what a GPU has no code for.
+    ///
+    /// # Errors
+    ///
+    /// [`JobError::Invalid`] names the param, and what to do.
+    pub(crate) fn check_on_device(&self) -> Result<(), JobError> {
+        let values = [
+            ("gradientClipValue", self.gradient_clip_value),
+            ("emaDecay", self.ema_decay),
+        ];
+        for (param, value) in values {
+            if let Some(value) = value {
+                return Err(JobError::Invalid {
+                    param: param.into(),
+                    value: value.to_string(),
+                    allowed: "left unset on a GPU; or device cpu".into(),
+                });
+            }
+        }
+        Compression::of(self).on_device().map(drop)
     }
 
     /// Rows of a global batch: `batchSize x numWorkers`, whatever number of ranks runs the job.

@@ -32,12 +32,19 @@ pub struct BucketSizes {
     pub others: usize,
 }
 
+impl BucketSizes {
+    /// Buckets of so many bytes, and a first one of no more than 1 MiB.
+    pub fn up_to(others: usize) -> BucketSizes {
+        BucketSizes {
+            first: others.min(1 << 20),
+            others,
+        }
+    }
+}
+
 impl Default for BucketSizes {
     fn default() -> Self {
-        BucketSizes {
-            first: 1 << 20,
-            others: 25 << 20,
-        }
+        BucketSizes::up_to(25 << 20)
     }
 }
 

@@ -182,14 +182,21 @@ pub trait Model {
         Err("the model computes on the CPU only".into())
     }
 
-    /// Whether batches are to be [`stage`](Model::stage)d one ahead of the one that is trained on.
-    fn looks_ahead(&self) -> bool {
-        false
+    /// How many batches are to be [`stage`](Model::stage)d ahead of the one that is computed on.
+    fn looks_ahead(&self) -> usize {
+        0
     }
 
-    /// Begins to bring a batch to where the model computes. Does not wait for the device.
-    fn stage(&mut self, batch: Batch) -> Result<StagedBatch, ModelError> {
+    /// Begins to bring a batch, of training or of validation, to where the model computes. Does not wait for the device.
+    fn stage(&mut self, batch: Batch, is_training: bool) -> Result<StagedBatch, ModelError> {
+        let _ = is_training;
         Ok(batch.into())
+    }
+
+    /// Waits until a staged batch can be computed on, where that is made of it beside the loop: such time is the data's.
+    fn await_staged(&mut self, batch: &StagedBatch) -> Result<(), ModelError> {
+        let _ = batch;
+        Ok(())
     }
 
     /// The parameters that are trained, in an order that is the same on all ranks.

@@ -26,8 +26,26 @@ pub struct TrainingResult {
     /// What held this attempt's steps up most; none where it took no step.
     #[serde(default)]
     pub bottleneck: Option<Bottleneck>,
+    /// URI of the timeline that `profile` asks for, on rank 0; none where this attempt wrote none.
+    #[serde(default)]
+    pub timeline: Option<String>,
     /// What went wrong without harm to the training, such as progress that could not be written.
     pub warnings: Vec<String>,
+    /// The steps of a learning rate range test, in whose place there are no weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub range_test: Option<Vec<RangeTestStep>>,
+}
+
+/// A step of a learning rate range test.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RangeTestStep {
+    /// Its number, counted from 0.
+    pub step: u64,
+    /// Its mean loss over all ranks.
+    pub loss: f64,
+    /// The running mean of the losses up to it, in which each counts 0.98 of the next one.
+    pub smoothed: f64,
 }
 
 /// The weights in the store. `uri`, `size` and `sha256` are those of the first file, which holds the weights.

@@ -27,7 +27,7 @@ pub(crate) fn evaluate(
 ) -> Result<Evaluation, Cause> {
     let mut totals = LossTotals::new(num_metrics);
     reader.start(0, 0)?;
-    let mut staging = Staging::default();
+    let mut staging = Staging::new(false);
     while let Some(Staged { batch, .. }) = staging.next(reader, model)? {
         if batch.num_rows > 0 {
             totals.add(&model.evaluate_batch(batch).map_err(Cause::Model)?)?;
@@ -50,7 +50,7 @@ pub(crate) fn evaluate(
 }
 
 /// The bytes of all ranks in their order, however many there are, `part` of each rank at a time.
-fn gather(
+pub(crate) fn gather(
     group: &ProcessGroup,
     bytes: &[u8],
     part: usize,

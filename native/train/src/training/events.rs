@@ -1,5 +1,6 @@
 //! What happens in a training, as hooks and the attempt's files are told of it.
 
+use flambeau_collective::Stall;
 use serde::{Deserialize, Serialize};
 
 use crate::record::history::EpochRecord;
@@ -18,6 +19,8 @@ pub enum Event {
     Checkpoint(CheckpointWritten),
     /// An epoch and its evaluation ended.
     Epoch(EpochRecord),
+    /// Ranks keep the others waiting.
+    Stall(Stalled),
     /// Training ended well, weights written.
     End,
 }
@@ -62,6 +65,50 @@ pub struct CheckpointWritten {
     pub step: u64,
     /// Its directory.
     pub uri: String,
+}
+
+/// Ranks that have kept the others waiting in a collective for a while; told once of each collective.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Stalled {
+    /// Which ranks, what each was last known to be in, and for how long, as a sentence.
+    pub message: String,
+    /// Those ranks.
+    pub ranks: Vec<Late>,
+    /// Seconds that the others have waited so far.
+    pub seconds: f64,
+}
+
+/// A rank that others wait for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Late {
+    /// The rank.
+    pub rank: usize,
+    /// The host that it runs on.
+    pub host: String,
+    /// What it was last known to be in, such as `data`, `forward and backward`, `optimizer`, `evaluation`, `checkpoint` or
+    /// `a callback`.
+    pub phase: Option<String>,
+    /// For how long, in seconds.
+    pub phase_seconds: Option<f64>,
+}
+
+impl From<Stall> for Stalled {
+    fn from(stall: Stall) -> Stalled {
+        let message = stall.to_string();
+        let ranks = stall.late.into_iter().map(|late| Late {
+            rank: late.peer.rank,
+            host: late.peer.host,
+            phase_seconds: late.phase.as_ref().map(|phase| phase.lasted.as_secs_f64()),
+            phase: late.phase.map(|phase| phase.name),
+        });
+        Stalled {
+            message,
+            ranks: ranks.collect(),
+            seconds: stall.waited.as_secs_f64(),
+        }
+    }
 }
 
 /// How far training is.

@@ -2,14 +2,18 @@
 
 use std::f64::consts::PI;
 
+use crate::job::RangeTest;
+use crate::job::monitor::Monitor;
 use crate::job::params::{LrSchedule, TrainingParams};
+use crate::record::history::History;
 
 /// The learning rate as a function of the step, as a factor of each rate that the optimizer was made with. The one place
 /// for schedules: every step asks here.
 ///
 /// The factors are those of PyTorch's schedulers stepped once a step: `LinearLR` for the warm-up, then `LinearLR`,
 /// `CosineAnnealingLR` or, in units of `lrDecayEpochs` epochs, `StepLR` and `ExponentialLR`, which count from the end of
-/// the warm-up, as in `SequentialLR`.
+/// the warm-up, as in `SequentialLR`; `OneCycleLR` without `cycle_momentum`, whose `max_lr` is the optimizer's rate; and
+/// `ReduceLROnPlateau` with an `eps` of 0, stepped once an epoch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Schedule {
     kind: LrSchedule,
@@ -24,11 +28,39 @@ pub(crate) struct Schedule {
     decay_rate: f64,
     /// Steps in which the rate is multiplied by `decay_rate`.
     steps_per_decay: f64,
+    one_cycle: OneCycle,
+    plateau: Plateau,
+    /// What the plateaus so far have left of the peak.
+    plateau_factor: f64,
+    /// With a range test, what the rate is multiplied by from step to step, in place of all else.
+    growth: Option<f64>,
+}
+
+/// `OneCycleLR`'s arguments of these names.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct OneCycle {
+    pct_start: f64,
+    div_factor: f64,
+    final_div_factor: f64,
+}
+
+/// `ReduceLROnPlateau`'s arguments of these names, with `threshold_mode="rel"`; `min_factor` is its `min_lr` as a factor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Plateau {
+    factor: f64,
+    patience: u64,
+    threshold: f64,
+    cooldown: u64,
+    min_factor: f64,
 }
 
 impl Schedule {
     /// The schedule of a job with this many optimizer steps in an epoch.
-    pub(crate) fn new(params: &TrainingParams, steps_per_epoch: u64) -> Schedule {
+    pub(crate) fn new(
+        params: &TrainingParams,
+        steps_per_epoch: u64,
+        range_test: Option<RangeTest>,
+    ) -> Schedule {
         let steps = |epochs: f64| (epochs * steps_per_epoch as f64).round();
         let warmup_steps = steps(params.warmup_epochs);
         let (peak, warmup_start) = match params.scale_learning_rate {
@@ -46,12 +78,37 @@ impl Schedule {
             end_factor: params.lr_end_factor,
             decay_rate: params.lr_decay_rate,
             steps_per_decay: steps(params.lr_decay_epochs as f64),
+            one_cycle: OneCycle {
+                pct_start: params.one_cycle_pct_start,
+                div_factor: params.one_cycle_div_factor,
+                final_div_factor: params.one_cycle_final_div_factor,
+            },
+            plateau: Plateau {
+                factor: params.lr_decay_rate,
+                patience: params.plateau_patience,
+                threshold: params.plateau_threshold,
+                cooldown: params.plateau_cooldown,
+                min_factor: params.lr_end_factor,
+            },
+            plateau_factor: 1.0,
+            growth: range_test.map(|test| test.growth),
+        }
+    }
+
+    /// Takes in what the epochs so far came to, of which the history has all, so that a checkpoint needs nothing besides.
+    pub(crate) fn follow(&mut self, monitor: &Monitor, history: &History) {
+        if self.kind == LrSchedule::Plateau {
+            let values = history.epochs.iter().map(|record| monitor.value(record));
+            self.plateau_factor = self.plateau.factor(values, monitor.is_larger_better);
         }
     }
 
     /// What the rates are multiplied by in optimizer step `step`, counted from 0 over all epochs.
     pub(crate) fn factor(&self, step: u64) -> f64 {
         let step = step as f64;
+        if let Some(growth) = self.growth {
+            return self.peak * growth.powf(step);
+        }
         if step < self.warmup_steps {
             let warmed = step / self.warmup_steps;
             return self.peak * (self.warmup_start + (1.0 - self.warmup_start) * warmed);
@@ -67,7 +124,57 @@ impl Schedule {
                 LrSchedule::Cosine => self.end_factor + range * (1.0 + (PI * progress).cos()) / 2.0,
                 LrSchedule::Step => self.decay_rate.powf(decays.floor()),
                 LrSchedule::Exponential => self.decay_rate.powf(decays),
+                LrSchedule::OneCycle => self.one_cycle.factor(step, self.decay_steps),
+                LrSchedule::Plateau => self.plateau_factor,
             }
+    }
+}
+
+impl OneCycle {
+    /// The factor in a step of so many: half a wave of the cosine up, another one down.
+    fn factor(&self, step: f64, num_steps: f64) -> f64 {
+        let start = 1.0 / self.div_factor;
+        let end = start / self.final_div_factor;
+        // The step with the whole rate, which need not be a whole number.
+        let top = self.pct_start * num_steps - 1.0;
+        let (from, to, progress) = match step <= top {
+            // With the top in the first step PyTorch would divide by 0.
+            true if top == 0.0 => (start, 1.0, 1.0),
+            true => (start, 1.0, step / top),
+            false => (1.0, end, (step - top) / (num_steps - 1.0 - top)),
+        };
+        to + (from - to) / 2.0 * (1.0 + (PI * progress).cos())
+    }
+}
+
+impl Plateau {
+    /// The factor after epochs with these values, of which one that is no number is never better.
+    fn factor(&self, values: impl Iterator<Item = Option<f64>>, is_larger_better: bool) -> f64 {
+        let (mut factor, mut best) = (1.0f64, None::<f64>);
+        let (mut num_bad, mut cooldown) = (0, 0);
+        for value in values {
+            let is_better = value.is_some_and(|value| match best {
+                None => true,
+                Some(best) if is_larger_better => value > best * (1.0 + self.threshold),
+                Some(best) => value < best * (1.0 - self.threshold),
+            });
+            if is_better {
+                best = value;
+                num_bad = 0;
+            } else {
+                num_bad += 1;
+            }
+            if cooldown > 0 {
+                cooldown -= 1;
+                num_bad = 0;
+            }
+            if num_bad > self.patience {
+                factor = (factor * self.factor).max(self.min_factor);
+                cooldown = self.cooldown;
+                num_bad = 0;
+            }
+        }
+        factor
     }
 }
 
@@ -76,7 +183,7 @@ mod tests {
     use super::*;
 
     fn factors(params: TrainingParams) -> Vec<f64> {
-        let schedule = Schedule::new(&params, 4);
+        let schedule = Schedule::new(&params, 4, None);
         (0..params.epochs * 4)
             .map(|step| schedule.factor(step))
             .collect()

@@ -24,15 +24,19 @@ use crate::record::result::TrainingResult;
 use crate::record::scaler::LossScaler;
 use crate::record::sums::LossTotals;
 
+use super::average::WeightAverage;
 use super::dataset::{Dataset, Datasets};
 use super::evaluation::{self, Evaluation};
 use super::events::{CheckpointWritten, EpochBegin, Event, Progress, Start};
 use super::hooks::{Hooks, StepReport};
 use super::host;
+use super::phases::Phase;
+use super::range_test::RunningTest;
 use super::replicas;
 use super::schedule::Schedule;
 use super::state::TrainState;
 use super::step::{StepOutcome, StepPlan, StepSettings, Stepper};
+use super::timeline::{Timeline, Written};
 use super::writer::Writer;
 
 /// How many times `collectiveTimeout` a checkpoint's write may take: it may well be slower than any step, but an hour by default
@@ -111,8 +115,13 @@ pub(crate) struct Session<'a> {
     /// On rank 0.
     writer: Option<Writer>,
     hooks: Hooks,
+    /// With `profile`.
+    timeline: Option<Timeline>,
+    /// Where that is, on rank 0.
+    timeline_uri: Option<String>,
     progress_rate: RowRate,
     log_rate: RowRate,
+    range_test: Option<RunningTest>,
     /// Whether the ranks have agreed on a stop.
     is_stopping: bool,
     checkpoints: CheckpointWriter,
@@ -144,9 +153,13 @@ impl<'a> Session<'a> {
             store,
         } = context;
         let params = &job.params;
+        let steps_per_epoch = steps_per_epoch(&job, &datasets.train);
+        let mut schedule = Schedule::new(params, steps_per_epoch, job.range_test);
+        schedule.follow(&monitor, &state.history);
         let settings = StepSettings {
-            schedule: Schedule::new(params, steps_per_epoch(&job, &datasets.train)),
+            schedule,
             clip_norm: params.gradient_clip_norm,
+            clip_value: params.gradient_clip_value,
         };
         let overlaps = host::overlaps(&job, &group);
         let sync = sync::new(params, overlaps, &group, accelerator, model)?;
@@ -158,9 +171,14 @@ impl<'a> Session<'a> {
                 reason: "its gradients were compressed with other params".into(),
             });
         }
+        let average = params.ema_decay.map(|decay| {
+            let saved = state.average.as_deref().unwrap_or_default();
+            WeightAverage::new(decay, model, saved)
+        });
+        let average = average.transpose()?;
         let is_scaled = params.precision == Precision::Fp16;
         let scaler = is_scaled.then(|| state.scaler.unwrap_or_default());
-        let (rank, world_size) = (group.rank(), group.world_size());
+        let rank = group.rank();
         let timeout = Duration::from_secs_f64(params.collective_timeout);
         let writer = (rank == 0)
             .then(|| Writer::new(store.clone(), &job, state.position.step, timeout))
@@ -169,7 +187,15 @@ impl<'a> Session<'a> {
             Some(writer) => hooks.stopped_by(writer.stop()),
             None => hooks,
         };
-        let stepper = Stepper::new(model, sync, world_size, settings, scaler, hooks.clone())?;
+        let stepper = Stepper::new(
+            model,
+            sync,
+            &group,
+            settings,
+            scaler,
+            average,
+            hooks.clone(),
+        )?;
         let checkpoints = CheckpointWriter::new(
             store.clone(),
             &job.attempt,
@@ -177,7 +203,12 @@ impl<'a> Session<'a> {
             params.keep_checkpoints,
             timeout.saturating_mul(CHECKPOINT_TIMEOUTS),
         );
+        let timeline = Timeline::of(&job, &group, &store);
+        if let Some(writer) = &writer {
+            group.watch_stalls(stall_time(timeout), writer.stall_listener());
+        }
         Ok(Session {
+            range_test: job.range_test.map(RunningTest::new),
             job,
             group,
             store,
@@ -190,6 +221,8 @@ impl<'a> Session<'a> {
             best: state.best,
             writer,
             hooks,
+            timeline,
+            timeline_uri: None,
             progress_rate: RowRate::new(0),
             log_rate: RowRate::new(0),
             is_stopping: false,
@@ -224,11 +257,21 @@ impl<'a> Session<'a> {
 
     /// Stores the weights, and tells what the training came to, which began then.
     pub(crate) fn finish(&mut self, began: Instant) -> Result<TrainingResult, Cause> {
+        if let Some(mut timeline) = self.timeline.take() {
+            let written = timeline.end(&mut self.stepper.phases)?;
+            self.note(written);
+            if self.group.rank() == 0 {
+                self.warnings.extend(timeline.missed());
+            }
+        }
+        self.stepper.phases.enter(Phase::Weights);
         let model = &mut *self.stepper.model;
         replicas::broadcast(model, &self.group, Tensors::Buffers)?;
+        let range_test = self.range_test.take().map(|test| test.steps);
         let weights = match (self.group.rank(), self.best.take()) {
+            _ if range_test.is_some() => None,
             (0, Some(best)) => Some(best),
-            (0, None) => Some(Arc::new(LocalWeights::of(model)?)),
+            (0, None) => Some(Arc::new(self.stepper.with_fitted(LocalWeights::of)?)),
             _ => None,
         };
         let directory = self.job.attempt.models_directory();
@@ -236,7 +279,7 @@ impl<'a> Session<'a> {
             .map(|weights| weights.store(&self.store, &directory))
             .transpose()?;
         self.warnings
-            .extend(model.warnings().map_err(Cause::Model)?);
+            .extend(self.stepper.model.warnings().map_err(Cause::Model)?);
         self.tell(Event::End)?;
         if let Some(writer) = &mut self.writer {
             self.warnings.extend(writer.close());
@@ -251,7 +294,9 @@ impl<'a> Session<'a> {
             world_size: self.group.world_size(),
             seconds: began.elapsed().as_secs_f64(),
             bottleneck: Bottleneck::of(&self.times),
+            timeline: self.timeline_uri.take(),
             warnings: mem::take(&mut self.warnings),
+            range_test,
         })
     }
 
@@ -278,7 +323,17 @@ impl<'a> Session<'a> {
         while self.position.batch < num_batches && !self.is_stopping {
             let plan = self.plan(&order, num_batches);
             place.step = Some(plan.step);
-            let outcome = self.stepper.step(&mut self.datasets.train.reader, &plan)?;
+            self.record(plan.step)?;
+            let outcome = match self.stepper.step(&mut self.datasets.train.reader, &plan) {
+                Err(Cause::Diverged { .. } | Cause::Overflow { .. })
+                    if self.range_test.is_some() =>
+                {
+                    // All ranks find it alike, and it is what the test was to find.
+                    self.is_stopping = true;
+                    break;
+                }
+                outcome => outcome?,
+            };
             totals.add_slice(self.stepper.sums());
             self.position.batch += u64::from(plan.num_batches);
             self.position.step += 1;
@@ -288,7 +343,11 @@ impl<'a> Session<'a> {
             if outcome.is_cancelled {
                 return Err(Cause::Cancelled);
             }
-            self.is_stopping = outcome.is_stopped;
+            let is_tested = self
+                .range_test
+                .as_mut()
+                .is_some_and(|test| test.add(plan.step, outcome.loss));
+            self.is_stopping = outcome.is_stopped || is_tested;
             self.report_progress(&totals, outcome.loss)?;
             if self.is_checkpoint_due_after_step(num_batches) {
                 let (before, used) = (Instant::now(), ProcessUsage::now());
@@ -307,6 +366,23 @@ impl<'a> Session<'a> {
             times: self.stepper.take_times(),
             cpu_seconds: cpu_seconds + ProcessUsage::now().cpu_seconds,
         })
+    }
+
+    /// Begins or ends the timeline where the step that is next asks for it.
+    fn record(&mut self, step: u64) -> Result<(), Cause> {
+        if let Some(timeline) = &mut self.timeline {
+            let written = timeline.before_step(step, &mut self.stepper.phases)?;
+            self.note(written);
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, written: Option<Written>) {
+        match written {
+            Some(Written::At(uri)) => self.timeline_uri = Some(uri),
+            Some(Written::Not(reason)) => self.warnings.push(reason),
+            None => {}
+        }
     }
 
     fn plan(&self, order: &SampleOrder, num_batches: u64) -> StepPlan {
@@ -341,18 +417,15 @@ impl<'a> Session<'a> {
         }
         let resources = self.share_cost(&throughput)?;
         let totals = LossTotals::from_bits(&self.position.totals);
-        let model = &mut *self.stepper.model;
-        let metrics = evaluation::finish_metrics(model, Split::Training, &totals)?;
+        let metrics = evaluation::finish_metrics(self.stepper.model, Split::Training, &totals)?;
         let validation = match &mut self.datasets.validation {
             None => None,
             Some(dataset) => {
-                let num_metrics = totals.metrics().len();
-                Some(evaluation::evaluate(
-                    model,
-                    &self.group,
-                    &mut dataset.reader,
-                    num_metrics,
-                )?)
+                let (group, num_metrics) = (&self.group, totals.metrics().len());
+                self.stepper.phases.enter(Phase::Evaluation);
+                Some(self.stepper.with_fitted(|model| {
+                    evaluation::evaluate(model, group, &mut dataset.reader, num_metrics)
+                })?)
             }
         };
         if validation
@@ -374,7 +447,7 @@ impl<'a> Session<'a> {
             num_rows: self.position.num_rows,
             seconds: throughput.seconds,
             rows_per_second: throughput.rows_per_second,
-            learning_rate: model.learning_rate().map_err(Cause::Model)?,
+            learning_rate: self.stepper.model.learning_rate().map_err(Cause::Model)?,
             times: throughput.times,
             scaling: self.stepper.scaler.as_mut().map(LossScaler::end_epoch),
             resources,
@@ -384,15 +457,18 @@ impl<'a> Session<'a> {
             validation_loss: validation.loss,
             validation_metrics: validation.metrics,
         };
+        let model = &mut *self.stepper.model;
         model.end_epoch(&record.figures()).map_err(Cause::Model)?;
         if self.monitor.is_best(&record, &self.history) {
             self.history.best_epoch = Some(record.epoch);
             if self.job.params.restore_best_weights && self.group.rank() == 0 {
-                self.best = Some(Arc::new(LocalWeights::of(model)?));
+                self.best = Some(Arc::new(self.stepper.with_fitted(LocalWeights::of)?));
             }
         }
         self.tell(Event::Epoch(record.clone()))?;
         self.history.epochs.push(record);
+        let schedule = &mut self.stepper.settings.schedule;
+        schedule.follow(&self.monitor, &self.history);
         let (epoch, step) = (self.position.epoch + 1, self.position.step);
         self.position = Position::of_epoch(epoch, step, totals.metrics().len());
         if self.is_checkpoint_due_after_epoch(epoch) {
@@ -455,6 +531,7 @@ impl<'a> Session<'a> {
 
     /// Writes a checkpoint, in an epoch or at the end of it.
     fn checkpoint(&mut self, epoch: u64) -> Result<(), Cause> {
+        self.stepper.phases.enter(Phase::Checkpoint);
         let model = &mut *self.stepper.model;
         replicas::broadcast(model, &self.group, Tensors::Buffers)?;
         let shared = if self.group.rank() == 0 {
@@ -463,8 +540,12 @@ impl<'a> Session<'a> {
             None
         };
         let weights = (self.job.params.keep_checkpoints > 0 && self.group.rank() == 0)
-            .then(|| LocalWeights::of(model).map(Arc::new))
+            .then(|| self.stepper.with_fitted(LocalWeights::of).map(Arc::new))
             .transpose()?;
+        let average = self.stepper.average.as_ref();
+        let average = average.filter(|_| self.group.rank() == 0);
+        let average = average.map(WeightAverage::to_bytes);
+        let model = &mut *self.stepper.model;
         let rank = model.save_rank_state().map_err(Cause::Model)?;
         let world_size = self.group.world_size();
         let state = State::new(
@@ -479,6 +560,7 @@ impl<'a> Session<'a> {
             state,
             Contents {
                 shared,
+                average,
                 rank,
                 compression: self.stepper.sync.state().map(|state| state.to_bytes()),
                 best: self.best.clone(),
@@ -486,6 +568,7 @@ impl<'a> Session<'a> {
             },
         )?;
         self.warnings.extend(warning);
+        self.stepper.phases.enter(Phase::Loop);
         let step = self.position.step;
         match written {
             Some(uri) => self.tell(Event::Checkpoint(CheckpointWritten { epoch, step, uri })),
@@ -493,8 +576,12 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn tell(&self, event: Event) -> Result<(), Cause> {
-        self.hooks.tell(&event)?;
+    fn tell(&mut self, event: Event) -> Result<(), Cause> {
+        if self.hooks.on_event.is_some() {
+            let hooks = &self.hooks;
+            let phases = &mut self.stepper.phases;
+            phases.within(Phase::Callback, || hooks.tell(&event))?;
+        }
         if let Some(writer) = &self.writer {
             writer.tell(event);
         }
@@ -523,7 +610,9 @@ impl<'a> Session<'a> {
             learning_rate: self.stepper.model.learning_rate().map_err(Cause::Model)?,
         };
         if let Some(hook) = hook {
-            hook(&report).map_err(Cause::Hook)?;
+            let phases = &mut self.stepper.phases;
+            let told = phases.within(Phase::Callback, || hook(&report));
+            told.map_err(Cause::Hook)?;
         }
         if let Some(writer) = self.writer.as_ref().filter(|_| is_logged) {
             writer.log(report, self.log_rate.take(self.position.num_rows));
@@ -561,6 +650,12 @@ impl<'a> Session<'a> {
         let validation = self.datasets.validation.as_ref();
         validation.map_or(0, |dataset| dataset.num_rows)
     }
+}
+
+/// How long ranks are waited for before they are told of: as long as Horovod waits before it does, and less where a call may wait for
+/// less than ten minutes.
+fn stall_time(timeout: Duration) -> Duration {
+    (timeout / 10).min(Duration::from_secs(60))
 }
 
 /// Optimizer steps in an epoch.

@@ -1,14 +1,16 @@
 //! Batches on their way from the reader to where the model computes.
 
+use std::collections::VecDeque;
+
 use flambeau_data::BatchReader;
 
 use crate::error::Cause;
 use crate::model::{Model, StagedBatch};
 
-/// The batch that is ahead of the one in use, where the model asks for that.
-#[derive(Default)]
+/// The batches that are ahead of the one in use, where the model asks for that.
 pub(crate) struct Staging {
-    ahead: Option<Staged>,
+    ahead: VecDeque<Staged>,
+    is_training: bool,
 }
 
 /// A batch that the model has taken note of.
@@ -19,24 +21,39 @@ pub(crate) struct Staged {
 }
 
 impl Staging {
-    /// The reader's next batch, none at the end of the epoch. Begins to bring the one after it to the model.
+    /// Of batches to train on, or to validate on.
+    pub(crate) fn new(is_training: bool) -> Self {
+        Staging {
+            ahead: VecDeque::new(),
+            is_training,
+        }
+    }
+
+    /// The reader's next batch, none at the end of the epoch. Begins to bring those after it to the model.
     pub(crate) fn next(
         &mut self,
         reader: &mut BatchReader,
         model: &mut dyn Model,
     ) -> Result<Option<Staged>, Cause> {
-        let present = match self.ahead.take() {
-            Some(staged) => Some(staged),
-            None => stage(reader, model)?,
-        };
-        if present.is_some() && model.looks_ahead() {
-            self.ahead = stage(reader, model)?;
+        while self.ahead.len() <= model.looks_ahead() {
+            match stage(reader, model, self.is_training)? {
+                Some(staged) => self.ahead.push_back(staged),
+                None => break,
+            }
+        }
+        let present = self.ahead.pop_front();
+        if let Some(staged) = &present {
+            model.await_staged(&staged.batch).map_err(Cause::Model)?;
         }
         Ok(present)
     }
 }
 
-fn stage(reader: &mut BatchReader, model: &mut dyn Model) -> Result<Option<Staged>, Cause> {
+fn stage(
+    reader: &mut BatchReader,
+    model: &mut dyn Model,
+    is_training: bool,
+) -> Result<Option<Staged>, Cause> {
     let Some(batch) = reader.next()? else {
         return Ok(None);
     };
@@ -44,7 +61,7 @@ fn stage(reader: &mut BatchReader, model: &mut dyn Model) -> Result<Option<Stage
     // A rank without rows computes nothing.
     let batch = match batch.num_rows {
         0 => batch.into(),
-        _ => model.stage(batch).map_err(Cause::Model)?,
+        _ => model.stage(batch, is_training).map_err(Cause::Model)?,
     };
     Ok(Some(Staged { index, batch }))
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use flambeau_collective::ProcessGroup;
 
 use crate::checkpoint::weights::LocalWeights;
@@ -23,6 +24,8 @@ pub(crate) struct TrainState {
     pub(crate) scaler: Option<LossScaler>,
     /// What the compression of gradients carried from the last step.
     pub(crate) compression: Option<CompressionState>,
+    /// The averaged weights of a checkpoint, with `emaDecay`.
+    pub(crate) average: Option<Bytes>,
     /// The weights of the best epoch, with `restoreBestWeights`.
     pub(crate) best: Option<Arc<LocalWeights>>,
     /// The checkpoint that it comes from.
@@ -47,6 +50,7 @@ impl TrainState {
             history: History::default(),
             scaler: None,
             compression: None,
+            average: None,
             best: None,
             checkpoint: None,
             warnings: vec![],
@@ -77,6 +81,7 @@ impl TrainState {
             history,
             scaler,
             compression: checkpoint.compression,
+            average: checkpoint.average,
             best: checkpoint.best.map(Arc::new),
             checkpoint: Some(checkpoint.uri),
             warnings: checkpoint.warning.into_iter().collect(),

@@ -1,7 +1,6 @@
 //! One optimizer step: its batches, the reduction, and what follows it.
 
-use std::time::Instant;
-
+use flambeau_collective::ProcessGroup;
 use flambeau_data::BatchReader;
 
 use crate::error::Cause;
@@ -10,7 +9,9 @@ use crate::model::{MicroBatch, Model, StepContext};
 use crate::record::history::{StepTimes, Traffic};
 use crate::record::scaler::LossScaler;
 use crate::record::sums::LossTotals;
+use crate::training::average::WeightAverage;
 use crate::training::hooks::Hooks;
+use crate::training::phases::{Phase, Phases};
 use crate::training::schedule::Schedule;
 use crate::training::staging::{Staged, Staging};
 
@@ -47,28 +48,22 @@ pub(crate) struct StepOutcome {
 pub(crate) struct StepSettings {
     pub(crate) schedule: Schedule,
     pub(crate) clip_norm: Option<f64>,
-}
-
-/// Tells the time since it was last asked.
-struct Stopwatch(Instant);
-
-impl Stopwatch {
-    /// In seconds.
-    fn lap(&mut self) -> f64 {
-        let now = Instant::now();
-        (now - std::mem::replace(&mut self.0, now)).as_secs_f64()
-    }
+    pub(crate) clip_value: Option<f64>,
 }
 
 /// Takes optimizer steps.
 pub(crate) struct Stepper<'a> {
     pub(crate) model: &'a mut dyn Model,
     pub(crate) sync: Box<dyn GradientSync>,
+    /// What the rank is in, also outside of steps.
+    pub(crate) phases: Phases,
     world_size: usize,
     staging: Staging,
-    settings: StepSettings,
+    pub(crate) settings: StepSettings,
     /// With precision fp16.
     pub(crate) scaler: Option<LossScaler>,
+    /// With `emaDecay`.
+    pub(crate) average: Option<WeightAverage>,
     hooks: Hooks,
     totals: LossTotals,
     /// The totals, then the flags for a cancel and for a stop: what is added up in each step.
@@ -77,13 +72,14 @@ pub(crate) struct Stepper<'a> {
 }
 
 impl<'a> Stepper<'a> {
-    /// Steps of a model that `sync` is attached to, on `world_size` ranks.
+    /// Steps of a model that `sync` is attached to, on the ranks of `group`.
     pub(crate) fn new(
         model: &'a mut dyn Model,
         sync: Box<dyn GradientSync>,
-        world_size: usize,
+        group: &ProcessGroup,
         settings: StepSettings,
         scaler: Option<LossScaler>,
+        average: Option<WeightAverage>,
         hooks: Hooks,
     ) -> Result<Stepper<'a>, Cause> {
         let totals = LossTotals::new(model.num_metric_sums().map_err(Cause::Model)?);
@@ -91,10 +87,12 @@ impl<'a> Stepper<'a> {
         Ok(Stepper {
             model,
             sync,
-            world_size,
-            staging: Staging::default(),
+            phases: Phases::new(group.clone()),
+            world_size: group.world_size(),
+            staging: Staging::new(true),
             settings,
             scaler,
+            average,
             hooks,
             totals,
             vector,
@@ -126,7 +124,7 @@ impl<'a> Stepper<'a> {
         self.totals.clear();
         let reference = plan.num_rows as f64 / self.world_size as f64;
         let loss_scale = self.scaler.map_or(1.0, |scaler| scaler.scale());
-        let mut watch = Stopwatch(Instant::now());
+        self.phases.begin_step(plan.step);
         for micro in 0..plan.num_batches {
             let expected = plan.first_batch + u64::from(micro);
             let Staged { batch, .. } = self
@@ -134,7 +132,7 @@ impl<'a> Stepper<'a> {
                 .next(reader, self.model)?
                 .filter(|staged| staged.index == expected)
                 .ok_or(Cause::BatchLost(expected))?;
-            self.times.data_seconds += watch.lap();
+            self.times.data_seconds += self.phases.enter(Phase::Model);
             let micro = MicroBatch {
                 epoch: plan.epoch,
                 step: plan.step,
@@ -153,12 +151,16 @@ impl<'a> Stepper<'a> {
                     .map_err(|error| self.sync.blame(error))?;
                 self.totals.add(&sums)?;
             }
-            self.times.model_seconds += watch.lap();
+            let next = match micro.is_last {
+                true => Phase::Reduction,
+                false => Phase::Data,
+            };
+            self.times.model_seconds += self.phases.enter(next);
         }
         let in_backward = self.sync.take_time_in_backward().as_secs_f64();
         self.times.model_seconds -= in_backward;
         self.reduce()?;
-        self.times.reduce_seconds += in_backward + watch.lap();
+        self.times.reduce_seconds += in_backward + self.phases.enter(Phase::Optimizer);
         let sums = self.sums();
         let flags = &self.vector[sums.len()..];
         let (numerator, denominator) = (sums[0], sums[1]);
@@ -182,12 +184,15 @@ impl<'a> Stepper<'a> {
                     None => None,
                 };
                 outcome.gradient_norm = norm.filter(|norm| norm.is_finite());
+                if let Some(max_value) = self.settings.clip_value {
+                    self.sync.clip_value(max_value);
+                }
                 self.optimize(plan)?;
             } else {
                 self.model.skip_step().map_err(Cause::Model)?;
             }
-            self.times.optimizer_seconds += watch.lap();
         }
+        self.times.optimizer_seconds += self.phases.end_step();
         self.sync.settle(self.model)?;
         Ok(outcome)
     }
@@ -223,6 +228,25 @@ impl<'a> Stepper<'a> {
             used: self.sync.used(),
             rate_factor: self.settings.schedule.factor(plan.step),
         };
-        self.model.optimizer_step(&context).map_err(Cause::Model)
+        self.model.optimizer_step(&context).map_err(Cause::Model)?;
+        match &mut self.average {
+            Some(average) => average.update(self.model),
+            None => Ok(()),
+        }
+    }
+
+    /// What `on` makes of the model while that has the weights that the fitted model is to have: with `emaDecay` the averaged
+    /// ones, in whose place it finds its own again afterwards.
+    pub(crate) fn with_fitted<T>(
+        &mut self,
+        on: impl FnOnce(&mut dyn Model) -> Result<T, Cause>,
+    ) -> Result<T, Cause> {
+        let Some(average) = &mut self.average else {
+            return on(self.model);
+        };
+        average.exchange(self.model)?;
+        let made = on(self.model)?;
+        average.exchange(self.model)?;
+        Ok(made)
     }
 }

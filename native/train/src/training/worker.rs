@@ -9,7 +9,6 @@ use crate::checkpoint::{Checkpoint, Fixed};
 use crate::device::{self, Gpus};
 use crate::error::{Cause, JobError, TrainError};
 use crate::job::TrainingJob;
-use crate::job::compression::Compression;
 use crate::job::monitor::Monitor;
 use crate::model::{Model, Tensors};
 use crate::record::result::TrainingResult;
@@ -106,6 +105,7 @@ impl<'a> Worker<'a> {
             gpus,
         } = self;
         let began = Instant::now();
+        group.enter_phase("the beginning of the training");
         check_lanes(&job, group.world_size())?;
         let datasets = Datasets::open(&job, &group, &store, hooks.interrupt.clone())?;
         replicas::check_same_model(model, &group)?;
@@ -116,9 +116,9 @@ impl<'a> Worker<'a> {
         if job.attempt.resume.is_none() {
             replicas::broadcast(model, &group, Tensors::All)?;
         }
-        let compression = Compression::of(&job.params);
-        let placement = device::occupy(job.params.device, compression, &group, &gpus, model)?;
+        let placement = device::occupy(&job.params, &group, &gpus, model)?;
         let accelerator = placement.accelerator;
+        check_profile(&job, accelerator.is_some())?;
         *nccl = accelerator
             .as_ref()
             .map(|accelerator| accelerator.nccl.clone());
@@ -157,6 +157,19 @@ fn check_lanes(job: &TrainingJob, world_size: usize) -> Result<(), JobError> {
     })
 }
 
+/// Refuses a timeline on a GPU, where the host's times are not those of the work.
+fn check_profile(job: &TrainingJob, is_on_device: bool) -> Result<(), JobError> {
+    match &job.params.profile {
+        Some(profile) if is_on_device => Err(JobError::Invalid {
+            param: "profile".into(),
+            value: format!("{profile:?}"),
+            allowed: "not set where the workers train on GPUs; set device to cpu, or unset profile"
+                .into(),
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// What may not change in a training that goes on.
 fn fixed(job: &TrainingJob, train: &Dataset, num_metric_sums: usize) -> Fixed {
     let params = &job.params;
@@ -171,5 +184,6 @@ fn fixed(job: &TrainingJob, train: &Dataset, num_metric_sums: usize) -> Fixed {
         gradient_accumulation_steps: params.gradient_accumulation_steps,
         num_metric_sums,
         gradient_compression: params.gradient_compression,
+        ema_decay: params.ema_decay,
     }
 }

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use flambeau_collective::Stall;
 use flambeau_data::{DataError, Store};
 
 use crate::error::Cause;
@@ -42,7 +43,7 @@ impl Told {
 /// Hands on what is to be written.
 pub(crate) struct Writer {
     /// Each with its seconds since 1970.
-    sender: Option<Sender<(f64, Told)>>,
+    sender: Option<Arc<Sender<(f64, Told)>>>,
     num_waiting: Arc<AtomicUsize>,
     warnings: Receiver<Vec<String>>,
     /// How long the last write may take.
@@ -97,7 +98,7 @@ impl Writer {
             .name("flambeau-writer".into())
             .spawn(move || drop(done.send(files.write_all(&receiver))));
         Ok(Writer {
-            sender: Some(sender),
+            sender: Some(Arc::new(sender)),
             num_waiting,
             warnings,
             limit,
@@ -115,6 +116,22 @@ impl Writer {
 
     pub(crate) fn tell(&self, event: Event) {
         self.send(Told::Event(event));
+    }
+
+    /// Writes what it is told as an event, and to standard error, until the writer is closed.
+    pub(crate) fn stall_listener(&self) -> impl Fn(Stall) + Send + Sync + use<> {
+        // Weak, so that a group that lives on keeps no thread waiting.
+        let sender = self.sender.as_ref().map(Arc::downgrade).unwrap_or_default();
+        let num_waiting = self.num_waiting.clone();
+        move |stall| {
+            let Some(sender) = sender.upgrade() else {
+                return;
+            };
+            eprintln!("flambeau: {stall}");
+            num_waiting.fetch_add(1, Ordering::Relaxed);
+            let told = Told::Event(Event::Stall(stall.into()));
+            let _ = sender.send((tensorboard::now(), told));
+        }
     }
 
     /// Whether [`log`](Self::log) is to be told of a step.
@@ -390,7 +407,7 @@ mod tests {
     fn only_steps_and_progress_are_dropped_while_the_thread_hangs_and_steps_are_told() {
         let (sender, receiver) = mpsc::channel();
         let mut writer = Writer {
-            sender: Some(sender),
+            sender: Some(Arc::new(sender)),
             num_waiting: Arc::default(),
             warnings: mpsc::channel().1,
             limit: Duration::ZERO,

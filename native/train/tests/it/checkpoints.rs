@@ -134,6 +134,40 @@ fn an_epoch_goes_on_after_its_last_step() {
 }
 
 #[test]
+fn averaged_weights_and_plateaus_go_on_too() {
+    for world_size in [1, 2] {
+        let mut params = params(world_size);
+        let more = json!({
+            "emaDecay": 0.8, "restoreBestWeights": true, "validationFraction": 0.5,
+            "lrSchedule": "plateau", "plateauPatience": 0, "plateauThreshold": 0.9, "lrDecayRate": 0.5,
+        });
+        let more = more.as_object().unwrap().clone();
+        params.as_object_mut().unwrap().extend(more);
+        let unbroken = assert_resumes(&params, world_size, &config());
+        let epochs = &unbroken[0].result.as_ref().unwrap().history.epochs;
+        let rates: Vec<_> = epochs.iter().map(|epoch| epoch.learning_rate).collect();
+        assert_eq!(rates, [Some(0.01), Some(0.01), Some(0.005)]);
+    }
+}
+
+#[test]
+fn another_decay_than_the_checkpoints_is_refused() {
+    let bench = Bench::new(97, 0);
+    let mut params = params(2);
+    params["emaDecay"] = json!(0.8);
+    let job = bench.job("averaged", params.clone(), false);
+    let newest = stop_at(&bench, &job, 2, &config(), 6);
+    params["emaDecay"] = json!(null);
+    let mut other = bench.job("other", params, false);
+    other.attempt.resume = newest;
+    for outcome in try_train(&other, 2, |_| config(), |_| Default::default()) {
+        let error = outcome.result.unwrap_err().to_string();
+        let expected = "the job has changed: emaDecay was 0.8 and is now null";
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
 fn the_loss_scale_and_the_skipped_steps_go_on_too() {
     for world_size in [1, 2] {
         let mut params = params(world_size);

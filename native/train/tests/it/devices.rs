@@ -384,6 +384,19 @@ fn what_is_compressed_on_the_cpu_alone_is_refused_by_name() {
 }
 
 #[test]
+fn what_a_device_has_no_code_for_is_refused_by_name() {
+    let bench = Bench::new(97, 0);
+    for (name, value) in [("gradientClipValue", json!(0.5)), ("emaDecay", json!(0.9))] {
+        let mut params = compressed(2, "cuda", "none");
+        params[name] = value.clone();
+        let outcomes = run(&bench.job("refused", params, false), 2, &config(20));
+        let expected = format!("{name} is {value}, but must be left unset on a GPU; or device cpu");
+        let refusal = refusal(&outcomes);
+        assert!(refusal.contains(&expected), "{refusal}");
+    }
+}
+
+#[test]
 fn gradients_of_float64_travel_as_they_are_between_devices() {
     let bench = Bench::new(97, 31);
     let train = |compression: &str| {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::loop_order::global_batches;
 use crate::model::{Config, Net, Optimizer};
-use crate::reference;
+use crate::reference::{self, Options};
 use crate::support::{Bench, Outcome, paired, train, try_train};
 
 const RATE: f64 = 0.05;
@@ -44,7 +44,7 @@ fn word(event: &Event) -> Option<String> {
         Event::Checkpoint(written) => Some(format!("saved {} {}", written.epoch, written.step)),
         Event::Epoch(record) => Some(format!("epoch {} {}", record.epoch, record.steps)),
         Event::End => Some("end".into()),
-        Event::Progress(_) => None,
+        Event::Progress(_) | Event::Stall(_) => None,
     }
 }
 
@@ -111,7 +111,7 @@ fn a_stop_on_one_rank_ends_all_after_the_same_step_as_early_stopping_does() {
     assert_eq!(checkpoints(&bench, "stopped"), 1);
 
     let batches: Vec<_> = global_batches(&outcomes).into_values().collect();
-    let reference = reference::train(&config(), &bench.rows, &batches, false, None);
+    let reference = reference::train(&config(), &bench.rows, &batches, false, &Options::default());
     let written = fs::read(&result.weights.as_ref().unwrap().uri).unwrap();
     let values = written
         .chunks(8)
@@ -337,7 +337,13 @@ fn a_step_is_told_with_its_rate_and_norm_where_it_ends_an_interval() {
         assert!((report.learning_rate.unwrap() - rate).abs() < 1e-15);
     }
     // The oracle knows no schedules, so the norm of the first step alone.
-    let reference = reference::train(&config(), &bench.rows, &batches[..1], false, None);
+    let reference = reference::train(
+        &config(),
+        &bench.rows,
+        &batches[..1],
+        false,
+        &Options::default(),
+    );
     let norm = reports[0].gradient_norm.unwrap();
     assert!((norm - reference.norms[0].unwrap()).abs() < 1e-12, "{norm}");
 

@@ -90,8 +90,8 @@ fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowe
         ),
         (
             "lrSchedule",
-            json!("onecycle"),
-            "lrSchedule is \"onecycle\", but must be one of constant, linear, cosine, step, exponential",
+            json!("one cycle"),
+            "lrSchedule is \"one cycle\", but must be one of constant, linear, cosine, step, exponential, onecycle, plateau",
         ),
         ("lrEndFactor", json!(1.5), "lrEndFactor is 1.5"),
         (
@@ -100,6 +100,18 @@ fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowe
             "lrDecayRate is 0, but must be a number, greater than 0.0 and at most 1.0",
         ),
         ("lrDecayEpochs", json!(0), "lrDecayEpochs is 0"),
+        (
+            "oneCycleDivFactor",
+            json!(0.5),
+            "oneCycleDivFactor is 0.5, but must be a number, at least 1.0",
+        ),
+        ("plateauPatience", json!(-1), "plateauPatience is -1"),
+        (
+            "emaDecay",
+            json!(1),
+            "emaDecay is 1, but must be a number or null, at least 0.0 and less than 1.0",
+        ),
+        ("bucketSize", json!(0), "bucketSize is 0"),
         (
             "monitorMode",
             json!("best"),
@@ -120,6 +132,11 @@ fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowe
             "gradientClipNorm",
             json!(0),
             "gradientClipNorm is 0, but must be a number or null, greater than 0",
+        ),
+        (
+            "gradientClipValue",
+            json!(0),
+            "gradientClipValue is 0, but must be a number or null, greater than 0",
         ),
         (
             "checkpointInterval",
@@ -327,6 +344,31 @@ fn every_bound_of_the_schema_is_enforced() {
 }
 
 #[test]
+fn what_does_not_go_together_is_refused() {
+    let refused = [
+        (
+            json!({"gradientClipValue": 0.5, "gradientClipNorm": 1.0}),
+            "gradientClipValue is 0.5, but must be left unset where gradientClipNorm is set: gradients are clipped by one of the two",
+        ),
+        (
+            json!({"lrSchedule": "onecycle", "warmupEpochs": 0.5}),
+            "warmupEpochs is 0.5, but must be 0 with lrSchedule onecycle, whose own warm-up has the share oneCyclePctStart \
+             of the steps",
+        ),
+    ];
+    for (params, expected) in refused {
+        assert_eq!(read(&job(params)).unwrap_err().to_string(), expected);
+    }
+    let mut value = job(json!({}));
+    value["rangeTest"] = json!({"growth": 1.0, "numSteps": 100});
+    let error = read(&value).unwrap_err().to_string();
+    assert!(
+        error.contains("a growth above 1 over at least one step"),
+        "{error}"
+    );
+}
+
+#[test]
 fn unknown_fields_are_refused_by_name() {
     let error = read(&job(json!({"batch_size": 3})))
         .unwrap_err()
@@ -380,6 +422,24 @@ fn what_is_not_a_job_is_refused() {
 }
 
 /// As in jobs that were written before it was called so.
+#[test]
+fn a_program_of_libtorch_takes_no_columns_as_they_are() {
+    let mut value = job(json!({}));
+    value["data"]["spec"]["rawColumns"] = json!(["text"]);
+    assert_eq!(read(&value).unwrap().data.spec.raw_columns, ["text"]);
+    value["program"] = json!({
+        "form": "scripted",
+        "eval": "program",
+        "loss": {"name": "mse"},
+        "optimizer": {"name": "sgd"},
+    });
+    let message = read(&value).unwrap_err().to_string();
+    assert!(
+        message.contains("a program of libtorch takes numbers"),
+        "{message}"
+    );
+}
+
 #[test]
 fn a_former_name_of_a_param_is_read() {
     let mut value = job(json!({}));

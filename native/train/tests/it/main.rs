@@ -19,6 +19,8 @@ mod records;
 mod reducer;
 mod reference;
 mod scaling;
+mod stalls;
 mod strangers;
 mod support;
 mod tensorboard;
+mod timeline;

@@ -5,6 +5,8 @@ use std::mem;
 use std::path::{Path, PathBuf};
 use std::slice;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use flambeau_collective::{DType, Device, Stream};
 use flambeau_data::Batch;
@@ -34,6 +36,11 @@ pub enum Optimizer {
 /// A fault at a step of one rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
+    /// The forward of this step takes so long.
+    Slow {
+        step: u64,
+        time: Duration,
+    },
     Error {
         step: u64,
     },
@@ -386,11 +393,11 @@ impl Model for TestModel {
         }
     }
 
-    fn looks_ahead(&self) -> bool {
-        self.device.is_some()
+    fn looks_ahead(&self) -> usize {
+        usize::from(self.device.is_some())
     }
 
-    fn stage(&mut self, batch: Batch) -> Result<StagedBatch, ModelError> {
+    fn stage(&mut self, batch: Batch, _: bool) -> Result<StagedBatch, ModelError> {
         assert!(
             batch.num_rows > 0,
             "a batch without rows must not reach the model"
@@ -479,6 +486,11 @@ impl Model for TestModel {
             && step == micro.step
         {
             return Err(format!("fault at step {step}").into());
+        }
+        if let Some(Fault::Slow { step, time }) = self.config.fault
+            && step == micro.step
+        {
+            thread::sleep(time);
         }
         let (mut sums, errors) = self.sums(&batch, &x);
         if sums.denominator == 0.0 {

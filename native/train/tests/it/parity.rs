@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use crate::loop_order::global_batches;
 use crate::model::{Config, Net, Optimizer};
-use crate::reference::{self, Reference};
-use crate::support::{Bench, Outcome, paired, train};
+use crate::reference::{self, Options, Reference};
+use crate::support::{Bench, Outcome, paired, store, train};
 
 const SGD: Optimizer = Optimizer::SgdMomentum {
     rate: 0.05,
@@ -41,7 +41,12 @@ fn check(
     config: &Config,
     weighted: bool,
 ) -> (Vec<Outcome>, Reference) {
-    let clip = params.get("gradientClipNorm").and_then(Value::as_f64);
+    let number = |name: &str| params.get(name).and_then(Value::as_f64);
+    let options = Options {
+        clip_norm: number("gradientClipNorm"),
+        clip_value: number("gradientClipValue"),
+        ema_decay: number("emaDecay"),
+    };
     let mut params = params;
     params["verifyReplicas"] = json!(true);
     let job = bench.job("parity", params, weighted);
@@ -54,7 +59,7 @@ fn check(
         );
         assert_eq!(outcome.reports, outcomes[0].reports, "reports differ");
     }
-    let reference = reference::train(config, &bench.rows, &steps(&outcomes), weighted, clip);
+    let reference = reference::train(config, &bench.rows, &steps(&outcomes), weighted, &options);
     let values = outcomes[0].model.values.concat();
     for (index, (value, expected)) in paired(&values, &reference.values).enumerate() {
         assert_close(
@@ -166,6 +171,42 @@ fn gradients_are_clipped_by_their_norm_over_all_parameters() {
 }
 
 #[test]
+fn gradients_are_clipped_by_their_values() {
+    let bench = Bench::new(97, 0);
+    let params = json!({
+        "numWorkers": 3, "batchSize": 4, "dataLanes": 4, "epochs": 2, "gradientClipValue": 0.1, "logGradientNorm": true,
+    });
+    let (outcomes, reference) = check(&bench, params, 3, &Config::new(MLP, SGD), false);
+    for (report, expected) in paired(&outcomes[0].reports, &reference.norms) {
+        let norm = report.gradient_norm.unwrap();
+        assert_close(norm, expected.unwrap(), "the norm before clipping");
+    }
+    let params = json!({"numWorkers": 3, "batchSize": 4, "dataLanes": 4, "epochs": 2});
+    let (unclipped, _) = check(&bench, params, 3, &Config::new(MLP, SGD), false);
+    assert_ne!(outcomes[0].model.bits(), unclipped[0].model.bits());
+}
+
+#[test]
+fn what_is_stored_is_the_average_of_the_weights() {
+    let bench = Bench::new(97, 0);
+    for decay in [0.2, 0.9] {
+        let params = json!({"numWorkers": 3, "batchSize": 4, "dataLanes": 4, "epochs": 2, "emaDecay": decay});
+        let (outcomes, reference) = check(&bench, params, 3, &Config::new(MLP, SGD), false);
+        let result = outcomes[0].result.as_ref().unwrap();
+        let uri = &result.weights.as_ref().unwrap().uri;
+        let stored = store().get(uri).unwrap();
+        let stored: Vec<f64> = stored
+            .chunks_exact(8)
+            .map(|bytes| f64::from_le_bytes(bytes.try_into().unwrap()))
+            .collect();
+        for (value, expected) in paired(&stored, &reference.averaged) {
+            assert_close(*value, *expected, "an averaged weight");
+        }
+        assert_ne!(stored, outcomes[0].model.values.concat());
+    }
+}
+
+#[test]
 fn a_parameter_that_a_batch_does_not_use_is_left_alone_by_the_optimizer() {
     let bench = Bench::new(97, 0);
     // Few rows pass the gate, so some batches use it on one rank only and some on none.
@@ -241,4 +282,26 @@ fn buckets_that_are_laid_out_anew_after_the_first_step_change_nothing() {
             );
         }
     }
+}
+
+#[test]
+fn buckets_of_any_size_give_the_same_weights() {
+    let bench = Bench::new(61, 0);
+    let train_with = |attempt: &str, bucket_size: usize| {
+        let params =
+            json!({"numWorkers": 3, "batchSize": 4, "epochs": 2, "bucketSize": bucket_size});
+        let config = Config {
+            is_forward: true,
+            ..Config::new(MLP, SGD)
+        };
+        train(&bench.job(attempt, params, false), 3, &config)
+            .swap_remove(0)
+            .model
+    };
+    let (whole, small) = (train_with("whole", 25 << 20), train_with("small", 64));
+    assert_eq!((whole.num_attached, small.num_attached), (1, 2));
+    for (a, b) in paired(&small.values.concat(), &whole.values.concat()) {
+        assert_close(*a, *b, "a weight of small buckets");
+    }
+    assert_eq!(train_with("again", 64).bits(), small.bits());
 }

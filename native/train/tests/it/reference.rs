@@ -10,6 +10,16 @@ pub struct Reference {
     pub losses: Vec<Option<f64>>,
     /// The gradients' norm of each step, before clipping.
     pub norms: Vec<Option<f64>>,
+    /// The exponential moving average of the weights; the weights where there is none.
+    pub averaged: Vec<f64>,
+}
+
+/// What is made of gradients and weights beside the optimizer's step.
+#[derive(Default)]
+pub struct Options {
+    pub clip_norm: Option<f64>,
+    pub clip_value: Option<f64>,
+    pub ema_decay: Option<f64>,
 }
 
 /// Trains on `batches` of rows, one optimizer step each.
@@ -18,13 +28,14 @@ pub fn train(
     rows: &[Row],
     batches: &[Vec<u64>],
     weighted: bool,
-    clip: Option<f64>,
+    options: &Options,
 ) -> Reference {
     let sizes: Vec<usize> = initial(config).iter().map(Vec::len).collect();
     let mut values: Vec<f64> = initial(config).concat();
     let num = values.len();
     let (mut first, mut second, mut steps) = (vec![0.0; num], vec![0.0; num], vec![0i32; num]);
     let (mut losses, mut norms) = (vec![], vec![]);
+    let mut averaged: Option<Vec<f64>> = None;
     for batch in batches {
         let rows: Vec<&Row> = batch.iter().map(|&id| &rows[id as usize]).collect();
         if weighted && rows.iter().all(|row| row.weight == 0.0) {
@@ -37,9 +48,14 @@ pub fn train(
         let mut gradient = loss.slopes;
         let norm = gradient.iter().map(|g| g * g).sum::<f64>().sqrt();
         norms.push(Some(norm));
-        if let Some(max_norm) = clip {
+        if let Some(max_norm) = options.clip_norm {
             let factor = (max_norm / (norm + 1e-6)).min(1.0);
             gradient.iter_mut().for_each(|g| *g *= factor);
+        }
+        if let Some(limit) = options.clip_value {
+            gradient
+                .iter_mut()
+                .for_each(|g| *g = g.max(-limit).min(limit));
         }
         let used = used(config, &rows, &sizes);
         for i in 0..num {
@@ -61,8 +77,20 @@ pub fn train(
                 }
             }
         }
+        averaged = match (averaged, options.ema_decay) {
+            (Some(averaged), Some(decay)) => {
+                let pairs = averaged.iter().zip(&values);
+                Some(
+                    pairs
+                        .map(|(average, value)| decay * average + (1.0 - decay) * value)
+                        .collect::<Vec<f64>>(),
+                )
+            }
+            _ => Some(values.clone()),
+        };
     }
     Reference {
+        averaged: averaged.unwrap_or_else(|| values.clone()),
         values,
         losses,
         norms,

@@ -1,4 +1,6 @@
-"""How a fit shows its progress: a bar where somebody looks at it, else lines in the log."""
+"""How a fit shows its progress: a bar where somebody looks at it, with a curve in a notebook, else lines in
+the log.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,8 @@ import sys
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol
+
+from flambeau._shown import curves
 
 log = logging.getLogger("flambeau")
 
@@ -27,10 +31,12 @@ class Display(Protocol):
 
 
 def display_of(verbose: int) -> Display | None:
-    """A bar in a terminal and in a notebook, else lines; None where `verbose` is 0."""
+    """A bar in a terminal, in a notebook with a curve below it, else lines; None where `verbose` is 0."""
     if not verbose:
         return None
-    return Bar() if sys.stderr.isatty() or _in_notebook() else Lines()
+    if _in_notebook():
+        return NotebookBar()
+    return Bar() if sys.stderr.isatty() else Lines()
 
 
 def _in_notebook() -> bool:
@@ -86,6 +92,40 @@ class Bar:
         self._bar.set_description(_place(epoch, self._epochs), refresh=False)
         # Back too, where a training is started again.
         self._bar.update(step - self._bar.n)
+
+
+class NotebookBar(Bar):
+    """The bar, and below it the losses of the epochs that have ended, as a curve that grows in its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._losses: dict[int, tuple[float | None, float | None]] = {}
+        """The loss and the validation loss of each epoch."""
+        self._handle: Any = None
+
+    def show(self, event: Mapping[str, Any]) -> None:
+        """Shows an event."""
+        super().show(event)
+        if event["kind"] == "start":
+            # Those that are trained again are drawn again.
+            first = event["epoch"]
+            self._losses = {epoch: losses for epoch, losses in self._losses.items() if epoch < first}
+        elif event["kind"] == "epoch":
+            self._losses[event["epoch"]] = (event["loss"], event.get("validationLoss"))
+            self._draw()
+
+    def _draw(self) -> None:
+        from IPython.display import HTML, display
+
+        rows = [self._losses.get(epoch, (None, None)) for epoch in range(max(self._losses) + 1)]
+        series = {"loss": [loss for loss, _ in rows], "val_loss": [loss for _, loss in rows]}
+        if all(loss is None for loss in series["val_loss"]):
+            del series["val_loss"]
+        picture = HTML(curves(series))
+        if self._handle is None:
+            self._handle = display(picture, display_id=True)
+        else:
+            self._handle.update(picture)
 
 
 class Lines:

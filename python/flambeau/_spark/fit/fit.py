@@ -21,10 +21,12 @@ from flambeau._spark.fit import cluster, warm_up
 from flambeau._spark.fit.claim import claimed
 from flambeau._spark.fit.launch import Launch
 from flambeau._spark.fit.listener_bus import ListenerBus
+from flambeau._spark.fit.made import Made
 from flambeau._spark.fit.program import Program, program_of
 from flambeau._spark.fit.run import Run, job_of
 from flambeau._spark.fit.trainable import Trainable
 from flambeau._spark.fitted import Fitted
+from flambeau._spark.labels import Say, labelled
 from flambeau._spark.rows.shards import DataColumns, ShardSet
 from flambeau._spark.rows.sources import Reading, Rows
 from flambeau._spark.session import store_options
@@ -44,7 +46,8 @@ class Fit:
     """A fit of an estimator on some rows, which has been checked as far as can be without a job of Spark's.
 
     `tensor_board` is the directory in which a run's files for TensorBoard get one of their own; `since` is
-    the id that was made when the fits began that this one shares files with.
+    the id that was made when the fits began that this one shares files with; `range_test` is the job's field
+    of that name, where the fit is a learning rate range test.
     """
 
     estimator: Trainable
@@ -54,6 +57,7 @@ class Fit:
     bus: ListenerBus = field(repr=False)
     tensor_board: str | None = None
     since: str | None = None
+    range_test: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, estimator: Trainable, rows: Rows, since: str | None = None) -> Fit:
@@ -77,18 +81,49 @@ class Fit:
         stops = self.bus.interruption(interrupted)
         return self.bus.around(lambda: session.interruptible(self.rows.spark, self._run, stops))
 
+    def test(self) -> list[dict[str, Any]]:
+        """Makes the range test, and returns its steps as the result has them. An interrupt of this thread
+        cancels the Spark jobs.
+        """
+
+        def tested() -> list[dict[str, Any]]:
+            with self._trained() as (_, _, result, *_):
+                steps: list[dict[str, Any]] = result["rangeTest"]
+                return steps
+
+        return session.interruptible(self.rows.spark, tested)
+
     def _run(self) -> Fitted:
-        columns = self.columns()
-        site = self._place()
-        with self._leased(site), self.rows.shards(columns, site, self._warming_up) as shards:
-            inputs, output = self._probe(columns, shards)
-            result, checkpoints = self._train(shards, site)
-            return self._model(inputs, output, result, checkpoints)
+        with self._trained() as trained:
+            return self._model(*trained)
+
+    @contextmanager
+    def _trained(self) -> Iterator[_Trained]:
+        """Trains. What the fit has in the work directory is there while the block runs."""
+        with labelled(self.rows.spark, self._name) as say:
+            say("read the rows")
+            columns, made = self._read()
+            say("check the cluster")
+            site = self._place()
+            say("write shards")
+            with self._leased(site), self.rows.shards(columns, site, self._warming_up) as shards:
+                inputs, output = self._probe(columns, shards, made)
+                yield inputs, output, *self._train(shards, site, made, say), made
+
+    @property
+    def _name(self) -> str:
+        """What Spark's UI calls the fit."""
+        run = self.estimator.getRunId()
+        return f"{self.estimator.uid} (run {run})" if run else self.estimator.uid
 
     def columns(self) -> DataColumns:
         """What is read of the rows. Raises DataError and ParamError, also for what a worker would refuse of
         the objects on such inputs.
         """
+        return self._read()[0]
+
+    def _read(self) -> tuple[DataColumns, Made | None]:
+        """The same, and what `preprocess` makes of the first rows, where there is one."""
         from flambeau._module.assembly import check_program
 
         params, module = self.estimator, self.program.module
@@ -103,17 +138,20 @@ class Fit:
             or params.getWarmupEpochs() > 0
             or params.getLrSchedule() != "constant"
         )
-        layout = self._layout(columns)
+        made = Made.of(self.program, self.rows, columns.raw, params.getSeed()) if columns.raw else None
+        layout = self._layout(columns, made)
         check_program(self.program.objects, layout, params.getLearningRate(), has_schedule)
-        return columns
+        return columns, made
 
-    def _layout(self, columns: DataColumns) -> Layout:
+    def _layout(self, columns: DataColumns, made: Made | None) -> Layout:
         """What a batch of these columns is made of."""
         from flambeau._module.layout import Layout
 
-        by_name = self.estimator.getInputNames() is not None
+        inputs, by_name = columns.inputs, self.estimator.getInputNames() is not None
+        if made is not None:
+            inputs, by_name = made.preprocessing.inputs, made.preprocessing.by_name
         is_weighted, validates = columns.weight is not None, _validates(self.estimator)
-        return Layout(columns.inputs, columns.labels, is_weighted, by_name, validates)
+        return Layout(inputs, columns.labels, is_weighted, by_name, validates)
 
     def _place(self) -> Site:
         """Makes sure that there are slots for the workers and that these share the work directory, whose site
@@ -145,7 +183,9 @@ class Fit:
         """Has the workers warm up while rows are written."""
         return warm_up.warming_up(self.rows.spark, self.estimator.getNumWorkers(), self.program.modules)
 
-    def _probe(self, columns: DataColumns, shards: ShardSet) -> tuple[tuple[TensorColumns, ...], OutputSpec]:
+    def _probe(
+        self, columns: DataColumns, shards: ShardSet, made: Made | None
+    ) -> tuple[tuple[TensorColumns, ...], OutputSpec]:
         """The inputs in terms of the rows' columns, with the shapes that the shards tell, and what the module
         makes of them. Raises ParamError for an output that the model does not take, for steps of the
         module's own that fail, and for a monitor that they do not log, before the training and not after it;
@@ -159,14 +199,20 @@ class Fit:
             )
         known = zip(columns.inputs, shards.columns.inputs, strict=True)
         inputs = tuple(replace(tensor, shape=found.shape) for tensor, found in known)
-        output = probe_output(self.program.module, inputs)
+        if made is None:
+            output = probe_output(self.program.module, inputs)
+        else:
+            inputs = columns.raw
+            output = probe_output(self.program.module, made.preprocessing.inputs, made.examples)
         self.estimator._model_class()._of_output(self.estimator, output)
-        logged = self.program.logged(self._layout(shards.columns))
+        logged = self.program.logged(self._layout(shards.columns, made))
         if logged is not None:
             _check_monitors(self.estimator, *logged.values())
         return inputs, output
 
-    def _train(self, shards: ShardSet, site: Site) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def _train(
+        self, shards: ShardSet, site: Site, made: Made | None, say: Say
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Trains on the shards: rank 0's result, and what the supervisor tells of the checkpoints.
 
         Removes what the training left in the work directory except the model's weights and the newest
@@ -186,17 +232,13 @@ class Fit:
             id=id,
             run_of=Run(site, run_id or id, what, files, bool(run_id)),
             site=site,
-            job={
-                "format": 1,
-                "params": self._params(run_id or id),
-                "data": shards.job_data(),
-                "store": dict(self.work.store_options),
-            },
-            payload=self.program.payload(shards.columns.inputs),
+            job=self._job(run_id or id, shards),
+            payload=self.program.payload(shards.columns.inputs, None if made is None else made.preprocessing),
             num_workers=estimator.getNumWorkers(),
             max_restarts=estimator.getMaxRestarts(),
             slot_timeout=estimator.getSlotTimeout(),
             watch=partial(self.bus.attempt, site),
+            say=say,
             num_gpus=estimator.getNumGpusPerWorker(),
             has_callbacks=bool(on_workers(estimator.getCallbacks())),
             stop_file=partial(self.bus.stop_file, site),
@@ -211,12 +253,26 @@ class Fit:
             raise
         finally:
             warm_up.used(spark)
+        say("clean up")
         checkpoints = launch.clean(estimator.getKeepCheckpoints())
         for warning in result["warnings"]:
             log.warning("%s", warning)
         if result["bottleneck"] is not None:
             self.bus.advise(result["bottleneck"]["advice"])
+        if timeline := result.get("timeline"):
+            log.info("the timeline is %s: open it in ui.perfetto.dev or chrome://tracing", timeline)
         return result, checkpoints
+
+    def _job(self, run: str, shards: ShardSet) -> dict[str, Any]:
+        """The training job, without its attempt."""
+        params, data = self._params(run), shards.job_data()
+        job = {"format": 1, "store": dict(self.work.store_options)}
+        if self.range_test is None:
+            return {**job, "params": params, "data": data}
+        # Rows are kept out of the training as ever, and nothing is made of them.
+        for name in ("monitor", "monitorMode", "validationFraction", "validationIndicatorCol"):
+            params.pop(name, None)
+        return {**job, "params": params, "data": {**data, "validation": []}, "rangeTest": self.range_test}
 
     def _params(self, run: str) -> dict[str, Any]:
         """The job's params; TensorBoard's files go to a directory of the run's own."""
@@ -230,6 +286,7 @@ class Fit:
         output: OutputSpec,
         result: Mapping[str, Any],
         checkpoints: Sequence[Mapping[str, Any]],
+        made: Made | None,
     ) -> Fitted:
         """The model that the training came to."""
         weights = result["weights"]
@@ -247,11 +304,18 @@ class Fit:
             num_validation_rows=result["numValidationRows"],
             training_seconds=result["seconds"],
             bottleneck=result["bottleneck"],
+            scored=None if made is None else made.scored,
         )
-        model._checkpoints = tuple(checkpoints)
+        model._checkpoints, model._timeline = tuple(checkpoints), result.get("timeline")
         if session.python_models(self.rows.spark) is None:
             model._set(runtime=None)
         return model
+
+
+_Trained = tuple[tuple[TensorColumns, ...], OutputSpec, dict[str, Any], list[dict[str, Any]], Made | None]
+"""The inputs, what the module makes of them, rank 0's result, the checkpoints that are kept, and what makes
+the inputs of rows.
+"""
 
 
 def _validates(estimator: Trainable) -> bool:

@@ -24,6 +24,7 @@ from flambeau._rank.meeting import MeetingPlace
 from flambeau._rank.worker import EnvironmentMismatchError, RankOutcome, kind_of
 from flambeau._spark import session
 from flambeau._spark.fit import cluster
+from flambeau._spark.labels import Say
 from flambeau._spark.site import Site, first_line
 from flambeau._spark.work_directory import new_id
 from flambeau.errors import ClusterError, FlambeauError, WorkerError, WorkerLost
@@ -53,6 +54,9 @@ _LOST_TEXTS = (
     "java.net.SocketException: Connection reset",
     "java.io.EOFException",
 )
+
+# An error tells the ends of so many logs where it names no worker.
+_NUM_LOGS = 3
 
 _OK, _FAILED = "+", "-"
 
@@ -98,8 +102,9 @@ class Launch:
 
     `job` is the training job without its `attempt`; `watch` makes what follows an attempt, given its id, and
     gives the event that is set once all ranks have ended well; `run_of` is the run that this is a fit of;
-    `num_gpus` is how many GPUs Spark is asked for with each worker. `has_callbacks` says whether workers call
-    callbacks; `stop_file` gives the file that has an attempt stop, where there may be one.
+    `say` labels the attempts' jobs; `num_gpus` is how many GPUs Spark is asked for with each worker.
+    `has_callbacks` says whether workers call callbacks; `stop_file` gives the file that has an attempt stop,
+    where there may be one.
     """
 
     site: Site
@@ -110,6 +115,7 @@ class Launch:
     slot_timeout: float
     watch: Callable[[str], AbstractContextManager[Event]]
     run_of: Run
+    say: Say = lambda _: None
     num_gpus: int = 0
     has_callbacks: bool = False
     stop_file: Callable[[str], str | None] = lambda _: None
@@ -152,16 +158,20 @@ class Launch:
             self._await_slots(error, verdict["slotSeconds"])
             restarts += 1
 
-    def clean(self, num_checkpoints: int = 0) -> list[dict[str, Any]]:
-        """Removes what the attempts left in the work directory, but for the newest checkpoints with weights,
-        and the run's file; returns what the supervisor tells of those, oldest first. A failure to do so is
-        told and no more.
+    def clean(self, num_checkpoints: int = 0, keeps_logs: bool = False) -> list[dict[str, Any]]:
+        """Removes what the attempts left in the work directory, but for the newest checkpoints with weights
+        and, where it `keeps_logs`, what ranks wrote, and the run's file; returns what the supervisor tells of
+        those, oldest first. A failure to do so is told and no more.
         """
         kept: list[dict[str, Any]] = []
         if self.attempts and not self.run_of.is_lost:
             try:
                 kept = self.site.ask(
-                    "keepCheckpoints", attempts=self.attempts, failed=self.failed, num=num_checkpoints
+                    "keepCheckpoints",
+                    attempts=self.attempts,
+                    failed=self.failed,
+                    num=num_checkpoints,
+                    logs=keeps_logs,
                 )
             except Exception as error:
                 uri = self.site.work.uri
@@ -184,10 +194,11 @@ class Launch:
         warning and in a note of the error. Where there are none, nothing is kept.
         """
         self.failed = self.attempts[self._num_earlier :]
+        self._tell_logs(error)
         try:
             newest = self._newest_checkpoint() if self.attempts else None
             if newest is None or self.run_of.is_lost:
-                self.clean()
+                self.clean(keeps_logs=True)
                 return
             self._remove_files()
             for attempt in self.failed:
@@ -203,6 +214,24 @@ class Launch:
         )
         log.warning("%s", text)
         error.add_note(text)
+
+    def _tell_logs(self, error: BaseException) -> None:
+        """Tells in a note of the error what the ranks of the last attempt wrote last: the one that it names,
+        else all.
+        """
+        if self.run_of.is_lost or len(self.attempts) == self._num_earlier:
+            return
+        try:
+            ends = self.site.ask("logEnds", attempt=self.attempts[-1])
+        except Exception as other:
+            log.debug("the logs of the workers could not be read: %s", first_line(other))
+            return
+        rank = getattr(error, "rank", None)
+        for end in [end for end in ends if end["rank"] == rank] or ends[:_NUM_LOGS]:
+            lines = "\n".join(end["lines"])
+            error.add_note(f"the end of the log of worker {end['rank']}, {end['uri']}:\n{lines}")
+        if ends:
+            log.warning("what the workers wrote is kept in %s", ends[0]["uri"].rpartition("/")[0])
 
     def _remove_files(self) -> None:
         """Removes the large files that were placed in the work directory."""
@@ -230,6 +259,7 @@ class Launch:
             attempt = self._begin(restarts)
         except Exception as failure:
             return [], failure
+        self.say(f"train, attempt {restarts + 1}")
         spark, work = self.site.spark, self.site.work
         where = {"id": attempt["id"], "workDir": work.uri, "resume": attempt["resume"]}
         where["restarts"] = restarts

@@ -251,6 +251,9 @@ class ListenerBus:
         return self._is_over or self._error is not None
 
     def _show(self, event: Mapping[str, Any]) -> None:
+        if event["kind"] == "stall":
+            log.warning("%s", event["message"])
+            return
         try:
             if self._display is not None:
                 self._display.show(event)

@@ -79,7 +79,13 @@ class _SharedRows(FrameRows):
 
     @contextmanager
     def shards(self, columns: DataColumns, site: Site, meanwhile: Meanwhile) -> Iterator[ShardSet]:
-        """The shards, which stay for the other fits. Waits for another fit that writes."""
+        """The shards, which stay for the other fits. Waits for another fit that writes. Columns for
+        `preprocess` are written for each fit.
+        """
+        if columns.raw:
+            with super().shards(columns, site, meanwhile) as own:
+                yield own
+            return
         with self.lock:
             shared = next((one for one in self.written if one._serves(columns, site.work)), None)
             if shared is None:

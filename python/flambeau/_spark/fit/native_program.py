@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from flambeau._module.layout import Layout
+    from flambeau._module.preprocessor import Preprocessing
     from flambeau._spark.fit.initial_weights import InitialWeights
     from flambeau._tensors import TensorColumns
 
@@ -115,7 +116,9 @@ class NativeProgram:
         """The forms of the module that a fitted model holds."""
         return dict(self.archives) or {"pickle": dump_skeleton(self.module)}
 
-    def payload(self, inputs: Sequence[TensorColumns]) -> NativePayload:
+    def payload(
+        self, inputs: Sequence[TensorColumns], preprocessing: Preprocessing | None = None
+    ) -> NativePayload:
         """What goes to the workers. Raises ParamError where neither TorchScript nor torch.export takes the
         module.
         """

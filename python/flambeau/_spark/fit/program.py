@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from flambeau._module.layout import Layout
+    from flambeau._module.preprocessor import Preprocessing
 
 
 class Program(Protocol):
@@ -51,8 +52,10 @@ class Program(Protocol):
     def programs(self) -> dict[str, bytes]:
         """The forms of the module that the fitted model holds."""
 
-    def payload(self, inputs: Sequence[TensorColumns]) -> Payload:
-        """What goes to the workers, for inputs whose shapes are known. Raises ParamError."""
+    def payload(self, inputs: Sequence[TensorColumns], preprocessing: Preprocessing | None = None) -> Payload:
+        """What goes to the workers, for inputs whose shapes are known, or that `preprocess` makes. Raises
+        ParamError.
+        """
 
 
 def program_of(estimator: Trainable, spark: SparkSession) -> Program:
@@ -101,13 +104,20 @@ def program_of(estimator: Trainable, spark: SparkSession) -> Program:
     if native:
         return NativeProgram.of(given, initial, spark)
     names = estimator.getInputNames()
-    return PythonProgram.of(given, initial, estimator.getCompile(), names, callbacks)
+    if "preprocess" in given and estimator.getDevice() == "cuda":
+        raise ParamError(
+            "preprocess makes tensors for the CPU alone, and device is 'cuda': set device to 'cpu', or make "
+            "the tensors before the fit"
+        )
+    threads = estimator.getPreprocessThreads()
+    return PythonProgram.of(given, initial, estimator.getCompile(), names, callbacks, threads)
 
 
 def _given(estimator: Trainable) -> dict[str, Any]:
     """The estimator's objects. What is a default alone is left out where the module has its own.
 
-    Raises ParamError for a lrSchedulerInterval without a lrScheduler.
+    Raises ParamError for a lrSchedulerInterval without a lrScheduler, and for a validationPreprocess without
+    a preprocess.
     """
     from flambeau._module.assembly import configures
     from flambeau._module.steps import has_steps
@@ -119,6 +129,15 @@ def _given(estimator: Trainable) -> dict[str, Any]:
                 "lrSchedulerInterval is set, and lrScheduler is not: give that too, or leave both"
             )
         del given["lrScheduler"], given["lrSchedulerInterval"]
+    if given["preprocess"] is None:
+        if given["validationPreprocess"] is not None:
+            raise ParamError(
+                "validationPreprocess is set, and preprocess is not: give that too, which rows are trained "
+                "on with, or leave both"
+            )
+        del given["preprocess"], given["validationPreprocess"]
+    elif given["validationPreprocess"] is None:
+        given["validationPreprocess"] = given["preprocess"]
     for name, has_own in (("loss", has_steps), ("optimizer", configures)):
         if not estimator.isSet(name) and has_own(given["model"]):
             given[name] = None
@@ -132,12 +151,18 @@ def _check_native(given: Mapping[str, Any]) -> None:
 
     for what, is_given in (
         ("lrScheduler", "lrScheduler" in given),
+        ("preprocess", "preprocess" in given),
         ("the model's training_step", has_steps(given["model"])),
         ("the model's configure_optimizers", configures(given["model"])),
         ("a loss that the model returns", given["loss"] is None),
     ):
         if is_given:
+            instead = "give loss and optimizer by name, and lrSchedule"
+            if what == "preprocess":
+                instead = (
+                    "make numbers of the columns before the fit: a program of libtorch takes those alone"
+                )
             raise ParamError(
                 f"{what} is Python's, and runtime='native' trains without Python: take runtime='python', or "
-                "give loss and optimizer by name, and lrSchedule"
+                f"{instead}"
             )

@@ -8,7 +8,7 @@ import json
 import pickle
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from flambeau._module.layout import Layout
+    from flambeau._module.preprocessor import Preprocessing
     from flambeau._spark.fit.initial_weights import InitialWeights
     from flambeau._tensors import TensorColumns
     from flambeau.callbacks import Callback
@@ -42,6 +43,9 @@ class PythonProgram:
     objects: Mapping[str, Any]
     compiles: bool = False
     """Whether ranks compile the module."""
+    preprocess_threads: int = 1
+    preprocessing: Preprocessing | None = None
+    """What `preprocess` makes, once that is known."""
 
     @classmethod
     def of(
@@ -51,6 +55,7 @@ class PythonProgram:
         compiles: bool = False,
         names: Sequence[str] | None = None,
         callbacks: Sequence[Callback] = (),
+        preprocess_threads: int = 1,
     ) -> PythonProgram:
         """The estimator's objects and the workers' callbacks, in one pickle so that an optimizer keeps its
         parameters.
@@ -69,7 +74,7 @@ class PythonProgram:
         if predicts or initial is not None:
             data = _pickle(objects)
         objects.pop("callbacks", None)
-        return cls(data, objects, compiles)
+        return cls(data, objects, compiles, preprocess_threads)
 
     @property
     def module(self) -> Module:
@@ -103,9 +108,13 @@ class PythonProgram:
         """The forms of the module that a fitted model holds."""
         return {"pickle": dump_skeleton(self.module)}
 
-    def payload(self, inputs: Sequence[TensorColumns]) -> PythonProgram:
-        """What goes to the workers, which take the module for any inputs."""
-        return self
+    def payload(
+        self, inputs: Sequence[TensorColumns], preprocessing: Preprocessing | None = None
+    ) -> PythonProgram:
+        """What goes to the workers, which take the module for any inputs, and those that `preprocessing`
+        makes.
+        """
+        return replace(self, preprocessing=preprocessing)
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -124,6 +133,8 @@ class PythonProgram:
             program_sha256=hashlib.sha256(self.data).hexdigest(),
             sys_path=tuple(sys.path) if shares_machine else (),
             versions=versions(),
+            preprocessing=self.preprocessing,
+            preprocess_threads=self.preprocess_threads,
             meeting_place=meeting_place(job, shares_machine),
         )
 

@@ -32,4 +32,4 @@ class Trainable(HasTrainingParams, HasRuntime, HasObjects):
 
 def is_object(param: Param[Any], value: Any) -> bool:
     """Whether a param's value is an object of Python's rather than text."""
-    return param.name in (*OBJECT_PARAMS, "initialModel") and not isinstance(value, str)
+    return param.name in (*OBJECT_PARAMS, "initialModel") and not isinstance(value, str | int)

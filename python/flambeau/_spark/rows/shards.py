@@ -27,6 +27,7 @@ from flambeau._spark.columns import (
     nesting,
     quoted,
     resolve_inputs,
+    resolve_raw,
     resolve_tensor,
     type_name,
 )
@@ -72,6 +73,8 @@ class DataColumns:
     labels: tuple[TensorColumns, ...]
     weight: TensorColumns | None
     split: Split | None
+    raw: tuple[TensorColumns, ...] = ()
+    """In place of inputs, the columns that `preprocess` makes those of, as they are."""
 
     def tensors(self) -> list[tuple[TensorColumns, Role]]:
         """Every tensor with what it is for."""
@@ -87,15 +90,17 @@ class DataColumns:
             return tensor if tensor.shape is not None else replace(tensor, shape=shape(tensor))
 
         weight = known(self.weight) if self.weight else None
-        return DataColumns(tuple(map(known, self.inputs)), tuple(map(known, self.labels)), weight, self.split)
+        inputs, labels = tuple(map(known, self.inputs)), tuple(map(known, self.labels))
+        return replace(self, inputs=inputs, labels=labels, weight=weight)
 
     def spec_json(self) -> dict[str, Any]:
         """The tensors as the training job's `data.spec` names them."""
-        return {
+        spec: dict[str, Any] = {
             "inputs": [tensor.to_json() for tensor in self.inputs],
             "labels": [tensor.to_json() for tensor in self.labels],
             "weight": self.weight.to_json() if self.weight else None,
         }
+        return spec | {"rawColumns": [one.columns[0] for one in self.raw]} if self.raw else spec
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,9 @@ def _resolve_tensors(
     arguments: Sequence[str],
 ) -> DataColumns:
     """What `resolve` gives, without the split."""
+    if params.hasParam("preprocess") and params.isDefined("preprocess"):
+        raw = tuple(resolve_raw(schema, params))
+        return replace(resolve_labels(schema, params, label_dtype, wide), raw=raw)
     inputs = tuple(resolve_inputs(schema, params, arguments))
     return replace(resolve_labels(schema, params, label_dtype, wide), inputs=inputs)
 
@@ -194,10 +202,12 @@ class Selection:
 
     def place(self, columns: DataColumns) -> DataColumns:
         """The same tensors in terms of the names that they have in the files."""
+        # First, since preprocess knows them by their names.
+        raw = tuple(self._place(tensor, "input") for tensor in columns.raw)
         inputs = tuple(self._place(tensor, "input") for tensor in columns.inputs)
         labels = tuple(self._place(tensor, "label") for tensor in columns.labels)
         weight = self._place(columns.weight, "weight") if columns.weight else None
-        return DataColumns(inputs, labels, weight, columns.split)
+        return DataColumns(inputs, labels, weight, columns.split, raw)
 
     def _place(self, tensor: TensorColumns, role: Role) -> TensorColumns:
         names = []
@@ -285,7 +295,8 @@ def in_place(
     instead = f"use fit(spark.read.parquet({path!r})) instead"
     columns = _resolve_tensors(schema, params, label_dtype, wide, arguments)
     in_paths = _partition_columns(df.inputFiles(), path)
-    for tensor, role in columns.tensors():
+    raw: list[tuple[TensorColumns, Role]] = [(one, "input") for one in columns.raw]
+    for tensor, role in raw + columns.tensors():
         for name in tensor.columns:
             why = _not_in_place(name, find_field(schema, name, role).dataType, in_paths)
             if name not in schema.fieldNames():

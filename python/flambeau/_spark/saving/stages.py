@@ -5,6 +5,7 @@
     program.pkl           a model's module by cloudpickle, where neither was possible
     weights.safetensors   a model's weights
     history.json          what each epoch of a model's training came to
+    preprocess.pkl        what makes the module's inputs of columns, by cloudpickle, where there is such
     loss.pt               an estimator's loss, where it is a TorchScript archive
     objects.pkl           an estimator's module, loss, optimizer and metrics, those that are no JSON
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
@@ -49,12 +50,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from torch import nn
 
+    from flambeau._module.preprocessor import Scored
+
 
 log = logging.getLogger("flambeau")
 
 HISTORY = "history.json"
 OBJECTS = "objects.pkl"
 LOSS_SCRIPT = "loss.pt"
+PREPROCESS = "preprocess.pkl"
 
 
 class PlainWriter(MLWriter):
@@ -146,11 +150,11 @@ class ModelWriter(PlainWriter):
         """Writes program, weights and history, then the metadata."""
         model = self._model
         programs, reasons = self._made
+        scored = {} if model._scored is None else {PREPROCESS: model._scored.pickle}
         history = json.dumps(model._history, separators=(",", ":")).encode()
         files: dict[str, dict[str, Any]] = {}
-        for name, data in [(FILE_NAMES[form], data) for form, data in programs.items()] + [
-            (HISTORY, history)
-        ]:
+        contents = {FILE_NAMES[form]: data for form, data in programs.items()} | scored
+        for name, data in (contents | {HISTORY: history}).items():
             files[name] = directory.put(name, data)
         directory.copy(FILE_NAME, model._weights)
         files[FILE_NAME] = {"size": model._weights.size, "sha256": model._weights.sha256}
@@ -158,14 +162,15 @@ class ModelWriter(PlainWriter):
             "programs": {form: FILE_NAMES[form] for form in programs},
             "reasons": reasons,
             "files": files,
-            "inputs": [
-                tensor.to_json() | ({"keyword": True} if tensor.keyword else {}) for tensor in model._inputs
-            ],
+            "inputs": _inputs_json(model._inputs),
             "output": model._output.to_json(),
             "classes": model._classes,
             "summary": dict(model._counts),
             "judgedBy": _named(model._judged_by),
         }
+        if model._scored is not None:
+            made = model._scored.preprocessing
+            ours["preprocess"] = {"makes": _inputs_json(made.inputs), "byName": made.by_name}
         self.write_metadata(directory, model, ours)
 
     def _programs(self) -> tuple[dict[str, bytes], dict[str, str]]:
@@ -174,6 +179,13 @@ class ModelWriter(PlainWriter):
         if "pickle" not in model._programs:
             return dict(model._programs), dict(model._reasons)
         spark = self.sparkSession if is_running() else None
+        if model._scored is not None:
+            if spark is not None and not pickle_allowed(spark):
+                raise FlambeauError(
+                    f"{ALLOW_PICKLE} is false, and a model with a preprocess can be saved as a pickle only"
+                )
+            no_graph = "the module's inputs are what preprocess makes, which is a pickle"
+            return {"pickle": model._programs["pickle"]}, dict.fromkeys(("exported", "scripted"), no_graph)
         with fetched(model._weights, spark) as path:
             module = load_into(instantiate(model._programs), path, share=True)
             programs, reasons = compile_programs(module, model._inputs, path, ("exported", "scripted"))
@@ -189,6 +201,17 @@ class ModelWriter(PlainWriter):
                 + "; ".join(f"{form}: {reason}" for form, reason in reasons.items())
             )
         return {"pickle": model._programs["pickle"]}, reasons
+
+
+def _inputs_json(inputs: Sequence[TensorColumns]) -> list[dict[str, Any]]:
+    return [tensor.to_json() | ({"keyword": True} if tensor.keyword else {}) for tensor in inputs]
+
+
+def _scored_of(columns: Sequence[TensorColumns], told: Mapping[str, Any], data: bytes) -> Scored:
+    from flambeau._module.preprocessor import Preprocessing, Scored
+
+    makes = tuple(TensorColumns.from_json(value) for value in told["makes"])
+    return Scored(data, Preprocessing(tuple(columns), makes, told["byName"]))
 
 
 Refusal = Callable[[str, Callable[[], bytes]], str | None]
@@ -245,6 +268,11 @@ class ModelReader(MLReader[Any]):
         entry = files[FILE_NAME]
         model._weights = directory.reference(FILE_NAME, entry["size"], entry["sha256"])
         model._is_here = spark is None
+        if "preprocess" in ours:
+            why = refusal_of("pickle", partial(read, PREPROCESS))
+            if why is not None:
+                raise _RefusedError(f"{path} has a preprocess, which is a pickle and may not be read: {why}")
+            model._scored = _scored_of(model._inputs, ours["preprocess"], read(PREPROCESS))
         if self._module is not None:
             model._use_module(self._module)
             return model
@@ -460,7 +488,7 @@ def _is_json(name: str, value: Any) -> bool:
     """Whether an object param is one that JSON holds: a loss or an optimizer by name, a list of metrics."""
     if name == "metrics":
         return isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
-    if name == "model" or not (is_named(value) or isinstance(value, Mapping)):
+    if name == "model" or not (isinstance(value, int | Mapping) or is_named(value)):
         return False
     try:
         return bool(json.loads(json.dumps(value)) == value)

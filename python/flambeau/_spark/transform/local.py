@@ -84,7 +84,13 @@ def of_frame(
 
 def of_nothing(tensors: Sequence[TensorColumns]) -> Columns:
     """The inputs' columns without rows."""
-    return of_arrays({tensor.name: np.empty((0, *(tensor.shape or ()))) for tensor in tensors}, tensors)
+    columns = [
+        [pa.array([], pa.binary())]
+        if tensor.dtype in ("string", "binary")
+        else of_numpy(np.empty((0, *(tensor.shape or ()))), tensor)
+        for tensor in tensors
+    ]
+    return [column for of_one in columns for column in of_one], tensors
 
 
 def of_arrays(data: Any, tensors: Sequence[TensorColumns]) -> Columns:

@@ -32,6 +32,8 @@ _ARROW = {
     "int64": pa.int64(),
     "bool": pa.bool_(),
     "uint8": pa.binary(),
+    "binary": pa.binary(),
+    "string": pa.string(),
 }
 
 

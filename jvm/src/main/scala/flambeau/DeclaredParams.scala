@@ -474,6 +474,72 @@ trait HasTrainingLoop extends CheckedParams with HasSeed {
   def getGradientClipNorm: Double = $(gradientClipNorm)
 
   /** @group param */
+  final val gradientClipValue: DoubleParam = new DoubleParam(
+    this,
+    "gradientClipValue",
+    "Largest magnitude of each entry of the gradients; larger entries are cut to it before each step of " +
+      "the optimizer. Not together with gradientClipNorm, and not on GPUs. When not set, gradients are " +
+      "not clipped.",
+    Check.Real(0.0, openBelow = true).of("gradientClipValue")
+  )
+
+  /** Sets `gradientClipValue`.
+    *
+    * @group setParam
+    */
+  def setGradientClipValue(value: Double): this.type = setChecked(gradientClipValue, value)
+
+  /** The value of `gradientClipValue`; NoSuchElementException where it is not set.
+    *
+    * @group getParam
+    */
+  def getGradientClipValue: Double = $(gradientClipValue)
+
+  /** @group param */
+  final val emaDecay: DoubleParam = new DoubleParam(
+    this,
+    "emaDecay",
+    "Decay of an exponential moving average of the weights: after each step of the optimizer the " +
+      "average is emaDecay of itself and the rest of the weights. Validation rows are evaluated with it, " +
+      "and the fitted model has it. Not on GPUs. When not set, the weights are those of the optimizer.",
+    Check.Real(0.0, 1.0, openAbove = true).of("emaDecay")
+  )
+
+  /** Sets `emaDecay`.
+    *
+    * @group setParam
+    */
+  def setEmaDecay(value: Double): this.type = setChecked(emaDecay, value)
+
+  /** The value of `emaDecay`; NoSuchElementException where it is not set.
+    *
+    * @group getParam
+    */
+  def getEmaDecay: Double = $(emaDecay)
+
+  /** @group expertParam */
+  final val bucketSize: IntParam = new IntParam(
+    this,
+    "bucketSize",
+    "Bytes of gradients that are reduced at once: while backward goes on, a bucket is reduced as soon " +
+      "as its gradients are there. The first one is closed at 1 MiB where that is less. Larger ones make " +
+      "fewer messages, smaller ones begin earlier.",
+    Check.Integer(1, 1073741824).of("bucketSize")
+  )
+
+  /** Sets `bucketSize`.
+    *
+    * @group expertSetParam
+    */
+  def setBucketSize(value: Int): this.type = setChecked(bucketSize, value)
+
+  /** The value of `bucketSize`, or its default.
+    *
+    * @group expertGetParam
+    */
+  def getBucketSize: Int = $(bucketSize)
+
+  /** @group param */
   final val gradientCompression: Param[String] = new Param[String](
     this,
     "gradientCompression",
@@ -613,6 +679,7 @@ trait HasTrainingLoop extends CheckedParams with HasSeed {
     seed -> 0L,
     shuffle -> true,
     gradientAccumulationSteps -> 1,
+    bucketSize -> 26214400,
     gradientCompression -> "none",
     powerSgdRank -> 1,
     powerSgdStartStep -> 1000L,
@@ -692,8 +759,11 @@ trait HasLearningRate extends CheckedParams {
     "lrSchedule",
     "How the learning rate falls after the warm-up: constant, not at all; linear or cosine, step by " +
       "step to lrEndFactor of it at the end of the last epoch; step, to lrDecayRate of what it was after " +
-      "every lrDecayEpochs epochs; exponential, by as much, but evenly in each step.",
-    Check.OneOf("constant", "linear", "cosine", "step", "exponential").of("lrSchedule")
+      "every lrDecayEpochs epochs; exponential, by as much, but evenly in each step; plateau, to " +
+      "lrDecayRate of what it was whenever monitor has not got better for more than plateauPatience " +
+      "epochs. onecycle has a warm-up of its own: the rate rises to its full value and falls to almost " +
+      "nothing, by the three params that begin with oneCycle; the momentum stays as it is.",
+    Check.OneOf("constant", "linear", "cosine", "step", "exponential", "onecycle", "plateau").of("lrSchedule")
   )
 
   /** Sets `lrSchedule`.
@@ -712,7 +782,8 @@ trait HasLearningRate extends CheckedParams {
   final val lrEndFactor: DoubleParam = new DoubleParam(
     this,
     "lrEndFactor",
-    "What lrSchedule linear and cosine leave of the learning rate at the end of the last epoch.",
+    "What lrSchedule linear and cosine leave of the learning rate at the end of the last epoch, and the " +
+      "least that plateau leaves of it.",
     Check.Real(0.0, 1.0).of("lrEndFactor")
   )
 
@@ -732,7 +803,8 @@ trait HasLearningRate extends CheckedParams {
   final val lrDecayRate: DoubleParam = new DoubleParam(
     this,
     "lrDecayRate",
-    "What lrSchedule step and exponential multiply the learning rate by in lrDecayEpochs epochs.",
+    "What lrSchedule step and exponential multiply the learning rate by in lrDecayEpochs epochs, and " +
+      "plateau at a time.",
     Check.Real(0.0, 1.0, openBelow = true).of("lrDecayRate")
   )
 
@@ -769,13 +841,141 @@ trait HasLearningRate extends CheckedParams {
     */
   def getLrDecayEpochs: Int = $(lrDecayEpochs)
 
+  /** @group expertParam */
+  final val oneCyclePctStart: DoubleParam = new DoubleParam(
+    this,
+    "oneCyclePctStart",
+    "Share of all optimizer steps in which the learning rate rises, with lrSchedule onecycle.",
+    Check.Real(0.0, 1.0).of("oneCyclePctStart")
+  )
+
+  /** Sets `oneCyclePctStart`.
+    *
+    * @group expertSetParam
+    */
+  def setOneCyclePctStart(value: Double): this.type = setChecked(oneCyclePctStart, value)
+
+  /** The value of `oneCyclePctStart`, or its default.
+    *
+    * @group expertGetParam
+    */
+  def getOneCyclePctStart: Double = $(oneCyclePctStart)
+
+  /** @group expertParam */
+  final val oneCycleDivFactor: DoubleParam = new DoubleParam(
+    this,
+    "oneCycleDivFactor",
+    "What the learning rate is divided by in the first step, with lrSchedule onecycle.",
+    Check.Real(1.0).of("oneCycleDivFactor")
+  )
+
+  /** Sets `oneCycleDivFactor`.
+    *
+    * @group expertSetParam
+    */
+  def setOneCycleDivFactor(value: Double): this.type = setChecked(oneCycleDivFactor, value)
+
+  /** The value of `oneCycleDivFactor`, or its default.
+    *
+    * @group expertGetParam
+    */
+  def getOneCycleDivFactor: Double = $(oneCycleDivFactor)
+
+  /** @group expertParam */
+  final val oneCycleFinalDivFactor: DoubleParam = new DoubleParam(
+    this,
+    "oneCycleFinalDivFactor",
+    "What the learning rate of the first step is divided by in the last one, with lrSchedule onecycle.",
+    Check.Real(1.0).of("oneCycleFinalDivFactor")
+  )
+
+  /** Sets `oneCycleFinalDivFactor`.
+    *
+    * @group expertSetParam
+    */
+  def setOneCycleFinalDivFactor(value: Double): this.type = setChecked(oneCycleFinalDivFactor, value)
+
+  /** The value of `oneCycleFinalDivFactor`, or its default.
+    *
+    * @group expertGetParam
+    */
+  def getOneCycleFinalDivFactor: Double = $(oneCycleFinalDivFactor)
+
+  /** @group param */
+  final val plateauPatience: IntParam = new IntParam(
+    this,
+    "plateauPatience",
+    "Number of epochs in a row without a better value of monitor that lrSchedule plateau lets pass; one " +
+      "more, and the learning rate falls.",
+    Check.Integer(0, 1000000).of("plateauPatience")
+  )
+
+  /** Sets `plateauPatience`.
+    *
+    * @group setParam
+    */
+  def setPlateauPatience(value: Int): this.type = setChecked(plateauPatience, value)
+
+  /** The value of `plateauPatience`, or its default.
+    *
+    * @group getParam
+    */
+  def getPlateauPatience: Int = $(plateauPatience)
+
+  /** @group expertParam */
+  final val plateauThreshold: DoubleParam = new DoubleParam(
+    this,
+    "plateauThreshold",
+    "By what share of the best value so far monitor must be better for lrSchedule plateau to count it " +
+      "as such.",
+    Check.Real(0.0).of("plateauThreshold")
+  )
+
+  /** Sets `plateauThreshold`.
+    *
+    * @group expertSetParam
+    */
+  def setPlateauThreshold(value: Double): this.type = setChecked(plateauThreshold, value)
+
+  /** The value of `plateauThreshold`, or its default.
+    *
+    * @group expertGetParam
+    */
+  def getPlateauThreshold: Double = $(plateauThreshold)
+
+  /** @group expertParam */
+  final val plateauCooldown: IntParam = new IntParam(
+    this,
+    "plateauCooldown",
+    "Number of epochs after the learning rate fell in which lrSchedule plateau does not count.",
+    Check.Integer(0, 1000000).of("plateauCooldown")
+  )
+
+  /** Sets `plateauCooldown`.
+    *
+    * @group expertSetParam
+    */
+  def setPlateauCooldown(value: Int): this.type = setChecked(plateauCooldown, value)
+
+  /** The value of `plateauCooldown`, or its default.
+    *
+    * @group expertGetParam
+    */
+  def getPlateauCooldown: Int = $(plateauCooldown)
+
   setDefault(
     scaleLearningRate -> false,
     warmupEpochs -> 0.0,
     lrSchedule -> "constant",
     lrEndFactor -> 0.0,
     lrDecayRate -> 0.1,
-    lrDecayEpochs -> 10
+    lrDecayEpochs -> 10,
+    oneCyclePctStart -> 0.3,
+    oneCycleDivFactor -> 25.0,
+    oneCycleFinalDivFactor -> 10000.0,
+    plateauPatience -> 10,
+    plateauThreshold -> 0.0001,
+    plateauCooldown -> 0
   )
 }
 
@@ -1266,6 +1466,29 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     * @group getParam
     */
   def getLogEveryNSteps: Int = $(logEveryNSteps)
+
+  /** @group param */
+  final val profile: Param[String] = new Param[String](
+    this,
+    "profile",
+    "Steps to record a timeline of on all workers, as \"steps FIRST-LAST\", counted from 0, at most 1000: " +
+      "what each worker is in, and each of its collectives. It is one file in the work directory, in the " +
+      "Trace Event Format of Chrome and Perfetto, and the model's summary tells its place. On the CPU " +
+      "only. When not set, nothing is recorded.",
+    Check.Text.of("profile")
+  )
+
+  /** Sets `profile`.
+    *
+    * @group setParam
+    */
+  def setProfile(value: String): this.type = setChecked(profile, value)
+
+  /** The value of `profile`; NoSuchElementException where it is not set.
+    *
+    * @group getParam
+    */
+  def getProfile: String = $(profile)
 
   /** @group param */
   final val logGradientNorm: BooleanParam = new BooleanParam(

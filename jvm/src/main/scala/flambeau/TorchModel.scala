@@ -58,7 +58,8 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
       counts.numRows,
       counts.numValidationRows,
       counts.trainingSeconds,
-      counts.bottleneck
+      counts.bottleneck,
+      trained.timeline
     )
   }
 

@@ -14,6 +14,8 @@ package flambeau
   *   seconds that the training took on the workers, none where it is not known
   * @param bottleneck
   *   what held the training up most, none where it is not known
+  * @param timeline
+  *   the URI of the timeline that `profile` asked for, none where there is none, and in loaded models
   */
 final class TrainingSummary private[flambeau] (
     val objectiveHistory: Array[Double],
@@ -23,5 +25,6 @@ final class TrainingSummary private[flambeau] (
     val numRows: Long,
     val numValidationRows: Long,
     val trainingSeconds: Option[Double],
-    val bottleneck: Option[Bottleneck]
+    val bottleneck: Option[Bottleneck],
+    val timeline: Option[String]
 ) extends Serializable

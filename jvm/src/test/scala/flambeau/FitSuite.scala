@@ -1,13 +1,15 @@
 package flambeau
 
+import java.nio.charset.StandardCharsets.UTF_8
 import java.nio.file.{Files, Paths}
-import java.util.concurrent.Executors
+import java.util.concurrent.{ConcurrentLinkedQueue, Executors}
 
 import scala.concurrent.duration.DurationInt
 import scala.concurrent.{Await, ExecutionContext, Future}
 
 import flambeau.internal.model.History
 import flambeau.internal.util.Json
+import org.apache.spark.scheduler.{SparkListener, SparkListenerJobStart}
 import org.apache.spark.ml.evaluation.{MulticlassClassificationEvaluator, RegressionEvaluator}
 import org.apache.spark.ml.feature.VectorAssembler
 import org.apache.spark.ml.param.ParamMap
@@ -15,6 +17,8 @@ import org.apache.spark.ml.tuning.{CrossValidator, ParamGridBuilder, TrainValida
 import org.apache.spark.ml.{Pipeline, PipelineModel}
 import org.apache.spark.sql.DataFrame
 import org.apache.spark.sql.types.DoubleType
+import org.scalatest.concurrent.Eventually.{eventually, timeout}
+import org.scalatest.time.{Seconds, Span}
 
 class FitSuite extends SparkSuite {
   private def rows(name: String): DataFrame = spark.read.parquet(TrainingCases.rows(name))
@@ -220,6 +224,42 @@ class FitSuite extends SparkSuite {
     assert(runs.size == 3 && runs.exists(_.getName == "nightly"))
     for (files <- runs.map(_.list.toSeq))
       assert(files.nonEmpty && files.forall(_.matches("""events\.out\.tfevents\.\d{10}\..+\.\d{6}""")), files)
+  }
+
+  test("a fit tells of its timeline, and Spark of the fit") {
+    val sc = spark.sparkContext
+    val told = new ConcurrentLinkedQueue[String]
+    val listener = new SparkListener {
+      override def onJobStart(start: SparkListenerJobStart): Unit =
+        Seq("spark.jobGroup.id", "spark.job.description")
+          .map(start.properties.getProperty(_, "none"))
+          .foreach(told.add)
+    }
+    val estimator = doubles.setNumWorkers(2).setWorkDir(path("seen"))
+    sc.setLocalProperty("spark.job.description", "nightly")
+    sc.addSparkListener(listener)
+    try {
+      val model = estimator.setProfile("steps 1-2").fit(rows("doubles"))
+      val trace = Json.parse(new String(Files.readAllBytes(Paths.get(model.summary.timeline.get)), UTF_8))
+      val events = Json.items(trace.get("traceEvents"))
+      val steps = for (event <- events if event.path("cat").asText == "step")
+        yield (event.get("pid").asInt, event.path("args").get("step").asInt)
+      assert(steps.toSet == Set((0, 1), (0, 2), (1, 1), (1, 2)))
+      assert(sc.getLocalProperty("spark.job.description") == "nightly")
+      assert(sc.getLocalProperty("spark.jobGroup.id") == null)
+      val jobs = sc.statusTracker.getJobIdsForGroup(estimator.uid)
+      assert(jobs.nonEmpty)
+      eventually(timeout(Span(10, Seconds))) {
+        for (part <- Seq("write shards", "train, attempt 1"))
+          assert(told.contains(s"nightly: ${estimator.uid}: $part"), told)
+      }
+      assert(told.contains(estimator.uid))
+    } finally {
+      sc.removeSparkListener(listener)
+      sc.setLocalProperty("spark.job.description", null)
+    }
+    val wrong = causeOf(classOf[ParamException])(estimator.setProfile("steps 2-1").fit(rows("doubles")))
+    assert(wrong.getMessage.contains("profile") && wrong.getMessage.contains("steps 100-120"))
   }
 
   test("the schema of the fitted model is known before the fit") {

@@ -1,5 +1,6 @@
 package flambeau
 
+import java.nio.charset.StandardCharsets.UTF_8
 import java.nio.file.{Files, Paths}
 import java.time.format.DateTimeFormatter
 import java.time.{LocalDateTime, ZoneOffset}
@@ -8,7 +9,7 @@ import java.util.concurrent.atomic.AtomicBoolean
 import scala.collection.immutable.ListMap
 
 import flambeau.internal.fit.{
-  Cluster, EpochLog, MeetingPlace, RankOutcome, RankTask, StageRendezvous, WorkerProcess
+  Cluster, EpochLog, MeetingPlace, RankLog, RankOutcome, RankTask, StageRendezvous, WorkerProcess
 }
 import flambeau.jni.StoredFile
 import flambeau.internal.session.{Settings, TaskGpus}
@@ -47,6 +48,18 @@ class LaunchSuite extends SparkSuite {
       assert(next(process) == WorkerProcess.EndOfOutput)
       assert(process.exit().status == 0)
     }
+  }
+
+  test("what a rank writes is kept with time and rank, the last of it") {
+    @volatile var written = ""
+    val log = new RankLog(3, bytes => written = new String(bytes, UTF_8))
+    (1 to 20000).foreach(n => log.add(s"line $n of very many"))
+    log.add("x" * 100000)
+    log.close()
+    val lines = written.split('\n')
+    assert(written.length <= (256 << 10) + 100 && lines.head.contains("earlier lines are left out"))
+    assert(lines.last.length < 9000)
+    assert(lines(lines.length - 2).matches("\\d{4}-\\d\\d-\\d\\dT.*Z rank 3 line 20000 of very many"))
   }
 
   test("the end of a process is told with its status or signal and its last twenty lines") {

@@ -185,7 +185,10 @@ fn describe(error: &CollectiveError) -> String {
             operation, missing, ..
         } => format!(
             "timeout of {operation}: {:?}",
-            missing.iter().map(|peer| peer.rank).collect::<Vec<_>>()
+            missing
+                .iter()
+                .map(|late| late.peer.rank)
+                .collect::<Vec<_>>()
         ),
         CollectiveError::Aborted { rank, reason, .. } => format!("aborted by {rank}: {reason}"),
         CollectiveError::Nccl {

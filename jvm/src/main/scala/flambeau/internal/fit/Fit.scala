@@ -8,7 +8,7 @@ import flambeau.{Bottleneck, Checkpoint, DataException, TensorColumns}
 import flambeau.jni.StoredFile
 import flambeau.internal.model.{Counts, OutputSpec, ProgramForms, Trained}
 import flambeau.internal.rows.{DataColumns, Reading, Rows, ShardSet}
-import flambeau.internal.session.Session
+import flambeau.internal.session.{JobLabels, Session}
 import flambeau.internal.storage.{Lease, Site, WorkDirectory}
 import flambeau.internal.util.Json
 import org.apache.spark.sql.SparkSession
@@ -43,14 +43,20 @@ private[flambeau] final class Fit private (
 
   /** Trains on the rows, and tells what came of it. Waits for as long as that takes; an interrupt of the thread cancels it. */
   def run(rows: Rows): Trained = {
-    val columns = rows.columns(reading)
-    outputOf(columns)
-    val site = place()
-    leased(site) {
-      rows.shards(columns, site) { shards =>
-        val (inputs, output) = probe(columns, shards)
-        val (result, checkpoints) = train(shards, site)
-        trained(inputs, output, result, checkpoints)
+    val name = estimator.valueOf(estimator.runId).fold(estimator.uid)(run => s"${estimator.uid} (run $run)")
+    JobLabels.of(spark.sparkContext, name) { labels =>
+      labels.say("read the rows")
+      val columns = rows.columns(reading)
+      outputOf(columns)
+      labels.say("check the cluster")
+      val site = place()
+      labels.say("write shards")
+      leased(site) {
+        rows.shards(columns, site) { shards =>
+          val (inputs, output) = probe(columns, shards)
+          val (result, checkpoints) = train(shards, site, labels)
+          trained(inputs, output, result, checkpoints)
+        }
       }
     }
   }
@@ -117,7 +123,7 @@ private[flambeau] final class Fit private (
     * Removes what the training left in the work directory except the model's files and the newest `keepCheckpoints`; where
     * it fails, all of its checkpoints stay for the run's next fit.
     */
-  private def train(shards: ShardSet, site: Site): (JsonNode, Seq[Checkpoint]) = {
+  private def train(shards: ShardSet, site: Site, labels: JobLabels): (JsonNode, Seq[Checkpoint]) = {
     val name = work.newId()
     try {
       val everywhere = program.placed(ProgramFiles.place(site, name))
@@ -136,19 +142,23 @@ private[flambeau] final class Fit private (
         estimator.getMaxRestarts,
         estimator.getSlotTimeout,
         run,
-        bus
+        bus,
+        labels
       )
       val result =
         try launch.run()
         catch {
           case error: Throwable =>
-            launch.keep()
+            launch.keep(error)
             throw error
         }
+      labels.say("clean up")
       val checkpoints = launch.clean(estimator.getKeepCheckpoints)
       Json.texts(result.get("warnings")).foreach(log.warn)
       if (estimator.getVerbose > 0)
         Bottleneck.of(result.get("bottleneck")).foreach(found => log.info(found.advice))
+      for (uri <- timelineOf(result))
+        log.info(s"the timeline is $uri: open it in ui.perfetto.dev or chrome://tracing")
       (result, checkpoints)
     } finally
       if (ProgramFiles.isCopied(spark, program)) site.remove("programs", name)
@@ -199,7 +209,8 @@ private[flambeau] final class Fit private (
         Some(result.get("seconds").asDouble),
         Bottleneck.of(result.get("bottleneck"))
       ),
-      checkpoints
+      checkpoints,
+      timelineOf(result)
     )
   }
 
@@ -234,6 +245,9 @@ private[flambeau] object Fit {
     """{"inputs": [{"name": "draft", "columns": ["draft"], "dtype": "float32", "shape": null}], "labels": [],
       | "weight": null}""".stripMargin
   )
+
+  private def timelineOf(result: JsonNode): Option[String] =
+    Option(result.get("timeline")).filterNot(_.isNull).map(_.asText)
 
   /** Checks the params and what they name. Throws ParamException, and FlambeauException where this machine has no
     * libtorch.

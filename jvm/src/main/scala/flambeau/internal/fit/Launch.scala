@@ -12,9 +12,9 @@ import scala.util.control.NonFatal
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
-import flambeau.{Checkpoint, ClusterException, WorkerLostException}
+import flambeau.{Checkpoint, ClusterException, GeneralException, WorkerException, WorkerLostException}
 import flambeau.jni.StoredFile
-import flambeau.internal.session.{Session, TaskGpus}
+import flambeau.internal.session.{JobLabels, Session, TaskGpus}
 import flambeau.internal.storage.Site
 import flambeau.internal.util.{Failures, Json}
 import org.apache.spark.sql.SparkSession
@@ -35,6 +35,8 @@ import org.slf4j.LoggerFactory
   *   the run that this is a fit of
   * @param listeners
   *   who is told of it
+  * @param labels
+  *   what Spark's UI says of its jobs
   */
 private[flambeau] final class Launch(
     site: Site,
@@ -45,7 +47,8 @@ private[flambeau] final class Launch(
     maxRestarts: Int,
     slotTimeout: Double,
     ofRun: Run,
-    listeners: ListenerBus
+    listeners: ListenerBus,
+    labels: JobLabels
 ) {
   import Launch._
 
@@ -75,7 +78,9 @@ private[flambeau] final class Launch(
   @tailrec
   private def train(restarts: Int, before: Option[Throwable] = None): JsonNode = {
     val ended: Ended = Try(begin(restarts)) match {
-      case Success(begun) => attempt(begun, restarts)
+      case Success(begun) =>
+        labels.say(s"train, attempt ${restarts + 1}")
+        attempt(begun, restarts)
       case Failure(error) => Left(error)
     }
     val verdict = judged(ended.fold(error => Seq(endedBy(error)), _.map(_.json)), restarts)
@@ -96,11 +101,12 @@ private[flambeau] final class Launch(
     }
   }
 
-  /** Removes what the attempts left in the work directory, but for the newest `numCheckpoints` with weights, and the run's
-    * file; returns those checkpoints, oldest first. A failure to do so is told and no more.
+  /** Removes what the attempts left in the work directory, but for the newest `numCheckpoints` with weights and, where it
+    * `keepsLogs`, what ranks wrote, and the run's file; returns those checkpoints, oldest first. A failure to do so is told
+    * and no more.
     */
-  def clean(numCheckpoints: Int = 0): Seq[Checkpoint] = {
-    val question = Site.question("keepCheckpoints").put("num", numCheckpoints)
+  def clean(numCheckpoints: Int = 0, keepsLogs: Boolean = false): Seq[Checkpoint] = {
+    val question = Site.question("keepCheckpoints").put("num", numCheckpoints).put("logs", keepsLogs)
     question.set[ObjectNode]("attempts", Json.strings(attempts))
     question.set[ObjectNode]("failed", Json.strings(failed))
     // It looks into the work directory.
@@ -117,13 +123,14 @@ private[flambeau] final class Launch(
   }
 
   /** Keeps the checkpoints of a fit that did not succeed for the run's next one, and says so in a warning. Where there are
-    * none, nothing is kept.
+    * none, no more is kept than what the ranks wrote, whose ends the error gets.
     */
-  def keep(): Unit =
+  def keep(error: Throwable): Unit = {
+    tellLogs(error)
     try {
       val newest = if (attempts.isEmpty) None else newestCheckpoint()
       failed = attempts.toSeq.drop(numEarlier)
-      if (newest.isEmpty) clean()
+      if (newest.isEmpty) clean(keepsLogs = true)
       for (checkpoint <- newest if !ofRun.isLost) {
         // Weights of a training that ended before the fit failed.
         failed.foreach(site.remove("models", _))
@@ -137,6 +144,28 @@ private[flambeau] final class Launch(
       case NonFatal(error) =>
         log.warn(s"what the training left in ${work.uri} stays: ${Failures.firstLine(error)}")
     }
+  }
+
+  /** Tells in a suppressed exception of the error what the ranks of the last attempt wrote last: the one that it names, else
+    * all.
+    */
+  private def tellLogs(error: Throwable): Unit =
+    try
+      if (attempts.size > numEarlier && !ofRun.isLost) {
+        val ends = Json.items(site.ask(Site.question("logEnds").put("attempt", attempts.last)))
+        val rank = Failures.causes(error).collectFirst { case told: WorkerException => told.rank }.flatten
+        val ofRank = ends.filter(end => rank.contains(end.get("rank").asInt))
+        for (end <- if (ofRank.isEmpty) ends.take(NumLogs) else ofRank) {
+          val lines = Json.texts(end.get("lines")).mkString("\n")
+          val uri = end.get("uri").asText
+          error.addSuppressed(
+            new GeneralException(s"the end of the log of worker ${end.get("rank").asInt}, $uri:\n$lines")
+          )
+        }
+        for (end <- ends.headOption)
+          log.warn(s"what the workers wrote is kept in ${end.get("uri").asText.replaceFirst("/[^/]*$", "")}")
+      }
+    catch { case NonFatal(other) => log.debug("the logs of the workers could not be read", other) }
 
   /** Rank 0's result, with the warnings of all ranks. */
   private def resultOf(outcomes: Seq[RankOutcome]): JsonNode = {
@@ -206,6 +235,9 @@ private[flambeau] object Launch {
   @volatile private[flambeau] var grace: Option[FiniteDuration] = None
 
   private val PollTime = 100.millis
+
+  /** An error tells the ends of so many logs where it names no worker. */
+  private val NumLogs = 3
 
   /** What an attempt came to: its ranks by rank, or what kept it from beginning or ended them all. */
   private type Ended = Either[Throwable, Seq[RankOutcome]]

@@ -207,6 +207,7 @@ private[flambeau] final class ListenerBus private (
       case "checkpoint" =>
         training = training.copy(epoch = long("epoch"), step = long("step"), checkpoint = text("uri"))
         call("onCheckpoint")(_.onCheckpoint(training))
+      case "stall" => text("message").foreach(log.warn)
       // It is told when all workers have ended well.
       case "end" => hasEnd = true
       case _     => ()

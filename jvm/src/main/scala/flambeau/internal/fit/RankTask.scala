@@ -87,9 +87,19 @@ private[flambeau] final case class RankTask(
       train: WorkerProcess => RankOutcome
   ): RankOutcome = {
     val assigned = gpus.toSeq.flatMap(addresses => Seq("--gpus", addresses.mkString(",")))
-    val worker = WorkerProcess.start(settings, Seq("train", "--launcher") ++ assigned, s"worker $rank")
-    try train(worker)
-    finally worker.close()
+    val rankLog = new RankLog(rank, NativeLibrary.store(settings.get).put(settings.storeJson, logFile(rank), _))
+    try {
+      val command = Seq("train", "--launcher") ++ assigned
+      val worker = WorkerProcess.start(settings, command, s"worker $rank", rankLog.add)
+      try train(worker)
+      finally worker.close()
+    } finally rankLog.close()
+  }
+
+  private def logFile(rank: Int): String = {
+    val attempt = Json.parse(jobJson).get("attempt")
+    val workDir = attempt.get("workDir").asText.stripSuffix("/")
+    s"$workDir/attempts/${attempt.get("id").asText}/logs/rank-$rank.log"
   }
 
   /** What is said between the worker, this task and the other tasks. */

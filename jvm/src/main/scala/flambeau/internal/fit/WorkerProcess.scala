@@ -18,7 +18,8 @@ import org.slf4j.LoggerFactory
   * longer wanted. The process ends when its standard input is closed, which the operating system does where this JVM
   * dies; `close` makes sure of it.
   */
-private[flambeau] final class WorkerProcess private (process: Process, name: String) extends AutoCloseable {
+private[flambeau] final class WorkerProcess private (process: Process, name: String, heard: String => Unit)
+    extends AutoCloseable {
   import WorkerProcess._
 
   private val events = new LinkedBlockingQueue[Event]
@@ -79,6 +80,7 @@ private[flambeau] final class WorkerProcess private (process: Process, name: Str
 
   private def keep(line: String): Unit = {
     log.info("{}: {}", name: Any, line: Any)
+    heard(line)
     lastLines.synchronized {
       lastLines.enqueue(line)
       if (lastLines.size > KeptLines) lastLines.dequeue()
@@ -149,16 +151,25 @@ private[flambeau] object WorkerProcess {
     case _  => ""
   })
 
-  /** Starts `flambeau-worker` with a command. Throws IOException, and FlambeauException where the program is not there. */
-  def start(settings: Settings, command: Seq[String], name: String): WorkerProcess = {
+  /** Starts `flambeau-worker` with a command. `heard` gets the lines of its standard error. Throws IOException, and
+    * FlambeauException where the program is not there.
+    */
+  def start(
+      settings: Settings,
+      command: Seq[String],
+      name: String,
+      heard: String => Unit = _ => ()
+  ): WorkerProcess = {
     val libtorch = settings.get(NativeLibrary.LibtorchKey).toSeq.flatMap(Seq("--libtorch", _))
-    start(Seq(NativeFiles.worker(settings.get).toString) ++ command ++ libtorch, name)
+    started(Seq(NativeFiles.worker(settings.get).toString) ++ command ++ libtorch, name, heard)
   }
 
   /** Starts a program. `name` is for logs. Throws IOException where it cannot be started. */
-  def start(command: Seq[String], name: String): WorkerProcess = {
+  def start(command: Seq[String], name: String): WorkerProcess = started(command, name, _ => ())
+
+  private def started(command: Seq[String], name: String, heard: String => Unit): WorkerProcess = {
     val builder = new ProcessBuilder(command: _*)
     NotInherited.foreach(variable => builder.environment.remove(variable))
-    new WorkerProcess(builder.start(), name)
+    new WorkerProcess(builder.start(), name, heard)
   }
 }

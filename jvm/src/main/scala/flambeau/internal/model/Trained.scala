@@ -23,6 +23,8 @@ import flambeau.internal.util.Json
   *   the training result's history, `{"epochs": [...]}`
   * @param checkpoints
   *   those that `keepCheckpoints` left, oldest first
+  * @param timeline
+  *   where the timeline of the training lies
   */
 private[flambeau] final case class Trained(
     programs: Map[String, StoredFile],
@@ -33,7 +35,8 @@ private[flambeau] final case class Trained(
     classes: String,
     history: JsonNode,
     counts: Counts,
-    checkpoints: Seq[Checkpoint] = Nil
+    checkpoints: Seq[Checkpoint] = Nil,
+    timeline: Option[String] = None
 ) {
 
   /** The same as it was at one of the checkpoints: with those weights, and the history up to it. */

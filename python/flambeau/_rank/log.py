@@ -1,0 +1,152 @@
+"""The log of a rank: what its process prints and logs, kept as a file of the attempt.
+
+What is written goes on to where it went before, at once, so that nothing is missing there. What native code
+writes to the process's descriptors itself is in the executor's log alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from flambeau._store import open_store
+from flambeau.errors import FlambeauError
+
+_MOST_BYTES = 256 << 10
+_MOST_OF_LINE = 8 << 10
+_SECONDS, _END_SECONDS = 1.0, 10.0
+_FORMAT = logging.Formatter("%(levelname)s %(name)s: %(message)s")
+
+
+@contextmanager
+def logged(job_json: str, rank: int) -> Iterator[None]:
+    """Keeps what this process prints to `sys.stdout` and `sys.stderr` while the block runs, warnings among
+    it, and what Python's logging lets through, as `attempts/<id>/logs/rank-<rank>.log` in the work directory:
+    each line with the time and the rank, of logging also with the level. The file holds the last 256 KiB and
+    is written about once a second where something has come. A store that cannot be written costs the file and
+    nothing else. The end waits for the last write, for ten seconds at most.
+    """
+    lines, over = Lines(rank), threading.Event()
+    writer = threading.Thread(
+        target=_write, args=(lines, job_json, rank, over), name="flambeau-log", daemon=True
+    )
+    writer.start()
+    with ExitStack() as undo:
+        undo.callback(writer.join, _END_SECONDS)
+        undo.callback(over.set)
+        undo.enter_context(redirect_stdout(_Tee(sys.stdout, lines)))
+        undo.enter_context(redirect_stderr(_Tee(sys.stderr, lines)))
+        undo.enter_context(_handling(lines))
+        yield
+
+
+class Lines:
+    """The last lines that came, from whatever thread."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._lock = threading.Lock()
+        self._whole: deque[str] = deque()
+        self._partial = ""
+        self._num_bytes = 0
+        self._num_dropped = 0
+        self.is_new = False
+        """Whether something has come since `text` was last asked for."""
+
+    def add(self, text: str) -> None:
+        """Takes what was written, whole lines or not."""
+        with self._lock:
+            # A progress bar ends its lines by going back to their beginning.
+            *ended, partial = (self._partial + text).replace("\r", "\n").split("\n")
+            self._partial = partial[:_MOST_OF_LINE]
+            for line in filter(None, ended):
+                self._keep(self._stamped(line[:_MOST_OF_LINE]))
+            self.is_new = True
+
+    def text(self) -> str:
+        """The lines, the newest last."""
+        with self._lock:
+            self.is_new = False
+            left_out = f"({self._num_dropped} earlier lines are left out)\n" if self._num_dropped else ""
+            partial = self._stamped(self._partial) if self._partial else ""
+            return left_out + "".join(self._whole) + partial
+
+    def _stamped(self, line: str) -> str:
+        time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return f"{time} rank {self._rank} {line}\n"
+
+    def _keep(self, line: str) -> None:
+        self._whole.append(line)
+        self._num_bytes += len(line.encode(errors="replace"))
+        while self._num_bytes > _MOST_BYTES:
+            self._num_bytes -= len(self._whole.popleft().encode(errors="replace"))
+            self._num_dropped += 1
+
+
+class _Tee:
+    """A stream whose text the lines get too."""
+
+    def __init__(self, stream: TextIO, lines: Lines) -> None:
+        self._stream, self._lines = stream, lines
+
+    def write(self, text: str) -> int:
+        """Writes on."""
+        self._lines.add(text)
+        return self._stream.write(text)
+
+    def writelines(self, texts: Any) -> None:
+        """Writes on."""
+        for text in texts:
+            self.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _Keeping(logging.Handler):
+    """What gives records of logging to the lines alone."""
+
+    def __init__(self, lines: Lines) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Takes a record."""
+        self._lines.add(self.format(record) + "\n")
+
+
+@contextmanager
+def _handling(lines: Lines) -> Iterator[None]:
+    """Has the lines get what is logged. Where nobody has set logging up, Python prints warnings and errors
+    without their level: here they are printed with it.
+    """
+    root = logging.getLogger()
+    handler: logging.Handler = _Keeping(lines) if root.handlers else logging.StreamHandler()
+    handler.setFormatter(_FORMAT)
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+
+
+def _write(lines: Lines, job_json: str, rank: int, over: threading.Event) -> None:
+    """Writes the lines where there are new ones, until it is over, and then once more."""
+    is_over, store = False, None
+    while not is_over:
+        is_over = over.wait(_SECONDS)
+        if lines.is_new:
+            # What is wrong with the job, its training tells.
+            with suppress(FlambeauError, OSError, ValueError, KeyError):
+                job = json.loads(job_json)
+                store = store or open_store(job.get("store") or {})
+                attempt = job["attempt"]
+                directory = f"{attempt['workDir'].rstrip('/')}/attempts/{attempt['id']}/logs"
+                store.put(f"{directory}/rank-{rank}.log", lines.text().encode(errors="replace"))

@@ -1,0 +1,50 @@
+"""A few rows of a fit, as a worker will have them: what `preprocess` is tried on before work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from flambeau._spark.columns import expressions
+from flambeau._spark.rows.shards import refusals
+from flambeau._tensors import TensorColumns
+from flambeau.errors import DataError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+NUM_ROWS = 2
+
+_ARROW = {
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+    "int64": pa.int64(),
+    "bool": pa.bool_(),
+    "uint8": pa.binary(),
+    "binary": pa.binary(),
+    "string": pa.string(),
+}
+
+
+def first_rows(df: DataFrame, columns: Sequence[TensorColumns]) -> pa.RecordBatch:
+    """The columns' values in the first two rows that Spark finds, or one where there is one.
+
+    Raises DataError for rows that are refused, and where there are none.
+    """
+    selected = [one for column in columns for one in expressions(df.schema, column, "input")]
+    named = [one.alias(f"c{place}") for place, one in enumerate(selected)]
+    with refusals():
+        rows = df.select(*named).limit(NUM_ROWS).collect()
+    if not rows:
+        raise DataError("there is nothing to train on: there are no rows")
+    arrays = [_array([row[place] for row in rows], column) for place, column in enumerate(columns)]
+    return pa.RecordBatch.from_arrays(arrays, [column.columns[0] for column in columns])
+
+
+def _array(values: Sequence[Any], column: TensorColumns) -> pa.Array:
+    """A column's values as Arrow; Spark has them as Python's lists, numbers, strings and bytearrays."""
+    kind = _ARROW[column.dtype]
+    is_list = isinstance(values[0], list)
+    return pa.array(values, pa.list_(kind) if is_list else kind)

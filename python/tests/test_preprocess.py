@@ -1,0 +1,359 @@
+"""preprocess: rows that are not numbers. Oracles: torch's DataLoader with the same function as collate_fn in
+a plain loop, Pillow, and the trained module called by hand.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from harness import one_thread
+from PIL import Image
+from pyspark.sql import DataFrame, SparkSession
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
+
+from flambeau import DataError, FlambeauError, ParamError, TorchEstimator, TorchModel
+from flambeau._tensors import TensorColumns
+from flambeau.preprocessing import Batch, Pad, padded, row_seeds
+
+SIZE = 4
+NUM_ROWS, NUM_TRAINED = 23, 17
+WORDS = ["ember", "torch", "spark", "flame"]
+
+
+def png(number: int) -> bytes:
+    pixels = np.random.default_rng(number).integers(0, 256, size=(SIZE, SIZE, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def decoded(image: bytes) -> Tensor:
+    with Image.open(io.BytesIO(image)) as opened:
+        return torch.from_numpy(np.array(opened)).to(torch.float64).flatten() / 255
+
+
+def row(number: int) -> dict[str, Any]:
+    random = np.random.default_rng(1000 + number)
+    return {
+        "id": number,
+        "image": png(number),
+        "word": WORDS[number % len(WORDS)],
+        "ids": [int(one) for one in random.integers(1, 9, size=1 + number % 5)],
+        "x": float(random.normal()),
+        "y": float(random.normal()),
+        "held": number >= NUM_TRAINED,
+    }
+
+
+ROWS = [row(number) for number in range(NUM_ROWS)]
+SCHEMA = "id long, image binary, word string, ids array<int>, x double, y double, held boolean"
+
+
+@pytest.fixture(scope="module")
+def rows(spark: SparkSession) -> DataFrame:
+    data = [tuple(one.values()) for one in ROWS]
+    return spark.createDataFrame(data, SCHEMA).coalesce(1)
+
+
+class Pictures(nn.Module):
+    """A number of a picture, a word and a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.picture = nn.Linear(SIZE * SIZE * 3, 1, dtype=torch.float64)
+        self.word = nn.Embedding(len(WORDS), 1, dtype=torch.float64)
+
+    def forward(self, word: Tensor, image: Tensor, x: Tensor) -> Tensor:
+        return (self.picture(image) + self.word(word)).squeeze(1) + x
+
+
+def pictures(batch: Any) -> dict[str, Tensor]:
+    """Of a batch of ours, or of a dict of lists."""
+    return {
+        "x": torch.as_tensor(batch["x"], dtype=torch.float64),
+        "image": torch.stack([decoded(image) for image in batch["image"]]),
+        "word": torch.tensor([WORDS.index(word) for word in batch["word"]]),
+    }
+
+
+def dimmed(batch: Any) -> dict[str, Tensor]:
+    """What tells training from validation."""
+    made = pictures(batch)
+    return {**made, "image": made["image"] * 0.5}
+
+
+def trained_by_torch(
+    module: nn.Module,
+    collate: Callable[[dict[str, list[Any]]], dict[str, Tensor]],
+    epochs: int = 2,
+    batch_size: int = 5,
+) -> nn.Module:
+    """A plain loop over torch's DataLoader."""
+
+    def together(some: list[dict[str, Any]]) -> tuple[dict[str, Tensor], Tensor]:
+        columns = {name: [one[name] for one in some] for name in some[0]}
+        return collate(columns), torch.tensor(columns["y"], dtype=torch.float64)
+
+    module = pickle.loads(pickle.dumps(module))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+    loader: Any = DataLoader(ROWS[:NUM_TRAINED], batch_size, collate_fn=together)  # type: ignore[arg-type]
+    with one_thread():
+        for _ in range(epochs):
+            for inputs, label in loader:
+                optimizer.zero_grad()
+                nn.functional.mse_loss(module(**inputs), label).backward()
+                optimizer.step()
+    return module
+
+
+def estimator(module: nn.Module, **params: Any) -> TorchEstimator:
+    settings: dict[str, Any] = {
+        "loss": "mse",
+        "optimizer": "sgd",
+        "learningRate": 0.05,
+        "labelCol": "y",
+        "validationIndicatorCol": "held",
+        "epochs": 2,
+        "batchSize": 5,
+        "numWorkers": 1,
+        "shuffle": False,
+        "verbose": 0,
+    }
+    return TorchEstimator(model=module, **(settings | params))
+
+
+def same_weights(model: TorchModel, expected: nn.Module) -> None:
+    for name, value in model.module().state_dict().items():
+        torch.testing.assert_close(value, expected.state_dict()[name], rtol=0, atol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def module() -> nn.Module:
+    torch.manual_seed(0)
+    return Pictures()
+
+
+@pytest.fixture(scope="module")
+def model(rows: DataFrame, module: nn.Module) -> TorchModel:
+    wanted = {"preprocess": dimmed, "validationPreprocess": pictures, "preprocessThreads": 3}
+    return estimator(
+        module, inputCols=["image", "word", "x"], inputTypes=["auto", "auto", "float64"], **wanted
+    ).fit(rows)
+
+
+def test_strings_and_images_train_as_with_a_data_loader(model: TorchModel, module: nn.Module) -> None:
+    expected = trained_by_torch(module, dimmed)
+    same_weights(model, expected)
+    held = {name: [one[name] for one in ROWS[NUM_TRAINED:]] for name in ROWS[0]}
+    with torch.no_grad():
+        loss = nn.functional.mse_loss(
+            expected(**pictures(held)), torch.tensor(held["y"], dtype=torch.float64)
+        )
+    assert model.history["val_loss"][-1] == pytest.approx(loss.item(), rel=1e-12)
+
+
+def by_hand(model: TorchModel) -> list[float]:
+    columns = {name: [one[name] for one in ROWS] for name in ROWS[0]}
+    with torch.no_grad():
+        found: list[float] = model.module()(**pictures(columns)).tolist()
+    return found
+
+
+def test_scoring_takes_the_preprocess_of_validation(
+    model: TorchModel, rows: DataFrame, spark: SparkSession, tmp_path: Path
+) -> None:
+    expected = by_hand(model)
+    assert model.inputs[1].dtype == "string"
+    model.write().overwrite().save(str(tmp_path / "model"))
+    loaded = TorchModel.load(str(tmp_path / "model"))
+    for one in (model, loaded):
+        found = one.transform(rows).orderBy("id").collect()
+        assert [row.prediction for row in found] == pytest.approx(expected, rel=1e-12)
+    frame = rows.toPandas()
+    assert loaded.predict(frame)["prediction"].tolist() == pytest.approx(expected, rel=1e-12)
+    assert len(loaded.predict(frame.head(0))) == 0
+    squares = [(p - one["y"]) ** 2 for p, one in zip(expected, ROWS, strict=True)]
+    assert model.evaluate(rows)["loss"] == pytest.approx(np.mean(squares), rel=1e-12)
+    renamed = rows.withColumnRenamed("image", "picture")
+    again = loaded.copy().setInputCols(["picture", "word", "x"])
+    found = again.transform(renamed).orderBy("id").collect()
+    assert [row.prediction for row in found] == pytest.approx(expected, rel=1e-12)
+    with pytest.raises(ParamError, match="pandas DataFrame"):
+        model.predict(np.zeros((2, 3)))
+    spark.conf.set("spark.flambeau.allowPickle", "false")
+    try:
+        with pytest.raises(FlambeauError, match="preprocess"):
+            TorchModel.load(str(tmp_path / "model"), module=Pictures())
+    finally:
+        spark.conf.unset("spark.flambeau.allowPickle")
+
+
+class Tokens(nn.Module):
+    """The mean of the embeddings of the tokens that there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 3, dtype=torch.float64)
+        self.line = nn.Linear(3, 1, dtype=torch.float64)
+
+    def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
+        mask = attention_mask[:, :, None].to(torch.float64)
+        return self.line((self.table(ids) * mask).sum(1) / mask.sum(1)).squeeze(1)
+
+
+def test_lists_are_padded_as_torch_pads_them(rows: DataFrame, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    module = Tokens()
+
+    def collate(columns: dict[str, list[Any]]) -> dict[str, Tensor]:
+        lists = [torch.tensor(one) for one in columns["ids"]]
+        mask = pad_sequence([torch.ones_like(one) for one in lists], batch_first=True)
+        return {"ids": pad_sequence(lists, batch_first=True), "attention_mask": mask}
+
+    expected = trained_by_torch(module, collate)
+    pad = Pad({"ids": 0}, mask="attention_mask")
+    path = str(tmp_path / "rows")
+    rows.where("not held").write.parquet(path)
+    common = {"preprocess": pad, "inputCols": ["ids"], "validationIndicatorCol": None}
+    model = estimator(module, **common).fitOnParquet(path)
+    same_weights(model, expected)
+    columns = {"ids": [one["ids"] for one in ROWS]}
+    with torch.no_grad():
+        wanted = model.module()(**collate(columns)).tolist()
+    found = model.transform(rows).orderBy("id").collect()
+    assert [row.prediction for row in found] == pytest.approx(wanted, rel=1e-12)
+
+
+def noisy(batch: Batch) -> Tensor:
+    made = torch.stack([decoded(image) for image in batch["image"]])
+    if batch.is_training:
+        for place in range(batch.num_rows):
+            made[place] += torch.randn(made.shape[1], generator=batch.generator(place), dtype=torch.float64)
+    return made
+
+
+def test_augmentation_is_the_same_for_any_number_of_workers(rows: DataFrame) -> None:
+    torch.manual_seed(2)
+    module = nn.Sequential(nn.Linear(SIZE * SIZE * 3, 1, dtype=torch.float64), nn.Flatten(0))
+    common = {"preprocess": noisy, "inputCols": ["image"], "shuffle": True, "dataLanes": 2, "seed": 5}
+    one = estimator(module, batchSize=6, numWorkers=1, preprocessThreads=1, **common).fit(rows)
+    two = estimator(module, batchSize=3, numWorkers=2, preprocessThreads=4, **common).fit(rows)
+    same_weights(one, two.module())
+    assert len({round(value, 9) for value in one.history["loss"]}) == 2
+
+
+def test_a_row_that_fails_in_a_worker_is_named(rows: DataFrame, spark: SparkSession) -> None:
+    broken = [{**one, "image": b"no picture" if one["id"] == 11 else one["image"]} for one in ROWS]
+    df = spark.createDataFrame([tuple(one.values()) for one in broken], SCHEMA).coalesce(1)
+    module = nn.Sequential(nn.Linear(SIZE * SIZE * 3, 1, dtype=torch.float64), nn.Flatten(0))
+    failing = estimator(module, preprocess=noisy, inputCols=["image"])
+    with pytest.raises(
+        DataError, match=r"column 'image', row 1 of a batch of 5 rows \(row id 11\).*Unidentified"
+    ):
+        failing.fit(df)
+
+
+def fails(rows: DataFrame, match: str, module: nn.Module | None = None, **params: Any) -> None:
+    module = module or nn.Sequential(nn.Linear(SIZE * SIZE * 3, 1, dtype=torch.float64), nn.Flatten(0))
+    with pytest.raises((ParamError, DataError), match=match):
+        estimator(module, **({"inputCols": ["image"], "preprocess": noisy} | params)).fit(rows)
+
+
+def test_what_cannot_train_is_refused_before_work_starts(rows: DataFrame) -> None:
+    fails(rows, "preprocess must be a callable", preprocess="decode")
+    fails(
+        rows,
+        "validationPreprocess is set, and preprocess is not",
+        preprocess=None,
+        validationPreprocess=noisy,
+    )
+    fails(rows, "returns list as input 1", preprocess=lambda batch: ([1, 2],))
+    fails(rows, r"shape \[3\] for 2 rows", preprocess=lambda batch: torch.zeros(3))
+    fails(rows, "fails at column 'image', row 0", preprocess=lambda batch: batch["image"][0].decode("ascii"))
+    fails(rows, "no column 'imag' in the batch, which has image", preprocess=lambda batch: batch["imag"])
+    fails(rows, "no seeds", preprocess=noisy, validationPreprocess=lambda batch: batch.seeds)
+    fails(rows, "forward", preprocess=lambda batch: (torch.zeros(2, 2), torch.zeros(2, 2)))
+    fails(rows, "runtime='native' trains without Python", runtime="native")
+    fails(rows, "device is 'cuda'", device="cuda")
+    fails(rows, "inputNames is set", inputCols={"input": "image"})
+    fails(rows, "forward fails on inputs", preprocess=lambda batch: torch.zeros(2, 5, dtype=torch.float64))
+
+
+def columns_of(*columns: tuple[str, str, tuple[int, ...] | None]) -> list[TensorColumns]:
+    return [TensorColumns(name, (name,), dtype, shape) for name, dtype, shape in columns]
+
+
+def test_a_batch_has_what_each_column_is() -> None:
+    arrow = pa.RecordBatch.from_pydict(
+        {
+            "number": pa.array([1, 2], pa.int32()),
+            "pair": pa.array([[1.5, 2], [3, 4]], pa.list_(pa.float32())),
+            "list": pa.array([[1, 2, 3], []], pa.list_(pa.int64())),
+            "text": pa.array(["a", "ü"]),
+            "bytes": pa.array([b"\0", b""]),
+        }
+    )
+    columns = columns_of(
+        ("number", "float32", ()), ("pair", "float64", (2,)), ("list", "int64", None), ("text", "string", ()),
+        ("bytes", "binary", ()),
+    )  # fmt: skip
+    for place in (0, 1):
+        batch = Batch(arrow.slice(place), columns)
+        assert list(batch) == arrow.schema.names
+        torch.testing.assert_close(batch["number"], torch.tensor([1.0, 2.0][place:]))
+        pairs = torch.tensor([[1.5, 2], [3, 4]], dtype=torch.float64)
+        torch.testing.assert_close(batch["pair"], pairs[place:])
+        assert [one.tolist() for one in batch["list"]] == [[1, 2, 3], []][place:]
+        assert batch["text"] == ["a", "ü"][place:]
+        assert batch["bytes"] == [b"\0", b""][place:]
+        with pytest.raises(ParamError, match="no seeds"):
+            batch.generator(0)
+
+
+def test_rows_are_padded() -> None:
+    lists = [torch.tensor([1, 2, 3]), torch.tensor([], dtype=torch.int64), torch.tensor([4])]
+    expected = pad_sequence(lists, batch_first=True, padding_value=7)
+    torch.testing.assert_close(padded(lists, 7), expected)
+    torch.testing.assert_close(padded(lists, 7, 4)[:, :3], expected)
+    with pytest.raises(DataError, match="more than the length 2"):
+        padded(lists, 0, 2)
+    arrow = pa.RecordBatch.from_pydict({"ids": [[1, 2, 3], [], [4]], "x": [1.0, 2.0, 3.0]})
+    batch = Batch(arrow, columns_of(("ids", "int64", None), ("x", "float32", ())))
+    made = Pad({"ids": 7}, mask="mask", lengths="lengths")(batch)
+    torch.testing.assert_close(made["ids"], expected)
+    assert made["mask"].tolist() == [[1, 1, 1], [0, 0, 0], [1, 0, 0]]
+    assert made["lengths"].tolist() == [3, 0, 1]
+    assert made["x"].tolist() == [1, 2, 3]
+
+
+def test_seeds_are_of_the_row_alone() -> None:
+    """The finalizer's constants are SplitMix64's, whose first output for the seed 0 is well known."""
+    from flambeau.preprocessing import _mixed
+
+    first = _mixed(np.array([0x9E3779B97F4A7C15], np.uint64))
+    assert int(first[0]) == 0xE220A8397B1DCDAF
+    ids = list(range(1000))
+    seeds = row_seeds(3, 0, ids)
+    assert row_seeds(3, 0, ids[::-1]) == seeds[::-1]
+    assert row_seeds(3, 0, [17]) == [seeds[17]]
+    others = {*row_seeds(4, 0, ids), *row_seeds(3, 1, ids), *seeds}
+    assert len(others) == 3000
+    assert all(0 <= seed < 2**63 for seed in others)
+
+
+def test_an_estimator_is_saved_with_it(tmp_path: Path, module: nn.Module) -> None:
+    made = estimator(module, preprocess=Pad({"ids": 0}), preprocessThreads=3, inputCols=["ids"])
+    made.write().overwrite().save(str(tmp_path / "estimator"))
+    loaded = TorchEstimator.load(str(tmp_path / "estimator"))
+    assert loaded.getPreprocess() == Pad({"ids": 0})
+    assert loaded.getPreprocessThreads() == 3
