@@ -423,9 +423,11 @@ impl<'a> Session<'a> {
             Some(dataset) => {
                 let (group, num_metrics) = (&self.group, totals.metrics().len());
                 self.stepper.phases.enter(Phase::Evaluation);
-                Some(self.stepper.with_fitted(|model| {
+                let evaluated = self.stepper.with_fitted(|model| {
                     evaluation::evaluate(model, group, &mut dataset.reader, num_metrics)
-                })?)
+                })?;
+                self.stepper.phases.enter(Phase::Loop);
+                Some(evaluated)
             }
         };
         if validation
