@@ -58,7 +58,7 @@ def test_a_curve_grows_in_its_place_beside_the_bar(tmp_path: Path) -> None:
     NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = [output.get("data", {}).get("text/html", "") for output in notebook.cells[0].outputs]
     [curve] = [html for html in shown if "<svg" in html]
-    root = ElementTree.fromstring(curve)
+    root = ElementTree.fromstring(curve)  # noqa: S314  our own
     [line] = root.iter("{http://www.w3.org/2000/svg}polyline")
     points = [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
     xs, ys = [x for x, _ in points], [y for _, y in points]

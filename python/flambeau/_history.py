@@ -82,7 +82,8 @@ class TrainingSummary:
     numValidationRows : the number of validation rows.
     trainingSeconds : seconds that the training took on the workers, None where it is not known.
     bottleneck : what held the training up most, None where it is not known.
-    timeline : the URI of the timeline that `profile` asked for, None where there is none.
+    timeline : the URI of the timeline that `profile` asked for, None where there is none, and in a loaded
+        model.
     """
 
     objectiveHistory: list[float]

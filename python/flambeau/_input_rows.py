@@ -95,7 +95,7 @@ def _values(array: pa.Array, name: str, tensor: TensorColumns, dtype: Any) -> np
         if len(array) == 0 or bounds[0] == bounds[-1]:
             return np.empty(0, dtype)
         return np.frombuffer(array.buffers()[2], np.uint8)[bounds[0] : bounds[-1]]
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+    if is_list(array.type):
         _check_lengths(pc.list_value_length(array), name, tensor)
         array = array.flatten()
         refuse_nulls(array, name, "an array with a null in it")
@@ -105,6 +105,54 @@ def _values(array: pa.Array, name: str, tensor: TensorColumns, dtype: Any) -> np
         )
     values: np.ndarray[Any, Any] = array.to_numpy(zero_copy_only=False)
     return values.astype(dtype, copy=False)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds arrays."""
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def numbers(values: pa.Array, name: str, dtype: str) -> np.ndarray[Any, Any]:
+    """A column's flat values as a tensor's type. Raises DataError, naming the column, for what are no numbers
+    and for one with a fraction where integers are asked for.
+    """
+    kind = values.type
+    if pa.types.is_decimal(kind) or pa.types.is_null(kind):
+        values = values.cast(pa.float64())
+    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        raise DataError(
+            f"column {name!r} is {kind}, which cannot be an input: select columns of numbers, booleans, "
+            "arrays of them, or vectors"
+        )
+    return cast_values(values.to_numpy(zero_copy_only=False), f"column {name!r}", dtype)
+
+
+def cast_values(values: np.ndarray[Any, Any], what: str, dtype: str) -> np.ndarray[Any, Any]:
+    """Numbers as a tensor's type; `what` names them. Raises DataError for one with a fraction where integers
+    are asked for.
+    """
+    if dtype in ("int64", "bool") and values.dtype.kind == "f":
+        wrong = values[~((np.floor(values) == values) & (np.abs(values) < 2.0**63))]
+        if wrong.size:
+            raise DataError(
+                f"{what} holds {wrong.flat[0]}, which is not a whole number, where {dtype} is asked for: "
+                "round it, or ask for float32"
+            )
+    if dtype == "uint8" and values.dtype.kind != "b":
+        wrong = values[~((np.floor(values) == values) & (values >= 0) & (values <= 255))]
+        if wrong.size:
+            raise DataError(
+                f"{what} holds {wrong.flat[0]}, where bytes are asked for: give whole numbers to 255"
+            )
+    return values.astype(NUMPY[dtype], copy=False)
+
+
+def refuse_nulls_within(array: pa.Array, name: str) -> None:
+    """Raises DataError where the column, or one of its arrays, holds a null."""
+    refuse_nulls(array, name)
+    if is_list(array.type):
+        refuse_nulls(array.flatten(), name, "an array with a null in it")
 
 
 def refuse_nulls(array: pa.Array, name: str, what: str = "a null") -> None:

@@ -22,7 +22,7 @@ class RangeTest:
 
     Attributes
     ----------
-    rates : the learning rate.
+    rates : the learning rate, before `scaleLearningRate` multiplies it.
     losses : the mean loss over the batches of all workers, as it was before the step.
     smoothed : the running mean of the losses, in which each counts 0.98 of the next one.
     """

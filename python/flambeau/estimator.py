@@ -112,16 +112,21 @@ class TorchEstimator(HasConstructor, Trainable, Estimator["TorchModel"], MLWrita
         return cast("TorchModel", Fit.of(self, ParquetRows(spark, path)).run())
 
     def findLearningRate(
-        self, dataset: DataFrame, minRate: float = 1e-8, maxRate: float = 1.0, numSteps: int = 100
+        self,
+        dataset: DataFrame | PreparedData,
+        minRate: float = 1e-8,
+        maxRate: float = 1.0,
+        numSteps: int = 100,
     ) -> RangeTest:
         """A learning rate range test: trains with a rate that grows by the same factor from step to step,
         from `minRate` to `maxRate` in `numSteps`, and tells the losses; `suggestion()` is the rate at which
-        they fall most steeply. It ends early where the loss is four times its least, both smoothed.
+        they fall most steeply. It ends early where the loss is no finite number, or four times its least,
+        both smoothed.
 
         It trains as `fit` does on these params, but for schedules, callbacks, checkpoints, files of
-        TensorBoard's, validation and `emaDecay`; the estimator stays as it is, and nothing stays in the work
-        directory. Every parameter group of the optimizer has the rate of the test. Raises ParamError for what
-        is no range, and for a module whose configure_optimizers returns a scheduler.
+        TensorBoard's, `profile`, validation and `emaDecay`; the estimator stays as it is, and nothing stays
+        in the work directory. Every parameter group of the optimizer has the rate of the test. Raises
+        ParamError for what is no range, and for a module whose configure_optimizers returns a scheduler.
         """
         return range_test(self, rows_of(dataset), minRate, maxRate, numSteps)
 

@@ -227,12 +227,12 @@ class TorchModel(
         if not outputs:
             return dataset
         columns, tensors = self._columns_of(dataset)
-        if self.getRuntime() == "native" and self._scored is not None:
-            raise ParamError(
-                "runtime is 'native', which scores in the JVM, and the model has a preprocess, which is "
-                "Python's: set runtime to 'python'"
-            )
         if self.getRuntime() == "native":
+            if self._scored is not None:
+                raise ParamError(
+                    "runtime is 'native', which scores in the JVM, and the model has a preprocess, which is "
+                    "Python's: set runtime to 'python'"
+                )
             return native_scoring.transform(self, dataset)
         wanted = [param for param, _ in outputs]
         spark = dataset.sparkSession
@@ -295,6 +295,11 @@ class TorchModel(
                 raise DataError(
                     f"column {now.name!r} is {now.dtype}, where preprocess was trained on {then.dtype}: "
                     "cast it"
+                )
+            if (now.shape == ()) != (then.shape == ()):
+                kinds = ("single values", "arrays") if now.shape == () else ("arrays", "single values")
+                raise DataError(
+                    f"column {now.name!r} holds {kinds[0]}, where preprocess was trained on {kinds[1]}"
                 )
             tensors.append(replace(then, name=now.name, columns=now.columns))
         return tensors
@@ -392,8 +397,8 @@ class TorchClassificationModel(TorchModel, HasClassColumns):
 
     @property
     def numFeatures(self) -> int:
-        """The number of numbers in a row of the inputs."""
-        return sum(tensor.size for tensor in self._inputs)
+        """The number of numbers in a row of the module's inputs."""
+        return sum(tensor.size for tensor in self._arguments)
 
     def _check_output(self, output: OutputSpec) -> None:
         tensor = output.single

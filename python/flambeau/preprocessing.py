@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from flambeau._input_rows import NUMPY, InputRows
+from flambeau._input_rows import NUMPY, InputRows, is_list, numbers, refuse_nulls_within
 from flambeau._suggest import suggestion
 from flambeau._tensors import TensorColumns
 from flambeau.errors import DataError, ParamError
@@ -213,13 +213,25 @@ def _values(array: pa.Array, column: TensorColumns) -> Any:
     """A column's values, as `Batch` tells of them."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    refuse_nulls_within(array, column.name)
     if column.dtype not in NUMPY:
         return array.to_pylist()
     if column.shape is not None:
-        return InputRows.of([column], [array])[0].tensor(0, len(array))
+        return InputRows.of([column], [_checked(array, column)])[0].tensor(0, len(array))
+    if not is_list(array.type):
+        raise DataError(f"column {column.name!r} holds single numbers, where arrays were trained on")
     import torch
 
     lengths = array.value_lengths().to_pylist()
     # A copy, since Arrow's memory is not to be written to.
-    flat = array.flatten().to_numpy(zero_copy_only=False).astype(NUMPY[column.dtype], copy=True)
+    flat = numbers(array.flatten(), column.name, column.dtype).copy()
     return list(torch.from_numpy(flat).split(lengths))
+
+
+def _checked(array: pa.Array, column: TensorColumns) -> pa.Array:
+    """The column, whose numbers are such as its tensor takes: files that are read in place hold any."""
+    if column.dtype in ("int64", "bool"):
+        numbers(array.flatten() if is_list(array.type) else array, column.name, column.dtype)
+    return array

@@ -23,8 +23,9 @@ from torch.nn.utils import clip_grad_value_
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from flambeau import FlambeauError, ParamError
+from flambeau import Callback, FlambeauError, ParamError, _callbacks
 from flambeau._range_test import RangeTest
+from flambeau.callbacks import Context
 
 
 def loss_and_r2(module: nn.Module) -> tuple[float, float]:
@@ -90,7 +91,7 @@ def test_gradients_are_clipped_as_by_clip_grad_value(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", [{}, {"pct_start": 0.5, "div_factor": 10.0, "final_div_factor": 100.0}])
 @one_thread()
-def test_one_cycle_is_torchs(tmp_path: Path, given: dict[str, float]) -> None:
+def test_one_cycle_is_torchs(tmp_path: Path, given: dict[str, Any]) -> None:
     module = Net()
     optimizer = sgd(module.parameters())
     scheduler = OneCycleLR(optimizer, 0.05, total_steps=EPOCHS * STEPS, cycle_momentum=False, **given)
@@ -262,6 +263,29 @@ def test_a_range_test_is_a_loop_with_a_growing_rate(
     assert before == {param.name: estimator._value(param.name) for param in estimator.params}
 
 
+class Told(Callback):
+    """One of every fit, as MLflow's is."""
+
+    where = "driver"
+
+    def __init__(self) -> None:
+        self.hooks: list[str] = []
+
+    def on_train_begin(self, context: Context) -> None:
+        self.hooks.append("on_train_begin")
+
+
+def test_a_range_test_is_no_fit_to_the_callbacks_of_every_fit(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, df = Told(), linear_rows(spark, 100)
+    monkeypatch.setattr(_callbacks, "of_every_fit", [told])
+    regressor(optimizer="sgd").findLearningRate(df, 1e-3, 1e-2, 3)
+    assert told.hooks == []
+    regressor(optimizer="sgd", epochs=1).fit(df)
+    assert told.hooks == ["on_train_begin"]
+
+
 def test_a_range_test_ends_where_the_loss_is_no_number(spark: SparkSession) -> None:
     found = regressor(optimizer="sgd", learningRate=0.1).findLearningRate(
         linear_rows(spark, 100), 1e-3, 1e35, 4
@@ -287,8 +311,9 @@ def test_a_range_test_is_plotted(monkeypatch: pytest.MonkeyPatch) -> None:
     found = losses_by_rate(HIGH, TESTED)
     axes = found.plot()
     curve, mark = axes.lines
-    assert list(curve.get_xdata()) == found.rates and list(curve.get_ydata()) == found.smoothed
-    assert mark.get_xdata()[0] == found.suggestion() == suggested(found)
+    assert np.asarray(curve.get_xdata()).tolist() == found.rates
+    assert np.asarray(curve.get_ydata()).tolist() == found.smoothed
+    assert np.asarray(mark.get_xdata())[0] == found.suggestion() == suggested(found)
     assert axes.get_xscale() == "log" and found.plot(axes) is axes
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(FlambeauError, match=r"pip install flambeau\[plot\]"):

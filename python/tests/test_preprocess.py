@@ -286,6 +286,11 @@ def test_what_cannot_train_is_refused_before_work_starts(rows: DataFrame) -> Non
     fails(rows, "runtime='native' trains without Python", runtime="native")
     fails(rows, "device is 'cuda'", device="cuda")
     fails(rows, "inputNames is set", inputCols={"input": "image"})
+    fails(
+        rows,
+        "returns image, but must name the first of forward's arguments, in any order: input",
+        preprocess=lambda batch: {"image": noisy(batch)},
+    )
     fails(rows, "forward fails on inputs", preprocess=lambda batch: torch.zeros(2, 5, dtype=torch.float64))
 
 
@@ -318,6 +323,25 @@ def test_a_batch_has_what_each_column_is() -> None:
         assert batch["bytes"] == [b"\0", b""][place:]
         with pytest.raises(ParamError, match="no seeds"):
             batch.generator(0)
+
+
+@pytest.mark.parametrize(
+    ("array", "column", "match"),
+    [
+        (pa.array([[1, None]]), ("x", "int64", None), "an array with a null"),
+        (pa.array([["a", None]]), ("x", "string", None), "an array with a null"),
+        (pa.array([1]), ("x", "int64", None), "single numbers, where arrays were trained on"),
+        (pa.array([[1.5]]), ("x", "int64", None), "1.5, which is not a whole number"),
+        (pa.array([1.5]), ("x", "int64", ()), "1.5, which is not a whole number"),
+        (pa.array([[1.0, 2.0]]), ("x", "float32", (3,)), "an array of 2, where 3 were trained on"),
+    ],
+)
+def test_values_that_are_not_what_the_column_holds_are_refused(
+    array: Any, column: tuple[str, str, tuple[int, ...] | None], match: str
+) -> None:
+    batch = Batch(pa.RecordBatch.from_arrays([array], ["x"]), columns_of(column))
+    with pytest.raises(DataError, match=match):
+        batch["x"]
 
 
 def test_rows_are_padded() -> None:

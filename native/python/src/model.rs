@@ -220,7 +220,7 @@ impl Model for PyModel {
         if let (Device::Cpu, StagedData::Device(staged)) = (self.device, &batch.data)
             && let Some(staged) = staged.downcast_ref::<Py<PyAny>>()
         {
-            Python::attach(|py| staged.call_method0(py, "result"))?;
+            Python::attach(|py| staged.call_method0(py, "result").map(drop))?;
         }
         Ok(())
     }

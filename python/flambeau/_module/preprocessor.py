@@ -59,14 +59,20 @@ class Preprocessing:
         cls, module: nn.Module, functions: Sequence[Preprocess], batches: Sequence[Batch]
     ) -> tuple[Preprocessing, list[Tensor]]:
         """What the functions, for training and for validation, make of such batches, and the inputs that the
-        latter makes. Raises DataError and ParamError as `tensors` does.
+        latter makes. Raises DataError and ParamError as `tensors` does, and ParamError for names that are not
+        those of forward's arguments, and types that differ.
         """
         columns = tuple(batches[0]._columns.values())
         named, by_name = returned(functions[0], batches[0])
         arguments = forward_arguments(module)
         names = list(named)
         keyword = by_name and by_keyword(module, names)
-        if by_name and set(names) == set(arguments[: len(names)]):
+        if by_name and not keyword and arguments:
+            if set(names) != set(arguments[: len(names)]):
+                raise ParamError(
+                    f"{_name(functions[0], batches[0])} returns {', '.join(map(str, names))}, but must name "
+                    f"the first of forward's arguments, in any order: {', '.join(arguments)}"
+                )
             names = arguments[: len(names)]
         if not by_name:
             names = [*arguments[: len(names)], *names[len(arguments) :]]

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from flambeau._store import open_store
 from flambeau.errors import FlambeauError
@@ -41,8 +41,8 @@ def logged(job_json: str, rank: int) -> Iterator[None]:
     with ExitStack() as undo:
         undo.callback(writer.join, _END_SECONDS)
         undo.callback(over.set)
-        undo.enter_context(redirect_stdout(_Tee(sys.stdout, lines)))
-        undo.enter_context(redirect_stderr(_Tee(sys.stderr, lines)))
+        undo.enter_context(redirect_stdout(cast("TextIO", _Tee(sys.stdout, lines))))
+        undo.enter_context(redirect_stderr(cast("TextIO", _Tee(sys.stderr, lines))))
         undo.enter_context(_handling(lines))
         yield
 
@@ -52,7 +52,8 @@ class Lines:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._lock = threading.Lock()
+        # What is collected as garbage meanwhile may print too.
+        self._lock = threading.RLock()
         self._whole: deque[str] = deque()
         self._partial = ""
         self._num_bytes = 0
@@ -119,22 +120,35 @@ class _Keeping(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Takes a record."""
-        self._lines.add(self.format(record) + "\n")
+        try:
+            self._lines.add(self.format(record) + "\n")
+        except Exception:  # as of a message that does not go with its arguments
+            self.handleError(record)
 
 
 @contextmanager
 def _handling(lines: Lines) -> Iterator[None]:
     """Has the lines get what is logged. Where nobody has set logging up, Python prints warnings and errors
-    without their level: here they are printed with it.
+    without their level: here they are printed with it, and whoever trains may set it up still.
     """
-    root = logging.getLogger()
-    handler: logging.Handler = _Keeping(lines) if root.handlers else logging.StreamHandler()
-    handler.setFormatter(_FORMAT)
-    root.addHandler(handler)
+    root, last_resort = logging.getLogger(), logging.lastResort
+    if not root.handlers:
+        printing = logging.StreamHandler()
+        printing.setFormatter(_FORMAT)
+        printing.setLevel(logging.WARNING)
+        logging.lastResort = printing
+        try:
+            yield
+        finally:
+            logging.lastResort = last_resort
+        return
+    keeping = _Keeping(lines)
+    keeping.setFormatter(_FORMAT)
+    root.addHandler(keeping)
     try:
         yield
     finally:
-        root.removeHandler(handler)
+        root.removeHandler(keeping)
 
 
 def _write(lines: Lines, job_json: str, rank: int, over: threading.Event) -> None:

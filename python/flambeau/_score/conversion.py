@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flambeau._input_rows import NUMPY, refuse_nulls
+from flambeau._input_rows import cast_values, is_list, numbers, refuse_nulls
 from flambeau._tensors import TensorColumns
 from flambeau.errors import DataError
 
@@ -54,26 +54,36 @@ def converted(array: pa.Array, name: str, tensor: TensorColumns) -> pa.Array:
         raise DataError(f"column {name!r} is {array.type}, which cannot be read as {tensor.dtype}")
     if is_binary:
         return array
-    if not _is_list(array.type):
-        return pa.array(_numbers(array, name, tensor.dtype))
+    if not is_list(array.type):
+        return pa.array(numbers(array, name, tensor.dtype))
     if len(tensor.columns) > 1:
         raise DataError(
             f"column {name!r} is {array.type}; columns that are packed into one tensor are single numbers"
         )
     lengths, values = _flattened(array, name, tensor.shape)
     refuse_nulls(values, name, "an array with a null in it")
-    return _lists(_numbers(values, name, tensor.dtype), lengths)
+    return _lists(numbers(values, name, tensor.dtype), lengths)
 
 
 def _as_it_is(array: pa.Array, name: str, tensor: TensorColumns) -> pa.Array:
     """A column of strings or binaries, or arrays of them, for `preprocess`."""
-    kind = pa.string() if tensor.dtype == "string" else pa.binary()
-    try:
-        return array.cast(kind if tensor.shape == () else pa.list_(kind))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    types, is_string, is_single = pa.types, tensor.dtype == "string", tensor.shape is not None
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    kind = array.type.value_type if is_list(array.type) else array.type
+    if is_string:
+        fits = types.is_string(kind) or types.is_large_string(kind)
+    else:
+        fits = types.is_binary(kind) or types.is_large_binary(kind)
+    # What holds no value may be any.
+    is_empty = types.is_null(array.type)
+    if not is_empty and (is_list(array.type) == is_single or not (fits or types.is_null(kind))):
+        trained = tensor.dtype if is_single else f"arrays of {tensor.dtype}"
         raise DataError(
-            f"column {name!r} is {array.type}, which cannot be read as {tensor.dtype}: {error}"
-        ) from error
+            f"column {name!r} is {array.type}, where preprocess was trained on {trained}: cast it"
+        )
+    element = pa.string() if is_string else pa.binary()
+    return array.cast(element if is_single else pa.list_(element))
 
 
 def of_numpy(values: Any, tensor: TensorColumns) -> list[pa.Array]:
@@ -121,51 +131,13 @@ def _plain(cell: Any) -> Any:
     return cell.tolist() if isinstance(cell, np.ndarray) and cell.ndim > 1 else cell
 
 
-def cast_values(values: Array, what: str, dtype: str) -> Array:
-    """Numbers as a tensor's type; `what` names them. Raises DataError for one with a fraction where integers
-    are asked for.
-    """
-    if dtype in ("int64", "bool") and values.dtype.kind == "f":
-        wrong = values[~((np.floor(values) == values) & (np.abs(values) < 2.0**63))]
-        if wrong.size:
-            raise DataError(
-                f"{what} holds {wrong.flat[0]}, which is not a whole number, where {dtype} is asked for: "
-                "round it, or ask for float32"
-            )
-    if dtype == "uint8" and values.dtype.kind != "b":
-        wrong = values[~((np.floor(values) == values) & (values >= 0) & (values <= 255))]
-        if wrong.size:
-            raise DataError(
-                f"{what} holds {wrong.flat[0]}, where bytes are asked for: give whole numbers to 255"
-            )
-    return values.astype(NUMPY[dtype], copy=False)
-
-
-def _numbers(values: pa.Array, name: str, dtype: str) -> Array:
-    """Flat values as a tensor's type."""
-    kind = values.type
-    if pa.types.is_decimal(kind) or pa.types.is_null(kind):
-        values = values.cast(pa.float64())
-    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        raise DataError(
-            f"column {name!r} is {kind}, which cannot be an input: select columns of numbers, booleans, "
-            "arrays of them, or vectors"
-        )
-    return cast_values(values.to_numpy(zero_copy_only=False), f"column {name!r}", dtype)
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
-
-
 def _flattened(array: pa.Array, name: str, shape: tuple[int, ...] | None) -> tuple[Array, pa.Array]:
     """How many numbers each row's array has, and these. Raises DataError for nested arrays that are not of
     the shape, where that has as many dimensions as they are deep.
     """
     sizes = [_lengths(array)]
     values = array.flatten()
-    while _is_list(values.type):
+    while is_list(values.type):
         refuse_nulls(values, name, "an array with a null in it")
         sizes.append(_lengths(values))
         values = values.flatten()

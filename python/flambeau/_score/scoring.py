@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from flambeau import _native
-from flambeau._input_rows import InputRows, Rows, refuse_nulls
+from flambeau._input_rows import InputRows, Rows, refuse_nulls_within
 from flambeau._saved.program import OutputSpec, OutputTensor, call, instantiate, keywords, named_outputs
 from flambeau._saved.weights import WeightsRef, load_into
 from flambeau._score import gpu_slots
@@ -138,9 +138,9 @@ class Scorer:
             rows, num_rows = self._rows(batch)
             return lambda start, stop: [part.tensor(start, stop) for part in rows], num_rows
         scored, columns = self.scored, batch if isinstance(batch, tuple) else (batch,)
-        for column, tensor in zip(columns, self.inputs, strict=True):
-            refuse_nulls(column, tensor.columns[0])
         arrow = scored.arrow(columns)
+        for column, tensor in zip(arrow.columns, self.inputs, strict=True):
+            refuse_nulls_within(column, tensor.columns[0])
         return lambda start, stop: scored.tensors(arrow.slice(start, stop - start)), arrow.num_rows
 
     def _on_cpu(self, batches: Iterator[Any]) -> Generator[list[Tensor]]:

@@ -126,6 +126,11 @@ def resolve_raw(schema: StructType, params: Params) -> list[TensorColumns]:
                     "inputShapes, or 'auto', with which they reach preprocess as bytes"
                 )
             if nesting(field.dataType) > 1 and tensor.shape is None:
+                if tensor.dtype in ("string", "binary"):
+                    raise ParamError(
+                        f"column {name!r} is {type_name(field.dataType)}: flatten it, as nested arrays of "
+                        f"{tensor.dtype} do not reach preprocess"
+                    )
                 raise ParamError(
                     f"column {name!r} is {type_name(field.dataType)}: give the shape of its arrays in "
                     "inputShapes; arrays of any length reach preprocess where they are not nested"

@@ -62,7 +62,10 @@ impl CallLog {
     }
 
     pub(super) fn label(&self, sequence: u64, label: String) {
-        lock(&self.kept).labels.push((sequence, label));
+        let mut kept = lock(&self.kept);
+        // What was said last counts, where no call followed what was said before.
+        kept.labels.retain(|(of, _)| *of != sequence);
+        kept.labels.push((sequence, label));
     }
 
     pub(super) fn add(&self, sequence: u64, operation: Operation, bytes: usize, began: Instant) {

@@ -228,6 +228,8 @@ impl Watch {
         let Some((after, listener)) = self.health.stall_listener() else {
             return;
         };
+        // Between two beats a rank that has entered the collective is not known to have.
+        let after = (*after).max(2 * self.health.options.heartbeat_interval);
         let (sequence, late) = self.health.behind();
         if sequence != self.newest.sequence {
             self.newest = Newest {
@@ -237,7 +239,7 @@ impl Watch {
             };
         }
         let waited = self.newest.since.elapsed();
-        if self.newest.is_told || late.is_empty() || waited < *after {
+        if self.newest.is_told || late.is_empty() || waited < after {
             return;
         }
         self.newest.is_told = true;

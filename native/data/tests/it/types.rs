@@ -552,6 +552,7 @@ fn parts_of_row_groups_are_read_back() {
         ],
         labels: vec![],
         weight: None,
+        raw_columns: vec![],
     };
     for version in [WriterVersion::PARQUET_1_0, WriterVersion::PARQUET_2_0] {
         for (has_index, has_dictionary) in [(true, false), (false, false), (true, true)] {

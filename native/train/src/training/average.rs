@@ -105,11 +105,8 @@ impl WeightAverage {
 
     /// The average for a checkpoint: the bytes of all parameters, one after another.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        self.values
-            .iter()
-            .flat_map(|value| value.as_bytes())
-            .copied()
-            .collect()
+        let values: Vec<&[u8]> = self.values.iter().map(AlignedBuffer::as_bytes).collect();
+        values.concat()
     }
 
     /// The model's trained parameters, in its order.

@@ -39,7 +39,7 @@ pub(crate) fn evaluate(
     unsafe { group.all_reduce(buffer, ReduceOp::Sum) }?;
     let mut metrics = finish_metrics(model, Split::Validation, &totals)?;
     if let Some(state) = model.take_gathered().map_err(Cause::Model)? {
-        let states = gather(group, &state, PART / group.world_size())?;
+        let states = gather(group, &state, PART / group.world_size(), true)?;
         let values = model.finish_gathered(&states).map_err(Cause::Model)?;
         metrics.extend(finite(values));
     }
@@ -49,19 +49,23 @@ pub(crate) fn evaluate(
     })
 }
 
-/// The bytes of all ranks in their order, however many there are, `part` of each rank at a time.
+/// The bytes of all ranks in their order, however many there are, `part` of each rank at a time; none of any on a rank that does
+/// not keep them.
 pub(crate) fn gather(
     group: &ProcessGroup,
     bytes: &[u8],
     part: usize,
+    keeps: bool,
 ) -> Result<Vec<Vec<u8>>, CollectiveError> {
     let mut gathered = vec![vec![]; group.world_size()];
     let mut parts = bytes.chunks(part);
     loop {
         let told = group.all_gather_bytes(parts.next().unwrap_or_default())?;
         let is_last = told.iter().all(|told| told.len() < part);
-        for (gathered, told) in gathered.iter_mut().zip(told) {
-            gathered.extend(told);
+        if keeps {
+            for (gathered, told) in gathered.iter_mut().zip(told) {
+                gathered.extend(told);
+            }
         }
         if is_last {
             return Ok(gathered);
@@ -117,8 +121,10 @@ mod tests {
                     let group = ProcessGroup::connect(&mut rendezvous, options).unwrap();
                     for (first, second) in cases {
                         let own = bytes([first, second][rank]);
-                        let gathered = gather(&group, &own, 4).unwrap();
+                        let gathered = gather(&group, &own, 4, true).unwrap();
                         assert_eq!(gathered, [bytes(first), bytes(second)]);
+                        let gathered = gather(&group, &own, 4, rank == 0).unwrap();
+                        assert_eq!(gathered.concat().is_empty(), rank > 0 || first + second == 0);
                     }
                 });
             }

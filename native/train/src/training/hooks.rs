@@ -48,8 +48,8 @@ pub struct Hooks {
     /// the same step, and training ends as early stopping ends it: the epoch is evaluated and recorded with the steps that it
     /// had, and the weights are stored.
     pub stop: Option<Interrupt>,
-    /// Told of each event when it happens, on this rank: [`Event::Progress`] on rank 0 alone, all others on every rank. The
-    /// attempt's files hold those of rank 0.
+    /// Told of each event when it happens, on this rank: [`Event::Progress`] on rank 0 alone, [`Event::Stall`] on none, all others
+    /// on every rank. The attempt's files hold those of rank 0.
     pub on_event: Option<Hook<Event>>,
     /// Told of each step that ends so many.
     pub on_step: Option<Hook<StepReport>>,

@@ -57,6 +57,10 @@ pub(crate) struct Span<T> {
 pub(crate) struct Recorded {
     pub(crate) phases: Vec<Span<Phase>>,
     pub(crate) steps: Vec<Span<u64>>,
+    /// The most phases that are recorded.
+    most: usize,
+    /// Those beyond them.
+    pub(crate) num_dropped: u64,
 }
 
 /// What the loop is in. The group is told of each change.
@@ -88,11 +92,15 @@ impl Phases {
         let of = mem::replace(&mut self.current, phase);
         let began = mem::replace(&mut self.since, now);
         if let Some(recorded) = &mut self.recorded {
-            recorded.phases.push(Span {
-                of,
-                began,
-                ended: now,
-            });
+            if recorded.phases.len() < recorded.most {
+                recorded.phases.push(Span {
+                    of,
+                    began,
+                    ended: now,
+                });
+            } else {
+                recorded.num_dropped += 1;
+            }
         }
         (now - began).as_secs_f64()
     }
@@ -122,10 +130,13 @@ impl Phases {
         seconds
     }
 
-    /// Records phases and steps from now on.
-    pub(crate) fn record(&mut self) {
+    /// Records steps and up to so many phases from now on.
+    pub(crate) fn record(&mut self, most: usize) {
         self.enter(self.current);
-        self.recorded = Some(Recorded::default());
+        self.recorded = Some(Recorded {
+            most,
+            ..Recorded::default()
+        });
     }
 
     /// Ends the record, with the present phase so far.

@@ -12,6 +12,8 @@ const DIVERGENCE: f64 = 4.0;
 pub(crate) struct RunningTest {
     num_steps: u64,
     mean: f64,
+    /// The least smoothed loss so far.
+    least: f64,
     pub(crate) steps: Vec<RangeTestStep>,
 }
 
@@ -20,6 +22,7 @@ impl RunningTest {
         RunningTest {
             num_steps: test.num_steps,
             mean: 0.0,
+            least: f64::INFINITY,
             steps: vec![],
         }
     }
@@ -32,8 +35,9 @@ impl RunningTest {
         };
         self.mean = SMOOTHING * self.mean + (1.0 - SMOOTHING) * loss;
         let smoothed = self.mean / (1.0 - SMOOTHING.powi(self.steps.len() as i32 + 1));
-        let least = self.steps.iter().map(|step| step.smoothed);
-        let has_diverged = smoothed > DIVERGENCE * least.fold(f64::INFINITY, f64::min);
+        // A loss that may be negative, such as that of a density, has no times.
+        let has_diverged = self.least > 0.0 && smoothed > DIVERGENCE * self.least;
+        self.least = self.least.min(smoothed);
         self.steps.push(RangeTestStep {
             step,
             loss,

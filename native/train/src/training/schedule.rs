@@ -30,8 +30,8 @@ pub(crate) struct Schedule {
     steps_per_decay: f64,
     one_cycle: OneCycle,
     plateau: Plateau,
-    /// What the plateaus so far have left of the peak.
-    plateau_factor: f64,
+    /// What the epochs so far came to.
+    progress: Progress,
     /// With a range test, what the rate is multiplied by from step to step, in place of all else.
     growth: Option<f64>,
 }
@@ -52,6 +52,17 @@ struct Plateau {
     threshold: f64,
     cooldown: u64,
     min_factor: f64,
+}
+
+/// The state of `ReduceLROnPlateau` after some epochs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Progress {
+    num_epochs: usize,
+    /// What the plateaus have left of the peak.
+    factor: f64,
+    best: Option<f64>,
+    num_bad: u64,
+    cooldown: u64,
 }
 
 impl Schedule {
@@ -90,7 +101,13 @@ impl Schedule {
                 cooldown: params.plateau_cooldown,
                 min_factor: params.lr_end_factor,
             },
-            plateau_factor: 1.0,
+            progress: Progress {
+                num_epochs: 0,
+                factor: 1.0,
+                best: None,
+                num_bad: 0,
+                cooldown: 0,
+            },
             growth: range_test.map(|test| test.growth),
         }
     }
@@ -98,8 +115,11 @@ impl Schedule {
     /// Takes in what the epochs so far came to, of which the history has all, so that a checkpoint needs nothing besides.
     pub(crate) fn follow(&mut self, monitor: &Monitor, history: &History) {
         if self.kind == LrSchedule::Plateau {
-            let values = history.epochs.iter().map(|record| monitor.value(record));
-            self.plateau_factor = self.plateau.factor(values, monitor.is_larger_better);
+            for record in history.epochs.iter().skip(self.progress.num_epochs) {
+                let value = monitor.value(record);
+                self.progress
+                    .add(&self.plateau, value, monitor.is_larger_better);
+            }
         }
     }
 
@@ -125,7 +145,7 @@ impl Schedule {
                 LrSchedule::Step => self.decay_rate.powf(decays.floor()),
                 LrSchedule::Exponential => self.decay_rate.powf(decays),
                 LrSchedule::OneCycle => self.one_cycle.factor(step, self.decay_steps),
-                LrSchedule::Plateau => self.plateau_factor,
+                LrSchedule::Plateau => self.progress.factor,
             }
     }
 }
@@ -147,34 +167,30 @@ impl OneCycle {
     }
 }
 
-impl Plateau {
-    /// The factor after epochs with these values, of which one that is no number is never better.
-    fn factor(&self, values: impl Iterator<Item = Option<f64>>, is_larger_better: bool) -> f64 {
-        let (mut factor, mut best) = (1.0f64, None::<f64>);
-        let (mut num_bad, mut cooldown) = (0, 0);
-        for value in values {
-            let is_better = value.is_some_and(|value| match best {
-                None => true,
-                Some(best) if is_larger_better => value > best * (1.0 + self.threshold),
-                Some(best) => value < best * (1.0 - self.threshold),
-            });
-            if is_better {
-                best = value;
-                num_bad = 0;
-            } else {
-                num_bad += 1;
-            }
-            if cooldown > 0 {
-                cooldown -= 1;
-                num_bad = 0;
-            }
-            if num_bad > self.patience {
-                factor = (factor * self.factor).max(self.min_factor);
-                cooldown = self.cooldown;
-                num_bad = 0;
-            }
+impl Progress {
+    /// Takes in an epoch. A value that is no number is never better.
+    fn add(&mut self, plateau: &Plateau, value: Option<f64>, is_larger_better: bool) {
+        self.num_epochs += 1;
+        let is_better = value.is_some_and(|value| match self.best {
+            None => true,
+            Some(best) if is_larger_better => value > best * (1.0 + plateau.threshold),
+            Some(best) => value < best * (1.0 - plateau.threshold),
+        });
+        if is_better {
+            self.best = value;
+            self.num_bad = 0;
+        } else {
+            self.num_bad += 1;
         }
-        factor
+        if self.cooldown > 0 {
+            self.cooldown -= 1;
+            self.num_bad = 0;
+        }
+        if self.num_bad > plateau.patience {
+            self.factor = (self.factor * plateau.factor).max(plateau.min_factor);
+            self.cooldown = plateau.cooldown;
+            self.num_bad = 0;
+        }
     }
 }
 

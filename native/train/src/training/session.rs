@@ -178,7 +178,7 @@ impl<'a> Session<'a> {
         let average = average.transpose()?;
         let is_scaled = params.precision == Precision::Fp16;
         let scaler = is_scaled.then(|| state.scaler.unwrap_or_default());
-        let rank = group.rank();
+        let (rank, world_size) = (group.rank(), group.world_size());
         let timeout = Duration::from_secs_f64(params.collective_timeout);
         let writer = (rank == 0)
             .then(|| Writer::new(store.clone(), &job, state.position.step, timeout))

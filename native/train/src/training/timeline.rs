@@ -15,8 +15,12 @@ use crate::job::profile::Profile;
 /// Meetings of all ranks that their clocks are compared by.
 const NUM_MEETINGS: usize = 16;
 
-/// The most collectives of a rank that are recorded.
+/// The most collectives of a rank that are recorded, and of all ranks together, which rank 0 holds.
 const MOST_CALLS: usize = 100_000;
+const MOST_CALLS_OF_ALL: usize = 400_000;
+
+/// The most phases of all ranks together.
+const MOST_PHASES_OF_ALL: usize = 800_000;
 
 /// Bytes of all ranks that are gathered at a time.
 const PART: usize = 64 << 20;
@@ -84,8 +88,10 @@ impl Timeline {
                 - base.elapsed().as_secs_f64(),
             meetings,
         });
-        self.group.start_call_log(MOST_CALLS);
-        phases.record();
+        let world_size = self.group.world_size();
+        self.group
+            .start_call_log(MOST_CALLS.min(MOST_CALLS_OF_ALL / world_size));
+        phases.record(MOST_PHASES_OF_ALL / world_size);
         Ok(())
     }
 
@@ -106,11 +112,13 @@ impl Timeline {
             steps: timed(base, &recorded.steps, |step| step),
             calls: calls.into_iter().map(|call| call_of(base, call)).collect(),
             num_dropped,
+            num_phases_dropped: recorded.num_dropped,
         };
         let bytes = serde_json::to_vec(&record).expect("a record has string keys");
         let part = PART / self.group.world_size();
-        let gathered = gather(&self.group, &bytes, part)?;
-        if self.group.rank() != 0 {
+        let is_written = self.group.rank() == 0;
+        let gathered = gather(&self.group, &bytes, part, is_written)?;
+        if !is_written {
             return Ok(None);
         }
         let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes);
@@ -118,9 +126,7 @@ impl Timeline {
         let written = records
             .map_err(|error| error.to_string())
             .and_then(|records| {
-                let trace = trace::merge(&records);
-                let json = serde_json::to_vec(&trace).expect("a trace has string keys");
-                let put = self.store.put(&self.uri, json.into());
+                let put = self.store.put(&self.uri, trace::merge(&records).into());
                 put.map_err(|error| error_chain(&error))
             });
         Ok(Some(match written {

@@ -27,6 +27,8 @@ pub(crate) struct RankRecord {
     pub(crate) calls: Vec<Timed<Call>>,
     /// Calls beyond the most that are recorded.
     pub(crate) num_dropped: u64,
+    /// Phases beyond the most that are recorded.
+    pub(crate) num_phases_dropped: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -72,10 +74,13 @@ impl Offset {
     }
 }
 
-/// The trace of all ranks, in their order. Times are in microseconds from the first event on.
-pub(crate) fn merge(records: &[RankRecord]) -> Value {
+/// The trace of all ranks, in their order, as JSON. Times are in microseconds from the first event on.
+pub(crate) fn merge(records: &[RankRecord]) -> Vec<u8> {
+    // Event after event, since all of them as values would be many times as large.
+    let mut trace = br#"{"displayTimeUnit":"ms","traceEvents":["#.to_vec();
     let Some(first) = records.first() else {
-        return json!({ "traceEvents": [] });
+        trace.extend(b"]}");
+        return trace;
     };
     let offsets: Vec<Offset> = records
         .iter()
@@ -95,28 +100,33 @@ pub(crate) fn merge(records: &[RankRecord]) -> Value {
         phases.chain(calls).min().map(|began| began - offset.value)
     };
     let zero = records.iter().zip(&offsets).filter_map(begins).min();
-    let mut events = vec![];
     for (rank, (record, offset)) in records.iter().zip(&offsets).enumerate() {
         let lanes = Lanes {
             rank,
             shift: -offset.value - zero.unwrap_or(0),
         };
-        events.extend(lanes.names(&record.host));
+        for name in lanes.names(&record.host) {
+            append(&mut trace, &name);
+        }
         for step in &record.steps {
             let name = format!("step {}", step.of);
             let args = json!({ "step": step.of });
-            events.push(lanes.event(LOOP, &name, "step", step.began, step.ended, args));
+            let event = lanes.event(LOOP, &name, "step", step.began, step.ended, args);
+            append(&mut trace, &event);
         }
         for phase in &record.phases {
             let (began, ended) = (phase.began, phase.ended);
-            events.push(lanes.event(LOOP, &phase.of, "phase", began, ended, json!({})));
+            let event = lanes.event(LOOP, &phase.of, "phase", began, ended, json!({}));
+            append(&mut trace, &event);
         }
         for call in &record.calls {
             let arrival = arrivals.get(&call.of.sequence).map(|(at, last)| {
                 let here = at + offset.value;
                 (here.clamp(call.began, call.ended), *last)
             });
-            events.extend(lanes.call(call, arrival));
+            for event in lanes.call(call, arrival) {
+                append(&mut trace, &event);
+            }
         }
     }
     let clocks: Vec<Value> = offsets
@@ -125,12 +135,23 @@ pub(crate) fn merge(records: &[RankRecord]) -> Value {
         .map(|(rank, offset)| json!({ "rank": rank, "exactToMicroseconds": micros(offset.exact_to) }))
         .collect();
     let num_dropped: u64 = records.iter().map(|record| record.num_dropped).sum();
-    let began = first.began + zero.unwrap_or(0) as f64 / 1e9;
-    json!({
-        "traceEvents": events,
-        "displayTimeUnit": "ms",
-        "otherData": { "secondsSince1970": began, "clocks": clocks, "collectivesLeftOut": num_dropped },
-    })
+    let num_phases_dropped: u64 = records.iter().map(|record| record.num_phases_dropped).sum();
+    let others = json!({
+        "secondsSince1970": first.began + zero.unwrap_or(0) as f64 / 1e9,
+        "clocks": clocks,
+        "collectivesLeftOut": num_dropped,
+        "phasesLeftOut": num_phases_dropped,
+    });
+    trace.extend(format!("],\"otherData\":{others}}}").into_bytes());
+    trace
+}
+
+/// Appends an event to those of a trace.
+fn append(trace: &mut Vec<u8>, event: &Value) {
+    if trace.last() != Some(&b'[') {
+        trace.push(b',');
+    }
+    serde_json::to_writer(trace, event).expect("an event is JSON");
 }
 
 /// When the last rank began each collective that ends nowhere before that, in rank 0's time, and which that was. What was not
@@ -259,6 +280,7 @@ mod tests {
                 ended: ended + ahead,
             }],
             num_dropped: 0,
+            num_phases_dropped: 0,
         }
     }
 
@@ -274,7 +296,7 @@ mod tests {
             "{offset:?}"
         );
         assert!(offset.exact_to <= 800, "{offset:?}");
-        let trace = merge(&[of_0, of_1]);
+        let trace: Value = serde_json::from_slice(&merge(&[of_0, of_1])).unwrap();
         let events = trace["traceEvents"].as_array().unwrap();
         let find = |name: &str, pid: u64| {
             let found = events

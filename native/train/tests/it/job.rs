@@ -421,7 +421,6 @@ fn what_is_not_a_job_is_refused() {
     }
 }
 
-/// As in jobs that were written before it was called so.
 #[test]
 fn a_program_of_libtorch_takes_no_columns_as_they_are() {
     let mut value = job(json!({}));
@@ -440,6 +439,7 @@ fn a_program_of_libtorch_takes_no_columns_as_they_are() {
     );
 }
 
+/// As in jobs that were written before it was called so.
 #[test]
 fn a_former_name_of_a_param_is_read() {
     let mut value = job(json!({}));

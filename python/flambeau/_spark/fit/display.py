@@ -5,9 +5,11 @@ the log.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, Protocol
 
 from flambeau._shown import curves
@@ -15,6 +17,7 @@ from flambeau._shown import curves
 log = logging.getLogger("flambeau")
 
 _LINE_SECONDS = 30.0
+_CURVE_SECONDS = 1.0
 
 
 class Display(Protocol):
@@ -95,13 +98,19 @@ class Bar:
 
 
 class NotebookBar(Bar):
-    """The bar, and below it the losses of the epochs that have ended, as a curve that grows in its place."""
+    """The bar, and below it the losses of the epochs that have ended, as a curve that grows in its place,
+    once a second at most.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._losses: dict[int, tuple[float | None, float | None]] = {}
         """The loss and the validation loss of each epoch."""
         self._handle: Any = None
+        self._drawn = -math.inf
+        """When it was drawn last."""
+        self._is_whole = True
+        """Whether all of the losses are drawn."""
 
     def show(self, event: Mapping[str, Any]) -> None:
         """Shows an event."""
@@ -112,18 +121,30 @@ class NotebookBar(Bar):
             self._losses = {epoch: losses for epoch, losses in self._losses.items() if epoch < first}
         elif event["kind"] == "epoch":
             self._losses[event["epoch"]] = (event["loss"], event.get("validationLoss"))
-            self._draw()
+            self._is_whole = False
+            if time.monotonic() - self._drawn >= _CURVE_SECONDS:
+                self._draw()
+
+    def close(self) -> None:
+        """Leaves the bar as it is, and the curve with all epochs."""
+        super().close()
+        if self._losses and not self._is_whole:
+            try:
+                self._draw()
+            except Exception as error:  # the fit has ended all the same
+                log.debug("the curve could not be drawn: %s", error)
 
     def _draw(self) -> None:
-        from IPython.display import HTML, display
-
+        # Its functions have no types.
+        shown: Any = import_module("IPython.display")
+        self._drawn, self._is_whole = time.monotonic(), True
         rows = [self._losses.get(epoch, (None, None)) for epoch in range(max(self._losses) + 1)]
         series = {"loss": [loss for loss, _ in rows], "val_loss": [loss for _, loss in rows]}
         if all(loss is None for loss in series["val_loss"]):
             del series["val_loss"]
-        picture = HTML(curves(series))
+        picture = shown.HTML(curves(series))
         if self._handle is None:
-            self._handle = display(picture, display_id=True)
+            self._handle = shown.display(picture, display_id=True)
         else:
             self._handle.update(picture)
 

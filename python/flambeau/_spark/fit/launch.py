@@ -136,8 +136,8 @@ class Launch:
         """
         if self.run_of.is_named:
             self.attempts = self.run_of.attempts()
-        placed = self._place_files()
         self._num_earlier = len(self.attempts)
+        placed = self._place_files()
         restarts, error = 0, None
         while True:
             outcomes, failure = self._attempt(restarts, placed)

@@ -252,7 +252,9 @@ class ListenerBus:
 
     def _show(self, event: Mapping[str, Any]) -> None:
         if event["kind"] == "stall":
-            log.warning("%s", event["message"])
+            # Where all is told after the end, nobody waits any more.
+            if not self._context._is_late:
+                log.warning("%s", event["message"])
             return
         try:
             if self._display is not None:

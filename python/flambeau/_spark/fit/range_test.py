@@ -7,6 +7,7 @@ from typing import Any
 
 from flambeau._range_test import RangeTest, growth_of
 from flambeau._spark.fit.fit import Fit
+from flambeau._spark.fit.listener_bus import ListenerBus
 from flambeau._spark.fit.trainable import Trainable
 from flambeau._spark.rows.sources import Rows
 
@@ -22,6 +23,7 @@ _PARAMS: dict[str, Any] = {
     "lrSchedule": "constant",
     "lrScheduler": None,
     "lrSchedulerInterval": None,
+    "profile": None,
     "restoreBestWeights": False,
     "runId": None,
     "tensorBoardDir": None,
@@ -38,7 +40,12 @@ def range_test(estimator: Trainable, rows: Rows, low: float, high: float, num_st
     growth = growth_of(low, high, num_steps)
     tested = estimator.copy()
     tested._set(**_PARAMS, learningRate=low)
-    fit = replace(Fit.of(tested, rows), range_test={"growth": growth, "numSteps": num_steps})
+    fit = replace(
+        Fit.of(tested, rows),
+        # Callbacks of every fit, such as MLflow's, are not told either: it is none.
+        bus=ListenerBus.of((), tested, rows.dataset),
+        range_test={"growth": growth, "numSteps": num_steps},
+    )
     steps = fit.test()
     return RangeTest(
         [low * growth ** step["step"] for step in steps],

@@ -87,7 +87,8 @@ private[flambeau] final case class RankTask(
       train: WorkerProcess => RankOutcome
   ): RankOutcome = {
     val assigned = gpus.toSeq.flatMap(addresses => Seq("--gpus", addresses.mkString(",")))
-    val rankLog = new RankLog(rank, NativeLibrary.store(settings.get).put(settings.storeJson, logFile(rank), _))
+    val file = logFile(rank)
+    val rankLog = new RankLog(rank, NativeLibrary.store(settings.get).put(settings.storeJson, file, _))
     try {
       val command = Seq("train", "--launcher") ++ assigned
       val worker = WorkerProcess.start(settings, command, s"worker $rank", rankLog.add)
