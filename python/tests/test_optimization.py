@@ -197,7 +197,7 @@ def test_both_runtimes_come_to_the_same(spark: SparkSession, case: dict[str, Any
         torch.testing.assert_close(native.module().state_dict()[name], weight, rtol=1e-5, atol=1e-6)
 
 
-LOW, HIGH, TESTED = 1e-6, 10.0, 60
+LOW, HIGH, TESTED = 1e-6, 100.0, 60
 
 
 def losses_by_rate(high: float, num_steps: int) -> RangeTest:

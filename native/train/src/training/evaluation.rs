@@ -124,7 +124,10 @@ mod tests {
                         let gathered = gather(&group, &own, 4, true).unwrap();
                         assert_eq!(gathered, [bytes(first), bytes(second)]);
                         let gathered = gather(&group, &own, 4, rank == 0).unwrap();
-                        assert_eq!(gathered.concat().is_empty(), rank > 0 || first + second == 0);
+                        assert_eq!(
+                            gathered.concat().is_empty(),
+                            rank > 0 || first + second == 0
+                        );
                     }
                 });
             }
