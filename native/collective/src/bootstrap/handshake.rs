@@ -21,7 +21,7 @@ use sha2::Sha256;
 use crate::deadline::{Deadline, Timed};
 use crate::error::{CollectiveError, Result};
 
-const MAGIC: &[u8; 8] = b"FLAMBEA1";
+const MAGIC: &[u8; 8] = b"FLAMBEA2";
 const NONCE: usize = 32;
 const PROOF: usize = 32;
 const WELCOME: u8 = 1;
