@@ -158,14 +158,15 @@ pub(crate) fn extract(array: &ArrayRef, shape: &[usize], dtype: DType) -> Result
 
 /// The first row with a null at any level, of arrays whose rows may differ in length.
 pub(crate) fn first_null(array: &ArrayRef) -> Option<usize> {
-    if let Some(nulls) = array.nulls().filter(|nulls| nulls.null_count() > 0) {
-        return nulls.iter().position(|valid| !valid);
-    }
-    let list = array.as_list_opt::<i32>()?;
-    let offsets = list.offsets();
-    let (first, last) = (offsets[0] as usize, offsets[list.len()] as usize);
-    let element = first_null(&list.values().slice(first, last - first))? + first;
-    Some(offsets.partition_point(|&offset| offset as usize <= element) - 1)
+    let nulls = array.nulls().filter(|nulls| nulls.null_count() > 0);
+    let own = nulls.and_then(|nulls| nulls.iter().position(|valid| !valid));
+    let nested = array.as_list_opt::<i32>().and_then(|list| {
+        let offsets = list.offsets();
+        let (first, last) = (offsets[0] as usize, offsets[list.len()] as usize);
+        let element = first_null(&list.values().slice(first, last - first))? + first;
+        Some(offsets.partition_point(|&offset| offset as usize <= element) - 1)
+    });
+    own.into_iter().chain(nested).min()
 }
 
 fn refuse_nulls(array: &ArrayRef, per_row: usize) -> Result<(), Fault> {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int32Type;
 use arrow_array::{
-    ArrayRef, BinaryArray, Float64Array, Int64Array, ListArray, RecordBatch, StringArray,
+    Array, ArrayRef, BinaryArray, FixedSizeListArray, Float64Array, Int64Array, LargeListArray,
+    ListArray, RecordBatch, StringArray,
 };
 use flambeau_data::{
     BatchReader, DType, DataError, DatasetSpec, Manifest, OrderConfig, ReaderOptions, SampleOrder,
@@ -180,6 +181,56 @@ fn a_null_is_refused_with_its_row() {
         matches!(&error, DataError::NullValue { column, row: 2, .. } if column == "text"),
         "{error}"
     );
+}
+
+#[test]
+fn a_null_in_a_list_of_any_kind_is_refused_with_its_row() {
+    type Rows = [Option<Vec<Option<i32>>>; 3];
+    let rows: [Rows; 2] = [
+        [
+            Some(vec![Some(1), Some(2)]),
+            Some(vec![Some(3), None]),
+            None,
+        ],
+        [
+            Some(vec![Some(1), Some(2)]),
+            None,
+            Some(vec![Some(3), Some(4)]),
+        ],
+    ];
+    for rows in rows {
+        let arrays: [ArrayRef; 3] = [
+            Arc::new(ListArray::from_iter_primitive::<Int32Type, _, _>(
+                rows.clone(),
+            )),
+            Arc::new(LargeListArray::from_iter_primitive::<Int32Type, _, _>(
+                rows.clone(),
+            )),
+            Arc::new(FixedSizeListArray::from_iter_primitive::<Int32Type, _, _>(
+                rows.clone(),
+                2,
+            )),
+        ];
+        for array in arrays {
+            let directory = tempfile::tempdir().unwrap();
+            let kind = array.data_type().to_string();
+            let columns: Vec<(&str, ArrayRef)> = vec![
+                ("list", array),
+                ("y", Arc::new(Float64Array::from(vec![1.0, 2.0, 3.0]))),
+            ];
+            let uri = write(directory.path(), "nulls.parquet", &columns, 3);
+            let spec = DatasetSpec {
+                raw_columns: vec!["list".into()],
+                ..spec()
+            };
+            let manifest = Manifest::read(&store(), &[uri], &spec).unwrap();
+            let error = crate::fixtures::read_manifest(manifest).unwrap_err();
+            assert!(
+                matches!(&error, DataError::NullValue { column, row: 1, .. } if column == "list"),
+                "{kind}: {error}"
+            );
+        }
+    }
 }
 
 #[test]
