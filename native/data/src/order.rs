@@ -6,8 +6,9 @@
 //! needs one window in memory, and any batch is reached from its number alone.
 //!
 //! Rows often come sorted, by a date or as Spark's `randomSplit` leaves them. Were a lane one contiguous part of them, each rank would see
-//! another distribution, of which batch normalization's statistics are. So where rows are shuffled, a lane has a piece of each of
-//! [`DEALS`] parts of the dataset, the lanes' turn going back and forth, as teams are drafted.
+//! another distribution, of which batch normalization's statistics are. So where rows are shuffled and the dataset is no longer than
+//! [`DEALT_WINDOWS`] windows, they are dealt to the lanes one by one. A rank then decodes all rows and keeps its own, which costs little for
+//! so few of them. Of a longer dataset a lane has a piece of each of some parts, the lanes' turn going back and forth, as teams are drafted.
 //!
 //! The permutations are Fisher-Yates over ChaCha8, spelled out here so that no library's next version changes a resumed run.
 
@@ -22,10 +23,13 @@ use crate::manifest::Manifest;
 
 /// The largest `window_rows`: positions within a window are held in 32 bits, and a window may be almost twice as long.
 const MAX_WINDOW_ROWS: usize = 1 << 30;
-/// Parts of the dataset of which each lane has a piece; even, so that no lane's rows lie further ahead than another's on average. More of
-/// them would make lanes more alike, and cost more: each piece may begin and end within a page of Parquet's (20,000 rows as Spark writes
-/// them), which is then decoded for two lanes.
-const DEALS: usize = 8;
+/// Windows up to which rows are dealt one by one: 512 MiB of decoded rows with the default window, a second's decoding.
+const DEALT_WINDOWS: u64 = 8;
+/// Parts of a longer dataset of which each lane has a piece: at least these, and more where a piece still has [`PIECE_ROW_GROUPS`]. Each
+/// piece may begin and end within a page of Parquet's (20,000 rows as Spark writes them), or within a row group of a file without an
+/// index of its pages, which is then decoded for two lanes.
+const PARTS: Range<usize> = 16..2048;
+const PIECE_ROW_GROUPS: usize = 4;
 
 /// What fixes the order of a job's samples.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,7 +48,7 @@ pub struct OrderConfig {
     pub window_rows: usize,
 }
 
-/// A run of rows of one row group that is decoded, and shuffled, as a whole.
+/// A lane's rows between two rows of one row group, which are decoded, and shuffled, as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Chunk {
     /// The row group, counted over all shards in the manifest's order.
@@ -55,6 +59,93 @@ pub struct Chunk {
     pub num_rows: u64,
     /// Rows of its lane that come before it in the manifest's order.
     pub rows_before: u64,
+    /// Where rows are dealt one by one; otherwise the chunk's follow each other.
+    pub dealt: Option<Dealt>,
+}
+
+impl Chunk {
+    /// The number of its row at `index`, 0 to `num_rows`, in the manifest's order; ascending.
+    #[inline]
+    pub fn row(&self, index: u64) -> u64 {
+        match self.dealt {
+            None => self.first_row + index,
+            Some(dealt) => dealt.row(self.rows_before + index),
+        }
+    }
+
+    /// Its rows' numbers.
+    pub fn rows(self) -> impl Iterator<Item = u64> {
+        (0..self.num_rows).map(move |index| self.row(index))
+    }
+
+    /// The rows to read for it: where rows are dealt, all of its rounds, of which the first and the last may reach into other row groups.
+    pub(crate) fn span(&self) -> Range<u64> {
+        match self.dealt {
+            None => self.first_row..self.first_row + self.num_rows,
+            Some(Dealt { num_lanes, .. }) => {
+                self.rows_before * num_lanes..(self.rows_before + self.num_rows) * num_lanes
+            }
+        }
+    }
+
+    /// Adds the rows of the lane's next chunk, where nothing but rows of other lanes lies between them. Of which row groups, is not looked at.
+    pub(crate) fn join(&mut self, next: &Chunk) -> bool {
+        let follows = self.rows_before + self.num_rows == next.rows_before
+            && self.row(self.num_rows) == next.first_row;
+        if follows {
+            self.num_rows += next.num_rows;
+        }
+        follows
+    }
+}
+
+/// Rows that are dealt one by one: of every `num_lanes` rows, a round, each lane has one. Which one, differs from round to round without
+/// a pattern that rows could share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dealt {
+    num_lanes: u64,
+    lane: u64,
+}
+
+impl Dealt {
+    /// The row that the lane has of a round.
+    #[inline]
+    fn row(self, round: u64) -> u64 {
+        round * self.num_lanes + (self.lane + mix(round) % self.num_lanes) % self.num_lanes
+    }
+
+    /// Rows of the lane among the first `end`.
+    fn count(self, end: u64) -> u64 {
+        let round = end / self.num_lanes;
+        round + u64::from(self.row(round) < end)
+    }
+
+    /// The lane's rows of all row groups, each cut evenly into chunks of at most `window_rows`.
+    fn cut(self, groups: &[(usize, Range<u64>)], window_rows: u64) -> Vec<Chunk> {
+        let mut chunks = Vec::new();
+        for (row_group, rows) in groups {
+            let rounds = self.count(rows.start)..self.count(rows.end);
+            for part in pieces(&rounds, window_rows) {
+                chunks.push(Chunk {
+                    row_group: *row_group,
+                    first_row: self.row(part.start),
+                    num_rows: part.end - part.start,
+                    rows_before: part.start,
+                    dealt: Some(self),
+                });
+            }
+        }
+        chunks
+    }
+}
+
+/// A number's bits mixed: the finalizer of `SplitMix64` (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+#[inline]
+fn mix(number: u64) -> u64 {
+    let mut bits = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
 }
 
 #[derive(Debug)]
@@ -116,12 +207,34 @@ impl SampleOrder {
             groups.push((row_group, num_rows..num_rows + length));
             num_rows += length;
         }
-        let num_deals = if config.shuffle { DEALS } else { 1 };
-        let lanes: Vec<Lane> = deal(num_rows, config.num_lanes, num_deals)
-            .into_iter()
-            .map(|runs| Lane {
-                num_rows: runs.iter().map(|run| run.end - run.start).sum(),
-                chunks: cut(&groups, &runs, config.window_rows as u64).into(),
+        let (num_lanes, window_rows) = (config.num_lanes, config.window_rows as u64);
+        let chunks: Vec<Vec<Chunk>> = if config.shuffle
+            && num_lanes > 1
+            && num_rows <= window_rows.saturating_mul(DEALT_WINDOWS)
+        {
+            let dealt = |lane| Dealt {
+                num_lanes: num_lanes as u64,
+                lane,
+            };
+            (0..num_lanes as u64)
+                .map(|lane| dealt(lane).cut(&groups, window_rows))
+                .collect()
+        } else {
+            let num_parts = match config.shuffle {
+                true => (groups.len() / PIECE_ROW_GROUPS / num_lanes)
+                    .clamp(PARTS.start, PARTS.end)
+                    .next_multiple_of(2),
+                false => 1,
+            };
+            deal(num_rows, num_lanes, num_parts)
+                .iter()
+                .map(|runs| cut(&groups, runs, window_rows))
+                .collect()
+        };
+        let lanes: Vec<Lane> = (chunks.into_iter())
+            .map(|chunks| Lane {
+                num_rows: chunks.iter().map(|chunk| chunk.num_rows).sum(),
+                chunks: chunks.into(),
             })
             .collect();
         let lengths = lanes.iter().map(|lane| lane.num_rows);
@@ -306,9 +419,7 @@ impl LaneOrder {
 
     /// The row ids of a window before they are permuted: one chunk after another.
     pub fn window_row_ids(&self, window: usize) -> Vec<u64> {
-        self.window_chunks(window)
-            .flat_map(|chunk| chunk.first_row..chunk.first_row + chunk.num_rows)
-            .collect()
+        self.window_chunks(window).flat_map(Chunk::rows).collect()
     }
 
     /// Permutes what stands for a window's rows, one chunk after another, into the order in which they are seen.
@@ -325,21 +436,32 @@ fn share(length: u64, count: usize, index: usize) -> Range<u64> {
     edge(index)..edge(index + 1)
 }
 
-/// Which rows each lane has: the rows are cut into `num_deals` parts, and each part into a piece for every lane, in the lanes' order in one
-/// part and backwards in the next. Ascending runs; lanes differ by at most one row.
-fn deal(num_rows: u64, num_lanes: usize, num_deals: usize) -> Vec<Vec<Range<u64>>> {
+/// `range` in nearly equal parts of at most `longest`; none of an empty one.
+fn pieces(range: &Range<u64>, longest: u64) -> impl Iterator<Item = Range<u64>> + use<> {
+    let (start, length) = (range.start, range.end - range.start);
+    let count = length.div_ceil(longest) as usize;
+    (0..count).map(move |index| {
+        let part = share(length, count, index);
+        start + part.start..start + part.end
+    })
+}
+
+/// Which rows each lane has: the rows are cut into `num_parts` parts, and each part into a piece for every lane, in the lanes' order in one
+/// part and backwards in the next. Each two parts another lane is first: no lane has the ends of all parts, were each sorted. Ascending runs;
+/// lanes differ by at most one row.
+fn deal(num_rows: u64, num_lanes: usize, num_parts: usize) -> Vec<Vec<Range<u64>>> {
     let mut lanes: Vec<Vec<Range<u64>>> = vec![Vec::new(); num_lanes];
     let mut start = 0;
-    for part in 0..num_deals {
+    for part in 0..num_parts {
         for place in 0..num_lanes {
-            let is_forward = part % 2 == 0;
-            let lane = if is_forward {
+            let turn = if part % 2 == 0 {
                 place
             } else {
                 num_lanes - 1 - place
             };
+            let lane = (turn + part / 2) % num_lanes;
             let of_lane = share(num_rows, num_lanes, lane);
-            let piece = share(of_lane.end - of_lane.start, num_deals, part);
+            let piece = share(of_lane.end - of_lane.start, num_parts, part);
             let end = start + (piece.end - piece.start);
             match lanes[lane].last_mut() {
                 Some(last) if last.end == start => last.end = end,
@@ -362,17 +484,15 @@ fn cut(groups: &[(usize, Range<u64>)], runs: &[Range<u64>], window_rows: u64) ->
             .iter()
             .take_while(|(_, rows)| rows.start < run.end);
         for (row_group, rows) in reached {
-            let (start, end) = (rows.start.max(run.start), rows.end.min(run.end));
-            // An empty row group has no pieces.
-            let pieces = (end - start).div_ceil(window_rows) as usize;
-            for piece in 0..pieces {
-                let part = share(end - start, pieces, piece);
+            let here = rows.start.max(run.start)..rows.end.min(run.end);
+            for part in pieces(&here, window_rows) {
                 let num_rows = part.end - part.start;
                 chunks.push(Chunk {
                     row_group: *row_group,
-                    first_row: start + part.start,
+                    first_row: part.start,
                     num_rows,
                     rows_before,
+                    dealt: None,
                 });
                 rows_before += num_rows;
             }

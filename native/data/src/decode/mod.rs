@@ -10,8 +10,9 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
-use arrow_array::{ArrayRef, RecordBatch};
+use arrow_array::{ArrayRef, RecordBatch, UInt32Array};
 use arrow_schema::ArrowError;
+use arrow_select::take::take_record_batch;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader,
@@ -23,6 +24,7 @@ use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData};
 use crate::error::DataError;
 use crate::manifest::{ColumnInfo, ColumnKind, Element, Manifest};
 use crate::memory::{Charge, Meter};
+use crate::order::Chunk;
 use crate::spec::DType;
 use crate::store::Store;
 use convert::{Part, Role};
@@ -62,6 +64,12 @@ struct Tensor {
     sole: Option<usize>,
 }
 
+impl Tensor {
+    fn row_bytes(&self) -> usize {
+        self.elements * self.dtype.size()
+    }
+}
+
 struct TensorColumn {
     /// Its place in the manifest's columns.
     index: usize,
@@ -79,6 +87,15 @@ struct Place {
     /// The shard's first row, in the manifest's numbering.
     shard_first_row: u64,
     num_rows: u64,
+}
+
+impl Place {
+    /// The rows to read for a chunk, in the row group's numbering.
+    fn span(self, chunk: &Chunk) -> Range<usize> {
+        let Range { start, end } = chunk.span();
+        let end = end.min(self.first_row + self.num_rows);
+        start.saturating_sub(self.first_row) as usize..(end - self.first_row) as usize
+    }
 }
 
 /// A row group's columns while they are read.
@@ -188,10 +205,7 @@ impl Decoder {
 
     /// Bytes of a row in each tensor.
     pub(crate) fn row_bytes(&self) -> Vec<usize> {
-        self.tensors
-            .iter()
-            .map(|tensor| tensor.elements * tensor.dtype.size())
-            .collect()
+        self.tensors.iter().map(Tensor::row_bytes).collect()
     }
 
     /// The shard that holds a row group.
@@ -199,37 +213,34 @@ impl Decoder {
         &self.manifest.shards()[self.places[row_group].shard].uri
     }
 
-    /// Decodes runs of rows (the manifest's numbering, ascending, all within one row group) into `out`: for each tensor exactly the rows'
-    /// bytes. What the file has of them is fetched once. Returns the columns that stay as they are, part after part; no part where there
-    /// are no such columns.
+    /// Decodes rows of one row group (chunks of it, ascending) into `out`: for each tensor exactly the rows' bytes. What the file has of them
+    /// is fetched once. Returns the columns that stay as they are, part after part; no part where there are no such columns.
     ///
     /// Holds the row group's columns as they lie in the file while it works. Looks at `cancelled` after every batch of rows and
     /// returns `None` where that ends it.
     pub(crate) fn decode(
         &self,
         row_group: usize,
-        runs: &[Range<u64>],
+        chunks: &[Chunk],
         out: &mut [&mut [u8]],
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Vec<RecordBatch>>, DataError> {
         let uri = self.uri(row_group);
         let place = self.places[row_group];
-        let runs: Vec<Range<usize>> = (runs.iter())
-            .map(|run| (run.start - place.first_row) as usize..(run.end - place.first_row) as usize)
-            .collect();
-        let stored = catching_panics(uri, || self.fetch(place, &runs))?;
+        let spans: Vec<Range<usize>> = chunks.iter().map(|chunk| place.span(chunk)).collect();
+        let stored = catching_panics(uri, || self.fetch(place, &spans))?;
         let (mut first, mut raw) = (0, Vec::new());
-        for run in runs {
-            let next = first + run.len();
+        for chunk in chunks {
+            let next = first + chunk.num_rows as usize;
             let mut out: Vec<&mut [u8]> = (self.tensors.iter().zip(out.iter_mut()))
                 .map(|(tensor, out)| {
-                    let row_bytes = tensor.elements * tensor.dtype.size();
+                    let row_bytes = tensor.row_bytes();
                     &mut out[first * row_bytes..next * row_bytes]
                 })
                 .collect();
             let mut decode = |plainly| {
                 let read =
-                    || Ok(self.decode_run(place, &stored, &run, &mut out, cancelled, plainly));
+                    || Ok(self.decode_chunk(place, &stored, chunk, &mut out, cancelled, plainly));
                 catching_panics(uri, read).unwrap_or_else(|error| Err(Unread::Error(error)))
             };
             let decoded = match decode(true) {
@@ -247,23 +258,36 @@ impl Decoder {
         Ok(Some(raw))
     }
 
-    /// Decodes rows of a row group, which `stored` holds.
-    fn decode_run(
+    /// Decodes rows of a row group, which `stored` holds. Where rows are dealt, all lanes' are decoded, a batch at a time, and the chunk's are
+    /// copied.
+    fn decode_chunk(
         &self,
         place: Place,
         stored: &Stored,
-        rows: &Range<usize>,
+        chunk: &Chunk,
         out: &mut [&mut [u8]],
         cancelled: &dyn Fn() -> bool,
         plainly: bool,
     ) -> Result<Option<Vec<RecordBatch>>, Unread> {
         let uri = &self.manifest.shards()[place.shard].uri;
+        let rows = place.span(chunk);
         let wanted = rows.len();
-        let mut group = self.open(place, stored, rows, plainly)?;
+        let mut group = self.open(place, stored, &rows, plainly)?;
         let mut direct: Vec<Option<PlainColumn>> = (self.tensors.iter())
             .map(|tensor| group.plain[tensor.sole?].take_if(|column| column.is(tensor.dtype)))
             .collect();
-        let mut done = 0;
+        let mut beside: Vec<Vec<u8>> = (self.tensors.iter())
+            .map(|tensor| {
+                vec![
+                    0;
+                    chunk
+                        .dealt
+                        .map_or(0, |_| self.batch_rows * tensor.row_bytes())
+                ]
+            })
+            .collect();
+        let mut own = chunk.rows().peekable();
+        let (mut done, mut num_own) = (0, 0);
         let mut raw = Vec::new();
         while done < wanted {
             if cancelled() {
@@ -274,16 +298,43 @@ impl Decoder {
             };
             let first_row = place.first_row - place.shard_first_row + (rows.start + done) as u64;
             let next = done + rows_here.num_rows;
-            let tensors = self.tensors.iter().zip(&mut direct);
-            for ((tensor, direct), out) in tensors.zip(out.iter_mut()) {
-                let row_bytes = tensor.elements * tensor.dtype.size();
-                let out = &mut out[done * row_bytes..next * row_bytes];
+            // Places of the chunk's own rows among these, where they are not all.
+            let picked: Option<Vec<u32>> = chunk.dealt.map(|_| {
+                let from = place.first_row + (rows.start + done) as u64;
+                let here = |row: &u64| *row < from + rows_here.num_rows as u64;
+                std::iter::from_fn(|| own.next_if(here))
+                    .map(|row| (row - from) as u32)
+                    .collect()
+            });
+            let tensors = self.tensors.iter().zip(&mut direct).zip(&mut beside);
+            for (((tensor, direct), beside), out) in tensors.zip(out.iter_mut()) {
+                let row_bytes = tensor.row_bytes();
+                let decoded = match &picked {
+                    Some(_) => &mut beside[..rows_here.num_rows * row_bytes],
+                    None => &mut out[done * row_bytes..next * row_bytes],
+                };
                 match direct {
-                    Some(column) => column.fill(out).ok_or(Unread::NotPlain)?,
-                    None => self.lay_rows(place.shard, tensor, &rows_here, first_row, out)?,
+                    Some(column) => column.fill(decoded).ok_or(Unread::NotPlain)?,
+                    None => self.lay_rows(place.shard, tensor, &rows_here, first_row, decoded)?,
+                }
+                if let Some(picked) = &picked {
+                    let out = out[num_own * row_bytes..].chunks_exact_mut(row_bytes);
+                    for (out, &row) in out.zip(picked) {
+                        let row = row as usize * row_bytes;
+                        out.copy_from_slice(&beside[row..row + row_bytes]);
+                    }
                 }
             }
-            raw.extend(self.raw_rows(uri, &rows_here, first_row)?);
+            let others = self.raw_rows(uri, &rows_here, first_row)?;
+            raw.extend(match (others, &picked) {
+                (Some(others), Some(picked)) => {
+                    let picked = UInt32Array::from(picked.clone());
+                    let own = take_record_batch(&others, &picked);
+                    Some(own.map_err(|error| arrow_error(uri, error))?)
+                }
+                (others, _) => others,
+            });
+            num_own += picked.map_or(rows_here.num_rows, |picked| picked.len());
             done = next;
         }
         if done != wanted {

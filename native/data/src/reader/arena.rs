@@ -1,6 +1,5 @@
 //! Rows of all tensors, filled by several threads at once.
 
-use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -10,25 +9,21 @@ use crate::buffer::AlignedBuffer;
 use crate::decode::Decoder;
 use crate::error::DataError;
 use crate::memory::{Charge, Meter};
+use crate::order::Chunk;
 
 /// Rows of a row group that one task decodes.
 #[derive(Debug, Clone)]
 pub(super) struct Unit {
     pub(super) row_group: usize,
-    /// Runs of rows in the manifest's numbering, ascending; at least one.
-    pub(super) runs: Vec<Range<u64>>,
-    /// Its first row in the arena, where the runs follow each other.
+    /// Ascending; at least one.
+    pub(super) chunks: Vec<Chunk>,
+    /// Its first row in the arena, where the chunks follow each other.
     pub(super) first: usize,
 }
 
 impl Unit {
     pub(super) fn num_rows(&self) -> usize {
-        (self.runs.iter().map(|run| run.end - run.start).sum::<u64>()) as usize
-    }
-
-    /// Its last row's end.
-    pub(super) fn end(&self) -> u64 {
-        self.runs.last().map_or(0, |run| run.end)
+        (self.chunks.iter().map(|chunk| chunk.num_rows).sum::<u64>()) as usize
     }
 }
 
@@ -122,7 +117,7 @@ impl Arena {
         let num_rows = self.units[unit].num_rows();
         let Unit {
             row_group,
-            runs,
+            chunks,
             first,
         } = &self.units[unit];
         let mut out: Vec<&mut [u8]> = (self.bases.iter().zip(&self.row_bytes))
@@ -132,7 +127,7 @@ impl Arena {
                 unsafe { std::slice::from_raw_parts_mut(base.add(first * bytes), num_rows * bytes) }
             })
             .collect();
-        let Some(raw) = decoder.decode(*row_group, runs, &mut out, cancelled)? else {
+        let Some(raw) = decoder.decode(*row_group, chunks, &mut out, cancelled)? else {
             return Ok(false);
         };
         // The one call that claimed the unit.
@@ -159,15 +154,11 @@ impl Arena {
         past.checked_sub(1)
     }
 
-    /// Whether all units that hold some of `rows` (the manifest's numbering) may be read.
-    pub(super) fn are_ready(&self, rows: &[Range<u64>]) -> bool {
-        let overlap = |unit: &Unit, rows: &Range<u64>| {
-            let with = |run: &Range<u64>| run.start < rows.end && rows.start < run.end;
-            unit.runs.iter().any(with)
-        };
+    /// Whether all units of these row groups, ascending, may be read.
+    pub(super) fn are_ready(&self, row_groups: &[usize]) -> bool {
         self.num_pending.load(Ordering::Acquire) == 0
             || (self.units.iter().zip(&self.ready)).all(|(unit, ready)| {
-                ready.load(Ordering::Acquire) || !rows.iter().any(|rows| overlap(unit, rows))
+                ready.load(Ordering::Acquire) || row_groups.binary_search(&unit.row_group).is_err()
             })
     }
 

@@ -35,8 +35,8 @@ pub(super) struct OpenWindow {
     pub(super) arena: Arc<Arena>,
     /// For each position of the window, its row in the arena.
     rows: Vec<u32>,
-    /// Runs of the arena's rows whose ids follow each other: the first one's place and its id.
-    runs: Vec<(u32, u64)>,
+    /// Its chunks in the order of the arena, each with its first row's place there.
+    chunks: Vec<(u32, Chunk)>,
 }
 
 /// A stretch of a window's positions.
@@ -46,7 +46,7 @@ pub(super) struct Stretch<'a> {
     pub(super) rows: &'a [u32],
     /// The rows that follow within the window, at most as many.
     pub(super) next: &'a [u32],
-    runs: &'a [(u32, u64)],
+    chunks: &'a [(u32, Chunk)],
 }
 
 impl Cursor {
@@ -86,23 +86,15 @@ impl Cursor {
                 })
                 .map(|(index, window)| {
                     let mut first = 0;
-                    let units = self.order.window_chunks(index).map(
-                        |Chunk {
-                             row_group,
-                             first_row,
-                             num_rows,
-                             ..
-                         }| {
-                            let run = first_row..first_row + num_rows;
-                            let unit = Unit {
-                                row_group,
-                                runs: vec![run],
-                                first,
-                            };
-                            first += num_rows as usize;
-                            (batch_of(window), unit)
-                        },
-                    );
+                    let units = self.order.window_chunks(index).map(|chunk| {
+                        let unit = Unit {
+                            row_group: chunk.row_group,
+                            chunks: vec![chunk],
+                            first,
+                        };
+                        first += chunk.num_rows as usize;
+                        (batch_of(window), unit)
+                    });
                     Load {
                         lane: self.place,
                         index,
@@ -117,8 +109,11 @@ impl Cursor {
                     let passed = window.first_position + window.num_rows <= first_position;
                     let batch = if passed { u64::MAX } else { batch_of(window) };
                     for chunk in self.order.window_chunks(index) {
-                        let unit = unit_of(&units, chunk.first_row);
-                        units[unit].0 = units[unit].0.min(batch);
+                        let unit = units
+                            .binary_search_by_key(&chunk.row_group, |(_, unit)| unit.row_group);
+                        let (first, _) =
+                            &mut units[unit.expect("each row group of the lane has a unit")];
+                        *first = batch.min(*first);
                     }
                 }
                 if units.is_empty() {
@@ -138,21 +133,18 @@ impl Cursor {
     /// index of its pages gives a row group's columns as a whole or not at all.
     fn whole_units(&self, order: &SampleOrder) -> Vec<(u64, Unit)> {
         let mut units: Vec<(u64, Unit)> = Vec::new();
-        for chunk in order.lane_chunks(self.lane) {
-            let end = chunk.first_row + chunk.num_rows;
-            let run = chunk.first_row..end;
+        for &chunk in order.lane_chunks(self.lane) {
             match units.last_mut() {
                 Some((_, unit)) if unit.row_group == chunk.row_group => {
-                    match unit.runs.last_mut() {
-                        Some(last) if last.end == run.start => last.end = end,
-                        _ => unit.runs.push(run),
+                    if !unit.chunks.last_mut().is_some_and(|last| last.join(&chunk)) {
+                        unit.chunks.push(chunk);
                     }
                 }
                 _ => units.push((
                     u64::MAX,
                     Unit {
                         row_group: chunk.row_group,
-                        runs: vec![run],
+                        chunks: vec![chunk],
                         first: chunk.rows_before as usize,
                     },
                 )),
@@ -187,7 +179,7 @@ impl Cursor {
             arena: &open.arena,
             next: &following[..following.len().min(places.len())],
             rows: &open.rows[places],
-            runs: &open.runs,
+            chunks: &open.chunks,
         })
     }
 
@@ -227,26 +219,19 @@ impl Cursor {
             rows.extend(*first..*first + chunk.num_rows as u32);
         }
         self.order.permute(index, &mut rows);
-        let mut runs: Vec<(u32, u64)> = first_rows
-            .into_iter()
-            .zip(chunks().map(|chunk| chunk.first_row))
-            .collect();
-        // In the order of the arena, which is not the epoch's where it holds the whole lane. Runs that go on where the last one ends
-        // are one with it.
-        runs.sort_unstable();
-        runs.dedup_by(|(first, id), (last_first, last_id)| {
-            u64::from(*first - *last_first) == id.wrapping_sub(*last_id)
-        });
-        let needed: Vec<Range<u64>> = chunks()
-            .map(|chunk| chunk.first_row..chunk.first_row + chunk.num_rows)
-            .collect();
-        let arena = loader.wait(self.place, load, &needed, options)?;
+        let mut chunks: Vec<(u32, Chunk)> = first_rows.into_iter().zip(chunks()).collect();
+        // In the order of the arena, which is not the epoch's where it holds the whole lane.
+        chunks.sort_unstable_by_key(|(first, _)| *first);
+        let mut row_groups: Vec<usize> = chunks.iter().map(|(_, chunk)| chunk.row_group).collect();
+        row_groups.sort_unstable();
+        chunks.dedup_by(|(_, next), (_, last)| last.join(next));
+        let arena = loader.wait(self.place, load, &row_groups, options)?;
         Ok(OpenWindow {
             index,
             span,
             arena,
             rows,
-            runs,
+            chunks,
         })
     }
 }
@@ -265,18 +250,18 @@ impl OpenWindow {
 impl Stretch<'_> {
     /// The rows' ids.
     pub(super) fn extend_ids(&self, ids: &mut Vec<u64>) {
-        if let [(first, id)] = self.runs {
-            ids.extend(self.rows.iter().map(|row| id + u64::from(row - first)));
+        if let [(first, chunk)] = self.chunks {
+            ids.extend(
+                self.rows
+                    .iter()
+                    .map(|row| chunk.row(u64::from(row - first))),
+            );
             return;
         }
         ids.extend(self.rows.iter().map(|row| {
-            let (first, id) = self.runs[self.runs.partition_point(|(first, _)| first <= row) - 1];
-            id + u64::from(row - first)
+            let past = self.chunks.partition_point(|(first, _)| first <= row);
+            let (first, chunk) = self.chunks[past - 1];
+            chunk.row(u64::from(row - first))
         }));
     }
-}
-
-/// The unit that holds a row.
-fn unit_of(units: &[(u64, Unit)], row: u64) -> usize {
-    units.partition_point(|(_, unit)| unit.end() <= row)
 }

@@ -1,7 +1,6 @@
 //! The threads that decode, and what they decode next.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -137,7 +136,7 @@ impl Loader {
         self.shared.work.notify_all();
     }
 
-    /// Waits until the units of a load that hold `rows` are decoded.
+    /// Waits until the units of a load that are of these row groups, ascending, are decoded.
     ///
     /// # Errors
     /// The first error of any decoding task; [`DataError::Timeout`] and [`DataError::Interrupted`] as the options say.
@@ -145,7 +144,7 @@ impl Loader {
         &self,
         lane: usize,
         index: usize,
-        rows: &[Range<u64>],
+        row_groups: &[usize],
         options: &ReaderOptions,
     ) -> Result<Arc<Arena>, DataError> {
         let started = Instant::now();
@@ -158,7 +157,7 @@ impl Loader {
                 .live
                 .iter()
                 .find(|live| live.lane == lane && live.index == index);
-            if let Some(live) = live.filter(|live| live.arena.are_ready(rows)) {
+            if let Some(live) = live.filter(|live| live.arena.are_ready(row_groups)) {
                 return Ok(live.arena.clone());
             }
             if self.threads.is_empty() {

@@ -128,7 +128,8 @@ impl BatchReader {
             .map(|(_, group)| group.stored_bytes)
             .max()
             .unwrap_or(0);
-        let memory_bound = held + options.num_threads.max(1) as u64 * largest_group;
+        let memory_bound =
+            held.saturating_add((options.num_threads.max(1) as u64).saturating_mul(largest_group));
 
         let meter = Meter::default();
         let decoder = Decoder::new(store, manifest.clone(), meter.clone());
