@@ -358,7 +358,7 @@ def test_only_lost_workers_are_tried_again(
         requests.append(json.loads(request.job_json)["attempt"] | {"secret": request.secret})
         checkpoint = tmp_path / "attempts" / requests[0]["id"] / "checkpoints" / "0000000003"
         checkpoint.mkdir(parents=True, exist_ok=True)
-        (checkpoint / "COMMITTED").write_text('{"format": 2, "parts": []}')
+        (checkpoint / "COMMITTED").write_text('{"format": 3, "parts": []}')
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer

@@ -34,7 +34,7 @@ use crate::record::scaler::LossScaler;
 use crate::record::sums::LossTotals;
 
 /// Of what lies in a checkpoint, and of the order of the rows that it was written in the middle of.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 const MARKER: &str = "COMMITTED";
 const SHARED: &str = "shared.bin";
 const STATE: &str = "state.json";
