@@ -9,6 +9,8 @@ use crate::work_directory::WorkDirectory;
 pub(crate) const LOGS: &str = "logs";
 /// How many of a log's last lines are told.
 const NUM_LINES: usize = 20;
+/// How much of a log's end is read for them.
+const END: u64 = 64 << 10;
 
 /// The end of a rank's log.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -33,9 +35,18 @@ pub(crate) fn ends(work: &WorkDirectory<'_>, attempt: &str) -> Result<Vec<LogEnd
         let Some(rank) = rank.and_then(|rank| rank.parse().ok()) else {
             continue;
         };
-        let bytes = work.store.get(&uri)?;
+        let size = work.store.size(&uri)?.unwrap_or(0);
+        if size == 0 {
+            continue;
+        }
+        let start = size.saturating_sub(END);
+        let bytes = work.store.get_range(&uri, start..size)?;
         let text = String::from_utf8_lossy(&bytes);
-        let lines: Vec<&str> = text.lines().collect();
+        let mut lines: Vec<&str> = text.lines().collect();
+        if start > 0 && lines.len() > 1 {
+            // The first may have begun before.
+            lines.remove(0);
+        }
         let last = &lines[lines.len().saturating_sub(NUM_LINES)..];
         ends.push(LogEnd {
             rank,

@@ -1,6 +1,8 @@
 //! The attempts of a fit, from the first to the one that goes on after a restart.
 
 use std::collections::HashSet;
+use std::fs;
+use std::io::{Seek, SeekFrom, Write};
 
 use serde_json::{Value, json};
 
@@ -109,6 +111,31 @@ fn what_ranks_wrote_stays_where_that_is_asked_for_and_its_ends_are_told() {
     let fields = json!({"attempts": ["a", "b"], "num": 0});
     ask(&work, "keepCheckpoints", fields).unwrap();
     assert!(!is_there(&work, "attempts/a"));
+}
+
+/// Of a terabyte, which is a hole but for its end.
+#[test]
+fn of_a_log_its_end_alone_is_read() {
+    let work = directory();
+    write(&work, "attempts/a/logs/rank-0.log", "");
+    // The last 64 KiB begin within the line before these.
+    let (line, long) = ("1".repeat(40_000), "2".repeat(100_000));
+    for (rank, text) in [(1, format!("{line}\n{line}\n")), (2, long)] {
+        let name = format!("attempts/a/logs/rank-{rank}.log");
+        write(&work, &name, "");
+        let path = work.path().join(name);
+        let mut log = fs::OpenOptions::new().write(true).open(path).unwrap();
+        log.seek(SeekFrom::Start(1 << 40)).unwrap();
+        log.write_all(text.as_bytes()).unwrap();
+    }
+    let ends = ask(&work, "logEnds", json!({"attempt": "a"})).unwrap();
+    let lines: Vec<&Value> = ends
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|end| &end["lines"])
+        .collect();
+    assert!(lines == [&json!([line]), &json!(["2".repeat(64 << 10)])]);
 }
 
 #[test]
