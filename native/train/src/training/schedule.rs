@@ -101,13 +101,7 @@ impl Schedule {
                 cooldown: params.plateau_cooldown,
                 min_factor: params.lr_end_factor,
             },
-            progress: Progress {
-                num_epochs: 0,
-                factor: 1.0,
-                best: None,
-                num_bad: 0,
-                cooldown: 0,
-            },
+            progress: Progress::new(),
             growth: range_test.map(|test| test.growth),
         }
     }
@@ -168,6 +162,17 @@ impl OneCycle {
 }
 
 impl Progress {
+    /// Before the first epoch.
+    fn new() -> Progress {
+        Progress {
+            num_epochs: 0,
+            factor: 1.0,
+            best: None,
+            num_bad: 0,
+            cooldown: 0,
+        }
+    }
+
     /// Takes in an epoch. A value that is no number is never better.
     fn add(&mut self, plateau: &Plateau, value: Option<f64>, is_larger_better: bool) {
         self.num_epochs += 1;
@@ -236,5 +241,125 @@ mod tests {
             ..TrainingParams::default()
         };
         assert_eq!(factors(params), [0.25, 0.5, 0.75, 1.0]);
+    }
+
+    /// The rates of `OneCycleLR(SGD([p], lr=1.0), 1.0, n, cycle_momentum=False, ...)` of torch 2.13 in each of n steps.
+    #[test]
+    fn one_cycle_is_torchs() {
+        let golden: [([f64; 3], &[f64]); 5] = [
+            (
+                [0.3, 25.0, 1e4],
+                &[
+                    0.040000000000000036,
+                    0.52,
+                    1.0,
+                    0.9504846320134737,
+                    0.8117456539497631,
+                    0.6112620219362893,
+                    0.38874197806371075,
+                    0.18825834605023697,
+                    0.049519367986526286,
+                    4e-06,
+                ],
+            ),
+            // The whole rate lies between two steps.
+            (
+                [0.5, 10.0, 100.0],
+                &[
+                    0.09999999999999998,
+                    0.41094235253127365,
+                    0.9140576474687263,
+                    0.9505339495172583,
+                    0.611649206511179,
+                    0.18906684397156262,
+                    0.001,
+                ],
+            ),
+            (
+                [0.0, 4.0, 2.0],
+                &[
+                    0.941386114155692,
+                    0.78125,
+                    0.5625,
+                    0.3437500000000001,
+                    0.18361388584430807,
+                    0.125,
+                ],
+            ),
+            (
+                [1.0, 4.0, 2.0],
+                &[
+                    0.25,
+                    0.3216186271093947,
+                    0.5091186271093947,
+                    0.7408813728906052,
+                    0.9283813728906053,
+                    1.0,
+                ],
+            ),
+            ([0.3, 25.0, 1e4], &[4e-06]),
+        ];
+        for ([pct_start, div_factor, final_div_factor], rates) in golden {
+            let cycle = OneCycle {
+                pct_start,
+                div_factor,
+                final_div_factor,
+            };
+            for (step, rate) in rates.iter().enumerate() {
+                let factor = cycle.factor(step as f64, rates.len() as f64);
+                assert!(
+                    (factor - rate).abs() < 1e-15,
+                    "{cycle:?}, step {step}: {factor}"
+                );
+            }
+        }
+    }
+
+    /// The rates of `ReduceLROnPlateau(SGD([p], lr=1.0), mode, factor, patience, threshold, "rel", cooldown, min_lr, eps=0.0)` of
+    /// torch 2.13 after each epoch, which had these values.
+    #[test]
+    fn a_plateau_is_torchs() {
+        let plateau = |patience, threshold, cooldown, min_factor| Plateau {
+            factor: 0.5,
+            patience,
+            threshold,
+            cooldown,
+            min_factor,
+        };
+        let nan = f64::NAN;
+        let golden: [(bool, Plateau, &[f64], &[f64]); 3] = [
+            (
+                false,
+                plateau(1, 0.1, 2, 0.2),
+                &[
+                    1.0, 0.9, 0.85, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.5, 0.5, 0.5, 0.5,
+                ],
+                &[
+                    1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25, 0.2, 0.2,
+                ],
+            ),
+            (
+                true,
+                plateau(0, 0.05, 0, 0.0),
+                &[0.5, nan, 0.5, 0.75, 0.5, 0.78, 0.8, nan],
+                &[1.0, 0.5, 0.25, 0.25, 0.125, 0.0625, 0.0625, 0.03125],
+            ),
+            (
+                false,
+                plateau(0, 0.1, 0, 0.0),
+                &[nan, -1.0, -1.05, -2.0, nan],
+                &[0.5, 0.5, 0.5, 0.5, 0.25],
+            ),
+        ];
+        for (is_larger_better, plateau, values, rates) in golden {
+            let mut progress = Progress::new();
+            for (epoch, (value, rate)) in values.iter().zip(rates).enumerate() {
+                // A record has no value where it is no number.
+                let value = Some(*value).filter(|value| !value.is_nan());
+                progress.add(&plateau, value, is_larger_better);
+                assert_eq!(progress.factor, *rate, "{plateau:?}, epoch {epoch}");
+            }
+            assert_eq!(progress.num_epochs, values.len());
+        }
     }
 }
