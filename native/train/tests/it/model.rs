@@ -5,8 +5,6 @@ use std::mem;
 use std::path::{Path, PathBuf};
 use std::slice;
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
 
 use flambeau_collective::{DType, Device, Stream};
 use flambeau_data::Batch;
@@ -17,7 +15,7 @@ use flambeau_train::{
 };
 
 use crate::host_device::{self, HostDevice};
-use crate::support::NUM_INPUTS;
+use crate::support::{NUM_INPUTS, wait_until};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Net {
@@ -36,10 +34,10 @@ pub enum Optimizer {
 /// A fault at a step of one rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
-    /// The forward of this step takes so long.
-    Slow {
+    /// The forward of this step goes on until this file is there.
+    Held {
         step: u64,
-        time: Duration,
+        until: &'static Path,
     },
     Error {
         step: u64,
@@ -487,10 +485,10 @@ impl Model for TestModel {
         {
             return Err(format!("fault at step {step}").into());
         }
-        if let Some(Fault::Slow { step, time }) = self.config.fault
+        if let Some(Fault::Held { step, until }) = self.config.fault
             && step == micro.step
         {
-            thread::sleep(time);
+            wait_until(|| until.exists().then_some(()));
         }
         let (mut sums, errors) = self.sums(&batch, &x);
         if sums.denominator == 0.0 {

@@ -1,14 +1,16 @@
 //! Ranks that keep the others waiting are told of while they do, and by the error of a wait that ends.
 
 use std::fs;
+use std::path::Path;
+use std::thread;
 use std::time::Duration;
 
 use flambeau_collective::{CollectiveError, GroupOptions};
-use flambeau_train::{Cause, Event, Hooks, TrainError, TrainingJob, Worker};
+use flambeau_train::{Cause, Event, Hooks, Late, TrainError, TrainingJob, Worker};
 use serde_json::json;
 
 use crate::model::{Config, Fault, Net, Optimizer, TestModel};
-use crate::support::{Bench, group_options, ranks_with, store};
+use crate::support::{Bench, group_options, ranks_with, store, wait_until};
 
 /// A tenth of which is waited before a rank is told of.
 const TIMEOUT: f64 = 5.0;
@@ -20,35 +22,38 @@ fn job(bench: &Bench, attempt: &str) -> TrainingJob {
     bench.job(attempt, params, false)
 }
 
-/// Trains on two ranks, whose waits last so long, where rank `slow` takes `time` for the forward of step 3.
+/// Trains on two ranks, whose waits last so long, where the forward of step 3 on rank `slow` goes on until `released` is there.
+/// The other rank leaves that when it ends.
 fn train(
     job: &TrainingJob,
-    timeout: f64,
+    timeout: Duration,
     slow: usize,
-    time: Duration,
+    released: &Path,
 ) -> Vec<Result<(), TrainError>> {
     let options = GroupOptions {
-        timeout: Duration::from_secs_f64(timeout),
+        timeout,
         ..group_options()
     };
+    // For the rest of the test's process.
+    let until: &'static Path = Box::leak(released.to_path_buf().into_boxed_path());
     ranks_with(&options, 2, |group| {
+        let rank = group.rank();
         let mut config = Config::new(Net::Linear, Optimizer::Adam { rate: 0.01 });
-        if group.rank() == slow {
-            config.fault = Some(Fault::Slow { step: 3, time });
-        }
-        let mut model = TestModel::new(config, group.rank());
+        config.fault = (rank == slow).then_some(Fault::Held { step: 3, until });
+        let mut model = TestModel::new(config, rank);
         let worker = Worker::new(job.clone(), group, &mut model, store(), Hooks::default());
-        worker.run().map(drop)
+        let result = worker.run().map(drop);
+        if rank != slow {
+            fs::write(until, "").unwrap();
+        }
+        result
     })
 }
 
-/// The events of an attempt, from its files.
+/// The events of an attempt so far, from its files.
 fn events(bench: &Bench, attempt: &str) -> Vec<Event> {
     let directory = bench.path(&format!("attempts/{attempt}/events"));
-    let mut files: Vec<_> = fs::read_dir(directory)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .collect();
+    let mut files = store().list(directory.to_str().unwrap()).unwrap();
     files.sort();
     let read = |path| -> Vec<Event> { serde_json::from_slice(&fs::read(path).unwrap()).unwrap() };
     files.into_iter().flat_map(read).collect()
@@ -60,30 +65,36 @@ fn a_slow_forward_is_an_event_and_the_training_goes_on() {
     // Rank 0 writes the events, and is told of too.
     for (slow, attempt) in [(1, "slow-1"), (0, "slow-0")] {
         let job = job(&bench, attempt);
-        for result in train(&job, TIMEOUT, slow, Duration::from_millis(1500)) {
-            result.unwrap();
-        }
-        let events = events(&bench, attempt);
-        let stalls: Vec<_> = events
-            .iter()
-            .filter_map(|event| match event {
+        let released = bench.path(attempt);
+        // Where the machine is busy others may be told of besides.
+        let stall_of_slow = || {
+            let stalls = events(&bench, attempt).into_iter();
+            let mut stalls = stalls.filter_map(|event| match event {
                 Event::Stall(stall) => Some(stall),
                 _ => None,
+            });
+            stalls.find(|stall| {
+                let of_slow = |late: &&Late| late.rank == slow;
+                let late = stall.ranks.iter().find(of_slow);
+                late.and_then(|late| late.phase.as_deref()) == Some("forward and backward")
             })
-            .collect();
-        let [stall] = &stalls[..] else {
-            panic!("{stalls:?}");
         };
-        let late = &stall.ranks[0];
-        assert_eq!((stall.ranks.len(), late.rank), (1, slow));
-        assert_eq!(late.phase.as_deref(), Some("forward and backward"));
+        let stall = thread::scope(|scope| {
+            let told = scope.spawn(|| {
+                let stall = wait_until(stall_of_slow);
+                fs::write(&released, "").unwrap();
+                stall
+            });
+            for result in train(&job, group_options().timeout, slow, &released) {
+                result.unwrap();
+            }
+            told.join().unwrap()
+        });
+        let late = stall.ranks.iter().find(|late| late.rank == slow).unwrap();
         assert!(stall.seconds >= TIMEOUT / 10.0 && late.phase_seconds.unwrap() >= 0.2);
-        let named = format!(
-            "for rank {slow} on {} (in forward and backward for ",
-            late.host
-        );
+        let named = format!("rank {slow} on {} (in forward and backward for ", late.host);
         assert!(stall.message.contains(&named), "{}", stall.message);
-        assert_eq!(events.last(), Some(&Event::End));
+        assert_eq!(events(&bench, attempt).last(), Some(&Event::End));
     }
 }
 
@@ -91,7 +102,7 @@ fn a_slow_forward_is_an_event_and_the_training_goes_on() {
 fn a_wait_that_ends_says_what_the_missing_rank_is_in() {
     let bench = Bench::new(97, 0);
     let job = job(&bench, "stuck");
-    let results = train(&job, 1.0, 1, Duration::from_secs(4));
+    let results = train(&job, Duration::from_secs(3), 1, &bench.path("stuck"));
     let error = results[0].as_ref().unwrap_err();
     let Cause::Collective(source) = &*error.cause else {
         panic!("{error}");

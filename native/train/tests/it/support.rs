@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Barrier, Mutex};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use arrow_array::{Float64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema};
@@ -220,6 +221,18 @@ pub fn ranks_over<R: Send>(
     ranks_with(&options, world_size, body)
 }
 
+/// Waits for up to a minute until there is something.
+pub fn wait_until<T>(mut found: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "it never came");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// The options of a group whose ranks are threads of this process.
 pub fn group_options() -> GroupOptions {
     GroupOptions {
@@ -239,7 +252,7 @@ pub fn ranks_with<R: Send>(
         barrier: Barrier::new(world_size),
         payloads: Mutex::new(vec![vec![]; world_size]),
     });
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let threads: Vec<_> = (0..world_size)
             .map(|rank| {
                 let (meeting, body) = (meeting.clone(), &body);
