@@ -75,7 +75,8 @@ impl fmt::Debug for StoreOptions {
 }
 
 /// A learning rate range test (Smith, arXiv:1506.01186) in place of a training: the rate grows from step to step, and the
-/// result has the loss of each in place of weights. It ends early where the loss diverges.
+/// result has the loss of each in place of weights. It ends early where the loss diverges, writes no checkpoints, and does not
+/// go on from one.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schemars(inline)]
@@ -317,6 +318,13 @@ impl TrainingJob {
                 "rangeTest",
                 format!("{test:?}"),
                 "a growth above 1 over at least one step".into(),
+            );
+        }
+        if let (Some(_), Some(uri)) = (&self.range_test, &self.attempt.resume) {
+            return refuse(
+                "attempt.resume",
+                format!("{uri:?}"),
+                "left unset with rangeTest: a test has the losses of all its steps, so it begins with the first".into(),
             );
         }
         if let (Some(value), Some(_)) = (params.gradient_clip_value, params.gradient_clip_norm) {

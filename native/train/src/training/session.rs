@@ -513,7 +513,8 @@ impl<'a> Session<'a> {
     /// Whether `checkpointInterval` asks for a checkpoint after this many epochs. After the last come the weights.
     fn is_checkpoint_due_after_epoch(&self, epochs: u64) -> bool {
         let interval = self.job.params.checkpoint_interval;
-        interval > 0
+        self.range_test.is_none()
+            && interval > 0
             && epochs.is_multiple_of(interval as u64)
             && epochs < self.job.params.epochs
             && !self.is_over()
@@ -527,6 +528,7 @@ impl<'a> Session<'a> {
             .params
             .checkpoint_steps
             .is_some_and(|steps| self.position.step.is_multiple_of(steps))
+            && self.range_test.is_none()
             && !at_end
             && !self.is_stopping
     }

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use flambeau_collective::GroupOptions;
 use flambeau_data::Store;
-use flambeau_train::{Cause, ErrorKind, Hooks, TrainingJob, TrainingResult, Worker, checkpoint};
+use flambeau_train::{
+    Cause, ErrorKind, Hooks, RangeTest, TrainingJob, TrainingResult, Worker, checkpoint,
+};
 use serde_json::{Value, json};
 
 use crate::bucket::{self, Bucket};
@@ -441,6 +443,21 @@ fn a_damaged_checkpoint_is_passed_over_for_the_one_before_it() {
     let last = stop_at(&bench, &second, 2, &config(), 11).unwrap();
     damage(&Path::new(&last).join("rank-1.bin"));
     check("across", &last, &newest);
+}
+
+#[test]
+fn a_range_test_writes_no_checkpoints() {
+    let bench = Bench::new(97, 0);
+    let params = json!({"numWorkers": 2, "batchSize": 12, "epochs": 3, "checkpointSteps": 2});
+    let mut job = bench.job("tested", params, false);
+    job.range_test = Some(RangeTest {
+        growth: 1.1,
+        num_steps: 12,
+    });
+    let outcomes = train(&job, 2, &config());
+    let result = outcomes[0].result.as_ref().unwrap();
+    assert_eq!((result.num_steps, result.warnings.len()), (12, 0));
+    assert!(!bench.path("attempts/tested/checkpoints").exists());
 }
 
 #[test]

@@ -366,6 +366,15 @@ fn what_does_not_go_together_is_refused() {
         error.contains("a growth above 1 over at least one step"),
         "{error}"
     );
+    value["rangeTest"]["growth"] = json!(1.1);
+    read(&value).unwrap();
+    value["attempt"]["resume"] = json!("file:///a");
+    let error = read(&value).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "attempt.resume is \"file:///a\", but must be left unset with rangeTest: a test has the losses of all its steps, \
+         so it begins with the first"
+    );
 }
 
 #[test]
