@@ -273,11 +273,12 @@ impl Model for PyModel {
 
     fn tensors(&mut self, which: Tensors) -> Result<Vec<TensorRef>, ModelError> {
         Python::attach(|py| {
-            let only_buffers = which == Tensors::Buffers;
-            let listed: Vec<SharedTensor> = self
-                .adapter
-                .call_method1(py, "tensors", (only_buffers,))?
-                .extract(py)?;
+            let listed = match which {
+                Tensors::All => self.adapter.call_method1(py, "tensors", (false,)),
+                Tensors::Buffers => self.adapter.call_method1(py, "tensors", (true,)),
+                Tensors::Trained => self.adapter.call_method0(py, "trained_tensors"),
+            };
+            let listed: Vec<SharedTensor> = listed?.extract(py)?;
             let tensors: PyResult<Vec<_>> = listed
                 .into_iter()
                 .map(|(name, address, numel, dtype, num_bytes)| {

@@ -348,10 +348,14 @@ impl Model for TorchModel {
     }
 
     fn tensors(&mut self, which: Tensors) -> Result<Vec<TensorRef>, ModelError> {
-        let wanted = |entry: &&NamedTensor| {
-            entry.tensor.numel() > 0 && (entry.is_buffer || which == Tensors::All)
+        let (listed, only_buffers) = match which {
+            Tensors::All => (&self.tensors.all, false),
+            Tensors::Buffers => (&self.tensors.all, true),
+            Tensors::Trained => (&self.tensors.trained, false),
         };
-        let wanted = self.tensors.all.iter().filter(wanted);
+        let wanted =
+            |entry: &&NamedTensor| entry.tensor.numel() > 0 && (entry.is_buffer || !only_buffers);
+        let wanted = listed.iter().filter(wanted);
         let Some(abroad) = &mut self.abroad else {
             return wanted.map(|entry| shared(entry, &entry.tensor)).collect();
         };

@@ -54,6 +54,9 @@ _DTYPES = {
 }
 """The dtypes that collectives know; other tensors travel as raw bytes."""
 
+_SharedTensor = tuple[str, int, int, str | None, int]
+"""A tensor's name, address, number of elements, dtype or None, and bytes."""
+
 
 class ModuleModel:
     """An nn.Module with its loss, optimizer and metrics, as the native worker sees it.
@@ -205,9 +208,8 @@ class ModuleModel:
                 hook = self._hook(index, self._views[index], sink.mark_ready)
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
 
-    def tensors(self, only_buffers: bool = False) -> list[tuple[str, int, int, str | None, int]]:
-        """Parameters and buffers, or the latter alone, as (name, pointer, number of elements, dtype or None,
-        bytes): what replicas share.
+    def tensors(self, only_buffers: bool = False) -> list[_SharedTensor]:
+        """Parameters and buffers, or the latter alone: what replicas share.
 
         The pointers are to main memory, to copies of what lies on a device, and hold until the module next
         runs. A tensor with a dtype that collectives don't know has None.
@@ -219,18 +221,18 @@ class ModuleModel:
             tensor = tensor.detach()
             if tensor.numel() == 0:
                 continue
-            if not is_dense(tensor):
-                raise ParamError(
-                    f"model: {name} has elements that share memory; make it a tensor of its own with .clone()"
-                )
+            copy = None
             if self._device is not None:
                 copy = tensor.to("cpu")
                 self._host_copies.append((tensor, copy))
-                tensor = copy
-            dtype = _DTYPES.get(tensor.dtype)
-            num_bytes = tensor.numel() * tensor.element_size()
-            shared.append((name, tensor.data_ptr(), tensor.numel(), dtype, num_bytes))
+            shared.append(_shared(name, tensor, copy))
         return shared
+
+    def trained_tensors(self) -> list[_SharedTensor]:
+        """The parameters that are trained, as `tensors` tells them, of a module in main memory. This is asked
+        after each step, and takes a fifth of the time.
+        """
+        return [_shared(*named) for named in zip(self._names, self._parameters, strict=True)]
 
     def take_tensors(self) -> None:
         """Takes over what `tensors` gave last, on a device, after others have written there."""
@@ -586,6 +588,17 @@ class ModuleModel:
 def _is_of(metric: metrics.Metric, training: bool) -> bool:
     """Whether a metric is one of training rows, or of validation rows."""
     return not isinstance(metric, LoggedMean) or metric.step == (TRAINING if training else VALIDATION)
+
+
+def _shared(name: str, tensor: Tensor, copy: Tensor | None = None) -> _SharedTensor:
+    """A tensor, or its copy in main memory. Raises ParamError for one that is not dense."""
+    if not is_dense(tensor):
+        raise ParamError(
+            f"model: {name} has elements that share memory; make it a tensor of its own with .clone()"
+        )
+    held = tensor if copy is None else copy
+    num_bytes = held.numel() * held.element_size()
+    return name, held.data_ptr(), held.numel(), _DTYPES.get(held.dtype), num_bytes
 
 
 def _batch(inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_rows: int) -> Batch:

@@ -750,7 +750,7 @@ impl<E: Into<Cause>> From<E> for Unread {
 
 impl Checkpoint {
     /// Reads a checkpoint on all ranks and checks it against what must not have changed. Where a part is damaged, on
-    /// whatever rank, all of them take the checkpoint before it.
+    /// whatever rank, all of them take the checkpoint before it. `average_bytes` is the size of the averaged weights, with `emaDecay`.
     ///
     /// # Errors
     ///
@@ -761,6 +761,7 @@ impl Checkpoint {
         attempt: &Attempt,
         uri: &str,
         fixed: &Fixed,
+        average_bytes: Option<usize>,
     ) -> Result<Checkpoint, Cause> {
         let mut uri = uri.trim_end_matches('/').to_string();
         // What is wrong with the one that was asked for, and with those before it.
@@ -772,7 +773,7 @@ impl Checkpoint {
             };
             let marker = Marker::agreed(store, group, &uri)?.map_err(refuse)?;
             let (checkpoint, damage) =
-                match Checkpoint::read_parts(store, group, &uri, &marker, fixed) {
+                match Checkpoint::read_parts(store, group, &uri, &marker, fixed, average_bytes) {
                     Ok(checkpoint) => (Some(checkpoint), String::new()),
                     Err(Unread::Damaged(reason)) => (None, reason),
                     Err(Unread::Failed(cause)) => return Err(cause),
@@ -809,6 +810,7 @@ impl Checkpoint {
         uri: &str,
         marker: &Marker,
         fixed: &Fixed,
+        average_bytes: Option<usize>,
     ) -> Result<Checkpoint, Unread> {
         let refuse = |reason: String| Cause::Checkpoint {
             uri: uri.into(),
@@ -847,6 +849,16 @@ impl Checkpoint {
                 compression_of,
             )?),
         };
+        let average = average_bytes.map(|_| part(AVERAGE)).transpose()?;
+        if let (Some(average), Some(expected)) = (&average, average_bytes)
+            // Before the first step there is none.
+            && ![0, expected].contains(&average.len())
+        {
+            return Err(Unread::Damaged(format!(
+                "its part {AVERAGE} has {} bytes, but the trained parameters have {expected}",
+                average.len()
+            )));
+        }
         let mut best = vec![];
         for listed in marker.parts.iter().filter(|_| group.rank() == 0) {
             if let Some(file) = file_in(BEST, &listed.name) {
@@ -858,7 +870,7 @@ impl Checkpoint {
             uri: uri.into(),
             best: best.transpose()?,
             compression,
-            average: fixed.ema_decay.map(|_| part(AVERAGE)).transpose()?,
+            average,
             shared: part(SHARED)?,
             state,
             rank_state,

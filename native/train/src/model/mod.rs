@@ -38,6 +38,9 @@ pub enum Tensors {
     /// What is no parameter, such as a running mean. Buffers may differ between ranks while an epoch runs and take rank 0's
     /// values before each evaluation and checkpoint and at the end.
     Buffers,
+    /// The parameters that are trained, in the order of [`Model::parameters`], of a model in main memory. Asked for after each step
+    /// with `emaDecay`.
+    Trained,
 }
 
 /// A batch as the model will take it: as it was read, or on its way to the model's device.
@@ -213,8 +216,7 @@ pub trait Model {
     /// first step where buckets were laid out anew; there are no gradients then.
     fn attach(&mut self, gradients: Arc<dyn GradientSink>) -> Result<(), ModelError>;
 
-    /// All parameters and buffers, or the latter alone, frozen ones included, tied ones once, in an order that is the same on
-    /// all ranks. The loop reads them, or overwrites them with rank 0's and then calls
+    /// Those tensors that have elements, frozen ones included, tied ones once, in an order that is the same on all ranks. The loop reads them, or overwrites them with rank 0's and then calls
     /// [`take_tensors`](Model::take_tensors).
     fn tensors(&mut self, which: Tensors) -> Result<Vec<TensorRef>, ModelError>;
 

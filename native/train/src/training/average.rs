@@ -1,6 +1,5 @@
 //! The exponential moving average of the weights.
 
-use std::collections::HashSet;
 use std::ptr;
 
 use flambeau_data::AlignedBuffer;
@@ -14,58 +13,39 @@ use crate::model::{Model, TensorRef, Tensors};
 /// part of it. The same on every rank, since the weights are.
 pub(crate) struct WeightAverage {
     decay: f64,
-    /// The parameters' names.
-    names: HashSet<String>,
-    /// One for each parameter, as long as that is; none before the first step.
+    /// One for each trained parameter, as long as that is; none before the first step.
     values: Vec<AlignedBuffer>,
 }
 
 impl WeightAverage {
     /// That of a model which computes on the CPU, before the first step; or as [`to_bytes`](Self::to_bytes) gave it, which is
-    /// empty before the first step.
-    ///
-    /// # Errors
-    ///
-    /// The model's, and bytes that are another model's.
+    /// empty before the first step and otherwise has [`num_bytes`].
     pub(crate) fn new(
         decay: f64,
         model: &mut dyn Model,
         saved: &[u8],
     ) -> Result<WeightAverage, Cause> {
-        let parameters = model.parameters().map_err(Cause::Model)?;
-        let mut average = WeightAverage {
-            decay,
-            names: parameters.into_iter().map(|info| info.name).collect(),
-            values: vec![],
-        };
-        if saved.is_empty() {
-            return Ok(average);
+        let mut values = vec![];
+        if !saved.is_empty() {
+            let mut rest = saved;
+            for weights in weights(model)? {
+                let (own, others) = rest.split_at(size_of(&weights));
+                values.push(copied(own));
+                rest = others;
+            }
         }
-        let mut rest = saved;
-        for weights in average.weights(model)? {
-            let Some((own, others)) = rest.split_at_checked(num_bytes(&weights)) else {
-                break;
-            };
-            average.values.push(copied(own));
-            rest = others;
-        }
-        if average.values.len() != average.names.len() || !rest.is_empty() {
-            return Err(Cause::Model(
-                "the averaged weights of the checkpoint are another model's".into(),
-            ));
-        }
-        Ok(average)
+        Ok(WeightAverage { decay, values })
     }
 
     /// Takes the weights in, after a step of the optimizer.
     pub(crate) fn update(&mut self, model: &mut dyn Model) -> Result<(), Cause> {
-        let weights = self.weights(model)?;
+        let weights = weights(model)?;
         if self.values.is_empty() {
             // SAFETY: the model keeps as many bytes there until its next call.
             let bytes = |weights: &TensorRef| unsafe {
                 copied(std::slice::from_raw_parts(
                     weights.ptr.cast(),
-                    num_bytes(weights),
+                    size_of(weights),
                 ))
             };
             self.values = weights.iter().map(bytes).collect();
@@ -92,12 +72,12 @@ impl WeightAverage {
         if self.values.is_empty() {
             return Ok(());
         }
-        let weights = self.weights(model)?;
+        let weights = weights(model)?;
         for (average, weights) in self.values.iter_mut().zip(weights) {
-            let num_bytes = num_bytes(&weights);
+            let size = size_of(&weights);
             // SAFETY: both have that many bytes, those of the model until its next call, and do not overlap.
             unsafe {
-                ptr::swap_nonoverlapping(average.as_mut_ptr(), weights.ptr.cast(), num_bytes);
+                ptr::swap_nonoverlapping(average.as_mut_ptr(), weights.ptr.cast(), size);
             }
         }
         model.take_tensors().map_err(Cause::Model)
@@ -105,19 +85,25 @@ impl WeightAverage {
 
     /// The average for a checkpoint: the bytes of all parameters, one after another.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        let values: Vec<&[u8]> = self.values.iter().map(AlignedBuffer::as_bytes).collect();
-        values.concat()
+        self.values().collect::<Vec<_>>().concat()
     }
 
-    /// The model's trained parameters, in its order.
-    fn weights(&self, model: &mut dyn Model) -> Result<Vec<TensorRef>, Cause> {
-        let mut tensors = model.tensors(Tensors::All).map_err(Cause::Model)?;
-        tensors.retain(|tensor| self.names.contains(&tensor.name));
-        Ok(tensors)
+    /// The average of each parameter in the model's order; nothing before the first step.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &[u8]> {
+        self.values.iter().map(AlignedBuffer::as_bytes)
     }
 }
 
-fn num_bytes(tensor: &TensorRef) -> usize {
+/// How many bytes an average of this model's parameters has.
+pub(crate) fn num_bytes(model: &mut dyn Model) -> Result<usize, Cause> {
+    Ok(weights(model)?.iter().map(size_of).sum())
+}
+
+fn weights(model: &mut dyn Model) -> Result<Vec<TensorRef>, Cause> {
+    model.tensors(Tensors::Trained).map_err(Cause::Model)
+}
+
+fn size_of(tensor: &TensorRef) -> usize {
     tensor.numel * tensor.dtype.size()
 }
 

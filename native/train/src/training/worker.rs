@@ -14,6 +14,7 @@ use crate::model::{Model, Tensors};
 use crate::record::result::TrainingResult;
 
 use super::allocator::KeepFreed;
+use super::average;
 use super::dataset::{Dataset, Datasets};
 use super::hooks::Hooks;
 use super::replicas;
@@ -125,7 +126,11 @@ impl<'a> Worker<'a> {
         let mut state = match &job.attempt.resume {
             None => TrainState::new(&job, &group, model, num_metrics)?,
             Some(uri) => {
-                let checkpoint = Checkpoint::read(&store, &group, &job.attempt, uri, &fixed)?;
+                let ema_decay = job.params.ema_decay;
+                let average_bytes = ema_decay.map(|_| average::num_bytes(model)).transpose()?;
+                let attempt = &job.attempt;
+                let checkpoint =
+                    Checkpoint::read(&store, &group, attempt, uri, &fixed, average_bytes)?;
                 TrainState::resume(checkpoint, &job, &group, model)?
             }
         };

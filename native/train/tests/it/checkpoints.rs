@@ -8,7 +8,7 @@ use std::time::Duration;
 use flambeau_collective::GroupOptions;
 use flambeau_data::Store;
 use flambeau_train::{
-    Cause, ErrorKind, Hooks, RangeTest, TrainingJob, TrainingResult, Worker, checkpoint,
+    Cause, ErrorKind, Hooks, RangeTest, TrainingJob, TrainingResult, Worker, checkpoint, digest,
 };
 use serde_json::{Value, json};
 
@@ -443,6 +443,64 @@ fn a_damaged_checkpoint_is_passed_over_for_the_one_before_it() {
     let last = stop_at(&bench, &second, 2, &config(), 11).unwrap();
     damage(&Path::new(&last).join("rank-1.bin"));
     check("across", &last, &newest);
+}
+
+#[test]
+fn an_average_that_is_no_average_of_the_parameters_is_passed_over_too() {
+    let bench = Bench::new(97, 31);
+    let mut params = params(2);
+    params["emaDecay"] = json!(0.8);
+    let job = |attempt: &str| bench.job(attempt, params.clone(), false);
+    let unbroken = train(&job("unbroken"), 2, &config());
+    let newest = stop_at(&bench, &job("first"), 2, &config(), 9).unwrap();
+    let before = newest.replace("0000000008", "0000000005");
+    let resume = |attempt: &str| {
+        let mut job = job(attempt);
+        job.attempt.resume = Some(newest.clone());
+        job
+    };
+    let whole = fs::read(Path::new(&newest).join("average.bin")).unwrap();
+    let check = |attempt: &str, reason: &str| {
+        let outcomes = train(&resume(attempt), 2, &config());
+        assert_same_end(&outcomes, &unbroken);
+        let warnings = &outcomes[0].result.as_ref().unwrap().warnings;
+        let is_told = |text: &&str| warnings[0].contains(*text);
+        assert!(
+            warnings.len() == 1 && [&newest, reason, &before].iter().all(is_told),
+            "{warnings:?}"
+        );
+    };
+    damage(&Path::new(&newest).join("average.bin"));
+    check("damaged", "the SHA-256 of its part average.bin");
+    // 31 parameters of 8 bytes.
+    for bytes in [&whole[8..], &[&whole[..], &[0; 8]].concat()] {
+        rewrite(&newest, "average.bin", bytes);
+        let size = bytes.len();
+        let reason =
+            format!("its part average.bin has {size} bytes, but the trained parameters have 248");
+        check(&format!("of-{size}"), &reason);
+    }
+    rewrite(&before, "average.bin", b"short");
+    for outcome in try_train(&resume("none"), 2, |_| config(), |_| Default::default()) {
+        let error = outcome.result.unwrap_err();
+        assert!(
+            matches!(&*error.cause, Cause::Checkpoint { uri, reason }
+                if *uri == newest && reason.contains("average.bin has 256 bytes")),
+            "{error}"
+        );
+    }
+}
+
+/// Has a checkpoint's part be these bytes, as if they had been written so.
+fn rewrite(uri: &str, name: &str, bytes: &[u8]) {
+    let marker_path = Path::new(uri).join("COMMITTED");
+    let mut marker: Value = serde_json::from_slice(&fs::read(&marker_path).unwrap()).unwrap();
+    let parts = marker["parts"].as_array_mut().unwrap();
+    let part = parts.iter_mut().find(|part| part["name"] == name).unwrap();
+    part["size"] = json!(bytes.len());
+    part["sha256"] = json!(digest::of_bytes(bytes));
+    fs::write(&marker_path, marker.to_string()).unwrap();
+    fs::write(Path::new(uri).join(name), bytes).unwrap();
 }
 
 #[test]

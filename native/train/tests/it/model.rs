@@ -450,12 +450,13 @@ impl Model for TestModel {
             dtype: DType::Float64,
         };
         let buffer = tensor("running", &mut self.running);
-        if which == Tensors::Buffers {
-            return Ok(vec![buffer]);
-        }
         let parameters = names.iter().zip(&mut self.values);
         let parameters = parameters.map(|((name, _), values)| tensor(name, values));
-        Ok(parameters.chain([buffer]).collect())
+        Ok(match which {
+            Tensors::All => parameters.chain([buffer]).collect(),
+            Tensors::Buffers => vec![buffer],
+            Tensors::Trained => parameters.collect(),
+        })
     }
 
     fn train_batch(
