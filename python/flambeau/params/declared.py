@@ -1181,8 +1181,8 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
     verifyReplicas: Param[bool] = Param(
         Params._dummy(),
         "verifyReplicas",
-        "Whether the workers compare hashes of all parameters and buffers after each epoch and fail where "
-        "they differ in a single bit. For debugging: it reads every tensor once per epoch.",
+        "Whether the workers compare hashes of all parameters, buffers and averaged weights after each epoch "
+        "and fail where they differ in a single bit. For debugging: it reads every tensor once per epoch.",
         boolean,
     )
 
@@ -1830,8 +1830,9 @@ class HasConstructor(CheckedParams):
             callbacks, in the steps that they are told of. On a GPU it is not told, since the worker would
             have to wait for it. With gradientClipNorm it is told in any case.
         verifyReplicas : bool, default False (expert)
-            Whether the workers compare hashes of all parameters and buffers after each epoch and fail
-            where they differ in a single bit. For debugging: it reads every tensor once per epoch.
+            Whether the workers compare hashes of all parameters, buffers and averaged weights after each
+            epoch and fail where they differ in a single bit. For debugging: it reads every tensor once
+            per epoch.
         others
             stepSize for learningRate, and Horovod's names: num_proc, feature_cols and the like.
 

@@ -742,8 +742,8 @@ pub struct TrainingParams {
     #[schemars(title = "Log gradient norm")]
     pub log_gradient_norm: bool,
 
-    /// Whether the workers compare hashes of all parameters and buffers after each epoch and fail where they
-    /// differ in a single bit. For debugging: it reads every tensor once per epoch.
+    /// Whether the workers compare hashes of all parameters, buffers and averaged weights after each epoch and fail where
+    /// they differ in a single bit. For debugging: it reads every tensor once per epoch.
     #[schemars(title = "Verify replicas")]
     pub verify_replicas: bool,
 

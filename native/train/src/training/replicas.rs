@@ -8,6 +8,8 @@ use sha2::{Digest, Sha256};
 use crate::error::Cause;
 use crate::model::{Model, TensorRef, Tensors};
 
+use super::average::WeightAverage;
+
 /// Checks that all ranks have the same parameters and tensors as rank 0, by name, type and size.
 ///
 /// # Errors
@@ -66,28 +68,38 @@ pub(crate) fn broadcast(
     model.take_tensors().map_err(Cause::Model)
 }
 
-/// Compares a hash of every tensor over all ranks.
+/// Compares a hash of every tensor over all ranks, averages of weights included.
 ///
 /// # Errors
 ///
 /// [`Cause::Replicas`] on all ranks alike where a bit differs.
-pub(crate) fn verify(model: &mut dyn Model, group: &ProcessGroup) -> Result<(), Cause> {
+pub(crate) fn verify(
+    model: &mut dyn Model,
+    average: Option<&WeightAverage>,
+    group: &ProcessGroup,
+) -> Result<(), Cause> {
     let tensors = model.tensors(Tensors::All).map_err(Cause::Model)?;
-    let mut hashes = Vec::with_capacity(tensors.len() * 32);
+    let mut names: Vec<String> = vec![];
+    let mut hashes = vec![];
     for tensor in &tensors {
+        names.push(tensor.name.clone());
         hashes.extend_from_slice(&Sha256::digest(bytes_of(tensor)));
+    }
+    if let Some(average) = average {
+        let trained = model.tensors(Tensors::Trained).map_err(Cause::Model)?;
+        for (tensor, value) in trained.iter().zip(average.values()) {
+            names.push(format!("{} (its average)", tensor.name));
+            hashes.extend_from_slice(&Sha256::digest(value));
+        }
     }
     let all = group.all_gather_bytes(&hashes)?;
     let of = |rank: usize, index: usize| all[rank].get(index * 32..(index + 1) * 32);
-    for (index, tensor) in tensors.iter().enumerate() {
+    for (index, tensor) in names.into_iter().enumerate() {
         let ranks: Vec<usize> = (1..all.len())
             .filter(|&rank| of(rank, index) != of(0, index))
             .collect();
         if !ranks.is_empty() {
-            return Err(Cause::Replicas {
-                tensor: tensor.name.clone(),
-                ranks,
-            });
+            return Err(Cause::Replicas { tensor, ranks });
         }
     }
     Ok(())

@@ -408,7 +408,7 @@ impl<'a> Session<'a> {
         let model = &mut *self.stepper.model;
         replicas::broadcast(model, &self.group, Tensors::Buffers)?;
         if self.job.params.verify_replicas {
-            replicas::verify(model, &self.group)?;
+            replicas::verify(model, self.stepper.average.as_ref(), &self.group)?;
         }
         if self.position.epoch + 1 < self.job.params.epochs && !self.is_stopping {
             // Its first rows are decoded while this epoch is evaluated.

@@ -132,6 +132,25 @@ fn replicas_that_drift_apart_are_found_where_asked_for() {
 }
 
 #[test]
+fn averages_that_drift_apart_are_found_though_the_weights_have_not() {
+    let bench = Bench::new(97, 0);
+    let job = bench.job(
+        "glitch",
+        json!({"numWorkers": 3, "batchSize": 4, "verifyReplicas": true, "emaDecay": 0.9}),
+        false,
+    );
+    let fault = |rank| config((rank == 2).then_some(Fault::Glitch { step: 5 }));
+    for outcome in try_train(&job, 3, fault, |_| Hooks::default()) {
+        let error = outcome.result.unwrap_err();
+        assert!(
+            matches!(&*error.cause, Cause::Replicas { tensor, ranks }
+                if tensor == "w1 (its average)" && ranks == &[2]),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn a_rank_whose_model_differs_says_how() {
     let bench = Bench::new(97, 0);
     let job = bench.job("differs", json!({"numWorkers": 2, "batchSize": 4}), false);

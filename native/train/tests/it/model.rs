@@ -49,6 +49,10 @@ pub enum Fault {
     Drift {
         step: u64,
     },
+    /// It is, from the end of this step to the next.
+    Glitch {
+        step: u64,
+    },
     /// The device refuses to compress after so many programs.
     Narrow {
         most: usize,
@@ -491,6 +495,11 @@ impl Model for TestModel {
         {
             wait_until(|| until.exists().then_some(()));
         }
+        if let Some(Fault::Glitch { step }) = self.config.fault
+            && step + 1 == micro.step
+        {
+            self.values[0][0] *= -1.0;
+        }
         let (mut sums, errors) = self.sums(&batch, &x);
         if sums.denominator == 0.0 {
             return Ok(sums);
@@ -590,6 +599,9 @@ impl Model for TestModel {
         }
         if self.config.fault == Some(Fault::Drift { step: context.step }) {
             self.values[0][0] = f64::from_bits(self.values[0][0].to_bits() ^ 1);
+        }
+        if self.config.fault == Some(Fault::Glitch { step: context.step }) {
+            self.values[0][0] *= -1.0;
         }
         Ok(())
     }

@@ -1515,8 +1515,9 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
   final val verifyReplicas: BooleanParam = new BooleanParam(
     this,
     "verifyReplicas",
-    "Whether the workers compare hashes of all parameters and buffers after each epoch and fail where " +
-      "they differ in a single bit. For debugging: it reads every tensor once per epoch."
+    "Whether the workers compare hashes of all parameters, buffers and averaged weights after each " +
+      "epoch and fail where they differ in a single bit. For debugging: it reads every tensor once per " +
+      "epoch."
   )
 
   /** Sets `verifyReplicas`.
