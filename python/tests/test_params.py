@@ -27,6 +27,8 @@ EXAMPLES = {
     "thresholds": [0.5, 1.0],
     "labelCols": ["a", "b"],
     "heartbeatTimeout": 2.5,
+    "oneCycleDivFactor": 2.5,
+    "oneCycleFinalDivFactor": 2.5,
     "memoryBudget": 1 << 20,
     "numGpusPerWorker": 1,
     "verbose": 0,
