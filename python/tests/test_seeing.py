@@ -34,7 +34,9 @@ def regressor(work: Path, **params: Any) -> TorchRegressor:
 
 
 def jobs(spark: SparkSession) -> list[tuple[str | None, str | None]]:
-    """The group and the description of each job, as Spark's own store has them, from which its UI is made."""
+    """The group and the description of each job, the oldest first, as Spark's own store has them, from which
+    its UI is made.
+    """
     context = spark.sparkContext._jsc.sc()
     context.listenerBus().waitUntilEmpty()
     kept = context.statusStore().jobsList(None)
@@ -42,7 +44,7 @@ def jobs(spark: SparkSession) -> list[tuple[str | None, str | None]]:
     def text(option: Any) -> str | None:
         return option.get() if option.isDefined() else None
 
-    found = [kept.apply(index) for index in range(kept.size())]
+    found = sorted((kept.apply(index) for index in range(kept.size())), key=lambda job: job.jobId())
     return [(text(job.jobGroup()), text(job.description())) for job in found]
 
 
@@ -87,7 +89,18 @@ def test_the_timeline_has_the_form_of_torchs_profiler(fitted: TorchModel, tmp_pa
     theirs, own = forms(tmp_path / "torch.json"), forms(Path(str(fitted.summary.timeline)))
     assert own["X"].keys() == {"name", "cat", "ph", "ts", "dur", "pid", "tid", "args"} <= theirs["X"].keys()
     assert own["M"].keys() <= theirs["M"].keys()
-    assert own["X"]["ts"] <= theirs["X"]["ts"] | {int, float}
+    for kind in ("X", "M"):
+        for key, types in own[kind].items():
+            assert types <= theirs[kind][key], (kind, key)
+
+
+def test_the_timeline_is_in_microseconds_from_its_first_event_on(fitted: TorchModel) -> None:
+    trace = json.loads(Path(str(fitted.summary.timeline)).read_text())
+    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert min(span["ts"] for span in spans) == 0.0
+    steps = [span for span in spans if span["cat"] == "step" and span["pid"] == 0]
+    seconds = sum(span["dur"] for span in steps) / 1e6
+    assert 0.05 < seconds / fitted.history["seconds"][1] <= 1.0
 
 
 def test_sparks_ui_says_which_fit_and_which_part_of_it(spark: SparkSession, fitted: TorchModel) -> None:
@@ -109,8 +122,9 @@ def test_a_group_and_a_description_of_the_callers_stay(spark: SparkSession, tmp_
     finally:
         for name in ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel"):
             context.setLocalProperty(name, None)  # type: ignore[arg-type]
-    told = [told for group, told in jobs(spark) if group == "nightly"]
-    assert f"the nightly job: {model.uid} (run monday): train, attempt 1" in told
+    own = f"the nightly job: {model.uid} (run monday): "
+    told = [str(told).removeprefix(own) for group, told in jobs(spark) if group == "nightly"]
+    assert set(told) == {"write shards", "train, attempt 1", "the nightly job"}
     assert told[-1] == "the nightly job"
 
 
