@@ -126,7 +126,8 @@ class TorchEstimator(HasConstructor, Trainable, Estimator["TorchModel"], MLWrita
         It trains as `fit` does on these params, but for schedules, callbacks, checkpoints, files of
         TensorBoard's, `profile`, validation and `emaDecay`; the estimator stays as it is, and nothing stays
         in the work directory. Every parameter group of the optimizer has the rate of the test. Raises
-        ParamError for what is no range, and for a module whose configure_optimizers returns a scheduler.
+        ParamError for what is no range, and for a LightningModule whose configure_optimizers returns a
+        scheduler, which would set the rates too: have it return the optimizer alone.
         """
         return range_test(self, rows_of(dataset), minRate, maxRate, numSteps)
 

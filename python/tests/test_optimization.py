@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from harness import one_thread, train
+from lightning_stub import LightningModule
 from pyspark.sql import SparkSession
 from test_estimator import linear_rows, regressor
 from test_native_runtime import pytestmark as needs_libtorch
@@ -20,7 +21,7 @@ from test_training_code import EPOCHS, STEPS, Net, assert_same, batches, job_of,
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_value_
-from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from flambeau import Callback, FlambeauError, ParamError, _callbacks
@@ -301,6 +302,27 @@ def test_a_range_is_refused_that_is_none(spark: SparkSession) -> None:
         regressor().findLearningRate(df, 1.0, 0.1)
     with pytest.raises(ParamError, match="numSteps is 1, but must be at least 2"):
         regressor().findLearningRate(df, numSteps=1)
+
+
+class Scheduled(LightningModule):
+    """Has a scheduler of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.line(x)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = sgd(self.parameters())
+        return [optimizer], [StepLR(optimizer, 1)]
+
+
+def test_a_module_with_a_scheduler_of_its_own_has_no_range_test(spark: SparkSession) -> None:
+    said = "configure_optimizers returns a scheduler.*return the optimizer alone, as findLearningRate"
+    with pytest.raises(ParamError, match=said):
+        regressor(model=Scheduled(), optimizer=None).findLearningRate(linear_rows(spark, 10))
 
 
 def test_a_range_test_is_plotted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,8 +78,9 @@ def optimizer_and_schedules(
         if schedules:
             if learning_rate is not None:
                 raise ParamError(
-                    "learningRate is set, and configure_optimizers returns a scheduler of its own rates: "
-                    "leave learningRate out"
+                    f"learningRate is {learning_rate:g}, and configure_optimizers returns a scheduler, which "
+                    "sets the rate itself: leave learningRate out, or return the optimizer alone, as "
+                    "findLearningRate needs it, which sets the rate of each step"
                 )
             optimizers.check(given, module)
             return given, schedules
