@@ -76,7 +76,8 @@ def test_a_regressor_is_evaluated_as_in_its_validation(rows: DataFrame, weightCo
     r2 = sklearn.metrics.r2_score(LABELS, output, sample_weight=weights)
     assert everything["loss"] == pytest.approx(mse, rel=1e-5)
     # r2 is one less a ratio, so what rounding moves by a part of itself is the ratio: r2 may lie near 0.
-    assert 1 - everything["r2"] == pytest.approx(1 - r2, rel=1e-5)
+    found = everything["r2"]
+    assert found is not None and 1 - found == pytest.approx(1 - r2, rel=1e-5)
 
 
 @pytest.mark.parametrize("weightCol", [None, "w"])
