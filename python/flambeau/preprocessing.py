@@ -144,8 +144,10 @@ class Pad:
                 f"Pad: values is {self.values!r}, but must be a dict with the value that fills up each "
                 'column, such as {"input_ids": 0}'
             )
-        if self.length is not None and self.length < 1:
-            raise ParamError(f"Pad: length is {self.length}, but must be at least 1, or None")
+        if self.length is not None and not (isinstance(self.length, int) and self.length >= 1):
+            raise ParamError(
+                f"Pad: length is {self.length}, but must be a whole number of at least 1, or None"
+            )
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
         """The batch's columns by their names, padded."""
@@ -168,7 +170,7 @@ def padded(rows: Sequence[Tensor], value: float = 0, length: int | None = None, 
     `length` is None.
 
     `name` is what messages call them. Raises DataError for a row that is longer than `length`, and for what
-    are no such tensors.
+    are no such tensors, and ParamError for a `value` that is not whole where theirs are.
     """
     import torch
 
@@ -181,6 +183,12 @@ def padded(rows: Sequence[Tensor], value: float = 0, length: int | None = None, 
             "padded to: cut it, or pad to a greater length"
         )
     dtype = rows[0].dtype if len(rows) else torch.float32
+    if not dtype.is_floating_point and not float(value).is_integer():
+        kind = str(dtype).removeprefix("torch.")
+        raise ParamError(
+            f"{name}: arrays of {kind} are padded with {value}, but must be with a whole number: give one, "
+            "or read the column as float32 by inputTypes"
+        )
     made = torch.full((len(rows), length or longest), value, dtype=dtype)
     for place, row in enumerate(rows):
         made[place, : len(row)] = row

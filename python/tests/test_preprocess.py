@@ -15,13 +15,17 @@ import pyarrow as pa
 import pytest
 import torch
 from harness import one_thread
+from lightning_stub import LightningModule
 from PIL import Image
+from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from test_seeing import jobs
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
-from flambeau import DataError, FlambeauError, ParamError, TorchEstimator, TorchModel
+from flambeau import CrossValidator, DataError, FlambeauError, ParamError, TorchEstimator, TorchModel
 from flambeau._tensors import TensorColumns
 from flambeau.preprocessing import Batch, Pad, padded, row_seeds
 
@@ -294,6 +298,62 @@ def test_what_cannot_train_is_refused_before_work_starts(rows: DataFrame) -> Non
     fails(rows, "forward fails on inputs", preprocess=lambda batch: torch.zeros(2, 5, dtype=torch.float64))
 
 
+class Predicting(LightningModule):
+    """Scores by its predict_step, which gets a batch and no names of arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(SIZE * SIZE * 3, 1, dtype=torch.float64)
+
+    def training_step(self, batch: dict[str, Tensor], *_: Any) -> Tensor:
+        return nn.functional.mse_loss(self.predict_step(batch), batch["labels"])
+
+    def validation_step(self, batch: dict[str, Tensor], *_: Any) -> None:
+        self.training_step(batch)
+
+    def predict_step(self, batch: dict[str, Tensor], *_: Any) -> Tensor:
+        return self.line(batch["image"]).squeeze(1)
+
+
+def test_a_predict_step_gets_no_names_of_preprocess(rows: DataFrame) -> None:
+    fails(
+        rows,
+        "preprocess .* returns a dict, .* Predicting has a predict_step and no forward",
+        Predicting(),
+        preprocess=lambda batch: {"image": noisy(batch)},
+        loss=None,
+    )
+
+
+def test_a_grid_computes_its_first_rows_once(
+    rows: DataFrame, spark: SparkSession, module: nn.Module, tmp_path: Path
+) -> None:
+    made = estimator(
+        nn.Sequential(nn.Linear(SIZE * SIZE * 3, 1, dtype=torch.float64), nn.Flatten(0)),
+        preprocess=noisy,
+        inputCols=["image"],
+        epochs=1,
+        workDir=str(tmp_path),
+    )
+    maps: list[Any] = [{made.learningRate: rate} for rate in (0.1, 0.2)]
+    assert len(list(made.fitMultiple(rows, maps))) == 2
+    told = [told for _, told in jobs(spark) if told and told.startswith(f"{made.uid}: ")]
+    assert told.count(f"{made.uid}: train, attempt 1") == 2
+    assert told.count(f"{made.uid}: read the rows") == 1
+
+
+def test_what_cannot_be_prepared_is_refused_before_a_row_is_computed(rows: DataFrame) -> None:
+    computed = rows.withColumn("image", F.raise_error(F.lit("a row was computed")).cast("binary"))
+    made = estimator(nn.Linear(1, 1), preprocess=noisy, inputCols=["image"])
+    with pytest.raises(ParamError, match="prepared data holds numbers alone"):
+        made.prepare(computed)
+    grid = CrossValidator(
+        estimator=made, estimatorParamMaps=[{}], evaluator=RegressionEvaluator(labelCol="y"), numFolds=2
+    )
+    with pytest.raises(ParamError, match="prepared data holds numbers alone"):
+        grid.fit(computed)
+
+
 def columns_of(*columns: tuple[str, str, tuple[int, ...] | None]) -> list[TensorColumns]:
     return [TensorColumns(name, (name,), dtype, shape) for name, dtype, shape in columns]
 
@@ -351,6 +411,12 @@ def test_rows_are_padded() -> None:
     torch.testing.assert_close(padded(lists, 7, 4)[:, :3], expected)
     with pytest.raises(DataError, match="more than the length 2"):
         padded(lists, 0, 2)
+    with pytest.raises(ParamError, match=r"ids: .* of int64 are padded with 0\.5, but must be .*whole"):
+        padded(lists, 0.5, name="ids")
+    halves = padded([one.double() for one in lists], 0.5)
+    torch.testing.assert_close(halves[1], torch.full((3,), 0.5, dtype=torch.float64))
+    with pytest.raises(ParamError, match=r"length is 2\.5, but must be a whole number"):
+        Pad({"ids": 0}, length=2.5)  # type: ignore[arg-type]
     arrow = pa.RecordBatch.from_pydict({"ids": [[1, 2, 3], [], [4]], "x": [1.0, 2.0, 3.0]})
     batch = Batch(arrow, columns_of(("ids", "int64", None), ("x", "float32", ())))
     made = Pad({"ids": 7}, mask="mask", lengths="lengths")(batch)

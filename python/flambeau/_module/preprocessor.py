@@ -62,8 +62,16 @@ class Preprocessing:
         latter makes. Raises DataError and ParamError as `tensors` does, and ParamError for names that are not
         those of forward's arguments, and types that differ.
         """
+        from flambeau._module.steps import predicts
+
         columns = tuple(batches[0]._columns.values())
         named, by_name = returned(functions[0], batches[0])
+        if by_name and predicts(module):
+            raise ParamError(
+                f"{_name(functions[0], batches[0])} returns a dict, and {type(module).__name__} has a "
+                "predict_step and no forward, whose arguments would be the names: return a tensor or a "
+                "tuple, or give the module a forward"
+            )
         arguments = forward_arguments(module)
         names = list(named)
         keyword = by_name and by_keyword(module, names)

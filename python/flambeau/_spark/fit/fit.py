@@ -27,6 +27,7 @@ from flambeau._spark.fit.run import Run, job_of
 from flambeau._spark.fit.trainable import Trainable
 from flambeau._spark.fitted import Fitted
 from flambeau._spark.labels import Say, labelled
+from flambeau._spark.rows.prepared import refuse_raw
 from flambeau._spark.rows.shards import DataColumns, ShardSet
 from flambeau._spark.rows.sources import Reading, Rows
 from flambeau._spark.session import store_options
@@ -116,16 +117,27 @@ class Fit:
         run = self.estimator.getRunId()
         return f"{self.estimator.uid} (run {run})" if run else self.estimator.uid
 
-    def columns(self) -> DataColumns:
-        """What is read of the rows. Raises DataError and ParamError, also for what a worker would refuse of
-        the objects on such inputs.
+    def prepared_columns(self) -> DataColumns:
+        """What is read of the rows, of those that are to be prepared. Raises DataError and ParamError, also
+        for what a worker would refuse of the objects on such inputs, and for a fit with a `preprocess`.
         """
-        return self._read()[0]
+        columns = self._columns()
+        refuse_raw(columns)
+        self._check(columns, None)
+        return columns
 
     def _read(self) -> tuple[DataColumns, Made | None]:
-        """The same, and what `preprocess` makes of the first rows, where there is one."""
-        from flambeau._module.assembly import check_program
+        """What is read of the rows, and what `preprocess` makes of the first, where there is one. Raises as
+        `prepared_columns` does.
+        """
+        columns = self._columns()
+        seed = self.estimator.getSeed()
+        made = Made.of(self.program, self.rows, columns.raw, seed) if columns.raw else None
+        self._check(columns, made)
+        return columns, made
 
+    def _columns(self) -> DataColumns:
+        """What the params say is read of the rows."""
         params, module = self.estimator, self.program.module
         names = params.getInputNames()
         keyword = names is not None and params.getRuntime() == "python" and by_keyword(module, names)
@@ -133,15 +145,20 @@ class Fit:
         columns = self.rows.columns(Reading(params, params._label_dtype, is_wide(module), arguments))
         if keyword:
             columns = replace(columns, inputs=tuple(replace(one, keyword=True) for one in columns.inputs))
+        return columns
+
+    def _check(self, columns: DataColumns, made: Made | None) -> None:
+        """Refuses what a worker would refuse of the objects on such inputs."""
+        from flambeau._module.assembly import check_program
+
+        params = self.estimator
         has_schedule = (
             params.getScaleLearningRate()
             or params.getWarmupEpochs() > 0
             or params.getLrSchedule() != "constant"
         )
-        made = Made.of(self.program, self.rows, columns.raw, params.getSeed()) if columns.raw else None
         layout = self._layout(columns, made)
         check_program(self.program.objects, layout, params.getLearningRate(), has_schedule)
-        return columns, made
 
     def _layout(self, columns: DataColumns, made: Made | None) -> Layout:
         """What a batch of these columns is made of."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flambeau._spark.rows.examples import first_rows
 from flambeau._spark.rows.sources import Rows
 from flambeau._tensors import TensorColumns
 from flambeau.preprocessing import Batch, row_seeds
@@ -33,8 +32,7 @@ class Made:
         """
         from flambeau._module.preprocessor import Preprocessing, Scored, pickled
 
-        df = rows.spark.read.parquet(rows.dataset) if isinstance(rows.dataset, str) else rows.dataset
-        arrow = first_rows(df, columns)
+        arrow = rows.first(columns)
         row_ids = list(range(arrow.num_rows))
         seeds = row_seeds(seed, 0, row_ids)
         batches = [

@@ -18,9 +18,11 @@ from flambeau._spark.rows.shards import DataColumns, ShardSet
 from flambeau._spark.rows.sources import FrameRows, Meanwhile, rows_of
 from flambeau._spark.site import Site
 from flambeau._spark.work_directory import new_id
+from flambeau._tensors import TensorColumns
 from flambeau.errors import CancelledError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 
@@ -72,10 +74,18 @@ class Fits(Iterator[tuple[int, Any]]):
 
 @dataclass(frozen=True)
 class _SharedRows(FrameRows):
-    """The rows of several fits, written by the first of those that read the same columns."""
+    """The rows of several fits, computed by the first of those that read the same columns."""
 
     written: list[PreparedData] = field(repr=False)
+    firsts: dict[tuple[TensorColumns, ...], pa.RecordBatch] = field(default_factory=dict, repr=False)
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def first(self, columns: Sequence[TensorColumns]) -> pa.RecordBatch:
+        """The first rows of the DataFrame. Waits for another fit that computes them."""
+        with self.lock:
+            if (key := tuple(columns)) not in self.firsts:
+                self.firsts[key] = super().first(columns)
+            return self.firsts[key]
 
     @contextmanager
     def shards(self, columns: DataColumns, site: Site, meanwhile: Meanwhile) -> Iterator[ShardSet]:

@@ -14,7 +14,7 @@ from flambeau._spark.fit.fit import Fit
 from flambeau._spark.fit.trainable import Trainable
 from flambeau._spark.rows import prepared
 from flambeau._spark.rows.prepared import PreparedData
-from flambeau._spark.rows.shards import exists
+from flambeau._spark.rows.shards import DataColumns, exists
 from flambeau._spark.rows.sources import FrameRows
 from flambeau._spark.site import Site, leased, store_uri, sweep
 from flambeau._spark.work_directory import WorkDirectory, new_id, spark_path
@@ -33,7 +33,7 @@ def prepare(estimator: Trainable, df: DataFrame, path: str | None = None) -> Pre
     fit, spark = Fit.of(estimator, FrameRows(df)), df.sparkSession
 
     def write() -> PreparedData:
-        columns = fit.columns()
+        columns = fit.prepared_columns()
         return prepared.write(df, [columns], _place(fit, path))
 
     return session.interruptible(spark, write)
@@ -49,12 +49,15 @@ def prepared_meanwhile(
     fits, spark = [Fit.of(estimator, FrameRows(df)) for estimator in estimators], df.sparkSession
     work = fits[0].work
 
+    def read() -> tuple[list[DataColumns], Site]:
+        columns = dict.fromkeys(fit.prepared_columns() for fit in fits)
+        return list(columns), _site(fits[0], work)
+
     def write() -> PreparedData:
-        columns = list(dict.fromkeys(fit.columns() for fit in fits))
         shards = replace(work, uri=work.path("shards", since))
         return prepared.write(df, columns, replace(site, work=shards), fold)
 
-    since, site = new_id(), session.interruptible(spark, lambda: _site(fits[0], work))
+    since, (columns, site) = new_id(), session.interruptible(spark, read)
     with nullcontext() if work.is_temporary else leased(site, since):
         rows = session.interruptible(spark, write)
         try:

@@ -181,7 +181,7 @@ class PreparedData:
 
     def _shards(self, columns: DataColumns) -> ShardSet:
         """The files for a fit that reads these columns. Raises ParamError where they are not for that."""
-        _refuse_raw(columns)
+        refuse_raw(columns)
         # In this process: it needs nothing of the directory.
         data = self._site.work.ask(
             "preparedData",
@@ -252,8 +252,6 @@ def write(
     or another writer of the directory was faster. Where writing fails, what was written is removed.
     """
     began = time.monotonic()
-    for columns in asked:
-        _refuse_raw(columns)
     split = _common_split(asked)
     selection = Selection(df.schema)
     # What is cached is computed whole, with the values that are refused.
@@ -325,7 +323,8 @@ def _check_types(path: str, schema: Any) -> None:
             _check_types(path, part)
 
 
-def _refuse_raw(columns: DataColumns) -> None:
+def refuse_raw(columns: DataColumns) -> None:
+    """Raises ParamError for a fit with a `preprocess`, whose columns can't be prepared."""
     if columns.raw:
         raise ParamError(
             "preprocess is set, and prepared data holds numbers alone: fit on the DataFrame, on files by "

@@ -9,15 +9,18 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from flambeau._spark.rows import examples
 from flambeau._spark.rows import shards as shard_files
 from flambeau._spark.rows.prepared import PreparedData
 from flambeau._spark.rows.shards import DataColumns, ShardSet
 from flambeau._spark.site import Site
 from flambeau._spark.work_directory import new_id
+from flambeau._tensors import TensorColumns
 from flambeau.errors import DataError
 from flambeau.params import HasTrainingParams
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 Meanwhile = Callable[[], AbstractContextManager[Any]]
@@ -50,6 +53,11 @@ class Rows(Protocol):
     def columns(self, reading: Reading) -> DataColumns:
         """The columns that a fit reads. Raises DataError and ParamError."""
 
+    def first(self, columns: Sequence[TensorColumns]) -> pa.RecordBatch:
+        """Some columns of the first rows, as `examples.first_rows` has them, for `preprocess` to be tried on.
+        Runs a Spark job; raises DataError.
+        """
+
     def shards(
         self, columns: DataColumns, site: Site, meanwhile: Meanwhile
     ) -> AbstractContextManager[ShardSet]:
@@ -77,6 +85,10 @@ class FrameRows:
         return shard_files.resolve(
             self.df.schema, reading.params, reading.label_dtype, reading.wide, reading.arguments
         )
+
+    def first(self, columns: Sequence[TensorColumns]) -> pa.RecordBatch:
+        """The first rows of the DataFrame."""
+        return examples.first_rows(self.df, columns)
 
     @contextmanager
     def shards(self, columns: DataColumns, site: Site, meanwhile: Meanwhile) -> Iterator[ShardSet]:
@@ -116,6 +128,10 @@ class PreparedRows:
         self.dataset._shards(columns)
         return columns
 
+    def first(self, columns: Sequence[TensorColumns]) -> pa.RecordBatch:
+        """Is asked for nowhere: `columns` refuses a fit with a `preprocess`."""
+        raise NotImplementedError("prepared data is for fits without a preprocess")
+
     @contextmanager
     def shards(self, columns: DataColumns, site: Site, meanwhile: Meanwhile) -> Iterator[ShardSet]:
         """The files, which stay. Raises DataError where one is not what was written."""
@@ -143,6 +159,10 @@ class ParquetRows:
             self.spark, self.dataset, reading.params, reading.label_dtype, reading.wide, reading.arguments
         )
         return self._found.columns
+
+    def first(self, columns: Sequence[TensorColumns]) -> pa.RecordBatch:
+        """The first rows of the files."""
+        return examples.first_rows(self.spark.read.parquet(self.dataset), columns)
 
     def shards(
         self, columns: DataColumns, site: Site, meanwhile: Meanwhile
