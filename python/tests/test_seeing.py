@@ -9,6 +9,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from pyspark.sql import functions as F
 from torch import nn
 
 from flambeau import ParamError, TorchModel, TorchRegressor
+from flambeau._rank import log
 from flambeau._rank.log import logged
 
 
@@ -187,6 +189,22 @@ def test_a_failure_tells_what_the_worker_wrote_last_and_where_all_of_it_is(
         assert any(text in line and " rank 0 " in line and line[:4].isdigit() for line in kept), text
     # Nothing else of the attempt is left.
     assert [path.name for path in place.parent.parent.iterdir()] == ["logs"]
+
+
+@pytest.mark.parametrize(("work", "is_rare"), [("/work", False), ("file:///work", False), ("s3://b/w", True)])
+def test_an_object_stores_log_is_written_rarely(
+    monkeypatch: pytest.MonkeyPatch, work: str, is_rare: bool
+) -> None:
+    """There each write is a request of each rank's."""
+    written: list[tuple[str, bytes]] = []
+    store = SimpleNamespace(put=lambda uri, data: written.append((uri, data)))
+    monkeypatch.setattr(log, "open_store", lambda _: store)
+    with logged(json.dumps({"attempt": {"id": "a", "workDir": work}}), 0):
+        print("the first line")
+        time.sleep(2.0)
+        assert bool(written) != is_rare
+    uri, text = written[-1]
+    assert uri == f"{work}/attempts/a/logs/rank-0.log" and text.endswith(b" rank 0 the first line\n")
 
 
 def test_a_log_is_bounded_and_gives_the_streams_back(

@@ -16,12 +16,13 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from datetime import UTC, datetime
 from typing import Any, TextIO, cast
 
-from flambeau._store import open_store
+from flambeau._store import local_path, open_store
 from flambeau.errors import FlambeauError
 
 _MOST_BYTES = 256 << 10
 _MOST_OF_LINE = 8 << 10
-_SECONDS, _END_SECONDS = 1.0, 10.0
+# On an object store each write is a request, of each rank.
+_SECONDS, _STORE_SECONDS, _END_SECONDS = 1.0, 10.0, 10.0
 _FORMAT = logging.Formatter("%(levelname)s %(name)s: %(message)s")
 
 
@@ -30,8 +31,9 @@ def logged(job_json: str, rank: int) -> Iterator[None]:
     """Keeps what this process prints to `sys.stdout` and `sys.stderr` while the block runs, warnings among
     it, and what Python's logging lets through, as `attempts/<id>/logs/rank-<rank>.log` in the work directory:
     each line with the time and the rank, of logging also with the level. The file holds the last 256 KiB and
-    is written about once a second where something has come. A store that cannot be written costs the file and
-    nothing else. The end waits for the last write, for ten seconds at most.
+    is written about once a second where something has come, on an object store every ten seconds, and at the
+    end. A store that cannot be written costs the file and nothing else. The end waits for the last write, for
+    ten seconds at most.
     """
     lines, over = Lines(rank), threading.Event()
     writer = threading.Thread(
@@ -153,14 +155,16 @@ def _handling(lines: Lines) -> Iterator[None]:
 
 def _write(lines: Lines, job_json: str, rank: int, over: threading.Event) -> None:
     """Writes the lines where there are new ones, until it is over, and then once more."""
-    is_over, store = False, None
-    while not is_over:
-        is_over = over.wait(_SECONDS)
-        if lines.is_new:
-            # What is wrong with the job, its training tells.
-            with suppress(FlambeauError, OSError, ValueError, KeyError):
-                job = json.loads(job_json)
-                store = store or open_store(job.get("store") or {})
-                attempt = job["attempt"]
-                directory = f"{attempt['workDir'].rstrip('/')}/attempts/{attempt['id']}/logs"
-                store.put(f"{directory}/rank-{rank}.log", lines.text().encode(errors="replace"))
+    # What is wrong with the job, its training tells.
+    with suppress(ValueError, KeyError):
+        job = json.loads(job_json)
+        attempt = job["attempt"]
+        uri = f"{attempt['workDir'].rstrip('/')}/attempts/{attempt['id']}/logs/rank-{rank}.log"
+        seconds = _STORE_SECONDS if local_path(uri) is None else _SECONDS
+        is_over, store = False, None
+        while not is_over:
+            is_over = over.wait(seconds)
+            if lines.is_new:
+                with suppress(FlambeauError, OSError, ValueError):
+                    store = store or open_store(job.get("store") or {})
+                    store.put(uri, lines.text().encode(errors="replace"))
