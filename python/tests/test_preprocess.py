@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import io
 import pickle
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -265,6 +267,24 @@ def test_a_row_that_fails_in_a_worker_is_named(rows: DataFrame, spark: SparkSess
         DataError, match=r"column 'image', row 1 of a batch of 5 rows \(row id 11\).*Unidentified"
     ):
         failing.fit(df)
+
+
+def stalling(batch: Batch) -> Tensor:
+    """Hangs for a minute at the third batch."""
+    if batch.is_training and batch.row_ids is not None and batch.row_ids[0] >= 10:
+        threading.Event().wait(60)
+    return noisy(batch)
+
+
+def test_a_preprocess_that_hangs_holds_up_neither_the_training_nor_its_end(rows: DataFrame) -> None:
+    module = nn.Sequential(nn.Linear(SIZE * SIZE * 3, 1, dtype=torch.float64), nn.Flatten(0))
+    hung = estimator(module, preprocess=stalling, inputCols=["image"], collectiveTimeout=2.0)
+    began = time.monotonic()
+    said = r"preprocess \(stalling\) has not made a batch of 5 rows within 2 s \(collectiveTimeout\)"
+    with pytest.raises(TimeoutError, match=said) as told:
+        hung.fit(rows)
+    assert time.monotonic() - began < 40
+    assert (told.value.epoch, told.value.step) == (0, 2)  # type: ignore[attr-defined]
 
 
 def fails(rows: DataFrame, match: str, module: nn.Module | None = None, **params: Any) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from flambeau._module.devices import Batch as ModuleBatch
 
 Preprocess = Callable[[Batch], Any]
+
+_END_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -117,10 +119,35 @@ class Scored:
         return made.tensors(_unpickled(self.pickle), Batch(arrow, made.columns))
 
 
+@dataclass(frozen=True)
+class PendingBatch:
+    """A batch that a thread makes."""
+
+    name: str
+    num_rows: int
+    seconds: float
+    made: Future[ModuleBatch]
+
+    def result(self) -> ModuleBatch:
+        """The batch, which is waited for up to `seconds`; raises TimeoutError then, and what making it
+        raised.
+        """
+        try:
+            return self.made.result(self.seconds)
+        except TimeoutError as error:
+            # None of the function's own, which `returned` makes a DataError of.
+            raise TimeoutError(
+                f"{self.name} has not made a batch of {self.num_rows} rows within {self.seconds:g} s "
+                "(collectiveTimeout): give what it waits for a deadline, or raise collectiveTimeout"
+            ) from error
+
+
 class Ahead:
     """Runs the functions for training and for validation in threads, ahead of who takes what they make.
 
-    `seed` is the estimator's. To be closed: that ends the threads once the batches that they are at are done.
+    `seed` is the estimator's, and a batch that is asked for is waited for up to `seconds`. To be closed: that
+    waits for the batches that the threads are at, for five seconds at most, and leaves a thread that hangs to
+    the end of its process.
     """
 
     def __init__(
@@ -129,11 +156,13 @@ class Ahead:
         functions: tuple[Preprocess, Preprocess],
         num_threads: int,
         seed: int,
+        seconds: float,
     ) -> None:
         self.num_batches = 2 * num_threads
         self._preprocessing = preprocessing
         self._training, self._validation = functions
-        self._seed = seed
+        self._seed, self._seconds = seed, seconds
+        self._running: set[Future[ModuleBatch]] = set()
         self._threads = ThreadPoolExecutor(num_threads, "flambeau-preprocess")
 
     def submit(
@@ -144,12 +173,13 @@ class Ahead:
         row_ids: Sequence[int],
         epoch: int,
         is_training: bool,
-    ) -> Future[ModuleBatch]:
+    ) -> PendingBatch:
         """Begins with a batch, given as what Arrow takes."""
         from flambeau._module.devices import Batch as ModuleBatch
 
         arrow = pa.record_batch(raw)
         columns = self._preprocessing.columns
+        function = self._training if is_training else self._validation
 
         def run() -> ModuleBatch:
             if is_training:
@@ -157,16 +187,19 @@ class Ahead:
                 batch = Batch(arrow, columns, is_training=True, row_ids=row_ids, seeds=seeds)
             else:
                 batch = Batch(arrow, columns)
-            function = self._training if is_training else self._validation
             return ModuleBatch(self._preprocessing.tensors(function, batch), labels, weight, batch.num_rows)
 
-        return self._threads.submit(run)
+        made = self._threads.submit(run)
+        self._running.add(made)
+        made.add_done_callback(self._running.discard)
+        return PendingBatch(_param_name(function, is_training), arrow.num_rows, self._seconds, made)
 
     def __enter__(self) -> Ahead:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._threads.shutdown(cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        wait(self._running.copy(), _END_SECONDS)
 
 
 def returned(function: Preprocess, batch: Batch) -> tuple[dict[str, Tensor], bool]:
@@ -220,8 +253,13 @@ def _told(name: str, tensor: Tensor, keyword: bool) -> TensorColumns:
 
 
 def _name(function: Preprocess, batch: Batch) -> str:
+    """What a message calls the function that was given a batch."""
+    return _param_name(function, batch.is_training)
+
+
+def _param_name(function: Preprocess, is_training: bool) -> str:
     """What a message calls the function: the param, and its own name."""
-    which = "" if batch.is_training else " of validation and scoring"
+    which = "" if is_training else " of validation and scoring"
     return f"preprocess{which} ({getattr(function, '__qualname__', type(function).__qualname__)})"
 
 

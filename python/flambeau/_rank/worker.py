@@ -229,7 +229,8 @@ def _train(
     with tensor_float32(precision), ExitStack() as threads:
         if made is not None:
             functions = program["preprocess"], program["validationPreprocess"]
-            ahead = Ahead(made, functions, request.preprocess_threads, params["seed"])
+            num_threads = request.preprocess_threads
+            ahead = Ahead(made, functions, num_threads, params["seed"], params["collectiveTimeout"])
             adapter.ahead = threads.enter_context(ahead)
         return _native.train(
             request.job_json,
