@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from operator import itemgetter
 from typing import Any
 
 from flambeau._redacted import redacted
@@ -14,6 +15,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 18, 24, 26
 """The margins, for the labels of both axes and for the legend."""
 _COLORS = ("#1f77b4", "#d95f02", "#2ca02c", "#9467bd")
 _LONGEST = 200
+_MOST_POINTS = 500
+"""Of a curve: more than its pixels, and few enough for a page that holds many."""
 
 
 def page(title: str, sections: Sequence[tuple[str, str]]) -> str:
@@ -48,7 +51,8 @@ def number(value: Any) -> str:
 
 def curves(series: Mapping[str, Sequence[float | None]]) -> str:
     """Lines over epochs, counted from 0, by name, as an inline SVG that needs no script; a gap where a value
-    is None or not finite. Nothing where there is no value at all.
+    is None or not finite. Of a long line the lowest and the highest of every few epochs are drawn. Nothing
+    where there is no value at all.
     """
     finite = [value for values in series.values() for run in _runs(values) for _, value in run]
     if not finite:
@@ -59,7 +63,8 @@ def curves(series: Mapping[str, Sequence[float | None]]) -> str:
     for index, (name, values) in enumerate(series.items()):
         color = _COLORS[index % len(_COLORS)]
         for run in _runs(values):
-            points = [(_x(epoch, last), _y(value, low, high)) for epoch, value in run]
+            shown = _thinned(run, len(values))
+            points = [(_x(epoch, last), _y(value, low, high)) for epoch, value in shown]
             drawn.append(_line(points, color))
         legend.append(f'<tspan fill="{color}" dx="{8 if index else 0}">{escape(name)}</tspan>')
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
@@ -100,6 +105,20 @@ def _runs(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
         else:
             runs.append([])
     return [run for run in runs if run]
+
+
+def _thinned(run: Sequence[tuple[int, float]], num_values: int) -> Sequence[tuple[int, float]]:
+    """The ends of a run and, of every few points in between, the lowest and the highest: about `_MOST_POINTS`
+    where all runs of a line have `num_values`.
+    """
+    if num_values <= _MOST_POINTS:
+        return run
+    every = math.ceil(2 * num_values / _MOST_POINTS)
+    kept = {run[0], run[-1]}
+    for start in range(0, len(run), every):
+        part = run[start : start + every]
+        kept |= {min(part, key=itemgetter(1)), max(part, key=itemgetter(1))}
+    return sorted(kept)
 
 
 def _x(epoch: int, last: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import fitted
@@ -186,6 +187,23 @@ def test_a_curve_has_gaps_and_dots() -> None:
     assert len(list(parsed(svg).iter(f"{SVG}circle"))) == 1
     assert len(list(parsed(curves({"loss": [1.0]})).iter(f"{SVG}circle"))) == 1
     assert curves({"loss": [None]}) == "" and curves({}) == "" and curves({"loss": []}) == ""
+
+
+def test_a_long_curve_is_drawn_with_few_points_and_its_peaks() -> None:
+    losses: list[float | None] = [2.0 + epoch % 2 / 10 for epoch in range(20_000)]
+    losses[777], losses[12_345] = 9.0, -3.0
+    of_loss, of_validation = points(curves({"loss": losses, "val_loss": losses[:500]}))
+    assert 200 < len(of_loss) <= 502 and len(of_validation) == 500
+    xs, ys = zip(*of_loss, strict=True)
+    assert list(xs) == sorted(xs) and max(after - before for before, after in pairwise(xs)) < 3
+    # Its ends are drawn, and its peaks where they are.
+    ends = points(curves({"loss": [-3.0, 9.0]}))[0]
+    (left, bottom), (right, top) = ends
+    assert (xs[0], xs[-1]) == (left, right)
+    for epoch, height in ((777, top), (12_345, bottom)):
+        assert xs[ys.index(height)] == pytest.approx(left + (right - left) * epoch / 19_999, abs=0.1)
+    losses[10_000] = None
+    assert sum(map(len, points(curves({"loss": losses})))) <= 504
 
 
 def test_a_curves_names_are_escaped() -> None:
