@@ -348,6 +348,26 @@ def launch_of(spark: SparkSession, work: Path, max_restarts: int) -> launch.Laun
     return launch.Launch(site, {}, program, 2, max_restarts, 0.0, lambda _: nullcontext(Event()), run)
 
 
+def test_the_last_lines_of_a_process_that_died_are_told_once(spark: SparkSession, tmp_path: Path) -> None:
+    """They are in its error, and in its log too."""
+    log = tmp_path / "attempts" / "a" / "logs" / "rank-1.log"
+    log.parent.mkdir(parents=True)
+    failing = launch_of(spark, tmp_path, 0)
+    failing.attempts.append("a")
+
+    def notes(message: str, *lines: str) -> list[str]:
+        log.write_text("".join(f"2026-01-01T00:00:00.000Z rank 1 {line}\n" for line in lines))
+        error = WorkerLost(message, rank=1)
+        failing._tell_logs(error)
+        return error.__notes__
+
+    end = f"the end of the log of worker 1, {log}:\n2026-01-01T00:00:00.000Z rank 1 "
+    died = "it was killed; its last lines:\nout of paper\nout of ink"
+    assert notes(died, "began", "out of paper", "out of ink") == [f"{end}began"]
+    assert notes(died, "out of paper", "out of ink") == [f"the log of worker 1 is {log}"]
+    assert notes("it was lost", "out of ink") == [f"{end}out of ink"]
+
+
 def test_only_lost_workers_are_tried_again(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -217,7 +217,7 @@ class Launch:
 
     def _tell_logs(self, error: BaseException) -> None:
         """Tells in a note of the error what the ranks of the last attempt wrote last: the one that it names,
-        else all.
+        else all. Lines that are in the error, as a process that died has them, are not told again.
         """
         if self.run_of.is_lost or len(self.attempts) == self._num_earlier:
             return
@@ -226,10 +226,12 @@ class Launch:
         except Exception as other:
             log.debug("the logs of the workers could not be read: %s", first_line(other))
             return
-        rank = getattr(error, "rank", None)
-        for end in [end for end in ends if end["rank"] == rank] or ends[:_NUM_LOGS]:
-            lines = "\n".join(end["lines"])
-            error.add_note(f"the end of the log of worker {end['rank']}, {end['uri']}:\n{lines}")
+        named, told = getattr(error, "rank", None), str(error).splitlines()
+        for end in [end for end in ends if end["rank"] == named] or ends[:_NUM_LOGS]:
+            rank, uri = end["rank"], end["uri"]
+            lines = [line for line in end["lines"] if line.partition(f" rank {rank} ")[2] not in told]
+            text = "\n".join([f"the end of the log of worker {rank}, {uri}:", *lines])
+            error.add_note(text if lines else f"the log of worker {rank} is {uri}")
         if ends:
             log.warning("what the workers wrote is kept in %s", ends[0]["uri"].rpartition("/")[0])
 
