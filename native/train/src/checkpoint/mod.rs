@@ -737,7 +737,7 @@ pub(crate) struct Checkpoint {
 
 /// Why a checkpoint was not read.
 enum Unread {
-    /// A part is not there, or not as it was written.
+    /// A part is not there, not as it was written, or not what it must be.
     Damaged(String),
     Failed(Cause),
 }
