@@ -146,7 +146,7 @@ class Described(Fitted, HasOutputColumns):
         """What the module was trained on, in the order of forward's arguments, or the columns that
         `preprocess` makes those of.
         """
-        lists = self._scored is not None
+        lists = self._preprocess is not None
         return tuple(
             Input(t.name, t.columns, t.dtype, t.shape if t.shape is not None or lists else ())
             for t in self._inputs

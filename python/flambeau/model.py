@@ -106,7 +106,7 @@ class TorchModel(
             else:
                 # The types of its columns say nothing.
                 columns, tensors = local.of_nothing(self._inputs)
-        elif self._scored is not None:
+        elif self._preprocess is not None:
             raise ParamError(
                 "predict: the model has a preprocess, which takes columns: give a pandas DataFrame with "
                 f"{', '.join(tensor.columns[0] for tensor in self._inputs)}"
@@ -145,8 +145,8 @@ class TorchModel(
         wide = is_wide(instantiate(self._programs))
         labels = resolve_labels(dataset.schema, self, self._label_dtype, wide)
         by_name = self.getInputNames() is not None
-        if self._scored is not None:
-            by_name = self._scored.preprocessing.by_name
+        if self._preprocess is not None:
+            by_name = self._preprocess.spec.by_name
         return evaluation.evaluated(dataset, scorer, columns, labels, objects, by_name)
 
     def udf(self, name: str | None = None) -> Any:
@@ -228,7 +228,7 @@ class TorchModel(
             return dataset
         columns, tensors = self._columns_of(dataset)
         if self.getRuntime() == "native":
-            if self._scored is not None:
+            if self._preprocess is not None:
                 raise ParamError(
                     "runtime is 'native', which scores in the JVM, and the model has a preprocess, which is "
                     "Python's: set runtime to 'python'"
@@ -256,7 +256,7 @@ class TorchModel(
         """The module's inputs in terms of a schema's columns, with the types and shapes that were trained on.
         Raises DataError and ParamError where they cannot be had.
         """
-        if self._scored is not None:
+        if self._preprocess is not None:
             return self._columns_for_preprocess(schema)
         found = resolve_inputs(schema, self, [tensor.name for tensor in self._inputs])
         if len(found) != len(self._inputs):
@@ -324,7 +324,7 @@ class TorchModel(
             sys_path=tuple(sys.path),
             device=self.getDevice(),
             gpu_tasks=gpu_tasks,
-            scored=self._scored,
+            preprocess=self._preprocess,
         )
 
     def _output_columns(self) -> list[tuple[str, str]]:

@@ -106,7 +106,7 @@ def test_a_batch_on_a_device_is_trained_as_a_plain_loop_does(
     reference = network(outputs)
     optimizer = torch.optim.Adam(reference.parameters())
     plain, plain_metric = build_loss(CASES[name][0]), adapter.metrics[0]
-    ahead: list[devices.Batch] = []
+    ahead: list[devices.TensorBatch] = []
     todo = batches(label, weight)
     for step, (x, y, w) in enumerate(todo):
         while len(ahead) < 2 and step + len(ahead) < len(todo):

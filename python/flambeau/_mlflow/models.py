@@ -199,7 +199,7 @@ def _zeros(model: TorchModel) -> pd.DataFrame:
     """A row of the model's input columns, of the widest types that it takes."""
     import pandas as pd
 
-    if model._scored is not None:
+    if model._preprocess is not None:
         raise ParamError(
             "input_example is not given, and no example of the columns that the model's preprocess takes can "
             "be made up: give some rows of them as input_example, or a signature"

@@ -30,7 +30,7 @@ from flambeau._module.assembly import TWO_SCHEDULES, objective_of, optimizer_and
 from flambeau._module.checks import check_module, is_dense, trainable
 from flambeau._module.compiled import CompiledModule
 from flambeau._module.device_gradients import DeviceGradients
-from flambeau._module.devices import Batch, BatchCopier, Readback
+from flambeau._module.devices import BatchCopier, Readback, TensorBatch
 from flambeau._module.layout import Layout
 from flambeau._module.position import Position
 from flambeau._module.precision import autocast
@@ -323,7 +323,9 @@ class ModuleModel:
         """
         return self._train(_batch(inputs, labels, weight, num_rows), reference, loss_scale)
 
-    def stage(self, inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_rows: int) -> Batch:
+    def stage(
+        self, inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_rows: int
+    ) -> TensorBatch:
         """Begins to copy a batch to the device."""
         batch = _batch(inputs, labels, weight, num_rows)
         batch.labels, batch.facts = self.objective.on_host(batch.labels, batch.weight)
@@ -345,18 +347,20 @@ class ModuleModel:
             raw, batch.labels, batch.weight, row_ids, epoch, is_training
         )
 
-    def _arrived(self, staged: Batch | PendingBatch) -> Batch:
+    def _arrived(self, staged: TensorBatch | PendingBatch) -> TensorBatch:
         """A batch that `stage` or `prepare` gave, once it is there."""
         if isinstance(staged, PendingBatch):
             return staged.result()
         self._copier.receive(staged)  # type: ignore[union-attr]
         return staged
 
-    def train_staged(self, staged: Batch | PendingBatch, reference: float, loss_scale: float) -> list[float]:
+    def train_staged(
+        self, staged: TensorBatch | PendingBatch, reference: float, loss_scale: float
+    ) -> list[float]:
         """As `train_batch`, of a batch that `stage` or `prepare` gave."""
         return self._train(self._arrived(staged), reference, loss_scale)
 
-    def _train(self, batch: Batch, reference: float, loss_scale: float) -> list[float]:
+    def _train(self, batch: TensorBatch, reference: float, loss_scale: float) -> list[float]:
         if not self._is_read:
             self._read(batch)
         with self._autocast:
@@ -372,7 +376,7 @@ class ModuleModel:
                 self._gather(self._sink)  # type: ignore[arg-type]
         return self._sums(output, value, denominator, batch, readback)
 
-    def _read_back(self, output: Any, value: Tensor, batch: Batch) -> Readback:
+    def _read_back(self, output: Any, value: Tensor, batch: TensorBatch) -> Readback:
         """The loss and the metrics' sums on their way from the device."""
         parts = [value.detach().to(torch.float64).reshape(1)]
         if self.metrics:
@@ -380,7 +384,7 @@ class ModuleModel:
         return Readback(torch.cat(parts))
 
     def _sums(
-        self, output: Any, value: Tensor, denominator: float, batch: Batch, readback: Readback | None
+        self, output: Any, value: Tensor, denominator: float, batch: TensorBatch, readback: Readback | None
     ) -> list[float]:
         """Numerator, denominator and the metrics' sums."""
         if readback is not None:
@@ -396,7 +400,7 @@ class ModuleModel:
             "is the output detached, or made under no_grad, from .item() or by numpy?"
         )
 
-    def _metric_sums(self, output: Any, batch: Batch) -> Tensor:
+    def _metric_sums(self, output: Any, batch: TensorBatch) -> Tensor:
         with torch.no_grad(), self._autocast:
             return torch.cat(
                 [metric.update(output, batch.labels, batch.weight, batch.num_rows) for metric in self.metrics]
@@ -454,11 +458,11 @@ class ModuleModel:
         """Forward and loss in eval mode; returns numerator, denominator and the metrics' sums."""
         return self._evaluate(_batch(inputs, labels, weight, num_rows))
 
-    def evaluate_staged(self, staged: Batch | PendingBatch) -> list[float]:
+    def evaluate_staged(self, staged: TensorBatch | PendingBatch) -> list[float]:
         """As `evaluate_batch`, of a batch that `stage` or `prepare` gave."""
         return self._evaluate(self._arrived(staged))
 
-    def _read(self, batch: Batch) -> None:
+    def _read(self, batch: TensorBatch) -> None:
         """Has the module's last operation say how the metrics read its outputs, where the loss does not."""
         self._is_read = True
         self.module.eval()
@@ -484,7 +488,7 @@ class ModuleModel:
         for metric in self.gathered:
             metric.to(device)
 
-    def _evaluate(self, batch: Batch) -> list[float]:
+    def _evaluate(self, batch: TensorBatch) -> list[float]:
         if not self._is_read:
             self._read(batch)
         self.module.eval()
@@ -600,9 +604,9 @@ def _shared(name: str, tensor: Tensor, copy: Tensor | None = None) -> _SharedTen
     return name, held.data_ptr(), held.numel(), _DTYPES.get(held.dtype), num_bytes
 
 
-def _batch(inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_rows: int) -> Batch:
+def _batch(inputs: Sequence[Any], labels: Sequence[Any], weight: Any | None, num_rows: int) -> TensorBatch:
     """A batch of capsules as tensors."""
-    return Batch(
+    return TensorBatch(
         list(map(from_dlpack, inputs)),
         list(map(from_dlpack, labels)),
         None if weight is None else from_dlpack(weight),

@@ -41,7 +41,7 @@ def nccl_directories() -> list[str]:
 
 
 @dataclass
-class Batch:
+class TensorBatch:
     """A batch as tensors, where the module is."""
 
     inputs: Sequence[Tensor]
@@ -71,10 +71,10 @@ class BatchCopier:
         self._streams = streams_of(device)
         self._stream = self._streams.Stream()
 
-    def send(self, batch: Batch) -> Batch:
+    def send(self, batch: TensorBatch) -> TensorBatch:
         """Begins to copy a batch from main memory."""
         with self._streams.stream(self._stream):
-            sent = Batch(
+            sent = TensorBatch(
                 [self._copy(tensor) for tensor in batch.inputs],
                 [self._copy(tensor) for tensor in batch.labels],
                 None if batch.weight is None else self._copy(batch.weight),
@@ -89,7 +89,7 @@ class BatchCopier:
         source = tensor.pin_memory() if self._device.type == "cuda" else tensor
         return source.to(self._device, non_blocking=True)
 
-    def receive(self, batch: Batch) -> None:
+    def receive(self, batch: TensorBatch) -> None:
         """Has the present stream wait for a batch that was sent."""
         present = self._streams.current_stream(self._device)
         present.wait_event(batch.arrived)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flambeau._module import losses
-from flambeau._module.devices import Batch
+from flambeau._module.devices import TensorBatch
 from flambeau._module.losses import HostFacts
 from flambeau._saved.program import argument_names, call
 from flambeau.errors import DataError, ParamError
@@ -32,7 +32,7 @@ class Objective(Protocol):
     def ignore_index(self) -> int | None:
         """The label that does not count."""
 
-    def __call__(self, batch: Batch, training: bool) -> tuple[Any, Tensor, float]:
+    def __call__(self, batch: TensorBatch, training: bool) -> tuple[Any, Tensor, float]:
         """Output, value and denominator of a batch, in training mode or of validation rows."""
 
     def on_host(self, labels: list[Tensor], weight: Tensor | None) -> tuple[list[Tensor], HostFacts]:
@@ -73,7 +73,7 @@ class OfLoss:
     def ignore_index(self) -> int | None:
         return self._loss.ignore_index
 
-    def __call__(self, batch: Batch, training: bool) -> tuple[Any, Tensor, float]:
+    def __call__(self, batch: TensorBatch, training: bool) -> tuple[Any, Tensor, float]:
         output = self._forward(batch.inputs, training)
         loss = self._loss
         if isinstance(loss, losses.InputsLoss):
@@ -101,7 +101,7 @@ class OfOutput:
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
 
-    def __call__(self, batch: Batch, training: bool) -> tuple[Any, Tensor, float]:
+    def __call__(self, batch: TensorBatch, training: bool) -> tuple[Any, Tensor, float]:
         if len(batch.labels) != 1:
             raise DataError(
                 f"the model's forward takes one tensor as labels, and there are {len(batch.labels)}: give "

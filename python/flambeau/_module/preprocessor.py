@@ -22,7 +22,7 @@ from flambeau.preprocessing import Batch, row_seeds
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from flambeau._module.devices import Batch as ModuleBatch
+    from flambeau._module.devices import TensorBatch
 
 Preprocess = Callable[[Batch], Any]
 
@@ -30,7 +30,7 @@ _END_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Preprocessing:
+class PreprocessSpec:
     """What `preprocess` makes of which columns, as it was found on a few rows.
 
     `columns` has one entry for each column. `inputs` are the tensors that it makes, in the order of forward's
@@ -59,7 +59,7 @@ class Preprocessing:
     @classmethod
     def found(
         cls, module: nn.Module, functions: Sequence[Preprocess], batches: Sequence[Batch]
-    ) -> tuple[Preprocessing, list[Tensor]]:
+    ) -> tuple[PreprocessSpec, list[Tensor]]:
         """What the functions, for training and for validation, make of such batches, and the inputs that the
         latter makes. Raises DataError and ParamError as `tensors` does, and ParamError for names that are not
         those of forward's arguments, and types that differ.
@@ -101,21 +101,21 @@ class Preprocessing:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoringPreprocess:
     """The `preprocess` of a fitted model: that of its validation, as a cloudpickle, and what it makes."""
 
     pickle: bytes
-    preprocessing: Preprocessing
+    spec: PreprocessSpec
 
     def arrow(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
         """The columns in their order as what `tensors` takes, under the names that they had in training."""
-        names = [column.columns[0] for column in self.preprocessing.columns]
+        names = [column.columns[0] for column in self.spec.columns]
         whole = [c.combine_chunks() if isinstance(c, pa.ChunkedArray) else c for c in columns]
         return pa.RecordBatch.from_arrays(whole, names)
 
     def tensors(self, arrow: pa.RecordBatch) -> list[Tensor]:
         """The module's inputs of some rows. Raises DataError and ParamError."""
-        made = self.preprocessing
+        made = self.spec
         return made.tensors(_unpickled(self.pickle), Batch(arrow, made.columns))
 
 
@@ -126,9 +126,9 @@ class PendingBatch:
     name: str
     num_rows: int
     seconds: float
-    made: Future[ModuleBatch]
+    made: Future[TensorBatch]
 
-    def result(self) -> ModuleBatch:
+    def result(self) -> TensorBatch:
         """The batch, which is waited for up to `seconds`; raises TimeoutError then, and what making it
         raised.
         """
@@ -152,7 +152,7 @@ class Ahead:
 
     def __init__(
         self,
-        preprocessing: Preprocessing,
+        preprocessing: PreprocessSpec,
         functions: tuple[Preprocess, Preprocess],
         num_threads: int,
         seed: int,
@@ -162,7 +162,7 @@ class Ahead:
         self._preprocessing = preprocessing
         self._training, self._validation = functions
         self._seed, self._seconds = seed, seconds
-        self._running: set[Future[ModuleBatch]] = set()
+        self._running: set[Future[TensorBatch]] = set()
         self._threads = ThreadPoolExecutor(num_threads, "flambeau-preprocess")
 
     def submit(
@@ -175,19 +175,19 @@ class Ahead:
         is_training: bool,
     ) -> PendingBatch:
         """Begins with a batch, given as what Arrow takes."""
-        from flambeau._module.devices import Batch as ModuleBatch
+        from flambeau._module.devices import TensorBatch
 
         arrow = pa.record_batch(raw)
         columns = self._preprocessing.columns
         function = self._training if is_training else self._validation
 
-        def run() -> ModuleBatch:
+        def run() -> TensorBatch:
             if is_training:
                 seeds = row_seeds(self._seed, epoch, row_ids)
                 batch = Batch(arrow, columns, is_training=True, row_ids=row_ids, seeds=seeds)
             else:
                 batch = Batch(arrow, columns)
-            return ModuleBatch(self._preprocessing.tensors(function, batch), labels, weight, batch.num_rows)
+            return TensorBatch(self._preprocessing.tensors(function, batch), labels, weight, batch.num_rows)
 
         made = self._threads.submit(run)
         self._running.add(made)

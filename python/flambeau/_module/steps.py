@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from flambeau._history import RECORD_COLUMNS
 from flambeau._module import generators, lightning
-from flambeau._module.devices import Batch
+from flambeau._module.devices import TensorBatch
 from flambeau._module.layout import Layout
 from flambeau._module.losses import HostFacts
 from flambeau._module.objectives import weightless
@@ -100,7 +100,7 @@ class Steps:
         if self._is_lightning:
             lightning.attach(self.module, self.position)
 
-    def __call__(self, batch: Batch, training: bool) -> tuple[Logged, Tensor, float]:
+    def __call__(self, batch: TensorBatch, training: bool) -> tuple[Logged, Tensor, float]:
         """What was logged, and the loss, which is the mean over the batch's rows, or weights."""
         step = TRAINING if training else VALIDATION
         index = self.position.batch if training else self.position.validation_batch
@@ -136,7 +136,7 @@ class Steps:
             for step, name in self._left_out
         ]
 
-    def _for_step(self, batch: Batch) -> Any:
+    def _for_step(self, batch: TensorBatch) -> Any:
         if not self.layout.by_name:
             return (*batch.inputs, *batch.labels)
         named = dict(zip((one.name for one in self.layout.inputs), batch.inputs, strict=True))
@@ -233,7 +233,7 @@ def _is_same(logged: Any, returned: Any) -> bool:
     return bool(logged == returned) or (math.isnan(logged) and math.isnan(returned))
 
 
-def _denominator(batch: Batch) -> float:
+def _denominator(batch: TensorBatch) -> float:
     if batch.weight is None:
         return float(batch.num_rows)
     known = batch.facts.denominator if batch.facts is not None else None
@@ -335,9 +335,9 @@ def _tried(module: nn.Module, layout: Layout, step: str) -> Logged:
     raise ParamError(f"model: {step} fails on a batch of the columns' shapes ({shapes}): {error}") from error
 
 
-def _constant_rows(layout: Layout, value: int) -> Batch:
+def _constant_rows(layout: Layout, value: int) -> TensorBatch:
     def full(one: TensorColumns) -> Tensor:
         return torch.full((2, *(one.shape or ())), value, dtype=getattr(torch, one.dtype))
 
     weight = torch.ones(2) if layout.is_weighted else None
-    return Batch([full(one) for one in layout.inputs], [full(one) for one in layout.labels], weight, 2)
+    return TensorBatch([full(one) for one in layout.inputs], [full(one) for one in layout.labels], weight, 2)

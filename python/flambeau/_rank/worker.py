@@ -26,7 +26,7 @@ from flambeau._store import open_store
 from flambeau.errors import DataError, FlambeauError, ParamError, RankFailure, StoreError, WorkerError
 
 if TYPE_CHECKING:
-    from flambeau._module.preprocessor import Preprocessing
+    from flambeau._module.preprocessor import PreprocessSpec
 
 _MAX_TEXT = 64 << 10
 _PLACE = ("rank", "host", "epoch", "step")
@@ -54,7 +54,7 @@ class WorkerRequest:
     """The driver's versions, as `versions` gives them; workers must have the same."""
     transport: str = "auto"
     """`auto`, `sharedMemory` or `tcp`."""
-    preprocessing: Preprocessing | None = None
+    preprocessing: PreprocessSpec | None = None
     """What the program's `preprocess` makes, where it has one."""
     preprocess_threads: int = 1
     """How many threads it runs in."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from flambeau._input_rows import InputRows
 from flambeau._module import gathered, losses, metrics
-from flambeau._module.devices import Batch
+from flambeau._module.devices import TensorBatch
 from flambeau._module.objectives import Forward, OfLoss
 from flambeau._saved.program import keywords
 from flambeau._score.pieces import Pieces, rows_at_once
@@ -64,7 +64,7 @@ class Judge:
         if reading is not None:
             self._take(reading)
 
-    def add(self, batch: Batch, output: Any, value: Tensor, denominator: float) -> None:
+    def add(self, batch: TensorBatch, output: Any, value: Tensor, denominator: float) -> None:
         """Adds what these rows come to: the module's output, the loss and its denominator."""
         told = (output, batch.labels, batch.weight, batch.num_rows)
         parts = [metric.update(*told).cpu() for metric in self._metrics]
@@ -144,12 +144,12 @@ class Evaluator:
         rows: Sequence[InputRows],
         start: int,
         stop: int,
-    ) -> tuple[Batch, Any, Tensor, float]:
+    ) -> tuple[TensorBatch, Any, Tensor, float]:
         """What the judge takes of a piece of the rows."""
         given = [part.tensor(start, stop) for part in rows]
         labels, weight = given[: len(self.labels)], given[-1] if self.weight is not None else None
         labels, facts = judge.loss.on_host(labels, weight)
-        batch = Batch(
+        batch = TensorBatch(
             [tensor.to(device) for tensor in parts(start, stop)],
             [label.to(device) for label in labels],
             None if weight is None else weight.to(device),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from flambeau._module.preprocessor import Scored
+    from flambeau._module.preprocessor import ScoringPreprocess
 
 KEPT_MODULES = 4
 _modules: OrderedDict[tuple[str, ...], nn.Module] = OrderedDict()
@@ -66,19 +66,19 @@ class Scorer:
     sys_path: Sequence[str] = field(default=())
     device: str = "auto"
     gpu_tasks: int = gpu_slots.NUM_SLOTS
-    scored: Scored | None = None
+    preprocess: ScoringPreprocess | None = None
     """What makes the module's inputs of the columns that `inputs` names, where they are not tensors."""
 
     @property
     def arguments(self) -> Sequence[TensorColumns]:
         """The tensors that the module is called with."""
-        return self.inputs if self.scored is None else self.scored.preprocessing.inputs
+        return self.inputs if self.preprocess is None else self.preprocess.spec.inputs
 
     def place(self) -> Place | None:
         """The GPU that the task computes on; None for the CPU, to which `preprocess` belongs. Raises
         ParamError.
         """
-        if self.scored is None:
+        if self.preprocess is None:
             return place_of_task(self.device)
         if self.device == "cuda":
             raise ParamError(
@@ -134,14 +134,14 @@ class Scorer:
 
     def parts(self, batch: Any) -> tuple[Callable[[int, int], list[Tensor]], int]:
         """What makes the module's inputs of the rows of a batch between two bounds, and their number."""
-        if self.scored is None:
+        if self.preprocess is None:
             rows, num_rows = self._rows(batch)
             return lambda start, stop: [part.tensor(start, stop) for part in rows], num_rows
-        scored, columns = self.scored, batch if isinstance(batch, tuple) else (batch,)
-        arrow = scored.arrow(columns)
+        preprocess, columns = self.preprocess, batch if isinstance(batch, tuple) else (batch,)
+        arrow = preprocess.arrow(columns)
         for column, tensor in zip(arrow.columns, self.inputs, strict=True):
             refuse_nulls_within(column, tensor.columns[0])
-        return lambda start, stop: scored.tensors(arrow.slice(start, stop - start)), arrow.num_rows
+        return lambda start, stop: preprocess.tensors(arrow.slice(start, stop - start)), arrow.num_rows
 
     def _on_cpu(self, batches: Iterator[Any]) -> Generator[list[Tensor]]:
         module = _module(self.programs, self.weights, "cpu")

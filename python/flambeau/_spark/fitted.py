@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from torch import nn
 
-    from flambeau._module.preprocessor import Scored
+    from flambeau._module.preprocessor import ScoringPreprocess
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class Fitted(Model):
     _weights: WeightsRef
     _inputs: tuple[TensorColumns, ...]
     _output: OutputSpec
-    _scored: Scored | None = None
+    _preprocess: ScoringPreprocess | None = None
     """What makes the module's inputs of those columns, where they are not tensors."""
     _classes: str | None
     _history: dict[str, Any]
@@ -102,18 +102,18 @@ class Fitted(Model):
         num_validation_rows: int = 0,
         training_seconds: float | None = None,
         bottleneck: Mapping[str, Any] | None = None,
-        scored: Scored | None = None,
+        preprocess: ScoringPreprocess | None = None,
     ) -> Self:
         """A model with the estimator's params and uid.
 
         `programs` are the forms of the module, such as `program.dump_skeleton` as `pickle`, `history` a
         training result's history (`{"epochs": [...]}`), `inputs` the tensors it was trained on with their
-        shapes, or the columns that `scored` makes those of, `output` what `program.probe_output` found.
+        shapes, or the columns that `preprocess` makes those of, `output` what `program.probe_output` found.
         Raises ParamError where the output is not what this kind of model gives.
         """
         model = cls._of_output(estimator, output)
         model._programs, model._reasons = dict(programs), {}
-        model._weights, model._inputs, model._scored = weights, tuple(inputs), scored
+        model._weights, model._inputs, model._preprocess = weights, tuple(inputs), preprocess
         model._history = copy.deepcopy(dict(history))
         model._counts = {
             "numRows": num_rows,
@@ -151,7 +151,7 @@ class Fitted(Model):
     @property
     def _arguments(self) -> Sequence[TensorColumns]:
         """The tensors that the module is called with."""
-        return self._inputs if self._scored is None else self._scored.preprocessing.inputs
+        return self._inputs if self._preprocess is None else self._preprocess.spec.inputs
 
     def _weights_of_workers(self, spark: SparkSession) -> WeightsRef:
         """The weights where Python's workers find them; a session hands them out once."""

@@ -21,7 +21,7 @@ from flambeau._spark.fit import cluster, warm_up
 from flambeau._spark.fit.claim import claimed
 from flambeau._spark.fit.launch import Launch
 from flambeau._spark.fit.listener_bus import ListenerBus
-from flambeau._spark.fit.made import Made
+from flambeau._spark.fit.preprocess_probe import PreprocessProbe
 from flambeau._spark.fit.program import Program, program_of
 from flambeau._spark.fit.run import Run, job_of
 from flambeau._spark.fit.trainable import Trainable
@@ -103,13 +103,13 @@ class Fit:
         """Trains. What the fit has in the work directory is there while the block runs."""
         with labelled(self.rows.spark, self._name) as say:
             say("read the rows")
-            columns, made = self._read()
+            columns, preprocessed = self._read()
             say("check the cluster")
             site = self._place()
             say("write shards")
             with self._leased(site), self.rows.shards(columns, site, self._warming_up) as shards:
-                inputs, output = self._probe(columns, shards, made)
-                yield inputs, output, *self._train(shards, site, made, say), made
+                inputs, output = self._probe(columns, shards, preprocessed)
+                yield inputs, output, *self._train(shards, site, preprocessed, say), preprocessed
 
     @property
     def _name(self) -> str:
@@ -126,15 +126,15 @@ class Fit:
         self._check(columns, None)
         return columns
 
-    def _read(self) -> tuple[DataColumns, Made | None]:
+    def _read(self) -> tuple[DataColumns, PreprocessProbe | None]:
         """What is read of the rows, and what `preprocess` makes of the first, where there is one. Raises as
         `prepared_columns` does.
         """
         columns = self._columns()
         seed = self.estimator.getSeed()
-        made = Made.of(self.program, self.rows, columns.raw, seed) if columns.raw else None
-        self._check(columns, made)
-        return columns, made
+        preprocessed = PreprocessProbe.of(self.program, self.rows, columns.raw, seed) if columns.raw else None
+        self._check(columns, preprocessed)
+        return columns, preprocessed
 
     def _columns(self) -> DataColumns:
         """What the params say is read of the rows."""
@@ -147,7 +147,7 @@ class Fit:
             columns = replace(columns, inputs=tuple(replace(one, keyword=True) for one in columns.inputs))
         return columns
 
-    def _check(self, columns: DataColumns, made: Made | None) -> None:
+    def _check(self, columns: DataColumns, preprocessed: PreprocessProbe | None) -> None:
         """Refuses what a worker would refuse of the objects on such inputs."""
         from flambeau._module.assembly import check_program
 
@@ -157,16 +157,16 @@ class Fit:
             or params.getWarmupEpochs() > 0
             or params.getLrSchedule() != "constant"
         )
-        layout = self._layout(columns, made)
+        layout = self._layout(columns, preprocessed)
         check_program(self.program.objects, layout, params.getLearningRate(), has_schedule)
 
-    def _layout(self, columns: DataColumns, made: Made | None) -> Layout:
+    def _layout(self, columns: DataColumns, preprocessed: PreprocessProbe | None) -> Layout:
         """What a batch of these columns is made of."""
         from flambeau._module.layout import Layout
 
         inputs, by_name = columns.inputs, self.estimator.getInputNames() is not None
-        if made is not None:
-            inputs, by_name = made.preprocessing.inputs, made.preprocessing.by_name
+        if preprocessed is not None:
+            inputs, by_name = preprocessed.spec.inputs, preprocessed.spec.by_name
         is_weighted, validates = columns.weight is not None, _validates(self.estimator)
         return Layout(inputs, columns.labels, is_weighted, by_name, validates)
 
@@ -201,7 +201,7 @@ class Fit:
         return warm_up.warming_up(self.rows.spark, self.estimator.getNumWorkers(), self.program.modules)
 
     def _probe(
-        self, columns: DataColumns, shards: ShardSet, made: Made | None
+        self, columns: DataColumns, shards: ShardSet, preprocessed: PreprocessProbe | None
     ) -> tuple[tuple[TensorColumns, ...], OutputSpec]:
         """The inputs in terms of the rows' columns, with the shapes that the shards tell, and what the module
         makes of them. Raises ParamError for an output that the model does not take, for steps of the
@@ -216,19 +216,19 @@ class Fit:
             )
         known = zip(columns.inputs, shards.columns.inputs, strict=True)
         inputs = tuple(replace(tensor, shape=found.shape) for tensor, found in known)
-        if made is None:
+        if preprocessed is None:
             output = probe_output(self.program.module, inputs)
         else:
             inputs = columns.raw
-            output = probe_output(self.program.module, made.preprocessing.inputs, made.examples)
+            output = probe_output(self.program.module, preprocessed.spec.inputs, preprocessed.examples)
         self.estimator._model_class()._of_output(self.estimator, output)
-        logged = self.program.logged(self._layout(shards.columns, made))
+        logged = self.program.logged(self._layout(shards.columns, preprocessed))
         if logged is not None:
             _check_monitors(self.estimator, *logged.values())
         return inputs, output
 
     def _train(
-        self, shards: ShardSet, site: Site, made: Made | None, say: Say
+        self, shards: ShardSet, site: Site, preprocessed: PreprocessProbe | None, say: Say
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Trains on the shards: rank 0's result, and what the supervisor tells of the checkpoints.
 
@@ -250,7 +250,9 @@ class Fit:
             run_of=Run(site, run_id or id, what, files, bool(run_id)),
             site=site,
             job=self._job(run_id or id, shards),
-            payload=self.program.payload(shards.columns.inputs, None if made is None else made.preprocessing),
+            payload=self.program.payload(
+                shards.columns.inputs, None if preprocessed is None else preprocessed.spec
+            ),
             num_workers=estimator.getNumWorkers(),
             max_restarts=estimator.getMaxRestarts(),
             slot_timeout=estimator.getSlotTimeout(),
@@ -303,7 +305,7 @@ class Fit:
         output: OutputSpec,
         result: Mapping[str, Any],
         checkpoints: Sequence[Mapping[str, Any]],
-        made: Made | None,
+        preprocessed: PreprocessProbe | None,
     ) -> Fitted:
         """The model that the training came to."""
         weights = result["weights"]
@@ -321,7 +323,7 @@ class Fit:
             num_validation_rows=result["numValidationRows"],
             training_seconds=result["seconds"],
             bottleneck=result["bottleneck"],
-            scored=None if made is None else made.scored,
+            preprocess=None if preprocessed is None else preprocessed.scoring,
         )
         model._checkpoints, model._timeline = tuple(checkpoints), result.get("timeline")
         if session.python_models(self.rows.spark) is None:
@@ -329,7 +331,9 @@ class Fit:
         return model
 
 
-_Trained = tuple[tuple[TensorColumns, ...], OutputSpec, dict[str, Any], list[dict[str, Any]], Made | None]
+_Trained = tuple[
+    tuple[TensorColumns, ...], OutputSpec, dict[str, Any], list[dict[str, Any]], PreprocessProbe | None
+]
 """The inputs, what the module makes of them, rank 0's result, the checkpoints that are kept, and what makes
 the inputs of rows.
 """

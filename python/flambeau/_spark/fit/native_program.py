@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from flambeau._module.layout import Layout
-    from flambeau._module.preprocessor import Preprocessing
+    from flambeau._module.preprocessor import PreprocessSpec
     from flambeau._spark.fit.initial_weights import InitialWeights
     from flambeau._tensors import TensorColumns
 
@@ -117,7 +117,7 @@ class NativeProgram:
         return dict(self.archives) or {"pickle": dump_skeleton(self.module)}
 
     def payload(
-        self, inputs: Sequence[TensorColumns], preprocessing: Preprocessing | None = None
+        self, inputs: Sequence[TensorColumns], preprocessing: PreprocessSpec | None = None
     ) -> NativePayload:
         """What goes to the workers. Raises ParamError where neither TorchScript nor torch.export takes the
         module.

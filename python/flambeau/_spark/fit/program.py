@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from flambeau._module.layout import Layout
-    from flambeau._module.preprocessor import Preprocessing
+    from flambeau._module.preprocessor import PreprocessSpec
 
 
 class Program(Protocol):
@@ -52,7 +52,9 @@ class Program(Protocol):
     def programs(self) -> dict[str, bytes]:
         """The forms of the module that the fitted model holds."""
 
-    def payload(self, inputs: Sequence[TensorColumns], preprocessing: Preprocessing | None = None) -> Payload:
+    def payload(
+        self, inputs: Sequence[TensorColumns], preprocessing: PreprocessSpec | None = None
+    ) -> Payload:
         """What goes to the workers, for inputs whose shapes are known, or that `preprocess` makes. Raises
         ParamError.
         """

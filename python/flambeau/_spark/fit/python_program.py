@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from flambeau._module.layout import Layout
-    from flambeau._module.preprocessor import Preprocessing
+    from flambeau._module.preprocessor import PreprocessSpec
     from flambeau._spark.fit.initial_weights import InitialWeights
     from flambeau._tensors import TensorColumns
     from flambeau.callbacks import Callback
@@ -44,7 +44,7 @@ class PythonProgram:
     compiles: bool = False
     """Whether ranks compile the module."""
     preprocess_threads: int = 1
-    preprocessing: Preprocessing | None = None
+    preprocessing: PreprocessSpec | None = None
     """What `preprocess` makes, once that is known."""
 
     @classmethod
@@ -109,7 +109,7 @@ class PythonProgram:
         return {"pickle": dump_skeleton(self.module)}
 
     def payload(
-        self, inputs: Sequence[TensorColumns], preprocessing: Preprocessing | None = None
+        self, inputs: Sequence[TensorColumns], preprocessing: PreprocessSpec | None = None
     ) -> PythonProgram:
         """What goes to the workers, which take the module for any inputs, and those that `preprocessing`
         makes.

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from torch import nn
 
-    from flambeau._module.preprocessor import Scored
+    from flambeau._module.preprocessor import ScoringPreprocess
 
 
 log = logging.getLogger("flambeau")
@@ -150,7 +150,7 @@ class ModelWriter(PlainWriter):
         """Writes program, weights and history, then the metadata."""
         model = self._model
         programs, reasons = self._made
-        scored = {} if model._scored is None else {PREPROCESS: model._scored.pickle}
+        scored = {} if model._preprocess is None else {PREPROCESS: model._preprocess.pickle}
         history = json.dumps(model._history, separators=(",", ":")).encode()
         files: dict[str, dict[str, Any]] = {}
         contents = {FILE_NAMES[form]: data for form, data in programs.items()} | scored
@@ -168,8 +168,8 @@ class ModelWriter(PlainWriter):
             "summary": dict(model._counts),
             "judgedBy": _named(model._judged_by),
         }
-        if model._scored is not None:
-            made = model._scored.preprocessing
+        if model._preprocess is not None:
+            made = model._preprocess.spec
             ours["preprocess"] = {"makes": _inputs_json(made.inputs), "byName": made.by_name}
         self.write_metadata(directory, model, ours)
 
@@ -179,7 +179,7 @@ class ModelWriter(PlainWriter):
         if "pickle" not in model._programs:
             return dict(model._programs), dict(model._reasons)
         spark = self.sparkSession if is_running() else None
-        if model._scored is not None:
+        if model._preprocess is not None:
             if spark is not None and not pickle_allowed(spark):
                 raise FlambeauError(
                     f"{ALLOW_PICKLE} is false, and a model with a preprocess can be saved as a pickle only"
@@ -207,11 +207,13 @@ def _inputs_json(inputs: Sequence[TensorColumns]) -> list[dict[str, Any]]:
     return [tensor.to_json() | ({"keyword": True} if tensor.keyword else {}) for tensor in inputs]
 
 
-def _scored_of(columns: Sequence[TensorColumns], told: Mapping[str, Any], data: bytes) -> Scored:
-    from flambeau._module.preprocessor import Preprocessing, Scored
+def _preprocess_of(
+    columns: Sequence[TensorColumns], told: Mapping[str, Any], data: bytes
+) -> ScoringPreprocess:
+    from flambeau._module.preprocessor import PreprocessSpec, ScoringPreprocess
 
     makes = tuple(TensorColumns.from_json(value) for value in told["makes"])
-    return Scored(data, Preprocessing(tuple(columns), makes, told["byName"]))
+    return ScoringPreprocess(data, PreprocessSpec(tuple(columns), makes, told["byName"]))
 
 
 Refusal = Callable[[str, Callable[[], bytes]], str | None]
@@ -272,7 +274,7 @@ class ModelReader(MLReader[Any]):
             why = refusal_of("pickle", partial(read, PREPROCESS))
             if why is not None:
                 raise _RefusedError(f"{path} has a preprocess, which is a pickle and may not be read: {why}")
-            model._scored = _scored_of(model._inputs, ours["preprocess"], read(PREPROCESS))
+            model._preprocess = _preprocess_of(model._inputs, ours["preprocess"], read(PREPROCESS))
         if self._module is not None:
             model._use_module(self._module)
             return model
