@@ -60,7 +60,7 @@ pub struct Chunk {
     /// Rows of its lane that come before it in the manifest's order.
     pub rows_before: u64,
     /// Where rows are dealt one by one; otherwise the chunk's follow each other.
-    pub dealt: Option<Dealt>,
+    pub(crate) dealt: Option<Dealt>,
 }
 
 impl Chunk {
@@ -102,7 +102,7 @@ impl Chunk {
 /// Rows that are dealt one by one: of every `num_lanes` rows, a round, each lane has one. Which one, differs from round to round without
 /// a pattern that rows could share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Dealt {
+pub(crate) struct Dealt {
     num_lanes: u64,
     lane: u64,
 }
