@@ -20,7 +20,7 @@ from test_native_runtime import pytestmark as needs_libtorch
 from test_training_code import EPOCHS, STEPS, Net, assert_same, batches, job_of, sgd
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils import clip_grad_value_
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -82,11 +82,16 @@ def assert_resumes(directory: Path, module: Callable[[], nn.Module], weights: An
         assert all(resumed[name].equal(weight) for name, weight in weights.items())
 
 
+@pytest.mark.parametrize(
+    ("param", "clip"), [("gradientClipValue", clip_grad_value_), ("gradientClipNorm", clip_grad_norm_)]
+)
 @one_thread()
-def test_gradients_are_clipped_as_by_clip_grad_value(tmp_path: Path) -> None:
+def test_gradients_are_clipped_as_torch_clips_them(
+    tmp_path: Path, param: str, clip: Callable[..., Any]
+) -> None:
     module = Net()
-    looped(module, EPOCHS, after_backward=lambda: clip_grad_value_(module.parameters(), 0.05))
-    _, weights = train(job_of(tmp_path, gradientClipValue=0.05), program(Net()), 1, tmp_path / "ranks")
+    looped(module, EPOCHS, after_backward=lambda: clip(module.parameters(), 0.05))
+    _, weights = train(job_of(tmp_path, **{param: 0.05}), program(Net()), 1, tmp_path / "ranks")
     assert_same(weights, module)
 
 

@@ -46,9 +46,12 @@ def lanes(num_rows: int, num_lanes: int) -> list[range]:
     ]
 
 
-@pytest.mark.parametrize(("make", "transport"), [(mlp, "auto"), (mlp, "tcp"), (wide_mlp, "auto")])
+@pytest.mark.parametrize(
+    ("make", "transport", "params"),
+    [(mlp, "auto", {}), (mlp, "tcp", {"bucketSize": 100}), (wide_mlp, "auto", {})],
+)
 def test_two_hundred_steps_are_ddps_to_the_bit(
-    tmp_path: Path, make: Callable[[], nn.Module], transport: str
+    tmp_path: Path, make: Callable[[], nn.Module], transport: str, params: dict[str, Any]
 ) -> None:
     num_steps, batch_size = 200, 24
     columns = regression(num_steps * batch_size * 2)
@@ -76,6 +79,7 @@ def test_two_hundred_steps_are_ddps_to_the_bit(
         numThreads=1,
         verifyReplicas=True,
         checkpointInterval=-1,
+        **params,
     )
     program = {"model": seeded(make), "loss": Recorded(str(tmp_path)), "optimizer": optimizer}
     result, weights = train(job, program, 2, tmp_path / "ranks", transport=transport)
