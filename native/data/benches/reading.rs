@@ -86,6 +86,7 @@ fn order_config() -> OrderConfig {
         shuffle: true,
         drop_last: false,
         window_rows: 1 << 20,
+        dealt_rows: 0,
     }
 }
 

@@ -6,13 +6,13 @@
 //! needs one window in memory, and any batch is reached from its number alone.
 //!
 //! Rows often come sorted, by a date or as Spark's `randomSplit` leaves them. Were a lane one contiguous part of them, each rank would see
-//! another distribution, of which batch normalization's statistics are. So where rows are shuffled and the dataset is no longer than
-//! [`DEALT_WINDOWS`] windows, they are dealt to the lanes one by one. A rank then decodes all rows and keeps its own, which costs little for
-//! so few of them. Of a longer dataset a lane has a piece of each of some parts, the lanes' turn going back and forth, as teams are drafted.
+//! another distribution, of which batch normalization's statistics are. So where rows are shuffled and no more than `dealt_rows`, they are
+//! dealt to the lanes one by one. For each of its lanes a rank then decodes all rows and keeps the lane's, which costs little for so few of
+//! them. Of more rows a lane has a piece of each of some parts, the lanes' turn going back and forth, as teams are drafted.
 //!
 //! The permutations are Fisher-Yates over ChaCha8, spelled out here so that no library's next version changes a resumed run.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 use rand_chacha::ChaCha8Rng;
@@ -23,12 +23,14 @@ use crate::manifest::Manifest;
 
 /// The largest `window_rows`: positions within a window are held in 32 bits, and a window may be almost twice as long.
 const MAX_WINDOW_ROWS: usize = 1 << 30;
-/// Windows up to which rows are dealt one by one: 512 MiB of decoded rows with the default window, a second's decoding.
-const DEALT_WINDOWS: u64 = 8;
-/// Parts of a longer dataset of which each lane has a piece: at least these, and more where a piece still has [`PIECE_ROW_GROUPS`]. Each
-/// piece may begin and end within a page of Parquet's (20,000 rows as Spark writes them), or within a row group of a file without an
-/// index of its pages, which is then decoded for two lanes.
-const PARTS: Range<usize> = 16..2048;
+/// Row groups times lanes up to which rows are dealt one by one: so many are read, each lane reading all of them.
+const DEALT_ROW_GROUPS: usize = 4096;
+/// Chunks of dealt rows that a window has, at least: a window of one chunk would be a sorted dataset's rows of one place.
+const DEALT_CHUNKS: u64 = 16;
+/// Parts of a longer dataset of which each lane has a piece: at least these, and more where a piece still has [`PIECE_ROW_GROUPS`]. What a
+/// piece shares with others, pages of Parquet's (20,000 rows as Spark writes them) or, in a file without an index of its pages, row
+/// groups, is read for each of these.
+const PARTS: RangeInclusive<usize> = 16..=2048;
 const PIECE_ROW_GROUPS: usize = 4;
 
 /// What fixes the order of a job's samples.
@@ -46,6 +48,8 @@ pub struct OrderConfig {
     pub drop_last: bool,
     /// Rows shuffled together, 1 to 2^30. Fixed by the job, never by the number of workers or by memory.
     pub window_rows: usize,
+    /// The most rows of a dataset that are dealt to the lanes one by one, where rows are permuted. Fixed as `window_rows` is.
+    pub dealt_rows: u64,
 }
 
 /// A lane's rows between two rows of one row group, which are decoded, and shuffled, as a whole.
@@ -57,20 +61,25 @@ pub struct Chunk {
     pub first_row: u64,
     /// Rows, at least 1.
     pub num_rows: u64,
-    /// Rows of its lane that come before it in the manifest's order.
+    /// Rows of its lane that come before it in the manifest's order: where rows are dealt, its first round.
     pub rows_before: u64,
     /// Where rows are dealt one by one; otherwise the chunk's follow each other.
     pub(crate) dealt: Option<Dealt>,
 }
 
 impl Chunk {
-    /// The number of its row at `index`, 0 to `num_rows`, in the manifest's order; ascending.
+    /// The number of its row at `index`, from 0 on, in the manifest's order; ascending.
     #[inline]
     pub fn row(&self, index: u64) -> u64 {
         match self.dealt {
             None => self.first_row + index,
             Some(dealt) => dealt.row(self.rows_before + index),
         }
+    }
+
+    /// Rows of a round, where rows are dealt; 0 otherwise.
+    pub(crate) fn round(&self) -> u64 {
+        self.dealt.map_or(0, |dealt| dealt.num_lanes)
     }
 
     /// Its rows' numbers.
@@ -99,8 +108,8 @@ impl Chunk {
     }
 }
 
-/// Rows that are dealt one by one: of every `num_lanes` rows, a round, each lane has one. Which one, differs from round to round without
-/// a pattern that rows could share.
+/// Rows that are dealt one by one: of every `num_lanes` rows, a round, each lane has one. Which one, follows from a hash of the round, so that
+/// no pattern of the rows is a lane's; it is the same for every seed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Dealt {
     num_lanes: u64,
@@ -111,7 +120,14 @@ impl Dealt {
     /// The row that the lane has of a round.
     #[inline]
     fn row(self, round: u64) -> u64 {
-        round * self.num_lanes + (self.lane + mix(round) % self.num_lanes) % self.num_lanes
+        // The hash's high half, as a number below `num_lanes` (Lemire, as below; without drawing again, since fairness to 2^-32 will do).
+        let turn = self.lane + (((mix(round) >> 32) * self.num_lanes) >> 32);
+        let place = if turn < self.num_lanes {
+            turn
+        } else {
+            turn - self.num_lanes
+        };
+        round * self.num_lanes + place
     }
 
     /// Rows of the lane among the first `end`.
@@ -120,12 +136,13 @@ impl Dealt {
         round + u64::from(self.row(round) < end)
     }
 
-    /// The lane's rows of all row groups, each cut evenly into chunks of at most `window_rows`.
+    /// The lane's rows of all row groups, each cut evenly into chunks of at most a part of `window_rows`.
     fn cut(self, groups: &[(usize, Range<u64>)], window_rows: u64) -> Vec<Chunk> {
+        let longest = window_rows.div_ceil(DEALT_CHUNKS);
         let mut chunks = Vec::new();
         for (row_group, rows) in groups {
             let rounds = self.count(rows.start)..self.count(rows.end);
-            for part in pieces(&rounds, window_rows) {
+            for part in pieces(&rounds, longest) {
                 chunks.push(Chunk {
                     row_group: *row_group,
                     first_row: self.row(part.start),
@@ -204,13 +221,16 @@ impl SampleOrder {
         let mut groups = Vec::new();
         let mut num_rows = 0;
         for (row_group, length) in row_groups.into_iter().enumerate() {
-            groups.push((row_group, num_rows..num_rows + length));
+            if length > 0 {
+                groups.push((row_group, num_rows..num_rows + length));
+            }
             num_rows += length;
         }
         let (num_lanes, window_rows) = (config.num_lanes, config.window_rows as u64);
         let chunks: Vec<Vec<Chunk>> = if config.shuffle
             && num_lanes > 1
-            && num_rows <= window_rows.saturating_mul(DEALT_WINDOWS)
+            && num_rows <= config.dealt_rows
+            && groups.len().saturating_mul(num_lanes) <= DEALT_ROW_GROUPS
         {
             let dealt = |lane| Dealt {
                 num_lanes: num_lanes as u64,
@@ -222,11 +242,11 @@ impl SampleOrder {
         } else {
             let num_parts = match config.shuffle {
                 true => (groups.len() / PIECE_ROW_GROUPS / num_lanes)
-                    .clamp(PARTS.start, PARTS.end)
+                    .clamp(*PARTS.start(), *PARTS.end())
                     .next_multiple_of(2),
                 false => 1,
             };
-            deal(num_rows, num_lanes, num_parts)
+            in_parts(num_rows, num_lanes, num_parts)
                 .iter()
                 .map(|runs| cut(&groups, runs, window_rows))
                 .collect()
@@ -449,7 +469,7 @@ fn pieces(range: &Range<u64>, longest: u64) -> impl Iterator<Item = Range<u64>> 
 /// Which rows each lane has: the rows are cut into `num_parts` parts, and each part into a piece for every lane, in the lanes' order in one
 /// part and backwards in the next. Each two parts another lane is first: no lane has the ends of all parts, were each sorted. Ascending runs;
 /// lanes differ by at most one row.
-fn deal(num_rows: u64, num_lanes: usize, num_parts: usize) -> Vec<Vec<Range<u64>>> {
+fn in_parts(num_rows: u64, num_lanes: usize, num_parts: usize) -> Vec<Vec<Range<u64>>> {
     let mut lanes: Vec<Vec<Range<u64>>> = vec![Vec::new(); num_lanes];
     let mut start = 0;
     for part in 0..num_parts {

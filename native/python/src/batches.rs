@@ -99,6 +99,7 @@ fn open(
         shuffle: job.params.shuffle,
         drop_last: job.params.drop_last,
         window_rows: job.params.window_rows(manifest.bytes_per_row()),
+        dealt_rows: job.params.dealt_rows(manifest.bytes_per_row()),
     };
     let order = Arc::new(SampleOrder::new(&manifest, config)?);
     let batches_per_epoch = order.batches_per_epoch();

@@ -184,6 +184,7 @@ fn reader(
         shuffle: false,
         drop_last: false,
         window_rows: batch_size,
+        dealt_rows: 0,
     };
     let order = Arc::new(SampleOrder::new(manifest, config)?);
     let options = ReaderOptions {

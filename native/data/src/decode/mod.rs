@@ -90,11 +90,20 @@ struct Place {
 }
 
 impl Place {
-    /// The rows to read for a chunk, in the row group's numbering.
+    /// The rows to read for a chunk, in the row group's numbering. A round that other lanes have of the row group's ends counts to the chunk
+    /// beside it, so that a whole row group is read as one.
     fn span(self, chunk: &Chunk) -> Range<usize> {
         let Range { start, end } = chunk.span();
-        let end = end.min(self.first_row + self.num_rows);
-        start.saturating_sub(self.first_row) as usize..(end - self.first_row) as usize
+        let round = chunk.round();
+        let end = end.min(self.first_row + self.num_rows) - self.first_row;
+        let start = start.saturating_sub(self.first_row);
+        let first = if start < round { 0 } else { start };
+        let last = if end + round > self.num_rows {
+            self.num_rows
+        } else {
+            end
+        };
+        first as usize..last as usize
     }
 }
 
@@ -271,46 +280,42 @@ impl Decoder {
     ) -> Result<Option<Vec<RecordBatch>>, Unread> {
         let uri = &self.manifest.shards()[place.shard].uri;
         let rows = place.span(chunk);
-        let wanted = rows.len();
         let mut group = self.open(place, stored, &rows, plainly)?;
         let mut direct: Vec<Option<PlainColumn>> = (self.tensors.iter())
             .map(|tensor| group.plain[tensor.sole?].take_if(|column| column.is(tensor.dtype)))
             .collect();
-        let mut beside: Vec<Vec<u8>> = (self.tensors.iter())
-            .map(|tensor| {
-                vec![
-                    0;
-                    chunk
-                        .dealt
-                        .map_or(0, |_| self.batch_rows * tensor.row_bytes())
-                ]
-            })
+        let scratch_rows = match chunk.dealt {
+            Some(_) => self.batch_rows.min(rows.len()),
+            None => 0,
+        };
+        let mut scratch: Vec<Vec<u8>> = (self.tensors.iter())
+            .map(|tensor| vec![0; scratch_rows * tensor.row_bytes()])
             .collect();
         let mut own = chunk.rows().peekable();
         let (mut done, mut num_own) = (0, 0);
         let mut raw = Vec::new();
-        while done < wanted {
+        while done < rows.len() {
             if cancelled() {
                 return Ok(None);
             }
-            let Some(rows_here) = group.next(self.batch_rows.min(wanted - done), uri)? else {
+            let Some(rows_here) = group.next(self.batch_rows.min(rows.len() - done), uri)? else {
                 break;
             };
             let first_row = place.first_row - place.shard_first_row + (rows.start + done) as u64;
             let next = done + rows_here.num_rows;
             // Places of the chunk's own rows among these, where they are not all.
-            let picked: Option<Vec<u32>> = chunk.dealt.map(|_| {
+            let picked: Option<UInt32Array> = chunk.dealt.map(|_| {
                 let from = place.first_row + (rows.start + done) as u64;
                 let here = |row: &u64| *row < from + rows_here.num_rows as u64;
                 std::iter::from_fn(|| own.next_if(here))
                     .map(|row| (row - from) as u32)
                     .collect()
             });
-            let tensors = self.tensors.iter().zip(&mut direct).zip(&mut beside);
-            for (((tensor, direct), beside), out) in tensors.zip(out.iter_mut()) {
+            let tensors = self.tensors.iter().zip(&mut direct).zip(&mut scratch);
+            for (((tensor, direct), scratch), out) in tensors.zip(out.iter_mut()) {
                 let row_bytes = tensor.row_bytes();
                 let decoded = match &picked {
-                    Some(_) => &mut beside[..rows_here.num_rows * row_bytes],
+                    Some(_) => &mut scratch[..rows_here.num_rows * row_bytes],
                     None => &mut out[done * row_bytes..next * row_bytes],
                 };
                 match direct {
@@ -319,17 +324,16 @@ impl Decoder {
                 }
                 if let Some(picked) = &picked {
                     let out = out[num_own * row_bytes..].chunks_exact_mut(row_bytes);
-                    for (out, &row) in out.zip(picked) {
+                    for (out, &row) in out.zip(picked.values()) {
                         let row = row as usize * row_bytes;
-                        out.copy_from_slice(&beside[row..row + row_bytes]);
+                        out.copy_from_slice(&scratch[row..row + row_bytes]);
                     }
                 }
             }
             let others = self.raw_rows(uri, &rows_here, first_row)?;
             raw.extend(match (others, &picked) {
                 (Some(others), Some(picked)) => {
-                    let picked = UInt32Array::from(picked.clone());
-                    let own = take_record_batch(&others, &picked);
+                    let own = take_record_batch(&others, picked);
                     Some(own.map_err(|error| arrow_error(uri, error))?)
                 }
                 (others, _) => others,
@@ -337,7 +341,7 @@ impl Decoder {
             num_own += picked.map_or(rows_here.num_rows, |picked| picked.len());
             done = next;
         }
-        if done != wanted {
+        if done != rows.len() {
             let reason = format!(
                 "row group {} holds fewer rows than its footer said",
                 place.row_group

@@ -99,7 +99,7 @@ impl BatchReader {
             .map(|&lane| order.max_window_rows(lane))
             .max()
             .unwrap_or(0)
-            * bytes_per_row;
+            .saturating_mul(bytes_per_row);
         let (residence, limits, held) = if fits {
             (
                 Residence::Whole,
@@ -121,7 +121,8 @@ impl BatchReader {
                 ahead: options.prefetch,
                 arenas,
             };
-            (Residence::Windows, limits, arenas as u64 * largest_window)
+            let held = (arenas as u64).saturating_mul(largest_window);
+            (Residence::Windows, limits, held)
         };
         let largest_group = manifest
             .row_groups()

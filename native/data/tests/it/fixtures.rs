@@ -87,6 +87,7 @@ pub fn order_config(num_lanes: usize, rows_per_lane: usize) -> OrderConfig {
         shuffle: true,
         drop_last: false,
         window_rows: 64,
+        dealt_rows: 0,
     }
 }
 

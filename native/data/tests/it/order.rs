@@ -20,16 +20,17 @@ fn ids_of(order: &SampleOrder, lane: usize) -> Vec<u64> {
     chunks.flat_map(|chunk| chunk.rows()).collect()
 }
 
-/// A lane's rows by the definition. Of up to 8 windows, one of every `num_lanes` rows, which one by a hash of the round; of more, lane by
-/// lane there and back, each two parts another lane first, a piece of a sixteenth of the lane's rows at a time.
-fn dealt(num_rows: u64, config: &OrderConfig, wanted: usize) -> Vec<u64> {
+/// A lane's rows by the definition. Where no more than `dealt_rows`, one of every `num_lanes` rows, which one by a hash of the round; of more,
+/// lane by lane there and back, each two parts another lane first, a piece of one of `parts` of the lane's rows at a time.
+fn dealt(num_rows: u64, config: &OrderConfig, parts: u64, wanted: usize) -> Vec<u64> {
     let lanes = config.num_lanes as u64;
-    if config.shuffle && num_rows <= 8 * config.window_rows as u64 {
+    if config.shuffle && num_rows <= config.dealt_rows {
         let place = |round: u64| {
             let mut z = (round + 1).wrapping_mul(0x9e3779b97f4a7c15);
             z = (z ^ z >> 30).wrapping_mul(0xbf58476d1ce4e5b9);
             z = (z ^ z >> 27).wrapping_mul(0x94d049bb133111eb);
-            ((z ^ z >> 31) % lanes + wanted as u64) % lanes
+            z ^= z >> 31;
+            (wanted as u64 + (((z >> 32) * lanes) >> 32)) % lanes
         };
         let row = |round| round * lanes + place(round);
         return (0..=num_rows / lanes)
@@ -37,7 +38,7 @@ fn dealt(num_rows: u64, config: &OrderConfig, wanted: usize) -> Vec<u64> {
             .filter(|&row| row < num_rows)
             .collect();
     }
-    let parts = if config.shuffle { 16 } else { 1 };
+    let parts = if config.shuffle { parts } else { 1 };
     let edge = |length: u64, index: u64, count: u64| length * index / count;
     let mut next = 0;
     let mut rows = vec![];
@@ -69,8 +70,9 @@ prop_compose! {
         shuffle in any::<bool>(),
         drop_last in any::<bool>(),
         window_rows in prop_oneof![1usize..150, Just(3000)],
+        dealt_rows in prop_oneof![Just(0), Just(u64::MAX)],
     ) -> (Vec<u64>, OrderConfig) {
-        (groups, OrderConfig { num_lanes, rows_per_lane, seed, shuffle, drop_last, window_rows })
+        (groups, OrderConfig { num_lanes, rows_per_lane, seed, shuffle, drop_last, window_rows, dealt_rows })
     }
 }
 
@@ -92,10 +94,14 @@ proptest! {
         prop_assert!(lengths().max().unwrap() - lengths().min().unwrap() <= 1);
     }
 
-    /// Rows that are sorted by their number give each lane the same numbers, but for a piece of an eighth of them.
+    /// Rows that are sorted by their number give each lane the same numbers, but for a piece of a sixteenth of them, if not as many.
     #[test]
-    fn lanes_of_sorted_rows_look_alike(groups in prop::collection::vec(4000u64..9000, 2..12), num_lanes in 2usize..20) {
-        let order = order(&groups, OrderConfig { num_lanes, ..config() });
+    fn lanes_of_sorted_rows_look_alike(
+        groups in prop::collection::vec(4000u64..9000, 2..12),
+        num_lanes in 2usize..20,
+        dealt_rows in prop_oneof![Just(0), Just(u64::MAX)],
+    ) {
+        let order = order(&groups, OrderConfig { num_lanes, dealt_rows, ..config() });
         let num_rows = groups.iter().sum::<u64>();
         for lane in 0..num_lanes {
             let mut rows = ids_of(&order, lane);
@@ -105,7 +111,7 @@ proptest! {
             let length = rows.len() as f64;
             for (place, row) in rows.into_iter().enumerate() {
                 let apart = row as f64 / num_rows as f64 - place as f64 / length;
-                prop_assert!(apart.abs() < 1.02 / 8.0, "lane {lane}: {apart}");
+                prop_assert!(apart.abs() < 1.02 / 16.0, "lane {lane}: {apart}");
             }
         }
     }
@@ -135,7 +141,7 @@ proptest! {
     fn rows_stay_in_their_lane_and_windows_in_their_bounds((groups, config) in cases(), epoch in 0u64..4) {
         let order = order(&groups, config.clone());
         for lane in 0..config.num_lanes {
-            let rows: HashSet<u64> = dealt(groups.iter().sum(), &config, lane).into_iter().collect();
+            let rows: HashSet<u64> = dealt(groups.iter().sum(), &config, 16, lane).into_iter().collect();
             let lane_order = order.lane_order(epoch, lane);
             prop_assert!(epoch_ids(&order, epoch, lane).iter().all(|id| rows.contains(id)));
             let windows = lane_order.windows();
@@ -163,6 +169,7 @@ fn config() -> OrderConfig {
         shuffle: true,
         drop_last: false,
         window_rows: 1000,
+        dealt_rows: 0,
     }
 }
 
@@ -191,6 +198,7 @@ fn a_heavy_tail_of_sorted_rows_is_shared_by_all_lanes() {
             OrderConfig {
                 num_lanes,
                 window_rows,
+                dealt_rows: u64::MAX,
                 ..config()
             },
         );
@@ -276,12 +284,86 @@ fn the_order_is_the_one_it_always_was() {
     );
     assert_eq!(order.row_ids(0, 0, 0), GOLDEN[0]);
     assert_eq!(order.row_ids(1, 0, 0), GOLDEN[1]);
+    for (dealt_rows, golden) in [(u64::MAX, DEALT), (0, IN_PARTS)] {
+        let order = self::order(
+            &[5, 0, 40, 7],
+            OrderConfig {
+                num_lanes: 3,
+                rows_per_lane: 20,
+                window_rows: 20,
+                dealt_rows,
+                ..config()
+            },
+        );
+        for (lane, rows) in golden.into_iter().enumerate() {
+            assert_eq!(order.row_ids(2, lane, 0), rows, "lane {lane}");
+        }
+    }
 }
 
-/// Computed by another program, written in Python from ChaCha's and Fisher-Yates' definitions.
+/// More parts where there are row groups for them, empty ones not counted: here 400 for 8 lanes.
+#[test]
+fn lanes_of_many_row_groups_have_a_piece_of_more_parts() {
+    let groups: Vec<u64> = (0..25_600).map(|group| group % 2 * 3).collect();
+    let config = OrderConfig {
+        num_lanes: 8,
+        ..config()
+    };
+    let order = order(&groups, config.clone());
+    for lane in 0..8 {
+        let mut rows = ids_of(&order, lane);
+        rows.sort_unstable();
+        assert_eq!(rows, dealt(38_400, &config, 400, lane));
+    }
+}
+
+/// A window's chunks are of many places, so that of sorted rows the lanes' windows look alike too.
+#[test]
+fn windows_of_dealt_sorted_rows_look_alike() {
+    let order = order(
+        &[200_000; 20],
+        OrderConfig {
+            window_rows: 500_000,
+            dealt_rows: u64::MAX,
+            ..config()
+        },
+    );
+    for lane in 0..2 {
+        let lane_order = order.lane_order(0, lane);
+        for window in 0..lane_order.windows().len() {
+            let rows = lane_order.window_row_ids(window);
+            let mean = rows.iter().sum::<u64>() as f64 / rows.len() as f64;
+            assert!((mean / 4e6 - 0.5).abs() < 0.2, "lane {lane}: {mean}");
+        }
+    }
+}
+
+/// Computed by another program, written in Python from the definitions of ChaCha, Fisher-Yates and `SplitMix64`.
 const GOLDEN: [[u64; 12]; 2] = [
     [5, 10, 8, 6, 11, 7, 9, 1, 4, 0, 3, 2],
     [10, 9, 5, 8, 11, 6, 7, 4, 3, 1, 2, 0],
+];
+const DEALT: [&[u64]; 3] = [
+    &[
+        44, 37, 11, 49, 18, 29, 15, 6, 46, 12, 40, 2, 31, 4, 24, 35, 23,
+    ],
+    &[
+        19, 38, 47, 16, 50, 7, 13, 9, 33, 42, 32, 21, 27, 25, 0, 5, 41, 51,
+    ],
+    &[
+        20, 43, 17, 3, 8, 34, 26, 1, 14, 30, 39, 22, 36, 48, 10, 28, 45,
+    ],
+];
+const IN_PARTS: [&[u64]; 3] = [
+    &[
+        47, 28, 32, 45, 16, 8, 5, 37, 24, 35, 46, 18, 9, 0, 42, 27, 13,
+    ],
+    &[
+        33, 50, 25, 11, 6, 19, 30, 4, 14, 38, 15, 51, 23, 1, 43, 34, 41,
+    ],
+    &[
+        22, 12, 26, 36, 31, 17, 44, 21, 39, 7, 49, 20, 10, 29, 3, 48, 40, 2,
+    ],
 ];
 
 #[test]

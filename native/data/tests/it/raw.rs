@@ -115,16 +115,16 @@ fn rows_come_in_the_order_of_their_ids_whatever_the_memory() {
     let uris = shards(&directory, &[330, 0, 500], 90);
     let manifest = Arc::new(Manifest::read(&store(), &uris, &spec()).unwrap());
     assert!(manifest.bytes_per_row() > 8 + 100, "{manifest:?}");
-    // 830 rows are more than 8 windows of 64 rows and so dealt in pieces; otherwise one by one.
-    for (memory_budget, num_threads, world, window_rows) in [
-        (1 << 30, 2, 1, 64),
-        (0, 2, 2, 64),
-        (0, 0, 1, 300),
-        (0, 1, 3, 300),
-        (1 << 30, 1, 4, 1000),
+    for (memory_budget, num_threads, world, window_rows, dealt_rows) in [
+        (1 << 30, 2, 1, 64, 0),
+        (0, 2, 2, 64, 0),
+        (0, 0, 1, 64, 830),
+        (0, 1, 3, 300, 830),
+        (1 << 30, 1, 4, 1000, 830),
     ] {
         let config = OrderConfig {
             window_rows,
+            dealt_rows,
             ..order_config(4, 6)
         };
         let order = Arc::new(SampleOrder::new(&manifest, config).unwrap());

@@ -77,20 +77,20 @@ fn resident_and_windowed_readers_read_what_the_order_says() {
             ..WINDOWED
         },
     ] {
-        // 2233 rows are more than 8 windows of 64 rows, and so are dealt in pieces; otherwise one by one.
-        for (world, drop_last, shuffle, window_rows) in [
-            (1, false, true, 64),
-            (2, true, true, 64),
-            (3, false, true, 64),
-            (4, false, false, 64),
-            (1, false, true, 300),
-            (3, true, true, 300),
-            (4, false, true, 3000),
+        for (world, drop_last, shuffle, window_rows, dealt_rows) in [
+            (1, false, true, 64, 0),
+            (2, true, true, 64, 0),
+            (3, false, true, 64, 0),
+            (4, false, false, 64, 0),
+            (1, false, true, 64, 3000),
+            (3, true, true, 300, 3000),
+            (4, false, true, 3000, 3000),
         ] {
             let order = data.order(OrderConfig {
                 drop_last,
                 shuffle,
                 window_rows,
+                dealt_rows,
                 ..order_config(4, 17)
             });
             for rank in 0..world {
@@ -114,6 +114,31 @@ fn resident_and_windowed_readers_read_what_the_order_says() {
     }
 }
 
+/// A row group is decoded some thousand rows at a time, of each of which a lane has its own.
+#[test]
+fn dealt_rows_of_large_row_groups_are_read() {
+    let data = numbered(&[30_000, 7_000], 20_000);
+    for (window_rows, memory_budget) in [(1 << 20, 1 << 30), (40_000, 1 << 30), (40_000, 0)] {
+        let config = OrderConfig {
+            window_rows,
+            dealt_rows: u64::MAX,
+            ..order_config(3, 500)
+        };
+        let order = data.order(config);
+        let options = ReaderOptions {
+            memory_budget,
+            ..ReaderOptions::default()
+        };
+        for (rank, world) in [(0, 1), (0, 2), (1, 2)] {
+            let mut reader = data.reader(&order, rank, world, options.clone());
+            assert_eq!(
+                epoch(&mut reader, 1, 0),
+                expected(&order, 1, 0, rank, world)
+            );
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
@@ -122,10 +147,11 @@ proptest! {
         starts in prop::collection::vec((0u64..3, 0u64..40), 1..5),
         windowed in any::<bool>(),
         window_rows in 1usize..400,
+        dealt_rows in prop_oneof![Just(0), Just(u64::MAX)],
         rows_per_lane in 5usize..60,
     ) {
         let data = numbered(&[400, 250], 130);
-        let order = data.order(OrderConfig { window_rows, ..order_config(3, rows_per_lane) });
+        let order = data.order(OrderConfig { window_rows, dealt_rows, ..order_config(3, rows_per_lane) });
         let options = if windowed { WINDOWED } else { resident() };
         let mut reader = data.reader(&order, 1, 2, options);
         for (number, batch) in starts {
@@ -136,9 +162,14 @@ proptest! {
 
     /// Every worker count sees the same global batches, lane by lane.
     #[test]
-    fn worker_counts_agree(rows in 1usize..900, rows_per_lane in 1usize..80, window_rows in 1usize..200) {
+    fn worker_counts_agree(
+        rows in 1usize..900,
+        rows_per_lane in 1usize..80,
+        window_rows in 1usize..200,
+        dealt_rows in prop_oneof![Just(0), Just(u64::MAX)],
+    ) {
         let data = numbered(&[rows / 3, rows - rows / 3], 100);
-        let order = data.order(OrderConfig { window_rows, ..order_config(4, rows_per_lane) });
+        let order = data.order(OrderConfig { window_rows, dealt_rows, ..order_config(4, rows_per_lane) });
         let mut global = Vec::new();
         for world in 1..=4 {
             let mut batches = vec![vec![Vec::new(); 4]; order.batches_per_epoch() as usize];

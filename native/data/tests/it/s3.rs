@@ -152,7 +152,7 @@ fn shards_are_read_from_objects() {
     }
 }
 
-/// A lane has several pieces of a row group that is larger than a deal; where the file has no index of its pages, each lies in the same
+/// A lane has several pieces of a row group that is larger than a part; where the file has no index of its pages, each lies in the same
 /// bytes.
 #[test]
 fn a_row_group_without_an_index_is_fetched_once() {

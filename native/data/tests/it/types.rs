@@ -15,8 +15,8 @@ use arrow_array::{
 };
 use arrow_schema::Field;
 use flambeau_data::{
-    Batch, BatchReader, DType, DataError, DatasetSpec, Manifest, ReaderOptions, SampleOrder,
-    TensorSpec,
+    Batch, BatchReader, DType, DataError, DatasetSpec, Manifest, OrderConfig, ReaderOptions,
+    SampleOrder, TensorSpec,
 };
 use half::f16;
 use parquet::basic::{Compression, ZstdLevel};
@@ -555,7 +555,14 @@ fn parts_of_row_groups_are_read_back() {
         raw_columns: vec![],
     };
     for version in [WriterVersion::PARQUET_1_0, WriterVersion::PARQUET_2_0] {
-        for (has_index, has_dictionary) in [(true, false), (false, false), (true, true)] {
+        for (has_index, has_dictionary, dealt_rows) in [
+            (true, false, 0),
+            (false, false, 0),
+            (true, true, 0),
+            (true, false, u64::MAX),
+            (false, false, u64::MAX),
+            (false, true, u64::MAX),
+        ] {
             let properties = small_pages(500)
                 .set_dictionary_enabled(has_dictionary)
                 .set_writer_version(version)
@@ -564,7 +571,11 @@ fn parts_of_row_groups_are_read_back() {
                 .build();
             let uri = write_with(directory.path(), "a.parquet", &columns, properties);
             let manifest = Arc::new(Manifest::read(&store(), &[uri], &spec).unwrap());
-            let order = Arc::new(SampleOrder::new(&manifest, order_config(3, 10)).unwrap());
+            let config = OrderConfig {
+                dealt_rows,
+                ..order_config(3, 10)
+            };
+            let order = Arc::new(SampleOrder::new(&manifest, config).unwrap());
             let mut seen = vec![];
             for rank in 0..3 {
                 let options = ReaderOptions::default();

@@ -905,4 +905,12 @@ impl TrainingParams {
         self.shuffle_window
             .unwrap_or_else(|| (WINDOW_BYTES / bytes_per_row.max(1)).clamp(4096, 1 << 20) as usize)
     }
+
+    /// The most rows of `bytes_per_row` bytes that are dealt to the lanes one by one, each lane decoding all of them: 512 MiB, about a
+    /// second's decoding, and 4 GiB for all lanes together. A function of the job and the data alone, as `window_rows` is.
+    pub fn dealt_rows(&self, bytes_per_row: u64) -> u64 {
+        const DEALT_BYTES: u64 = 512 << 20;
+        const DECODED_BYTES: u64 = 4 << 30;
+        DEALT_BYTES.min(DECODED_BYTES / self.lanes() as u64) / bytes_per_row.max(1)
+    }
 }

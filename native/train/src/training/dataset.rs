@@ -102,6 +102,7 @@ impl Dataset {
             shuffle: training && params.shuffle,
             drop_last: training && params.drop_last,
             window_rows,
+            dealt_rows: params.dealt_rows(manifest.bytes_per_row()),
         };
         let order = Arc::new(SampleOrder::new(&manifest, config)?);
         let num_rows = manifest.num_rows();
