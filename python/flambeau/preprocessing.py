@@ -144,10 +144,7 @@ class Pad:
                 f"Pad: values is {self.values!r}, but must be a dict with the value that fills up each "
                 'column, such as {"input_ids": 0}'
             )
-        if self.length is not None and not (isinstance(self.length, int) and self.length >= 1):
-            raise ParamError(
-                f"Pad: length is {self.length}, but must be a whole number of at least 1, or None"
-            )
+        _check_length("Pad", self.length)
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
         """The batch's columns by their names, padded."""
@@ -170,10 +167,12 @@ def padded(rows: Sequence[Tensor], value: float = 0, length: int | None = None, 
     `length` is None.
 
     `name` is what messages call them. Raises DataError for a row that is longer than `length`, and for what
-    are no such tensors, and ParamError for a `value` that is not whole where theirs are.
+    are no such tensors, and ParamError for a `length` that is no whole number of at least 1, and for a
+    `value` that is not whole where theirs are.
     """
     import torch
 
+    _check_length(name, length)
     if not all(isinstance(row, torch.Tensor) and row.dim() == 1 for row in rows):
         raise DataError(f"{name}: padding takes arrays of numbers, each of any length")
     longest = max((len(row) for row in rows), default=0)
@@ -193,6 +192,14 @@ def padded(rows: Sequence[Tensor], value: float = 0, length: int | None = None, 
     for place, row in enumerate(rows):
         made[place, : len(row)] = row
     return made
+
+
+def _check_length(name: str, length: int | None) -> None:
+    """Refuses what is no whole number of at least 1, numpy's among them, and not None."""
+    if length is not None and not (
+        hasattr(length, "__index__") and not isinstance(length, bool) and length >= 1
+    ):
+        raise ParamError(f"{name}: length is {length}, but must be a whole number of at least 1, or None")
 
 
 def row_seeds(seed: int, epoch: int, row_ids: Sequence[int]) -> list[int]:

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -269,24 +267,6 @@ def test_a_row_that_fails_in_a_worker_is_named(rows: DataFrame, spark: SparkSess
         failing.fit(df)
 
 
-def stalling(batch: Batch) -> Tensor:
-    """Hangs for a minute at the third batch."""
-    if batch.is_training and batch.row_ids is not None and batch.row_ids[0] >= 10:
-        threading.Event().wait(60)
-    return noisy(batch)
-
-
-def test_a_preprocess_that_hangs_holds_up_neither_the_training_nor_its_end(rows: DataFrame) -> None:
-    module = nn.Sequential(nn.Linear(SIZE * SIZE * 3, 1, dtype=torch.float64), nn.Flatten(0))
-    hung = estimator(module, preprocess=stalling, inputCols=["image"], collectiveTimeout=2.0)
-    began = time.monotonic()
-    said = r"preprocess \(stalling\) has not made a batch of 5 rows within 2 s \(collectiveTimeout\)"
-    with pytest.raises(TimeoutError, match=said) as told:
-        hung.fit(rows)
-    assert time.monotonic() - began < 40
-    assert (told.value.epoch, told.value.step) == (0, 2)  # type: ignore[attr-defined]
-
-
 def fails(rows: DataFrame, match: str, module: nn.Module | None = None, **params: Any) -> None:
     module = module or nn.Sequential(nn.Linear(SIZE * SIZE * 3, 1, dtype=torch.float64), nn.Flatten(0))
     with pytest.raises((ParamError, DataError), match=match):
@@ -431,6 +411,12 @@ def test_rows_are_padded() -> None:
     torch.testing.assert_close(padded(lists, 7, 4)[:, :3], expected)
     with pytest.raises(DataError, match="more than the length 2"):
         padded(lists, 0, 2)
+    torch.testing.assert_close(padded(lists, 7, np.int64(4)), padded(lists, 7, 4))
+    for length in (0, 2.5, True):
+        with pytest.raises(
+            ParamError, match=f"ids: length is {length}, but must be a whole number of at least 1"
+        ):
+            padded(lists, 7, length, "ids")  # type: ignore[arg-type]
     with pytest.raises(ParamError, match=r"ids: .* of int64 are padded with 0\.5, but must be .*whole"):
         padded(lists, 0.5, name="ids")
     halves = padded([one.double() for one in lists], 0.5)

@@ -21,6 +21,7 @@ from torch import nn
 from flambeau import ParamError, TorchModel, TorchRegressor
 from flambeau._rank import log
 from flambeau._rank.log import logged
+from flambeau.errors import StoreError
 
 
 def rows(spark: SparkSession) -> DataFrame:
@@ -191,20 +192,64 @@ def test_a_failure_tells_what_the_worker_wrote_last_and_where_all_of_it_is(
     assert [path.name for path in place.parent.parent.iterdir()] == ["logs"]
 
 
-@pytest.mark.parametrize(("work", "is_rare"), [("/work", False), ("file:///work", False), ("s3://b/w", True)])
+@pytest.mark.parametrize(
+    ("work", "is_rare"),
+    [
+        ("/work", False),
+        ("file:///work", False),
+        ("s3://b/w", True),
+        ("/Volumes/a/b/c", True),
+        ("dbfs:/w", True),
+    ],
+)
 def test_an_object_stores_log_is_written_rarely(
     monkeypatch: pytest.MonkeyPatch, work: str, is_rare: bool
 ) -> None:
-    """There each write is a request of each rank's."""
+    """There each write is a request of each rank's: the first line is written at once, what comes soon after it
+    later, and at the latest at the end.
+    """
     written: list[tuple[str, bytes]] = []
+
+    def wait_for(num_writes: int) -> None:
+        deadline = time.monotonic() + 20
+        while len(written) < num_writes:
+            assert time.monotonic() < deadline, f"{len(written)} writes of {num_writes}"
+            time.sleep(0.01)
+
     store = SimpleNamespace(put=lambda uri, data: written.append((uri, data)))
     monkeypatch.setattr(log, "open_store", lambda _: store)
+    monkeypatch.setattr(log, "_SECONDS", 0.02)
+    monkeypatch.setattr(log, "_STORE_SECONDS", 60.0)
     with logged(json.dumps({"attempt": {"id": "a", "workDir": work}}), 0):
-        print("the first line")
-        time.sleep(2.0)
-        assert bool(written) != is_rare
+        print("line 1")
+        wait_for(1)
+        print("line 2")
+        if is_rare:
+            time.sleep(0.5)
+            assert len(written) == 1
+        else:
+            wait_for(2)
+    assert len(written) == 2
     uri, text = written[-1]
-    assert uri == f"{work}/attempts/a/logs/rank-0.log" and text.endswith(b" rank 0 the first line\n")
+    assert uri == f"{work}/attempts/a/logs/rank-0.log" and text.endswith(b" rank 0 line 2\n")
+
+
+def test_a_log_that_could_not_be_written_is_written_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[bytes] = []
+
+    def put(uri: str, data: bytes) -> None:
+        tried.append(data)
+        if len(tried) == 1:
+            raise StoreError("503 Slow Down")
+
+    monkeypatch.setattr(log, "open_store", lambda _: SimpleNamespace(put=put))
+    monkeypatch.setattr(log, "_SECONDS", 0.02)
+    with logged(json.dumps({"attempt": {"id": "a", "workDir": "s3://b/w"}}), 0):
+        print("the only line")
+        deadline = time.monotonic() + 20
+        while not tried and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert len(tried) == 2 and tried[1].endswith(b" rank 0 the only line\n")
 
 
 def test_a_log_is_bounded_and_gives_the_streams_back(

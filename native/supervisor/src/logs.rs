@@ -40,7 +40,10 @@ pub(crate) fn ends(work: &WorkDirectory<'_>, attempt: &str) -> Result<Vec<LogEnd
             continue;
         }
         let start = size.saturating_sub(END);
-        let bytes = work.store.get_range(&uri, start..size)?;
+        // A rank may be writing it anew, shorter: the others' are worth telling without it.
+        let Ok(bytes) = work.store.get_range(&uri, start..size) else {
+            continue;
+        };
         let text = String::from_utf8_lossy(&bytes);
         let mut lines: Vec<&str> = text.lines().collect();
         if start > 0 && lines.len() > 1 {

@@ -17,6 +17,7 @@ import io
 import math
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,6 @@ from flambeau._module.devices import BatchCopier, Readback, TensorBatch
 from flambeau._module.layout import Layout
 from flambeau._module.position import Position
 from flambeau._module.precision import autocast
-from flambeau._module.preprocessor import Ahead, PendingBatch
 from flambeau._module.schedules import Schedules
 from flambeau._module.steps import TRAINING, VALIDATION, LoggedMean, Steps, logged_names
 from flambeau._module.uncompiled import uncompiled
@@ -42,6 +42,7 @@ from flambeau._saved.weights import save_module
 from flambeau.errors import ParamError
 
 if TYPE_CHECKING:
+    from flambeau._module.preprocessor import Ahead
     from flambeau._native import GradientSink
 
 _DTYPES = {
@@ -340,22 +341,22 @@ class ModuleModel:
         row_ids: Sequence[int],
         epoch: int,
         is_training: bool,
-    ) -> PendingBatch:
+    ) -> Future[TensorBatch]:
         """Begins to make the inputs of a batch, whose columns `raw` has as Arrow takes them."""
         batch = _batch((), labels, weight, num_rows)
         return self.ahead.submit(  # type: ignore[union-attr]
             raw, batch.labels, batch.weight, row_ids, epoch, is_training
         )
 
-    def _arrived(self, staged: TensorBatch | PendingBatch) -> TensorBatch:
+    def _arrived(self, staged: TensorBatch | Future[TensorBatch]) -> TensorBatch:
         """A batch that `stage` or `prepare` gave, once it is there."""
-        if isinstance(staged, PendingBatch):
+        if isinstance(staged, Future):
             return staged.result()
         self._copier.receive(staged)  # type: ignore[union-attr]
         return staged
 
     def train_staged(
-        self, staged: TensorBatch | PendingBatch, reference: float, loss_scale: float
+        self, staged: TensorBatch | Future[TensorBatch], reference: float, loss_scale: float
     ) -> list[float]:
         """As `train_batch`, of a batch that `stage` or `prepare` gave."""
         return self._train(self._arrived(staged), reference, loss_scale)
@@ -458,7 +459,7 @@ class ModuleModel:
         """Forward and loss in eval mode; returns numerator, denominator and the metrics' sums."""
         return self._evaluate(_batch(inputs, labels, weight, num_rows))
 
-    def evaluate_staged(self, staged: TensorBatch | PendingBatch) -> list[float]:
+    def evaluate_staged(self, staged: TensorBatch | Future[TensorBatch]) -> list[float]:
         """As `evaluate_batch`, of a batch that `stage` or `prepare` gave."""
         return self._evaluate(self._arrived(staged))
 

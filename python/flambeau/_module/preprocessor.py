@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from flambeau._module.devices import TensorBatch
 
 Preprocess = Callable[[Batch], Any]
-
-_END_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -119,35 +117,10 @@ class ScoringPreprocess:
         return made.tensors(_unpickled(self.pickle), Batch(arrow, made.columns))
 
 
-@dataclass(frozen=True)
-class PendingBatch:
-    """A batch that a thread makes."""
-
-    name: str
-    num_rows: int
-    seconds: float
-    made: Future[TensorBatch]
-
-    def result(self) -> TensorBatch:
-        """The batch, which is waited for up to `seconds`; raises TimeoutError then, and what making it
-        raised.
-        """
-        try:
-            return self.made.result(self.seconds)
-        except TimeoutError as error:
-            # None of the function's own, which `returned` makes a DataError of.
-            raise TimeoutError(
-                f"{self.name} has not made a batch of {self.num_rows} rows within {self.seconds:g} s "
-                "(collectiveTimeout): give what it waits for a deadline, or raise collectiveTimeout"
-            ) from error
-
-
 class Ahead:
     """Runs the functions for training and for validation in threads, ahead of who takes what they make.
 
-    `seed` is the estimator's, and a batch that is asked for is waited for up to `seconds`. To be closed: that
-    waits for the batches that the threads are at, for five seconds at most, and leaves a thread that hangs to
-    the end of its process.
+    `seed` is the estimator's. To be closed: that ends the threads once the batches that they are at are done.
     """
 
     def __init__(
@@ -156,13 +129,11 @@ class Ahead:
         functions: tuple[Preprocess, Preprocess],
         num_threads: int,
         seed: int,
-        seconds: float,
     ) -> None:
         self.num_batches = 2 * num_threads
         self._preprocessing = preprocessing
         self._training, self._validation = functions
-        self._seed, self._seconds = seed, seconds
-        self._running: set[Future[TensorBatch]] = set()
+        self._seed = seed
         self._threads = ThreadPoolExecutor(num_threads, "flambeau-preprocess")
 
     def submit(
@@ -173,13 +144,12 @@ class Ahead:
         row_ids: Sequence[int],
         epoch: int,
         is_training: bool,
-    ) -> PendingBatch:
+    ) -> Future[TensorBatch]:
         """Begins with a batch, given as what Arrow takes."""
         from flambeau._module.devices import TensorBatch
 
         arrow = pa.record_batch(raw)
         columns = self._preprocessing.columns
-        function = self._training if is_training else self._validation
 
         def run() -> TensorBatch:
             if is_training:
@@ -187,19 +157,16 @@ class Ahead:
                 batch = Batch(arrow, columns, is_training=True, row_ids=row_ids, seeds=seeds)
             else:
                 batch = Batch(arrow, columns)
+            function = self._training if is_training else self._validation
             return TensorBatch(self._preprocessing.tensors(function, batch), labels, weight, batch.num_rows)
 
-        made = self._threads.submit(run)
-        self._running.add(made)
-        made.add_done_callback(self._running.discard)
-        return PendingBatch(_param_name(function, is_training), arrow.num_rows, self._seconds, made)
+        return self._threads.submit(run)
 
     def __enter__(self) -> Ahead:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        wait(self._running.copy(), _END_SECONDS)
+        self._threads.shutdown(cancel_futures=True)
 
 
 def returned(function: Preprocess, batch: Batch) -> tuple[dict[str, Tensor], bool]:
@@ -253,13 +220,8 @@ def _told(name: str, tensor: Tensor, keyword: bool) -> TensorColumns:
 
 
 def _name(function: Preprocess, batch: Batch) -> str:
-    """What a message calls the function that was given a batch."""
-    return _param_name(function, batch.is_training)
-
-
-def _param_name(function: Preprocess, is_training: bool) -> str:
     """What a message calls the function: the param, and its own name."""
-    which = "" if is_training else " of validation and scoring"
+    which = "" if batch.is_training else " of validation and scoring"
     return f"preprocess{which} ({getattr(function, '__qualname__', type(function).__qualname__)})"
 
 

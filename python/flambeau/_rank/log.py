@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -160,11 +161,16 @@ def _write(lines: Lines, job_json: str, rank: int, over: threading.Event) -> Non
         job = json.loads(job_json)
         attempt = job["attempt"]
         uri = f"{attempt['workDir'].rstrip('/')}/attempts/{attempt['id']}/logs/rank-{rank}.log"
-        seconds = _STORE_SECONDS if local_path(uri) is None else _SECONDS
-        is_over, store = False, None
+        path = local_path(uri)
+        is_stored = path is None or path.is_relative_to("/Volumes") or path.is_relative_to("/dbfs")
+        seconds = _STORE_SECONDS if is_stored else _SECONDS
+        is_over, store, due = False, None, 0.0
         while not is_over:
-            is_over = over.wait(seconds)
-            if lines.is_new:
-                with suppress(FlambeauError, OSError, ValueError):
+            is_over = over.wait(_SECONDS)
+            if lines.is_new and (is_over or time.monotonic() >= due):
+                due = time.monotonic() + seconds
+                try:
                     store = store or open_store(job.get("store") or {})
                     store.put(uri, lines.text().encode(errors="replace"))
+                except (FlambeauError, OSError, ValueError):
+                    lines.is_new = True  # to be written with what comes next, or at the end

@@ -229,8 +229,7 @@ def _train(
     with tensor_float32(precision), ExitStack() as threads:
         if made is not None:
             functions = program["preprocess"], program["validationPreprocess"]
-            num_threads = request.preprocess_threads
-            ahead = Ahead(made, functions, num_threads, params["seed"], params["collectiveTimeout"])
+            ahead = Ahead(made, functions, request.preprocess_threads, params["seed"])
             adapter.ahead = threads.enter_context(ahead)
         return _native.train(
             request.job_json,

@@ -51,6 +51,7 @@ impl WeightAverage {
             self.values = weights.iter().map(bytes).collect();
             return Ok(());
         }
+        self.check(&weights)?;
         for (average, weights) in self.values.iter_mut().zip(&weights) {
             let (numel, dtype) = (weights.numel, weights.dtype);
             // SAFETY: both have that many elements of the type, the average's own and those of the model, which nobody writes.
@@ -73,6 +74,7 @@ impl WeightAverage {
             return Ok(());
         }
         let weights = weights(model)?;
+        self.check(&weights)?;
         for (average, weights) in self.values.iter_mut().zip(weights) {
             let size = size_of(&weights);
             // SAFETY: both have that many bytes, those of the model until its next call, and do not overlap.
@@ -81,6 +83,17 @@ impl WeightAverage {
             }
         }
         model.take_tensors().map_err(Cause::Model)
+    }
+
+    /// Refuses weights of other sizes than the averages have, as a user's code may have made them meanwhile.
+    fn check(&self, weights: &[TensorRef]) -> Result<(), Cause> {
+        let sizes = self.values().map(<[u8]>::len);
+        if weights.iter().map(size_of).eq(sizes) {
+            return Ok(());
+        }
+        let message = "a parameter has another size or type than at the first step, and emaDecay averages each over all steps: \
+                       leave them as they are, or do without emaDecay";
+        Err(Cause::Model(message.into()))
     }
 
     /// The average for a checkpoint: the bytes of all parameters, one after another.
