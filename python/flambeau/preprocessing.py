@@ -10,9 +10,10 @@ It is called on the workers, in threads ahead of the training, and where the fit
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import pyarrow as pa
@@ -134,7 +135,7 @@ class Pad:
     """
 
     values: Mapping[str, float]
-    length: int | None = None
+    length: SupportsIndex | None = None
     mask: str | None = None
     lengths: str | None = None
 
@@ -144,7 +145,7 @@ class Pad:
                 f"Pad: values is {self.values!r}, but must be a dict with the value that fills up each "
                 'column, such as {"input_ids": 0}'
             )
-        _check_length("Pad", self.length)
+        _whole("Pad", self.length)
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
         """The batch's columns by their names, padded."""
@@ -162,7 +163,9 @@ class Pad:
         return made
 
 
-def padded(rows: Sequence[Tensor], value: float = 0, length: int | None = None, name: str = "rows") -> Tensor:
+def padded(
+    rows: Sequence[Tensor], value: float = 0, length: SupportsIndex | None = None, name: str = "rows"
+) -> Tensor:
     """Tensors of any length as one of shape [rows, length], filled up with `value`; to the longest where
     `length` is None.
 
@@ -172,7 +175,7 @@ def padded(rows: Sequence[Tensor], value: float = 0, length: int | None = None, 
     """
     import torch
 
-    _check_length(name, length)
+    length = _whole(name, length)
     if not all(isinstance(row, torch.Tensor) and row.dim() == 1 for row in rows):
         raise DataError(f"{name}: padding takes arrays of numbers, each of any length")
     longest = max((len(row) for row in rows), default=0)
@@ -194,12 +197,17 @@ def padded(rows: Sequence[Tensor], value: float = 0, length: int | None = None, 
     return made
 
 
-def _check_length(name: str, length: int | None) -> None:
-    """Refuses what is no whole number of at least 1, numpy's among them, and not None."""
-    if length is not None and not (
-        hasattr(length, "__index__") and not isinstance(length, bool) and length >= 1
-    ):
+def _whole(name: str, length: SupportsIndex | None) -> int | None:
+    """A length that was given, also as one of numpy's numbers. Raises ParamError for what is none."""
+    if length is None:
+        return None
+    try:
+        whole = operator.index(length)
+    except TypeError:
+        whole = 0
+    if whole < 1 or isinstance(length, bool):
         raise ParamError(f"{name}: length is {length}, but must be a whole number of at least 1, or None")
+    return whole
 
 
 def row_seeds(seed: int, epoch: int, row_ids: Sequence[int]) -> list[int]:

@@ -205,8 +205,8 @@ def test_a_failure_tells_what_the_worker_wrote_last_and_where_all_of_it_is(
 def test_an_object_stores_log_is_written_rarely(
     monkeypatch: pytest.MonkeyPatch, work: str, is_rare: bool
 ) -> None:
-    """There each write is a request of each rank's: the first line is written at once, what comes soon after it
-    later, and at the latest at the end.
+    """There each write is a request of each rank's: the first line is written at once, what comes soon after
+    it later, and at the latest at the end.
     """
     written: list[tuple[str, bytes]] = []
 
