@@ -26,6 +26,17 @@ NUMPY = {
 }
 """Numpy's types of the tensors' dtypes."""
 
+ARROW_TYPES = {
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+    "int64": pa.int64(),
+    "bool": pa.bool_(),
+    "uint8": pa.binary(),
+    "binary": pa.binary(),
+    "string": pa.string(),
+}
+"""Arrow's types of what columns of the tensors' dtypes hold, and of those that stay as they are."""
+
 
 @dataclass(frozen=True)
 class InputRows:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from flambeau._input_rows import ARROW_TYPES
 from flambeau._spark.columns import expressions
 from flambeau._spark.rows.shards import refusals
 from flambeau._tensors import TensorColumns
@@ -16,16 +17,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 NUM_ROWS = 2
-
-_ARROW = {
-    "float32": pa.float32(),
-    "float64": pa.float64(),
-    "int64": pa.int64(),
-    "bool": pa.bool_(),
-    "uint8": pa.binary(),
-    "binary": pa.binary(),
-    "string": pa.string(),
-}
 
 
 def first_rows(df: DataFrame, columns: Sequence[TensorColumns]) -> pa.RecordBatch:
@@ -45,6 +36,6 @@ def first_rows(df: DataFrame, columns: Sequence[TensorColumns]) -> pa.RecordBatc
 
 def _array(values: Sequence[Any], column: TensorColumns) -> pa.Array:
     """A column's values as Arrow; Spark has them as Python's lists, numbers, strings and bytearrays."""
-    kind = _ARROW[column.dtype]
+    kind = ARROW_TYPES[column.dtype]
     is_list = isinstance(values[0], list)
     return pa.array(values, pa.list_(kind) if is_list else kind)

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from flambeau._input_rows import ARROW_TYPES
 from flambeau._score.conversion import converted_batch, of_series
 from flambeau._score.gpu_slots import NUM_SLOTS, SETTING
 from flambeau._spark.columns import REFUSAL, REFUSAL_END
@@ -25,16 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
     from flambeau._score.scoring import Scorer
-
-_ARROW = {
-    "float32": pa.float32(),
-    "float64": pa.float64(),
-    "int64": pa.int64(),
-    "bool": pa.bool_(),
-    "uint8": pa.binary(),
-    "binary": pa.binary(),
-    "string": pa.string(),
-}
 
 
 def takes_arrow() -> bool:
@@ -56,7 +47,7 @@ def scalar_udf(scorer: Scorer, returns: DataType, num_columns: int, converts: bo
     import pandas as pd
     from pyspark.sql.types import StructType
 
-    types = [_ARROW[tensor.dtype] for tensor in scorer.inputs for _ in tensor.columns]
+    types = [ARROW_TYPES[tensor.dtype] for tensor in scorer.inputs for _ in tensor.columns]
 
     def score(batches: Iterator[Any]) -> Iterator[Any]:
         if converts:
