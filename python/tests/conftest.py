@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from ports import held_port
 
 if TYPE_CHECKING:
@@ -33,9 +34,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips what needs a GPU where there is none, and says why."""
+    """Skips what needs a GPU where there is none, and says why. Modules begin with the same weights each time, those
+    of fixtures too.
+    """
     if item.get_closest_marker("gpu") is not None and not visible().uuids:
         pytest.skip(f"SKIPPED: no GPU: {visible().reason}")
+    torch.manual_seed(0)
 
 
 def _environment() -> dict[str, str]:
