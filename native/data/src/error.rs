@@ -258,6 +258,16 @@ pub enum DataError {
         /// The panic's text.
         message: String,
     },
+    /// A bitmap of the rows to read of a file that does not suit the file.
+    #[error("{bitmap} cannot say which rows of {uri} are read: {reason}")]
+    InvalidRows {
+        /// The file.
+        uri: String,
+        /// The file with the bitmap.
+        bitmap: String,
+        /// What does not fit.
+        reason: String,
+    },
     /// A shard that is not the one the manifest was read from.
     #[error("{uri} changed since the training began: {reason}")]
     ShardChanged {

@@ -4,17 +4,20 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use arrow_array::UInt32Array;
 use arrow_schema::{DataType, Fields};
+use arrow_select::take::take;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ArrowReaderMetadata;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ColumnChunkMetaData, PageIndexPolicy, RowGroupMetaData};
 
 use crate::decode::{
-    Flaw, ShardBytes, catching_panics, first_null, project, read_column, read_footer,
+    Flaw, ShardBytes, arrow_error, catching_panics, first_null, project, read_column, read_footer,
     shape_of_first,
 };
 use crate::error::DataError;
+use crate::files::{Bitmap, DataFile};
 use crate::manifest::{
     ColumnInfo, ColumnKind, Element, MAX_GROUP_ROWS, Manifest, RowGroup, Shard, row_shape,
 };
@@ -28,18 +31,22 @@ const PARALLEL_FOOTERS: usize = 16;
 const NULL_PARTITION: &str = "__HIVE_DEFAULT_PARTITION__";
 
 impl Manifest {
-    /// Reads the footers of `uris` in parallel and checks them against `spec`: columns exist, with one convertible type in all shards, hold no
+    /// Reads the footers of `files` in parallel and checks them against `spec`: columns exist, with one convertible type in all shards, hold no
     /// nulls as far as statistics tell, and fill the shapes. Where a shape is not given, the first row of the data tells it.
     ///
     /// # Errors
     /// [`DataError`], naming column and shard; [`DataError::EmptyDataset`] where there are no rows.
-    pub fn read(store: &Store, uris: &[String], spec: &DatasetSpec) -> Result<Self, DataError> {
+    pub fn read<'a, F>(store: &Store, files: &'a [F], spec: &DatasetSpec) -> Result<Self, DataError>
+    where
+        DataFile: From<&'a F>,
+    {
         spec.validate()?;
-        let footers = read_all(store, uris, &spec.columns())?;
+        let files: Vec<DataFile> = files.iter().map(DataFile::from).collect();
+        let footers = read_all(store, &files, &spec.columns())?;
         let num_rows = footers.iter().map(Footer::num_rows).sum();
         if num_rows == 0 {
             return Err(DataError::EmptyDataset {
-                num_shards: uris.len(),
+                num_shards: files.len(),
             });
         }
         check_raw(&footers, &spec.raw_columns)?;
@@ -97,14 +104,14 @@ fn check_raw(footers: &[Footer], columns: &[String]) -> Result<(), DataError> {
     Ok(())
 }
 
-/// What a shard's rows of these columns take in memory, as far as its footer tells: byte strings as they are where it says so,
-/// else all values as they lie in the file once decompressed.
+/// What the rows of these columns that are read of a shard take in memory, as far as its footer tells: byte strings as they are where it
+/// says so, else all values as they lie in the file once decompressed; of some rows, their part of all.
 fn raw_bytes(footer: &Footer, columns: &[String]) -> u64 {
     let names: Vec<&str> = columns.iter().map(String::as_str).collect();
     let mask = project(&footer.metadata, &names);
     let groups = footer.metadata.metadata().row_groups().iter();
     let leaves = groups.flat_map(|group| group.columns().iter().enumerate());
-    leaves
+    let bytes: u64 = leaves
         .filter(|(leaf, _)| mask.leaf_included(*leaf))
         .map(|(_, column)| {
             let size = column
@@ -112,7 +119,12 @@ fn raw_bytes(footer: &Footer, columns: &[String]) -> u64 {
                 .unwrap_or_else(|| column.uncompressed_size());
             u64::try_from(size).unwrap_or(0)
         })
-        .fold(0, u64::saturating_add)
+        .fold(0, u64::saturating_add);
+    let stored: u64 = (footer.shard.row_groups.iter())
+        .map(|group| group.stored_rows)
+        .sum();
+    let part = u128::from(bytes) * u128::from(footer.num_rows()) / u128::from(stored.max(1));
+    u64::try_from(part).unwrap_or(u64::MAX)
 }
 
 /// One shard's footer.
@@ -139,48 +151,62 @@ impl Footer {
         ShardBytes::with_tail(store, &self.shard.uri, self.shard.size)
     }
 
-    /// Every non-empty row group's index and first row.
+    /// The index and the first row, in the file's numbering, of every row group of which rows are read.
     fn filled_groups(&self) -> impl Iterator<Item = (usize, u64)> {
         let mut first_row = 0;
         let groups = self.shard.row_groups.iter().enumerate();
         groups.filter_map(move |(index, group)| {
             let first = first_row;
-            first_row += group.num_rows;
+            first_row += group.stored_rows;
             (group.num_rows > 0).then_some((index, first))
         })
+    }
+
+    /// Which rows are read of a row group that begins at `first_row`, in its own numbering; `None` for all.
+    fn rows(
+        &self,
+        store: &Store,
+        row_group: usize,
+        first_row: u64,
+    ) -> Result<Option<Bitmap>, DataError> {
+        let group = &self.shard.row_groups[row_group];
+        let bitmap = self.shard.rows.as_ref();
+        let part =
+            bitmap.map(|rows| rows.part(store, &self.shard.uri, first_row, group.stored_rows));
+        part.transpose()
     }
 }
 
 /// All footers in the shards' order, read by up to 16 threads. The error is that of the first shard that has one.
 pub(crate) fn read_all(
     store: &Store,
-    uris: &[String],
+    files: &[DataFile],
     columns: &[&str],
 ) -> Result<Vec<Footer>, DataError> {
     let results: Vec<OnceLock<Result<Footer, DataError>>> =
-        uris.iter().map(|_| OnceLock::new()).collect();
+        files.iter().map(|_| OnceLock::new()).collect();
     let next = AtomicUsize::new(0);
     let read_some = || {
-        while let Some((uri, slot)) = {
+        while let Some((file, slot)) = {
             let index = next.fetch_add(1, Ordering::Relaxed);
-            uris.get(index).zip(results.get(index))
+            files.get(index).zip(results.get(index))
         } {
-            let result = read(store, uri, columns);
+            let result = read(store, file, columns);
             let failed = result.is_err();
             let _ = slot.set(result); // each slot is one thread's
             if failed {
                 // Later shards need not be read; those before this one already are, or are being read.
-                next.store(uris.len(), Ordering::Relaxed);
+                next.store(files.len(), Ordering::Relaxed);
             }
         }
     };
-    let remote = uris.first().map_or(Ok(false), |uri| store.is_remote(uri))?;
+    let remote = (files.first()).map_or(Ok(false), |file| store.is_remote(file.uri()))?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     // A few local footers are read in the time that a thread takes to start.
     let threads = if remote {
-        uris.len()
+        files.len()
     } else {
-        cores.min(uris.len().div_ceil(8))
+        cores.min(files.len().div_ceil(8))
     };
     let threads = threads.min(PARALLEL_FOOTERS);
     std::thread::scope(|scope| {
@@ -195,7 +221,8 @@ pub(crate) fn read_all(
         .collect()
 }
 
-fn read(store: &Store, uri: &str, columns: &[&str]) -> Result<Footer, DataError> {
+fn read(store: &Store, file: &DataFile, columns: &[&str]) -> Result<Footer, DataError> {
+    let uri = file.uri();
     let size = store.size(uri)?.ok_or_else(|| DataError::NotFound {
         uri: uri.to_owned(),
     })?;
@@ -205,7 +232,7 @@ fn read(store: &Store, uri: &str, columns: &[&str]) -> Result<Footer, DataError>
         PageIndexPolicy::Skip,
     )?;
     let mask = project(&metadata, columns);
-    let row_groups = catching_panics(uri, || {
+    let mut row_groups: Vec<RowGroup> = catching_panics(uri, || {
         metadata
             .metadata()
             .row_groups()
@@ -213,9 +240,20 @@ fn read(store: &Store, uri: &str, columns: &[&str]) -> Result<Footer, DataError>
             .map(|group| row_group(uri, group, &mask))
             .collect()
     })?;
+    if let Some(rows) = file.rows() {
+        let stored_rows = row_groups.iter().map(|group| group.stored_rows).sum();
+        let bitmap = rows.read(store, uri, stored_rows)?;
+        let mut first = 0;
+        for group in &mut row_groups {
+            let next = first + group.stored_rows as usize;
+            group.num_rows = bitmap.rows(first..next).count() as u64;
+            first = next;
+        }
+    }
     let shard = Shard {
         uri: uri.to_owned(),
         size,
+        rows: file.rows().cloned(),
         row_groups,
         partitions: partitions(uri),
     };
@@ -245,6 +283,7 @@ fn row_group(
         .filter(|(leaf, _)| mask.leaf_included(*leaf));
     Ok(RowGroup {
         num_rows,
+        stored_rows: num_rows,
         stored_bytes: leaves
             .map(|(_, leaf)| leaf.byte_range().1)
             .fold(0, u64::saturating_add),
@@ -398,7 +437,7 @@ fn partition_element(footers: &[Footer], name: &str, dtype: DType) -> Result<Ele
     Ok(element)
 }
 
-/// The shape of a column in the dataset's first row.
+/// The shape of a column in the first row that is read of the dataset.
 fn first_shape(
     store: &Store,
     footers: &[Footer],
@@ -408,23 +447,27 @@ fn first_shape(
     let filled = footers
         .iter()
         .find_map(|footer| Some((footer, footer.filled_groups().next()?)));
-    let Some((footer, (row_group, row))) = filled else {
+    let Some((footer, (row_group, first_row))) = filled else {
         return Ok(Vec::new());
     };
     let uri = &footer.shard.uri;
+    let rows = footer.rows(store, row_group, first_row)?;
+    let row = rows
+        .and_then(|rows| rows.rows(0..usize::MAX).next())
+        .unwrap_or(0);
     let arrays = read_column(
         footer.bytes(store)?,
         uri,
         &footer.metadata,
         row_group,
         name,
-        Some(1),
+        Some(row),
     )?;
     let shape = match arrays.first() {
         Some(array) => shape_of_first(array),
         None => Err(Flaw::Type("no rows".into())),
     };
-    shape.map_err(|flaw| flaw.at(name, uri, row, dtype))
+    shape.map_err(|flaw| flaw.at(name, uri, first_row + row as u64, dtype))
 }
 
 /// Refuses columns for which statistics state nulls, naming the first one's row.
@@ -459,7 +502,8 @@ pub(crate) fn refuse_nulls(
                     continue;
                 }
                 let uri = &footer.shard.uri;
-                let mut row = first_row;
+                let rows = footer.rows(store, row_group, first_row)?;
+                let mut first = 0;
                 for array in read_column(
                     footer.bytes(store)?,
                     uri,
@@ -468,12 +512,23 @@ pub(crate) fn refuse_nulls(
                     &column.name,
                     None,
                 )? {
-                    if let Some(index) = first_null(&array) {
-                        let (column, uri, row) =
-                            (column.name.clone(), uri.clone(), row + index as u64);
+                    let here = first..first + array.len();
+                    let row = match &rows {
+                        None => first_null(&array).map(|index| first + index),
+                        Some(rows) => {
+                            let read: Vec<usize> = rows.rows(here.clone()).collect();
+                            let places = read.iter().map(|row| (row - first) as u32);
+                            let array = take(&array, &UInt32Array::from_iter_values(places), None)
+                                .map_err(|error| arrow_error(uri, error))?;
+                            first_null(&array).map(|index| read[index])
+                        }
+                    };
+                    if let Some(row) = row {
+                        let (column, uri) = (column.name.clone(), uri.clone());
+                        let row = first_row + row as u64;
                         return Err(DataError::NullValue { column, uri, row });
                     }
-                    row += array.len() as u64;
+                    first = here.end;
                 }
             }
         }

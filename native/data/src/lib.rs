@@ -3,7 +3,7 @@
 //! The parts, in the order a job uses them:
 //!
 //! - [`Store`]: whole files under local paths, `/Volumes`, `dbfs:`, `s3`, `abfss` and `gs`.
-//! - [`DatasetSpec`]: which columns make which tensors.
+//! - [`DatasetSpec`] and [`DataFile`]: which columns make which tensors, and which files and rows of them are read.
 //! - [`Manifest`]: the shards' rows, row groups and types, read from Parquet footers and checked against the spec.
 //! - [`SampleOrder`]: position to row, a pure function of seed, epoch, lane and position.
 //! - [`Contents`] and [`TableWriter`]: what a Parquet file holds, and numbers written as one.
@@ -16,6 +16,7 @@ mod buffer;
 mod contents;
 mod decode;
 mod error;
+mod files;
 mod footers;
 mod manifest;
 mod memory;
@@ -29,6 +30,7 @@ pub use batch::{Batch, HostTensor};
 pub use buffer::AlignedBuffer;
 pub use contents::{Contents, StoredColumn};
 pub use error::DataError;
+pub use files::{DataFile, FilePart, RowBitmap};
 pub use manifest::{ColumnInfo, ColumnKind, Element, Manifest, ManifestSummary, RowGroup, Shard};
 pub use order::{Chunk, LaneOrder, OrderConfig, SampleOrder, WindowSpan};
 pub use reader::{BatchReader, ReaderOptions};

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::error::DataError;
+use crate::files::RowBitmap;
 use crate::spec::{DatasetSpec, TensorSpec};
 
 /// The elements of a column, before they become a tensor's dtype.
@@ -68,8 +69,10 @@ pub(crate) const MAX_GROUP_ROWS: u64 = i32::MAX as u64;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RowGroup {
-    /// Rows, which may be 0.
+    /// Rows that are read, which may be 0.
     pub num_rows: u64,
+    /// Rows that it has.
+    pub stored_rows: u64,
     /// Bytes of the spec's columns as they lie in the file.
     pub stored_bytes: u64,
 }
@@ -82,6 +85,9 @@ pub struct Shard {
     pub uri: String,
     /// Its length in bytes.
     pub size: u64,
+    /// Which of its rows are read; `None` for all.
+    #[serde(default)]
+    pub rows: Option<RowBitmap>,
     /// Its row groups in file order.
     pub row_groups: Vec<RowGroup>,
     /// The `key=value` directories of its path, unescaped.
@@ -156,11 +162,24 @@ impl Manifest {
                 return Err(fail(format!("tensor `{}` of shape {shape:?}", tensor.name)));
             }
         }
-        let lengths = || manifest.row_groups().map(|(_, group)| group.num_rows);
-        if let Some(rows) = lengths().find(|rows| *rows > MAX_GROUP_ROWS) {
-            return Err(fail(format!("a row group of {rows} rows")));
+        for (shard, group) in manifest.row_groups() {
+            let reads_all = manifest.shards[shard].rows.is_none();
+            let RowGroup {
+                num_rows,
+                stored_rows,
+                ..
+            } = *group;
+            if stored_rows > MAX_GROUP_ROWS
+                || num_rows > stored_rows
+                || reads_all && num_rows < stored_rows
+            {
+                return Err(fail(format!(
+                    "a row group of {stored_rows} rows, {num_rows} of them read"
+                )));
+            }
         }
-        if manifest.num_rows == 0 || lengths().sum::<u64>() != manifest.num_rows {
+        let lengths = manifest.row_groups().map(|(_, group)| group.num_rows);
+        if manifest.num_rows == 0 || lengths.sum::<u64>() != manifest.num_rows {
             return Err(fail(format!(
                 "{} rows, which are not those of its row groups",
                 manifest.num_rows

@@ -33,14 +33,6 @@ pub(crate) struct Fault {
     pub(crate) flaw: Flaw,
 }
 
-impl Fault {
-    /// The error, once the place is known: `first_row` is the batch's first row in the file.
-    pub(crate) fn at(self, column: &str, uri: &str, first_row: u64, dtype: DType) -> DataError {
-        self.flaw
-            .at(column, uri, first_row + self.row as u64, dtype)
-    }
-}
-
 impl Flaw {
     /// The error of a value of `column` in the file's row `row`.
     pub(crate) fn at(self, column: &str, uri: &str, row: u64, dtype: DType) -> DataError {
@@ -103,6 +95,37 @@ pub(crate) enum Values {
     U64(ScalarBuffer<u64>),
     F32(ScalarBuffer<f32>),
     F64(ScalarBuffer<f64>),
+}
+
+impl Values {
+    /// Those of some rows, of `num_rows` that have as many numbers each.
+    pub(crate) fn take(self, rows: &[u32], num_rows: usize) -> Values {
+        fn take<T: Copy + arrow_buffer::ArrowNativeType>(
+            values: &ScalarBuffer<T>,
+            rows: &[u32],
+            num_rows: usize,
+        ) -> ScalarBuffer<T> {
+            let width = values.len() / num_rows.max(1);
+            let mut taken = Vec::with_capacity(rows.len() * width);
+            for &row in rows {
+                let first = row as usize * width;
+                taken.extend_from_slice(&values[first..first + width]);
+            }
+            taken.into()
+        }
+        match self {
+            Values::I8(values) => Values::I8(take(&values, rows, num_rows)),
+            Values::I16(values) => Values::I16(take(&values, rows, num_rows)),
+            Values::I32(values) => Values::I32(take(&values, rows, num_rows)),
+            Values::I64(values) => Values::I64(take(&values, rows, num_rows)),
+            Values::U8(values) => Values::U8(take(&values, rows, num_rows)),
+            Values::U16(values) => Values::U16(take(&values, rows, num_rows)),
+            Values::U32(values) => Values::U32(take(&values, rows, num_rows)),
+            Values::U64(values) => Values::U64(take(&values, rows, num_rows)),
+            Values::F32(values) => Values::F32(take(&values, rows, num_rows)),
+            Values::F64(values) => Values::F64(take(&values, rows, num_rows)),
+        }
+    }
 }
 
 /// The numbers of a column, each row holding exactly `shape`'s count of them.

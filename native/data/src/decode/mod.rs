@@ -82,15 +82,18 @@ struct Place {
     shard: usize,
     /// Within the shard.
     row_group: usize,
-    /// In the manifest's numbering.
+    /// Of those that are read, in the manifest's numbering.
     first_row: u64,
-    /// The shard's first row, in the manifest's numbering.
-    shard_first_row: u64,
+    /// Rows that are read.
     num_rows: u64,
+    /// In the file's numbering.
+    first_stored: u64,
+    /// Rows that it has.
+    stored_rows: usize,
 }
 
 impl Place {
-    /// The rows to read for a chunk, in the row group's numbering. A round that other lanes have of the row group's ends counts to the chunk
+    /// The rows to read for a chunk, numbered from the row group's first that is read. A round that other lanes have of the row group's ends counts to the chunk
     /// beside it, so that a whole row group is read as one.
     fn span(self, chunk: &Chunk) -> Range<usize> {
         let Range { start, end } = chunk.span();
@@ -120,7 +123,23 @@ struct Stored {
     footer: ArrowReaderMetadata,
     /// `None` where the file has none of the columns.
     bytes: Option<ShardBytes>,
+    read: ReadRows,
     _charge: Charge,
+}
+
+/// The rows of a row group that are read, by their places there; `None` for all.
+struct ReadRows(Option<Vec<u32>>);
+
+impl ReadRows {
+    /// The place of a row, which is numbered from the first that is read.
+    fn place(&self, row: usize) -> usize {
+        (self.0.as_ref()).map_or(row, |places| places[row] as usize)
+    }
+
+    /// The places from the first of some rows, of which there are such, to the last.
+    fn span(&self, rows: &Range<usize>) -> Range<usize> {
+        self.place(rows.start)..self.place(rows.end - 1) + 1
+    }
 }
 
 /// Some rows of a row group.
@@ -187,16 +206,18 @@ impl Decoder {
         let mut places = Vec::new();
         let mut first_row = 0;
         for (shard, info) in manifest.shards().iter().enumerate() {
-            let shard_first_row = first_row;
+            let mut first_stored = 0;
             for (row_group, group) in info.row_groups.iter().enumerate() {
                 places.push(Place {
                     shard,
                     row_group,
                     first_row,
-                    shard_first_row,
                     num_rows: group.num_rows,
+                    first_stored,
+                    stored_rows: group.stored_rows as usize,
                 });
                 first_row += group.num_rows;
+                first_stored += group.stored_rows;
             }
         }
         let footers = manifest.shards().iter().map(|_| OnceLock::new()).collect();
@@ -267,8 +288,8 @@ impl Decoder {
         Ok(Some(raw))
     }
 
-    /// Decodes rows of a row group, which `stored` holds. Where rows are dealt, all lanes' are decoded, a batch at a time, and the chunk's are
-    /// copied.
+    /// Decodes rows of a row group, which `stored` holds. Where the chunk's do not follow each other there, as they are dealt or only some are
+    /// read, those between them are decoded too, a batch at a time, and the chunk's are taken.
     fn decode_chunk(
         &self,
         place: Place,
@@ -279,67 +300,71 @@ impl Decoder {
         plainly: bool,
     ) -> Result<Option<Vec<RecordBatch>>, Unread> {
         let uri = &self.manifest.shards()[place.shard].uri;
-        let rows = place.span(chunk);
+        let rows = stored.read.span(&place.span(chunk));
         let mut group = self.open(place, stored, &rows, plainly)?;
         let mut direct: Vec<Option<PlainColumn>> = (self.tensors.iter())
             .map(|tensor| group.plain[tensor.sole?].take_if(|column| column.is(tensor.dtype)))
             .collect();
-        let scratch_rows = match chunk.dealt {
-            Some(_) => self.batch_rows.min(rows.len()),
-            None => 0,
+        let takes_some = chunk.dealt.is_some() || stored.read.0.is_some();
+        let scratch_rows = match takes_some {
+            true => self.batch_rows.min(rows.len()),
+            false => 0,
         };
         let mut scratch: Vec<Vec<u8>> = (self.tensors.iter())
             .map(|tensor| vec![0; scratch_rows * tensor.row_bytes()])
             .collect();
-        let mut own = chunk.rows().peekable();
+        let mut own = chunk
+            .rows()
+            .map(|row| stored.read.place((row - place.first_row) as usize))
+            .peekable();
         let (mut done, mut num_own) = (0, 0);
         let mut raw = Vec::new();
         while done < rows.len() {
             if cancelled() {
                 return Ok(None);
             }
-            let Some(rows_here) = group.next(self.batch_rows.min(rows.len() - done), uri)? else {
+            let Some(decoded) = group.next(self.batch_rows.min(rows.len() - done), uri)? else {
                 break;
             };
-            let first_row = place.first_row - place.shard_first_row + (rows.start + done) as u64;
-            let next = done + rows_here.num_rows;
+            let first = rows.start + done;
+            done += decoded.num_rows;
             // Places of the chunk's own rows among these, where they are not all.
-            let picked: Option<UInt32Array> = chunk.dealt.map(|_| {
-                let from = place.first_row + (rows.start + done) as u64;
-                let here = |row: &u64| *row < from + rows_here.num_rows as u64;
-                std::iter::from_fn(|| own.next_if(here))
-                    .map(|row| (row - from) as u32)
-                    .collect()
+            let taken: Option<UInt32Array> = takes_some.then(|| {
+                let here = std::iter::from_fn(|| own.next_if(|row| *row < rows.start + done));
+                UInt32Array::from_iter_values(here.map(|row| (row - first) as u32))
             });
+            let decoded_rows = decoded.num_rows;
+            let rows_here = match &taken {
+                Some(taken) => decoded.take(taken, uri)?,
+                None => decoded,
+            };
+            // A row's number in the file.
+            let number = |row: usize| {
+                let row = taken
+                    .as_ref()
+                    .map_or(row, |taken| taken.value(row) as usize);
+                place.first_stored + (first + row) as u64
+            };
             let tensors = self.tensors.iter().zip(&mut direct).zip(&mut scratch);
             for (((tensor, direct), scratch), out) in tensors.zip(out.iter_mut()) {
                 let row_bytes = tensor.row_bytes();
-                let decoded = match &picked {
-                    Some(_) => &mut scratch[..rows_here.num_rows * row_bytes],
-                    None => &mut out[done * row_bytes..next * row_bytes],
-                };
-                match direct {
-                    Some(column) => column.fill(decoded).ok_or(Unread::NotPlain)?,
-                    None => self.lay_rows(place.shard, tensor, &rows_here, first_row, decoded)?,
-                }
-                if let Some(picked) = &picked {
-                    let out = out[num_own * row_bytes..].chunks_exact_mut(row_bytes);
-                    for (out, &row) in out.zip(picked.values()) {
-                        let row = row as usize * row_bytes;
-                        out.copy_from_slice(&scratch[row..row + row_bytes]);
+                let next_own = num_own + rows_here.num_rows;
+                let out = &mut out[num_own * row_bytes..next_own * row_bytes];
+                match (direct, &taken) {
+                    (Some(column), None) => column.fill(out).ok_or(Unread::NotPlain)?,
+                    (Some(column), Some(taken)) => {
+                        let scratch = &mut scratch[..decoded_rows * row_bytes];
+                        column.fill(scratch).ok_or(Unread::NotPlain)?;
+                        for (out, &row) in out.chunks_exact_mut(row_bytes).zip(taken.values()) {
+                            let row = row as usize * row_bytes;
+                            out.copy_from_slice(&scratch[row..row + row_bytes]);
+                        }
                     }
+                    (None, _) => self.lay_rows(place.shard, tensor, &rows_here, number, out)?,
                 }
             }
-            let others = self.raw_rows(uri, &rows_here, first_row)?;
-            raw.extend(match (others, &picked) {
-                (Some(others), Some(picked)) => {
-                    let own = take_record_batch(&others, picked);
-                    Some(own.map_err(|error| arrow_error(uri, error))?)
-                }
-                (others, _) => others,
-            });
-            num_own += picked.map_or(rows_here.num_rows, |picked| picked.len());
-            done = next;
+            raw.extend(self.raw_rows(uri, &rows_here, number)?);
+            num_own += rows_here.num_rows;
         }
         if done != rows.len() {
             let reason = format!(
@@ -357,7 +382,7 @@ impl Decoder {
         &self,
         uri: &str,
         rows: &Rows,
-        first_row: u64,
+        number: impl Fn(usize) -> u64,
     ) -> Result<Option<RecordBatch>, DataError> {
         let names = &self.manifest.spec().raw_columns;
         if names.is_empty() {
@@ -366,10 +391,10 @@ impl Decoder {
         let columns = names.iter().map(|name| {
             let column = (rows.others.as_ref()).and_then(|others| others.column_by_name(name));
             let Some(array) = column else {
-                return Err(Flaw::Type("none".into()).at(name, uri, first_row, DType::UInt8));
+                return Err(Flaw::Type("none".into()).at(name, uri, 0, DType::UInt8));
             };
             match first_null(array) {
-                Some(row) => Err(Flaw::Null.at(name, uri, first_row + row as u64, DType::UInt8)),
+                Some(row) => Err(Flaw::Null.at(name, uri, number(row), DType::UInt8)),
                 None => Ok((name, array.clone())),
             }
         });
@@ -388,7 +413,7 @@ impl Decoder {
         shard: usize,
         tensor: &Tensor,
         rows: &Rows,
-        first_row: u64,
+        number: impl Fn(usize) -> u64,
         out: &mut [u8],
     ) -> Result<(), DataError> {
         let shard = &self.manifest.shards()[shard];
@@ -414,8 +439,9 @@ impl Decoder {
                 convert::check(&values, column.width, tensor.role, tensor.dtype)?;
                 Ok(values)
             });
-            let values = values
-                .map_err(|fault| fault.at(&info.name, &shard.uri, first_row, tensor.dtype))?;
+            let values = values.map_err(|Fault { row, flaw }| {
+                flaw.at(&info.name, &shard.uri, number(row), tensor.dtype)
+            })?;
             parts.push(Part {
                 values,
                 offset: column.offset,
@@ -447,7 +473,7 @@ impl Decoder {
             && groups
                 .iter()
                 .zip(&info.row_groups)
-                .all(|(now, then)| now.num_rows() as u64 == then.num_rows);
+                .all(|(now, then)| now.num_rows() as u64 == then.stored_rows);
         if !same {
             let reason = "its row groups are not those it had".into();
             return Err(DataError::ShardChanged {
@@ -458,16 +484,18 @@ impl Decoder {
         Ok(self.footers[shard].get_or_init(|| footer).clone())
     }
 
-    /// What the file has of some rows of a row group.
-    fn fetch(&self, place: Place, runs: &[Range<usize>]) -> Result<Stored, DataError> {
+    /// What the file has of some rows of a row group, numbered from its first that is read.
+    fn fetch(&self, place: Place, spans: &[Range<usize>]) -> Result<Stored, DataError> {
         let footer = self.footer(place.shard)?;
         let shard = &self.manifest.shards()[place.shard];
+        let read = self.read_rows(place)?;
+        let runs: Vec<Range<usize>> = spans.iter().map(|span| read.span(span)).collect();
         let columns = self.manifest.columns().iter().filter(|info| in_file(info));
         let names: Vec<&str> = columns
             .map(|info| info.name.as_str())
             .chain(self.raw_columns())
             .collect();
-        let selection = selection(runs, place.num_rows as usize);
+        let selection = selection(&runs, place.stored_rows);
         let mask = project(&footer, &names);
         let metadata = footer.metadata();
         let ranges = stored_ranges(metadata, place.row_group, &mask, selection.as_ref());
@@ -485,8 +513,29 @@ impl Decoder {
         Ok(Stored {
             footer,
             bytes,
+            read,
             _charge: charge,
         })
+    }
+
+    fn read_rows(&self, place: Place) -> Result<ReadRows, DataError> {
+        let shard = &self.manifest.shards()[place.shard];
+        let Some(rows) = &shard.rows else {
+            return Ok(ReadRows(None));
+        };
+        let num_stored = place.stored_rows as u64;
+        let bitmap = rows.part(&self.store, &shard.uri, place.first_stored, num_stored)?;
+        let places: Vec<u32> = bitmap
+            .rows(0..place.stored_rows)
+            .map(|row| row as u32)
+            .collect();
+        if places.len() as u64 != place.num_rows {
+            return Err(DataError::ShardChanged {
+                uri: shard.uri.clone(),
+                reason: format!("{} names other rows of it than it did", rows.uri),
+            });
+        }
+        Ok(ReadRows(Some(places)))
     }
 
     /// Some rows of a row group. With `plainly`, what is plain is read without parquet's reader.
@@ -524,7 +573,7 @@ impl Decoder {
                 .with_row_groups(vec![place.row_group])
                 .with_projection(mask)
                 .with_batch_size(self.batch_rows);
-        if let Some(selection) = selection(std::slice::from_ref(rows), place.num_rows as usize) {
+        if let Some(selection) = selection(std::slice::from_ref(rows), place.stored_rows) {
             builder = builder.with_row_selection(selection);
         }
         let reader = builder
@@ -586,6 +635,23 @@ impl OpenGroup {
     }
 }
 
+impl Rows {
+    /// Some of them.
+    fn take(self, taken: &UInt32Array, uri: &str) -> Result<Rows, DataError> {
+        let plain = self.plain.into_iter();
+        let others = self.others.map(|others| take_record_batch(&others, taken));
+        Ok(Rows {
+            num_rows: taken.len(),
+            plain: plain
+                .map(|values| values.map(|values| values.take(taken.values(), self.num_rows)))
+                .collect(),
+            others: others
+                .transpose()
+                .map_err(|error| arrow_error(uri, error))?,
+        })
+    }
+}
+
 /// A footer. Arrow's own schema, which some writers add, is not looked at: types follow from Parquet's alone, whoever wrote
 /// the file.
 pub(crate) fn read_footer(
@@ -610,21 +676,21 @@ pub(crate) fn project(footer: &ArrowReaderMetadata, names: &[&str]) -> Projectio
     ProjectionMask::roots(footer.parquet_schema(), roots)
 }
 
-/// Some column of a row group's first rows, reading no more of the file than that takes.
+/// A column of a row group, or of one row of it, reading no more of the file than that takes.
 pub(crate) fn read_column(
     bytes: ShardBytes,
     uri: &str,
     footer: &ArrowReaderMetadata,
     row_group: usize,
     name: &str,
-    limit: Option<usize>,
+    row: Option<usize>,
 ) -> Result<Vec<ArrayRef>, DataError> {
     catching_panics(uri, || {
         let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(bytes, footer.clone())
             .with_row_groups(vec![row_group])
             .with_projection(project(footer, &[name]));
-        if let Some(limit) = limit {
-            builder = builder.with_limit(limit);
+        if let Some(row) = row {
+            builder = builder.with_offset(row).with_limit(1);
         }
         let reader = builder
             .build()
@@ -717,7 +783,7 @@ fn parquet_error(uri: &str, source: ParquetError) -> DataError {
     }
 }
 
-fn arrow_error(uri: &str, error: ArrowError) -> DataError {
+pub(crate) fn arrow_error(uri: &str, error: ArrowError) -> DataError {
     match error {
         ArrowError::ExternalError(cause) => match cause.downcast::<ParquetError>() {
             Ok(error) => parquet_error(uri, *error),

@@ -6,6 +6,7 @@ mod malformed;
 mod mutation;
 mod order;
 mod partitions;
+mod parts;
 mod raw;
 mod reader;
 mod s3;

@@ -475,7 +475,7 @@ fn specs_that_contradict_themselves() {
     ];
     for case in cases {
         assert!(matches!(
-            Manifest::read(&store(), &[], &case),
+            Manifest::read::<String>(&store(), &[], &case),
             Err(DataError::InvalidSpec { .. })
         ));
     }

@@ -159,7 +159,7 @@ proptest! {
             weight: None,
             raw_columns: vec![],
         };
-        let uri = path.to_str().unwrap().into();
+        let uri: String = path.to_str().unwrap().into();
         let _ = Manifest::read(&store(), &[uri], &spec).and_then(read);
     }
 }

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::ops::Deref;
 
-use flambeau_data::{DataError, DatasetSpec, Store};
+use flambeau_data::{DataError, DataFile, DatasetSpec, Store};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -94,12 +94,12 @@ pub struct RangeTest {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schemars(inline)]
 pub struct JobData {
-    /// URIs of the Parquet shards with the training rows.
+    /// The Parquet files with the training rows, each a URI, or an object where only some of its rows are read.
     #[schemars(length(min = 1))]
-    pub train: Vec<String>,
-    /// URIs of the Parquet shards with the validation rows; empty where there is no validation.
+    pub train: Vec<DataFile>,
+    /// Those with the validation rows; empty where there is no validation.
     #[serde(default)]
-    pub validation: Vec<String>,
+    pub validation: Vec<DataFile>,
     /// The tensors that columns are packed into.
     pub spec: DatasetSpec,
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use flambeau_collective::ProcessGroup;
 use flambeau_data::{
-    BatchReader, DatasetSpec, Manifest, OrderConfig, ReaderOptions, SampleOrder, Store,
+    BatchReader, DataFile, DatasetSpec, Manifest, OrderConfig, ReaderOptions, SampleOrder, Store,
 };
 
 use crate::error::{Cause, JobError};
@@ -127,11 +127,11 @@ impl Dataset {
 fn manifest(
     group: &ProcessGroup,
     store: &Store,
-    uris: &[String],
+    files: &[DataFile],
     spec: &DatasetSpec,
 ) -> Result<Arc<Manifest>, Cause> {
     if group.rank() == 0 {
-        let manifest = Manifest::read(store, uris, spec)?;
+        let manifest = Manifest::read(store, files, spec)?;
         let message = serde_json::to_vec(&manifest).expect("a manifest is JSON");
         group.broadcast_bytes(&message, 0)?;
         return Ok(Arc::new(manifest));

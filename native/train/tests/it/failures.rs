@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use flambeau_collective::CollectiveError;
+use flambeau_data::DataFile;
 use flambeau_train::{Cause, ErrorKind, Hooks};
 use serde_json::json;
 
@@ -216,9 +217,9 @@ fn more_ranks_than_lanes_are_refused() {
 fn an_unreadable_shard_is_the_error_of_the_rank_that_reads_it() {
     let bench = Bench::new(97, 0);
     let mut job = bench.job("missing", json!({"numWorkers": 2, "batchSize": 4}), false);
-    job.data
-        .train
-        .push(bench.path("nowhere.parquet").to_str().unwrap().into());
+    job.data.train.push(DataFile::Whole(
+        bench.path("nowhere.parquet").to_str().unwrap().into(),
+    ));
     let errors: Vec<_> = try_train(&job, 2, |_| config(None), |_| Hooks::default())
         .into_iter()
         .map(|outcome| outcome.result.unwrap_err())

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use flambeau_data::Store;
+use flambeau_data::{DataFile, Store};
 use flambeau_train::{Event, Hooks, StepReport, Worker};
 use serde_json::json;
 
@@ -134,11 +134,14 @@ fn the_next_epochs_rows_are_read_while_this_one_is_evaluated() {
     let store = Store::new(&bucket::serve(&bucket)).unwrap();
     let mut job = bench.job("ahead", params, false);
     job.params.memory_budget = 0;
-    for uri in job.data.train.iter_mut().chain(&mut job.data.validation) {
-        let name = Path::new(uri).file_name().unwrap().to_str().unwrap();
-        let there = format!("s3://bucket/{name}");
-        store.put_file(&there, Path::new(uri)).unwrap();
-        *uri = there;
+    for file in job.data.train.iter_mut().chain(&mut job.data.validation) {
+        let path = Path::new(file.uri());
+        let there = format!(
+            "s3://bucket/{}",
+            path.file_name().unwrap().to_str().unwrap()
+        );
+        store.put_file(&there, path).unwrap();
+        *file = DataFile::Whole(there);
     }
     let num_reads = move || {
         let requests = bucket.requests.lock().unwrap();

@@ -1,0 +1,201 @@
+//! A dataset's files, of which all rows are read, or some.
+
+use bytes::Bytes;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::error::DataError;
+use crate::store::Store;
+
+/// A Parquet file, and which of its rows are read. As JSON it is the file's URI alone, or an object.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+pub enum DataFile {
+    /// The URI of a file that is read as a whole.
+    Whole(String),
+    /// A file of which some rows are read.
+    Part(FilePart),
+}
+
+/// A Parquet file of which some rows are read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(inline)]
+pub struct FilePart {
+    /// The file's URI.
+    pub uri: String,
+    /// Which rows are read.
+    pub rows: RowBitmap,
+}
+
+/// Where a bitmap lies that has a bit for each row of a file, eight in a byte, the lowest first: 1 where the row is read.
+/// Bits after the last row are 0.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(inline)]
+pub struct RowBitmap {
+    /// The URI of the file that holds it, beside others.
+    pub uri: String,
+    /// Its first byte there.
+    pub offset: u64,
+    /// Its bytes: an eighth of the file's rows, rounded up.
+    pub length: u64,
+}
+
+impl DataFile {
+    /// The file's URI.
+    pub fn uri(&self) -> &str {
+        match self {
+            DataFile::Whole(uri) => uri,
+            DataFile::Part(part) => &part.uri,
+        }
+    }
+
+    /// Which rows are read; `None` for all.
+    pub fn rows(&self) -> Option<&RowBitmap> {
+        match self {
+            DataFile::Whole(_) => None,
+            DataFile::Part(part) => Some(&part.rows),
+        }
+    }
+}
+
+impl From<&String> for DataFile {
+    fn from(uri: &String) -> Self {
+        DataFile::Whole(uri.clone())
+    }
+}
+
+impl From<&DataFile> for DataFile {
+    fn from(file: &DataFile) -> Self {
+        file.clone()
+    }
+}
+
+impl RowBitmap {
+    /// Reads it, for a file `of` so many rows.
+    pub(crate) fn read(&self, store: &Store, of: &str, num_rows: u64) -> Result<Bitmap, DataError> {
+        let needed = num_rows.div_ceil(8);
+        if self.length != needed {
+            let reason = format!(
+                "it has {} bytes, and the file's {num_rows} rows take {needed}",
+                self.length
+            );
+            return Err(self.invalid(of, reason));
+        }
+        let bitmap = self.part(store, of, 0, num_rows)?;
+        let spare = needed * 8 - num_rows;
+        if bitmap
+            .bytes
+            .last()
+            .is_some_and(|last| u16::from(*last) >> (8 - spare) != 0)
+        {
+            return Err(self.invalid(of, "it has rows after the file's last".into()));
+        }
+        Ok(bitmap)
+    }
+
+    /// Reads some of it: `num_rows` rows from the file's row `first` on.
+    pub(crate) fn part(
+        &self,
+        store: &Store,
+        of: &str,
+        first: u64,
+        num_rows: u64,
+    ) -> Result<Bitmap, DataError> {
+        let (start, end) = (first / 8, (first + num_rows).div_ceil(8));
+        let from = self.offset.checked_add(start);
+        let range = from
+            .zip(self.offset.checked_add(end))
+            .filter(|_| end <= self.length);
+        let Some((from, to)) = range else {
+            return Err(self.invalid(of, format!("it has no rows up to {}", first + num_rows)));
+        };
+        let bytes = match from == to {
+            true => Bytes::new(),
+            false => store.get_range(&self.uri, from..to)?,
+        };
+        if bytes.len() as u64 != to - from {
+            return Err(self.invalid(of, format!("{} is shorter than it", self.uri)));
+        }
+        Ok(Bitmap {
+            bytes,
+            shift: (first % 8) as usize,
+            num_rows: num_rows as usize,
+        })
+    }
+
+    fn invalid(&self, of: &str, reason: String) -> DataError {
+        DataError::InvalidRows {
+            uri: of.to_owned(),
+            bitmap: self.uri.clone(),
+            reason,
+        }
+    }
+}
+
+/// A bit for each of some rows.
+pub(crate) struct Bitmap {
+    bytes: Bytes,
+    /// Bits before the first row's.
+    shift: usize,
+    num_rows: usize,
+}
+
+impl Bitmap {
+    /// The rows whose bits are set, of some of its rows, numbered from its first; ascending.
+    pub(crate) fn rows(&self, among: std::ops::Range<usize>) -> impl Iterator<Item = usize> {
+        let among = among.start.min(self.num_rows)..among.end.min(self.num_rows);
+        let bits = among.start + self.shift..among.end + self.shift;
+        let words = (bits.start / 64..bits.end.div_ceil(64)).map(move |word| {
+            let bytes = &self.bytes[word * 8..self.bytes.len().min(word * 8 + 8)];
+            let mut whole = [0; 8];
+            whole[..bytes.len()].copy_from_slice(bytes);
+            let mut value = u64::from_le_bytes(whole);
+            if word == bits.start / 64 {
+                value &= u64::MAX << (bits.start % 64);
+            }
+            if bits.end < word * 64 + 64 {
+                value &= (1 << (bits.end % 64)) - 1;
+            }
+            (word * 64, value)
+        });
+        let shift = self.shift;
+        words.flat_map(move |(first, mut left)| {
+            std::iter::from_fn(move || {
+                let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
+                left &= left - 1;
+                Some(first + bit - shift)
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn rows_are_those_of_set_bits(
+            bytes in prop::collection::vec(any::<u8>(), 1..40),
+            first in 0usize..40,
+            num_rows in 0usize..320,
+            among in (0usize..320, 0usize..320),
+        ) {
+            let (first, all) = (first.min(bytes.len() * 8), bytes.len() * 8);
+            let num_rows = num_rows.min(all - first);
+            let bitmap = Bitmap {
+                bytes: Bytes::from(bytes.clone()).slice(first / 8..),
+                shift: first % 8,
+                num_rows,
+            };
+            let is_set = |row: &usize| bytes[(first + row) / 8] >> ((first + row) % 8) & 1 == 1;
+            let expected: Vec<usize> = (among.0..among.1.min(num_rows)).filter(is_set).collect();
+            prop_assert_eq!(bitmap.rows(among.0..among.1).collect::<Vec<_>>(), expected);
+        }
+    }
+}
