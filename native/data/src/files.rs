@@ -29,8 +29,8 @@ pub struct FilePart {
     pub rows: RowBitmap,
 }
 
-/// Where a bitmap lies that has a bit for each row of a file, eight in a byte, the lowest first: 1 where the row is read.
-/// Bits after the last row are 0.
+/// Where a bitmap lies that has a bit for each row of a file, eight in a byte, the lowest first: 1 where the row is read. Rows after its
+/// last bit are not, and bits after the file's last row are 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schemars(inline)]
@@ -39,7 +39,7 @@ pub struct RowBitmap {
     pub uri: String,
     /// Its first byte there.
     pub offset: u64,
-    /// Its bytes: an eighth of the file's rows, rounded up.
+    /// Its bytes.
     pub length: u64,
 }
 
@@ -77,7 +77,7 @@ impl RowBitmap {
     /// Reads it, for a file `of` so many rows.
     pub(crate) fn read(&self, store: &Store, of: &str, num_rows: u64) -> Result<Bitmap, DataError> {
         let needed = num_rows.div_ceil(8);
-        if self.length != needed {
+        if self.length > needed {
             let reason = format!(
                 "it has {} bytes, and the file's {num_rows} rows take {needed}",
                 self.length
@@ -86,11 +86,8 @@ impl RowBitmap {
         }
         let bitmap = self.part(store, of, 0, num_rows)?;
         let spare = needed * 8 - num_rows;
-        if bitmap
-            .bytes
-            .last()
-            .is_some_and(|last| u16::from(*last) >> (8 - spare) != 0)
-        {
+        let last = bitmap.bytes.get(needed.saturating_sub(1) as usize);
+        if last.is_some_and(|last| u16::from(*last) >> (8 - spare) != 0) {
             return Err(self.invalid(of, "it has rows after the file's last".into()));
         }
         Ok(bitmap)
@@ -104,13 +101,11 @@ impl RowBitmap {
         first: u64,
         num_rows: u64,
     ) -> Result<Bitmap, DataError> {
-        let (start, end) = (first / 8, (first + num_rows).div_ceil(8));
-        let from = self.offset.checked_add(start);
-        let range = from
-            .zip(self.offset.checked_add(end))
-            .filter(|_| end <= self.length);
+        let end = (first + num_rows).div_ceil(8).min(self.length);
+        let start = (first / 8).min(end);
+        let range = (self.offset.checked_add(start)).zip(self.offset.checked_add(end));
         let Some((from, to)) = range else {
-            return Err(self.invalid(of, format!("it has no rows up to {}", first + num_rows)));
+            return Err(self.invalid(of, format!("no file has a byte {}", self.offset)));
         };
         let bytes = match from == to {
             true => Bytes::new(),
@@ -135,7 +130,7 @@ impl RowBitmap {
     }
 }
 
-/// A bit for each of some rows.
+/// A bit for each of some rows; those after the last have 0.
 pub(crate) struct Bitmap {
     bytes: Bytes,
     /// Bits before the first row's.
@@ -146,8 +141,10 @@ pub(crate) struct Bitmap {
 impl Bitmap {
     /// The rows whose bits are set, of some of its rows, numbered from its first; ascending.
     pub(crate) fn rows(&self, among: std::ops::Range<usize>) -> impl Iterator<Item = usize> {
-        let among = among.start.min(self.num_rows)..among.end.min(self.num_rows);
-        let bits = among.start + self.shift..among.end + self.shift;
+        let held = (self.bytes.len() * 8)
+            .saturating_sub(self.shift)
+            .min(self.num_rows);
+        let bits = among.start.min(held) + self.shift..among.end.min(held) + self.shift;
         let words = (bits.start / 64..bits.end.div_ceil(64)).map(move |word| {
             let bytes = &self.bytes[word * 8..self.bytes.len().min(word * 8 + 8)];
             let mut whole = [0; 8];
@@ -186,14 +183,16 @@ mod tests {
             num_rows in 0usize..320,
             among in (0usize..320, 0usize..320),
         ) {
-            let (first, all) = (first.min(bytes.len() * 8), bytes.len() * 8);
-            let num_rows = num_rows.min(all - first);
+            let first = first.min(bytes.len() * 8);
             let bitmap = Bitmap {
                 bytes: Bytes::from(bytes.clone()).slice(first / 8..),
                 shift: first % 8,
                 num_rows,
             };
-            let is_set = |row: &usize| bytes[(first + row) / 8] >> ((first + row) % 8) & 1 == 1;
+            let is_set = |row: &usize| {
+                let byte = bytes.get((first + row) / 8).copied().unwrap_or(0);
+                byte >> ((first + row) % 8) & 1 == 1
+            };
             let expected: Vec<usize> = (among.0..among.1.min(num_rows)).filter(is_set).collect();
             prop_assert_eq!(bitmap.rows(among.0..among.1).collect::<Vec<_>>(), expected);
         }

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use chrono::Utc;
-use flambeau_data::{DatasetSpec, Store};
+use flambeau_data::{DataError, DataFile, DatasetSpec, Manifest, Store};
 use flambeau_train::checkpoint;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::attempt::{self, OfRun};
 use crate::checkpoints::keep_newest;
@@ -61,6 +61,12 @@ enum Question {
     LogEnds { attempt: String },
     /// A text for each file: the SHA-256 of its bytes, or with `ends` its size and that of its end.
     DigestFiles { files: Vec<String>, ends: bool },
+    /// What a training would find in files that the user has, read as those tensors: `{"numRows", "spec"}`, in which every shape
+    /// is known; null where there are no rows. Refuses what it would refuse.
+    InspectRows {
+        files: Vec<DataFile>,
+        spec: DatasetSpec,
+    },
     /// What is there of a run, `{"readsAll", "run"}`, or null.
     ReadRun { id: String },
     /// The attempts of a run, as `readRun` gave it; refuses what is not what it was. Reads nothing.
@@ -161,6 +167,13 @@ fn answered(work: &WorkDirectory<'_>, question: Question) -> Result<Value, Super
         )?),
         Question::LogEnds { attempt } => json(logs::ends(work, &plain(vec![attempt])?[0])?),
         Question::DigestFiles { files, ends } => json(rows::digests(work.store, &files, ends)?),
+        Question::InspectRows { files, spec } => {
+            let found = match Manifest::read(work.store, &files, &spec) {
+                Err(DataError::EmptyDataset { .. }) => None,
+                found => Some(found?),
+            };
+            json(found.map(|found| json!({"numRows": found.num_rows(), "spec": found.spec()})))
+        }
         Question::ReadRun { id } => json(run::read(work, &id)?),
         Question::CompareRun { id, run, what } => json(run::compare(work, &id, run, what)?),
         Question::WriteRun { id, attempts, what } => {

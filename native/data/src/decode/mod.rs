@@ -535,7 +535,9 @@ impl Decoder {
                 reason: format!("{} names other rows of it than it did", rows.uri),
             });
         }
-        Ok(ReadRows(Some(places)))
+        Ok(ReadRows(
+            (places.len() < place.stored_rows).then_some(places),
+        ))
     }
 
     /// Some rows of a row group. With `plainly`, what is plain is read without parquet's reader.

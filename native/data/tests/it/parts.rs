@@ -29,6 +29,8 @@ fn parts(
         for row in (0..*num_rows).filter(|&row| is_read(index, row)) {
             bits[offset + row / 8] |= 1 << (row % 8);
         }
+        let last = bits[offset..].iter().rposition(|byte| *byte != 0);
+        bits.truncate(offset + last.map_or(0, |last| last + 1));
         parts.push(DataFile::Part(FilePart {
             uri: uri.clone(),
             rows: RowBitmap {
@@ -293,8 +295,8 @@ fn bitmaps_that_do_not_suit_their_files_are_refused() {
         Manifest::read(&store(), &files, spec).unwrap_err()
     };
     for (length, expected) in [
-        (3, "it has 3 bytes, and the file's 30 rows take 4"),
-        (5, "it has 5 bytes"),
+        (5, "it has 5 bytes, and the file's 30 rows take 4"),
+        (u64::MAX, "it has 18446744073709551615 bytes"),
     ] {
         let error = refusal(&|rows| rows.length = length);
         assert!(

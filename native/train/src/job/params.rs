@@ -113,6 +113,33 @@ impl JsonSchema for LrSchedule {
     }
 }
 
+/// Whether a fit reads the files that a DataFrame is read from, or writes its rows first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum InPlace {
+    /// It reads them where it can.
+    #[default]
+    Auto,
+    /// It reads them, and is refused where it can't.
+    Always,
+    /// It writes the rows.
+    Never,
+}
+
+impl JsonSchema for InPlace {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "InPlace".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "enum": ["auto", "always", "never"] })
+    }
+}
+
 /// Which of two values of the monitored number is better.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -326,6 +353,7 @@ const GROUPS: [(&str, &str, &[&str]); 11] = [
             "heartbeatTimeout",
             "slotTimeout",
             "workDir",
+            "inPlace",
             "verbose",
             "tensorBoardDir",
             "logEveryNSteps",
@@ -713,6 +741,12 @@ pub struct TrainingParams {
     #[schemars(title = "Work directory", length(min = 1))]
     pub work_dir: Option<String>,
 
+    /// Whether the rows of a DataFrame that is read from Parquet files, Delta or Iceberg tables are read where they lie,
+    /// those that it has of them, and not written to workDir first: auto (where that is possible), always (else the fit is
+    /// refused), never. The files must stay as they are until the fit has ended.
+    #[schemars(title = "Rows in place")]
+    pub in_place: InPlace,
+
     /// Number of rows given to the module at once when the fitted model transforms a DataFrame.
     #[schemars(title = "Inference batch size", range(min = 1, max = 16_777_216))]
     pub inference_batch_size: usize,
@@ -828,6 +862,7 @@ impl Default for TrainingParams {
             heartbeat_timeout: 30.0,
             slot_timeout: 0.0,
             work_dir: None,
+            in_place: InPlace::Auto,
             inference_batch_size: 4096,
             verbose: 1,
             tensor_board_dir: None,
