@@ -34,8 +34,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips what needs a GPU where there is none, and says why. Modules begin with the same weights each time, those
-    of fixtures too.
+    """Skips what needs a GPU where there is none, and says why. Modules begin with the same weights each
+    time, those of fixtures too.
     """
     if item.get_closest_marker("gpu") is not None and not visible().uuids:
         pytest.skip(f"SKIPPED: no GPU: {visible().reason}")

@@ -38,6 +38,7 @@ from flambeau import (
 from flambeau._spark import session
 from flambeau._spark.fit import prepare
 from flambeau._spark.rows import shards
+from flambeau._spark.rows.shards import DataFile
 
 
 @pytest.fixture(scope="module")
@@ -405,9 +406,9 @@ def test_a_row_is_scored_by_models_that_never_saw_it(
         assert 0.2 < len(held & out) / len(out) < 0.4
 
 
-def in_files(paths: Sequence[str]) -> set[int]:
+def in_files(files: Sequence[DataFile]) -> set[int]:
     """The ids in prepared files."""
-    return {int(row["id"]) for path in paths for row in table(Path(path))}
+    return {int(row["id"]) for file in files for row in table(Path(str(file)))}
 
 
 def test_folds_that_cannot_be_are_refused_before_a_fit(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -15,8 +15,8 @@ from pyspark.ml.feature import StringIndexer, VectorAssembler
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from flambeau import DataError, ParamError, TorchEstimator
-from flambeau._spark.rows.shards import ShardSet, in_place, resolve, write
+from flambeau import DataError, TorchEstimator
+from flambeau._spark.rows.shards import DataFile, ShardSet, resolve, write
 
 
 def rows(spark: SparkSession, count: int = 1000) -> DataFrame:
@@ -37,8 +37,8 @@ def written(df: DataFrame, path: Path, label: str | None = "float32", **params: 
     return write(df, columns, str(path / "shards"))
 
 
-def table(uris: list[str]) -> pa.Table:
-    return pa.concat_tables(pq.ParquetFile(unquote(urlsplit(uri).path)).read() for uri in uris)
+def table(files: Sequence[DataFile]) -> pa.Table:
+    return pa.concat_tables(pq.ParquetFile(unquote(urlsplit(str(file)).path)).read() for file in files)
 
 
 def shapes(shards: ShardSet) -> list[tuple[str, str, tuple[int, ...] | None]]:
@@ -171,56 +171,3 @@ def test_the_dataframe_is_computed_once(spark: SparkSession, tmp_path: Path) -> 
 def test_rows_keep_their_order(spark: SparkSession, tmp_path: Path) -> None:
     shards = written(rows(spark), tmp_path, inputCols=["id"])
     assert list(np.array(table(shards.train)["id"])) == list(range(1000))
-
-
-def test_in_place_reads_the_files_there(spark: SparkSession, tmp_path: Path) -> None:
-    path = str(tmp_path / "data")
-    rows(spark).write.parquet(path)
-    shards = in_place(spark, path, TorchEstimator(inputCols=["x", "a"]), "float32", False)
-    assert shards.num_rows == 1000
-    assert shapes(shards) == [("x", "float32", ()), ("a", "float32", (3,))]
-    assert all(unquote(urlsplit(uri).path).startswith(path) for uri in shards.train)
-    assert not [name for name in Path(path).rglob("*") if "shards" in str(name)]
-
-
-def test_in_place_takes_paths_as_spark_does(spark: SparkSession, tmp_path: Path) -> None:
-    rows(spark).write.parquet(str(tmp_path / "my data"))
-    relative = os.path.relpath(tmp_path / "my data")
-    for path in (relative, f"file:{tmp_path}/my data", f"file://{tmp_path}/my data/"):
-        shards = in_place(spark, path, TorchEstimator(inputCols=["x"]), "float32", False)
-        assert shards.num_rows == 1000
-
-
-def test_in_place_partition_columns(spark: SparkSession, tmp_path: Path) -> None:
-    path = str(tmp_path / "data")
-    rows(spark).withColumn("part", F.col("id") % 2).write.partitionBy("held", "part").parquet(path)
-    estimator = TorchEstimator(inputCols=["x"], validationIndicatorCol="held")
-    shards = in_place(spark, path, estimator, "float32", False)
-    assert (shards.num_rows, shards.num_validation_rows) == (800, 200)
-    assert all("held=true" in uri for uri in shards.validation)
-    with pytest.raises(DataError, match=r"'part' is a partition column.*spark\.read\.parquet"):
-        in_place(spark, path, TorchEstimator(inputCols=["part"]), "float32", False)
-
-
-def test_in_place_refuses_what_it_would_misread(spark: SparkSession, tmp_path: Path) -> None:
-    path = str(tmp_path / "data")
-    VectorAssembler(inputCols=["id", "x"], outputCol="v").transform(rows(spark)).write.parquet(path)
-    with pytest.raises(DataError, match="'v' holds Spark vectors"):
-        in_place(spark, path, TorchEstimator(inputCols=["v"]), "float32", False)
-    with pytest.raises(ParamError, match="validationFraction"):
-        in_place(spark, path, TorchEstimator(inputCols=["x"], validationFraction=0.1), "float32", False)
-    (tmp_path / "data" / "_delta_log").mkdir()
-    (tmp_path / "data" / "_delta_log" / "0.json").write_text("{}")
-    with pytest.raises(DataError, match=r"Delta table.*fit\(spark\.read\.format"):
-        in_place(spark, path, TorchEstimator(inputCols=["x"]), "float32", False)
-
-
-def test_in_place_refuses_an_iceberg_table_and_a_missing_path(spark: SparkSession, tmp_path: Path) -> None:
-    path = str(tmp_path / "data")
-    rows(spark).write.parquet(path)
-    (tmp_path / "data" / "metadata").mkdir()
-    (tmp_path / "data" / "metadata" / "v1.metadata.json").write_text("{}")
-    with pytest.raises(DataError, match="Iceberg"):
-        in_place(spark, path, TorchEstimator(inputCols=["x"]), "float32", False)
-    with pytest.raises(DataError, match="nowhere"):
-        in_place(spark, str(tmp_path / "nowhere"), TorchEstimator(inputCols=["x"]), "float32", False)

@@ -1136,6 +1136,16 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
         text,
     )
 
+    inPlace: Param[str] = Param(
+        Params._dummy(),
+        "inPlace",
+        "Whether the rows of a DataFrame that is read from Parquet files, Delta or Iceberg tables are read "
+        "where they lie, those that it has of them, and not written to workDir first: auto (where that is "
+        "possible), always (else the fit is refused), never. The files must stay as they are until the fit "
+        "has ended.",
+        one_of("auto", "always", "never"),
+    )
+
     verbose: Param[int] = Param(
         Params._dummy(),
         "verbose",
@@ -1198,6 +1208,7 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
             collectiveTimeout=600.0,
             heartbeatTimeout=30.0,
             slotTimeout=0.0,
+            inPlace="auto",
             verbose=1,
             logEveryNSteps=50,
             logGradientNorm=False,
@@ -1311,6 +1322,14 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
     def getWorkDir(self) -> str | None:
         """The value of `workDir`, None when it is not set."""
         return self._value("workDir")
+
+    def setInPlace(self, value: str | None) -> Self:
+        """Sets `inPlace`; None unsets it."""
+        return self._set(inPlace=value)
+
+    def getInPlace(self) -> str:
+        """The value of `inPlace`, or its default."""
+        return self.getOrDefault(self.inPlace)
 
     def setVerbose(self, value: int | None) -> Self:
         """Sets `verbose`; None unsets it."""
@@ -1445,6 +1464,7 @@ class EstimatorArguments(OtherNames, total=False):
     heartbeatTimeout: float | None
     slotTimeout: float | None
     workDir: str | None
+    inPlace: str | None
     verbose: int | None
     tensorBoardDir: str | None
     logEveryNSteps: int | None
@@ -1543,6 +1563,7 @@ class HasConstructor(CheckedParams):
         heartbeatTimeout: float = 30.0,
         slotTimeout: float = 0.0,
         workDir: str | None = None,
+        inPlace: str = "auto",
         verbose: int = 1,
         tensorBoardDir: str | None = None,
         logEveryNSteps: int = 50,
@@ -1812,6 +1833,11 @@ class HasConstructor(CheckedParams):
             weights: a path, or a URI with the scheme file, dbfs, s3, s3a, abfss or gs. When not set, what
             the session's spark.flambeau.workDir names, else a temporary directory in local mode; one of
             the two is required on a cluster.
+        inPlace : str, default 'auto'
+            Whether the rows of a DataFrame that is read from Parquet files, Delta or Iceberg tables are
+            read where they lie, those that it has of them, and not written to workDir first: auto (where
+            that is possible), always (else the fit is refused), never. The files must stay as they are
+            until the fit has ended.
         verbose : int, default 1
             How much is shown while training: 0 nothing, 1 a progress bar.
         tensorBoardDir : str, default not set

@@ -107,7 +107,10 @@ class Fit:
             say("check the cluster")
             site = self._place()
             say("write shards")
-            with self._leased(site), self.rows.shards(columns, site, self._warming_up) as shards:
+            with (
+                self._leased(site),
+                self.rows.shards(columns, self._reading, site, self._warming_up) as shards,
+            ):
                 inputs, output = self._probe(columns, shards, preprocessed)
                 yield inputs, output, *self._train(shards, site, preprocessed, say), preprocessed
 
@@ -138,14 +141,25 @@ class Fit:
 
     def _columns(self) -> DataColumns:
         """What the params say is read of the rows."""
-        params, module = self.estimator, self.program.module
-        names = params.getInputNames()
-        keyword = names is not None and params.getRuntime() == "python" and by_keyword(module, names)
-        arguments = names if names is not None and keyword else forward_arguments(module)
-        columns = self.rows.columns(Reading(params, params._label_dtype, is_wide(module), arguments))
-        if keyword:
+        columns = self.rows.columns(self._reading)
+        if self._by_keyword:
             columns = replace(columns, inputs=tuple(replace(one, keyword=True) for one in columns.inputs))
         return columns
+
+    @property
+    def _by_keyword(self) -> bool:
+        """Whether forward takes its inputs by their names."""
+        params, names = self.estimator, self.estimator.getInputNames()
+        return (
+            names is not None and params.getRuntime() == "python" and by_keyword(self.program.module, names)
+        )
+
+    @property
+    def _reading(self) -> Reading:
+        params, module = self.estimator, self.program.module
+        names = params.getInputNames()
+        arguments = names if names is not None and self._by_keyword else forward_arguments(module)
+        return Reading(params, params._label_dtype, is_wide(module), arguments)
 
     def _check(self, columns: DataColumns, preprocessed: PreprocessProbe | None) -> None:
         """Refuses what a worker would refuse of the objects on such inputs."""
@@ -244,10 +258,9 @@ class Fit:
             objects = program_of(estimator, spark).objects
             return job_of(estimator._job_params(), estimator.getRuntime(), objects)
 
-        files = (*shards.train, *shards.validation)
         launch = Launch(
             id=id,
-            run_of=Run(site, run_id or id, what, files, bool(run_id)),
+            run_of=Run(site, run_id or id, what, shards.uris, bool(run_id)),
             site=site,
             job=self._job(run_id or id, shards),
             payload=self.program.payload(

@@ -15,7 +15,7 @@ from flambeau._spark.fit.fit import Fit
 from flambeau._spark.fit.trainable import Trainable
 from flambeau._spark.rows.prepared import PreparedData, write
 from flambeau._spark.rows.shards import DataColumns, ShardSet
-from flambeau._spark.rows.sources import FrameRows, Meanwhile, rows_of
+from flambeau._spark.rows.sources import FrameRows, rows_of
 from flambeau._spark.site import Site
 from flambeau._spark.work_directory import new_id
 from flambeau._tensors import TensorColumns
@@ -88,20 +88,19 @@ class _SharedRows(FrameRows):
             return self.firsts[key]
 
     @contextmanager
-    def shards(self, columns: DataColumns, site: Site, meanwhile: Meanwhile) -> Iterator[ShardSet]:
+    def _written(self, columns: DataColumns, site: Site) -> Iterator[ShardSet]:
         """The shards, which stay for the other fits. Waits for another fit that writes. Columns for
         `preprocess` are written for each fit.
         """
         if columns.raw:
-            with super().shards(columns, site, meanwhile) as own:
+            with super()._written(columns, site) as own:
                 yield own
             return
         with self.lock:
             shared = next((one for one in self.written if one._serves(columns, site.work)), None)
             if shared is None:
                 place = replace(site, work=replace(site.work, uri=site.work.path("shards", new_id())))
-                with meanwhile():
-                    shared = write(self.df, [columns], place)
+                shared = write(self.df, [columns], place)
                 self.written.append(shared)
         yield shared._shards(columns)
 

@@ -1,4 +1,4 @@
-"""Training rows as Parquet shards: written from a DataFrame in one job, or used where they lie."""
+"""Training rows as Parquet shards, written from a DataFrame in one job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType
 
 from flambeau._spark.columns import (
     REFUSAL,
@@ -23,7 +22,6 @@ from flambeau._spark.columns import (
     column_of,
     expressions,
     find_field,
-    is_vector,
     nesting,
     quoted,
     resolve_inputs,
@@ -34,11 +32,11 @@ from flambeau._spark.columns import (
 from flambeau._spark.work_directory import spark_path
 from flambeau._store import local_path
 from flambeau._tensors import TensorColumns
-from flambeau.errors import DataError, ParamError
+from flambeau.errors import DataError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import StructType
 
     from flambeau.params import HasLabelColumns, HasTrainingParams
 
@@ -49,11 +47,8 @@ FLAG = "flambeau_validation"
 # in bulk.
 _ROW_GROUP_BYTES = 16 << 20
 
-_TABLE_FORMATS = {
-    "Delta": "_delta_log",
-    "Iceberg": "metadata/*.metadata.json",
-    "Hudi": ".hoodie",
-}
+DataFile = str | Mapping[str, Any]
+"""A file of a training job: its URI, or with `uri` and `rows` a file of which some rows are read."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +78,11 @@ class DataColumns:
         weight: list[tuple[TensorColumns, Role]] = [(self.weight, "weight")] if self.weight else []
         return inputs + labels + weight
 
+    def names(self) -> list[str]:
+        """The columns of all tensors, each once."""
+        tensors = [*self.raw, *(tensor for tensor, _ in self.tensors())]
+        return list(dict.fromkeys(name for tensor in tensors for name in tensor.columns))
+
     def with_shapes(self, shape: Callable[[TensorColumns], tuple[int, ...] | None]) -> DataColumns:
         """The same with the shapes of tensors that have none."""
 
@@ -108,10 +108,17 @@ class ShardSet:
     """Parquet files with the rows. `columns` are in terms of the files, all shapes known."""
 
     columns: DataColumns
-    train: list[str]
-    validation: list[str] = field(default_factory=list)
+    train: list[DataFile]
+    validation: list[DataFile] = field(default_factory=list)
     num_rows: int = 0
     num_validation_rows: int = 0
+
+    @property
+    def uris(self) -> list[str]:
+        """The files that the rows lie in, and those that say which rows of them, each once."""
+        files = [*self.train, *self.validation]
+        uris = [one if isinstance(one, str) else one["uri"] for one in files]
+        return list(dict.fromkeys(uris + [one["rows"]["uri"] for one in files if not isinstance(one, str)]))
 
     def job_data(self) -> dict[str, Any]:
         """The training job's `data`."""
@@ -267,64 +274,6 @@ def _write_options(floats: Iterable[str]) -> dict[str, str]:
     return options
 
 
-def in_place(
-    spark: SparkSession,
-    path: str,
-    params: HasTrainingParams,
-    label_dtype: str | None,
-    wide: bool,
-    arguments: Sequence[str] = (),
-) -> ShardSet:
-    """The Parquet files under `path`, used where they lie.
-
-    Raises DataError for what cannot be read in place, with the way round it: tables that keep removed rows in
-    their directories, Spark vectors, and columns that are in the files' paths only.
-    """
-    # As Spark itself resolves it: a path without a scheme is one of its default file system.
-    for table, marker in _TABLE_FORMATS.items():
-        if exists(spark, f"{path.rstrip('/')}/{marker}"):
-            raise DataError(
-                f"{path} is a {table} table: its directory holds removed rows too. Read it as a table, "
-                f"for example with fit(spark.read.format({table.lower()!r}).load({path!r}))"
-            )
-    try:
-        df = spark.read.parquet(path)
-        schema = df.schema
-    except AnalysisException as error:
-        raise DataError(f"{path} cannot be read as Parquet: {error}") from error
-    instead = f"use fit(spark.read.parquet({path!r})) instead"
-    columns = _resolve_tensors(schema, params, label_dtype, wide, arguments)
-    in_paths = _partition_columns(df.inputFiles(), path)
-    raw: list[tuple[TensorColumns, Role]] = [(one, "input") for one in columns.raw]
-    for tensor, role in raw + columns.tensors():
-        for name in tensor.columns:
-            why = _not_in_place(name, find_field(schema, name, role).dataType, in_paths)
-            if name not in schema.fieldNames():
-                why = "is a field of a struct, which is not read in place"
-            if why is not None:
-                raise DataError(f"column {name!r} {why}: {instead}")
-    flag = params.getValidationIndicatorCol() if params.isDefined(params.validationIndicatorCol) else None
-    if flag is not None and flag not in in_paths:
-        raise ParamError(
-            f"validationIndicatorCol {flag!r} is not a partition column, and files in place are split "
-            f"by their paths only: {instead}"
-        )
-    if flag is None and params.getValidationFraction() > 0:
-        raise ParamError(f"validationFraction splits rows, and files in place stay whole: {instead}")
-    return _describe(df, columns, flag)
-
-
-def _not_in_place(name: str, dtype: DataType, in_paths: set[str]) -> str | None:
-    """Why a column's values cannot be read out of its files as they are; None where they can."""
-    if is_vector(dtype):
-        return "holds Spark vectors, which are not read in place"
-    if name in in_paths:
-        return "is a partition column, and not in the files"
-    if isinstance(dtype, ArrayType) and isinstance(dtype.elementType, ArrayType):
-        return f"is {type_name(dtype)}, which is not read in place"
-    return None
-
-
 @contextmanager
 def refusals() -> Iterator[None]:
     """Turns a refusal that a query of `expressions` raised into the DataError that it stands for."""
@@ -356,13 +305,10 @@ def _describe(df: DataFrame, columns: DataColumns, flag: str | None) -> ShardSet
 
     `flag` names the partition column that is true for validation rows.
     """
-    # Sorted by directory, then by name: Spark names files by the number of the partition that wrote them.
-    files = sorted(df.inputFiles(), key=lambda uri: uri.rsplit("/", 1))
-    train, validation = files, []
+    files = in_order(df.inputFiles())
+    train, validation = files, list[str]()
     if flag is not None:
-        flags = [_is_true(_partition_value(uri, flag), flag) for uri in files]
-        train = [uri for uri, flagged in zip(files, flags, strict=True) if not flagged]
-        validation = [uri for uri, flagged in zip(files, flags, strict=True) if flagged]
+        train, validation = parted(files, flag)
     if all(map(_is_seen, files)):
         num_rows, num_validation_rows = _rows_in(train), _rows_in(validation)
     elif flag is None:
@@ -374,7 +320,19 @@ def _describe(df: DataFrame, columns: DataColumns, flag: str | None) -> ShardSet
     if num_rows == 0:
         why = "all rows are for validation" if num_validation_rows else "there are no rows"
         raise DataError(f"there is nothing to train on: {why}")
-    return ShardSet(_with_shapes(df, columns), train, validation, num_rows, num_validation_rows)
+    return ShardSet(_with_shapes(df, columns), [*train], [*validation], num_rows, num_validation_rows)
+
+
+def in_order(files: Iterable[str]) -> list[str]:
+    """Files by directory, then by name: Spark names them by the number of the partition that wrote them."""
+    return sorted(files, key=lambda uri: uri.rsplit("/", 1))
+
+
+def parted(files: Sequence[str], flag: str) -> tuple[list[str], list[str]]:
+    """The files of the rows that are trained on, and those of the others, by the partition column `flag`."""
+    flags = [_is_true(_partition_value(uri, flag), flag) for uri in files]
+    train = [uri for uri, flagged in zip(files, flags, strict=True) if not flagged]
+    return train, [uri for uri, flagged in zip(files, flags, strict=True) if flagged]
 
 
 def _is_seen(uri: str) -> bool:
@@ -450,16 +408,6 @@ def _with_shapes(df: DataFrame, columns: DataColumns) -> DataColumns:
     row = cast(Sequence[int], df.select(*[size.alias(f"s{i}") for i, size in enumerate(sizes)]).first())
     found = dict(zip(((tensor.name, tensor.columns) for tensor in unknown), row, strict=True))
     return columns.with_shapes(lambda tensor: (found[tensor.name, tensor.columns],))
-
-
-def _partition_columns(files: Sequence[str], root: str) -> set[str]:
-    """The names of the `key=value` directories that the files lie in, below `root`."""
-    base = root.rstrip("/").rsplit("/", 1)[-1]
-    names: set[str] = set()
-    for uri in files:
-        _, _, below = unquote(uri).partition(f"/{base}/")
-        names |= {part.split("=", 1)[0] for part in below.split("/")[:-1] if "=" in part}
-    return names
 
 
 def _partition_value(uri: str, name: str) -> str | None:

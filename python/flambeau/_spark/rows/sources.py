@@ -4,24 +4,39 @@ Parquet files in place.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote
+
+from pyspark.errors import AnalysisException
+from pyspark.sql.types import BooleanType, StructField, StructType
 
 from flambeau._spark.rows import examples
 from flambeau._spark.rows import shards as shard_files
+from flambeau._spark.rows.in_place import NotInPlace, Scan, inspected, reaches
 from flambeau._spark.rows.prepared import PreparedData
 from flambeau._spark.rows.shards import DataColumns, ShardSet
-from flambeau._spark.site import Site
+from flambeau._spark.site import Site, first_line
 from flambeau._spark.work_directory import new_id
 from flambeau._tensors import TensorColumns
-from flambeau.errors import DataError
+from flambeau.errors import DataError, StoreError
 from flambeau.params import HasTrainingParams
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("flambeau")
+
+_TABLE_FORMATS = {
+    "Delta": "_delta_log",
+    "Iceberg": "metadata/*.metadata.json",
+    "Hudi": ".hoodie",
+}
 
 Meanwhile = Callable[[], AbstractContextManager[Any]]
 """What goes on for as long as rows are written."""
@@ -59,7 +74,7 @@ class Rows(Protocol):
         """
 
     def shards(
-        self, columns: DataColumns, site: Site, meanwhile: Meanwhile
+        self, columns: DataColumns, reading: Reading, site: Site, meanwhile: Meanwhile
     ) -> AbstractContextManager[ShardSet]:
         """The rows as Parquet files, which workers see for the time of the block."""
 
@@ -91,13 +106,46 @@ class FrameRows:
         return examples.first_rows(self.df, columns)
 
     @contextmanager
-    def shards(self, columns: DataColumns, site: Site, meanwhile: Meanwhile) -> Iterator[ShardSet]:
+    def shards(
+        self, columns: DataColumns, reading: Reading, site: Site, meanwhile: Meanwhile
+    ) -> Iterator[ShardSet]:
+        """The rows in the files that they are read from, as `inPlace` says, else written into the work
+        directory, and removed at the end. Raises DataError where they are to be read in place and can't be.
+        """
+        with ExitStack() as stack:
+            with meanwhile():
+                shards = self._in_place(columns, reading, site, stack)
+                if shards is None:
+                    shards = stack.enter_context(self._written(columns, site))
+            yield shards
+
+    def _in_place(
+        self, columns: DataColumns, reading: Reading, site: Site, stack: ExitStack
+    ) -> ShardSet | None:
+        """The rows in the files that they are read from; None where they are not to be read there."""
+        how = reading.params.getInPlace()
+        if how == "never":
+            return None
+        try:
+            scan = Scan.of(self.df, columns, keeps_order=not reading.params.getShuffle())
+            if how == "auto" and not reaches(self.df, site.work):
+                raise NotInPlace(
+                    "its store is not that of workDir, and no spark.flambeau.store option is set"
+                )
+            return stack.enter_context(scan.shards(columns, site))
+        except (NotInPlace, DataError, StoreError) as error:
+            if how == "always":
+                raise DataError(f"inPlace is always, and the rows can't be read in place: {error}") from error
+            if not isinstance(error, NotInPlace) or error.is_scan:
+                log.info("the rows are written as shards, and not read in place: %s", first_line(error))
+            return None
+
+    @contextmanager
+    def _written(self, columns: DataColumns, site: Site) -> Iterator[ShardSet]:
         """The rows, written into the work directory, and removed at the end."""
         name = new_id()
         try:
-            with meanwhile():
-                shards = shard_files.write(self.df, columns, site.work.path("shards", name))
-            yield shards
+            yield shard_files.write(self.df, columns, site.work.path("shards", name))
         finally:
             site.remove("shards", name)
 
@@ -133,7 +181,9 @@ class PreparedRows:
         raise NotImplementedError("prepared data is for fits without a preprocess")
 
     @contextmanager
-    def shards(self, columns: DataColumns, site: Site, meanwhile: Meanwhile) -> Iterator[ShardSet]:
+    def shards(
+        self, columns: DataColumns, reading: Reading, site: Site, meanwhile: Meanwhile
+    ) -> Iterator[ShardSet]:
         """The files, which stay. Raises DataError where one is not what was written."""
         with meanwhile():
             self.dataset._check()
@@ -151,22 +201,75 @@ class ParquetRows:
     def __init__(self, spark: SparkSession, path: str) -> None:
         self.spark = spark
         self.dataset = path
-        self._found: ShardSet | None = None
+        self._in_paths: set[str] = set()
+
+    @cached_property
+    def _df(self) -> DataFrame:
+        """What Spark reads of the path. Raises DataError for what it can't, and for tables."""
+        path = self.dataset
+        # As Spark itself resolves it: a path without a scheme is one of its default file system.
+        for table, marker in _TABLE_FORMATS.items():
+            if shard_files.exists(self.spark, f"{path.rstrip('/')}/{marker}"):
+                raise DataError(
+                    f"{path} is a {table} table: its directory holds removed rows too. Read it as a table, "
+                    f"for example with fit(spark.read.format({table.lower()!r}).load({path!r}))"
+                )
+        try:
+            df = self.spark.read.parquet(path)
+            _ = df.schema
+        except AnalysisException as error:
+            raise DataError(f"{path} cannot be read as Parquet: {error}") from error
+        return df
 
     def columns(self, reading: Reading) -> DataColumns:
-        """The columns of the files. Runs Spark jobs; raises DataError and ParamError."""
-        self._found = shard_files.in_place(
-            self.spark, self.dataset, reading.params, reading.label_dtype, reading.wide, reading.arguments
-        )
-        return self._found.columns
+        """The columns of the files. Raises DataError, also for what is not in the files, and ParamError."""
+        params, df = reading.params, self._df
+        self._in_paths = _partition_columns(df.inputFiles(), self.dataset)
+        is_set = params.isDefined(params.validationIndicatorCol)
+        flag = params.getValidationIndicatorCol() if is_set else None
+        schema = df.schema
+        if flag in self._in_paths:
+            # Of whatever type Spark takes it for.
+            fields = [one for one in schema.fields if one.name != flag]
+            schema = StructType([*fields, StructField(str(flag), BooleanType())])
+        columns = shard_files.resolve(schema, params, reading.label_dtype, reading.wide, reading.arguments)
+        for name in columns.names():
+            why = None
+            if name in self._in_paths:
+                why = "is a partition column, and not in the files"
+            elif name not in schema.fieldNames():
+                why = "is a field of a struct, which is not read in place"
+            if why is not None:
+                raise DataError(
+                    f"column {name!r} {why}: use fit(spark.read.parquet({self.dataset!r})) instead"
+                )
+        return columns
 
     def first(self, columns: Sequence[TensorColumns]) -> pa.RecordBatch:
         """The first rows of the files."""
-        return examples.first_rows(self.spark.read.parquet(self.dataset), columns)
+        return examples.first_rows(self._df, columns)
 
+    @contextmanager
     def shards(
-        self, columns: DataColumns, site: Site, meanwhile: Meanwhile
-    ) -> AbstractContextManager[ShardSet]:
-        """The files."""
-        assert self._found is not None, "a fit asks for its columns first"
-        return nullcontext(self._found)
+        self, columns: DataColumns, reading: Reading, site: Site, meanwhile: Meanwhile
+    ) -> Iterator[ShardSet]:
+        """The files, and which rows of them are for validation."""
+        flag = columns.split.indicator if columns.split else None
+        with ExitStack() as stack:
+            with meanwhile():
+                if flag in self._in_paths:
+                    files = shard_files.in_order(self._df.inputFiles())
+                    shards = inspected(columns, site, *shard_files.parted(files, str(flag)))
+                else:
+                    shards = stack.enter_context(Scan(self._df, has_all=True).shards(columns, site))
+            yield shards
+
+
+def _partition_columns(files: Sequence[str], root: str) -> set[str]:
+    """The names of the `key=value` directories that the files lie in, below `root`."""
+    base = root.rstrip("/").rsplit("/", 1)[-1]
+    names: set[str] = set()
+    for uri in files:
+        _, _, below = unquote(uri).partition(f"/{base}/")
+        names |= {part.split("=", 1)[0] for part in below.split("/")[:-1] if "=" in part}
+    return names

@@ -1406,6 +1406,29 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
   def getWorkDir: String = $(workDir)
 
   /** @group param */
+  final val inPlace: Param[String] = new Param[String](
+    this,
+    "inPlace",
+    "Whether the rows of a DataFrame that is read from Parquet files, Delta or Iceberg tables are read " +
+      "where they lie, those that it has of them, and not written to workDir first: auto (where that is " +
+      "possible), always (else the fit is refused), never. The files must stay as they are until the fit " +
+      "has ended.",
+    Check.OneOf("auto", "always", "never").of("inPlace")
+  )
+
+  /** Sets `inPlace`.
+    *
+    * @group setParam
+    */
+  def setInPlace(value: String): this.type = setChecked(inPlace, value)
+
+  /** The value of `inPlace`, or its default.
+    *
+    * @group getParam
+    */
+  def getInPlace: String = $(inPlace)
+
+  /** @group param */
   final val verbose: IntParam = new IntParam(
     this,
     "verbose",
@@ -1542,6 +1565,7 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     collectiveTimeout -> 600.0,
     heartbeatTimeout -> 30.0,
     slotTimeout -> 0.0,
+    inPlace -> "auto",
     verbose -> 1,
     logEveryNSteps -> 50,
     logGradientNorm -> false,

@@ -1,0 +1,392 @@
+"""Rows that are read where they lie. The oracles are Spark's own rows of the same DataFrame, pyarrow reading
+the files that are named, and plain loops of torch's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from pyspark.ml.feature import VectorAssembler
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+from torch import nn
+
+from flambeau import Callback, DataError, ParamError, TorchEstimator, TorchRegressor
+from flambeau._spark.rows.shards import DataFile, ShardSet
+from flambeau._spark.rows.sources import FrameRows, ParquetRows, Reading, Rows
+from flambeau._spark.site import Site
+from flambeau._spark.work_directory import WorkDirectory
+from flambeau.callbacks import Context
+
+NUM_ROWS = 100_000
+"""More than Spark's bitmaps have, in a file."""
+
+
+def rows(spark: SparkSession, count: int = NUM_ROWS) -> DataFrame:
+    return spark.range(0, count, 1, 2).select(
+        F.col("id"),
+        (F.col("id") % 97 / 10).cast("float").alias("x"),
+        (F.col("id") % 89 / 3).cast("float").alias("label"),
+        F.when(F.col("id") % 7 != 0, F.col("id").cast("double")).alias("gaps"),
+        (F.col("id") % 5 == 0).alias("held"),
+    )
+
+
+@pytest.fixture(scope="module")
+def path(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory of two files of so many rows, whose name a URI has to escape."""
+    directory = str(tmp_path_factory.mktemp("in place") / "50%25 of all")
+    rows(spark).write.parquet(directory)
+    return directory
+
+
+@contextmanager
+def shards_of(rows: Rows, work: Path, **params: Any) -> Iterator[ShardSet]:
+    """What a fit with these params reads."""
+    estimator = TorchEstimator(**{"inputCols": ["id", "x"], "inPlace": "always"} | params)
+    reading = Reading(estimator, "float32", False)
+    site = Site(rows.spark, WorkDirectory(str(work), ()), visible=True)
+    with rows.shards(rows.columns(reading), reading, site, nullcontext) as shards:
+        yield shards
+
+
+def values(files: Sequence[DataFile], column: str = "id") -> list[Any]:
+    """The values of a column, as the files have them, in the rows that are read."""
+    found: list[Any] = []
+    for file in files:
+        uri = file if isinstance(file, str) else file["uri"]
+        where = urlsplit(uri)
+        table = pq.ParquetFile(unquote(where.path) if where.scheme else uri).read(columns=[column])
+        here = np.ones(len(table), bool)
+        if not isinstance(file, str):
+            at = file["rows"]
+            data = Path(at["uri"]).read_bytes()[at["offset"] : at["offset"] + at["length"]]
+            bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+            assert not bits[len(table) :].any()
+            here = np.zeros(len(table), bool)
+            here[: len(bits)] = bits[: len(table)]
+        found += table.column(column).filter(here).to_pylist()
+    return found
+
+
+def of_spark(df: DataFrame) -> list[int]:
+    return sorted(row.id for row in df.select("id").collect())
+
+
+def test_all_rows_of_files_take_no_job(spark: SparkSession, path: str, tmp_path: Path) -> None:
+    df = spark.read.parquet(path).select("label", "x", "id")
+    with shards_of(FrameRows(df), tmp_path) as shards:
+        assert shards.train and all(isinstance(file, str) for file in shards.train)
+        assert (shards.num_rows, shards.num_validation_rows) == (NUM_ROWS, 0)
+        assert sorted(values(shards.train)) == list(range(NUM_ROWS))
+        assert [(one.name, one.shape) for one in shards.columns.inputs] == [("id", ()), ("x", ())]
+        assert not tmp_path.exists() or not any(tmp_path.iterdir())
+
+
+def test_a_filter_and_a_split_of_any_expression(spark: SparkSession, path: str, tmp_path: Path) -> None:
+    df = spark.read.parquet(path).where("id % 3 != 0 and gaps is not null")
+    df = df.withColumn("flag", F.hash("id") % 4 == 0).where(~F.col("held"))
+    with shards_of(
+        FrameRows(df), tmp_path, validationIndicatorCol="flag", inputCols=["gaps", "id"]
+    ) as shards:
+        train, validation = values(shards.train), values(shards.validation)
+        assert sorted(train) == of_spark(df.where("not flag"))
+        assert sorted(validation) == of_spark(df.where("flag"))
+        assert (shards.num_rows, shards.num_validation_rows) == (len(train), len(validation))
+        # As the files have them: two in their order, with rising ids in each.
+        assert train == sorted(train)
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert [path.name for path in files] == ["rows"]
+        assert files[0].stat().st_size < NUM_ROWS // 8 * 2 + 100
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+def test_a_fraction_is_drawn_anew_alike(spark: SparkSession, path: str, tmp_path: Path) -> None:
+    df = spark.read.parquet(path).where("id > 500")
+    drawn = []
+    for seed in (1, 1, 2):
+        with shards_of(FrameRows(df), tmp_path, validationFraction=0.25, seed=seed) as shards:
+            train, validation = values(shards.train), values(shards.validation)
+            assert sorted(train + validation) == list(range(501, NUM_ROWS))
+            assert abs(len(validation) / (len(train) + len(validation)) - 0.25) < 0.01
+            drawn.append(validation)
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_parts_of_random_split(spark: SparkSession, path: str, tmp_path: Path) -> None:
+    parts = spark.read.parquet(path).randomSplit([0.7, 0.3], seed=5)
+    read = []
+    for part in parts:
+        with shards_of(FrameRows(part), tmp_path) as shards:
+            read.append(values(shards.train))
+            assert sorted(read[-1]) == of_spark(part)
+    assert sorted(read[0] + read[1]) == list(range(NUM_ROWS))
+
+
+def test_steps_that_choose_rows(spark: SparkSession, path: str, tmp_path: Path) -> None:
+    df = spark.read.parquet(path)
+    latest = F.row_number().over(Window.partitionBy("x").orderBy(F.desc("id")))
+    for chosen in (df.sample(0.1, seed=3), df.repartition(3), df.withColumn("n", latest).where("n <= 2")):
+        with shards_of(FrameRows(chosen), tmp_path) as shards:
+            assert sorted(values(shards.train)) == of_spark(chosen)
+    with shards_of(FrameRows(df.limit(321)), tmp_path) as shards:
+        assert len({*values(shards.train)}) == shards.num_rows == 321
+
+
+def test_partition_columns_are_read_of_paths(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "parted")
+    rows(spark, 1000).withColumn("year", F.col("id") % 3 + 2020).write.partitionBy("year").parquet(path)
+    df = spark.read.parquet(path).where("year > 2020 and id > 100")
+    with shards_of(FrameRows(df), tmp_path / "work", inputCols=["year", "id"]) as shards:
+        assert sorted(values(shards.train)) == of_spark(df)
+    estimator = regressor(inputCols=None, featuresCols=["year", "x"], model=nn.Linear(2, 1), inPlace="always")
+    assert len(estimator.fit(df).history["loss"]) == 4
+
+
+def test_vectors_and_nested_arrays(spark: SparkSession, tmp_path: Path) -> None:
+    df = VectorAssembler(inputCols=["id", "x"], outputCol="v").transform(rows(spark, 100))
+    df = df.withColumn("m", F.array(F.array("x", "x"), F.array("x", "x"), F.array("x", "x")))
+    df.write.parquet(str(tmp_path / "vectors"))
+    df = spark.read.parquet(str(tmp_path / "vectors")).where("id != 7")
+    with shards_of(FrameRows(df), tmp_path / "work", inputCols=["v", "m"]) as shards:
+        assert [one.shape for one in shards.columns.inputs] == [(2,), (3, 2)]
+        assert shards.num_rows == 99
+
+
+def refusals(spark: SparkSession, path: str) -> dict[str, tuple[DataFrame, dict[str, Any]]]:
+    df = spark.read.parquet(path)
+    df.createOrReplaceTempView("some_rows")
+    computed = df.withColumn("x", F.col("x") * 2)
+    other = spark.range(100).withColumnRenamed("id", "key")
+    return {
+        "column 'x' is computed": (computed, {}),
+        "column 'y' is computed": (df.withColumnRenamed("x", "y"), {"inputCols": ["y"]}),
+        "is made of several tables": (df.join(other, df.id == other.key), {}),
+        "it is made of several tables": (df.union(df), {}),
+        "more than once": (df.sample(withReplacement=True, fraction=2.0, seed=1), {}),
+        r"rows of files as they are \(Generate\)": (df.withColumn("e", F.explode(F.array("x", "x"))), {}),
+        r"shuffle is off, and its rows are not in the order of files \(Sort\)": (
+            df.orderBy("label"),
+            {"shuffle": False},
+        ),
+        "is not read from Parquet files": (rows(spark, 10), {}),
+        r"rows of files as they are \(Deduplicate": (df.distinct().select("id", "x", "label"), {}),
+        r"rows of files as they are \(View": (spark.table("some_rows"), {}),
+        "has a column '_metadata'": (df.withColumn("_metadata", F.lit(1)), {}),
+        "column 's.x' is not one of the files' own": (
+            df.select("label", "id", F.struct("x").alias("s")),
+            {"inputCols": ["s.x"]},
+        ),
+    }
+
+
+def test_what_cannot_be_read_in_place(
+    spark: SparkSession, path: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is refused where it is asked for, and written as ever where it is not."""
+    for reason, (df, params) in refusals(spark, path).items():
+        with (
+            pytest.raises(DataError, match=f"inPlace is always.*{reason}"),
+            shards_of(FrameRows(df), tmp_path, **params),
+        ):
+            pass
+    df = spark.read.parquet(path).withColumn("x", F.col("x") * 2)
+    with (
+        caplog.at_level(logging.INFO, "flambeau"),
+        shards_of(FrameRows(df), tmp_path, inPlace="auto") as shards,
+    ):
+        assert "written as shards, and not read in place: column 'x' is computed" in caplog.text
+        assert sorted(values(shards.train)) == list(range(NUM_ROWS))
+        assert all(str(file).startswith("file:") and str(tmp_path) in str(file) for file in shards.train)
+    caplog.clear()
+    with shards_of(FrameRows(rows(spark, 10)), tmp_path, inPlace="auto"):
+        assert not caplog.text
+    with shards_of(FrameRows(spark.read.parquet(path)), tmp_path, inPlace="never") as shards:
+        assert all(str(tmp_path) in str(file) for file in shards.train)
+
+
+def test_files_that_a_training_would_refuse_are_written(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark reads files that differ in their columns' types, where it is told the type."""
+    path = str(tmp_path / "mixed")
+    rows(spark, 10).select("id", "x", "label").coalesce(1).write.parquet(path)
+    whole = rows(spark, 10).select("id", "x", F.col("label").cast("double").alias("label"))
+    whole.coalesce(1).write.mode("append").parquet(path)
+    df = spark.read.schema("id long, x float, label float").parquet(path).limit(10_000)
+    with pytest.raises(DataError, match=r"column `label` has type"), shards_of(FrameRows(df), tmp_path / "w"):
+        pass
+    with caplog.at_level(logging.INFO, "flambeau"):
+        with (
+            pytest.raises(Exception, match="label"),
+            shards_of(FrameRows(df), tmp_path / "w", inPlace="auto"),
+        ):
+            # Spark's own reader refuses them too.
+            pass
+        assert "column `label` has type" in caplog.text
+
+
+def line() -> nn.Module:
+    return nn.Sequential(nn.Unflatten(0, (-1, 1)), nn.Linear(1, 1))
+
+
+def regressor(**params: Any) -> TorchRegressor:
+    settings: dict[str, Any] = {
+        "model": line(),
+        "optimizer": {"name": "sgd", "options": {"lr": 0.01}},
+        "inputCols": ["x"],
+        "numWorkers": 2,
+        "numThreads": 1,
+        "batchSize": 100_000,
+        "epochs": 4,
+        "verbose": 0,
+    }
+    return TorchRegressor(**settings | params)
+
+
+def loop(module: nn.Module, df: DataFrame, epochs: int) -> list[float]:
+    """The loss of each epoch of full batches, by torch."""
+    table = df.select("x", "label").toPandas()
+    x, y = (torch.tensor(table[name].to_numpy(), dtype=torch.float64) for name in ("x", "label"))
+    module, losses = module.double(), []
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    for _ in range(epochs):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(module(x)[:, 0], y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_fit_on_rows_of_files(spark: SparkSession, path: str, tmp_path: Path) -> None:
+    df = spark.read.parquet(path).where("gaps is not null and id % 2 = 1")
+    module = line()
+    model = regressor(model=module, inPlace="always", workDir=str(tmp_path / "work")).fit(df)
+    assert model.history["loss"] == pytest.approx(loop(module, df, 4), rel=1e-4)
+    left = {file.relative_to(tmp_path / "work").parts[0] for file in tmp_path.rglob("*") if file.is_file()}
+    assert left == {"models"}
+
+
+class Fails(Callback):
+    def on_epoch_end(self, context: Context) -> None:
+        if context.epoch == 1:
+            raise ValueError("in the second epoch")
+
+
+class Steps(Callback):
+    """Keeps the epochs that the driver is told of."""
+
+    where = "driver"
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def on_epoch_end(self, context: Context) -> None:
+        self.told.append(context.epoch)
+
+
+def test_a_grid_and_a_run_in_place(spark: SparkSession, path: str, tmp_path: Path) -> None:
+    df = spark.read.parquet(path).where("id % 2 = 1")
+    estimator = regressor(inPlace="always", validationFraction=0.2, workDir=str(tmp_path / "work"))
+    models = dict(estimator.fitMultiple(df, [{estimator.epochs: 1}, {estimator.epochs: 2}]))
+    assert [len(models[index].history["val_loss"]) for index in range(2)] == [1, 2]
+    assert models[0].history["val_loss"][0] == models[1].history["val_loss"][0]
+    # A run that fails after its first epoch goes on from there, on the same rows alone.
+    run = estimator.copy({estimator.runId: "one"})
+    with pytest.raises(ValueError, match="in the second epoch"):
+        run.copy().setCallbacks([Fails()]).fit(df)
+    with pytest.raises(ParamError, match="its rows were others"):
+        run.fit(spark.read.parquet(path).where("id % 2 = 0"))
+    steps = Steps()
+    assert len(run.copy().setCallbacks([steps]).fit(df).history["loss"]) == 4
+    assert steps.told == [1, 2, 3]
+
+
+def test_a_path_with_a_fraction_of_its_rows(any_spark: SparkSession, path: str, tmp_path: Path) -> None:
+    """Which Spark Connect tells too, as there is no plan to read."""
+    rows = ParquetRows(any_spark, path)
+    with shards_of(rows, tmp_path, validationFraction=0.1) as shards:
+        train, validation = values(shards.train), values(shards.validation)
+        assert sorted(train + validation) == list(range(NUM_ROWS))
+        assert 0.09 < len(validation) / NUM_ROWS < 0.11
+    with shards_of(ParquetRows(any_spark, path), tmp_path, validationIndicatorCol="held") as shards:
+        assert values(shards.validation) == list(range(0, NUM_ROWS, 5))
+
+
+def test_connect_tells_no_files(connect: SparkSession, path: str, tmp_path: Path) -> None:
+    df = connect.read.parquet(path)
+    with pytest.raises(DataError, match="Spark Connect does not tell"), shards_of(FrameRows(df), tmp_path):
+        pass
+
+
+def test_no_rows_are_left(spark: SparkSession, path: str, tmp_path: Path) -> None:
+    df = spark.read.parquet(path)
+    with (
+        pytest.raises(DataError, match="there are no rows"),
+        shards_of(FrameRows(df.where("id < 0")), tmp_path),
+    ):
+        pass
+    flagged = df.withColumn("all", F.col("id") >= 0)
+    with (
+        pytest.raises(DataError, match="all rows are for validation"),
+        shards_of(FrameRows(flagged), tmp_path, validationIndicatorCol="all"),
+    ):
+        pass
+    gaps = df.withColumn("flag", F.when(F.col("id") > 3, F.lit(True)))
+    with (
+        pytest.raises(DataError, match="'flag' holds a null"),
+        shards_of(FrameRows(gaps), tmp_path, validationIndicatorCol="flag"),
+    ):
+        pass
+
+
+def test_a_path_is_taken_as_spark_does(spark: SparkSession, tmp_path: Path) -> None:
+    rows(spark, 100).write.parquet(str(tmp_path / "my data"))
+    relative = os.path.relpath(tmp_path / "my data")
+    for path in (relative, f"file:{tmp_path}/my data", f"file://{tmp_path}/my data/"):
+        with shards_of(ParquetRows(spark, path), tmp_path / "work") as shards:
+            assert shards.num_rows == 100
+
+
+def test_partition_columns_of_a_path(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "data")
+    rows(spark, 1000).withColumn("part", F.col("id") % 2).write.partitionBy("held", "part").parquet(path)
+    found = ParquetRows(spark, path)
+    with shards_of(found, tmp_path / "work", validationIndicatorCol="held") as shards:
+        assert (shards.num_rows, shards.num_validation_rows) == (800, 200)
+        assert all(isinstance(file, str) and "held=true" in file for file in shards.validation)
+        assert not list((tmp_path / "work").rglob("rows"))
+    refusal = pytest.raises(DataError, match=r"'part' is a partition column.*spark\.read\.parquet")
+    with refusal, shards_of(found, tmp_path / "work", inputCols=["part"]):
+        pass
+
+
+def test_a_path_that_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    def refuses(path: Path, match: str, **params: Any) -> None:
+        with (
+            pytest.raises(DataError, match=match),
+            shards_of(ParquetRows(spark, str(path)), tmp_path / "work", **params),
+        ):
+            pass
+
+    rows(spark, 10).withColumn("s", F.struct("x")).write.parquet(str(tmp_path / "data"))
+    refuses(tmp_path / "data", "'s.x' is a field of a struct", inputCols=["s.x"])
+    (tmp_path / "data" / "_delta_log").mkdir()
+    (tmp_path / "data" / "_delta_log" / "0.json").write_text("{}")
+    refuses(tmp_path / "data", r"Delta table.*fit\(spark\.read\.format")
+    rows(spark, 10).write.parquet(str(tmp_path / "iceberg"))
+    (tmp_path / "iceberg" / "metadata").mkdir()
+    (tmp_path / "iceberg" / "metadata" / "v1.metadata.json").write_text("{}")
+    refuses(tmp_path / "iceberg", "Iceberg")
+    refuses(tmp_path / "nowhere", "nowhere")

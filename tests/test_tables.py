@@ -1,0 +1,51 @@
+"""Fits on Delta and Iceberg tables that are read where they lie, with the formats' own libraries; what Spark
+reads of a table, and a loop of torch's on that, are the oracles.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spark_program import outcome_of
+
+JARS = Path(__file__).resolve().parent.parent / "build" / "tables"
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    jars = sorted(JARS.glob("*.jar"))
+    assert len(jars) == 3, f"{JARS} has {jars}: run `gradle tables`"
+    return outcome_of("tables.py", tmp_path_factory.mktemp("tables"), jars=",".join(map(str, jars)))
+
+
+@pytest.mark.parametrize("case", ["now", "first", "filtered", "partition column"])
+def test_rows_of_a_delta_table(outcome: dict[str, Any], case: str) -> None:
+    """With deletion vectors, an update, as of its first version, and its partition column as an input."""
+    assert outcome["delta"]["has deletion vectors"]
+    _are_those_of_spark(outcome["delta"][case])
+
+
+@pytest.mark.parametrize("case", ["now", "first", "filtered", "pushed down", "unrelated column"])
+def test_rows_of_an_iceberg_table(outcome: dict[str, Any], case: str) -> None:
+    """With position deletes, an update, of its first snapshot, and where the scan itself filters."""
+    assert outcome["iceberg"]["has delete files"]
+    _are_those_of_spark(outcome["iceberg"][case])
+
+
+def _are_those_of_spark(found: dict[str, Any]) -> None:
+    assert found.get("refusal") is None
+    assert found["same"] and found["rows"] == found["count"] > 1000
+
+
+@pytest.mark.parametrize("format", ["delta", "iceberg"])
+def test_a_fit_on_a_table(outcome: dict[str, Any], format: str) -> None:
+    fit = outcome[format]["fit"]
+    assert fit["loss"] == pytest.approx(fit["expected"], rel=1e-4)
+
+
+def test_columns_that_had_other_names_are_not_read_in_place(outcome: dict[str, Any]) -> None:
+    assert "have other names (column mapping)" in outcome["delta"]["mapped"]["refusal"]
+    assert "column 'z' had another name once" in outcome["iceberg"]["renamed"]["refusal"]
+    assert "column 'x' was another once" in outcome["iceberg"]["name of another"]["refusal"]
