@@ -20,9 +20,9 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return outcome_of("tables.py", tmp_path_factory.mktemp("tables"), jars=",".join(map(str, jars)))
 
 
-@pytest.mark.parametrize("case", ["now", "first", "filtered", "partition column"])
+@pytest.mark.parametrize("case", ["now", "first", "filtered"])
 def test_rows_of_a_delta_table(outcome: dict[str, Any], case: str) -> None:
-    """With deletion vectors, an update, as of its first version, and its partition column as an input."""
+    """With deletion vectors, an update, and as of its first version."""
     assert outcome["delta"]["has deletion vectors"]
     _are_those_of_spark(outcome["delta"][case])
 
@@ -49,3 +49,9 @@ def test_columns_that_had_other_names_are_not_read_in_place(outcome: dict[str, A
     assert "have other names (column mapping)" in outcome["delta"]["mapped"]["refusal"]
     assert "column 'z' had another name once" in outcome["iceberg"]["renamed"]["refusal"]
     assert "column 'x' was another once" in outcome["iceberg"]["name of another"]["refusal"]
+    assert "former schemas are forgotten" in outcome["iceberg"]["forgotten"]["refusal"]
+
+
+def test_what_is_no_row_of_a_file(outcome: dict[str, Any]) -> None:
+    assert "'year' is a partition column" in outcome["delta"]["partition column"]["refusal"]
+    assert "but rows about them" in outcome["iceberg"]["metadata"]["refusal"]

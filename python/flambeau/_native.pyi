@@ -96,13 +96,6 @@ def check_script_file(name: str, data: bytes, sizes: dict[str, int]) -> None:
 def impure_operators(names: list[str]) -> list[str]:
     """Those of the operators, such as `aten::from_file`, that may do more than compute."""
 
-def inspect(uris: list[str], spec_json: str, store_options: dict[str, str] | None = None) -> str:
-    """Reads the footers of Parquet shards and checks them against a dataset spec.
-
-    Returns JSON: `numRows`, `numShards`, `numRowGroups`, `bytesPerRow`, `columns` and `spec`, in which every
-    shape is known. Raises `flambeau.errors.DataError` that names column and shard, or `StoreError`.
-    """
-
 def job_schema() -> str:
     """The JSON Schema of a training job."""
 

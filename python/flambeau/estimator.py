@@ -104,9 +104,8 @@ class TorchEstimator(HasConstructor, Trainable, Estimator["TorchModel"], MLWrita
     def fitOnParquet(self, path: str) -> TorchModel:
         """Fits on the Parquet files under `path`, a directory or a file, where they lie: nothing is copied.
 
-        Below `key=value` directories such a column may be the `validationIndicatorCol`. Delta, Iceberg and
-        Hudi tables, Spark vectors, and partition columns as inputs are refused with DataError; `fit` reads
-        those.
+        Below `key=value` directories such a column may be the `validationIndicatorCol` too. Delta, Iceberg
+        and Hudi tables, and partition columns as inputs, are refused with DataError; `fit` reads those.
         """
         spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
         return cast("TorchModel", Fit.of(self, ParquetRows(spark, path)).run())

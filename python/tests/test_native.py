@@ -24,6 +24,7 @@ from torch.utils.dlpack import from_dlpack
 
 from flambeau import _native
 from flambeau._spark.fit.launch import exception_of
+from flambeau._spark.work_directory import WorkDirectory
 from flambeau.errors import DataError, DivergedError, ParamError, StoreError
 
 
@@ -170,12 +171,18 @@ def test_jobs_are_checked(tmp_path: Path) -> None:
 
 def test_inspection(tmp_path: Path, columns) -> None:
     shards = write_shards(tmp_path / "data", columns)
+    work = WorkDirectory(str(tmp_path), ())
     spec: dict[str, Any] = {"inputs": [tensor("x")], "labels": [tensor("y")], "weight": None}
-    found = json.loads(_native.inspect(shards, json.dumps(spec)))
+    found = work.ask("inspectRows", files=shards, spec=spec)
     assert found["numRows"] == 100 and found["spec"]["inputs"][0]["shape"] == [3]
+    (tmp_path / "rows").write_bytes(bytes([0b101]))
+    rows = {"uri": f"{tmp_path}/rows", "offset": 0, "length": 1}
+    some = [{"uri": shards[0], "rows": rows}]
+    assert work.ask("inspectRows", files=some, spec=spec)["numRows"] == 2
+    assert work.ask("inspectRows", files=[], spec=spec) is None
     spec["inputs"][0]["columns"] = ["z"]
     with pytest.raises(DataError, match="`z`"):
-        _native.inspect(shards, json.dumps(spec))
+        work.ask("inspectRows", files=shards, spec=spec)
 
 
 def test_a_users_exception_comes_back_as_itself(tmp_path: Path, columns) -> None:

@@ -110,7 +110,7 @@ def test_sparks_ui_says_which_fit_and_which_part_of_it(spark: SparkSession, fitt
     uid = fitted.uid
     own = [(group, told) for group, told in jobs(spark) if told and told.startswith(f"{uid}: ")]
     assert {group for group, _ in own} == {uid}
-    assert {f"{uid}: write shards", f"{uid}: train, attempt 1"} <= {told for _, told in own}
+    assert {f"{uid}: find or write the rows", f"{uid}: train, attempt 1"} <= {told for _, told in own}
     tracked = spark.sparkContext.statusTracker().getJobIdsForGroup(uid)
     assert len(tracked) == len(own)
 
@@ -127,7 +127,7 @@ def test_a_group_and_a_description_of_the_callers_stay(spark: SparkSession, tmp_
             context.setLocalProperty(name, None)  # type: ignore[arg-type]
     own = f"the nightly job: {model.uid} (run monday): "
     told = [str(told).removeprefix(own) for group, told in jobs(spark) if group == "nightly"]
-    assert set(told) == {"write shards", "train, attempt 1", "the nightly job"}
+    assert set(told) == {"find or write the rows", "train, attempt 1", "the nightly job"}
     assert told[-1] == "the nightly job"
 
 

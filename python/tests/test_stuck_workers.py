@@ -128,7 +128,8 @@ def test_an_error_is_told_though_another_worker_does_not_end(spark: SparkSession
         regressor(stops(tmp_path / "marker", "deadlocks beside an error"), collectiveTimeout=600.0).fit(
             rows(spark)
         )
-    assert time.monotonic() - start < 30
+    # The other is waited for a while, and by no means for collectiveTimeout.
+    assert time.monotonic() - start < 120
     assert "in claims" in told.value.__notes__[0]
 
 

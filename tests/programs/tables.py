@@ -166,6 +166,17 @@ def iceberg() -> dict[str, Any]:
     outcome["renamed"] = read(spark.table("ice.db.t"), inputCols=["z"])
     spark.sql("ALTER TABLE ice.db.t RENAME COLUMN w TO x")
     outcome["name of another"] = read(spark.table("ice.db.t"), inputCols=["x"])
+    # One that was dropped and is there again, and nobody knows of it any more.
+    spark.sql("CREATE TABLE ice.db.u (id long, x float, label float) USING iceberg")
+    rows(0, 1000).drop("year").writeTo("ice.db.u").append()
+    spark.sql("ALTER TABLE ice.db.u DROP COLUMN x")
+    spark.sql("ALTER TABLE ice.db.u ADD COLUMN x float")
+    spark.sql(
+        "CALL ice.system.expire_snapshots(table => 'db.u', older_than => TIMESTAMP '2999-01-01 00:00:00', "
+        "clean_expired_metadata => true)"
+    )
+    outcome["forgotten"] = read(spark.table("ice.db.u"))
+    outcome["metadata"] = read(spark.table("ice.db.u.files"), inputCols=["record_count"], labelCol="spec_id")
     return outcome
 
 

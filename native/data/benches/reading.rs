@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use flambeau_data::{
-    BatchReader, DType, DatasetSpec, Manifest, Numbers, OrderConfig, ReaderOptions, SampleOrder,
-    Store, TableWriter, TensorSpec,
+    BatchReader, DType, DataFile, DatasetSpec, Manifest, Numbers, OrderConfig, ReaderOptions,
+    SampleOrder, Store, TableWriter, TensorSpec,
 };
 
 const NUM_ROWS: usize = 200_000;
@@ -42,7 +42,8 @@ impl Table {
         };
         let store = Store::new(&HashMap::new()).expect("a store");
         let uri = path.display().to_string();
-        let manifest = Arc::new(Manifest::read(&store, &[uri], &spec).expect("a manifest"));
+        let manifest =
+            Arc::new(Manifest::read(&store, &[DataFile::Whole(uri)], &spec).expect("a manifest"));
         let order = SampleOrder::new(&manifest, order_config()).expect("an order");
         Table {
             store,

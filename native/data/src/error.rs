@@ -260,7 +260,7 @@ pub enum DataError {
     },
     /// A bitmap of the rows to read of a file that does not suit the file.
     #[error("{bitmap} cannot say which rows of {uri} are read: {reason}")]
-    InvalidRows {
+    InvalidBitmap {
         /// The file.
         uri: String,
         /// The file with the bitmap.

@@ -15,18 +15,18 @@ pub enum DataFile {
     /// The URI of a file that is read as a whole.
     Whole(String),
     /// A file of which some rows are read.
-    Part(FilePart),
+    Selected(SelectedRows),
 }
 
 /// A Parquet file of which some rows are read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schemars(inline)]
-pub struct FilePart {
+pub struct SelectedRows {
     /// The file's URI.
     pub uri: String,
     /// Which rows are read.
-    pub rows: RowBitmap,
+    pub rows: BitmapRange,
 }
 
 /// Where a bitmap lies that has a bit for each row of a file, eight in a byte, the lowest first: 1 where the row is read. Rows after its
@@ -34,7 +34,7 @@ pub struct FilePart {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schemars(inline)]
-pub struct RowBitmap {
+pub struct BitmapRange {
     /// The URI of the file that holds it, beside others.
     pub uri: String,
     /// Its first byte there.
@@ -48,34 +48,32 @@ impl DataFile {
     pub fn uri(&self) -> &str {
         match self {
             DataFile::Whole(uri) => uri,
-            DataFile::Part(part) => &part.uri,
+            DataFile::Selected(selected) => &selected.uri,
         }
     }
 
     /// Which rows are read; `None` for all.
-    pub fn rows(&self) -> Option<&RowBitmap> {
+    pub fn bitmap(&self) -> Option<&BitmapRange> {
         match self {
             DataFile::Whole(_) => None,
-            DataFile::Part(part) => Some(&part.rows),
+            DataFile::Selected(selected) => Some(&selected.rows),
         }
     }
-}
 
-impl From<&String> for DataFile {
-    fn from(uri: &String) -> Self {
-        DataFile::Whole(uri.clone())
+    /// Files that are read as a whole.
+    pub fn whole(uris: &[String]) -> Vec<DataFile> {
+        uris.iter().cloned().map(DataFile::Whole).collect()
     }
 }
 
-impl From<&DataFile> for DataFile {
-    fn from(file: &DataFile) -> Self {
-        file.clone()
-    }
-}
-
-impl RowBitmap {
+impl BitmapRange {
     /// Reads it, for a file `of` so many rows.
-    pub(crate) fn read(&self, store: &Store, of: &str, num_rows: u64) -> Result<Bitmap, DataError> {
+    pub(crate) fn read_all(
+        &self,
+        store: &Store,
+        of: &str,
+        num_rows: u64,
+    ) -> Result<Bitmap, DataError> {
         let needed = num_rows.div_ceil(8);
         if self.length > needed {
             let reason = format!(
@@ -84,7 +82,7 @@ impl RowBitmap {
             );
             return Err(self.invalid(of, reason));
         }
-        let bitmap = self.part(store, of, 0, num_rows)?;
+        let bitmap = self.read_rows(store, of, 0, num_rows)?;
         let spare = needed * 8 - num_rows;
         let last = bitmap.bytes.get(needed.saturating_sub(1) as usize);
         if last.is_some_and(|last| u16::from(*last) >> (8 - spare) != 0) {
@@ -94,7 +92,7 @@ impl RowBitmap {
     }
 
     /// Reads some of it: `num_rows` rows from the file's row `first` on.
-    pub(crate) fn part(
+    pub(crate) fn read_rows(
         &self,
         store: &Store,
         of: &str,
@@ -122,7 +120,7 @@ impl RowBitmap {
     }
 
     fn invalid(&self, of: &str, reason: String) -> DataError {
-        DataError::InvalidRows {
+        DataError::InvalidBitmap {
             uri: of.to_owned(),
             bitmap: self.uri.clone(),
             reason,
@@ -130,17 +128,18 @@ impl RowBitmap {
     }
 }
 
-/// A bit for each of some rows; those after the last have 0.
+/// A bit for each of some rows, the lowest of a byte first: 1 where the row is read. Rows after the last bit have 0.
 pub(crate) struct Bitmap {
     bytes: Bytes,
     /// Bits before the first row's.
     shift: usize,
+    /// Rows, those after the last bit too.
     num_rows: usize,
 }
 
 impl Bitmap {
     /// The rows whose bits are set, of some of its rows, numbered from its first; ascending.
-    pub(crate) fn rows(&self, among: std::ops::Range<usize>) -> impl Iterator<Item = usize> {
+    pub(crate) fn set_rows(&self, among: std::ops::Range<usize>) -> impl Iterator<Item = usize> {
         let held = (self.bytes.len() * 8)
             .saturating_sub(self.shift)
             .min(self.num_rows);
@@ -177,7 +176,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn rows_are_those_of_set_bits(
+        fn set_rows_are_those_of_set_bits(
             bytes in prop::collection::vec(any::<u8>(), 1..40),
             first in 0usize..40,
             num_rows in 0usize..320,
@@ -194,7 +193,7 @@ mod tests {
                 byte >> ((first + row) % 8) & 1 == 1
             };
             let expected: Vec<usize> = (among.0..among.1.min(num_rows)).filter(is_set).collect();
-            prop_assert_eq!(bitmap.rows(among.0..among.1).collect::<Vec<_>>(), expected);
+            prop_assert_eq!(bitmap.set_rows(among.0..among.1).collect::<Vec<_>>(), expected);
         }
     }
 }

@@ -36,13 +36,9 @@ impl Manifest {
     ///
     /// # Errors
     /// [`DataError`], naming column and shard; [`DataError::EmptyDataset`] where there are no rows.
-    pub fn read<'a, F>(store: &Store, files: &'a [F], spec: &DatasetSpec) -> Result<Self, DataError>
-    where
-        DataFile: From<&'a F>,
-    {
+    pub fn read(store: &Store, files: &[DataFile], spec: &DatasetSpec) -> Result<Self, DataError> {
         spec.validate()?;
-        let files: Vec<DataFile> = files.iter().map(DataFile::from).collect();
-        let footers = read_all(store, &files, &spec.columns())?;
+        let footers = read_all(store, files, &spec.columns())?;
         let num_rows = footers.iter().map(Footer::num_rows).sum();
         if num_rows == 0 {
             return Err(DataError::EmptyDataset {
@@ -131,6 +127,8 @@ fn raw_bytes(footer: &Footer, columns: &[String]) -> u64 {
 pub(crate) struct Footer {
     shard: Shard,
     metadata: ArrowReaderMetadata,
+    /// Which rows are read, where not all are.
+    bitmap: Option<Bitmap>,
 }
 
 impl Footer {
@@ -160,20 +158,6 @@ impl Footer {
             first_row += group.stored_rows;
             (group.num_rows > 0).then_some((index, first))
         })
-    }
-
-    /// Which rows are read of a row group that begins at `first_row`, in its own numbering; `None` for all.
-    fn rows(
-        &self,
-        store: &Store,
-        row_group: usize,
-        first_row: u64,
-    ) -> Result<Option<Bitmap>, DataError> {
-        let group = &self.shard.row_groups[row_group];
-        let bitmap = self.shard.rows.as_ref();
-        let part =
-            bitmap.map(|rows| rows.part(store, &self.shard.uri, first_row, group.stored_rows));
-        part.transpose()
     }
 }
 
@@ -240,24 +224,30 @@ fn read(store: &Store, file: &DataFile, columns: &[&str]) -> Result<Footer, Data
             .map(|group| row_group(uri, group, &mask))
             .collect()
     })?;
-    if let Some(rows) = file.rows() {
-        let stored_rows = row_groups.iter().map(|group| group.stored_rows).sum();
-        let bitmap = rows.read(store, uri, stored_rows)?;
+    let stored_rows = row_groups.iter().map(|group| group.stored_rows).sum();
+    let bitmap = (file.bitmap())
+        .map(|range| range.read_all(store, uri, stored_rows))
+        .transpose()?;
+    if let Some(bitmap) = &bitmap {
         let mut first = 0;
         for group in &mut row_groups {
             let next = first + group.stored_rows as usize;
-            group.num_rows = bitmap.rows(first..next).count() as u64;
+            group.num_rows = bitmap.set_rows(first..next).count() as u64;
             first = next;
         }
     }
     let shard = Shard {
         uri: uri.to_owned(),
         size,
-        rows: file.rows().cloned(),
+        bitmap: file.bitmap().cloned(),
         row_groups,
         partitions: partitions(uri),
     };
-    Ok(Footer { shard, metadata })
+    Ok(Footer {
+        shard,
+        metadata,
+        bitmap,
+    })
 }
 
 fn row_group(
@@ -451,10 +441,11 @@ fn first_shape(
         return Ok(Vec::new());
     };
     let uri = &footer.shard.uri;
-    let rows = footer.rows(store, row_group, first_row)?;
-    let row = rows
-        .and_then(|rows| rows.rows(0..usize::MAX).next())
-        .unwrap_or(0);
+    let read = footer.bitmap.as_ref().and_then(|bitmap| {
+        let mut rows = bitmap.set_rows(first_row as usize..usize::MAX);
+        Some(rows.next()? - first_row as usize)
+    });
+    let row = read.unwrap_or(0);
     let arrays = read_column(
         footer.bytes(store)?,
         uri,
@@ -498,12 +489,17 @@ pub(crate) fn refuse_nulls(
                         .and_then(|statistics| statistics.null_count_opt())
                         .unwrap_or(0)
                 };
-                if leaves.map(|(_, leaf)| stated(leaf)).sum::<u64>() == 0 {
+                let RowGroup {
+                    num_rows,
+                    stored_rows,
+                    ..
+                } = footer.shard.row_groups[row_group];
+                // As many may be in the rows that are not read; decoding looks at the others.
+                if leaves.map(|(_, leaf)| stated(leaf)).sum::<u64>() <= stored_rows - num_rows {
                     continue;
                 }
                 let uri = &footer.shard.uri;
-                let rows = footer.rows(store, row_group, first_row)?;
-                let mut first = 0;
+                let mut first = first_row as usize;
                 for array in read_column(
                     footer.bytes(store)?,
                     uri,
@@ -513,10 +509,10 @@ pub(crate) fn refuse_nulls(
                     None,
                 )? {
                     let here = first..first + array.len();
-                    let row = match &rows {
+                    let row = match &footer.bitmap {
                         None => first_null(&array).map(|index| first + index),
-                        Some(rows) => {
-                            let read: Vec<usize> = rows.rows(here.clone()).collect();
+                        Some(bitmap) => {
+                            let read: Vec<usize> = bitmap.set_rows(here.clone()).collect();
                             let places = read.iter().map(|row| (row - first) as u32);
                             let array = take(&array, &UInt32Array::from_iter_values(places), None)
                                 .map_err(|error| arrow_error(uri, error))?;
@@ -525,7 +521,7 @@ pub(crate) fn refuse_nulls(
                     };
                     if let Some(row) = row {
                         let (column, uri) = (column.name.clone(), uri.clone());
-                        let row = first_row + row as u64;
+                        let row = row as u64;
                         return Err(DataError::NullValue { column, uri, row });
                     }
                     first = here.end;

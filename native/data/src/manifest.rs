@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::error::DataError;
-use crate::files::RowBitmap;
+use crate::files::BitmapRange;
 use crate::spec::{DatasetSpec, TensorSpec};
 
 /// The elements of a column, before they become a tensor's dtype.
@@ -87,7 +87,7 @@ pub struct Shard {
     pub size: u64,
     /// Which of its rows are read; `None` for all.
     #[serde(default)]
-    pub rows: Option<RowBitmap>,
+    pub bitmap: Option<BitmapRange>,
     /// Its row groups in file order.
     pub row_groups: Vec<RowGroup>,
     /// The `key=value` directories of its path, unescaped.
@@ -107,24 +107,6 @@ pub struct Manifest {
     /// What a row of the columns that stay as they are takes in memory, on average over all rows, rounded up.
     #[serde(default)]
     pub(crate) raw_bytes_per_row: u64,
-}
-
-/// A manifest in short, for messages and front ends.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ManifestSummary {
-    /// Rows of all shards.
-    pub num_rows: u64,
-    /// Files.
-    pub num_shards: usize,
-    /// Row groups of all files.
-    pub num_row_groups: usize,
-    /// Bytes of one row, as [`Manifest::bytes_per_row`] has them.
-    pub bytes_per_row: u64,
-    /// The columns that the spec uses.
-    pub columns: Vec<ColumnInfo>,
-    /// The spec with every shape known.
-    pub spec: DatasetSpec,
 }
 
 impl Manifest {
@@ -163,7 +145,7 @@ impl Manifest {
             }
         }
         for (shard, group) in manifest.row_groups() {
-            let reads_all = manifest.shards[shard].rows.is_none();
+            let reads_all = manifest.shards[shard].bitmap.is_none();
             let RowGroup {
                 num_rows,
                 stored_rows,
@@ -225,18 +207,6 @@ impl Manifest {
             .map(|tensor| (tensor.elements().unwrap_or(0) * tensor.dtype.size()) as u64)
             .sum();
         of_tensors.saturating_add(self.raw_bytes_per_row)
-    }
-
-    /// The manifest in short.
-    pub fn summary(&self) -> ManifestSummary {
-        ManifestSummary {
-            num_rows: self.num_rows,
-            num_shards: self.shards.len(),
-            num_row_groups: self.row_groups().count(),
-            bytes_per_row: self.bytes_per_row(),
-            columns: self.columns.clone(),
-            spec: self.spec.clone(),
-        }
     }
 
     /// A column's place in [`columns`](Self::columns).

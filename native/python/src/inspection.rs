@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 
-use flambeau_data::{DatasetSpec, Manifest, Store};
 use flambeau_supervisor::SupervisorError;
 use flambeau_train::{MetricNames, TrainingJob};
 use pyo3::exceptions::PyValueError;
@@ -34,27 +33,6 @@ pub(crate) fn validate_job(
 #[pyfunction]
 pub(crate) fn job_schema() -> String {
     TrainingJob::schema_json()
-}
-
-/// Reads the footers of Parquet shards and checks them against a dataset spec. Returns JSON: `numRows`, `numShards`,
-/// `numRowGroups`, `bytesPerRow`, `columns` and `spec`, in which every shape is known.
-///
-/// Raises `flambeau.errors.DataError` that names column and shard, or `StoreError`.
-#[pyfunction]
-#[pyo3(signature = (uris, spec_json, store_options = None))]
-pub(crate) fn inspect(
-    py: Python<'_>,
-    uris: Vec<String>,
-    spec_json: &str,
-    store_options: Option<HashMap<String, String>>,
-) -> PyResult<String> {
-    let spec: DatasetSpec = serde_json::from_str(spec_json).map_err(|error| {
-        PyValueError::new_err(format!("the dataset spec cannot be read: {error}"))
-    })?;
-    let options = store_options.unwrap_or_default();
-    let read = py.detach(|| Manifest::read(&Store::new(&options)?, &uris, &spec));
-    let manifest = read.map_err(|failure| error::from_data(py, &failure))?;
-    Ok(serde_json::to_string(&manifest.summary()).expect("a summary has string keys"))
 }
 
 /// Asks the supervisor a question about a work directory, and returns its answer; both are JSON. `store_options` are those

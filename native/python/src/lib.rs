@@ -34,7 +34,7 @@ mod _native {
     use crate::gradient_sink::PyGradientSink;
     #[pymodule_export]
     use crate::inspection::{
-        check_script_file, impure_operators, inspect, job_schema, supervise, validate_job,
+        check_script_file, impure_operators, job_schema, supervise, validate_job,
     };
     #[pymodule_export]
     use crate::nccl::nccl_meeting;

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use flambeau_data::{DType, DataError, DatasetSpec, Manifest, TensorSpec};
+use flambeau_data::{DType, DataError, DataFile, DatasetSpec, Manifest, TensorSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -141,10 +141,7 @@ pub(crate) fn seal(work: &WorkDirectory<'_>, draft: Draft) -> Result<Prepared, S
         weight: None,
         raw_columns: vec![],
     };
-    let found = match Manifest::read(work.store, &uris, &spec) {
-        Err(DataError::EmptyDataset { .. }) => None,
-        found => Some(found?),
-    };
+    let found = rows::manifest(work.store, &DataFile::whole(&uris), &spec)?;
     let shards = found.as_ref().map_or(&[][..], Manifest::shards);
     let digests = rows::digests(work.store, &uris, true)?;
     let mut files = vec![];

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use chrono::Utc;
-use flambeau_data::{DataError, DataFile, DatasetSpec, Manifest, Store};
+use flambeau_data::{DataFile, DatasetSpec, Store};
 use flambeau_train::checkpoint;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::attempt::{self, OfRun};
 use crate::checkpoints::keep_newest;
@@ -167,13 +167,7 @@ fn answered(work: &WorkDirectory<'_>, question: Question) -> Result<Value, Super
         )?),
         Question::LogEnds { attempt } => json(logs::ends(work, &plain(vec![attempt])?[0])?),
         Question::DigestFiles { files, ends } => json(rows::digests(work.store, &files, ends)?),
-        Question::InspectRows { files, spec } => {
-            let found = match Manifest::read(work.store, &files, &spec) {
-                Err(DataError::EmptyDataset { .. }) => None,
-                found => Some(found?),
-            };
-            json(found.map(|found| json!({"numRows": found.num_rows(), "spec": found.spec()})))
-        }
+        Question::InspectRows { files, spec } => json(rows::inspect(work.store, &files, &spec)?),
         Question::ReadRun { id } => json(run::read(work, &id)?),
         Question::CompareRun { id, run, what } => json(run::compare(work, &id, run, what)?),
         Question::WriteRun { id, attempts, what } => {

@@ -1,10 +1,11 @@
-//! What tells the rows of a training from others: digests of the files that hold them.
+//! The files that hold the rows of a training: what is in them, and digests, which tell them from others.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use flambeau_data::{DataError, Store};
+use flambeau_data::{DataError, DataFile, DatasetSpec, Manifest, Store};
 use flambeau_train::digest;
+use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 /// How much of a file is read at once.
@@ -50,6 +51,40 @@ pub(crate) fn digests(
         }
     }
     Ok(digests)
+}
+
+/// What files hold of the tensors; none where they have no rows.
+pub(crate) fn manifest(
+    store: &Store,
+    files: &[DataFile],
+    spec: &DatasetSpec,
+) -> Result<Option<Manifest>, DataError> {
+    match Manifest::read(store, files, spec) {
+        Err(DataError::EmptyDataset { .. }) => Ok(None),
+        found => found.map(Some),
+    }
+}
+
+/// What a training would find in files.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Inspected {
+    num_rows: u64,
+    /// With every shape.
+    spec: DatasetSpec,
+}
+
+/// What a training would find in files, read as those tensors; none where they have no rows. Refuses what it would refuse.
+pub(crate) fn inspect(
+    store: &Store,
+    files: &[DataFile],
+    spec: &DatasetSpec,
+) -> Result<Option<Inspected>, DataError> {
+    let found = manifest(store, files, spec)?;
+    Ok(found.map(|found| Inspected {
+        num_rows: found.num_rows(),
+        spec: found.spec().clone(),
+    }))
 }
 
 fn digest_of(store: &Store, uri: &str, end: bool) -> Result<String, DataError> {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::thread;
 
 use flambeau_data::{
-    BatchReader, Contents, DatasetSpec, Manifest, Numbers, OrderConfig, ReaderOptions, SampleOrder,
-    Store, TableWriter, TensorSpec,
+    BatchReader, Contents, DataFile, DatasetSpec, Manifest, Numbers, OrderConfig, ReaderOptions,
+    SampleOrder, Store, TableWriter, TensorSpec,
 };
 use flambeau_torch::{Scorer, ScorerSpec, Scores};
 use serde_json::{Value, json};
@@ -32,7 +32,11 @@ pub(crate) fn score(arguments: &ScoreArguments) -> Result<(), Failed> {
         weight: None,
         raw_columns: vec![],
     };
-    let manifest = Arc::new(Manifest::read(&store, &arguments.rows, &spec)?);
+    let manifest = Arc::new(Manifest::read(
+        &store,
+        &DataFile::whole(&arguments.rows),
+        &spec,
+    )?);
     let directory = tempfile::tempdir()?;
     let (program, weights) = saved.fetch(&store, directory.path())?;
     let spec = json!({

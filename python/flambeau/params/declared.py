@@ -1139,11 +1139,10 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
     inPlace: Param[str] = Param(
         Params._dummy(),
         "inPlace",
-        "Whether the rows of a DataFrame that is read from Parquet files, Delta or Iceberg tables are read "
-        "where they lie, those that it has of them, and not written to workDir first: auto (where that is "
-        "possible), always (else the fit is refused), never. The files must stay as they are until the fit "
-        "has ended.",
-        one_of("auto", "always", "never"),
+        "Whether training reads the rows of a DataFrame in the Parquet files, the Delta or the Iceberg table "
+        "that they come from, and no copy of them in workDir: never, auto (where that is possible), always "
+        "(else the fit is refused). The files must stay as they are until the fit has ended.",
+        one_of("never", "auto", "always"),
     )
 
     verbose: Param[int] = Param(
@@ -1208,7 +1207,7 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
             collectiveTimeout=600.0,
             heartbeatTimeout=30.0,
             slotTimeout=0.0,
-            inPlace="auto",
+            inPlace="never",
             verbose=1,
             logEveryNSteps=50,
             logGradientNorm=False,
@@ -1563,7 +1562,7 @@ class HasConstructor(CheckedParams):
         heartbeatTimeout: float = 30.0,
         slotTimeout: float = 0.0,
         workDir: str | None = None,
-        inPlace: str = "auto",
+        inPlace: str = "never",
         verbose: int = 1,
         tensorBoardDir: str | None = None,
         logEveryNSteps: int = 50,
@@ -1833,11 +1832,11 @@ class HasConstructor(CheckedParams):
             weights: a path, or a URI with the scheme file, dbfs, s3, s3a, abfss or gs. When not set, what
             the session's spark.flambeau.workDir names, else a temporary directory in local mode; one of
             the two is required on a cluster.
-        inPlace : str, default 'auto'
-            Whether the rows of a DataFrame that is read from Parquet files, Delta or Iceberg tables are
-            read where they lie, those that it has of them, and not written to workDir first: auto (where
-            that is possible), always (else the fit is refused), never. The files must stay as they are
-            until the fit has ended.
+        inPlace : str, default 'never'
+            Whether training reads the rows of a DataFrame in the Parquet files, the Delta or the Iceberg
+            table that they come from, and no copy of them in workDir: never, auto (where that is
+            possible), always (else the fit is refused). The files must stay as they are until the fit has
+            ended.
         verbose : int, default 1
             How much is shown while training: 0 nothing, 1 a progress bar.
         tensorBoardDir : str, default not set

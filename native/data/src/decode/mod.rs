@@ -131,6 +131,10 @@ struct Stored {
 struct ReadRows(Option<Vec<u32>>);
 
 impl ReadRows {
+    fn is_partial(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// The place of a row, which is numbered from the first that is read.
     fn place(&self, row: usize) -> usize {
         (self.0.as_ref()).map_or(row, |places| places[row] as usize)
@@ -305,7 +309,7 @@ impl Decoder {
         let mut direct: Vec<Option<PlainColumn>> = (self.tensors.iter())
             .map(|tensor| group.plain[tensor.sole?].take_if(|column| column.is(tensor.dtype)))
             .collect();
-        let takes_some = chunk.dealt.is_some() || stored.read.0.is_some();
+        let takes_some = chunk.dealt.is_some() || stored.read.is_partial();
         let scratch_rows = match takes_some {
             true => self.batch_rows.min(rows.len()),
             false => 0,
@@ -520,24 +524,21 @@ impl Decoder {
 
     fn read_rows(&self, place: Place) -> Result<ReadRows, DataError> {
         let shard = &self.manifest.shards()[place.shard];
-        let Some(rows) = &shard.rows else {
-            return Ok(ReadRows(None));
-        };
         let num_stored = place.stored_rows as u64;
-        let bitmap = rows.part(&self.store, &shard.uri, place.first_stored, num_stored)?;
-        let places: Vec<u32> = bitmap
-            .rows(0..place.stored_rows)
-            .map(|row| row as u32)
-            .collect();
+        let range = match &shard.bitmap {
+            Some(range) if place.num_rows < num_stored => range,
+            _ => return Ok(ReadRows(None)),
+        };
+        let bitmap = range.read_rows(&self.store, &shard.uri, place.first_stored, num_stored)?;
+        let set_rows = bitmap.set_rows(0..place.stored_rows);
+        let places: Vec<u32> = set_rows.map(|row| row as u32).collect();
         if places.len() as u64 != place.num_rows {
             return Err(DataError::ShardChanged {
                 uri: shard.uri.clone(),
-                reason: format!("{} names other rows of it than it did", rows.uri),
+                reason: format!("{} names other rows of it than it did", range.uri),
             });
         }
-        Ok(ReadRows(
-            (places.len() < place.stored_rows).then_some(places),
-        ))
+        Ok(ReadRows(Some(places)))
     }
 
     /// Some rows of a row group. With `plainly`, what is plain is read without parquet's reader.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Float32Array, Float64Array, Int64Array, RecordBatch};
 use flambeau_data::{
-    Batch, BatchReader, DType, DataError, DatasetSpec, HostTensor, Manifest, OrderConfig,
+    Batch, BatchReader, DType, DataError, DataFile, DatasetSpec, HostTensor, Manifest, OrderConfig,
     ReaderOptions, SampleOrder, Store, TensorSpec,
 };
 use parquet::arrow::ArrowWriter;
@@ -93,7 +93,7 @@ pub fn order_config(num_lanes: usize, rows_per_lane: usize) -> OrderConfig {
 
 /// Reads all rows in file order.
 pub fn read_all(uris: &[String], spec: &DatasetSpec) -> Result<Batch, DataError> {
-    let manifest = Manifest::read(&store(), uris, spec)?;
+    let manifest = Manifest::read(&store(), &DataFile::whole(uris), spec)?;
     read_manifest(manifest)
 }
 
@@ -174,7 +174,7 @@ pub fn numbered(shard_rows: &[usize], rows_per_group: usize) -> Numbered {
         weight: None,
         raw_columns: vec![],
     };
-    let manifest = Arc::new(Manifest::read(&store(), &uris, &spec).unwrap());
+    let manifest = Arc::new(Manifest::read(&store(), &DataFile::whole(&uris), &spec).unwrap());
     Numbered {
         directory,
         uris,

@@ -8,7 +8,7 @@ use arrow_array::{
     Int32Array, Int64Array, StringArray, StructArray, TimestampMicrosecondArray, UInt64Array,
 };
 use arrow_schema::{DataType, Field};
-use flambeau_data::{DType, DataError, DatasetSpec, Manifest};
+use flambeau_data::{DType, DataError, DataFile, DatasetSpec, Manifest};
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 
 use crate::fixtures::{read_all, read_manifest, single, store, tensor, write, write_with};
@@ -67,7 +67,7 @@ fn nulls_are_found_in_statistics() {
     let uri = write(directory.path(), "a.parquet", &[("c", Arc::new(values))], 4);
     let error = Manifest::read(
         &store(),
-        std::slice::from_ref(&uri),
+        &DataFile::whole(std::slice::from_ref(&uri)),
         &single("c", DType::Float32),
     )
     .unwrap_err();
@@ -94,7 +94,12 @@ fn nulls_are_found_without_statistics() {
         &[("c", Arc::new(values))],
         properties,
     );
-    let manifest = Manifest::read(&store(), &[uri], &single("c", DType::Float32)).unwrap();
+    let manifest = Manifest::read(
+        &store(),
+        &[DataFile::Whole(uri)],
+        &single("c", DType::Float32),
+    )
+    .unwrap();
     let error = read_manifest(manifest).unwrap_err();
     assert!(
         matches!(error, DataError::NullValue { row: 6, .. }),
@@ -475,7 +480,7 @@ fn specs_that_contradict_themselves() {
     ];
     for case in cases {
         assert!(matches!(
-            Manifest::read::<String>(&store(), &[], &case),
+            Manifest::read(&store(), &[], &case),
             Err(DataError::InvalidSpec { .. })
         ));
     }
@@ -539,7 +544,7 @@ fn shards_that_change_after_the_manifest() {
     );
     let manifest = Manifest::read(
         &store(),
-        std::slice::from_ref(&uri),
+        &DataFile::whole(std::slice::from_ref(&uri)),
         &single("c", DType::Float32),
     )
     .unwrap();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Float32Array};
-use flambeau_data::{ColumnKind, DType, DataError, DatasetSpec, Element, Manifest};
+use flambeau_data::{ColumnKind, DType, DataError, DataFile, DatasetSpec, Element, Manifest};
 
 use crate::fixtures::{read_all, single, store, tensor, write};
 
@@ -28,7 +28,7 @@ fn partition_directories_are_columns() {
         weight: None,
         raw_columns: vec![],
     };
-    let manifest = Manifest::read(&store(), &uris, &spec).unwrap();
+    let manifest = Manifest::read(&store(), &DataFile::whole(&uris), &spec).unwrap();
     assert_eq!(
         manifest.columns()[0].kind,
         ColumnKind::Partition(Element::Int64)

@@ -6,8 +6,8 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, BinaryArray, Float32Array, Float64Array, Int64Array, ListArray};
 use flambeau_data::{
-    BatchReader, DType, DataError, DataFile, DatasetSpec, FilePart, Manifest, OrderConfig,
-    ReaderOptions, RowBitmap, SampleOrder, TensorSpec,
+    BatchReader, BitmapRange, DType, DataError, DataFile, DatasetSpec, Manifest, OrderConfig,
+    ReaderOptions, SampleOrder, SelectedRows, TensorSpec,
 };
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -31,9 +31,9 @@ fn parts(
         }
         let last = bits[offset..].iter().rposition(|byte| *byte != 0);
         bits.truncate(offset + last.map_or(0, |last| last + 1));
-        parts.push(DataFile::Part(FilePart {
+        parts.push(DataFile::Selected(SelectedRows {
             uri: uri.clone(),
-            rows: RowBitmap {
+            rows: BitmapRange {
                 uri: at.to_str().unwrap().into(),
                 offset: offset as u64,
                 length: (bits.len() - offset) as u64,
@@ -286,9 +286,9 @@ fn bitmaps_that_do_not_suit_their_files_are_refused() {
     let files: Vec<_> = data.uris.iter().cloned().zip([100, 30]).collect();
     let good = parts(&data.directory, &files, |_, row| row % 2 == 0);
     let spec = data.manifest.spec();
-    let refusal = |change: &dyn Fn(&mut RowBitmap)| {
+    let refusal = |change: &dyn Fn(&mut BitmapRange)| {
         let mut files = good.clone();
-        let DataFile::Part(last) = &mut files[1] else {
+        let DataFile::Selected(last) = &mut files[1] else {
             unreachable!()
         };
         change(&mut last.rows);
@@ -300,7 +300,7 @@ fn bitmaps_that_do_not_suit_their_files_are_refused() {
     ] {
         let error = refusal(&|rows| rows.length = length);
         assert!(
-            matches!(&error, DataError::InvalidRows { uri, .. } if uri.ends_with("part-1.parquet"))
+            matches!(&error, DataError::InvalidBitmap { uri, .. } if uri.ends_with("part-1.parquet"))
         );
         assert!(error.to_string().contains(expected), "{error}");
     }
@@ -313,7 +313,7 @@ fn bitmaps_that_do_not_suit_their_files_are_refused() {
     let error = refusal(&|rows| rows.offset = 1 << 40);
     assert!(!error.is_transient(), "{error}");
     let error = refusal(&|rows| rows.offset = u64::MAX - 1);
-    assert!(matches!(error, DataError::InvalidRows { .. }), "{error}");
+    assert!(matches!(error, DataError::InvalidBitmap { .. }), "{error}");
     let error = refusal(&|rows| rows.uri.push_str(".gone"));
     assert!(matches!(error, DataError::NotFound { .. }), "{error}");
     let none = parts(&data.directory, &files, |_, _| false);
@@ -346,7 +346,7 @@ fn a_file_is_a_text_or_an_object() {
     assert_eq!(whole, DataFile::Whole("s3://bucket/x".into()));
     let text = r#"{"uri":"x","rows":{"uri":"y","offset":8,"length":2}}"#;
     let part: DataFile = serde_json::from_str(text).unwrap();
-    assert_eq!((part.uri(), part.rows().unwrap().offset), ("x", 8));
+    assert_eq!((part.uri(), part.bitmap().unwrap().offset), ("x", 8));
     assert_eq!(serde_json::to_string(&part).unwrap(), text);
     for bad in [
         r#"{"uri":"x"}"#,

@@ -9,7 +9,8 @@ use arrow_array::{
     ListArray, RecordBatch, StringArray,
 };
 use flambeau_data::{
-    BatchReader, DType, DataError, DatasetSpec, Manifest, OrderConfig, ReaderOptions, SampleOrder,
+    BatchReader, DType, DataError, DataFile, DatasetSpec, Manifest, OrderConfig, ReaderOptions,
+    SampleOrder,
 };
 use tempfile::TempDir;
 
@@ -113,7 +114,7 @@ fn check(batch: &RecordBatch, ids: &[u64]) {
 fn rows_come_in_the_order_of_their_ids_whatever_the_memory() {
     let directory = tempfile::tempdir().unwrap();
     let uris = shards(&directory, &[330, 0, 500], 90);
-    let manifest = Arc::new(Manifest::read(&store(), &uris, &spec()).unwrap());
+    let manifest = Arc::new(Manifest::read(&store(), &DataFile::whole(&uris), &spec()).unwrap());
     assert!(manifest.bytes_per_row() > 8 + 100, "{manifest:?}");
     for (memory_budget, num_threads, world, window_rows, dealt_rows) in [
         (1 << 30, 2, 1, 64, 0),
@@ -184,7 +185,7 @@ fn a_null_is_refused_with_its_row() {
         raw_columns: vec!["text".into()],
         ..spec()
     };
-    let manifest = Manifest::read(&store(), &[uri], &spec).unwrap();
+    let manifest = Manifest::read(&store(), &[DataFile::Whole(uri)], &spec).unwrap();
     let error = crate::fixtures::read_manifest(manifest).unwrap_err();
     assert!(
         matches!(&error, DataError::NullValue { column, row: 2, .. } if column == "text"),
@@ -232,7 +233,7 @@ fn a_null_in_a_list_of_any_kind_is_refused_with_its_row() {
                 raw_columns: vec!["list".into()],
                 ..spec()
             };
-            let manifest = Manifest::read(&store(), &[uri], &spec).unwrap();
+            let manifest = Manifest::read(&store(), &[DataFile::Whole(uri)], &spec).unwrap();
             let error = crate::fixtures::read_manifest(manifest).unwrap_err();
             assert!(
                 matches!(&error, DataError::NullValue { column, row: 1, .. } if column == "list"),
@@ -255,7 +256,9 @@ fn columns_are_in_all_shards_with_one_type() {
         raw_columns: vec![name.into()],
         ..spec()
     };
-    let read = |uris: &[String], name| Manifest::read(&store(), uris, &spec(name)).unwrap_err();
+    let read = |uris: &[String], name| {
+        Manifest::read(&store(), &DataFile::whole(uris), &spec(name)).unwrap_err()
+    };
     let mixed = read(&[good[0].clone(), other], "text");
     assert!(
         matches!(&mixed, DataError::MixedTypes { column, .. } if column == "text"),
@@ -270,7 +273,7 @@ fn columns_are_in_all_shards_with_one_type() {
         raw_columns: vec!["text".into(), "text".into()],
         ..spec("text")
     };
-    let twice = Manifest::read(&store(), &good, &twice).unwrap_err();
+    let twice = Manifest::read(&store(), &DataFile::whole(&good), &twice).unwrap_err();
     assert!(matches!(twice, DataError::InvalidSpec { .. }), "{twice}");
 }
 
@@ -278,7 +281,7 @@ fn columns_are_in_all_shards_with_one_type() {
 fn memory_is_let_go_window_after_window() {
     let directory = tempfile::tempdir().unwrap();
     let uris = shards(&directory, &[2000], 100);
-    let manifest = Arc::new(Manifest::read(&store(), &uris, &spec()).unwrap());
+    let manifest = Arc::new(Manifest::read(&store(), &DataFile::whole(&uris), &spec()).unwrap());
     let config = OrderConfig {
         window_rows: 100,
         ..order_config(1, 50)

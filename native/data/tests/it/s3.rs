@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use arrow_array::Float64Array;
 use bytes::Bytes;
-use flambeau_data::{BatchReader, DType, DataError, Manifest, ReaderOptions, SampleOrder, Store};
+use flambeau_data::{
+    BatchReader, DType, DataError, DataFile, Manifest, ReaderOptions, SampleOrder, Store,
+};
 use parquet::file::properties::EnabledStatistics;
 
 use crate::bucket::{self, Bucket};
@@ -126,7 +128,8 @@ fn shards_are_read_from_objects() {
     for (uri, local) in uris.iter().zip(&data.uris) {
         store.put_file(uri, local.as_ref()).unwrap();
     }
-    let manifest = Arc::new(Manifest::read(&store, &uris, data.manifest.spec()).unwrap());
+    let manifest =
+        Arc::new(Manifest::read(&store, &DataFile::whole(&uris), data.manifest.spec()).unwrap());
     let order = Arc::new(SampleOrder::new(&manifest, order_config(2, 30)).unwrap());
     for memory_budget in [0, 1 << 20] {
         let options = ReaderOptions {
@@ -174,7 +177,7 @@ fn a_row_group_without_an_index_is_fetched_once() {
     let uri = "s3://bucket/x.parquet".to_owned();
     store.put_file(&uri, local.as_ref()).unwrap();
     let spec = single("x", DType::Float64);
-    let manifest = Arc::new(Manifest::read(&store, &[uri], &spec).unwrap());
+    let manifest = Arc::new(Manifest::read(&store, &[DataFile::Whole(uri)], &spec).unwrap());
     let order = Arc::new(SampleOrder::new(&manifest, order_config(2, 50)).unwrap());
     let options = ReaderOptions::default();
     let mut reader = BatchReader::new(store, manifest, order, 0, 2, options).unwrap();

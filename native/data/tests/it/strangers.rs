@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Float64Array, Int64Array};
 use flambeau_data::{
-    BatchReader, DType, DataError, DatasetSpec, Manifest, ReaderOptions, SampleOrder,
+    BatchReader, DType, DataError, DataFile, DatasetSpec, Manifest, ReaderOptions, SampleOrder,
 };
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::metadata::{
@@ -159,8 +159,8 @@ proptest! {
             weight: None,
             raw_columns: vec![],
         };
-        let uri: String = path.to_str().unwrap().into();
-        let _ = Manifest::read(&store(), &[uri], &spec).and_then(read);
+        let uri = path.to_str().unwrap().into();
+        let _ = Manifest::read(&store(), &[DataFile::Whole(uri)], &spec).and_then(read);
     }
 }
 

@@ -117,13 +117,13 @@ impl JsonSchema for LrSchedule {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum InPlace {
-    /// It reads them where it can.
+    /// It writes the rows.
     #[default]
+    Never,
+    /// It reads them where it can.
     Auto,
     /// It reads them, and is refused where it can't.
     Always,
-    /// It writes the rows.
-    Never,
 }
 
 impl JsonSchema for InPlace {
@@ -136,7 +136,7 @@ impl JsonSchema for InPlace {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "enum": ["auto", "always", "never"] })
+        json_schema!({ "type": "string", "enum": ["never", "auto", "always"] })
     }
 }
 
@@ -741,9 +741,9 @@ pub struct TrainingParams {
     #[schemars(title = "Work directory", length(min = 1))]
     pub work_dir: Option<String>,
 
-    /// Whether the rows of a DataFrame that is read from Parquet files, Delta or Iceberg tables are read where they lie,
-    /// those that it has of them, and not written to workDir first: auto (where that is possible), always (else the fit is
-    /// refused), never. The files must stay as they are until the fit has ended.
+    /// Whether training reads the rows of a DataFrame in the Parquet files, the Delta or the Iceberg table that they come
+    /// from, and no copy of them in workDir: never, auto (where that is possible), always (else the fit is refused). The
+    /// files must stay as they are until the fit has ended.
     #[schemars(title = "Rows in place")]
     pub in_place: InPlace,
 
@@ -862,7 +862,7 @@ impl Default for TrainingParams {
             heartbeat_timeout: 30.0,
             slot_timeout: 0.0,
             work_dir: None,
-            in_place: InPlace::Auto,
+            in_place: InPlace::Never,
             inference_batch_size: 4096,
             verbose: 1,
             tensor_board_dir: None,

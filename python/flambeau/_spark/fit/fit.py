@@ -106,7 +106,7 @@ class Fit:
             columns, preprocessed = self._read()
             say("check the cluster")
             site = self._place()
-            say("write shards")
+            say("find or write the rows")
             with (
                 self._leased(site),
                 self.rows.shards(columns, self._reading, site, self._warming_up) as shards,
@@ -156,6 +156,7 @@ class Fit:
 
     @property
     def _reading(self) -> Reading:
+        """How the fit reads its rows."""
         params, module = self.estimator, self.program.module
         names = params.getInputNames()
         arguments = names if names is not None and self._by_keyword else forward_arguments(module)
@@ -260,7 +261,7 @@ class Fit:
 
         launch = Launch(
             id=id,
-            run_of=Run(site, run_id or id, what, shards.uris, bool(run_id)),
+            run_of=Run(site, run_id or id, what, shards.uris, shards.bitmaps_digest, bool(run_id)),
             site=site,
             job=self._job(run_id or id, shards),
             payload=self.program.payload(

@@ -6,7 +6,6 @@ import signal
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from flambeau._spark.fit.fit import Fit
 from flambeau._spark.fit.trainable import Trainable
 from flambeau._spark.rows.prepared import PreparedData, write
 from flambeau._spark.rows.shards import DataColumns, ShardSet
-from flambeau._spark.rows.sources import FrameRows, rows_of
+from flambeau._spark.rows.sources import FrameRows, Reading, rows_of
 from flambeau._spark.site import Site
 from flambeau._spark.work_directory import new_id
 from flambeau._tensors import TensorColumns
@@ -37,8 +36,11 @@ class Fits(Iterator[tuple[int, Any]]):
     def __init__(self, estimators: Sequence[Trainable], dataset: DataFrame | PreparedData) -> None:
         self._estimators = estimators
         self._written: list[PreparedData] = []
+        self._bitmaps: list[tuple[Site, str]] = []
         rows = rows_of(dataset)
-        self._rows = _SharedRows(rows.df, self._written) if isinstance(rows, FrameRows) else rows
+        if isinstance(rows, FrameRows):
+            rows = _SharedRows(rows.df, self._written, self._bitmaps)
+        self._rows = rows
         self._lock = threading.Lock()
         self._next = 0
         self._unfinished = len(estimators)
@@ -46,7 +48,7 @@ class Fits(Iterator[tuple[int, Any]]):
         self._num_running = 0
         self._interrupted = threading.Event()
         note_interrupts(self._interrupted)
-        weakref.finalize(self, _remove_visible, self._written)
+        weakref.finalize(self, _remove_visible, self._written, self._bitmaps)
 
     def interrupt(self) -> None:
         """Ends the fits that are under way, and lets no other begin: these raise CancelledError."""
@@ -69,7 +71,7 @@ class Fits(Iterator[tuple[int, Any]]):
                 self._num_running -= 1
                 is_last = not self._unfinished or (self._interrupted.is_set() and not self._num_running)
             if is_last:
-                _remove(self._written)
+                _remove(self._written, self._bitmaps)
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,10 @@ class _SharedRows(FrameRows):
     """The rows of several fits, computed by the first of those that read the same columns."""
 
     written: list[PreparedData] = field(repr=False)
+    bitmaps: list[tuple[Site, str]] = field(repr=False)
+    """The directories, below `shards`, with the bitmaps of rows in place."""
+    found: dict[tuple[Any, ...], ShardSet | None] = field(default_factory=dict, repr=False)
+    """The rows in place, or None where they are written."""
     firsts: dict[tuple[TensorColumns, ...], pa.RecordBatch] = field(default_factory=dict, repr=False)
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -87,35 +93,48 @@ class _SharedRows(FrameRows):
                 self.firsts[key] = super().first(columns)
             return self.firsts[key]
 
-    @contextmanager
-    def _written(self, columns: DataColumns, site: Site) -> Iterator[ShardSet]:
+    def _in_place(
+        self, columns: DataColumns, reading: Reading, site: Site, directory: str
+    ) -> ShardSet | None:
+        """The rows in their files, the same for all fits. Waits for another fit that looks for them."""
+        params, name = reading.params, new_id()
+        key = (columns, site.work.uri, params.getInPlace(), params.getShuffle())
+        with self.lock:
+            if key not in self.found:
+                self.bitmaps.append((site, name))
+                place = site.work.path("shards", name)
+                self.found[key] = super()._in_place(columns, reading, site, place)
+            return self.found[key]
+
+    def _written(self, columns: DataColumns, site: Site, directory: str) -> ShardSet:
         """The shards, which stay for the other fits. Waits for another fit that writes. Columns for
         `preprocess` are written for each fit.
         """
         if columns.raw:
-            with super()._written(columns, site) as own:
-                yield own
-            return
+            return super()._written(columns, site, directory)
         with self.lock:
             shared = next((one for one in self.written if one._serves(columns, site.work)), None)
             if shared is None:
                 place = replace(site, work=replace(site.work, uri=site.work.path("shards", new_id())))
                 shared = write(self.df, [columns], place)
                 self.written.append(shared)
-        yield shared._shards(columns)
+        return shared._shards(columns)
 
 
-def _remove(written: list[PreparedData]) -> None:
+def _remove(written: list[PreparedData], bitmaps: list[tuple[Site, str]]) -> None:
     """Deletes what was written; a failure is told and no more."""
     while written:
         written.pop()._remove()
+    while bitmaps:
+        site, name = bitmaps.pop()
+        site.remove("shards", name)
 
 
-def _remove_visible(written: list[PreparedData]) -> None:
+def _remove_visible(written: list[PreparedData], bitmaps: list[tuple[Site, str]]) -> None:
     """Deletes the rows of fits that nobody will ask for. Others than files that are seen from here are left
     to the sweep: no Spark job runs from a collector of garbage.
     """
-    _remove([one for one in written if one._site.visible])
+    _remove([one for one in written if one._site.visible], [one for one in bitmaps if one[0].visible])
 
 
 _waiting: weakref.WeakSet[threading.Event] = weakref.WeakSet()

@@ -25,13 +25,15 @@ _MAX_TASKS = 64
 @dataclass
 class Run:
     """A run of one job on some rows. `what` gives what tells the job apart from others (`job_of`), and is
-    called where that is asked for; `files` are the shards. One that `is_named` has its name from the user.
+    called where that is asked for; `files` are the shards, of which
+    `bitmaps_digest` tells the rows where they are not all. One that `is_named` has its name from the user.
     """
 
     site: Site
     id: str
     what: Callable[[], Mapping[str, Any]]
     files: Sequence[str] = field(default_factory=tuple)
+    bitmaps_digest: str | None = None
     is_named: bool = True
 
     @property
@@ -71,7 +73,8 @@ class Run:
 
     def _identity(self, reads_all: bool) -> dict[str, Any]:
         rows = self._all_rows if reads_all else self._ends_of_rows
-        return {"job": self._job, "rows": rows, "readsAll": reads_all}
+        selected = [] if self.bitmaps_digest is None else [self.bitmaps_digest]
+        return {"job": self._job, "rows": [*rows, *selected], "readsAll": reads_all}
 
     @cached_property
     def _job(self) -> Mapping[str, Any]:

@@ -9,9 +9,8 @@ import pyarrow as pa
 
 from flambeau._input_rows import ARROW_TYPES
 from flambeau._spark.columns import expressions
-from flambeau._spark.rows.shards import refusals
+from flambeau._spark.rows.shards import refusals, refuse_none
 from flambeau._tensors import TensorColumns
-from flambeau.errors import DataError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -28,8 +27,7 @@ def first_rows(df: DataFrame, columns: Sequence[TensorColumns]) -> pa.RecordBatc
     named = [one.alias(f"c{place}") for place, one in enumerate(selected)]
     with refusals():
         rows = df.select(*named).limit(NUM_ROWS).collect()
-    if not rows:
-        raise DataError("there is nothing to train on: there are no rows")
+    refuse_none(len(rows))
     arrays = [_array([row[place] for row in rows], column) for place, column in enumerate(columns)]
     return pa.RecordBatch.from_arrays(arrays, [column.columns[0] for column in columns])
 

@@ -7,8 +7,9 @@ columns that a fit reads must be the files' own, which the optimized plan tells.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -17,29 +18,38 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 from flambeau._spark import session
+from flambeau._spark.columns import find_field, type_name
 from flambeau._spark.rows.shards import (
     DataColumns,
-    DataFile,
     ShardSet,
+    Split,
     flag_of,
     in_order,
     refusals,
 )
-from flambeau._spark.site import Site
-from flambeau._spark.work_directory import WorkDirectory, new_id
+from flambeau._spark.site import Site, first_line
+from flambeau._spark.work_directory import WorkDirectory
 from flambeau._store import local_path
-from flambeau.errors import DataError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
-_PARQUET = "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat"
-_DELTA = ".DeltaParquetFileFormat"
-_ICEBERG = "org.apache.iceberg.spark.source.SparkTable"
+_FILES = "org.apache.spark.sql.execution.datasources.HadoopFsRelation"
+_PARQUET_FORMAT = "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat"
+_DELTA_FORMAT = ".DeltaParquetFileFormat"
+_ICEBERG_TABLE = "org.apache.iceberg.spark.source.SparkTable"
+_ICEBERG_BASE = "org.apache.iceberg.BaseTable"
 
-_IN_ORDER = {"Project", "Filter", "SubqueryAlias"}
-"""The steps of a plan after which rows are those of their files, in their order."""
-_IN_SOME_ORDER = _IN_ORDER | {
+_RAW_TYPES = {"string", "binary", "long"}
+"""The types that files have as `preprocess` gets them."""
+
+_KEEP_ALL = {"Project", "SubqueryAlias"}
+"""The operators of a plan that give all rows of what they read, in its order."""
+_KEEP_ORDER = _KEEP_ALL | {"Filter"}
+"""Those that give some, in its order."""
+_KEEP_ROWS = _KEEP_ORDER | {
     "GlobalLimit",
     "LocalLimit",
     "Repartition",
@@ -48,33 +58,49 @@ _IN_SOME_ORDER = _IN_ORDER | {
     "Sort",
     "Window",
 }
-"""Those after which they are, in any order. Others may make rows, or drop some by their hidden columns."""
+"""Those that give some, in any order. Others make rows, or drop some by their hidden columns too."""
 
-_BUCKET_ROWS = 32768
-"""Rows of a bitmap of Spark's `bitmap_construct_agg`, which has 4 KiB."""
+_STORES = {"s3a": "s3", "abfss": "abfs"}
+"""Schemes that mean the same store as others."""
 
 
 class NotInPlace(Exception):
-    """Why rows can't be read in place. `is_scan` says whether they are those of one table or of files."""
+    """Why rows can't be read in place. `is_notable` where a user may have expected otherwise, so that a log
+    tells it.
+    """
 
-    def __init__(self, reason: str, is_scan: bool = True) -> None:
+    def __init__(self, reason: str, *, is_notable: bool = True) -> None:
         super().__init__(reason)
-        self.is_scan = is_scan
+        self.is_notable = is_notable
 
 
 @dataclass(frozen=True)
-class Scan:
-    """A DataFrame whose rows are some of those of files, each once."""
+class Format:
+    """How files, or a table, tell of their rows."""
 
-    df: DataFrame
     file: str = "_metadata.file_path"
     """The hidden column that has the file of a row."""
     row: str = "_metadata.row_index"
     """That with its number in the file, from 0 on."""
-    has_all: bool = False
-    """Whether it has all rows of its files."""
-    has_paths: bool = False
+    gives_paths: bool = False
     """Whether `file` gives paths that are no URIs: what URIs escape is as it is in them."""
+
+
+PARQUET = DELTA = Format()
+ICEBERG = Format("_file", "_pos", gives_paths=True)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A DataFrame whose rows are some of those of files, each once, or all of them."""
+
+    df: DataFrame
+    format: Format
+    files: Sequence[str]
+    """Those that it reads, where they are known without a query, else none."""
+    place: str
+    """One of them, or the directory of the table."""
+    has_all: bool
 
     @classmethod
     def of(cls, df: DataFrame, columns: DataColumns, keeps_order: bool) -> Scan:
@@ -82,32 +108,27 @@ class Scan:
         `keeps_order` as the DataFrame has them, else in any order. Raises NotInPlace.
         """
         if session.classic_context(df.sparkSession) is None:
-            raise NotInPlace("Spark Connect does not tell which files a DataFrame is read from", False)
+            raise NotInPlace(
+                "Spark Connect does not tell which files a DataFrame is read from", is_notable=False
+            )
         from py4j.protocol import Py4JError
 
         try:
             return cls._of(df, columns, keeps_order)
         except Py4JError as error:
-            raise NotInPlace(f"its plan can't be read ({type(error).__name__})", False) from error
+            raise NotInPlace(f"its plan can't be read ({type(error).__name__})", is_notable=False) from error
 
     @classmethod
     def _of(cls, df: DataFrame, columns: DataColumns, keeps_order: bool) -> Scan:
         execution = df._jdf.queryExecution()
-        # As they were asked for: the optimizer makes one step of what is not alike here.
-        *steps, _ = _steps(execution.analyzed())
         plan = execution.optimizedPlan()
-        *_, leaf = _steps(plan)
-        kind = leaf.getClass().getSimpleName()
-        if kind == "LogicalRelation" and hasattr(leaf.relation(), "fileFormat"):
-            scan = _of_files(cls(df), leaf.relation())
-        elif kind == "DataSourceV2ScanRelation" and _class_of(leaf.relation().table()) == _ICEBERG:
-            _refuse_renamed(leaf.relation().table().table(), columns.names())
-            scan = cls(df, "_file", "_pos", has_paths=True)
-        else:
-            raise NotInPlace("it is not read from Parquet files, a Delta table or an Iceberg table", False)
-        if others := set(steps) - _IN_SOME_ORDER:
+        _, leaf = _chain(plan)
+        format, files, place = _read_by(leaf, columns.names())
+        # The analyzed plan: the optimizer makes one operator of several, and drops views.
+        operators, _ = _chain(execution.analyzed())
+        if others := operators - _KEEP_ROWS:
             raise NotInPlace(f"not all of its rows are rows of files as they are ({min(others)})")
-        if keeps_order and (others := set(steps) - _IN_ORDER):
+        if keeps_order and (others := operators - _KEEP_ORDER):
             raise NotInPlace(f"shuffle is off, and its rows are not in the order of files ({min(others)})")
         output, own, names = plan.output(), leaf.outputSet(), df.columns
         for name in columns.names():
@@ -115,104 +136,181 @@ class Scan:
                 raise NotInPlace(f"column {name!r} is not one of the files' own")
             if not own.contains(output.apply(names.index(name))):
                 raise NotInPlace(f"column {name!r} is computed, and not one of the files' own")
-        if scan.file.partition(".")[0] in names:
-            raise NotInPlace(f"it has a column {scan.file.partition('.')[0]!r}")
-        return replace(scan, has_all=scan.has_all and set(steps) <= {"Project", "SubqueryAlias"})
+        hidden = format.file.partition(".")[0]
+        if hidden in map(str.lower, names):
+            raise NotInPlace(f"it has a column {hidden!r}")
+        _refuse_other_types(df.schema, columns)
+        return cls(df, format, files, place, has_all=bool(files) and operators <= _KEEP_ALL)
 
-    @contextmanager
-    def shards(self, columns: DataColumns, site: Site) -> Iterator[ShardSet]:
-        """The rows for the time of the block. Runs Spark jobs where these are not all rows of the files.
+    def shards(self, columns: DataColumns, site: Site, bitmaps: str) -> ShardSet:
+        """The rows. Runs a Spark job where these are not all rows of the files, and writes `bitmaps` then, a
+        file of the work directory.
 
         Raises DataError and StoreError for what workers would not read, and NotInPlace.
         """
         if self.has_all and columns.split is None:
-            yield inspected(columns, site, in_order(self.df.inputFiles()), [])
-            return
-        name = new_id()
-        uri = site.work.path("shards", name, "rows")
-        bits = bytearray()
-        files: list[list[DataFile]] = [[], []]
-        for path, is_validation, bitmap in self._bitmaps(columns):
-            rows = {"uri": uri, "offset": len(bits), "length": len(bitmap)}
-            files[is_validation].append({"uri": path, "rows": rows})
-            bits += bitmap
-        try:
-            site.put(uri, bytes(bits))
-            yield inspected(columns, site, *files)
-        finally:
-            site.remove("shards", name)
+            return ShardSet.inspected(columns, site, in_order(self.files), [])
+        data = bytearray()
+        train: list[dict[str, Any]] = []
+        validation: list[dict[str, Any]] = []
+        for uri, is_validation, bitmap in self._bitmaps(columns.split):
+            rows = {"uri": bitmaps, "offset": len(data), "length": len(bitmap)}
+            (validation if is_validation else train).append({"uri": uri, "rows": rows})
+            data += bitmap
+        site.put(bitmaps, bytes(data))
+        lengths = [[file["rows"]["length"] for file in files] for files in (train, validation)]
+        digest = hashlib.sha256(json.dumps(lengths).encode() + data).hexdigest()
+        return replace(ShardSet.inspected(columns, site, train, validation), bitmaps_digest=digest)
 
-    def _bitmaps(self, columns: DataColumns) -> Iterator[tuple[str, bool, bytes]]:
-        """Of each file with rows, the URI, whether they are for validation, and which they are, a bit for
-        each from the file's first on. Ordered by the file.
+    def _bitmaps(self, split: Split | None) -> list[tuple[str, bool, bytes]]:
+        """Of each file with rows, the URI, whether they are for validation, and which they are: a bit for
+        each of the file's, from the first on, up to the last of them. Ordered by the file.
         """
-        flag = F.lit(False) if columns.split is None else flag_of(columns.split)
-        # Spark's bitmaps number from 1 on.
-        row = F.col("row") + 1
-        bits = F.bitmap_construct_agg(F.bitmap_bit_position(row))
+        flag = F.lit(False) if split is None else flag_of(split)
         try:
             rows = self.df.select(
-                F.col(self.file).alias("file"), F.col(self.row).alias("row"), flag.alias("flag")
+                F.col(self.format.file).alias("file"), F.col(self.format.row).alias("row"), flag.alias("flag")
             )
-            found = rows.groupBy("file", "flag", F.bitmap_bucket_number(row).alias("bucket")).agg(
-                F.count("*").alias("count"), bits.alias("bits")
+            # Numbers are hashed; for Spark's own bitmaps (`bitmap_construct_agg`) all rows would be sorted
+            # first, which takes three times as long.
+            words = rows.groupBy("file", "flag", F.expr("row div 64").alias("word")).agg(
+                F.count("*").alias("n"), F.expr("bit_or(shiftleft(1L, cast(row % 64 AS INT)))").alias("bits")
             )
-            # Most are full, where few rows are left out.
-            is_full = F.col("count") == _BUCKET_ROWS
-            found = found.withColumn("bits", F.when(~is_full, F.col("bits")))
+            of_files = words.groupBy("file", "flag").agg(
+                F.sum("n").alias("n"), F.collect_list(F.struct("word", "bits")).alias("words")
+            )
+            joined = of_files.mapInArrow(_joined, "file string, flag boolean, repeats boolean, bitmap binary")
             with refusals():
-                buckets = found.collect()
+                found = joined.collect()
         except AnalysisException as error:
-            raise NotInPlace(f"Spark does not tell where its rows lie ({error.getCondition()})") from error
-        by_file: dict[tuple[str, bool], dict[int, bytes]] = {}
-        for file, is_validation, bucket, count, part in buckets:
-            part = b"\xff" * (_BUCKET_ROWS // 8) if part is None else bytes(part)
-            if int.from_bytes(part).bit_count() != count:
-                raise NotInPlace("it has some rows of its files more than once")
-            by_file.setdefault((self._uri(file), is_validation), {})[bucket - 1] = part
-        for file, is_validation in sorted(by_file, key=lambda key: (key[0].rsplit("/", 1), key[1])):
-            parts = by_file[file, is_validation]
-            empty = bytes(_BUCKET_ROWS // 8)
-            whole = b"".join(parts.get(bucket, empty) for bucket in range(max(parts) + 1))
-            yield file, is_validation, whole.rstrip(b"\0")
+            raise NotInPlace(f"Spark does not tell where its rows lie: {first_line(error)}") from error
+        except Exception as error:
+            if "spark.driver.maxResultSize" not in str(error):
+                raise
+            raise NotInPlace("a bit for each row is more than spark.driver.maxResultSize") from error
+        if any(row.repeats for row in found):
+            raise NotInPlace("it has some rows of its files more than once")
+        bitmaps = {(self._uri(row.file), row.flag): bytes(row.bitmap) for row in found}
+        return [
+            (uri, is_validation, bitmaps[uri, is_validation])
+            for uri in in_order({uri for uri, _ in bitmaps})
+            for is_validation in (False, True)
+            if (uri, is_validation) in bitmaps
+        ]
 
     def _uri(self, file: str) -> str:
-        scheme, separator, path = file.partition(":")
-        return f"{scheme}:{quote(path)}" if self.has_paths and separator else file
+        if not self.format.gives_paths or "://" not in file:
+            return file
+        scheme, _, rest = file.partition("://")
+        authority, slash, path = rest.partition("/")
+        return f"{scheme}://{authority}{slash}{quote(path)}"
+
+    def is_reachable(self, work: WorkDirectory) -> bool:
+        """Whether workers can be expected to read the files: they are files of theirs, or in a store like
+        that of the work directory, or options were given for stores.
+        """
+        if local_path(self.place) is not None or work.store_options:
+            return True
+        here, there = (uri.partition(":")[0].lower() for uri in (self.place, work.uri))
+        return _STORES.get(here, here) == _STORES.get(there, there)
 
 
-def reaches(df: DataFrame, work: WorkDirectory) -> bool:
-    """Whether workers can be expected to read what `df` is read from: files of theirs, or of a store like
-    that of the work directory, or of one that options were given for.
+def _joined(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    """The words of each file as one bitmap, without the zeros at its end, and whether they have fewer bits
+    than rows were counted.
     """
-    files = df.inputFiles()[:1]
-    schemes = [uri.partition(":")[0] for uri in files if local_path(uri) is None]
-    return bool(work.store_options) or all(work.uri.startswith(f"{scheme}:") for scheme in schemes)
+    import numpy as np
+    import pyarrow
+
+    for batch in batches:
+        bitmaps, repeats = [], []
+        for words, count in zip(batch.column("words"), batch.column("n").to_pylist(), strict=True):
+            word, bits = (one.to_numpy() for one in words.values.flatten())
+            whole = np.zeros(int(word.max()) + 1, "<i8")
+            whole[word] = bits
+            data = whole.view(np.uint8)
+            bitmaps.append(data.tobytes().rstrip(b"\0"))
+            repeats.append(int(np.unpackbits(data).sum(dtype=np.int64)) != count)
+        yield pyarrow.RecordBatch.from_pydict(
+            {
+                "file": batch.column("file"),
+                "flag": batch.column("flag"),
+                "repeats": repeats,
+                "bitmap": bitmaps,
+            }
+        )
 
 
-def _of_files(scan: Scan, relation: Any) -> Scan:
-    """The scan of a relation of Spark's own. Raises NotInPlace."""
+def _refuse_other_types(schema: StructType, columns: DataColumns) -> None:
+    """Raises NotInPlace for columns that workers would find or read otherwise than Spark does, or gives them
+    to `preprocess`.
+    """
+    for tensor, role in columns.tensors():
+        for name in tensor.columns:
+            field = find_field(schema, name, role)
+            kind = field.dataType
+            # Which Spark may look for in place of the name.
+            if "parquet.field.id" in field.metadata:
+                raise NotInPlace(f"column {name!r} has an id in its files (parquet.field.id)")
+            if tensor.dtype == "bool" and kind.typeName() != "boolean":
+                raise NotInPlace(f"column {name!r} is {type_name(kind)}, and read as bool")
+    for tensor in columns.raw:
+        kind = find_field(schema, tensor.columns[0], "input").dataType
+        if kind.typeName() not in _RAW_TYPES:
+            raise NotInPlace(f"column {tensor.columns[0]!r} is {type_name(kind)}, for preprocess")
+
+
+def _read_by(leaf: Any, names: Sequence[str]) -> tuple[Format, Sequence[str], str]:
+    """The format of what a plan reads, of which those columns are to be, the files that it reads as a whole
+    where there are such, and where they lie. Raises NotInPlace.
+    """
+    kind = leaf.getClass().getSimpleName()
+    if kind == "LogicalRelation" and _class_of(leaf.relation()) == _FILES:
+        return _of_files(leaf.relation(), names)
+    if kind == "DataSourceV2ScanRelation" and _class_of(leaf.relation().table()) == _ICEBERG_TABLE:
+        table = leaf.relation().table().table()
+        _refuse_renamed(table, names)
+        return ICEBERG, [], table.location()
+    raise NotInPlace("it is not read from Parquet files, a Delta table or an Iceberg table", is_notable=False)
+
+
+def _of_files(relation: Any, names: Sequence[str]) -> tuple[Format, Sequence[str], str]:
+    """The same of a relation of Spark's own."""
     format = relation.fileFormat()
-    if (name := _class_of(format)) == _PARQUET:
-        if not relation.overlappedPartCols().isEmpty():
-            raise NotInPlace("its partition columns are in the files too")
-        return replace(scan, has_all=True)
-    if not name.endswith(_DELTA):
-        raise NotInPlace(f"its files are read by {name.rsplit('.', 1)[-1]}, and not as Parquet", False)
+    files = relation.location().inputFiles()
+    place = files[0] if len(files) > 0 else ""
+    # Of these, Spark has the values from its catalog, or from a table's log.
+    for name in relation.partitionSchema().fieldNames():
+        if name in names:
+            raise NotInPlace(f"column {name!r} is a partition column, and not in the files")
+    if (name := _class_of(format)) == _PARQUET_FORMAT:
+        if len(set(files)) < len(files):
+            raise NotInPlace("it has some rows of its files more than once")
+        return PARQUET, list(files), place
+    if not name.endswith(_DELTA_FORMAT):
+        reason = f"its files are read by {name.rsplit('.', 1)[-1]}, and not as Parquet"
+        raise NotInPlace(reason, is_notable=False)
     if format.columnMappingMode().name() != "none":
         raise NotInPlace("the columns of its files have other names (column mapping)")
-    return scan
+    return DELTA, [], place
 
 
 def _refuse_renamed(table: Any, names: Sequence[str]) -> None:
-    """Raises NotInPlace where a column of an Iceberg table had another name once, or its name was another's:
-    files keep the names that they were written with.
+    """Raises NotInPlace where a column of an Iceberg table may have had another name once, or its name may
+    have been another's: files keep the names that they were written with.
     """
+    if _class_of(table) != _ICEBERG_BASE:
+        raise NotInPlace("it is not a table's rows, but rows about them", is_notable=False)
+    if table.properties().containsKey("schema.name-mapping.default"):
+        raise NotInPlace("the columns of its files have other names (schema.name-mapping.default)")
+    now, schemas = table.schema(), table.schemas()
+    if len(schemas) <= now.schemaId():
+        raise NotInPlace("some of its former schemas are forgotten")
     for name in names:
-        field = table.schema().findField(name)
+        field = now.findField(name)
         if field is None:
             raise NotInPlace(f"column {name!r} is not one of the files' own")
-        for schema in table.schemas().values():
+        for schema in schemas.values():
             named, same = schema.findField(name), schema.findField(field.fieldId())
             if named is not None and (same is None or not same.equals(named)):
                 raise NotInPlace(f"column {name!r} was another once, or of another type")
@@ -220,42 +318,18 @@ def _refuse_renamed(table: Any, names: Sequence[str]) -> None:
                 raise NotInPlace(f"column {name!r} had another name once")
 
 
-def _steps(plan: Any) -> list[Any]:
-    """The names of a plan's steps from the last one on, and at the end the plan of what they read. Raises
-    NotInPlace where that is several things.
+def _chain(plan: Any) -> tuple[set[str], Any]:
+    """The operators of a plan by their names, and the plan of what they read. Raises NotInPlace where that is
+    several things.
     """
-    steps: list[Any] = []
+    operators: set[str] = set()
     while (children := plan.children()).size() == 1:
-        steps.append(plan.nodeName())
+        operators.add(plan.nodeName())
         plan = children.apply(0)
     if children.size() > 1:
-        raise NotInPlace("it is made of several tables", False)
-    return [*steps, plan]
+        raise NotInPlace("it is made of several tables", is_notable=False)
+    return operators, plan
 
 
 def _class_of(thing: Any) -> str:
     return str(thing.getClass().getName())
-
-
-def inspected(
-    columns: DataColumns, site: Site, train: Sequence[DataFile], validation: Sequence[DataFile]
-) -> ShardSet:
-    """The files as a training finds them. Raises DataError and StoreError as it would."""
-    counts = [0, 0]
-    known = columns
-    for place, files in enumerate((train, validation)):
-        found = site.ask("inspectRows", files=list(files), spec=known.spec_json()) if files else None
-        if found is not None:
-            counts[place] = found["numRows"]
-            known = _with_shapes(known, found["spec"])
-    if counts[0] == 0:
-        why = "all rows are for validation" if counts[1] else "there are no rows"
-        raise DataError(f"there is nothing to train on: {why}")
-    return ShardSet(known, list(train), list(validation), *counts)
-
-
-def _with_shapes(columns: DataColumns, spec: Mapping[str, Any]) -> DataColumns:
-    """The columns with the shapes that a spec has."""
-    tensors = [*spec["inputs"], *spec["labels"], *([spec["weight"]] if spec["weight"] else [])]
-    shapes = {(one["name"], *one["columns"]): tuple(one["shape"]) for one in tensors}
-    return columns.with_shapes(lambda tensor: shapes[tensor.name, *tensor.columns])

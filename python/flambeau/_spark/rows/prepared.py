@@ -23,7 +23,6 @@ from flambeau._spark.session import store_options
 from flambeau._spark.site import Site, first_line, store_uri
 from flambeau._spark.work_directory import WorkDirectory, new_id, spark_path
 from flambeau._store import local_path
-from flambeau._tensors import TensorColumns
 from flambeau.errors import DataError, ParamError
 
 if TYPE_CHECKING:
@@ -190,22 +189,7 @@ class PreparedData:
             split=_split_json(columns.split),
             withoutFold=self._without_fold,
         )
-        spec = data["spec"]
-
-        def found(tensor: TensorColumns, as_found: Mapping[str, Any]) -> TensorColumns:
-            shape = as_found["shape"]
-            return replace(
-                tensor,
-                columns=tuple(as_found["columns"]),
-                shape=None if shape is None else tuple(shape),
-            )
-
-        in_files = DataColumns(
-            tuple(map(found, columns.inputs, spec["inputs"])),
-            tuple(map(found, columns.labels, spec["labels"])),
-            found(columns.weight, spec["weight"]) if columns.weight else None,
-            columns.split,
-        )
+        in_files = columns.as_found(data["spec"])
         return ShardSet(
             in_files, data["train"], data["validation"], data["numRows"], data["numValidationRows"]
         )
@@ -275,10 +259,7 @@ def write(
         if site.ask("readPrepared") is not None:
             raise ParamError(f"path: {site.work.uri} was prepared by another meanwhile: give another path")
         manifest = site.ask("sealPrepared", draft=draft)
-        if manifest["numRows"] == 0:
-            all_validate = manifest["numValidationRows"] > 0
-            why = "all rows are for validation" if all_validate else "there are no rows"
-            raise DataError(f"there is nothing to train on: {why}")
+        shard_files.refuse_none(manifest["numRows"], manifest["numValidationRows"])
     except BaseException:
         site.remove(own)
         _remove_empty(site)

@@ -29,6 +29,7 @@ from flambeau._spark.columns import (
     resolve_tensor,
     type_name,
 )
+from flambeau._spark.site import Site
 from flambeau._spark.work_directory import spark_path
 from flambeau._store import local_path
 from flambeau._tensors import TensorColumns
@@ -93,6 +94,21 @@ class DataColumns:
         inputs, labels = tuple(map(known, self.inputs)), tuple(map(known, self.labels))
         return replace(self, inputs=inputs, labels=labels, weight=weight)
 
+    def as_found(self, spec: Mapping[str, Any]) -> DataColumns:
+        """The same tensors with the columns and shapes that a spec of theirs, from the native side, has."""
+
+        def found(tensor: TensorColumns, there: Mapping[str, Any]) -> TensorColumns:
+            shape = there["shape"]
+            named = replace(tensor, columns=tuple(there["columns"]))
+            return replace(named, shape=None if shape is None else tuple(shape))
+
+        return replace(
+            self,
+            inputs=tuple(map(found, self.inputs, spec["inputs"])),
+            labels=tuple(map(found, self.labels, spec["labels"])),
+            weight=found(self.weight, spec["weight"]) if self.weight else None,
+        )
+
     def spec_json(self) -> dict[str, Any]:
         """The tensors as the training job's `data.spec` names them."""
         spec: dict[str, Any] = {
@@ -112,13 +128,30 @@ class ShardSet:
     validation: list[DataFile] = field(default_factory=list)
     num_rows: int = 0
     num_validation_rows: int = 0
+    bitmaps_digest: str | None = None
+    """Of the bitmaps that say which rows of the files these are, where they are not all."""
+
+    @classmethod
+    def inspected(
+        cls, columns: DataColumns, site: Site, train: Sequence[DataFile], validation: Sequence[DataFile]
+    ) -> ShardSet:
+        """The user's files, with the rows and shapes that a training finds there. Raises DataError and
+        StoreError as it would.
+        """
+        counts = [0, 0]
+        for place, files in enumerate((train, validation)):
+            found = site.ask("inspectRows", files=list(files), spec=columns.spec_json()) if files else None
+            if found is not None:
+                counts[place] = found["numRows"]
+                columns = columns.as_found(found["spec"])
+        refuse_none(*counts)
+        return cls(columns, list(train), list(validation), counts[0], counts[1])
 
     @property
     def uris(self) -> list[str]:
-        """The files that the rows lie in, and those that say which rows of them, each once."""
+        """The files that the rows lie in, each once."""
         files = [*self.train, *self.validation]
-        uris = [one if isinstance(one, str) else one["uri"] for one in files]
-        return list(dict.fromkeys(uris + [one["rows"]["uri"] for one in files if not isinstance(one, str)]))
+        return list(dict.fromkeys(one if isinstance(one, str) else str(one["uri"]) for one in files))
 
     def job_data(self) -> dict[str, Any]:
         """The training job's `data`."""
@@ -317,10 +350,15 @@ def _describe(df: DataFrame, columns: DataColumns, flag: str | None) -> ShardSet
         counts = df.groupBy(F.col(quoted(flag)).cast("string").alias("flag")).count().collect()
         num_validation_rows = sum(int(row[1]) for row in counts if _is_true(row[0], flag))
         num_rows = sum(int(row[1]) for row in counts) - num_validation_rows
+    refuse_none(num_rows, num_validation_rows)
+    return ShardSet(_with_shapes(df, columns), [*train], [*validation], num_rows, num_validation_rows)
+
+
+def refuse_none(num_rows: int, num_validation_rows: int = 0) -> None:
+    """Raises DataError where there are no rows to train on."""
     if num_rows == 0:
         why = "all rows are for validation" if num_validation_rows else "there are no rows"
         raise DataError(f"there is nothing to train on: {why}")
-    return ShardSet(_with_shapes(df, columns), [*train], [*validation], num_rows, num_validation_rows)
 
 
 def in_order(files: Iterable[str]) -> list[str]:

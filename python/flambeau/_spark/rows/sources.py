@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,7 +17,7 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 
 from flambeau._spark.rows import examples
 from flambeau._spark.rows import shards as shard_files
-from flambeau._spark.rows.in_place import NotInPlace, Scan, inspected, reaches
+from flambeau._spark.rows.in_place import PARQUET, NotInPlace, Scan
 from flambeau._spark.rows.prepared import PreparedData
 from flambeau._spark.rows.shards import DataColumns, ShardSet
 from flambeau._spark.site import Site, first_line
@@ -38,14 +38,17 @@ _TABLE_FORMATS = {
     "Hudi": ".hoodie",
 }
 
+_SHARDS, _BITMAPS = "data", "bitmaps"
+"""What a fit's directory has: the rows, or the file that says which rows of others these are."""
+
 Meanwhile = Callable[[], AbstractContextManager[Any]]
 """What goes on for as long as rows are written."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How a fit reads its rows: the params that name columns, and as `resolve` has them, the labels' type,
-    whether the module computes in float64, and the arguments of its forward.
+    """How a fit reads its rows: the params that say which columns, in which order and where, and as `resolve`
+    has them, the labels' type, whether the module computes in float64, and the arguments of its forward.
     """
 
     params: HasTrainingParams
@@ -77,6 +80,16 @@ class Rows(Protocol):
         self, columns: DataColumns, reading: Reading, site: Site, meanwhile: Meanwhile
     ) -> AbstractContextManager[ShardSet]:
         """The rows as Parquet files, which workers see for the time of the block."""
+
+
+@contextmanager
+def _held(site: Site) -> Iterator[str]:
+    """A directory of the work directory, for the time of the block."""
+    name = new_id()
+    try:
+        yield site.work.path("shards", name)
+    finally:
+        site.remove("shards", name)
 
 
 @dataclass(frozen=True)
@@ -112,15 +125,15 @@ class FrameRows:
         """The rows in the files that they are read from, as `inPlace` says, else written into the work
         directory, and removed at the end. Raises DataError where they are to be read in place and can't be.
         """
-        with ExitStack() as stack:
+        with _held(site) as directory:
             with meanwhile():
-                shards = self._in_place(columns, reading, site, stack)
+                shards = self._in_place(columns, reading, site, directory)
                 if shards is None:
-                    shards = stack.enter_context(self._written(columns, site))
+                    shards = self._written(columns, site, f"{directory}/{_SHARDS}")
             yield shards
 
     def _in_place(
-        self, columns: DataColumns, reading: Reading, site: Site, stack: ExitStack
+        self, columns: DataColumns, reading: Reading, site: Site, directory: str
     ) -> ShardSet | None:
         """The rows in the files that they are read from; None where they are not to be read there."""
         how = reading.params.getInPlace()
@@ -128,26 +141,21 @@ class FrameRows:
             return None
         try:
             scan = Scan.of(self.df, columns, keeps_order=not reading.params.getShuffle())
-            if how == "auto" and not reaches(self.df, site.work):
+            if how == "auto" and not scan.is_reachable(site.work):
                 raise NotInPlace(
                     "its store is not that of workDir, and no spark.flambeau.store option is set"
                 )
-            return stack.enter_context(scan.shards(columns, site))
+            return scan.shards(columns, site, f"{directory}/{_BITMAPS}")
         except (NotInPlace, DataError, StoreError) as error:
             if how == "always":
                 raise DataError(f"inPlace is always, and the rows can't be read in place: {error}") from error
-            if not isinstance(error, NotInPlace) or error.is_scan:
+            if not isinstance(error, NotInPlace) or error.is_notable:
                 log.info("the rows are written as shards, and not read in place: %s", first_line(error))
             return None
 
-    @contextmanager
-    def _written(self, columns: DataColumns, site: Site) -> Iterator[ShardSet]:
-        """The rows, written into the work directory, and removed at the end."""
-        name = new_id()
-        try:
-            yield shard_files.write(self.df, columns, site.work.path("shards", name))
-        finally:
-            site.remove("shards", name)
+    def _written(self, columns: DataColumns, site: Site, directory: str) -> ShardSet:
+        """The rows, written into a directory."""
+        return shard_files.write(self.df, columns, directory)
 
 
 @dataclass(frozen=True)
@@ -201,7 +209,6 @@ class ParquetRows:
     def __init__(self, spark: SparkSession, path: str) -> None:
         self.spark = spark
         self.dataset = path
-        self._in_paths: set[str] = set()
 
     @cached_property
     def _df(self) -> DataFrame:
@@ -221,10 +228,14 @@ class ParquetRows:
             raise DataError(f"{path} cannot be read as Parquet: {error}") from error
         return df
 
+    @cached_property
+    def _in_paths(self) -> set[str]:
+        """The columns that are `key=value` directories."""
+        return _partition_columns(self._df.inputFiles(), self.dataset)
+
     def columns(self, reading: Reading) -> DataColumns:
         """The columns of the files. Raises DataError, also for what is not in the files, and ParamError."""
         params, df = reading.params, self._df
-        self._in_paths = _partition_columns(df.inputFiles(), self.dataset)
         is_set = params.isDefined(params.validationIndicatorCol)
         flag = params.getValidationIndicatorCol() if is_set else None
         schema = df.schema
@@ -240,9 +251,7 @@ class ParquetRows:
             elif name not in schema.fieldNames():
                 why = "is a field of a struct, which is not read in place"
             if why is not None:
-                raise DataError(
-                    f"column {name!r} {why}: use fit(spark.read.parquet({self.dataset!r})) instead"
-                )
+                raise DataError(f"column {name!r} {why}: {self._instead}")
         return columns
 
     def first(self, columns: Sequence[TensorColumns]) -> pa.RecordBatch:
@@ -255,14 +264,23 @@ class ParquetRows:
     ) -> Iterator[ShardSet]:
         """The files, and which rows of them are for validation."""
         flag = columns.split.indicator if columns.split else None
-        with ExitStack() as stack:
+        with _held(site) as directory:
             with meanwhile():
                 if flag in self._in_paths:
                     files = shard_files.in_order(self._df.inputFiles())
-                    shards = inspected(columns, site, *shard_files.parted(files, str(flag)))
+                    shards = ShardSet.inspected(columns, site, *shard_files.parted(files, str(flag)))
                 else:
-                    shards = stack.enter_context(Scan(self._df, has_all=True).shards(columns, site))
+                    files = self._df.inputFiles()
+                    scan = Scan(self._df, PARQUET, files, self.dataset, has_all=True)
+                    try:
+                        shards = scan.shards(columns, site, f"{directory}/{_BITMAPS}")
+                    except NotInPlace as error:
+                        raise DataError(f"{self.dataset}: {error}: {self._instead}") from error
             yield shards
+
+    @property
+    def _instead(self) -> str:
+        return f"use fit(spark.read.parquet({self.dataset!r})) instead"
 
 
 def _partition_columns(files: Sequence[str], root: str) -> set[str]:
