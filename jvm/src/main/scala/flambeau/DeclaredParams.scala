@@ -1409,11 +1409,10 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
   final val inPlace: Param[String] = new Param[String](
     this,
     "inPlace",
-    "Whether the rows of a DataFrame that is read from Parquet files, Delta or Iceberg tables are read " +
-      "where they lie, those that it has of them, and not written to workDir first: auto (where that is " +
-      "possible), always (else the fit is refused), never. The files must stay as they are until the fit " +
-      "has ended.",
-    Check.OneOf("auto", "always", "never").of("inPlace")
+    "Whether training reads the rows of a DataFrame in the Parquet files, the Delta or the Iceberg " +
+      "table that they come from, and no copy of them in workDir: never, auto (where that is possible), " +
+      "always (else the fit is refused). The files must stay as they are until the fit has ended.",
+    Check.OneOf("never", "auto", "always").of("inPlace")
   )
 
   /** Sets `inPlace`.
@@ -1565,7 +1564,7 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     collectiveTimeout -> 600.0,
     heartbeatTimeout -> 30.0,
     slotTimeout -> 0.0,
-    inPlace -> "auto",
+    inPlace -> "never",
     verbose -> 1,
     logEveryNSteps -> 50,
     logGradientNorm -> false,

@@ -56,8 +56,8 @@ class TorchEstimator(override val uid: String)
 
   /** Trains on the Parquet files under `path`, a directory or a file, where they lie: nothing is copied.
     *
-    * Below `key=value` directories such a column may be the `validationIndicatorCol`. Delta, Iceberg and Hudi tables, Spark
-    * vectors, and partition columns as inputs are refused with DataException; `fit` reads those.
+    * Below `key=value` directories such a column may be the `validationIndicatorCol` too. Delta, Iceberg and Hudi tables, and
+    * partition columns as inputs are refused with DataException; `fit` reads those.
     */
   def fitOnParquet(path: String): TorchModel = {
     val spark = TorchEstimator.session

@@ -235,7 +235,8 @@ class FitSuite extends SparkSuite {
           .map(start.properties.getProperty(_, "none"))
           .foreach(told.add)
     }
-    val estimator = doubles.setNumWorkers(2).setWorkDir(path("seen"))
+    // Rows in place take no job.
+    val estimator = doubles.setNumWorkers(2).setWorkDir(path("seen")).setInPlace("never")
     sc.setLocalProperty("spark.job.description", "nightly")
     sc.addSparkListener(listener)
     try {
@@ -250,7 +251,7 @@ class FitSuite extends SparkSuite {
       val jobs = sc.statusTracker.getJobIdsForGroup(estimator.uid)
       assert(jobs.nonEmpty)
       eventually(timeout(Span(10, Seconds))) {
-        for (part <- Seq("write shards", "train, attempt 1"))
+        for (part <- Seq("find or write the rows", "train, attempt 1"))
           assert(told.contains(s"nightly: ${estimator.uid}: $part"), told)
       }
       assert(told.contains(estimator.uid))

@@ -1,6 +1,6 @@
 package flambeau
 
-import flambeau.internal.rows.{Columns, DataColumns, FrameRows, ParquetRows, Reading, ShardSet}
+import flambeau.internal.rows.{Columns, DataColumns, DataFile, FrameRows, ParquetRows, Reading, ShardSet}
 import flambeau.internal.session.Settings
 import flambeau.internal.storage.{Site, WorkDirectory}
 import flambeau.internal.util.Json
@@ -44,8 +44,10 @@ class ShardsSuite extends SparkSuite {
   private def inPlace(files: String, params: HasTrainingParams): ShardSet = {
     val site = Site(spark, WorkDirectory(path("work"), Settings.of(spark)), isVisible = true)
     val rows = new ParquetRows(spark, files)
-    rows.shards(rows.columns(reading(params)), site)(identity)
+    rows.shards(rows.columns(reading(params)), reading(params), site)(identity)
   }
+
+  private def read(files: Seq[DataFile]): DataFrame = spark.read.parquet(files.map(_.uri): _*)
 
   private def resolve(schema: StructType, params: HasTrainingParams): DataColumns =
     DataColumns.resolve(schema, reading(params))
@@ -54,8 +56,7 @@ class ShardsSuite extends SparkSuite {
     val asked = params().setInputCols(Array("x", "n", "even", "d", "a")).setWeightCol("id")
     val shards = written("types", table, asked)
     assert(shards.numRows == 100 && shards.numValidationRows == 0 && shards.validation.isEmpty)
-    val read = spark.read.parquet(shards.train: _*)
-    val kinds = read.schema.fields.map(field => field.name -> field.dataType.simpleString).toMap
+    val kinds = read(shards.train).schema.fields.map(field => field.name -> field.dataType.simpleString).toMap
     assert(kinds == Map(
       "x" -> "float",
       "n" -> "bigint",
@@ -74,7 +75,7 @@ class ShardsSuite extends SparkSuite {
       $"label".cast("float"),
       $"id".cast("float")
     ).collect().toSeq
-    assert(shards.train.flatMap(file => spark.read.parquet(file).collect().toSeq) == expected)
+    assert(shards.train.flatMap(file => read(Seq(file)).collect().toSeq) == expected)
     assert(shards.columns.inputs.map(_.shape.get) == Seq(Nil, Nil, Nil, Nil, Seq(2)))
     assert(shards.columns.inputs.map(_.dtype) == Seq("float32", "int64", "bool", "float32", "float32"))
   }
@@ -102,7 +103,7 @@ class ShardsSuite extends SparkSuite {
     val shards = written("twice", table, params().setFeaturesCol("x").setLabelCol("x"))
     val names = shards.columns.inputs.head.columns ++ shards.columns.labels.head.columns
     assert(names == Seq("x", "x as float32 label"))
-    assert(spark.read.parquet(shards.train: _*).columns.toSeq == names)
+    assert(read(shards.train).columns.toSeq == names)
   }
 
   test("vectors, their size from metadata or from the first row, and nominal columns") {
@@ -112,7 +113,7 @@ class ShardsSuite extends SparkSuite {
     val shards = written("vectors", df.coalesce(1), params().setInputCols(Array("v", "c")))
     assert(shards.columns.inputs.map(_.dtype) == Seq("float32", "int64"))
     assert(shards.columns.inputs.head.shape.contains(Seq(3)))
-    assert(spark.read.parquet(shards.train: _*).select("v").as[Seq[Float]].collect().toSeq == Seq(
+    assert(read(shards.train).select("v").as[Seq[Float]].collect().toSeq == Seq(
       Seq(1f, 2f, 3f),
       Seq(0f, 5f, 0f)
     ))
@@ -124,7 +125,7 @@ class ShardsSuite extends SparkSuite {
     val expected = table.select($"id".cast("float").as("id"), (rand(5) < 0.3).as("flag"))
       .where("flag").orderBy("id").select("id").as[Float].collect().toSeq
     assert(shards.numValidationRows == expected.length && shards.numRows == 100 - expected.length)
-    assert(spark.read.parquet(shards.validation: _*).select($"id".cast("float")).as[
+    assert(read(shards.validation).select($"id".cast("float")).as[
       Float
     ].collect().sorted.toSeq == expected)
     assert(shards.train.intersect(shards.validation).isEmpty && shards.train.nonEmpty)
@@ -227,7 +228,7 @@ class ShardsSuite extends SparkSuite {
     val (x, y) = (col("x").cast("float"), col("n").cast("float"))
     val shards = nested("nested", array(array(x, y, x), array(y, y, x)))
     assert(shards.columns.inputs.map(_.shape) == Seq(Some(Seq(2, 3))))
-    val found = spark.read.parquet(shards.train: _*).orderBy("label").head().getSeq[Float](0)
+    val found = read(shards.train).orderBy("label").head().getSeq[Float](0)
     assert(found.length == 6)
     // As many numbers, otherwise nested.
     val whole = array(array(x, y, x), array(y, y, x))
@@ -249,23 +250,12 @@ class ShardsSuite extends SparkSuite {
     table.select("id", "x", "label", "even", "n").write.partitionBy("even", "n").parquet(place)
     val shards = inPlace(place, params().setFeaturesCol("x").setValidationIndicatorCol("even"))
     assert(shards.numRows == 50 && shards.numValidationRows == 50)
-    assert((shards.train ++ shards.validation).sorted == spark.read.parquet(place).inputFiles.sorted.toSeq)
-    assert(shards.train.forall(_.contains("even=false")))
+    assert(shards.uris.sorted == spark.read.parquet(place).inputFiles.sorted.toSeq)
+    assert(shards.train.forall(_.uri.contains("even=false")))
 
     val instead = s"""use fit(spark.read.parquet("$place")) instead"""
     assert(intercept[DataException](inPlace(place, params().setFeaturesCol("n"))).getMessage ==
       s"column 'n' is a partition column, and not in the files: $instead")
-    val fraction = params().setFeaturesCol("x").setValidationFraction(0.5)
-    assert(intercept[ParamException](inPlace(place, fraction)).getMessage ==
-      s"validationFraction splits rows, and files in place stay whole: $instead")
-
-    val vectors = path("vectors in place")
-    Seq((Vectors.dense(1), 1.0)).toDF("features", "label").write.parquet(vectors)
-    assert(
-      intercept[DataException](inPlace(vectors, params())).getMessage.startsWith(
-        "column 'features' holds Spark vectors, which are not read in place"
-      )
-    )
 
     for (
       (table_, marker) <- Seq(

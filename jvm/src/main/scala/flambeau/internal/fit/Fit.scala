@@ -50,9 +50,9 @@ private[flambeau] final class Fit private (
       outputOf(columns)
       labels.say("check the cluster")
       val site = place()
-      labels.say("write shards")
+      labels.say("find or write the rows")
       leased(site) {
-        rows.shards(columns, site) { shards =>
+        rows.shards(columns, reading, site) { shards =>
           val (inputs, output) = probe(columns, shards)
           val (result, checkpoints) = train(shards, site, labels)
           trained(inputs, output, result, checkpoints)
@@ -167,7 +167,7 @@ private[flambeau] final class Fit private (
   /** The run that a fit is one of: that of `runId`, else one with the name `id`. */
   private def runOf(site: Site, shards: ShardSet, id: String): Run = {
     val named = estimator.valueOf(estimator.runId)
-    new Run(site, named.getOrElse(id), named.isDefined, identity, shards.train ++ shards.validation)
+    new Run(site, named.getOrElse(id), named.isDefined, identity, shards.uris, shards.bitmapsDigest)
   }
 
   /** What tells the job from others: its params and its program's files, without those that hold weights alone. An archive of

@@ -24,14 +24,17 @@ import org.slf4j.LoggerFactory
   * @param job
   *   what tells its job from others, by name; asked for where that is needed
   * @param files
-  *   its shards
+  *   those that its rows lie in
+  * @param bitmapsDigest
+  *   of what says which rows of them these are, where they are not all
   */
 private[flambeau] final class Run(
     site: Site,
     val id: String,
     val isNamed: Boolean,
     job: => ObjectNode,
-    files: Seq[String]
+    files: Seq[String],
+    bitmapsDigest: Option[String] = None
 ) {
   import Run._
 
@@ -87,11 +90,12 @@ private[flambeau] final class Run(
   private def identity(readsAll: Boolean): ObjectNode = {
     val identity = Json.obj().put("readsAll", readsAll)
     identity.set[ObjectNode]("job", told)
-    identity.set[ObjectNode]("rows", Json.strings(if (readsAll) allRows else endsOfRows))
+    val rows = (if (readsAll) allRows else endsOfRows) ++ bitmapsDigest
+    identity.set[ObjectNode]("rows", Json.strings(rows))
     identity
   }
 
-  /** What tells the shards from others, in their order: here where workers are this machine's and have the rows as files, or
+  /** What tells the files from others, in their order: here where workers are this machine's and have the rows as files, or
     * little of them is read, else in tasks, which share the reading.
     */
   private def digests(ends: Boolean): Seq[String] = {

@@ -1,16 +1,33 @@
 package flambeau.internal.rows
 
+import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
 import flambeau.{DataException, HasTrainingParams, TensorColumns}
+import flambeau.internal.rows.Expressions.quoted
 import flambeau.internal.util.Json
+import org.apache.spark.sql.Column
+import org.apache.spark.sql.functions.{col, rand, when}
 import org.apache.spark.sql.types.{BooleanType, StructType}
 
 /** Which rows are for validation: those of a boolean column, or a seeded random fraction. */
-private[flambeau] sealed trait Split
+private[flambeau] sealed trait Split {
+
+  /** Whether a row is for validation. */
+  def flag: Column
+}
 
 private[flambeau] object Split {
-  final case class Indicator(column: String) extends Split
-  final case class Fraction(fraction: Double, seed: Long) extends Split
+  final case class Indicator(name: String) extends Split {
+    override def flag: Column = {
+      val column = col(quoted(name))
+      val message = s"column '$name' holds a null: it says of each row whether it is for validation"
+      when(column.isNull, Refusal.raise(message)).otherwise(column)
+    }
+  }
+
+  final case class Fraction(fraction: Double, seed: Long) extends Split {
+    override def flag: Column = rand(seed) < fraction
+  }
 }
 
 /** The tensors of a training, in terms of a DataFrame's columns, and how its rows are split. */
@@ -24,6 +41,9 @@ private[flambeau] final case class DataColumns(
   /** Every tensor with what it is for. */
   def tensors: Seq[(TensorColumns, Role)] =
     inputs.map(_ -> Role.Input) ++ labels.map(_ -> Role.Label) ++ weight.map(_ -> Role.Weight)
+
+  /** The columns of all tensors, each once. */
+  def names: Seq[String] = tensors.flatMap(_._1.columns).distinct
 
   /** The same with every tensor replaced. */
   def map(change: (TensorColumns, Role) => TensorColumns): DataColumns = DataColumns(
@@ -51,8 +71,16 @@ private[flambeau] object DataColumns {
   def resolve(schema: StructType, reading: Reading): DataColumns =
     tensors(schema, reading).copy(split = split(schema, reading.params))
 
+  /** The tensors that a `data.spec` has, with that split: the inverse of `specJson`. */
+  def of(spec: JsonNode, split: Option[Split]): DataColumns = DataColumns(
+    Json.items(spec.get("inputs")).map(TensorColumns.of),
+    Json.items(spec.get("labels")).map(TensorColumns.of),
+    Option(spec.get("weight")).filterNot(_.isNull).map(TensorColumns.of),
+    split
+  )
+
   /** What `resolve` gives, without the split. */
-  def tensors(schema: StructType, reading: Reading): DataColumns = {
+  private def tensors(schema: StructType, reading: Reading): DataColumns = {
     val params = reading.params
     val labelCols = params.valueOf(params.labelCols).fold(Seq(params.getLabelCol))(_.toSeq)
     val labels =

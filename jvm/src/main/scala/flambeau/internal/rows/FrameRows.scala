@@ -1,27 +1,56 @@
 package flambeau.internal.rows
 
+import flambeau.{DataException, StoreException}
 import flambeau.internal.rows.Expressions.quoted
-import flambeau.internal.session.Session
 import flambeau.internal.storage.{Site, WorkDirectory}
+import flambeau.internal.util.Failures
 import org.apache.spark.sql.{Column, DataFrame}
 import org.apache.spark.sql.functions._
 import org.apache.spark.sql.types.StructType
+import org.slf4j.LoggerFactory
 
 import scala.collection.mutable
 
-/** The rows of a DataFrame, written into the work directory as Parquet shards, in one job. */
+/** The rows of a DataFrame: in the files that it is read from, as the param `inPlace` says, else written into the work
+  * directory as Parquet shards, in one job.
+  */
 private[flambeau] final class FrameRows(df: DataFrame) extends Rows {
   import FrameRows._
 
   override def columns(reading: Reading): DataColumns = DataColumns.resolve(df.schema, reading)
 
-  /** The shards are removed at the end of `use`. */
-  override def shards[T](columns: DataColumns, site: Site)(use: ShardSet => T): T = {
-    val name = site.work.newId()
-    try {
-      val directory = site.work.path("shards", name)
-      use(Session.interruptible(df.sparkSession.sparkContext)(write(columns, directory)))
-    } finally site.remove("shards", name)
+  /** Throws DataException also where the rows are to be read in place and can't be. */
+  override def shards[T](columns: DataColumns, reading: Reading, site: Site)(use: ShardSet => T): T =
+    Rows.held(site) { directory =>
+      inPlace(columns, reading, site, s"$directory/bitmaps").getOrElse(write(columns, s"$directory/data"))
+    }(use)
+
+  /** The rows in the files that they are read from; none where they are not to be read there. */
+  private def inPlace(
+      columns: DataColumns,
+      reading: Reading,
+      site: Site,
+      bitmaps: String
+  ): Option[ShardSet] = {
+    val how = reading.params.getInPlace
+    if (how == "never") None
+    else
+      try {
+        val scan = Scan.of(df, columns, keepsOrder = !reading.params.getShuffle)
+        if (how == "auto" && !scan.isReachable(site.work))
+          throw new NotInPlace("its store is not that of workDir, and no spark.flambeau.store option is set")
+        Some(scan.shards(columns, site, bitmaps))
+      } catch {
+        case error @ (_: NotInPlace | _: DataException | _: StoreException) if how == "always" =>
+          throw new DataException(
+            s"inPlace is always, and the rows can't be read in place: ${error.getMessage}",
+            error
+          )
+        case error: NotInPlace if !error.isScan => None
+        case error @ (_: NotInPlace | _: DataException | _: StoreException) =>
+          log.info(s"the rows are written as shards, and not read in place: ${Failures.firstLine(error)}")
+          None
+      }
   }
 
   /** Writes the columns' rows under `directory`, computing `df` once, and returns what was written. Before that the first rows
@@ -33,7 +62,7 @@ private[flambeau] final class FrameRows(df: DataFrame) extends Rows {
   def write(asked: DataColumns, directory: String): ShardSet = {
     val columns = withNestedShapes(df, asked)
     val (selected, inFiles) = select(df.schema, columns)
-    val rows = df.select(selected ++ columns.split.map(flag(_).as(Flag)): _*)
+    val rows = df.select(selected ++ columns.split.map(_.flag.as(Flag)): _*)
     val writer = rows.write.options(writeOptions(inFiles))
     val path = WorkDirectory.sparkPath(directory)
     Refusal.told {
@@ -46,6 +75,7 @@ private[flambeau] final class FrameRows(df: DataFrame) extends Rows {
 }
 
 private[flambeau] object FrameRows {
+  private val log = LoggerFactory.getLogger("flambeau")
 
   /** The partition column that separates validation rows; its name is not one that a user's column has. */
   private val Flag = "flambeau_validation"
@@ -91,15 +121,6 @@ private[flambeau] object FrameRows {
       "parquet.compression.codec.zstd.level" -> "1",
       "parquet.block.size" -> RowGroupBytes.toString
     ) ++ plain
-  }
-
-  /** Whether a row is for validation. */
-  private def flag(split: Split): Column = split match {
-    case Split.Fraction(fraction, seed) => rand(seed) < fraction
-    case Split.Indicator(name) =>
-      val column = col(quoted(name))
-      val message = s"column '$name' holds a null: it says of each row whether it is for validation"
-      when(column.isNull, Refusal.raise(message)).otherwise(column)
   }
 
   /** The columns with the shapes of nested arrays, where none is given that of the first row that has one in each: no null

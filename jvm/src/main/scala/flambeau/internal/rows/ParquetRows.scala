@@ -1,16 +1,15 @@
 package flambeau.internal.rows
 
-import flambeau.{DataException, ParamException}
-import flambeau.internal.session.Session
+import flambeau.DataException
 import flambeau.internal.storage.Site
 import org.apache.spark.sql.{AnalysisException, DataFrame, SparkSession}
-import org.apache.spark.sql.types.{ArrayType, DataType}
+import org.apache.spark.sql.types.{BooleanType, StructType}
 
 /** The rows of the Parquet files under a path, a directory or a file, read where they lie. Below `key=value` directories such
   * a column may tell which are for validation.
   *
   * Throws DataException for what cannot be read in place, with the way round it: tables that keep removed rows in their
-  * directories, Spark vectors, and columns that are in the files' paths only.
+  * directories, and columns that are in the files' paths only.
   */
 private[flambeau] final class ParquetRows(spark: SparkSession, path: String) extends Rows {
   import ParquetRows._
@@ -24,29 +23,36 @@ private[flambeau] final class ParquetRows(spark: SparkSession, path: String) ext
     }
   }
 
+  private lazy val inPaths = PartitionPath.columns(df.inputFiles.toSeq, path)
+
   override def columns(reading: Reading): DataColumns = {
-    val params = reading.params
-    val instead = s"""use fit(spark.read.parquet("$path")) instead"""
-    val columns = DataColumns.tensors(df.schema, reading)
-    val inPaths = PartitionPath.columns(df.inputFiles.toSeq, path)
-    for ((tensor, role) <- columns.tensors; name <- tensor.columns)
-      notInPlace(name, Columns.findField(df.schema, name, role.name).dataType, inPaths)
-        .foreach(why => throw new DataException(s"column '$name' $why: $instead"))
-    val flag = params.valueOf(params.validationIndicatorCol)
-    for (name <- flag if !inPaths.contains(name))
-      throw new ParamException(
-        s"validationIndicatorCol '$name' is not a partition column, and files in place are split by their paths only: " +
-          instead
-      )
-    if (flag.isEmpty && params.getValidationFraction > 0)
-      throw new ParamException(s"validationFraction splits rows, and files in place stay whole: $instead")
-    ShardSet.withShapes(df, columns).copy(split = flag.map(Split.Indicator(_)))
+    val flag = reading.params.valueOf(reading.params.validationIndicatorCol)
+    // A partition column is of the type that Spark takes its values for.
+    val schema = StructType(df.schema.map { field =>
+      if (flag.contains(field.name) && inPaths(field.name)) field.copy(dataType = BooleanType) else field
+    })
+    val columns = DataColumns.resolve(schema, reading)
+    for (name <- columns.names if inPaths(name))
+      throw new DataException(s"column '$name' is a partition column, and not in the files: $instead")
+    columns
   }
 
-  override def shards[T](columns: DataColumns, site: Site)(use: ShardSet => T): T = {
-    val flag = columns.split.collect { case Split.Indicator(name) => name }
-    use(Session.interruptible(spark.sparkContext)(ShardSet.of(df, columns, flag)))
-  }
+  override def shards[T](columns: DataColumns, reading: Reading, site: Site)(use: ShardSet => T): T =
+    Rows.held(site) { directory =>
+      columns.split match {
+        case Some(Split.Indicator(name)) if inPaths(name) =>
+          val (train, validation) = ShardSet.parted(df, Some(name))
+          ShardSet.inspected(columns, site, train, validation)
+        case _ =>
+          try Scan(df, files = Some(df.inputFiles.toSeq)).shards(columns, site, s"$directory/bitmaps")
+          catch {
+            case error: NotInPlace =>
+              throw new DataException(s"$path cannot be read in place, ${error.getMessage}: $instead", error)
+          }
+      }
+    }(use)
+
+  private def instead: String = s"""use fit(spark.read.parquet("$path")) instead"""
 }
 
 private[flambeau] object ParquetRows {
@@ -67,12 +73,4 @@ private[flambeau] object ParquetRows {
     // there is no such path.
     try spark.read.text(path, path).schema.nonEmpty
     catch { case _: AnalysisException => false }
-
-  /** Why a column's values cannot be read out of its files as they are; none where they can. */
-  private def notInPlace(name: String, dtype: DataType, inPaths: Set[String]): Option[String] = dtype match {
-    case vector if Columns.isVector(vector) => Some("holds Spark vectors, which are not read in place")
-    case _ if inPaths.contains(name)        => Some("is a partition column, and not in the files")
-    case ArrayType(_: ArrayType, _) => Some(s"is ${Columns.typeName(dtype)}, which is not read in place")
-    case _                          => None
-  }
 }

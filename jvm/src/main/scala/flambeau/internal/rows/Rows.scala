@@ -1,5 +1,6 @@
 package flambeau.internal.rows
 
+import flambeau.internal.session.Session
 import flambeau.internal.storage.Site
 
 /** The rows of a fit: where they come from, and how workers get them as Parquet files. */
@@ -11,12 +12,24 @@ private[flambeau] trait Rows {
   def columns(reading: Reading): DataColumns
 
   /** Has `use` work on the rows as Parquet files, which workers see for as long as it runs. Waits for the jobs that write or
-    * count them; an interrupt of the thread cancels these.
+    * find them; an interrupt of the thread cancels these.
     *
     * Throws DataException for a row that is refused, and where no row is left to train on.
     *
     * @param columns
     *   what [[columns]] gave
     */
-  def shards[T](columns: DataColumns, site: Site)(use: ShardSet => T): T
+  def shards[T](columns: DataColumns, reading: Reading, site: Site)(use: ShardSet => T): T
+}
+
+private[rows] object Rows {
+
+  /** Has `use` work on what `find` gives, which may write into a directory of the work directory that is removed at the end.
+    * An interrupt of the thread cancels the Spark jobs of `find`.
+    */
+  def held[T](site: Site)(find: String => ShardSet)(use: ShardSet => T): T = {
+    val name = site.work.newId()
+    try use(Session.interruptible(site.spark.sparkContext)(find(site.work.path("shards", name))))
+    finally site.remove("shards", name)
+  }
 }

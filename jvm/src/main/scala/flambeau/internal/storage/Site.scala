@@ -2,7 +2,7 @@ package flambeau.internal.storage
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
-import flambeau.StoreException
+import flambeau.FlambeauException
 import flambeau.internal.session.Session
 import flambeau.internal.util.{Failures, Json}
 import org.apache.spark.sql.SparkSession
@@ -25,9 +25,9 @@ private[flambeau] final case class Site(spark: SparkSession, work: WorkDirectory
     else {
       // A copy without this object, which does not travel with tasks.
       val directory = work
-      val done = Session.onWorker[Either[StoreException, T]](spark) { () =>
+      val done = Session.onWorker[Either[FlambeauException, T]](spark) { () =>
         try Right(act(directory))
-        catch { case error: StoreException => Left(error) }
+        catch { case error: FlambeauException => Left(error) }
       }
       done.fold(throw _, identity)
     }
@@ -37,6 +37,9 @@ private[flambeau] final case class Site(spark: SparkSession, work: WorkDirectory
     val text = Json.text(question)
     Json.parse(here(_.ask(text)))
   }
+
+  /** Writes a file of the directory whole. Throws StoreException. */
+  def write(file: String, bytes: Array[Byte]): Unit = here(_.write(file, bytes))
 
   /** Deletes a path of the directory. A failure is told and no more, so that it hides neither a result nor an earlier
     * error.

@@ -10,6 +10,9 @@ object Plans {
   /** The analyzed plan of a DataFrame. */
   def of(df: DataFrame): LogicalPlan = df.logicalPlan
 
+  /** Its optimized plan. */
+  def optimized(df: DataFrame): LogicalPlan = df.queryExecution.optimizedPlan
+
   /** A plan as a DataFrame of the same session as `df`. */
   def toFrame(df: DataFrame, plan: LogicalPlan): DataFrame = Dataset.ofRows(df.sparkSession, plan)
 

@@ -11,6 +11,9 @@ object Plans {
   /** The analyzed plan of a DataFrame. */
   def of(df: DataFrame): LogicalPlan = classicOf(df).logicalPlan
 
+  /** Its optimized plan. */
+  def optimized(df: DataFrame): LogicalPlan = classicOf(df).queryExecution.optimizedPlan
+
   /** A plan as a DataFrame of the same session as `df`. */
   def toFrame(df: DataFrame, plan: LogicalPlan): DataFrame =
     classic.Dataset.ofRows(classicOf(df).sparkSession, plan)
