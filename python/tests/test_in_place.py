@@ -4,6 +4,7 @@ the files that are named, and plain loops of torch's.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import random
@@ -173,6 +174,10 @@ def refusals(spark: SparkSession, path: str) -> dict[str, tuple[DataFrame, dict[
         "is not read from Parquet files": (rows(spark, 10), {}),
         r"rows of files as they are \(Deduplicate": (df.distinct().select("id", "x", "label"), {}),
         r"rows of files as they are \(View": (spark.table("some_rows"), {}),
+        "the query of where its rows lie failed": (
+            df.where(F.udf(lambda x: bool(1 / 0), "boolean")("x")),
+            {},
+        ),
         "has a column '_metadata'": (df.withColumn("_metadata", F.lit(1)), {}),
         "more than once ": (spark.read.parquet(path, path), {}),
         "column 'x' is float, and read as bool": (df, {"inputTypes": ["auto", "bool"]}),
@@ -204,8 +209,29 @@ def test_what_cannot_be_read_in_place(
     caplog.clear()
     with shards_of(FrameRows(rows(spark, 10)), tmp_path, inPlace="auto"):
         assert not caplog.text
-    with shards_of(FrameRows(spark.read.parquet(path)), tmp_path, inPlace=None) as shards:
+    with shards_of(FrameRows(spark.read.parquet(path)), tmp_path, inPlace="never") as shards:
         assert all(str(tmp_path) in str(file) for file in shards.train)
+
+
+def test_few_rows_of_files_are_written(
+    spark: SparkSession, path: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Unless they are to be read in place; each file is a row group."""
+    df = spark.read.parquet(path)
+    few, half = df.where("id % 5 = 0"), NUM_ROWS // 2
+    with (
+        caplog.at_level(logging.INFO, "flambeau"),
+        shards_of(FrameRows(few), tmp_path, inPlace="auto") as shards,
+    ):
+        assert "they are 20% of the rows of their row groups" in caplog.text
+        assert (shards.in_place, shards.share) == (False, 1)
+        assert sorted(values(shards.train)) == of_spark(few)
+    with shards_of(FrameRows(few), tmp_path) as shards:
+        assert shards.in_place and shards.share == pytest.approx(0.2, abs=1e-3)
+    for some in (df.where("id % 3 = 0"), df.where(f"id < {half}")):
+        with shards_of(FrameRows(some), tmp_path, inPlace="auto") as shards:
+            assert shards.in_place
+            assert sorted(values(shards.train)) == of_spark(some)
 
 
 def test_files_that_a_training_would_refuse_are_written(
@@ -249,10 +275,21 @@ def regressor(**params: Any) -> TorchRegressor:
     return TorchRegressor(**settings | params)
 
 
-def loop(module: nn.Module, df: DataFrame, epochs: int) -> list[float]:
+def test_a_partition_column_hides_one_of_the_files(spark: SparkSession, tmp_path: Path) -> None:
+    """As it does in Spark."""
+    path = str(tmp_path / "parted")
+    rows(spark, 100).withColumn("part", F.lit(7.0)).write.parquet(f"{path}/part=1")
+    df = spark.read.schema("id long, x float, label float, part int").parquet(path)
+    assert df.select("part").distinct().collect() == [(1,)]
+    module = nn.Linear(2, 1)
+    model = regressor(model=module, inputCols=None, featuresCol=["part", "x"], inPlace="always").fit(df)
+    assert model.history["loss"] == pytest.approx(loop(module, df, 4, ["part", "x"]), rel=1e-4)
+
+
+def loop(module: nn.Module, df: DataFrame, epochs: int, features: str | list[str] = "x") -> list[float]:
     """The loss of each epoch of full batches, by torch."""
-    table = df.select("x", "label").toPandas()
-    x, y = (torch.tensor(table[name].to_numpy(), dtype=torch.float64) for name in ("x", "label"))
+    table = df.toPandas()
+    x, y = (torch.tensor(table[name].to_numpy(), dtype=torch.float64) for name in (features, "label"))
     module, losses = module.double(), []
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
     for _ in range(epochs):
@@ -305,6 +342,8 @@ def test_a_grid_and_a_run_in_place(spark: SparkSession, path: str, tmp_path: Pat
     run = estimator.copy({estimator.runId: "one"})
     with pytest.raises(ValueError, match="in the second epoch"):
         run.copy().setCallbacks([Fails()]).fit(df)
+    # Of the user's files no more than the ends is read.
+    assert not json.loads((tmp_path / "work" / "runs" / "one.json").read_text())["readsAll"]
     for other in ("id % 2 = 0", "id % 2 = 1 and id != 1"):
         with pytest.raises(ParamError, match="its rows were others"):
             run.fit(spark.read.parquet(path).where(other))
@@ -407,15 +446,34 @@ def test_columns_for_preprocess(spark: SparkSession, tmp_path: Path) -> None:
         pass
 
 
-def test_a_partition_column_is_written(spark: SparkSession, tmp_path: Path) -> None:
+def test_partition_columns_are_those_of_spark(spark: SparkSession, tmp_path: Path) -> None:
     """Its values are the catalog's, which need not be those of the paths."""
     path = str(tmp_path / "parted")
-    rows(spark, 1000).withColumn("year", F.col("id") % 3 + 2020).write.partitionBy("year").parquet(path)
-    df = spark.read.parquet(path).where("year > 2020 and id > 100")
+    parted = rows(spark, 1000).withColumn("year", (F.col("id") % 3 + 2020).cast("int"))
+    parted = parted.withColumn("rate", (F.col("id") % 3 / 7).cast("float")).withColumn(
+        "odd", F.col("year") % 2 == 1
+    )
+    parted.write.partitionBy("year", "rate", "odd").parquet(path)
+    own, place = (
+        {"id": "long", "x": "float", "label": "float"},
+        {"year": "int", "rate": "float", "odd": "boolean"},
+    )
+    schema = ", ".join(f"{name} {kind}" for name, kind in (own | place).items())
+    df = spark.read.schema(schema).parquet(path).where("year > 2020 and id > 100")
     with shards_of(FrameRows(df), tmp_path / "work") as shards:
         assert sorted(values(shards.train)) == of_spark(df)
-    with (
-        pytest.raises(DataError, match="column 'year' is a partition column"),
-        shards_of(FrameRows(df), tmp_path / "work", inputCols=["year"]),
-    ):
-        pass
+    asked = {
+        "inputCols": ["rate", "odd", "id"],
+        "inputTypes": ["float64", "auto", "auto"],
+        "labelCol": "year",
+    }
+    with shards_of(FrameRows(df), tmp_path / "work", **asked) as shards:
+        assert [(one.name, one.shape) for one in shards.columns.inputs] == [
+            (n, ()) for n in asked["inputCols"]
+        ]
+        told = [file["values"] for file in shards.train if not isinstance(file, str)]
+        found = {(int(one["year"]), float(one["rate"]), one["odd"] == "1") for one in told}
+        assert found == {(row.year, row.rate, row.odd) for row in df.select("year", "rate", "odd").collect()}
+    net = nn.Sequential(nn.Linear(2, 1))
+    model = regressor(model=net, inputCols=None, featuresCol=["rate", "x"], inPlace="always").fit(df)
+    assert model.history["loss"] == pytest.approx(loop(net, df, 4, ["rate", "x"]), rel=1e-4)

@@ -17,6 +17,8 @@ from pyspark.sql import functions as F
 
 from flambeau import DataError, TorchEstimator
 from flambeau._spark.rows.shards import DataFile, ShardSet, resolve, write
+from flambeau._spark.site import Site
+from flambeau._spark.work_directory import WorkDirectory
 
 
 def rows(spark: SparkSession, count: int = 1000) -> DataFrame:
@@ -34,7 +36,8 @@ def rows(spark: SparkSession, count: int = 1000) -> DataFrame:
 def written(df: DataFrame, path: Path, label: str | None = "float32", **params: Any) -> ShardSet:
     estimator = TorchEstimator(**params)
     columns = resolve(df.schema, estimator, label, False)
-    return write(df, columns, str(path / "shards"))
+    site = Site(df.sparkSession, WorkDirectory(str(path)), visible=True)
+    return write(df, columns, site, str(path / "shards"))
 
 
 def table(files: Sequence[DataFile]) -> pa.Table:

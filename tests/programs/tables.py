@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ def read(df: DataFrame, **params: Any) -> dict[str, Any]:
     reading, found = Reading(estimator, "float32", False), FrameRows(df)
     site = Site(spark, WorkDirectory(str(here / "work"), ()), visible=True)
     ids: list[int] = []
+    years: Counter[str] = Counter()
     try:
         with found.shards(found.columns(reading), reading, site, nullcontext) as shards:
             for file in [*shards.train, *shards.validation]:
@@ -76,11 +78,22 @@ def read(df: DataFrame, **params: Any) -> dict[str, Any]:
                 keep = np.zeros(len(stored), bool)
                 keep[: len(bits)] = bits[: len(keep)]
                 ids += stored[keep].tolist()
+                if "values" in file:
+                    years[file["values"]["year"]] += int(keep.sum())
             num_rows = shards.num_rows + shards.num_validation_rows
     except DataError as error:
         return {"refusal": str(error)}
     of_spark = sorted(row.id for row in df.select("id").collect())
-    return {"rows": num_rows, "same": sorted(ids) == of_spark, "count": len(of_spark)}
+    outcome: dict[str, Any] = {
+        "rows": num_rows,
+        "same": sorted(ids) == of_spark,
+        "count": len(of_spark),
+    }
+    if years:
+        outcome["years"] = dict(years) == {
+            str(row.year): row[1] for row in df.groupBy("year").count().collect()
+        }
+    return outcome
 
 
 def fitted(df: DataFrame) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 //! A dataset's files, of which all rows are read, or some.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -27,6 +29,9 @@ pub struct SelectedRows {
     pub uri: String,
     /// Which rows are read.
     pub rows: BitmapRange,
+    /// Values of the table's partition columns, as text; of those that are not given, `key=value` directories tell.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub values: BTreeMap<String, String>,
 }
 
 /// Where a bitmap lies that has a bit for each row of a file, eight in a byte, the lowest first: 1 where the row is read. Rows after its
@@ -57,6 +62,14 @@ impl DataFile {
         match self {
             DataFile::Whole(_) => None,
             DataFile::Selected(selected) => Some(&selected.rows),
+        }
+    }
+
+    /// What is given of columns that have one value in all rows.
+    pub fn values(&self) -> Option<&BTreeMap<String, String>> {
+        match self {
+            DataFile::Whole(_) => None,
+            DataFile::Selected(selected) => Some(&selected.values),
         }
     }
 

@@ -129,6 +129,8 @@ pub(crate) struct Footer {
     metadata: ArrowReaderMetadata,
     /// Which rows are read, where not all are.
     bitmap: Option<Bitmap>,
+    /// What is given of columns that have one value in all rows.
+    values: BTreeMap<String, String>,
 }
 
 impl Footer {
@@ -236,17 +238,21 @@ fn read(store: &Store, file: &DataFile, columns: &[&str]) -> Result<Footer, Data
             first = next;
         }
     }
+    let values = file.values().cloned().unwrap_or_default();
+    let mut partitions = partitions(uri);
+    partitions.extend(values.clone());
     let shard = Shard {
         uri: uri.to_owned(),
         size,
         bitmap: file.bitmap().cloned(),
         row_groups,
-        partitions: partitions(uri),
+        partitions,
     };
     Ok(Footer {
         shard,
         metadata,
         bitmap,
+        values,
     })
 }
 
@@ -318,7 +324,9 @@ pub(crate) fn resolve_column(
     let mut first: Option<(ColumnKind, String)> = None;
     for footer in footers {
         let uri = &footer.shard.uri;
-        let (kind, found) = match footer.metadata.schema().column_with_name(name) {
+        let own = footer.metadata.schema().column_with_name(name);
+        // A file may have a column of the same name, which is not what the table has there.
+        let (kind, found) = match own.filter(|_| !footer.values.contains_key(name)) {
             Some((_, field)) => match kind_of(field.data_type()) {
                 Some(kind) => (kind, describe(field.data_type())),
                 None => {

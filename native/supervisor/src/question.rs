@@ -61,8 +61,9 @@ enum Question {
     LogEnds { attempt: String },
     /// A text for each file: the SHA-256 of its bytes, or with `ends` its size and that of its end.
     DigestFiles { files: Vec<String>, ends: bool },
-    /// What a training would find in files that the user has, read as those tensors: `{"numRows", "spec"}`, in which every shape
-    /// is known; null where there are no rows. Refuses what it would refuse.
+    /// What a training would find in files, read as those tensors: `{"numRows", "storedRows", "spec"}`, in which every shape is
+    /// known, and `storedRows` are those of the row groups of which some are read; null where there are no rows. Refuses what
+    /// it would refuse.
     InspectRows {
         files: Vec<DataFile>,
         spec: DatasetSpec,

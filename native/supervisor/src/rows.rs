@@ -70,6 +70,8 @@ pub(crate) fn manifest(
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Inspected {
     num_rows: u64,
+    /// Rows of the row groups of which some are read.
+    stored_rows: u64,
     /// With every shape.
     spec: DatasetSpec,
 }
@@ -83,6 +85,10 @@ pub(crate) fn inspect(
     let found = manifest(store, files, spec)?;
     Ok(found.map(|found| Inspected {
         num_rows: found.num_rows(),
+        stored_rows: (found.row_groups())
+            .filter(|(_, group)| group.num_rows > 0)
+            .map(|(_, group)| group.stored_rows)
+            .sum(),
         spec: found.spec().clone(),
     }))
 }

@@ -38,6 +38,7 @@ fn parts(
                 offset: offset as u64,
                 length: (bits.len() - offset) as u64,
             },
+            values: Default::default(),
         }));
     }
     std::fs::write(at, bits).unwrap();

@@ -25,8 +25,9 @@ _MAX_TASKS = 64
 @dataclass
 class Run:
     """A run of one job on some rows. `what` gives what tells the job apart from others (`job_of`), and is
-    called where that is asked for; `files` are the shards, of which
-    `bitmaps_digest` tells the rows where they are not all. One that `is_named` has its name from the user.
+    called where that is asked for; `files` are the shards, of which `bitmaps_digest` tells the rows where
+    they are not all; rows `in_place` are the user's own files. One that `is_named` has its name from the
+    user.
     """
 
     site: Site
@@ -34,6 +35,7 @@ class Run:
     what: Callable[[], Mapping[str, Any]]
     files: Sequence[str] = field(default_factory=tuple)
     bitmaps_digest: str | None = None
+    in_place: bool = False
     is_named: bool = True
 
     @property
@@ -49,7 +51,8 @@ class Run:
         found = self.site.ask("readRun", id=self.id)
         if found is None:
             return []
-        work, what = self.site.work, self._identity(found["readsAll"])
+        # Those that were copied then are others than those of the user's files.
+        work, what = self.site.work, self._identity(found["readsAll"] and not self.in_place)
         # In this process: it needs nothing of the directory.
         names: list[str] = work.ask("compareRun", id=self.id, run=found["run"], what=what)
         return names
@@ -57,15 +60,18 @@ class Run:
     def write(self, attempts: Sequence[str]) -> None:
         """Notes the attempts. Raises StoreError.
 
-        The first time it reads all rows of a run that is named; of others, which only a failure notes, no
-        more than the ends of their files.
+        The first time it reads all rows that were written for a run that is named. Of the user's files, which
+        may be many times as large, and of other runs, which only a failure notes, it reads no more than the
+        ends.
         """
         if (note := self.note()) is not None:
             self.site.ask("writeRun", attempts=list(attempts), **note)
 
     def note(self) -> dict[str, Any] | None:
         """What the supervisor writes of the run beside its attempts; None where another driver has it."""
-        return None if self.is_lost else {"id": self.id, "what": self._identity(self.is_named)}
+        if self.is_lost:
+            return None
+        return {"id": self.id, "what": self._identity(reads_all=self.is_named and not self.in_place)}
 
     def remove(self) -> None:
         """Removes the run's file; a failure is told and no more."""

@@ -18,7 +18,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 from flambeau._spark import session
-from flambeau._spark.columns import find_field, type_name
+from flambeau._spark.columns import find_field, quoted, type_name
 from flambeau._spark.rows.shards import (
     DataColumns,
     ShardSet,
@@ -30,10 +30,11 @@ from flambeau._spark.rows.shards import (
 from flambeau._spark.site import Site, first_line
 from flambeau._spark.work_directory import WorkDirectory
 from flambeau._store import local_path
+from flambeau.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
 _FILES = "org.apache.spark.sql.execution.datasources.HadoopFsRelation"
@@ -101,6 +102,8 @@ class Scan:
     place: str
     """One of them, or the directory of the table."""
     has_all: bool
+    constants: Sequence[str] = ()
+    """The columns of a fit that have one value in each file, and are not in it."""
 
     @classmethod
     def of(cls, df: DataFrame, columns: DataColumns, keeps_order: bool) -> Scan:
@@ -123,7 +126,7 @@ class Scan:
         execution = df._jdf.queryExecution()
         plan = execution.optimizedPlan()
         _, leaf = _chain(plan)
-        format, files, place = _read_by(leaf, columns.names())
+        format, files, place, constants = _read_by(leaf, columns.names())
         # The analyzed plan: the optimizer makes one operator of several, and drops views.
         operators, _ = _chain(execution.analyzed())
         if others := operators - _KEEP_ROWS:
@@ -140,7 +143,11 @@ class Scan:
         if hidden in map(str.lower, names):
             raise NotInPlace(f"it has a column {hidden!r}")
         _refuse_other_types(df.schema, columns)
-        return cls(df, format, files, place, has_all=bool(files) and operators <= _KEEP_ALL)
+        for tensor in columns.raw:
+            if tensor.columns[0] in constants:
+                raise NotInPlace(f"column {tensor.columns[0]!r} is a partition column, for preprocess")
+        has_all = bool(files) and not constants and operators <= _KEEP_ALL
+        return cls(df, format, files, place, has_all, constants)
 
     def shards(self, columns: DataColumns, site: Site, bitmaps: str) -> ShardSet:
         """The rows. Runs a Spark job where these are not all rows of the files, and writes `bitmaps` then, a
@@ -149,54 +156,80 @@ class Scan:
         Raises DataError and StoreError for what workers would not read, and NotInPlace.
         """
         if self.has_all and columns.split is None:
-            return ShardSet.inspected(columns, site, in_order(self.files), [])
+            return ShardSet.inspected(columns, site, in_order(self.files), [], in_place=True)
         data = bytearray()
         train: list[dict[str, Any]] = []
         validation: list[dict[str, Any]] = []
-        for uri, is_validation, bitmap in self._bitmaps(columns.split):
+        for uri, is_validation, bitmap, values in self._bitmaps(columns.split):
             rows = {"uri": bitmaps, "offset": len(data), "length": len(bitmap)}
-            (validation if is_validation else train).append({"uri": uri, "rows": rows})
+            file = {"uri": uri, "rows": rows} | ({"values": values} if values else {})
+            (validation if is_validation else train).append(file)
             data += bitmap
         site.put(bitmaps, bytes(data))
-        lengths = [[file["rows"]["length"] for file in files] for files in (train, validation)]
-        digest = hashlib.sha256(json.dumps(lengths).encode() + data).hexdigest()
-        return replace(ShardSet.inspected(columns, site, train, validation), bitmaps_digest=digest)
+        told = [
+            [[file["rows"]["length"], file.get("values")] for file in files] for files in (train, validation)
+        ]
+        digest = hashlib.sha256(json.dumps(told).encode() + data).hexdigest()
+        shards = ShardSet.inspected(columns, site, train, validation, in_place=True)
+        return replace(shards, bitmaps_digest=digest)
 
-    def _bitmaps(self, split: Split | None) -> list[tuple[str, bool, bytes]]:
-        """Of each file with rows, the URI, whether they are for validation, and which they are: a bit for
-        each of the file's, from the first on, up to the last of them. Ordered by the file.
+    def _bitmaps(self, split: Split | None) -> list[tuple[str, bool, bytes, dict[str, str]]]:
+        """Of each file with rows, the URI, whether they are for validation, which they are (a bit for each
+        of the file's, from the first on, up to the last of them), and its values of `constants`. Ordered by
+        the file.
         """
         flag = F.lit(False) if split is None else flag_of(split)
+        values = [F.max(f"value{place}").alias(f"value{place}") for place in range(len(self.constants))]
         try:
             rows = self.df.select(
-                F.col(self.format.file).alias("file"), F.col(self.format.row).alias("row"), flag.alias("flag")
+                F.col(self.format.file).alias("file"),
+                F.col(self.format.row).alias("row"),
+                flag.alias("flag"),
+                *[
+                    _as_text(self.df, name).alias(f"value{place}")
+                    for place, name in enumerate(self.constants)
+                ],
             )
             # Numbers are hashed; for Spark's own bitmaps (`bitmap_construct_agg`) all rows would be sorted
             # first, which takes three times as long.
             words = rows.groupBy("file", "flag", F.expr("row div 64").alias("word")).agg(
-                F.count("*").alias("n"), F.expr("bit_or(shiftleft(1L, cast(row % 64 AS INT)))").alias("bits")
+                F.count("*").alias("n"),
+                F.expr("bit_or(shiftleft(1L, cast(row % 64 AS INT)))").alias("bits"),
+                *values,
             )
             of_files = words.groupBy("file", "flag").agg(
-                F.sum("n").alias("n"), F.collect_list(F.struct("word", "bits")).alias("words")
+                F.sum("n").alias("n"), F.collect_list(F.struct("word", "bits")).alias("words"), *values
             )
-            joined = of_files.mapInArrow(_joined, "file string, flag boolean, repeats boolean, bitmap binary")
+            told = "".join(f", value{place} string" for place in range(len(values)))
+            joined = of_files.mapInArrow(
+                _joined, f"file string, flag boolean{told}, repeats boolean, bitmap binary"
+            )
             with refusals():
                 found = joined.collect()
         except AnalysisException as error:
             raise NotInPlace(f"Spark does not tell where its rows lie: {first_line(error)}") from error
+        except DataError:
+            raise
         except Exception as error:
-            if "spark.driver.maxResultSize" not in str(error):
+            session.pause(0)
+            if "cancel" in str(error).lower():
                 raise
-            raise NotInPlace("a bit for each row is more than spark.driver.maxResultSize") from error
+            # Such as for want of memory: it asks for more than writing the rows does.
+            raise NotInPlace(f"the query of where its rows lie failed: {first_line(error)}") from error
         if any(row.repeats for row in found):
             raise NotInPlace("it has some rows of its files more than once")
-        bitmaps = {(self._uri(row.file), row.flag): bytes(row.bitmap) for row in found}
-        return [
-            (uri, is_validation, bitmaps[uri, is_validation])
-            for uri in in_order({uri for uri, _ in bitmaps})
-            for is_validation in (False, True)
-            if (uri, is_validation) in bitmaps
-        ]
+        of_file = {(self._uri(row.file), row.flag): row for row in found}
+        bitmaps = []
+        for uri in in_order({uri for uri, _ in of_file}):
+            for is_validation in (False, True):
+                if (row := of_file.get((uri, is_validation))) is None:
+                    continue
+                constants = {name: row[f"value{place}"] for place, name in enumerate(self.constants)}
+                for name, value in constants.items():
+                    if value is None:
+                        raise NotInPlace(f"column {name!r} holds a null")
+                bitmaps.append((uri, is_validation, bytes(row.bitmap), constants))
+        return bitmaps
 
     def _uri(self, file: str) -> str:
         if not self.format.gives_paths or "://" not in file:
@@ -231,14 +264,15 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
             data = whole.view(np.uint8)
             bitmaps.append(data.tobytes().rstrip(b"\0"))
             repeats.append(int(np.unpackbits(data).sum(dtype=np.int64)) != count)
-        yield pyarrow.RecordBatch.from_pydict(
-            {
-                "file": batch.column("file"),
-                "flag": batch.column("flag"),
-                "repeats": repeats,
-                "bitmap": bitmaps,
-            }
-        )
+        kept = {name: batch.column(name) for name in batch.schema.names if name not in ("n", "words")}
+        yield pyarrow.RecordBatch.from_pydict(kept | {"repeats": repeats, "bitmap": bitmaps})
+
+
+def _as_text(df: DataFrame, name: str) -> Column:
+    """A column of numbers or booleans as workers take its value."""
+    others = {"boolean": "int", "float": "double"}
+    kind = df.schema[name].dataType.typeName()
+    return F.col(quoted(name)).cast(others.get(kind, "string")).cast("string")
 
 
 def _refuse_other_types(schema: StructType, columns: DataColumns) -> None:
@@ -260,9 +294,10 @@ def _refuse_other_types(schema: StructType, columns: DataColumns) -> None:
             raise NotInPlace(f"column {tensor.columns[0]!r} is {type_name(kind)}, for preprocess")
 
 
-def _read_by(leaf: Any, names: Sequence[str]) -> tuple[Format, Sequence[str], str]:
+def _read_by(leaf: Any, names: Sequence[str]) -> tuple[Format, Sequence[str], str, Sequence[str]]:
     """The format of what a plan reads, of which those columns are to be, the files that it reads as a whole
-    where there are such, and where they lie. Raises NotInPlace.
+    where there are such, where they lie, and which of the columns have one value in each file and are not in
+    it. Raises NotInPlace.
     """
     kind = leaf.getClass().getSimpleName()
     if kind == "LogicalRelation" and _class_of(leaf.relation()) == _FILES:
@@ -270,29 +305,27 @@ def _read_by(leaf: Any, names: Sequence[str]) -> tuple[Format, Sequence[str], st
     if kind == "DataSourceV2ScanRelation" and _class_of(leaf.relation().table()) == _ICEBERG_TABLE:
         table = leaf.relation().table().table()
         _refuse_renamed(table, names)
-        return ICEBERG, [], table.location()
+        return ICEBERG, [], table.location(), ()
     raise NotInPlace("it is not read from Parquet files, a Delta table or an Iceberg table", is_notable=False)
 
 
-def _of_files(relation: Any, names: Sequence[str]) -> tuple[Format, Sequence[str], str]:
+def _of_files(relation: Any, names: Sequence[str]) -> tuple[Format, Sequence[str], str, Sequence[str]]:
     """The same of a relation of Spark's own."""
-    format = relation.fileFormat()
-    files = relation.location().inputFiles()
-    place = files[0] if len(files) > 0 else ""
+    format, location = relation.fileFormat(), relation.location()
     # Of these, Spark has the values from its catalog, or from a table's log.
-    for name in relation.partitionSchema().fieldNames():
-        if name in names:
-            raise NotInPlace(f"column {name!r} is a partition column, and not in the files")
+    constants = [name for name in relation.partitionSchema().fieldNames() if name in names]
     if (name := _class_of(format)) == _PARQUET_FORMAT:
+        files = list(location.inputFiles())
         if len(set(files)) < len(files):
             raise NotInPlace("it has some rows of its files more than once")
-        return PARQUET, list(files), place
+        return PARQUET, files, files[0] if files else "", constants
     if not name.endswith(_DELTA_FORMAT):
         reason = f"its files are read by {name.rsplit('.', 1)[-1]}, and not as Parquet"
         raise NotInPlace(reason, is_notable=False)
     if format.columnMappingMode().name() != "none":
         raise NotInPlace("the columns of its files have other names (column mapping)")
-    return DELTA, [], place
+    # Not its files, of which there may be very many.
+    return DELTA, [], location.rootPaths().head().toString(), constants
 
 
 def _refuse_renamed(table: Any, names: Sequence[str]) -> None:

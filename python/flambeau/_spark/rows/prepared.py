@@ -321,15 +321,22 @@ def _parent(site: Site) -> tuple[Site, str]:
 
 def _common_split(asked: Sequence[DataColumns]) -> Split | None:
     """How all of them split the rows; the first one's seed counts."""
-    split = asked[0].split
-    for other in (columns.split for columns in asked):
-        ways = [one and (one.indicator, one.fraction) for one in (split, other)]
-        if ways[0] != ways[1]:
-            raise ParamError(
-                "validationFraction and validationIndicatorCol are the same for all that is fitted on one "
-                f"copy of the rows, and here they are {split} and {other}"
-            )
-    return split
+    ways = list(dict.fromkeys(_way_of(columns.split) for columns in asked))
+    if len(ways) > 1:
+        raise ParamError(
+            "validationFraction and validationIndicatorCol are the same for all that is fitted on one copy "
+            f"of the rows, and here fits are asked for {' and '.join(ways)}"
+        )
+    return asked[0].split
+
+
+def _way_of(split: Split | None) -> str:
+    """How rows are split, as a message says it; seeds do not count."""
+    if split is None:
+        return "without validation rows"
+    if split.indicator is not None:
+        return f"by validationIndicatorCol {split.indicator!r}"
+    return f"by validationFraction {split.fraction}"
 
 
 def _schema(schema: StructType, selection: Selection, split: Split | None) -> StructType:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException
@@ -31,7 +31,6 @@ from flambeau._spark.columns import (
 )
 from flambeau._spark.site import Site
 from flambeau._spark.work_directory import spark_path
-from flambeau._store import local_path
 from flambeau._tensors import TensorColumns
 from flambeau.errors import DataError
 
@@ -128,24 +127,38 @@ class ShardSet:
     validation: list[DataFile] = field(default_factory=list)
     num_rows: int = 0
     num_validation_rows: int = 0
+    share: float = 1.0
+    """What part they are of the rows of their row groups, of which workers decode all between the first and
+    the last that they read.
+    """
+    in_place: bool = False
+    """Whether the files are the user's, and no copy."""
     bitmaps_digest: str | None = None
     """Of the bitmaps that say which rows of the files these are, where they are not all."""
 
     @classmethod
     def inspected(
-        cls, columns: DataColumns, site: Site, train: Sequence[DataFile], validation: Sequence[DataFile]
+        cls,
+        columns: DataColumns,
+        site: Site,
+        train: Sequence[DataFile],
+        validation: Sequence[DataFile],
+        *,
+        in_place: bool,
     ) -> ShardSet:
-        """The user's files, with the rows and shapes that a training finds there. Raises DataError and
-        StoreError as it would.
+        """Files, with the rows and shapes that a training finds there. Raises DataError and StoreError as it
+        would.
         """
-        counts = [0, 0]
+        counts, stored_rows = [0, 0], 0
         for place, files in enumerate((train, validation)):
             found = site.ask("inspectRows", files=list(files), spec=columns.spec_json()) if files else None
             if found is not None:
                 counts[place] = found["numRows"]
+                stored_rows += found["storedRows"]
                 columns = columns.as_found(found["spec"])
         refuse_none(*counts)
-        return cls(columns, list(train), list(validation), counts[0], counts[1])
+        share = sum(counts) / stored_rows
+        return cls(columns, list(train), list(validation), counts[0], counts[1], share, in_place)
 
     @property
     def uris(self) -> list[str]:
@@ -263,7 +276,7 @@ class Selection:
         return replace(tensor, columns=tuple(names))
 
 
-def write(df: DataFrame, columns: DataColumns, directory: str) -> ShardSet:
+def write(df: DataFrame, columns: DataColumns, site: Site, directory: str) -> ShardSet:
     """Writes the columns' rows under `directory`, computing `df` once, and returns what was written.
 
     Raises DataError, with the column's name, at the first row that is refused, and where no row is left to
@@ -273,8 +286,9 @@ def write(df: DataFrame, columns: DataColumns, directory: str) -> ShardSet:
     selection = Selection(df.schema)
     in_files = selection.place(columns)
     partitions = {} if columns.split is None else {FLAG: flag_of(columns.split)}
-    written = save(df, selection, partitions, directory)
-    return _describe(written, in_files, FLAG if columns.split else None)
+    files = in_order(save(df, selection, partitions, directory).inputFiles())
+    train, validation = parted(files, FLAG) if partitions else (files, [])
+    return ShardSet.inspected(in_files, site, train, validation, in_place=False)
 
 
 def save(df: DataFrame, selection: Selection, partitions: Mapping[str, Column], directory: str) -> DataFrame:
@@ -333,27 +347,6 @@ def flag_of(split: Split, in_folds: bool = False) -> Column:
     return F.when(column.isNull(), F.raise_error(F.lit(message + REFUSAL_END))).otherwise(column)
 
 
-def _describe(df: DataFrame, columns: DataColumns, flag: str | None) -> ShardSet:
-    """The files that `df` reads, their numbers of rows, and the shapes that their first row has.
-
-    `flag` names the partition column that is true for validation rows.
-    """
-    files = in_order(df.inputFiles())
-    train, validation = files, list[str]()
-    if flag is not None:
-        train, validation = parted(files, flag)
-    if all(map(_is_seen, files)):
-        num_rows, num_validation_rows = _rows_in(train), _rows_in(validation)
-    elif flag is None:
-        num_rows, num_validation_rows = df.count(), 0
-    else:
-        counts = df.groupBy(F.col(quoted(flag)).cast("string").alias("flag")).count().collect()
-        num_validation_rows = sum(int(row[1]) for row in counts if _is_true(row[0], flag))
-        num_rows = sum(int(row[1]) for row in counts) - num_validation_rows
-    refuse_none(num_rows, num_validation_rows)
-    return ShardSet(_with_shapes(df, columns), [*train], [*validation], num_rows, num_validation_rows)
-
-
 def refuse_none(num_rows: int, num_validation_rows: int = 0) -> None:
     """Raises DataError where there are no rows to train on."""
     if num_rows == 0:
@@ -371,19 +364,6 @@ def parted(files: Sequence[str], flag: str) -> tuple[list[str], list[str]]:
     flags = [_is_true(_partition_value(uri, flag), flag) for uri in files]
     train = [uri for uri, flagged in zip(files, flags, strict=True) if not flagged]
     return train, [uri for uri, flagged in zip(files, flags, strict=True) if flagged]
-
-
-def _is_seen(uri: str) -> bool:
-    """Whether a file is one that this process reads without a store."""
-    path = local_path(uri)
-    return path is not None and path.is_file()
-
-
-def _rows_in(files: Sequence[str]) -> int:
-    """The rows of Parquet files that this process sees, as their footers tell; Spark would run a job."""
-    import pyarrow.parquet as pq
-
-    return sum(pq.read_metadata(str(local_path(uri))).num_rows for uri in files)
 
 
 def _is_true(value: str | None, column: str) -> bool:
@@ -428,24 +408,6 @@ def _shape_of(value: Any) -> tuple[int, ...]:
         sizes.append(len(value))
         value = value[0] if value else None
     return tuple(sizes)
-
-
-def _with_shapes(df: DataFrame, columns: DataColumns) -> DataColumns:
-    """The columns with the shapes that were not known, taken from the first row; that others agree is seen in
-    reading.
-    """
-    unknown = [tensor for tensor, _ in columns.tensors() if tensor.shape is None]
-    if not unknown:
-        return columns
-    names = [quoted(tensor.columns[0]) for tensor in unknown]
-    binary = {tensor.columns[0] for tensor in unknown if tensor.dtype == "uint8"}
-    sizes = [
-        F.length(F.col(name)) if tensor.columns[0] in binary else F.size(F.col(name))
-        for name, tensor in zip(names, unknown, strict=True)
-    ]
-    row = cast(Sequence[int], df.select(*[size.alias(f"s{i}") for i, size in enumerate(sizes)]).first())
-    found = dict(zip(((tensor.name, tensor.columns) for tensor in unknown), row, strict=True))
-    return columns.with_shapes(lambda tensor: (found[tensor.name, tensor.columns],))
 
 
 def _partition_value(uri: str, name: str) -> str | None:

@@ -41,6 +41,11 @@ _TABLE_FORMATS = {
 _SHARDS, _BITMAPS = "data", "bitmaps"
 """What a fit's directory has: the rows, or the file that says which rows of others these are."""
 
+_LEAST_SHARE = 1 / 4
+"""What part rows are to be of those of their row groups: below it an epoch may decode more than four times
+what it reads. Not measured.
+"""
+
 Meanwhile = Callable[[], AbstractContextManager[Any]]
 """What goes on for as long as rows are written."""
 
@@ -145,7 +150,10 @@ class FrameRows:
                 raise NotInPlace(
                     "its store is not that of workDir, and no spark.flambeau.store option is set"
                 )
-            return scan.shards(columns, site, f"{directory}/{_BITMAPS}")
+            shards = scan.shards(columns, site, f"{directory}/{_BITMAPS}")
+            if how == "auto" and shards.share < _LEAST_SHARE:
+                raise NotInPlace(f"they are {shards.share:.0%} of the rows of their row groups")
+            return shards
         except (NotInPlace, DataError, StoreError) as error:
             if how == "always":
                 raise DataError(f"inPlace is always, and the rows can't be read in place: {error}") from error
@@ -155,7 +163,7 @@ class FrameRows:
 
     def _written(self, columns: DataColumns, site: Site, directory: str) -> ShardSet:
         """The rows, written into a directory."""
-        return shard_files.write(self.df, columns, directory)
+        return shard_files.write(self.df, columns, site, directory)
 
 
 @dataclass(frozen=True)
@@ -268,7 +276,8 @@ class ParquetRows:
             with meanwhile():
                 if flag in self._in_paths:
                     files = shard_files.in_order(self._df.inputFiles())
-                    shards = ShardSet.inspected(columns, site, *shard_files.parted(files, str(flag)))
+                    train, validation = shard_files.parted(files, str(flag))
+                    shards = ShardSet.inspected(columns, site, train, validation, in_place=True)
                 else:
                     files = self._df.inputFiles()
                     scan = Scan(self._df, PARQUET, files, self.dataset, has_all=True)
