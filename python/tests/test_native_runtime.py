@@ -103,17 +103,24 @@ def native_steps(job: dict[str, Any], program: NativeProgram, world_size: int, f
     return [line["step"]["loss"] for line in native_lines(job, program, world_size, folder) if "step" in line]
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(
+    ("world_size", "optimizer", "sync_every"),
+    [(1, "sgd", 1), (1, "adam", 1), (2, "sgd", 1), (2, "adam", 1), (2, "adam", 3)],
+)
 def test_the_first_hundred_losses_are_those_of_python(
-    tmp_path: Path, world_size: int, optimizer: str
+    tmp_path: Path, world_size: int, optimizer: str, sync_every: int
 ) -> None:
     """With batch norm, dropout and a schedule: the generators are seeded and drawn from alike."""
     num_steps, batch_size = 100, 16
     shards = write_shards(tmp_path / "data", columns(num_steps * batch_size * world_size), num_shards=2)
     options = {"name": optimizer, "options": {"lr": 0.02}}
     params: dict[str, Any] = {"numWorkers": world_size, "batchSize": batch_size, "numThreads": 1, "seed": 5}
-    params |= {"scaleLearningRate": True, "warmupEpochs": 0.1, "lrSchedule": "cosine"}
+    params |= {
+        "scaleLearningRate": True,
+        "warmupEpochs": 0.1,
+        "lrSchedule": "cosine",
+        "syncEvery": sync_every,
+    }
     job = make_job(tmp_path / "work", shards, [tensor("x")], [tensor("y")], checkpointInterval=-1, **params)
     loss = Recorded(nn.functional.mse_loss, str(tmp_path))
     train(job, {"model": net(), "loss": loss, "optimizer": options}, world_size, tmp_path / "ranks")

@@ -70,6 +70,7 @@ def unmeasured(epochs: list[dict]) -> list[dict]:
         (2, {"precision": "fp16"}),
         (2, {"gradientCompression": "topk", "topKRatio": 0.1}),
         (2, {"gradientCompression": "powersgd", "powerSgdStartStep": 5}),
+        (2, {"syncEvery": 4}),
     ],
 )
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, world_size: int, params: dict) -> None:

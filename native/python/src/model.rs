@@ -277,6 +277,7 @@ impl Model for PyModel {
                 Tensors::All => self.adapter.call_method1(py, "tensors", (false,)),
                 Tensors::Buffers => self.adapter.call_method1(py, "tensors", (true,)),
                 Tensors::Trained => self.adapter.call_method0(py, "trained_tensors"),
+                Tensors::Optimizer => self.adapter.call_method0(py, "optimizer_tensors"),
             };
             let listed: Vec<SharedTensor> = listed?.extract(py)?;
             let tensors: PyResult<Vec<_>> = listed

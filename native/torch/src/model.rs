@@ -262,11 +262,10 @@ fn info(entry: &NamedTensor) -> Result<ParameterInfo, ModelError> {
 }
 
 /// The memory of a tensor, or of its copy in main memory, as bytes where collectives don't know its dtype.
-fn shared(entry: &NamedTensor, tensor: &Tensor) -> Result<TensorRef, ModelError> {
+fn shared(name: &str, tensor: &Tensor) -> Result<TensorRef, ModelError> {
     if !is_dense(tensor) {
         return Err(Box::new(TorchError::Param(format!(
-            "model: {} has elements that share memory; make it a tensor of its own with .clone()",
-            entry.name
+            "model: {name} has elements that share memory; make it a tensor of its own with .clone()"
         ))));
     }
     let (dtype, numel) = match collective_dtype(tensor.kind()) {
@@ -277,7 +276,7 @@ fn shared(entry: &NamedTensor, tensor: &Tensor) -> Result<TensorRef, ModelError>
         ),
     };
     Ok(TensorRef {
-        name: entry.name.clone(),
+        name: name.to_owned(),
         ptr: tensor.data_ptr().cast::<c_void>(),
         numel,
         dtype,
@@ -352,18 +351,29 @@ impl Model for TorchModel {
             Tensors::All => (&self.tensors.all, false),
             Tensors::Buffers => (&self.tensors.all, true),
             Tensors::Trained => (&self.tensors.trained, false),
+            Tensors::Optimizer => {
+                // The optimizer keeps the memory that these clones share.
+                let state = self.optimizer.state().into_iter();
+                let named = state.map(|(kind, index, tensor)| {
+                    let parameter = &self.tensors.trained[index].name;
+                    shared(&format!("{parameter} ({kind})"), &tensor)
+                });
+                return named.collect();
+            }
         };
         let wanted =
             |entry: &&NamedTensor| entry.tensor.numel() > 0 && (entry.is_buffer || !only_buffers);
         let wanted = listed.iter().filter(wanted);
         let Some(abroad) = &mut self.abroad else {
-            return wanted.map(|entry| shared(entry, &entry.tensor)).collect();
+            return wanted
+                .map(|entry| shared(&entry.name, &entry.tensor))
+                .collect();
         };
         abroad.copies.clear();
         let mut found = vec![];
         for entry in wanted {
             let copy = copy_in_main_memory(&entry.tensor)?;
-            found.push(shared(entry, &copy)?);
+            found.push(shared(&entry.name, &copy)?);
             abroad.copies.push((copy, entry.tensor.shallow_clone()));
         }
         Ok(found)

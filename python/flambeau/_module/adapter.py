@@ -234,6 +234,17 @@ class ModuleModel:
         """
         return [_shared(*named) for named in zip(self._names, self._parameters, strict=True)]
 
+    def optimizer_tensors(self) -> list[_SharedTensor]:
+        """What the optimizer keeps of each trained parameter in floating types, as `tensors` tells it."""
+        return [
+            _shared(f"{name} ({kind})", value)
+            for name, parameter in zip(self._names, self._parameters, strict=True)
+            for kind, value in sorted(
+                self.optimizer.state.get(parameter, {}).items(), key=lambda one: str(one[0])
+            )
+            if isinstance(value, Tensor) and value.is_floating_point() and value.numel()
+        ]
+
     def take_tensors(self) -> None:
         """Takes over what `tensors` gave last, on a device, after others have written there."""
         with torch.no_grad():

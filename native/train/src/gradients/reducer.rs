@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use flambeau_collective::{CollectiveError, DType, Device, ProcessGroup, RawBuffer};
+use flambeau_collective::{CollectiveError, DType, Device, ProcessGroup, RawBuffer, ReduceOp};
 
 use crate::device::Accelerator;
 use crate::error::{Cause, JobError, ModelError, ReduceError};
@@ -39,6 +39,7 @@ pub struct GradientReducer {
     layout: Arc<BucketLayout>,
     buckets: Buckets,
     compression: Compression,
+    is_local: bool,
     slots: Vec<Slot>,
     /// Parameters that are not yet ready, for each bucket.
     pending: Vec<AtomicUsize>,
@@ -91,6 +92,8 @@ pub struct ReducerOptions {
     pub overlaps: bool,
     /// How gradients are compressed on their way. Default not at all.
     pub compression: Compression,
+    /// Whether each rank keeps the gradients of its own rows, and the sums alone travel. Not on a device. Default false.
+    pub is_local: bool,
 }
 
 impl GradientReducer {
@@ -119,25 +122,16 @@ impl GradientReducer {
             ));
         }
         let layout = Arc::new(lay_out(&parameters, order, options.sizes));
-        let ReducerOptions {
-            compression,
-            overlaps,
-            ..
-        } = options;
         let buckets = HostBuckets::new(
             group.clone(),
             &parameters,
             layout.clone(),
-            compression,
-            overlaps,
+            options.compression,
+            options.overlaps,
         )?;
         let buckets = Buckets::Host(buckets);
         Ok(GradientReducer::over(
-            group,
-            parameters,
-            layout,
-            buckets,
-            compression,
+            group, parameters, layout, buckets, options,
         ))
     }
 
@@ -181,11 +175,7 @@ impl GradientReducer {
         );
         let buckets = Buckets::Device(buckets);
         Ok(GradientReducer::over(
-            group,
-            parameters,
-            layout,
-            buckets,
-            options.compression,
+            group, parameters, layout, buckets, options,
         ))
     }
 
@@ -194,7 +184,7 @@ impl GradientReducer {
         parameters: Vec<ParameterInfo>,
         layout: Arc<BucketLayout>,
         buckets: Buckets,
-        compression: Compression,
+        options: ReducerOptions,
     ) -> GradientReducer {
         let num = parameters.len();
         GradientReducer {
@@ -217,7 +207,8 @@ impl GradientReducer {
             parameters,
             layout,
             buckets,
-            compression,
+            compression: options.compression,
+            is_local: options.is_local,
         }
     }
 
@@ -248,12 +239,13 @@ impl GradientReducer {
             self.launched.store(0, Ordering::Relaxed);
             self.observed.store(0, Ordering::Relaxed);
         }
-        self.reducing.store(is_last, Ordering::Release);
+        self.reducing
+            .store(is_last && !self.is_local, Ordering::Release);
     }
 
     /// Ends the step: gradients that this rank lacks count as zeros, and whatever is not reduced yet is, the last
-    /// bucket together with `sums`, which are added up over the ranks. Waits for the other ranks, up to the group's
-    /// timeout.
+    /// bucket together with `sums`, which are added up over the ranks; of gradients that each rank keeps, the sums alone. Waits
+    /// for the other ranks, up to the group's timeout.
     ///
     /// # Errors
     ///
@@ -271,8 +263,10 @@ impl GradientReducer {
             }
         }
         let last = self.layout.buckets.len() - 1;
-        for bucket in self.launched.load(Ordering::Acquire)..last {
-            self.reduce(bucket)?;
+        if !self.is_local {
+            for bucket in self.launched.load(Ordering::Acquire)..last {
+                self.reduce(bucket)?;
+            }
         }
         let mut guard = lock(&self.sums);
         let Sums {
@@ -284,10 +278,16 @@ impl GradientReducer {
         vector.extend_from_slice(sums);
         usage.encode(|index| self.is_filled(index), vector);
         let stats = RawBuffer::cpu(vector.as_mut_ptr().cast(), vector.len(), DType::Float64);
-        self.group
-            .label_next_call(|| format!("bucket {last} and the sums"));
-        // SAFETY: the vector lives and is touched by nobody else until the call returns.
-        let finished = unsafe { self.buckets.finish(self.num_steps(), stats) };
+        let finished = if self.is_local {
+            self.group.label_next_call(|| "the sums".into());
+            // SAFETY: the vector lives and is touched by nobody else until the call returns.
+            unsafe { self.group.all_reduce(stats, ReduceOp::Sum) }.map(|()| 0)
+        } else {
+            self.group
+                .label_next_call(|| format!("bucket {last} and the sums"));
+            // SAFETY: as above.
+            unsafe { self.buckets.finish(self.num_steps(), stats) }
+        };
         let num_bytes = self.keep(finished)?;
         self.num_bytes.fetch_add(num_bytes, Ordering::Relaxed);
         self.num_steps.fetch_add(1, Ordering::Relaxed);

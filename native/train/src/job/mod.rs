@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use self::monitor::Monitor;
-use self::params::{LrSchedule, Precision, TrainingParams};
+use self::params::{GradientCompression, LrSchedule, Precision, TrainingParams};
 use self::profile::Profile;
 use self::program::{LossSpec, NativeProgram};
 use crate::digest;
@@ -333,6 +333,28 @@ impl TrainingJob {
                 value.to_string(),
                 "left unset where gradientClipNorm is set: gradients are clipped by one of the two"
                     .into(),
+            );
+        }
+        let excluded = [
+            (
+                params.gradient_compression != GradientCompression::None,
+                "gradientCompression none",
+            ),
+            (params.ema_decay.is_some(), "emaDecay left unset"),
+            (
+                params.precision == Precision::Fp16,
+                "another precision than fp16",
+            ),
+        ];
+        if let Some((_, needed)) = excluded.iter().find(|(is_set, _)| *is_set)
+            && params.sync_every > 1
+        {
+            return refuse(
+                "syncEvery",
+                params.sync_every.to_string(),
+                format!(
+                    "1, or {needed}: with more than 1 step the workers do not average their gradients"
+                ),
             );
         }
         if params.lr_schedule == LrSchedule::OneCycle && params.warmup_epochs > 0.0 {

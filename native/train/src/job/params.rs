@@ -24,6 +24,8 @@ pub enum InputType {
     Bool,
     /// Unsigned bytes.
     UInt8,
+    /// Vectors as sparse tensors, for `preprocess`.
+    Sparse,
 }
 
 /// What the numbers of an output mean.
@@ -118,9 +120,9 @@ impl JsonSchema for LrSchedule {
 #[serde(rename_all = "lowercase")]
 pub enum InPlace {
     /// It writes the rows.
-    #[default]
     Never,
     /// It reads them where it can.
+    #[default]
     Auto,
     /// It reads them, and is refused where it can't.
     Always,
@@ -295,6 +297,7 @@ const GROUPS: [(&str, &str, &[&str]); 11] = [
             "gradientClipNorm",
             "gradientClipValue",
             "emaDecay",
+            "syncEvery",
             "bucketSize",
             "gradientCompression",
             "powerSgdRank",
@@ -365,8 +368,9 @@ const GROUPS: [(&str, &str, &[&str]); 11] = [
 ];
 
 /// Params whose defaults serve in all but special cases: Spark ML's expert params.
-const EXPERT: [&str; 17] = [
+const EXPERT: [&str; 18] = [
     "shuffleWindow",
+    "syncEvery",
     "bucketSize",
     "powerSgdRank",
     "powerSgdStartStep",
@@ -426,7 +430,8 @@ pub struct TrainingParams {
 
     /// Type of the tensor of each input, in the order of inputCols: auto, float32, float64, int64, bool or uint8.
     /// auto follows the column: float, double and decimal give float32; byte, short, int and long give int64;
-    /// boolean gives bool; binary gives uint8. When not set, all are auto.
+    /// boolean gives bool; binary gives uint8. In PySpark also sparse, with which vectors and arrays reach preprocess as
+    /// sparse CSR tensors of float32. When not set, all are auto.
     #[schemars(title = "Input types", length(min = 1))]
     pub input_types: Option<Vec<InputType>>,
 
@@ -639,6 +644,13 @@ pub struct TrainingParams {
     #[schemars(title = "Decay of averaged weights", range(min = 0.0), extend("exclusiveMaximum" = 1.0))]
     pub ema_decay: Option<f64>,
 
+    /// Steps of the optimizer between two averages. With 1 the workers average their gradients in each step. With more each
+    /// steps on its own gradients, and after so many steps, before each checkpoint and at the end of each epoch the weights
+    /// and the optimizer's state are averaged (local SGD). Not on GPUs, nor with gradientCompression, emaDecay or
+    /// precision fp16.
+    #[schemars(title = "Steps between averages", range(min = 1, max = 1_000_000))]
+    pub sync_every: u64,
+
     /// Bytes of gradients that are reduced at once: while backward goes on, a bucket is reduced as soon as its gradients
     /// are there. The first one is closed at 1 MiB where that is less. Larger ones make fewer messages, smaller ones begin
     /// earlier.
@@ -742,8 +754,8 @@ pub struct TrainingParams {
     pub work_dir: Option<String>,
 
     /// Whether training reads the rows of a DataFrame in the Parquet files, the Delta or the Iceberg table that they come
-    /// from, and no copy of them in workDir: never, auto (where that is possible), always (else the fit is refused). The
-    /// files must stay as they are until the fit has ended.
+    /// from, and no copy of them in workDir: never, auto (where that is possible and a quarter or more of the rows
+    /// of their row groups are read), always (else the fit is refused). The files must stay as they are until the fit has ended.
     #[schemars(title = "Rows in place")]
     pub in_place: InPlace,
 
@@ -844,6 +856,7 @@ impl Default for TrainingParams {
             gradient_clip_norm: None,
             gradient_clip_value: None,
             ema_decay: None,
+            sync_every: 1,
             bucket_size: 25 << 20,
             gradient_compression: GradientCompression::None,
             power_sgd_rank: 1,
@@ -862,7 +875,7 @@ impl Default for TrainingParams {
             heartbeat_timeout: 30.0,
             slot_timeout: 0.0,
             work_dir: None,
-            in_place: InPlace::Never,
+            in_place: InPlace::Auto,
             inference_batch_size: 4096,
             verbose: 1,
             tensor_board_dir: None,
@@ -902,9 +915,11 @@ impl TrainingParams {
     ///
     /// [`JobError::Invalid`] names the param, and what to do.
     pub(crate) fn check_on_device(&self) -> Result<(), JobError> {
+        let sync_every = (self.sync_every > 1).then_some(self.sync_every as f64);
         let values = [
             ("gradientClipValue", self.gradient_clip_value),
             ("emaDecay", self.ema_decay),
+            ("syncEvery", sync_every),
         ];
         for (param, value) in values {
             if let Some(value) = value {

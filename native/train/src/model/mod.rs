@@ -41,6 +41,9 @@ pub enum Tensors {
     /// The parameters that are trained, in the order of [`Model::parameters`], of a model in main memory. Asked for after each step
     /// with `emaDecay`.
     Trained,
+    /// What the optimizer keeps of each of these in floating types, of a model in main memory: the same on ranks whose parameters
+    /// had gradients in the same steps. Asked for with `syncEvery`.
+    Optimizer,
 }
 
 /// A batch as the model will take it: as it was read, or on its way to the model's device.

@@ -13,7 +13,7 @@ pub(crate) enum Phase {
     Data,
     /// Forward and backward, buckets that are reduced meanwhile included.
     Model,
-    /// What is reduced after backward.
+    /// What is reduced after backward, or, with `syncEvery`, averaged after the optimizer's step.
     Reduction,
     /// Scaling and clipping of gradients, and the optimizer's step.
     Optimizer,

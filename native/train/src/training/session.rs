@@ -405,6 +405,7 @@ impl<'a> Session<'a> {
 
     /// Evaluates, records the epoch, and moves on to the next, if there is to be one.
     fn end_epoch(&mut self, throughput: Throughput) -> Result<(), Cause> {
+        self.position.traffic.sent_bytes += self.stepper.average_model()?;
         let model = &mut *self.stepper.model;
         replicas::broadcast(model, &self.group, Tensors::Buffers)?;
         if self.job.params.verify_replicas {
@@ -536,6 +537,7 @@ impl<'a> Session<'a> {
     /// Writes a checkpoint, in an epoch or at the end of it.
     fn checkpoint(&mut self, epoch: u64) -> Result<(), Cause> {
         self.stepper.phases.enter(Phase::Checkpoint);
+        self.position.traffic.sent_bytes += self.stepper.average_model()?;
         let model = &mut *self.stepper.model;
         replicas::broadcast(model, &self.group, Tensors::Buffers)?;
         let shared = if self.group.rank() == 0 {

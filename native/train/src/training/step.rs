@@ -39,7 +39,7 @@ pub(crate) struct StepOutcome {
     pub(crate) is_cancelled: bool,
     /// Whether a rank asked for a stop.
     pub(crate) is_stopped: bool,
-    /// The gradients that this rank sent.
+    /// What this rank sent of gradients, or of weights and the optimizer's state.
     pub(crate) traffic: Traffic,
 }
 
@@ -192,9 +192,21 @@ impl<'a> Stepper<'a> {
                 self.model.skip_step().map_err(Cause::Model)?;
             }
         }
-        self.times.optimizer_seconds += self.phases.end_step();
+        if self.sync.is_average_due() {
+            self.times.optimizer_seconds += self.phases.enter(Phase::Reduction);
+            outcome.traffic.sent_bytes += self.sync.average_model(self.model)?;
+            self.times.reduce_seconds += self.phases.end_step();
+        } else {
+            self.times.optimizer_seconds += self.phases.end_step();
+        }
         self.sync.settle(self.model)?;
         Ok(outcome)
+    }
+
+    /// Averages the weights and the optimizer's state over the ranks, where these have stepped on their own. Returns the bytes that
+    /// this rank sent.
+    pub(crate) fn average_model(&mut self) -> Result<u64, Cause> {
+        self.sync.average_model(self.model)
     }
 
     fn reduce(&mut self) -> Result<(), Cause> {

@@ -21,6 +21,7 @@ fn options(compression: Compression, overlaps: bool) -> ReducerOptions {
         },
         overlaps,
         compression,
+        is_local: false,
     }
 }
 

@@ -460,6 +460,13 @@ impl Model for TestModel {
             Tensors::All => parameters.chain([buffer]).collect(),
             Tensors::Buffers => vec![buffer],
             Tensors::Trained => parameters.collect(),
+            Tensors::Optimizer => {
+                let moments = names.iter().zip(&mut self.moments);
+                let of_each = moments.map(|((name, _), (first, second))| {
+                    [tensor(name, first), tensor(name, second)]
+                });
+                of_each.flatten().collect()
+            }
         })
     }
 
