@@ -33,7 +33,8 @@ class Input:
     ----------
     name : the argument of the module's forward, or what the params call the input.
     columns : the columns that it is made of.
-    dtype : the tensor's type: float32, float64, int64, bool or uint8; for preprocess string or binary too.
+    dtype : the tensor's type: float32, float64, int64, bool or uint8; for preprocess string, binary or
+        sparse too.
     shape : that of one row: () for a single number; None for arrays of any length, which preprocess takes.
     """
 

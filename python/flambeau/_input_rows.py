@@ -34,6 +34,9 @@ ARROW_TYPES = {
     "uint8": pa.binary(),
     "binary": pa.binary(),
     "string": pa.string(),
+    "sparse": pa.struct(
+        [("size", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float32()))]
+    ),
 }
 """Arrow's types of what columns of the tensors' dtypes hold, and of those that stay as they are."""
 

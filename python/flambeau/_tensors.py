@@ -11,7 +11,8 @@ from typing import Any
 class TensorColumns:
     """One tensor and the columns that it is made of.
 
-    `dtype` is one of float32, float64, int64, bool and uint8. `shape` is that of one row: () for a single
+    `dtype` is one of float32, float64, int64, bool and uint8; of a column for `preprocess` also string,
+    binary or sparse. `shape` is that of one row: () for a single
     number, (n,) for n packed columns or an array of n, (n, m) for n arrays of m, and None while it is not
     known, as for an array whose rows have not been seen. Where `keyword`, forward takes it by its name.
     """

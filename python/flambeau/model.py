@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from flambeau._described import Checkpoint, Described, Input, Output
+from flambeau._input_rows import NUMPY
 from flambeau._saved.program import OutputSpec, instantiate, is_wide
 from flambeau._saved.weights import WeightsRef, load_into
 from flambeau._score.gpu_slots import NUM_SLOTS
@@ -249,7 +250,9 @@ class TorchModel(
         columns = []
         for tensor in tensors:
             for name, column in zip(tensor.columns, expressions(schema, tensor, "input"), strict=True):
-                columns.append(whole_arrays(column, name, find_field(schema, name, "input").dataType))
+                is_whole = tensor.dtype == "sparse"  # as its expression sees to it
+                kind = find_field(schema, name, "input").dataType
+                columns.append(column if is_whole else whole_arrays(column, name, kind))
         return columns, tensors
 
     def _tensors_of(self, schema: StructType) -> list[TensorColumns]:
@@ -290,8 +293,8 @@ class TorchModel(
             )
         tensors = []
         for now, then in zip(found, self._inputs, strict=True):
-            text = ("string", "binary")
-            if now.dtype != then.dtype and (now.dtype in text or then.dtype in text):
+            dtypes = {now.dtype, then.dtype}
+            if len(dtypes) > 1 and not dtypes <= NUMPY.keys():
                 raise DataError(
                     f"column {now.name!r} is {now.dtype}, where preprocess was trained on {then.dtype}: "
                     "cast it"

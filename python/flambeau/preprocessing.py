@@ -34,6 +34,8 @@ class Batch(Mapping[str, Any]):
     A column of numbers or booleans is a tensor of shape [rows], one of arrays or vectors whose shape is known
     (by inputShapes, or a vector's metadata) a tensor of shape [rows, *shape]. A column of arrays of any
     length is a list of tensors, one for each row, and one of strings or binaries a list of `str` or `bytes`.
+    A column of vectors or arrays to which inputTypes gives "sparse" is a sparse CSR tensor of float32 and
+    shape [rows, size].
     The tensors may be written to. Each is made where it is first asked for.
 
     Attributes
@@ -113,6 +115,11 @@ class Batch(Mapping[str, Any]):
             row_ids=None if ids is None else ids[row : row + 1],
             seeds=None if seeds is None else seeds[row : row + 1],
         )
+
+
+def as_tensors(batch: Batch) -> dict[str, Any]:
+    """A `preprocess` that gives all columns to forward as they are, each as the argument of its name."""
+    return dict(batch)
 
 
 @dataclass(frozen=True)
@@ -239,6 +246,8 @@ def _values(array: pa.Array, column: TensorColumns) -> Any:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     refuse_nulls_within(array, column.name)
+    if column.dtype == "sparse":
+        return _sparse(array, column)
     if column.dtype not in NUMPY:
         return array.to_pylist()
     if column.shape is not None:
@@ -251,6 +260,25 @@ def _values(array: pa.Array, column: TensorColumns) -> Any:
     # A copy, since Arrow's memory is not to be written to.
     flat = numbers(array.flatten(), column.name, column.dtype).copy()
     return list(torch.from_numpy(flat).split(lengths))
+
+
+def _sparse(vectors: pa.StructArray, column: TensorColumns) -> Tensor:
+    """Vectors, by the places of their values, as one CSR tensor."""
+    import torch
+
+    sizes, indices, values = vectors.flatten()
+    found = {*sizes.unique().to_pylist(), *(column.shape or ())}
+    if len(found) > 1:
+        raise DataError(f"column {column.name!r} holds vectors of several sizes: {sorted(found)}")
+    refuse_nulls_within(values, column.name)
+    ends = np.concatenate([[0], np.cumsum(values.value_lengths())])
+    return torch.sparse_csr_tensor(
+        torch.from_numpy(ends),
+        torch.from_numpy(indices.flatten().to_numpy().astype(np.int64)),
+        torch.from_numpy(values.flatten().to_numpy().copy()),
+        (len(vectors), found.pop()),
+        check_invariants=True,
+    )
 
 
 def _checked(array: pa.Array, column: TensorColumns) -> pa.Array:

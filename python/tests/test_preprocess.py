@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from harness import one_thread
 from lightning_stub import LightningModule
 from PIL import Image
 from pyspark.ml.evaluation import RegressionEvaluator
+from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from test_seeing import jobs
@@ -26,8 +28,11 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from flambeau import CrossValidator, DataError, FlambeauError, ParamError, TorchEstimator, TorchModel
+from flambeau._spark.rows.sources import FrameRows, Reading
+from flambeau._spark.site import Site
+from flambeau._spark.work_directory import WorkDirectory
 from flambeau._tensors import TensorColumns
-from flambeau.preprocessing import Batch, Pad, padded, row_seeds
+from flambeau.preprocessing import Batch, Pad, as_tensors, padded, row_seeds
 
 SIZE = 4
 NUM_ROWS, NUM_TRAINED = 23, 17
@@ -325,9 +330,106 @@ def test_a_predict_step_gets_no_names_of_preprocess(rows: DataFrame) -> None:
     )
 
 
-def test_a_grid_computes_its_first_rows_once(
+NUM_TOKENS = 9
+
+
+class Counts(nn.Module):
+    """A line of how often there is which token, given sparse or dense."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(NUM_TOKENS, 1, dtype=torch.float64)
+
+    def forward(self, counts: Tensor) -> Tensor:
+        if counts.layout == torch.strided:
+            return (counts @ self.table.weight).squeeze(1)
+        bags = nn.functional.embedding_bag(
+            counts.col_indices(),
+            self.table.weight,
+            counts.crow_indices(),
+            mode="sum",
+            per_sample_weights=counts.values().double(),
+            include_last_offset=True,
+        )
+        return bags.squeeze(1)
+
+
+def counted(ids: Sequence[int]) -> list[float]:
+    return np.bincount(ids, minlength=NUM_TOKENS).astype(float).tolist()
+
+
+def as_vector(ids: Sequence[int]) -> Any:
+    """Some dense and some sparse."""
+    counts = np.array(counted(ids))
+    places = np.flatnonzero(counts)
+    return Vectors.sparse(NUM_TOKENS, places, counts[places]) if len(ids) % 2 else Vectors.dense(counts)
+
+
+@pytest.mark.parametrize("kind", ["vector", "array"])
+def test_sparse_features_train_and_score_as_dense_ones(rows: DataFrame, tmp_path: Path, kind: str) -> None:
+    torch.manual_seed(3)
+    module = Counts()
+
+    def collate(columns: dict[str, list[Any]]) -> dict[str, Tensor]:
+        return {"counts": torch.tensor([counted(ids) for ids in columns["ids"]], dtype=torch.float64)}
+
+    made = F.udf(as_vector, VectorUDT()) if kind == "vector" else F.udf(counted, "array<double>")
+    df = rows.withColumn("counts", made("ids"))
+    sparse = {"inputCols": ["counts"], "inputTypes": ["sparse"], "preprocess": as_tensors}
+    model = estimator(module, **sparse).fit(df)
+    same_weights(model, trained_by_torch(module, collate))
+    with torch.no_grad():
+        expected = model.module()(**collate({"ids": [one["ids"] for one in ROWS]})).tolist()
+    model.save(str(tmp_path / "model"))
+    for one in (model, TorchModel.load(str(tmp_path / "model"))):
+        found = one.transform(df).orderBy("id").collect()
+        assert [row.prediction for row in found] == pytest.approx(expected, rel=1e-12)
+        frame = df.select("counts").toPandas()
+        assert one.predict(frame)["prediction"].tolist() == pytest.approx(expected, rel=1e-12)
+        assert len(one.predict(frame.head(0))) == 0
+    scored = df.select(model.udf()("counts").alias("one")).collect()
+    assert [row.one for row in scored] == pytest.approx(expected, rel=1e-12)
+
+
+def test_sparse_features_are_written_without_their_zeros(rows: DataFrame, tmp_path: Path) -> None:
+    size = 1 << 22
+    wide = F.udf(lambda ids: Vectors.sparse(size, sorted(set(ids)), [1.0] * len(set(ids))), VectorUDT())
+    made = estimator(nn.Linear(1, 1), inputCols=["v"], inputTypes=["sparse"], preprocess=as_tensors)
+    source = FrameRows(rows.withColumn("v", wide("ids")))
+    reading, site = Reading(made, "float32", False), Site(source.spark, WorkDirectory(str(tmp_path)), True)
+    columns = source.columns(reading)
+    [vectors] = as_tensors(Batch(source.first(columns.raw), columns.raw)).values()
+    assert (vectors.layout, tuple(vectors.shape)) == (torch.sparse_csr, (2, size))
+    with source.shards(columns, reading, site, nullcontext) as shards:
+        assert shards.num_rows == NUM_TRAINED
+        assert sum(file.stat().st_size for file in tmp_path.rglob("*.parquet")) < 100_000
+
+
+def test_what_is_no_sparse_feature(rows: DataFrame) -> None:
+    sparse = {"inputTypes": ["sparse"], "preprocess": as_tensors}
+    fails(
+        rows, "column 'word' is string, and inputTypes gives 'sparse'", Counts(), inputCols=["word"], **sparse
+    )
+    fails(
+        rows,
+        "inputTypes gives 'sparse' to input 'ids'",
+        Counts(),
+        inputCols=["ids"],
+        **(sparse | {"preprocess": None}),
+    )
+    fails(rows, "column 'ids' holds vectors of several sizes", Counts(), inputCols=["ids"], **sparse)
+
+
+def test_a_grid_computes_its_rows_once(
     rows: DataFrame, spark: SparkSession, module: nn.Module, tmp_path: Path
 ) -> None:
+    counter = spark.sparkContext.accumulator(0)
+
+    def count(value: float) -> float:
+        counter.add(1)
+        return value
+
+    counted = rows.withColumn("y", F.udf(count, "double")("y"))
     made = estimator(
         nn.Sequential(nn.Linear(SIZE * SIZE * 3, 1, dtype=torch.float64), nn.Flatten(0)),
         preprocess=noisy,
@@ -336,7 +438,9 @@ def test_a_grid_computes_its_first_rows_once(
         workDir=str(tmp_path),
     )
     maps: list[Any] = [{made.learningRate: rate} for rate in (0.1, 0.2)]
-    assert len(list(made.fitMultiple(rows, maps))) == 2
+    assert len(list(made.fitMultiple(counted, maps))) == 2
+    assert counter.value == len(ROWS)
+    assert not list(tmp_path.glob("shards/*"))
     told = [told for _, told in jobs(spark) if told and told.startswith(f"{made.uid}: ")]
     assert told.count(f"{made.uid}: train, attempt 1") == 2
     assert told.count(f"{made.uid}: read the rows") == 1

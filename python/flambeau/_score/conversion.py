@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flambeau._input_rows import cast_values, is_list, numbers, refuse_nulls
+from flambeau._input_rows import ARROW_TYPES, cast_values, is_list, numbers, refuse_nulls
 from flambeau._tensors import TensorColumns
 from flambeau.errors import DataError
 
 Array = np.ndarray[Any, Any]
 
-_VECTOR_FIELDS = {"type", "size", "indices", "values"}
+VECTOR_FIELDS = {"type", "size", "indices", "values"}
 """The fields of Spark's vectors in Arrow."""
 
 
@@ -47,7 +47,10 @@ def converted(array: pa.Array, name: str, tensor: TensorColumns) -> pa.Array:
     refuse_nulls(array, name)
     if tensor.dtype in ("string", "binary"):
         return _as_it_is(array, name, tensor)
-    if pa.types.is_struct(array.type) and {f.name for f in array.type} == _VECTOR_FIELDS:
+    is_vector = pa.types.is_struct(array.type) and {f.name for f in array.type} == VECTOR_FIELDS
+    if tensor.dtype == "sparse":
+        return _sparse(array, name, is_vector)
+    if is_vector:
         array = _dense(array)
     is_binary = pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)
     if is_binary != (tensor.dtype == "uint8"):
@@ -121,13 +124,21 @@ def of_series(series: Any, name: str) -> pa.Array:
 
 
 def _plain(cell: Any) -> Any:
-    """A cell as Arrow takes it: None where it is missing, deep arrays as lists."""
+    """A cell as Arrow takes it: None where it is missing, deep arrays as lists, Spark's vectors as rows."""
     import pandas as pd
 
     if cell is None or cell is pd.NA or (isinstance(cell, float) and math.isnan(cell)):
         return None
-    if callable(getattr(cell, "toArray", None)):
-        cell = cell.toArray()  # a vector of Spark's
+    if type(cell).__name__ == "SparseVector":
+        # As Spark gives them to Arrow.
+        return {
+            "type": 0,
+            "size": cell.size,
+            "indices": cell.indices.tolist(),
+            "values": cell.values.tolist(),
+        }
+    if type(cell).__name__ == "DenseVector":
+        return {"type": 1, "size": None, "indices": None, "values": cell.values.tolist()}
     return cell.tolist() if isinstance(cell, np.ndarray) and cell.ndim > 1 else cell
 
 
@@ -161,6 +172,28 @@ def _lists(values: Array, lengths: Array) -> pa.Array:
     """Arrays of those lengths over flat values."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
+
+
+def _sparse(array: pa.Array, name: str, is_vector: bool) -> pa.Array:
+    """Vectors, or arrays in their place, by the places of their values."""
+    if not (is_vector or is_list(array.type)):
+        raise DataError(f"column {name!r} is {array.type}, where sparse vectors were trained on")
+    values = pc.struct_field(array, "values") if is_vector else array
+    lengths = _lengths(values)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    places, sizes = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths), lengths
+    if is_vector:
+        is_sparse = pc.struct_field(array, "type").to_numpy(zero_copy_only=False) == 0
+        places[np.repeat(is_sparse, lengths)] = pc.struct_field(array, "indices").flatten().to_numpy()
+        given = pc.struct_field(array, "size").fill_null(0).to_numpy(zero_copy_only=False)
+        sizes = np.where(is_sparse, given, lengths)
+    of_each = pa.array(offsets, pa.int32())
+    parts = [
+        pa.array(sizes, pa.int32()),
+        pa.ListArray.from_arrays(of_each, pa.array(places, pa.int32())),
+        pa.ListArray.from_arrays(of_each, values.flatten().cast(pa.float32())),
+    ]
+    return pa.StructArray.from_arrays(parts, fields=list(ARROW_TYPES["sparse"]))
 
 
 def _dense(vectors: pa.StructArray) -> pa.Array:

@@ -64,6 +64,11 @@ def resolve_inputs(schema: StructType, params: Params, arguments: Sequence[str] 
     named = _get(params, "inputNames")
     inputs = []
     for name, columns, shape, dtype in zip(named or names, grouped, shapes, types, strict=True):
+        if dtype == "sparse":
+            raise ParamError(
+                f"inputTypes gives 'sparse' to input {name!r}, which preprocess gets so: set that, for "
+                "example to flambeau.preprocessing.as_tensors"
+            )
         tensor = resolve_tensor(schema, name, columns, None if dtype == "auto" else dtype, "input")
         inputs.append(_with_shape(tensor, shape))
     first = arguments[: len(inputs)]
@@ -109,7 +114,10 @@ def resolve_raw(schema: StructType, params: Params) -> list[TensorColumns]:
         for name in columns:
             field = find_field(schema, name, "input")
             kind = _element(field.dataType)
-            if kind in ("string", "binary") and dtype == "auto":
+            if dtype == "sparse":
+                _check_sparse(field)
+                tensor = TensorColumns(name, (name,), dtype, _column_shape(field))
+            elif kind in ("string", "binary") and dtype == "auto":
                 known = () if nesting(field.dataType) == 0 else None
                 tensor = TensorColumns(name, (name,), kind, known)
             else:
@@ -235,7 +243,9 @@ def expressions(schema: StructType, tensor: TensorColumns, role: Role | None = N
 
 def _expression(column: Column, field: StructField, tensor: TensorColumns, role: Role | None) -> Column:
     dtype, kind = tensor.dtype, _element(field.dataType)
-    if is_vector(field.dataType):
+    if dtype == "sparse":
+        value = _sparse(column, field.name, is_vector(field.dataType))
+    elif is_vector(field.dataType):
         wide = dtype in ("float64", "int64")
         value = vector_to_array(column, "float64" if wide else "float32")
         value = _cast_array(value, "double" if wide else "float", dtype, field.name)
@@ -250,6 +260,32 @@ def _expression(column: Column, field: StructField, tensor: TensorColumns, role:
     if role is not None:
         value = _refuse_missing(column, value, field, tensor.dtype, role)
     return value.alias(field.name)
+
+
+def _sparse(column: Column, name: str, of_vectors: bool) -> Column:
+    """Vectors or arrays by the places of their values, in float32; of dense ones all are given."""
+    vector = F.unwrap_udt(column) if of_vectors else None
+    values = column if vector is None else vector["values"]
+    if vector is None:
+        text = f"{REFUSAL}column {name!r} holds an array with a null in it: drop those rows{REFUSAL_END}"
+        has_null = F.exists(column, lambda item: item.isNull())
+        values = F.when(has_null, F.raise_error(F.lit(text))).otherwise(column)
+    size, places = F.size(values), F.transform(values, lambda _, place: place)
+    if vector is not None:
+        is_sparse = vector["type"] == 0
+        size = F.when(is_sparse, vector["size"]).otherwise(size)
+        places = F.when(is_sparse, vector["indices"]).otherwise(places)
+    return F.struct(size.alias("size"), places.alias("indices"), values.cast("array<float>").alias("values"))
+
+
+def _check_sparse(field: StructField) -> None:
+    """Refuses a column that cannot become a sparse tensor."""
+    kind = field.dataType
+    if not is_vector(kind) and not (nesting(kind) == 1 and _element(kind) in (*_FLOATS, *_INTEGERS)):
+        raise DataError(
+            f"column {field.name!r} is {type_name(kind)}, and inputTypes gives 'sparse' to it, which is for "
+            "vectors and arrays of numbers"
+        )
 
 
 def _cast(value: Column, kind: str, dtype: str, name: str) -> Column:

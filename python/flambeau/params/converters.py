@@ -24,7 +24,7 @@ KINDS = (
     "labels",
     "label_probabilities",
 )
-INPUT_TYPES = ("auto", "float32", "float64", "int64", "bool", "uint8")
+INPUT_TYPES = ("auto", "float32", "float64", "int64", "bool", "uint8", "sparse")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -36,10 +36,10 @@ class Fits(Iterator[tuple[int, Any]]):
     def __init__(self, estimators: Sequence[Trainable], dataset: DataFrame | PreparedData) -> None:
         self._estimators = estimators
         self._written: list[PreparedData] = []
-        self._bitmaps: list[tuple[Site, str]] = []
+        self._directories: list[tuple[Site, str]] = []
         rows = rows_of(dataset)
         if isinstance(rows, FrameRows):
-            rows = _SharedRows(rows.df, self._written, self._bitmaps)
+            rows = _SharedRows(rows.df, self._written, self._directories)
         self._rows = rows
         self._lock = threading.Lock()
         self._next = 0
@@ -48,7 +48,7 @@ class Fits(Iterator[tuple[int, Any]]):
         self._num_running = 0
         self._interrupted = threading.Event()
         note_interrupts(self._interrupted)
-        weakref.finalize(self, _remove_visible, self._written, self._bitmaps)
+        weakref.finalize(self, _remove_visible, self._written, self._directories)
 
     def interrupt(self) -> None:
         """Ends the fits that are under way, and lets no other begin: these raise CancelledError."""
@@ -71,7 +71,7 @@ class Fits(Iterator[tuple[int, Any]]):
                 self._num_running -= 1
                 is_last = not self._unfinished or (self._interrupted.is_set() and not self._num_running)
             if is_last:
-                _remove(self._written, self._bitmaps)
+                _remove(self._written, self._directories)
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,10 @@ class _SharedRows(FrameRows):
     """The rows of several fits, computed by the first of those that read the same columns."""
 
     written: list[PreparedData] = field(repr=False)
-    bitmaps: list[tuple[Site, str]] = field(repr=False)
-    """The directories, below `shards`, with the bitmaps of rows in place."""
+    directories: list[tuple[Site, str]] = field(repr=False)
+    """Below `shards`, of the bitmaps of rows in place, and of columns for `preprocess`."""
     found: dict[tuple[Any, ...], ShardSet | None] = field(default_factory=dict, repr=False)
-    """The rows in place, or None where they are written."""
+    """What is in these; None in place of rows that can't be read in place."""
     firsts: dict[tuple[TensorColumns, ...], pa.RecordBatch] = field(default_factory=dict, repr=False)
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -97,21 +97,19 @@ class _SharedRows(FrameRows):
         self, columns: DataColumns, reading: Reading, site: Site, directory: str
     ) -> ShardSet | None:
         """The rows in their files, the same for all fits. Waits for another fit that looks for them."""
-        params, name = reading.params, new_id()
+        params, find = reading.params, super()._in_place
         key = (columns, site.work.uri, params.getInPlace(), params.getShuffle())
-        with self.lock:
-            if key not in self.found:
-                self.bitmaps.append((site, name))
-                place = site.work.path("shards", name)
-                self.found[key] = super()._in_place(columns, reading, site, place)
-            return self.found[key]
+        return self._once(key, site, lambda place: find(columns, reading, site, place))
 
     def _written(self, columns: DataColumns, site: Site, directory: str) -> ShardSet:
-        """The shards, which stay for the other fits. Waits for another fit that writes. Columns for
-        `preprocess` are written for each fit.
-        """
+        """The shards, which stay for the other fits. Waits for another fit that writes."""
         if columns.raw:
-            return super()._written(columns, site, directory)
+            # Prepared data holds numbers alone.
+            write_raw = super()._written
+            key = (columns, site.work.uri)
+            shards = self._once(key, site, lambda place: write_raw(columns, site, place))
+            assert shards is not None
+            return shards
         with self.lock:
             shared = next((one for one in self.written if one._serves(columns, site.work)), None)
             if shared is None:
@@ -120,21 +118,32 @@ class _SharedRows(FrameRows):
                 self.written.append(shared)
         return shared._shards(columns)
 
+    def _once(
+        self, key: tuple[Any, ...], site: Site, find: Callable[[str], ShardSet | None]
+    ) -> ShardSet | None:
+        """What `find` gives for a directory, for the first fit that asks with that key."""
+        with self.lock:
+            if key not in self.found:
+                name = new_id()
+                self.directories.append((site, name))
+                self.found[key] = find(site.work.path("shards", name))
+            return self.found[key]
 
-def _remove(written: list[PreparedData], bitmaps: list[tuple[Site, str]]) -> None:
+
+def _remove(written: list[PreparedData], directories: list[tuple[Site, str]]) -> None:
     """Deletes what was written; a failure is told and no more."""
     while written:
         written.pop()._remove()
-    while bitmaps:
-        site, name = bitmaps.pop()
+    while directories:
+        site, name = directories.pop()
         site.remove("shards", name)
 
 
-def _remove_visible(written: list[PreparedData], bitmaps: list[tuple[Site, str]]) -> None:
+def _remove_visible(written: list[PreparedData], directories: list[tuple[Site, str]]) -> None:
     """Deletes the rows of fits that nobody will ask for. Others than files that are seen from here are left
     to the sweep: no Spark job runs from a collector of garbage.
     """
-    _remove([one for one in written if one._site.visible], [one for one in bitmaps if one[0].visible])
+    _remove([one for one in written if one._site.visible], [one for one in directories if one[0].visible])
 
 
 _waiting: weakref.WeakSet[threading.Event] = weakref.WeakSet()

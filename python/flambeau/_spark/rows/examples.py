@@ -33,7 +33,9 @@ def first_rows(df: DataFrame, columns: Sequence[TensorColumns]) -> pa.RecordBatc
 
 
 def _array(values: Sequence[Any], column: TensorColumns) -> pa.Array:
-    """A column's values as Arrow; Spark has them as Python's lists, numbers, strings and bytearrays."""
+    """A column's values as Arrow; Spark has them as Python's lists, numbers, strings, bytearrays and rows."""
     kind = ARROW_TYPES[column.dtype]
+    if column.dtype == "sparse":
+        values = [value.asDict() for value in values]
     is_list = isinstance(values[0], list)
     return pa.array(values, pa.list_(kind) if is_list else kind)

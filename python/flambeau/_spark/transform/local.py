@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.ml.linalg import VectorUDT
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -23,7 +24,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from flambeau._score.conversion import converted_batch, of_numpy, of_series
+from flambeau._input_rows import ARROW_TYPES, NUMPY
+from flambeau._score.conversion import VECTOR_FIELDS, converted_batch, of_numpy, of_series
 from flambeau._suggest import suggestion
 from flambeau.errors import DataError, ParamError
 
@@ -85,8 +87,8 @@ def of_frame(
 def of_nothing(tensors: Sequence[TensorColumns]) -> Columns:
     """The inputs' columns without rows."""
     columns = [
-        [pa.array([], pa.binary())]
-        if tensor.dtype in ("string", "binary")
+        [pa.array([], ARROW_TYPES[tensor.dtype])]
+        if tensor.dtype not in NUMPY
         else of_numpy(np.empty((0, *(tensor.shape or ()))), tensor)
         for tensor in tensors
     ]
@@ -121,6 +123,8 @@ def of_arrays(data: Any, tensors: Sequence[TensorColumns]) -> Columns:
 def _spark_type(kind: pa.DataType) -> DataType:
     """Spark's type of a column, of those that `columns` tells apart."""
     types = pa.types
+    if types.is_struct(kind) and {field.name for field in kind} == VECTOR_FIELDS:
+        return VectorUDT()
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return ArrayType(_spark_type(kind.value_type))
     known: list[tuple[Any, DataType]] = [

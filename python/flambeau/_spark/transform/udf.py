@@ -119,7 +119,10 @@ def _of_pandas(batch: Any, types: Sequence[pa.DataType]) -> tuple[pa.Array, ...]
 
 
 def _of_type(series: Any, kind: pa.DataType) -> pa.Array:
-    """A pandas column as Arrow; one of numpy arrays becomes lists. A NaN stays one."""
+    """A pandas column as Arrow; one of numpy arrays becomes lists, a frame structs. A NaN stays one."""
+    if series.ndim == 2:
+        parts = [pa.array(series[field.name], field.type, from_pandas=False) for field in kind]
+        return pa.StructArray.from_arrays(parts, fields=list(kind))
     if len(series) and isinstance(series.iloc[0], np.ndarray):
         kind = pa.list_(kind)
     return pa.array(series, type=kind, from_pandas=False)
