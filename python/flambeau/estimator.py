@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from flambeau._shown import lines, page
 from flambeau._spark.fit.fit import Fit
 from flambeau._spark.fit.multiple import Fits
+from flambeau._spark.fit.plan import plan
 from flambeau._spark.fit.prepare import prepare
 from flambeau._spark.fit.range_test import range_test
 from flambeau._spark.fit.trainable import Trainable, is_object
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.ml._typing import ParamMap
     from pyspark.sql import DataFrame
 
+    from flambeau._plan import Plan
     from flambeau._range_test import RangeTest
 
 log = logging.getLogger("flambeau")
@@ -123,12 +125,25 @@ class TorchEstimator(HasConstructor, Trainable, Estimator["TorchModel"], MLWrita
         both smoothed.
 
         It trains as `fit` does on these params, but for schedules, callbacks, checkpoints, files of
-        TensorBoard's, `profile`, validation and `emaDecay`; the estimator stays as it is, and nothing stays
-        in the work directory. Every parameter group of the optimizer has the rate of the test. Raises
-        ParamError for what is no range, and for a LightningModule whose configure_optimizers returns a
+        TensorBoard's, `profile`, validation, `emaDecay` and `syncEvery`; the estimator stays as it is, and
+        nothing stays in the work directory. Every parameter group of the optimizer has the rate of the test.
+        Raises ParamError for what is no range, and for a LightningModule whose configure_optimizers returns a
         scheduler, which would set the rates too: have it return the optimizer alone.
         """
         return range_test(self, rows_of(dataset), minRate, maxRate, numSteps)
+
+    def plan(self, dataset: DataFrame, numSteps: int = 20) -> Plan:
+        """What a fit on these params would take, and which `batchSize`, `numWorkers` and `numThreads` would
+        be faster: counts the rows, and trains on the first of them in trials of `numSteps` steps, one with
+        the estimator's params and up to five with others.
+
+        A trial has no schedules, callbacks, checkpoints, files of TensorBoard's and `profile`, and a learning
+        rate of 1e-12, unless a LightningModule configures its own optimizer; the estimator stays as it is,
+        and nothing stays in the work directory. One that fails for want of memory or slots stands in
+        `trials` with its `error`. Raises what a fit raises, and ParamError for no steps and for prepared
+        data.
+        """
+        return plan(self, dataset, numSteps)
 
     def write(self) -> MLWriter:
         """A writer that saves the params as Spark ML does, and the objects beside them."""

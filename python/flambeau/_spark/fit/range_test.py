@@ -3,50 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from flambeau._range_test import RangeTest, growth_of
-from flambeau._spark.fit.fit import Fit
-from flambeau._spark.fit.listener_bus import ListenerBus
+from flambeau._spark import session
 from flambeau._spark.fit.trainable import Trainable
+from flambeau._spark.fit.trial import trial_of
 from flambeau._spark.rows.sources import Rows
 
-_PARAMS: dict[str, Any] = {
-    "callbacks": None,
-    "checkpointInterval": -1,
-    "checkpointSteps": None,
-    "earlyStoppingPatience": None,
-    "emaDecay": None,
-    # As many as its steps take.
-    "epochs": 1_000_000,
-    "keepCheckpoints": 0,
-    "lrSchedule": "constant",
-    "lrScheduler": None,
-    "lrSchedulerInterval": None,
-    "profile": None,
-    "restoreBestWeights": False,
-    "runId": None,
-    "tensorBoardDir": None,
-    "verbose": 0,
-    "warmupEpochs": 0.0,
-}
-"""What a test sets of an estimator's params: it has a schedule of its own, and keeps nothing."""
+_MOST_EPOCHS = 1_000_000
+"""As many as its steps take."""
 
 
 def range_test(estimator: Trainable, rows: Rows, low: float, high: float, num_steps: int) -> RangeTest:
     """Tests the rates from `low` to `high`, in at most so many steps. Raises ParamError for what is no
-    range.
+    range. An interrupt of this thread cancels the Spark jobs.
     """
     growth = growth_of(low, high, num_steps)
-    tested = estimator.copy()
-    tested._set(**_PARAMS, learningRate=low)
-    fit = replace(
-        Fit.of(tested, rows),
-        # Callbacks of every fit, such as MLflow's, are not told either: it is none.
-        bus=ListenerBus.of((), tested, rows.dataset),
-        range_test={"growth": growth, "numSteps": num_steps},
-    )
-    steps = fit.test()
+    own = {"emaDecay": None, "syncEvery": 1, "epochs": _MOST_EPOCHS, "learningRate": low}
+    trial = trial_of(estimator, rows, **own)
+    fit = replace(trial, range_test={"growth": growth, "numSteps": num_steps})
+    steps = session.interruptible(rows.spark, fit.result)["rangeTest"]
     return RangeTest(
         [low * growth ** step["step"] for step in steps],
         [step["loss"] for step in steps],
