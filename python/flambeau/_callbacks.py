@@ -88,6 +88,9 @@ class CallbackList:
             context.checkpoint = event["uri"]
             self.call("on_checkpoint")
             context.checkpoint = None
+        elif kind == "usage":
+            context._usage = event
+            self.call("_on_usage")
         elif kind == "epoch":
             self._end_epoch(event)
         elif kind == "end":

@@ -9,7 +9,7 @@ TorchEstimator(model=net, loss="mse", callbacks=[Report()], ...).fit(df)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,12 @@ class Context:
     """On the driver, whether a hook that raises wants nothing of the training kept: no model, no checkpoint
     to go on from.
     """
+    _usage_seconds: float | None = field(default=None, repr=False)
+    """On the driver, after how many seconds workers are to tell again what they use, as a hook at the fit's
+    beginning wants it; None for never.
+    """
+    _usage: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """In `_on_usage`, the `rank`, and `values` of what it uses by the names of MLflow's system metrics."""
     _stop: Callable[[], None] = field(default=lambda: None, repr=False)
 
     def stop(self) -> None:
@@ -126,6 +132,9 @@ class Callback:
 
     def on_epoch_end(self, context: Context) -> None:
         """An epoch ended."""
+
+    def _on_usage(self, context: Context) -> None:
+        """On the driver: a worker told what it uses, where `_usage_seconds` was set."""
 
     def on_train_end(self, context: Context) -> None:
         """The training ended well, and its weights are written."""

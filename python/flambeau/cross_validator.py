@@ -56,6 +56,12 @@ class CrossValidator(tuning.CrossValidator):
                 f"estimator is a {type(estimator).__name__}, and this CrossValidator takes Flambeau's own: "
                 "pyspark.ml.tuning.CrossValidator takes all, and writes the rows of each fold"
             )
+        if not maps:
+            raise ParamError("estimatorParamMaps is empty: give one map or more; {} is one")
+        if any(estimator.copy(dict(params)).isDefined("runId") for params in maps):
+            raise ParamError(
+                "runId is set, which names one run, and each fold is a run of its own: leave it unset"
+            )
         if isinstance(dataset, PreparedData):
             raise ParamError(
                 "give the DataFrame: models are scored on its rows, which are written once in all"

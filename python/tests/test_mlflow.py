@@ -14,6 +14,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from scala import jar
+from spark_program import outcome_of
 from torch import nn
 
 import flambeau.mlflow
@@ -447,6 +450,212 @@ def test_a_server_that_goes_away_ends_no_fit(
         finally:
             server.stop()
             mlflow.set_tracking_uri(before)
+
+
+class Busy(Callback):
+    """For two seconds of each epoch rank 1 computes and holds 400 MB, and rank 0 sleeps."""
+
+    where = "ranks"
+
+    def on_epoch_end(self, context: Context) -> None:
+        held = np.ones(50_000_000 if context.rank == 1 else 1)
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            held[0] += 1
+            if context.rank == 0:
+                time.sleep(0.1)
+
+
+def test_system_metrics_of_the_workers_are_logged_by_mlflows_switch(
+    client: Any, rows: DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.5")
+    flambeau.mlflow.autolog(log_models=False)
+    busy = regressor(epochs=2, numWorkers=2, batchSize=8, callbacks=[Busy()])
+    with mlflow.start_run(log_system_metrics=True) as mine:
+        busy.fit(rows)
+    with mlflow.start_run():
+        regressor(epochs=1, callbacks=[Busy()]).fit(rows)
+    monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true")
+    regressor(epochs=1, callbacks=[Busy()]).fit(rows)
+    sampled, unsampled, of_its_own = runs()
+    assert sampled.info.run_id == mine.info.run_id
+    assert not [name for name in unsampled.data.metrics if name.startswith("system/")]
+    assert logged(client, of_its_own, "system/rank_0/process_memory_usage_megabytes")
+
+    def values(name: str) -> list[float]:
+        found = logged(client, sampled, f"system/{name}")
+        assert [step for step, _ in found] == list(range(len(found))) and len(found) >= 3, name
+        return [value for _, value in found]
+
+    # MLflow's own are those of the driver's machine, which is the workers' here.
+    for name in ("system_memory_usage_megabytes", "system_memory_usage_percentage"):
+        for rank in range(2):
+            np.testing.assert_allclose(
+                np.median(values(f"rank_{rank}/{name}")), np.median(values(name)), rtol=0.2
+            )
+    for rank in range(2):
+        assert 0 < max(values(f"rank_{rank}/cpu_utilization_percentage")) <= 100
+    idle, held = (max(values(f"rank_{rank}/process_memory_usage_megabytes")) for rank in range(2))
+    assert 300 < held - idle < 500
+    sleeps, computes = (values(f"rank_{rank}/process_cpu_utilization_percentage")[-1] for rank in range(2))
+    assert sleeps < 40 < computes < 150
+
+
+def test_a_child_that_trains_counts_as_its_rank(
+    client: Any, rows: DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true")
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.5")
+
+    class StopAtASample(Callback):
+        where = "driver"
+
+        def on_step_end(self, context: Context) -> None:
+            if "system/rank_0/process_memory_usage_megabytes" in one_run().data.metrics:
+                context.stop()
+
+    logs = flambeau.mlflow.MLflow(log_models=False)
+    model = regressor(runtime="native", epochs=100_000, callbacks=[logs, StopAtASample()]).fit(rows)
+    sampled = logged(client, one_run(), "system/rank_0/process_memory_usage_megabytes")
+    # The most that flambeau-worker has had, as the system tells it; Python's own process is beside it.
+    peak = max(model.history["peak_memory_bytes"]) / 1e6
+    assert max(value for _, value in sampled) > 0.8 * peak
+
+
+@pytest.fixture(scope="module")
+def scala_case(rows: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path | str]:
+    """What a program with Scala's fits is given: the jar, the rows, with a label that is null in some, and a
+    module.
+    """
+    folder = tmp_path_factory.mktemp("scala")
+    torch.manual_seed(1)
+    torch.jit.script(nn.Linear(3, 1)).save(str(folder / "net.pt"))
+    holed = rows.withColumn("hole", F.when(F.col("x1") > 0, F.col("y")))
+    holed.write.parquet(str(folder / "rows.parquet"))
+    return {"jar": jar(), "data": folder / "rows.parquet", "net": folder / "net.pt"}
+
+
+def test_fits_in_scala_are_runs_as_those_in_python(
+    client: Any,
+    server: Server,
+    rows: DataFrame,
+    scala_case: dict[str, Any],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    mine = client.create_run(client.get_experiment_by_name(request.node.name).experiment_id, run_name="mine")
+    outcome = outcome_of(
+        "mlflow_fit.py",
+        tmp_path,
+        uri=server.uri,
+        experiment=request.node.name,
+        behaviours="whole,given,failed,interrupted",
+        run=mine.info.run_id,
+        **scala_case,
+    )
+    found = {run.info.run_name: run for run in runs()}
+    assert set(found) == {"mine", "whole", "given", "failed", "interrupted"}
+    whole, told = found["whole"], outcome["whole"]
+    assert whole.info.status == "FINISHED"
+    steps = told["history"]["steps"]
+    assert steps == [3, 6, 9]
+    for name, column in [
+        ("train/loss_epoch", "loss"),
+        ("train/mae", "mae"),
+        ("validation/loss", "val_loss"),
+        ("validation/mae", "val_mae"),
+        ("train/learning_rate", "learning_rate"),
+        ("epoch", "epoch"),
+    ]:
+        expected = list(zip(steps, told["history"][column], strict=True))
+        assert logged(client, whole, name) == expected, name
+    best = int(np.argmin(told["history"]["val_loss"]))
+    assert whole.data.metrics["best/epoch"] == best
+    assert whole.data.metrics["best/validation/loss"] == told["history"]["val_loss"][best]
+
+    # The same fit in Python has the names.
+    flambeau.mlflow.autolog()
+    regressor(monitor="val_loss", earlyStoppingPatience=100_000).fit(rows)
+    python = runs()[-1]
+    assert set(whole.data.metrics) == set(python.data.metrics)
+    assert set(whole.data.params) <= set(python.data.params)
+    for name in ("labelCol", "epochs", "batchSize", "monitor", "seed", "earlyStoppingPatience"):
+        assert whole.data.params[name] == python.data.params[name], name
+    of_python = {"python.version", "mlflow.source.name", "mlflow.source.git.commit"}
+    assert set(python.data.tags) - of_python <= set(whole.data.tags)
+    assert whole.data.tags["estimator_class"] == "flambeau.TorchRegressor"
+    assert whole.data.tags["estimator_uid"] == told["uid"]
+    for name in ("flambeau.version", "mlflow.autologging", "mlflow.user"):
+        assert whole.data.tags[name] == python.data.tags[name], name
+
+    uri = f"runs:/{whole.info.run_id}/model"
+    frame = rows.toPandas()
+    loaded = mlflow.pyfunc.load_model(uri)
+    predicted = loaded.predict(frame[COLUMNS])["prediction"]
+    np.testing.assert_allclose(predicted, told["predictions"], rtol=2e-6, atol=1e-6)
+    mlflow.register_model(uri, "from_scala")
+    model = flambeau.mlflow.load_model("models:/from_scala/1")
+    assert model.uid == told["uid"] and model.history["loss"] == told["history"]["loss"]
+    assert predictions(model, rows) == pytest.approx(told["predictions"], rel=2e-6, abs=1e-6)
+    flambeau.mlflow.save_model(model, str(tmp_path / "again"))
+    assert loaded.metadata.signature == mlflow.models.Model.load(str(tmp_path / "again")).signature
+
+    assert found["mine"].info.status == "RUNNING" and found["mine"].data.params["epochs"] == "3"
+    assert len(logged(client, found["mine"], "train/loss_epoch")) == 3
+    assert found["given"].info.status == "FINISHED"
+    assert found["given"].data.tags["mlflow.parentRunId"] == mine.info.run_id
+    assert found["failed"].info.status == "FAILED"
+    assert found["failed"].data.tags["flambeau.error"].startswith("DataException: ")
+    assert "hole" in found["failed"].data.tags["flambeau.error"]
+    assert found["interrupted"].info.status == "KILLED"
+    assert "message" in outcome["failed"] and "message" in outcome["interrupted"]
+
+
+@pytest.mark.parametrize(
+    ("credentials", "answers"),
+    [
+        ({"MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": "a word"}, True),
+        ({"MLFLOW_TRACKING_TOKEN": "a token"}, False),
+    ],
+    ids=["password, refused", "token, no answer"],
+)
+def test_scala_shows_what_mlflows_client_shows_and_a_server_that_refuses_ends_no_fit(
+    scala_case: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    credentials: dict[str, str],
+    answers: bool,
+) -> None:
+    shown: list[str | None] = []
+
+    class Refuses(BaseHTTPRequestHandler):
+        def refuse(self) -> None:
+            shown.append(self.headers["Authorization"])
+            self.rfile.read(int(self.headers["Content-Length"] or 0))
+            if answers:
+                self.send_response(403)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+        do_GET = do_POST = refuse
+
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    for name, value in credentials.items():
+        monkeypatch.setenv(name, value)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refuses) as refusing:
+        threading.Thread(target=refusing.serve_forever, daemon=True).start()
+        uri = f"http://127.0.0.1:{refusing.server_port}"
+        with pytest.raises(mlflow.MlflowException):
+            mlflow.MlflowClient(uri).get_run("none")
+        expected = shown[-1]
+        shown.clear()
+        outcome = outcome_of(
+            "mlflow_fit.py", tmp_path, uri=uri, experiment="none", behaviours="whole", **scala_case
+        )
+        refusing.shutdown()
+    assert expected is not None and set(shown) == {expected}
+    assert len(outcome["whole"]["history"]["loss"]) == 3
 
 
 def test_a_classifier_is_scored_in_a_process_without_spark(

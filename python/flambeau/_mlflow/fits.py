@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("flambeau")
 
 _EXAMPLE_ROWS = 5
+_SAMPLING_SECONDS = 10.0
+"""MLflow's own, where its setting is not set."""
 
 
 def autolog(
@@ -63,7 +65,7 @@ class MLflow(Callback):
     active. A fit with a `flambeau.optuna.PruningCallback` has the trial's number and params as tags, and is a
     child of a run that began before the trial. Other fits have runs of their own, which end as the fits do:
     FINISHED, FAILED or KILLED, as pruned ones are. Where MLflow cannot be reached the fit goes on, and a
-    warning says so.
+    warning says so. With MLflow's switch for system metrics the run has those of the workers too.
 
     Parameters
     ----------
@@ -123,6 +125,16 @@ class MLflow(Callback):
             "epoch": context.epoch,
         }
         run.add_metrics(values, context.step)
+
+    def _on_usage(self, context: Context) -> None:
+        """Logs what a worker uses, by the number of its samples so far."""
+        run = _runs.get(id(context))
+        if run is None:
+            return
+        rank = context._usage["rank"]
+        values = {f"system/rank_{rank}/{name}": value for name, value in context._usage["values"].items()}
+        run.add_metrics(values, run.num_samples[rank])
+        run.num_samples[rank] += 1
 
     def on_fit_end(self, context: Context) -> None:
         """Logs the best epoch and the model, and ends the run."""
@@ -233,6 +245,9 @@ def _begun(context: Context) -> Run:
     trial = trial_of(context.estimator.getCallbacks())
     tags = _tags_of(context) | ({} if trial is None else tags_of(trial))
     params = _params_of(context.estimator)
+    # Threads of Spark's know nothing of the run that is active where they were started.
+    around = active or _get_latest_active_run()
+    context._usage_seconds = _sampling_seconds(around)
     with _lock:
         is_free = given is not None and given not in _taken and not _is_around(active, trial)
         if is_free:
@@ -242,8 +257,6 @@ def _begun(context: Context) -> Run:
         run.add_tags(tags)
         return run
     tags[MLFLOW_AUTOLOGGING] = FLAVOR
-    # Threads of Spark's know nothing of the run that is active where they were started.
-    around = active or _get_latest_active_run()
     parent = around.info.run_id if around is not None else given
     if parent is not None:
         tags[MLFLOW_PARENT_RUN_ID] = parent
@@ -257,6 +270,27 @@ def _begun(context: Context) -> Run:
     run = Run(client, None, create, params)
     run.add_tags({})
     return run
+
+
+def _sampling_seconds(around: ActiveRun | None) -> float | None:
+    """After how many seconds workers are to tell again what they use; None where MLflow logs no system
+    metrics: of the run that the fit is in, else of any.
+    """
+    from mlflow.environment_variables import (
+        MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING,
+        MLFLOW_SYSTEM_METRICS_SAMPLES_BEFORE_LOGGING,
+        MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL,
+    )
+    from mlflow.tracking.fluent import run_id_to_system_metrics_monitor
+
+    if around is None:
+        is_on = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.get()
+    else:
+        is_on = around.info.run_id in run_id_to_system_metrics_monitor
+    if not is_on:
+        return None
+    interval = MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL.get() or _SAMPLING_SECONDS
+    return float(interval * (MLFLOW_SYSTEM_METRICS_SAMPLES_BEFORE_LOGGING.get() or 1))
 
 
 def _is_around(run: ActiveRun | None, trial: BaseTrial | None) -> bool:

@@ -6,7 +6,7 @@ import logging
 import re
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from posixpath import normpath
@@ -40,6 +40,8 @@ class Run:
     ) -> None:
         self.id = id
         self.last_step = 0
+        self.num_samples: Counter[int] = Counter()
+        """How often each rank has told what it uses."""
         self._client = client
         self._is_own = id is None
         self._create = create

@@ -96,7 +96,8 @@ class HasInputColumns(CheckedParams, HasFeaturesCol, HasInputCols):
         "inputTypes",
         "Type of the tensor of each input, in the order of inputCols: auto, float32, float64, int64, bool or "
         "uint8. auto follows the column: float, double and decimal give float32; byte, short, int and long "
-        "give int64; boolean gives bool; binary gives uint8. When not set, all are auto.",
+        "give int64; boolean gives bool; binary gives uint8. In PySpark also sparse, with which vectors and "
+        "arrays reach preprocess as sparse CSR tensors of float32. When not set, all are auto.",
         input_types,
     )
 
@@ -458,6 +459,16 @@ class HasTrainingLoop(CheckedParams, HasSeed):
         Number(0.0, 1.0, open_above=True),
     )
 
+    syncEvery: Param[int] = Param(
+        Params._dummy(),
+        "syncEvery",
+        "Steps of the optimizer between two averages. With 1 the workers average their gradients in each "
+        "step. With more each steps on its own gradients, and after so many steps, before each checkpoint "
+        "and at the end of each epoch the weights and the optimizer's state are averaged (local SGD). Not on "
+        "GPUs, nor with gradientCompression, emaDecay or precision fp16.",
+        Integer(1, 1_000_000),
+    )
+
     bucketSize: Param[int] = Param(
         Params._dummy(),
         "bucketSize",
@@ -532,6 +543,7 @@ class HasTrainingLoop(CheckedParams, HasSeed):
             seed=0,
             shuffle=True,
             gradientAccumulationSteps=1,
+            syncEvery=1,
             bucketSize=26214400,
             gradientCompression="none",
             powerSgdRank=1,
@@ -616,6 +628,14 @@ class HasTrainingLoop(CheckedParams, HasSeed):
     def getEmaDecay(self) -> float | None:
         """The value of `emaDecay`, None when it is not set."""
         return self._value("emaDecay")
+
+    def setSyncEvery(self, value: int | None) -> Self:
+        """Sets `syncEvery`; None unsets it."""
+        return self._set(syncEvery=value)
+
+    def getSyncEvery(self) -> int:
+        """The value of `syncEvery`, or its default."""
+        return self.getOrDefault(self.syncEvery)
 
     def setBucketSize(self, value: int | None) -> Self:
         """Sets `bucketSize`; None unsets it."""
@@ -1140,8 +1160,9 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
         Params._dummy(),
         "inPlace",
         "Whether training reads the rows of a DataFrame in the Parquet files, the Delta or the Iceberg table "
-        "that they come from, and no copy of them in workDir: never, auto (where that is possible), always "
-        "(else the fit is refused). The files must stay as they are until the fit has ended.",
+        "that they come from, and no copy of them in workDir: never, auto (where that is possible and a "
+        "quarter or more of the rows of their row groups are read), always (else the fit is refused). The "
+        "files must stay as they are until the fit has ended.",
         one_of("never", "auto", "always"),
     )
 
@@ -1207,7 +1228,7 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
             collectiveTimeout=600.0,
             heartbeatTimeout=30.0,
             slotTimeout=0.0,
-            inPlace="never",
+            inPlace="auto",
             verbose=1,
             logEveryNSteps=50,
             logGradientNorm=False,
@@ -1423,6 +1444,7 @@ class EstimatorArguments(OtherNames, total=False):
     gradientClipNorm: float | None
     gradientClipValue: float | None
     emaDecay: float | None
+    syncEvery: int | None
     bucketSize: int | None
     gradientCompression: str | None
     powerSgdRank: int | None
@@ -1522,6 +1544,7 @@ class HasConstructor(CheckedParams):
         gradientClipNorm: float | None = None,
         gradientClipValue: float | None = None,
         emaDecay: float | None = None,
+        syncEvery: int = 1,
         bucketSize: int = 26214400,
         gradientCompression: str = "none",
         powerSgdRank: int = 1,
@@ -1562,7 +1585,7 @@ class HasConstructor(CheckedParams):
         heartbeatTimeout: float = 30.0,
         slotTimeout: float = 0.0,
         workDir: str | None = None,
-        inPlace: str = "never",
+        inPlace: str = "auto",
         verbose: int = 1,
         tensorBoardDir: str | None = None,
         logEveryNSteps: int = 50,
@@ -1616,7 +1639,9 @@ class HasConstructor(CheckedParams):
         inputTypes : list[str], default not set
             Type of the tensor of each input, in the order of inputCols: auto, float32, float64, int64,
             bool or uint8. auto follows the column: float, double and decimal give float32; byte, short,
-            int and long give int64; boolean gives bool; binary gives uint8. When not set, all are auto.
+            int and long give int64; boolean gives bool; binary gives uint8. In PySpark also sparse, with
+            which vectors and arrays reach preprocess as sparse CSR tensors of float32. When not set, all
+            are auto.
         predictionCol : str, default 'prediction'
             Name of the column that the fitted model writes its predictions to. An empty name leaves that
             column out.
@@ -1692,6 +1717,11 @@ class HasConstructor(CheckedParams):
             average is emaDecay of itself and the rest of the weights. Validation rows are evaluated with
             it, and the fitted model has it. Not on GPUs. When not set, the weights are those of the
             optimizer.
+        syncEvery : int, default 1 (expert)
+            Steps of the optimizer between two averages. With 1 the workers average their gradients in
+            each step. With more each steps on its own gradients, and after so many steps, before each
+            checkpoint and at the end of each epoch the weights and the optimizer's state are averaged
+            (local SGD). Not on GPUs, nor with gradientCompression, emaDecay or precision fp16.
         bucketSize : int, default 26214400 (expert)
             Bytes of gradients that are reduced at once: while backward goes on, a bucket is reduced as
             soon as its gradients are there. The first one is closed at 1 MiB where that is less. Larger
@@ -1832,11 +1862,11 @@ class HasConstructor(CheckedParams):
             weights: a path, or a URI with the scheme file, dbfs, s3, s3a, abfss or gs. When not set, what
             the session's spark.flambeau.workDir names, else a temporary directory in local mode; one of
             the two is required on a cluster.
-        inPlace : str, default 'never'
+        inPlace : str, default 'auto'
             Whether training reads the rows of a DataFrame in the Parquet files, the Delta or the Iceberg
-            table that they come from, and no copy of them in workDir: never, auto (where that is
-            possible), always (else the fit is refused). The files must stay as they are until the fit has
-            ended.
+            table that they come from, and no copy of them in workDir: never, auto (where that is possible
+            and a quarter or more of the rows of their row groups are read), always (else the fit is
+            refused). The files must stay as they are until the fit has ended.
         verbose : int, default 1
             How much is shown while training: 0 nothing, 1 a progress bar.
         tensorBoardDir : str, default not set

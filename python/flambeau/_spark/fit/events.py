@@ -1,8 +1,11 @@
-"""What rank 0 tells of an attempt while it trains: files of events in the work directory."""
+"""What ranks tell of an attempt while it trains, in files of the work directory: rank 0 its events, and all
+what they use.
+"""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +17,9 @@ STORE_ERRORS = (FlambeauError, OSError, ValueError)
 """What reading them may raise."""
 
 _NUM_READERS = 32
+
+USAGE = "usage"
+"""The directory of what ranks use, below an attempt's."""
 
 
 class EventFiles:
@@ -59,6 +65,33 @@ class EventFiles:
             return self._events(uri)
         except STORE_ERRORS as error:
             return error
+
+
+class UsageFiles:
+    """What the ranks of an attempt use, from their files, each with its rank's newest sample."""
+
+    def __init__(self, work: WorkDirectory, attempt: str, seconds: float) -> None:
+        self._directory = work.path("attempts", attempt, USAGE)
+        self._store = work.store()
+        self._seconds = seconds
+        self._due = 0.0
+        self._told: dict[int, int] = {}
+        """The number of each rank's last sample that was read."""
+
+    def read(self) -> list[dict[str, Any]]:
+        """The samples that are new, by rank; none until `seconds` after they were last looked for.
+
+        Raises as `EventFiles.read`.
+        """
+        if time.monotonic() < self._due:
+            return []
+        self._due = time.monotonic() + self._seconds
+        with ThreadPoolExecutor(_NUM_READERS) as pool:
+            files = list(pool.map(self._store.get, self._store.list(self._directory)))
+        samples: list[dict[str, Any]] = [json.loads(file) for file in files]
+        new = [sample for sample in samples if self._told.get(sample["rank"]) != sample["number"]]
+        self._told |= {sample["rank"]: sample["number"] for sample in new}
+        return sorted(new, key=lambda sample: sample["rank"])
 
 
 def newest(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

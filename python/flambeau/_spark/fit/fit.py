@@ -47,8 +47,9 @@ class Fit:
     """A fit of an estimator on some rows, which has been checked as far as can be without a job of Spark's.
 
     `tensor_board` is the directory in which a run's files for TensorBoard get one of their own; `since` is
-    the id that was made when the fits began that this one shares files with; `range_test` is the job's field
-    of that name, where the fit is a learning rate range test.
+    the id that was made when the fits began that this one shares files with; of one that `is_trial` nothing
+    stays, well or not; `range_test` is the job's field of that name, where the fit is a learning rate range
+    test.
     """
 
     estimator: Trainable
@@ -58,6 +59,7 @@ class Fit:
     bus: ListenerBus = field(repr=False)
     tensor_board: str | None = None
     since: str | None = None
+    is_trial: bool = False
     range_test: Mapping[str, Any] | None = None
 
     @classmethod
@@ -82,17 +84,12 @@ class Fit:
         stops = self.bus.interruption(interrupted)
         return self.bus.around(lambda: session.interruptible(self.rows.spark, self._run, stops))
 
-    def test(self) -> list[dict[str, Any]]:
-        """Makes the range test, and returns its steps as the result has them. An interrupt of this thread
-        cancels the Spark jobs.
+    def result(self) -> dict[str, Any]:
+        """Trains, and returns the training's result as `native/train` tells it. To be run in
+        `session.interruptible`.
         """
-
-        def tested() -> list[dict[str, Any]]:
-            with self._trained() as (_, _, result, *_):
-                steps: list[dict[str, Any]] = result["rangeTest"]
-                return steps
-
-        return session.interruptible(self.rows.spark, tested)
+        with self._trained() as (_, _, result, *_):
+            return result
 
     def _run(self) -> Fitted:
         with self._trained() as trained:
@@ -124,7 +121,7 @@ class Fit:
         """What is read of the rows, of those that are to be prepared. Raises DataError and ParamError, also
         for what a worker would refuse of the objects on such inputs, and for a fit with a `preprocess`.
         """
-        columns = self._columns()
+        columns = self.columns()
         refuse_raw(columns)
         self._check(columns, None)
         return columns
@@ -133,14 +130,14 @@ class Fit:
         """What is read of the rows, and what `preprocess` makes of the first, where there is one. Raises as
         `prepared_columns` does.
         """
-        columns = self._columns()
+        columns = self.columns()
         seed = self.estimator.getSeed()
         preprocessed = PreprocessProbe.of(self.program, self.rows, columns.raw, seed) if columns.raw else None
         self._check(columns, preprocessed)
         return columns, preprocessed
 
-    def _columns(self) -> DataColumns:
-        """What the params say is read of the rows."""
+    def columns(self) -> DataColumns:
+        """What the params say is read of the rows. Raises DataError and ParamError."""
         columns = self.rows.columns(self._reading)
         if self._by_keyword:
             columns = replace(columns, inputs=tuple(replace(one, keyword=True) for one in columns.inputs))
@@ -249,7 +246,7 @@ class Fit:
 
         Removes what the training left in the work directory except the model's weights and the newest
         `keepCheckpoints`; where it fails, all of its checkpoints stay for the run's next fit, unless a
-        callback wants nothing kept.
+        callback wants nothing kept. Of a trial nothing stays.
         """
         estimator, spark = self.estimator, self.rows.spark
         id, run_id = new_id(), estimator.getRunId()
@@ -261,7 +258,15 @@ class Fit:
 
         launch = Launch(
             id=id,
-            run_of=Run(site, run_id or id, what, shards.uris, shards.bitmaps_digest, bool(run_id)),
+            run_of=Run(
+                site,
+                run_id or id,
+                what,
+                shards.uris,
+                shards.bitmaps_digest,
+                in_place=shards.in_place,
+                is_named=bool(run_id),
+            ),
             site=site,
             job=self._job(run_id or id, shards),
             payload=self.program.payload(
@@ -275,11 +280,12 @@ class Fit:
             num_gpus=estimator.getNumGpusPerWorker(),
             has_callbacks=bool(on_workers(estimator.getCallbacks())),
             stop_file=partial(self.bus.stop_file, site),
+            usage_seconds=self.bus.usage_seconds if site.visible else None,
         )
         try:
             result = launch.run()
         except BaseException as error:
-            if self.bus.gives_up:
+            if self.bus.gives_up or self.is_trial:
                 launch.discard()
             else:
                 launch.keep(error)
@@ -287,6 +293,8 @@ class Fit:
         finally:
             warm_up.used(spark)
         say("clean up")
+        if self.is_trial:
+            launch.failed = launch.attempts
         checkpoints = launch.clean(estimator.getKeepCheckpoints())
         for warning in result["warnings"]:
             log.warning("%s", warning)

@@ -12,7 +12,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from threading import Event
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,9 +21,11 @@ from flambeau import errors
 from flambeau._rank import ending
 from flambeau._rank.ending import Ending
 from flambeau._rank.meeting import MeetingPlace
+from flambeau._rank.usage import Usage
 from flambeau._rank.worker import EnvironmentMismatchError, RankOutcome, kind_of
 from flambeau._spark import session
 from flambeau._spark.fit import cluster
+from flambeau._spark.fit.events import USAGE
 from flambeau._spark.labels import Say
 from flambeau._spark.site import Site, first_line
 from flambeau._spark.work_directory import new_id
@@ -104,7 +106,7 @@ class Launch:
     gives the event that is set once all ranks have ended well; `run_of` is the run that this is a fit of;
     `say` labels the attempts' jobs; `num_gpus` is how many GPUs Spark is asked for with each worker.
     `has_callbacks` says whether workers call callbacks; `stop_file` gives the file that has an attempt stop,
-    where there may be one.
+    where there may be one; after so many `usage_seconds` each rank tells again what it uses, None for never.
     """
 
     site: Site
@@ -119,6 +121,7 @@ class Launch:
     num_gpus: int = 0
     has_callbacks: bool = False
     stop_file: Callable[[str], str | None] = lambda _: None
+    usage_seconds: float | None = None
     id: str = field(default_factory=new_id)
     attempts: list[str] = field(default_factory=list)
     """The ids of the attempts that were made, newest last; those of the run's earlier fits among them."""
@@ -279,9 +282,13 @@ class Launch:
             attempt["graceSeconds"],
             dict(work.store_options),
         )
+        usage = None
+        if self.usage_seconds is not None:
+            directory = work.path("attempts", attempt["id"], USAGE)
+            usage = Usage(directory, self.usage_seconds, dict(work.store_options))
         try:
             with self.watch(attempt["id"]) as ended_well:
-                outcomes = run_stage(spark, request, self.num_workers, self.num_gpus, files)
+                outcomes = run_stage(spark, request, self.num_workers, self.num_gpus, files, usage)
                 if all(outcome.ok for outcome in outcomes):
                     ended_well.set()
                 return outcomes, None
@@ -332,15 +339,16 @@ def run_stage(
     num_workers: int,
     num_gpus: int = 0,
     files: Ending | None = None,
+    usage: Usage | None = None,
 ) -> list[RankOutcome]:
     """Runs one barrier stage with a task for each rank and returns how each ended, by rank.
 
     With `num_gpus` of 1 Spark assigns a GPU to each task. `files` tell ranks that fail which others have
-    ended; without them they are waited for without end. Waits for as long as the training takes. Raises
-    WorkerLost where Spark lost a worker, and EnvironmentMismatchError where the workers' Python has no
-    flambeau.
+    ended; without them they are waited for without end. `usage` is where they tell what they use. Waits for
+    as long as the training takes. Raises WorkerLost where Spark lost a worker, and EnvironmentMismatchError
+    where the workers' Python has no flambeau.
     """
-    task = rank_task(request, files)
+    task = rank_task(request, files, usage)
     # Spark 3.5 knows no such argument.
     profile: dict[str, Any] = {"profile": cluster.gpu_profile(spark)} if num_gpus else {}
     stage = spark.range(0, num_workers, 1, num_workers).mapInArrow(
@@ -373,7 +381,7 @@ def _told(spark: SparkSession, files: Ending) -> list[RankOutcome]:
 
 
 def rank_task(
-    request: RankRequest, files: Ending | None = None
+    request: RankRequest, files: Ending | None = None, usage: Usage | None = None
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
     """The function that Spark runs in each task of the stage: it trains one rank and yields one row.
 
@@ -396,7 +404,8 @@ def rank_task(
         given = None if gpus is None else gpus.addresses
         outcome = files.begin(rank) if files else None
         if outcome is None:
-            outcome = request.run(rank, len(addresses), rendezvous.all_gather, address, given)
+            with usage.told(rank) if usage else nullcontext():
+                outcome = request.run(rank, len(addresses), rendezvous.all_gather, address, given)
         rendezvous.leave()
         if files is not None:
             files.end(outcome)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from flambeau._callbacks import CallbackList
 from flambeau._spark import session
 from flambeau._spark.fit.display import Display, display_of
-from flambeau._spark.fit.events import STORE_ERRORS, EventFiles, newest
+from flambeau._spark.fit.events import STORE_ERRORS, EventFiles, UsageFiles, newest
 from flambeau._spark.session import Flag
 from flambeau._spark.site import Site, first_line
 from flambeau.callbacks import Callback, Context
@@ -87,6 +87,11 @@ class ListenerBus:
         """Whether a hook has ended the fit and wants nothing of it kept."""
         return self._error is not None and self._context._gives_up
 
+    @property
+    def usage_seconds(self) -> float | None:
+        """After how many seconds a rank is to tell again what it uses, None for never."""
+        return self._context._usage_seconds
+
     def is_set(self) -> bool:
         """Whether the fit is to be cancelled: a hook has failed while the training ran."""
         return self._cancels and not self._ended_well.is_set()
@@ -137,6 +142,8 @@ class ListenerBus:
             yield
             return
         ended, files = threading.Event(), EventFiles(site.work, id)
+        seconds = self.usage_seconds
+        usage = None if seconds is None else UsageFiles(site.work, id, seconds)
         stop_file = self.stop_file(site, id)
 
         def follow() -> None:
@@ -146,6 +153,7 @@ class ListenerBus:
                 is_over = ended.wait(_POLL_SECONDS)
                 if not is_over:
                     self._tell_new(files)
+                    self._tell_usage(usage)
             self._tell_last(files)
 
         thread = threading.Thread(
@@ -178,6 +186,15 @@ class ListenerBus:
             log.debug("the training's events could not be read: %s", reason)
         self._tell(newest(events))
         return reason
+
+    def _tell_usage(self, files: UsageFiles | None) -> None:
+        """Tells what has come in of what ranks use. What cannot be read is let go: more comes."""
+        try:
+            samples = [] if files is None else files.read()
+        except STORE_ERRORS as error:
+            log.debug("what the workers use could not be read: %s", first_line(error))
+            return
+        self._tell(samples)
 
     def _tell_last(self, files: EventFiles) -> None:
         """Tells what came in before an attempt's end. Of one that ended well it looks for the end for a
