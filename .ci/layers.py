@@ -9,8 +9,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # From the ground up; those of one line know nothing of each other. The package `flambeau` is three layers,
 # and its package `internal` lies between them.
-SCALA = ["errors", "util", "session", "jni", "words", "model storage", "rows saving", "fit scoring", "top"]
-TOP = re.compile("Torch|PipelineModels|PythonModel|FlambeauExtensions|ListenerException")
+SCALA = [
+    "errors",
+    "util",
+    "session",
+    "jni",
+    "words",
+    "model storage",
+    "rows saving",
+    "fit scoring mlflow",
+    "top",
+]
+TOP = re.compile(
+    "Torch|MLflow|PreparedData|CrossValidator|PipelineModels|PythonModel|FlambeauExtensions|ListenerException"
+)
 IMPORT = re.compile(r"^import flambeau\.(?:internal\.)?(?:\{([^}]*)\}|(\w+))", re.MULTILINE)
 TRAIN = ["error digest", "model", "record", "job", "device", "gradients", "checkpoint", "training"]
 

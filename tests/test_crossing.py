@@ -145,3 +145,24 @@ def test_estimators_cross_and_train_the_same(saved: Path, with_jar: dict[str, An
     close({"predictions": outcome["scala pipeline by PySpark's reader"]}, predicted(saved, "scala"))
     close({"predictions": outcome["python estimator in scala"]}, predicted(saved, "scala"))
     assert "as a pickle, which only Python reads" in outcome["refused"]
+
+
+def test_each_trains_on_what_the_other_prepared(with_jar: dict[str, Any]) -> None:
+    """To the bit as on the DataFrame, from files that are described alike, with one text for a refusal."""
+    outcome = with_jar["prepared"]
+    for side in ("python", "scala"):
+        on_frame = outcome[side]["df"]
+        assert len(on_frame["val_loss"]) == 2 and len(on_frame["predictions"]) == 12
+        assert outcome[side]["python"] == on_frame
+        assert outcome[side]["scala"] == on_frame
+    described = [
+        {
+            **{name: manifest[name] for name in ("format", "schema", "columns", "split", "numRows")},
+            "files": [(one["isValidation"], one["fold"], one["numRows"]) for one in manifest["files"]],
+        }
+        for manifest in outcome["manifests"].values()
+    ]
+    assert described[0] == described[1]
+    assert len(outcome["refused"]) == 5
+    for ours, theirs in outcome["refused"]:
+        assert "prepare" in ours and ours in theirs

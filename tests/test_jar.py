@@ -49,10 +49,11 @@ def test_jar_carries_the_native_parts_and_says_what_it_is(jar: Path) -> None:
     assert native == {"flambeau-worker", "libflambeau_jni_store.so", "libflambeau_jni_torch.so"}
     assert worker == (Path(flambeau.__file__).parent / "_bin" / "flambeau-worker").read_bytes()
     assert "flambeau/TorchEstimator.class" in names
-    # Spark is the cluster's, never the jar's; what reaches into its plans has a package of ours below it.
+    # Spark is the cluster's, never the jar's; what reaches into it has packages of ours below its own.
     classes = [name for name in names if name.endswith(".class")]
     foreign = [name for name in classes if name.startswith(("org/", "scala/", "com/"))]
-    assert all(name.startswith("org/apache/spark/sql/flambeau/") for name in foreign)
+    own = tuple(f"org/apache/spark/{package}/flambeau/" for package in ("sql", "ml/tuning"))
+    assert all(name.startswith(own) for name in foreign)
     told = manifest(jar)
     assert jar.name == f"flambeau-spark4_2.13-{told['Implementation-Version']}.jar"
     assert told["Flambeau-Torch"] == "2.13.0"

@@ -5,7 +5,8 @@
 `--reads` maps labels to `{"by", "paths"}`: one of load_pipeline, PipelineModels, PipelineModel and
 JvmPipelineModel, and directories by their names. The outcome maps each label to what each name comes to:
 `{"predictions"}`, or `{"error"}` where the stage was refused. An estimator, in a directory of that name, is
-fitted to the rows first. `--refit` is the directory whose estimators `refit.py` trains, as `refit`.
+fitted to the rows first. `--refit` is the directory whose estimators `refit.py` trains, as `refit`, and
+`prepared.py` on prepared rows, as `prepared`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def is_estimator(path: str) -> bool:
 def main() -> None:
     from golden import predictions, rows, with_numbers
     from local_session import session
+    from prepared import crossed
     from refit import refitted
     from scala import Scala
 
@@ -73,6 +75,7 @@ def main() -> None:
                 outcome[label][name] = {"error": str(error)}
     if options.refit is not None:
         outcome["refit"] = refitted(spark, options.refit)
+        outcome["prepared"] = crossed(spark, options.refit)
     spark.stop()
     print("OUTCOME " + json.dumps(outcome), flush=True)
 

@@ -99,7 +99,8 @@ trait HasInputColumns extends CheckedParams with HasFeaturesCol with HasInputCol
     "inputTypes",
     "Type of the tensor of each input, in the order of inputCols: auto, float32, float64, int64, bool " +
       "or uint8. auto follows the column: float, double and decimal give float32; byte, short, int and " +
-      "long give int64; boolean gives bool; binary gives uint8. When not set, all are auto.",
+      "long give int64; boolean gives bool; binary gives uint8. In PySpark also sparse, with which " +
+      "vectors and arrays reach preprocess as sparse CSR tensors of float32. When not set, all are auto.",
     Check.InputTypes.of("inputTypes")
   )
 
@@ -518,6 +519,29 @@ trait HasTrainingLoop extends CheckedParams with HasSeed {
   def getEmaDecay: Double = $(emaDecay)
 
   /** @group expertParam */
+  final val syncEvery: IntParam = new IntParam(
+    this,
+    "syncEvery",
+    "Steps of the optimizer between two averages. With 1 the workers average their gradients in each " +
+      "step. With more each steps on its own gradients, and after so many steps, before each checkpoint " +
+      "and at the end of each epoch the weights and the optimizer's state are averaged (local SGD). Not " +
+      "on GPUs, nor with gradientCompression, emaDecay or precision fp16.",
+    Check.Integer(1, 1000000).of("syncEvery")
+  )
+
+  /** Sets `syncEvery`.
+    *
+    * @group expertSetParam
+    */
+  def setSyncEvery(value: Int): this.type = setChecked(syncEvery, value)
+
+  /** The value of `syncEvery`, or its default.
+    *
+    * @group expertGetParam
+    */
+  def getSyncEvery: Int = $(syncEvery)
+
+  /** @group expertParam */
   final val bucketSize: IntParam = new IntParam(
     this,
     "bucketSize",
@@ -679,6 +703,7 @@ trait HasTrainingLoop extends CheckedParams with HasSeed {
     seed -> 0L,
     shuffle -> true,
     gradientAccumulationSteps -> 1,
+    syncEvery -> 1,
     bucketSize -> 26214400,
     gradientCompression -> "none",
     powerSgdRank -> 1,
@@ -1410,8 +1435,9 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     this,
     "inPlace",
     "Whether training reads the rows of a DataFrame in the Parquet files, the Delta or the Iceberg " +
-      "table that they come from, and no copy of them in workDir: never, auto (where that is possible), " +
-      "always (else the fit is refused). The files must stay as they are until the fit has ended.",
+      "table that they come from, and no copy of them in workDir: never, auto (where that is possible and " +
+      "a quarter or more of the rows of their row groups are read), always (else the fit is refused). The " +
+      "files must stay as they are until the fit has ended.",
     Check.OneOf("never", "auto", "always").of("inPlace")
   )
 
@@ -1564,7 +1590,7 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     collectiveTimeout -> 600.0,
     heartbeatTimeout -> 30.0,
     slotTimeout -> 0.0,
-    inPlace -> "never",
+    inPlace -> "auto",
     verbose -> 1,
     logEveryNSteps -> 50,
     logGradientNorm -> false,

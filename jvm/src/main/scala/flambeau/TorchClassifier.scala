@@ -18,6 +18,9 @@ class TorchClassifier(uid: String) extends TorchEstimator(uid) {
   override def fit(dataset: Dataset[_]): TorchClassificationModel =
     super.fit(dataset).asInstanceOf[TorchClassificationModel]
 
+  override def fit(prepared: PreparedData): TorchClassificationModel =
+    super.fit(prepared).asInstanceOf[TorchClassificationModel]
+
   override def fitOnParquet(path: String): TorchClassificationModel =
     super.fitOnParquet(path).asInstanceOf[TorchClassificationModel]
 

@@ -2,7 +2,8 @@ package flambeau
 
 import scala.util.control.NonFatal
 
-import flambeau.internal.fit.{Fit, Trainable}
+import flambeau.internal.fit.{Fit, Prepare, Trainable}
+import flambeau.internal.mlflow.FitRun
 import flambeau.internal.model.{OutputSpec, Trained}
 import flambeau.internal.rows.{FrameRows, ParquetRows, Rows}
 import flambeau.internal.saving.{EstimatorReader, EstimatorWriter}
@@ -54,6 +55,40 @@ class TorchEstimator(override val uid: String)
   override def fit(dataset: Dataset[_]): TorchModel =
     trained(Fit.of(this, dataset.sparkSession), new FrameRows(dataset.toDF()))
 
+  /** Writes the columns that a fit reads, once: `fit(prepared)` then trains on them as often as you like, also with other
+    * params and other estimators.
+    *
+    * They lie in the work directory and stay until `prepared.delete()`. Validation rows are those of `validationFraction` and
+    * `seed`, or of `validationIndicatorCol`, as they are now. Throws as `fit` does before it starts workers.
+    *
+    * {{{
+    * val prepared = estimator.prepare(df)
+    * val models = (0L until 5L).map(seed => estimator.copy(ParamMap.empty).setSeed(seed).fit(prepared))
+    * prepared.delete()
+    * }}}
+    */
+  def prepare(dataset: Dataset[_]): PreparedData =
+    new PreparedData(Prepare(this, dataset.toDF(), path = None))
+
+  /** The same in the directory `path`, which is not there yet, on storage that the driver and all workers reach. */
+  def prepare(dataset: Dataset[_], path: String): PreparedData =
+    new PreparedData(Prepare(this, dataset.toDF(), Some(path)))
+
+  /** Trains on prepared rows, as `fit` does on a DataFrame's. Throws ParamException and DataException also where they were not
+    * prepared as this estimator reads them, and where a file is not the one that was written.
+    */
+  def fit(prepared: PreparedData): TorchModel =
+    trained(Fit.of(this, prepared.rows.site.spark), prepared.rows)
+
+  /** Trains on prepared rows with the params of a map in the place of this estimator's. */
+  def fit(prepared: PreparedData, paramMap: ParamMap): TorchModel = copy(paramMap).fit(prepared)
+
+  /** Trains on prepared rows with each of these maps, one after the other. Throws ParamException where several have one
+    * `runId`.
+    */
+  def fit(prepared: PreparedData, paramMaps: Seq[ParamMap]): Seq[TorchModel] =
+    copies(paramMaps).map(_.fit(prepared))
+
   /** Trains on the Parquet files under `path`, a directory or a file, where they lie: nothing is copied.
     *
     * Below `key=value` directories such a column may be the `validationIndicatorCol` too. Delta, Iceberg and Hudi tables, and
@@ -77,11 +112,37 @@ class TorchEstimator(override val uid: String)
   /** A writer of this estimator, with its program: `estimator.write.overwrite().save(path)`. */
   override def write: MLWriter = new EstimatorWriter(this)
 
+  /** This estimator with each of these maps. Throws ParamException where several have one `runId`. */
+  private[flambeau] def copies(paramMaps: Seq[ParamMap]): Seq[TorchEstimator] = {
+    val estimators = paramMaps.map(copy(_))
+    val runs = estimators.flatMap(one => one.valueOf(one.runId))
+    for (run <- runs.diff(runs.distinct).headOption)
+      throw new ParamException(
+        s"runId '$run' names one run, and ${runs.count(_ == run)} of these param maps have it: leave it unset, as a " +
+          "CrossValidator needs it, or give each map its own"
+      )
+    estimators
+  }
+
   private def trained(fit: Fit, rows: Rows): TorchModel = {
-    val model = modelOf(fit.run(rows))
-    try fit.end()
-    catch { case NonFatal(error) => throw new ListenerException(model, error) }
-    model
+    val listeners = getListeners.map {
+      case mlflow: MLflow => mlflow.begin(this)
+      case listener       => listener
+    }
+    val runs = listeners.collect { case run: FitRun => run }
+    try {
+      val model = modelOf(fit.run(rows, listeners))
+      try fit.end()
+      catch { case NonFatal(error) => throw new ListenerException(model, error) }
+      runs.foreach(_.onFitEnd(model, model.trained, model.outputFields.map(_._2)))
+      model
+    } catch {
+      case error: Throwable =>
+        for (run <- runs)
+          try run.onException(error)
+          catch { case NonFatal(other) => error.addSuppressed(other) }
+        throw error
+    }
   }
 
   private def modelOf(trained: Trained): TorchModel = {

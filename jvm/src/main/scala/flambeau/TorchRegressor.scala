@@ -15,6 +15,9 @@ class TorchRegressor(uid: String) extends TorchEstimator(uid) {
   override def fit(dataset: Dataset[_]): TorchRegressionModel =
     super.fit(dataset).asInstanceOf[TorchRegressionModel]
 
+  override def fit(prepared: PreparedData): TorchRegressionModel =
+    super.fit(prepared).asInstanceOf[TorchRegressionModel]
+
   override def fitOnParquet(path: String): TorchRegressionModel =
     super.fitOnParquet(path).asInstanceOf[TorchRegressionModel]
 

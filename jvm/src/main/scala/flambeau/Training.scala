@@ -23,6 +23,8 @@ import java.util.concurrent.atomic.AtomicBoolean
   *   none before
   * @param checkpoint
   *   the directory of the newest checkpoint that the training has written; none before
+  * @param stepLoss
+  *   while an epoch runs, the loss of its last step; none where that is no finite number
   */
 final class Training private[flambeau] (
     val epoch: Long,
@@ -33,6 +35,7 @@ final class Training private[flambeau] (
     val learningRate: Option[Double],
     val rowsPerSecond: Option[Double],
     val checkpoint: Option[String],
+    private[flambeau] val stepLoss: Option[Double],
     isStopping: AtomicBoolean
 ) {
 
@@ -51,7 +54,8 @@ final class Training private[flambeau] (
       metrics: Map[String, Double] = metrics,
       learningRate: Option[Double] = learningRate,
       rowsPerSecond: Option[Double] = rowsPerSecond,
-      checkpoint: Option[String] = checkpoint
+      checkpoint: Option[String] = checkpoint,
+      stepLoss: Option[Double] = stepLoss
   ): Training = new Training(
     epoch,
     step,
@@ -61,6 +65,7 @@ final class Training private[flambeau] (
     learningRate,
     rowsPerSecond,
     checkpoint,
+    stepLoss,
     isStopping
   )
 }
@@ -69,5 +74,5 @@ private[flambeau] object Training {
 
   /** A training of which nothing is known yet, and what says that a listener has asked for its end. */
   def begin(isStopping: AtomicBoolean): Training =
-    new Training(0, 0, 0, 0, Map.empty, None, None, None, isStopping)
+    new Training(0, 0, 0, 0, Map.empty, None, None, None, None, isStopping)
 }

@@ -12,7 +12,8 @@ import flambeau.internal.util.Json
 import org.apache.spark.ml.evaluation.{MulticlassClassificationEvaluator, RegressionEvaluator}
 import org.apache.spark.ml.feature.VectorAssembler
 import org.apache.spark.ml.param.ParamMap
-import org.apache.spark.ml.tuning.{CrossValidator, ParamGridBuilder, TrainValidationSplit}
+import org.apache.spark.ml.tuning
+import org.apache.spark.ml.tuning.{ParamGridBuilder, TrainValidationSplit}
 import org.apache.spark.ml.{Pipeline, PipelineModel}
 import org.apache.spark.scheduler.{SparkListener, SparkListenerJobStart}
 import org.apache.spark.sql.DataFrame
@@ -141,7 +142,7 @@ class FitSuite extends SparkSuite {
     val estimator = classes
     val grid = new ParamGridBuilder().addGrid(estimator.learningRate, Array(1e-6, 0.05)).build()
     val evaluator = new MulticlassClassificationEvaluator().setMetricName("accuracy")
-    val validator = new CrossValidator()
+    val validator = new tuning.CrossValidator()
       .setEstimator(estimator)
       .setEstimatorParamMaps(grid)
       .setEvaluator(evaluator)

@@ -159,6 +159,36 @@ class InPlaceSuite extends SparkSuite {
     }
   }
 
+  test("few rows of files are written, unless they are to be read in place") {
+    val auto = params().setInPlace("auto")
+    // Each file is a row group.
+    val few = table.where($"id" % 5 === 0)
+    of(new FrameRows(few), auto) { shards =>
+      assert(shards.train.forall(_.rows.isEmpty) && !shards.inPlace && shards.share == 1)
+      assert(ids(shards.train) == ids(few))
+    }
+    of(new FrameRows(few))(shards => assert(shards.inPlace && math.abs(shards.share - 0.2) < 1e-3))
+    // Of one file all rows, and of the other none.
+    for (some <- Seq(table.where($"id" % 3 === 0), table.where($"id" < NumRows / 2)))
+      of(new FrameRows(some), auto)(shards => assert(shards.inPlace && ids(shards.train) == ids(some)))
+  }
+
+  test("values of partition columns are those of Spark") {
+    val parted = table.where($"id" < 1000).withColumn("year", ($"id" % 3 + 2020).cast("int"))
+      .withColumn("rate", ($"id" % 3 / 7).cast("float")).withColumn("odd", $"year" % 2 === 1)
+    parted.write.partitionBy("year", "rate", "odd").parquet(path("parted"))
+    val df = spark.read.schema("id long, label float, year int, rate float, odd boolean")
+      .parquet(path("parted")).where("year > 2020")
+    val asked = params().setInputCols(Array("rate", "odd", "id")).setLabelCol("year")
+    of(new FrameRows(df), asked) { shards =>
+      val found = shards.train.map(_.values).map(one =>
+        Row(one("year").toInt, one("rate").toDouble.toFloat, one("odd") == "1")
+      )
+      assert(found.toSet == df.select("year", "rate", "odd").collect().toSet)
+      assert(shards.numRows == df.count())
+    }
+  }
+
   test("files that a training would refuse are not read in place") {
     table.limit(10).select("id", "x", "label").write.parquet(path("mixed"))
     table.limit(10).select($"id", $"x", $"label".cast("double")).write.mode("append").parquet(path("mixed"))

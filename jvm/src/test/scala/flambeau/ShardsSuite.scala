@@ -38,11 +38,12 @@ class ShardsSuite extends SparkSuite {
       labels: Option[String] = None
   ): ShardSet = {
     val rows = new FrameRows(df)
-    rows.write(rows.columns(reading(params, labels)), path(name))
+    rows.write(rows.columns(reading(params, labels)), site, path(name))
   }
 
+  private def site = Site(spark, WorkDirectory(path("work"), Settings.of(spark)), isVisible = true)
+
   private def inPlace(files: String, params: HasTrainingParams): ShardSet = {
-    val site = Site(spark, WorkDirectory(path("work"), Settings.of(spark)), isVisible = true)
     val rows = new ParquetRows(spark, files)
     rows.shards(rows.columns(reading(params)), reading(params), site)(identity)
   }

@@ -4,7 +4,8 @@ import java.nio.charset.StandardCharsets.UTF_8
 import java.nio.file.{Files, Paths}
 
 import flambeau.{
-  PipelineModels, SparkSuite, TorchRegressionModel, TorchRegressor, Training, TrainingCases, TrainingListener
+  CrossValidator, MLflow, PipelineModels, PreparedData, SparkSuite, TorchRegressionModel, TorchRegressor,
+  Training, TrainingCases, TrainingListener
 }
 import org.apache.spark.ml.Pipeline
 import org.apache.spark.ml.evaluation.RegressionEvaluator
@@ -12,7 +13,7 @@ import org.apache.spark.ml.feature.VectorAssembler
 import org.apache.spark.ml.param.ParamMap
 import org.apache.spark.ml.tuning.{ParamGridBuilder, TrainValidationSplit}
 
-/** The blocks of Scala in docs/scala.md, which are those of this file. */
+/** The blocks of Scala in the guides, which are those of this file. */
 class GuideSuite extends SparkSuite {
   private lazy val program = TrainingCases.program("guide")
   private lazy val flights = spark.read.parquet(TrainingCases.rows("guide"))
@@ -47,6 +48,9 @@ class GuideSuite extends SparkSuite {
     })
     watched.fit(df)
 
+    val tracked = regressor.copy(ParamMap.empty)
+      .addListener(new MLflow().setTrackingUri("http://tracking:5000").setExperiment("flights"))
+
     val search = new TrainValidationSplit()
       .setEstimator(regressor)
       .setEstimatorParamMaps(new ParamGridBuilder().addGrid(
@@ -76,17 +80,37 @@ class GuideSuite extends SparkSuite {
       .setLabelCol("arr_delay")
       .fit(df)
 
+    val prepared = regressor.prepare(df, path("prepared"))
+    println(prepared)
+    val models = (0L until 2L).map(seed => regressor.copy(ParamMap.empty).setSeed(seed).fit(prepared))
+
+    val taken = PreparedData.open(spark, path("prepared"))
+    val maps = new ParamGridBuilder().addGrid(regressor.learningRate, Array(0.001, 0.01)).build()
+    for (model <- regressor.fit(taken, maps.toSeq)) println(model.history("val_loss").min)
+    taken.delete()
+
+    val validator = new CrossValidator()
+      .setEstimator(regressor)
+      .setEstimatorParamMaps(maps)
+      .setEvaluator(new RegressionEvaluator().setLabelCol("arr_delay"))
+      .setNumFolds(2)
+    println(validator.fit(df).avgMetrics.mkString(", "))
+
+    assert(models.map(_.summary.numRows).distinct.size == 1)
     assert(best.uid == regressor.uid)
+    assert(tracked.getListeners.size == 1 && regressor.getListeners.isEmpty)
     assert(again.history("rmse") sameElements model.history("rmse"))
     assert(tuned.summary.objectiveHistory.forall(_ < 1e6))
   }
 
-  test("the guide's blocks are this file's") {
+  test("the guides' blocks are this file's") {
     val source = compact("jvm/src/test/scala/flambeau/guide/GuideSuite.scala")
-    val guide = new String(Files.readAllBytes(Paths.get("docs/scala.md")), UTF_8)
-    val blocks = "(?s)```scala\n(.*?)```".r.findAllMatchIn(guide).map(_.group(1)).toList
-    assert(blocks.size == 9)
-    for (block <- blocks if !block.startsWith("import")) assert(source.contains(squeezed(block)), block)
+    for ((page, number) <- Seq("scala" -> 10, "prepared-data" -> 3)) {
+      val guide = new String(Files.readAllBytes(Paths.get(s"docs/$page.md")), UTF_8)
+      val blocks = "(?s)```scala\n(.*?)```".r.findAllMatchIn(guide).map(_.group(1)).toList
+      assert(blocks.size == number)
+      for (block <- blocks if !block.startsWith("import")) assert(source.contains(squeezed(block)), block)
+    }
   }
 
   private def compact(path: String): String = squeezed(new String(Files.readAllBytes(Paths.get(path)), UTF_8))

@@ -4,7 +4,7 @@ import scala.collection.mutable
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
-import flambeau.{Bottleneck, Checkpoint, DataException, TensorColumns}
+import flambeau.{Bottleneck, Checkpoint, DataException, TensorColumns, TrainingListener}
 import flambeau.jni.StoredFile
 import flambeau.internal.model.{Counts, OutputSpec, ProgramForms, Trained}
 import flambeau.internal.rows.{DataColumns, Reading, Rows, ShardSet}
@@ -21,7 +21,7 @@ import org.slf4j.LoggerFactory
 private[flambeau] final class Fit private (
     estimator: Trainable,
     spark: SparkSession,
-    work: WorkDirectory,
+    val work: WorkDirectory,
     program: Program
 ) {
   import Fit._
@@ -41,24 +41,32 @@ private[flambeau] final class Fit private (
   private val tensorBoardDir =
     estimator.valueOf(estimator.tensorBoardDir).map(WorkDirectory.uriOf(spark, "tensorBoardDir", _))
 
-  /** Trains on the rows, and tells what came of it. Waits for as long as that takes; an interrupt of the thread cancels it. */
-  def run(rows: Rows): Trained = {
+  /** Trains on the rows, tells the listeners, and returns what came of it. Waits for as long as that takes; an interrupt of the thread cancels it. */
+  def run(rows: Rows, told: Seq[TrainingListener]): Trained = {
     val name = estimator.valueOf(estimator.runId).fold(estimator.uid)(run => s"${estimator.uid} (run $run)")
     JobLabels.of(spark.sparkContext, name) { labels =>
       labels.say("read the rows")
-      val columns = rows.columns(reading)
-      outputOf(columns)
+      val columns = this.columns(rows)
       labels.say("check the cluster")
       val site = place()
       labels.say("find or write the rows")
       leased(site) {
         rows.shards(columns, reading, site) { shards =>
           val (inputs, output) = probe(columns, shards)
-          val (result, checkpoints) = train(shards, site, labels)
+          val (result, checkpoints) = train(shards, site, labels, told)
           trained(inputs, output, result, checkpoints)
         }
       }
     }
+  }
+
+  /** The columns that the fit reads of the rows. Throws DataException, and ParamException also where the program, its loss or
+    * its metrics do not go with them.
+    */
+  def columns(rows: Rows): DataColumns = {
+    val columns = rows.columns(reading)
+    outputOf(columns)
+    columns
   }
 
   /** Tells the listeners that the training has ended well. Throws what one has thrown, there or in what is told after the
@@ -83,23 +91,28 @@ private[flambeau] final class Fit private (
     output
   }
 
-  /** Makes sure that there are slots for the workers and that these share the work directory; returns how this process
-    * reaches it. Throws ClusterException and StoreException.
-    */
-  private def place(): Site = {
-    val numWorkers = estimator.getNumWorkers
-    Cluster.checkSlots(spark, numWorkers, estimator.getNumGpusPerWorker, estimator.getSlotTimeout)
-    if (!Session.isLocal(spark)) Cluster.probe(spark, work, numWorkers)
-    val site = Site.of(spark, work)
+  /** The work directory, as `reach` gives it, without what older fits left there. Throws ClusterException and StoreException. */
+  def place(): Site = {
+    val site = reach(work)
     if (!work.isTemporary) site.sweep()
     site
+  }
+
+  /** Makes sure that there are slots for the workers and that these share a directory; returns how this process reaches it.
+    * Throws ClusterException and StoreException.
+    */
+  def reach(directory: WorkDirectory): Site = {
+    val numWorkers = estimator.getNumWorkers
+    Cluster.checkSlots(spark, numWorkers, estimator.getNumGpusPerWorker, estimator.getSlotTimeout)
+    if (!Session.isLocal(spark)) Cluster.probe(spark, directory, numWorkers)
+    Site.of(spark, directory)
   }
 
   /** Keeps the sweeps of other fits from what `use` has in the work directory, and other fits from its run. Throws
     * ParamException where another has that.
     */
   private def leased[T](site: Site)(use: => T): T = {
-    def held: T = if (work.isTemporary) use else Lease.held(site)(use)
+    def held: T = Lease.held(site)(use)
     estimator.valueOf(estimator.runId).fold(held)(Run.claimed(site, _)(held))
   }
 
@@ -123,7 +136,12 @@ private[flambeau] final class Fit private (
     * Removes what the training left in the work directory except the model's files and the newest `keepCheckpoints`; where
     * it fails, all of its checkpoints stay for the run's next fit.
     */
-  private def train(shards: ShardSet, site: Site, labels: JobLabels): (JsonNode, Seq[Checkpoint]) = {
+  private def train(
+      shards: ShardSet,
+      site: Site,
+      labels: JobLabels,
+      told: Seq[TrainingListener]
+  ): (JsonNode, Seq[Checkpoint]) = {
     val name = work.newId()
     try {
       val everywhere = program.placed(ProgramFiles.place(site, name))
@@ -131,7 +149,7 @@ private[flambeau] final class Fit private (
       val whole = job(shards.jobData, everywhere)
       for (directory <- tensorBoardDir)
         whole.get("params").asInstanceOf[ObjectNode].put("tensorBoardDir", s"$directory/${run.id}")
-      val bus = ListenerBus.of(site, estimator.getListeners, estimator.getVerbose)
+      val bus = ListenerBus.of(site, told, estimator.getVerbose)
       listeners = Some(bus)
       val launch = new Launch(
         site,
@@ -164,10 +182,11 @@ private[flambeau] final class Fit private (
       if (ProgramFiles.isCopied(spark, program)) site.remove("programs", name)
   }
 
-  /** The run that a fit is one of: that of `runId`, else one with the name `id`. */
-  private def runOf(site: Site, shards: ShardSet, id: String): Run = {
+  /** The run that a fit is one of: that of `runId`, else one with the name of the fit. */
+  private def runOf(site: Site, shards: ShardSet, fit: String): Run = {
     val named = estimator.valueOf(estimator.runId)
-    new Run(site, named.getOrElse(id), named.isDefined, identity, shards.uris, shards.bitmapsDigest)
+    val id = named.getOrElse(fit)
+    new Run(site, id, named.isDefined, identity, shards.uris, shards.bitmapsDigest, shards.inPlace)
   }
 
   /** What tells the job from others: its params and its program's files, without those that hold weights alone. An archive of

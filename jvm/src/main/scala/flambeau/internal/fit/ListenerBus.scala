@@ -192,7 +192,8 @@ private[flambeau] final class ListenerBus private (
           epoch = long("epoch"),
           step = long("step"),
           metrics = Map("loss" -> double("loss").getOrElse(Double.NaN)),
-          rowsPerSecond = double("rowsPerSecond")
+          rowsPerSecond = double("rowsPerSecond"),
+          stepLoss = double("stepLoss")
         )
         call("onProgress")(_.onProgress(training))
       case "epoch" =>

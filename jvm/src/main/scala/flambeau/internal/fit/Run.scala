@@ -27,6 +27,8 @@ import org.slf4j.LoggerFactory
   *   those that its rows lie in
   * @param bitmapsDigest
   *   of what says which rows of them these are, where they are not all
+  * @param inPlace
+  *   whether the files are the user's own
   */
 private[flambeau] final class Run(
     site: Site,
@@ -34,7 +36,8 @@ private[flambeau] final class Run(
     val isNamed: Boolean,
     job: => ObjectNode,
     files: Seq[String],
-    bitmapsDigest: Option[String] = None
+    bitmapsDigest: Option[String] = None,
+    inPlace: Boolean = false
 ) {
   import Run._
 
@@ -52,14 +55,15 @@ private[flambeau] final class Run(
     else {
       val comparison = question("compareRun")
       comparison.set[ObjectNode]("run", before.get("run"))
-      comparison.set[ObjectNode]("what", identity(before.get("readsAll").asBoolean))
+      // Rows that were copied then are others than those of the user's files.
+      comparison.set[ObjectNode]("what", identity(before.get("readsAll").asBoolean && !inPlace))
       // On this machine: it needs nothing of the directory.
       Json.texts(Json.parse(site.work.ask(Json.text(comparison))))
     }
   }
 
-  /** Notes the attempts. The first time it reads all rows of a run that is named; of others, which only a failure notes, no
-    * more than the ends of their files.
+  /** Notes the attempts. The first time it reads all rows that were written for a run that is named. Of the user's files,
+    * which may be many times as large, and of other runs, which only a failure notes, it reads no more than the ends.
     */
   def write(attempts: Seq[String]): Unit = note.foreach { note =>
     val question = Site.question("writeRun")
@@ -70,7 +74,8 @@ private[flambeau] final class Run(
 
   /** What the supervisor writes of the run beside its attempts; none where another driver has it. */
   def note: Option[ObjectNode] =
-    if (isLost) None else Some(Json.obj().put("id", id).set[ObjectNode]("what", identity(isNamed)))
+    if (isLost) None
+    else Some(Json.obj().put("id", id).set[ObjectNode]("what", identity(isNamed && !inPlace)))
 
   /** Whether another driver has taken it, whose checkpoints and file are left alone. Looks there, since this process may
     * have stood still after its last beat.

@@ -21,7 +21,7 @@ private[flambeau] object Columns {
   )
 
   // Other types may have the same simple name, and another layout.
-  private val VectorTypes =
+  val VectorTypes: Seq[String] =
     Seq("org.apache.spark.ml.linalg.VectorUDT", "org.apache.spark.mllib.linalg.VectorUDT")
 
   /** The input tensors, in the order of forward's arguments, that the params ask for on a DataFrame of this schema.

@@ -14,19 +14,31 @@ private[flambeau] sealed trait Split {
 
   /** Whether a row is for validation. */
   def flag: Column
+
+  /** As prepared data have it. */
+  def json: ObjectNode
 }
 
 private[flambeau] object Split {
+
+  /** The partition column that separates validation rows; its name is not one that a user's column has. */
+  val Flag = "flambeau_validation"
+
   final case class Indicator(name: String) extends Split {
     override def flag: Column = {
       val column = col(quoted(name))
       val message = s"column '$name' holds a null: it says of each row whether it is for validation"
       when(column.isNull, Refusal.raise(message)).otherwise(column)
     }
+
+    override def json: ObjectNode = Json.obj().set[ObjectNode]("indicator", Json.obj().put("column", name))
   }
 
   final case class Fraction(fraction: Double, seed: Long) extends Split {
     override def flag: Column = rand(seed) < fraction
+
+    override def json: ObjectNode =
+      Json.obj().set[ObjectNode]("fraction", Json.obj().put("fraction", fraction).put("seed", seed))
   }
 }
 

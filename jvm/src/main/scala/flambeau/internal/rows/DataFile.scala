@@ -9,18 +9,27 @@ import org.apache.spark.sql.DataFrame
   *
   * @param rows
   *   which of its rows are read; none for all
+  * @param values
+  *   of columns that have one value in all of these, and are not in it
   */
-private[flambeau] final case class DataFile(uri: String, rows: Option[RowBitmap] = None) {
+private[flambeau] final case class DataFile(
+    uri: String,
+    rows: Option[BitmapRange] = None,
+    values: Map[String, String] = Map.empty
+) {
 
   /** The file as the training job names it. */
   def json: JsonNode = rows.fold[JsonNode](new TextNode(uri)) { rows =>
     val bitmap = Json.obj().put("uri", rows.uri).put("offset", rows.offset).put("length", rows.length)
-    Json.obj().put("uri", uri).set[JsonNode]("rows", bitmap)
+    val file = Json.obj().put("uri", uri)
+    file.replace("rows", bitmap)
+    if (values.nonEmpty) file.replace("values", Json.of(values, "values"))
+    file
   }
 }
 
 /** Bytes of a file in which each bit, the lowest of a byte first, says whether a row of another file is read. */
-private[flambeau] final case class RowBitmap(uri: String, offset: Long, length: Long)
+private[flambeau] final case class BitmapRange(uri: String, offset: Long, length: Long)
 
 private[flambeau] object DataFile {
 

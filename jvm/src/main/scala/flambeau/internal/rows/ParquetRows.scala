@@ -42,7 +42,7 @@ private[flambeau] final class ParquetRows(spark: SparkSession, path: String) ext
       columns.split match {
         case Some(Split.Indicator(name)) if inPaths(name) =>
           val (train, validation) = ShardSet.parted(df, Some(name))
-          ShardSet.inspected(columns, site, train, validation)
+          ShardSet.inspected(columns, site, train, validation, inPlace = true)
         case _ =>
           try Scan(df, files = Some(df.inputFiles.toSeq)).shards(columns, site, s"$directory/bitmaps")
           catch {

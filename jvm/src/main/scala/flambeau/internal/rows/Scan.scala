@@ -5,19 +5,21 @@ import java.security.MessageDigest
 import java.util.{BitSet, Map => JavaMap}
 
 import scala.collection.JavaConverters._
+import scala.util.control.NonFatal
 
+import flambeau.DataException
 import flambeau.internal.storage.{Site, WorkDirectory}
 import flambeau.internal.util.Failures
 import flambeau.jni.StoredFile
 import org.apache.hadoop.fs.Path
-import org.apache.spark.sql.{AnalysisException, DataFrame}
+import org.apache.spark.sql.{AnalysisException, Column, DataFrame}
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
 import org.apache.spark.sql.execution.datasources.{HadoopFsRelation, LogicalRelation}
 import org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat
 import org.apache.spark.sql.execution.datasources.v2.DataSourceV2ScanRelation
 import org.apache.spark.sql.flambeau.Plans
 import org.apache.spark.sql.functions._
-import org.apache.spark.sql.types.BooleanType
+import org.apache.spark.sql.types.{BooleanType, FloatType}
 
 /** A DataFrame whose rows are some of those of files, each once, which are read there.
   *
@@ -35,6 +37,8 @@ import org.apache.spark.sql.types.BooleanType
   *   whether `file` gives paths that are no URIs: what URIs escape is as it is in them
   * @param place
   *   one of its files, or the directory of the table; none where there is no file
+  * @param constants
+  *   the columns of a fit that have one value in each file, and are not in it
   */
 private[rows] final case class Scan(
     df: DataFrame,
@@ -42,7 +46,8 @@ private[rows] final case class Scan(
     row: String = "_metadata.row_index",
     files: Option[Seq[String]] = None,
     hasPaths: Boolean = false,
-    place: Option[String] = None
+    place: Option[String] = None,
+    constants: Seq[String] = Nil
 ) {
   import Scan._
 
@@ -53,7 +58,7 @@ private[rows] final case class Scan(
     */
   def shards(columns: DataColumns, site: Site, bitmaps: String): ShardSet = files match {
     case Some(whole) if columns.split.isEmpty =>
-      ShardSet.inspected(columns, site, whole.sorted(DataFile.order).map(DataFile(_)), Nil)
+      ShardSet.inspected(columns, site, whole.sorted(DataFile.order).map(DataFile(_)), Nil, inPlace = true)
     case _ =>
       val found = parts(columns.split)
       val data = Array.concat(found.map(_.rows): _*)
@@ -61,14 +66,17 @@ private[rows] final case class Scan(
       val offsets = found.scanLeft(0L)(_ + _.rows.length)
       val (validation, train) = found.zip(offsets).partition(_._1.isForValidation)
       def files(of: Seq[(Part, Long)]): Seq[DataFile] = of.map { case (part, offset) =>
-        DataFile(part.uri, Some(RowBitmap(bitmaps, offset, part.rows.length)))
+        DataFile(part.uri, Some(BitmapRange(bitmaps, offset, part.rows.length)), part.values)
       }
       val digest = MessageDigest.getInstance("SHA-256")
       digest.update(
-        found.map(part => s"${part.isForValidation} ${part.rows.length}").mkString(",").getBytes(UTF_8)
+        found.map(part =>
+          s"${part.isForValidation} ${part.rows.length} ${part.values.toSeq.sorted.mkString(" ")}"
+        ).mkString(",").getBytes(UTF_8)
       )
       val all = digest.digest(data).map("%02x".format(_)).mkString
-      ShardSet.inspected(columns, site, files(train), files(validation)).copy(bitmapsDigest = Some(all))
+      ShardSet.inspected(columns, site, files(train), files(validation), inPlace = true)
+        .copy(bitmapsDigest = Some(all))
   }
 
   /** Whether workers can be expected to read its files: they are files of theirs, or in a store like that of the work
@@ -85,14 +93,21 @@ private[rows] final case class Scan(
     val found =
       try Refusal.told(words(split).collect()).toSeq
       catch {
-        case error: Exception if String.valueOf(error.getMessage).contains("spark.driver.maxResultSize") =>
-          throw new NotInPlace("a bit for each row is more than spark.driver.maxResultSize", cause = error)
+        case error: DataException => throw error
+        // Such as for want of memory: it asks for more than writing the rows does.
+        case NonFatal(error) if !String.valueOf(error.getMessage).toLowerCase.contains("cancel") =>
+          val reason = s"the query of where its rows lie failed: ${Failures.firstLine(error)}"
+          throw new NotInPlace(reason, cause = error)
       }
     val parts = found.map { row =>
       val bitmap = row.getAs[Array[Byte]]("bitmap")
       if (BitSet.valueOf(bitmap).cardinality != row.getAs[Long]("n"))
         throw new NotInPlace("it has some rows of its files more than once")
-      Part(uri(row.getAs[String]("file")), row.getAs[Boolean]("flag"), bitmap)
+      val values = constants.zip(valueNames).map { case (name, value) =>
+        name -> Option(row.getAs[String](value))
+          .getOrElse(throw new NotInPlace(s"column '$name' holds a null"))
+      }
+      Part(uri(row.getAs[String]("file")), row.getAs[Boolean]("flag"), bitmap, values.toMap)
     }
     parts.sortBy(_.isForValidation).sortBy(_.uri)(DataFile.order)
   }
@@ -104,17 +119,36 @@ private[rows] final case class Scan(
     */
   private def words(split: Option[Split]): DataFrame =
     try
-      df.select(col(file).as("file"), col(row).as("row"), split.fold(lit(false))(_.flag).as("flag"))
+      df.select(
+        Seq(col(file).as("file"), col(row).as("row"), split.fold(lit(false))(_.flag).as("flag")) ++
+          constants.zip(valueNames).map { case (name, value) => asText(df, name).as(value) }: _*
+      )
         .groupBy(col("file"), col("flag"), expr("row div 64").as("word"))
-        .agg(count("*").as("n"), expr("bit_or(shiftleft(1L, cast(row % 64 AS INT)))").as("bits"))
+        .agg(
+          count("*").as("n"),
+          expr("bit_or(shiftleft(1L, cast(row % 64 AS INT)))").as("bits") +: valueNames.map(greatest): _*
+        )
         .groupBy("file", "flag")
-        .agg(sum("n").as("n"), collect_list("word").as("words"), collect_list("bits").as("bits"))
-        .select(col("file"), col("flag"), col("n"), bitmap(col("words"), col("bits")).as("bitmap"))
+        .agg(
+          sum("n").as("n"),
+          Seq(collect_list("word").as("words"), collect_list("bits").as("bits")) ++ valueNames.map(
+            greatest
+          ): _*
+        )
+        .select(
+          Seq(col("file"), col("flag"), col("n"), bitmap(col("words"), col("bits")).as("bitmap")) ++
+            valueNames.map(col): _*
+        )
     catch {
       case error: AnalysisException =>
         val reason = s"Spark does not tell where its rows lie: ${Failures.firstLine(error)}"
         throw new NotInPlace(reason, cause = error)
     }
+
+  /** What the query calls the values of `constants`. */
+  private def valueNames: Seq[String] = constants.indices.map(index => s"value$index")
+
+  private def greatest(name: String): Column = max(name).as(name)
 
   private def uri(file: String): String =
     if (hasPaths && WorkDirectory.hasScheme(file)) new Path(file).toUri.toString else file
@@ -123,13 +157,18 @@ private[rows] final case class Scan(
 private[rows] object Scan {
 
   /** A file, and a bit for each of its rows from the first on, up to the last that is read. */
-  private final case class Part(uri: String, isForValidation: Boolean, rows: Array[Byte])
+  private final case class Part(
+      uri: String,
+      isForValidation: Boolean,
+      rows: Array[Byte],
+      values: Map[String, String]
+  )
 
   private val Iceberg = "org.apache.iceberg.spark.source.SparkTable"
   private val IcebergBase = "org.apache.iceberg.BaseTable"
   private val Delta = ".DeltaParquetFileFormat"
 
-  /** The steps of a plan after which all rows of its files are there. */
+  /** The operators of a plan after which all rows of its files are there. */
   private val All = Set("Project", "SubqueryAlias")
 
   /** Those after which rows are those of their files, in their order. */
@@ -158,40 +197,40 @@ private[rows] object Scan {
       // Another release of Spark's, or of a table's format.
       case error @ (_: LinkageError | _: ReflectiveOperationException) =>
         val reason = s"its plan can't be read (${error.getClass.getSimpleName})"
-        throw new NotInPlace(reason, isScan = false, error)
+        throw new NotInPlace(reason, isNotable = false, error)
     }
 
   private def found(df: DataFrame, columns: DataColumns, keepsOrder: Boolean): Scan = {
-    // As they were asked for: the optimizer makes one step of what is not alike here.
-    val (steps, _) = read(Plans.of(df))
+    // As they were asked for: the optimizer makes one operator of what is not alike here.
+    val (operators, _) = read(Plans.of(df))
     val plan = Plans.optimized(df)
     val (_, leaf) = read(plan)
     val scan = ofLeaf(df, leaf, columns)
-    for (other <- steps.filterNot(InSomeOrder).sorted.headOption)
+    for (other <- operators.filterNot(InSomeOrder).sorted.headOption)
       throw new NotInPlace(s"not all of its rows are rows of files as they are ($other)")
-    for (other <- steps.filterNot(InOrder).sorted.headOption if keepsOrder)
+    for (other <- operators.filterNot(InOrder).sorted.headOption if keepsOrder)
       throw new NotInPlace(s"shuffle is off, and its rows are not in the order of files ($other)")
     for (name <- columns.names if !leaf.outputSet.contains(plan.output(df.columns.indexOf(name))))
       throw new NotInPlace(s"column '$name' is computed, and not one of the files' own")
     val hidden = scan.file.takeWhile(_ != '.')
     if (df.columns.exists(Columns.isSame(_, hidden))) throw new NotInPlace(s"it has a column '$hidden'")
     refuseOtherTypes(df, columns)
-    if (steps.forall(All)) scan else scan.copy(files = None)
+    if (operators.forall(All) && scan.constants.isEmpty) scan else scan.copy(files = None)
   }
 
-  /** The names of a plan's steps, and what they read. Throws NotInPlace where that is several things. */
+  /** The names of a plan's operators, and what they read. Throws NotInPlace where that is several things. */
   private def read(plan: LogicalPlan): (Seq[String], LogicalPlan) = {
-    val steps = Iterator.iterate(plan)(_.children.head).takeWhile(_.children.length == 1).toList
-    val last = steps.lastOption.fold(plan)(_.children.head)
-    if (last.children.nonEmpty) throw new NotInPlace("it is made of several tables", isScan = false)
-    (steps.map(_.nodeName), last)
+    val operators = Iterator.iterate(plan)(_.children.head).takeWhile(_.children.length == 1).toList
+    val last = operators.lastOption.fold(plan)(_.children.head)
+    if (last.children.nonEmpty) throw new NotInPlace("it is made of several tables", isNotable = false)
+    (operators.map(_.nodeName), last)
   }
 
   private def ofLeaf(df: DataFrame, leaf: LogicalPlan, columns: DataColumns): Scan = {
     def no =
       throw new NotInPlace(
         "it is not read from Parquet files, a Delta table or an Iceberg table",
-        isScan = false
+        isNotable = false
       )
     leaf match {
       case read: LogicalRelation =>
@@ -209,22 +248,33 @@ private[rows] object Scan {
 
   private def ofFiles(df: DataFrame, relation: HadoopFsRelation, names: Seq[String]): Scan = {
     val format = relation.fileFormat.getClass
-    val files = relation.location.inputFiles.toSeq
     // Of these, Spark has the values from its catalog, or from a table's log.
-    for (name <- names if relation.partitionSchema.fieldNames.contains(name))
-      throw new NotInPlace(s"column '$name' is a partition column, and not in the files")
+    val constants = names.filter(relation.partitionSchema.fieldNames.contains(_))
     if (format == classOf[ParquetFileFormat]) {
+      val files = relation.location.inputFiles.toSeq
       if (files.distinct.length < files.length)
         throw new NotInPlace("it has some rows of its files more than once")
-      Scan(df, files = Some(files), place = files.headOption)
+      Scan(df, files = Some(files), place = files.headOption, constants = constants)
     } else if (format.getName.endsWith(Delta)) {
       if (call(call(relation.fileFormat, "columnMappingMode"), "name") != "none")
         throw new NotInPlace("the columns of its files have other names (column mapping)")
-      Scan(df, place = files.headOption)
+      // Not its files, of which there may be very many.
+      Scan(df, place = relation.location.rootPaths.headOption.map(_.toString), constants = constants)
     } else {
       val reason = s"its files are read by ${format.getSimpleName}, and not as Parquet"
-      throw new NotInPlace(reason, isScan = false)
+      throw new NotInPlace(reason, isNotable = false)
     }
+  }
+
+  /** A column of numbers or booleans as workers take its value. */
+  private def asText(df: DataFrame, name: String): Column = {
+    val column = df(Expressions.quoted(name))
+    val number = df.schema(name).dataType match {
+      case BooleanType => column.cast("int")
+      case FloatType   => column.cast("double")
+      case _           => column
+    }
+    number.cast("string")
   }
 
   /** Throws NotInPlace for columns that workers would find or read otherwise than Spark does. */
@@ -243,7 +293,7 @@ private[rows] object Scan {
     */
   private def refuseRenamed(table: AnyRef, names: Seq[String]): Unit = {
     if (table.getClass.getName != IcebergBase)
-      throw new NotInPlace("it is not a table's rows, but rows about them", isScan = false)
+      throw new NotInPlace("it is not a table's rows, but rows about them", isNotable = false)
     if (call(table, "properties").asInstanceOf[JavaMap[_, _]].containsKey("schema.name-mapping.default"))
       throw new NotInPlace("the columns of its files have other names (schema.name-mapping.default)")
     val now = call(table, "schema")

@@ -104,6 +104,17 @@ private[flambeau] object Metadata {
       ours: ObjectNode,
       skip: Seq[String] = Nil
   ): Unit = {
+    writeLine(spark, path, of(spark, instance, ours, skip), "error")
+    sharePipelines(spark, path)
+  }
+
+  /** What `write` writes. */
+  def of(
+      spark: SparkSession,
+      instance: CheckedParams,
+      ours: ObjectNode,
+      skip: Seq[String] = Nil
+  ): ObjectNode = {
     val params = instance.params.toSeq
     val json = Json
       .obj()
@@ -128,8 +139,7 @@ private[flambeau] object Metadata {
       .put("flambeauVersion", Build.version)
       .put("torchVersion", Build.torch)
     json.replace("flambeau", all.setAll[ObjectNode](ours))
-    writeLine(spark, path, json, "error")
-    sharePipelines(spark, path)
+    json
   }
 
   private def writeLine(spark: SparkSession, path: String, json: ObjectNode, mode: String): Unit = {

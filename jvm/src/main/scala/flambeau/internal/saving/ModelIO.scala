@@ -1,8 +1,11 @@
 package flambeau.internal.saving
 
 import java.nio.charset.StandardCharsets.UTF_8
+import java.nio.file.Files
 
-import flambeau.{CheckedParams, GeneralException, TensorColumns}
+import com.fasterxml.jackson.databind.node.ObjectNode
+import flambeau.{CheckedParams, GeneralException, StoreException, TensorColumns}
+import flambeau.jni.StoredFile
 import flambeau.internal.model.{Counts, OutputSpec, ProgramForms, Trained}
 import flambeau.internal.storage.{Directory, SavedFile}
 import flambeau.internal.util.Json
@@ -21,8 +24,24 @@ private[flambeau] final class ModelWriter(model: CheckedParams, trained: Trained
   }
 
   /** Writes program, weights and history, then the metadata. */
-  override protected def saveImpl(path: String): Unit = {
+  override protected def saveImpl(path: String): Unit =
+    Metadata.write(sparkSession, path, model, written(new Directory(sparkSession, path)))
+
+  /** Writes the same to a new directory of this machine, which no other needs to see. Throws StoreException where executors
+    * alone see the model's files.
+    */
+  def saveHere(path: String): Unit = {
+    for (
+      file <- trained.programs.values.toSeq :+ trained.weights; local <- StoredFile.localPath(file.uri)
+      if !Files.isRegularFile(local)
+    ) throw new StoreException(s"the model's file ${file.uri} was removed, or this machine does not see it")
     val directory = new Directory(sparkSession, path)
+    val metadata = Metadata.of(sparkSession, model, written(directory))
+    directory.write("metadata/part-00000", s"${Json.text(metadata)}\n".getBytes(UTF_8))
+  }
+
+  /** Writes program, weights and history, and returns what the metadata is to tell of them. */
+  private def written(directory: Directory): ObjectNode = {
     val programs = Json.obj()
     val files = Json.obj()
     def tell(name: String, saved: SavedFile): Unit = files.replace(name, saved.json)
@@ -43,7 +62,7 @@ private[flambeau] final class ModelWriter(model: CheckedParams, trained: Trained
     ours.replace("output", trained.output.json)
     ours.put("classes", trained.classes)
     ours.replace("summary", trained.counts.json)
-    Metadata.write(sparkSession, path, model, ours)
+    ours
   }
 }
 

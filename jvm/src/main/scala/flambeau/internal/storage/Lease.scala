@@ -11,9 +11,11 @@ private[flambeau] object Lease {
   private val BeatSeconds = 3600.0
 
   /** Runs `use` while a lease is held for it, which is dropped after a `use` that went well. A failure to write it is told
-    * and no more.
+    * and no more. A temporary work directory, which nobody sweeps, has none.
     */
-  def held[T](site: Site)(use: => T): T = {
+  def held[T](site: Site)(use: => T): T = if (site.work.isTemporary) use else beating(site)(use)
+
+  private def beating[T](site: Site)(use: => T): T = {
     val lease = site.work.newId()
     def tell(ask: String): Unit =
       try site.ask(Site.question(ask).put("lease", lease))

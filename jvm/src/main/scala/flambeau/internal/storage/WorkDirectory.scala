@@ -119,7 +119,8 @@ private[flambeau] object WorkDirectory {
     else if (path.startsWith("/Volumes/") || hasScheme(path)) path
     else "file://" + path
 
-  private def removeLocal(directory: Path): Unit =
+  /** Removes a directory of this machine. A failure is told and no more. */
+  def removeLocal(directory: Path): Unit =
     try {
       val paths = Files.walk(directory)
       try paths.sorted(Comparator.reverseOrder[Path]()).forEach(path => Files.deleteIfExists(path))

@@ -1,0 +1,195 @@
+package flambeau.internal.mlflow
+
+import java.nio.file.{Files, Path}
+
+import scala.collection.JavaConverters._
+import scala.util.control.NonFatal
+
+import flambeau.{Build, CheckedParams, HasObjects, HasTrainingParams, Training, TrainingListener}
+import flambeau.internal.model.{History, Trained}
+import flambeau.internal.storage.WorkDirectory
+import flambeau.internal.util.{Failures, Json, Redacted}
+import org.apache.spark.SPARK_VERSION
+import org.apache.spark.sql.types.StructField
+
+/** One fit as a run of MLflow's. Nothing that it does fails: what keeps it from being logged is a warning.
+  *
+  * @param logsModel
+  *   whether the fitted model is logged
+  */
+private[flambeau] final class FitRun private (server: TrackingServer, run: TrackedRun, logsModel: Boolean)
+    extends TrainingListener {
+  import FitRun._
+
+  override def onProgress(training: Training): Unit = run.addMetrics(
+    training.step,
+    Seq(
+      "train/loss_step" -> training.stepLoss.getOrElse(Double.NaN),
+      "train/rows_per_second" -> training.rowsPerSecond.getOrElse(Double.NaN)
+    )
+  )
+
+  override def onEpochEnd(training: Training): Unit = run.addMetrics(
+    training.step,
+    training.metrics.toSeq.map { case (name, value) => tag(name) -> value } ++ Seq(
+      "train/learning_rate" -> training.learningRate.getOrElse(Double.NaN),
+      "train/rows_per_second" -> training.rowsPerSecond.getOrElse(Double.NaN),
+      "epoch" -> training.epoch.toDouble
+    )
+  )
+
+  /** Logs the best epoch and the model, whose output columns these are, and ends the run. Waits up to half a minute for what
+    * was told to be written, and for as long as the model takes.
+    */
+  def onFitEnd(model: CheckedParams, trained: Trained, outputs: Seq[StructField]): Unit = {
+    run.addMetrics(trained.counts.numSteps, summary(trained))
+    for (id <- run.flush() if logsModel)
+      try logModel(id, model, trained, outputs)
+      catch { case NonFatal(error) => run.warn(Failures.firstLine(error)) }
+    run.end("FINISHED")
+  }
+
+  /** Ends the run as one that failed, or that was interrupted. */
+  def onException(error: Throwable): Unit = {
+    val told = Redacted(s"${error.getClass.getSimpleName}: ${Failures.firstLine(error)}")
+    val isKilled = Failures.causes(error).exists(_.isInstanceOf[InterruptedException])
+    // Else what ended the fit would end the wait here too.
+    val wasInterrupted = Thread.interrupted()
+    try {
+      run.addTags(Seq("flambeau.error" -> told))
+      run.end(if (isKilled) "KILLED" else "FAILED")
+    } finally if (wasInterrupted) Thread.currentThread.interrupt()
+  }
+
+  /** Writes the model as one of MLflow's to the run's artifacts. */
+  private def logModel(
+      id: String,
+      model: CheckedParams,
+      trained: Trained,
+      outputs: Seq[StructField]
+  ): Unit = {
+    val place = server.artifacts(s"${server.run(id).path("info").get("artifact_uri").asText}/$ModelName")
+    val folder = Files.createTempDirectory("flambeau-")
+    try {
+      val described = ModelFiles.write(folder, id, ModelName, model, trained, outputs)
+      for (file <- filesOf(folder)) server.put(s"$place/${folder.relativize(file)}", file)
+      server.post("runs/log-model", Json.obj().put("run_id", id).put("model_json", Json.text(described)))
+    } finally WorkDirectory.removeLocal(folder)
+  }
+}
+
+private[flambeau] object FitRun {
+  private val ModelName = "model"
+
+  /** MLflow's own limit. */
+  private val MostOfParam = 6000
+
+  /** Begins the run of a fit. Nothing waits for the server.
+    *
+    * @param existing
+    *   the id of the run that the fit is logged into; without one it is a run of its own
+    * @param parent
+    *   the id of the run that its own run is a child of, and shares the experiment with
+    * @param experiment
+    *   the name of the experiment of its own run
+    * @param name
+    *   that of its own run
+    */
+  def begin(
+      server: TrackingServer,
+      estimator: HasTrainingParams with HasObjects,
+      existing: Option[String],
+      parent: Option[String],
+      experiment: Option[String],
+      name: Option[String],
+      logsModel: Boolean
+  ): FitRun = {
+    val startTime = System.currentTimeMillis
+    def create(): String = {
+      val body = Json.obj().put("start_time", startTime)
+      body.put(
+        "experiment_id",
+        parent.fold(experimentId(server, experiment))(server.run(_).path("info").get("experiment_id").asText)
+      )
+      name.foreach(body.put("run_name", _))
+      server.post("runs/create", body).path("run").path("info").get("run_id").asText
+    }
+    val run = new TrackedRun(server, existing, create _, params(estimator))
+    run.addTags(
+      tags(estimator) ++ (if (existing.isEmpty) ownTags else Nil) ++ parent.map("mlflow.parentRunId" -> _)
+    )
+    new FitRun(server, run, logsModel)
+  }
+
+  /** The id of the experiment of that name, which is made where there is none; without a name the one that MLflow's variables
+    * name, else its default one.
+    */
+  private def experimentId(server: TrackingServer, experiment: Option[String]): String =
+    experiment.orElse(variable("MLFLOW_EXPERIMENT_NAME")) match {
+      case None => variable("MLFLOW_EXPERIMENT_ID").getOrElse("0")
+      case Some(name) =>
+        try server.get("experiments/get-by-name", "experiment_name" -> name).path("experiment").get(
+            "experiment_id"
+          ).asText
+        catch {
+          case error: TrackingException if error.status == 404 =>
+            server.post("experiments/create", Json.obj().put("name", name)).get("experiment_id").asText
+        }
+    }
+
+  /** The value of a variable of the environment; none where it is not set or empty. */
+  def variable(name: String): Option[String] = sys.env.get(name).filter(_.nonEmpty)
+
+  /** A metric's name in a run, by that in a history; it is TensorBoard's. */
+  private def tag(name: String): String =
+    if (name == "loss") "train/loss_epoch"
+    else if (name.startsWith("val_")) s"validation/${name.stripPrefix("val_")}"
+    else s"train/$name"
+
+  /** What a training came to: the figures of its best epoch, where that is known, and how long it took. */
+  private def summary(trained: Trained): Seq[(String, Double)] = {
+    val best = trained.history.path("bestEpoch")
+    val records = Json.items(trained.history.get("epochs")).filter(_.get("epoch") == best)
+    val figures = records.headOption.toSeq.flatMap { record =>
+      val metrics = History.metrics(record, trained.counts.numValidationRows > 0)
+      metrics.toSeq.map { case (name, value) =>
+        s"best/${tag(name)}" -> value
+      } :+ ("best/epoch" -> best.asDouble)
+    }
+    figures ++ trained.counts.trainingSeconds.map("training_seconds" -> _)
+  }
+
+  private def tags(estimator: HasTrainingParams): Seq[(String, String)] = Seq(
+    "estimator_name" -> estimator.getClass.getSimpleName,
+    "estimator_class" -> estimator.getClass.getName,
+    "estimator_uid" -> estimator.uid,
+    "flambeau.version" -> Build.version,
+    "spark.version" -> SPARK_VERSION,
+    "torch.version" -> Build.torch,
+    "scala.version" -> scala.util.Properties.versionNumberString
+  )
+
+  /** What MLflow's clients tell of a run that they make. */
+  private def ownTags: Seq[(String, String)] = Seq(
+    "mlflow.autologging" -> ModelFiles.Flavor,
+    "mlflow.user" -> System.getProperty("user.name"),
+    "mlflow.source.type" -> "LOCAL"
+  )
+
+  /** The params that are set or have a default, as JSON where they are no text, URIs without what may be secret. */
+  private def params(estimator: HasTrainingParams with HasObjects): Seq[(String, String)] = {
+    val values = for (
+      param <- estimator.params.toSeq if param.name != "listeners"; value <- estimator.valueOf(param)
+    )
+      yield param -> value
+    Json.fields(estimator.jsonOf(values)).map { case (name, json) =>
+      name -> Redacted(if (json.isTextual) json.asText else Json.text(json)).take(MostOfParam)
+    }
+  }
+
+  private def filesOf(folder: Path): Seq[Path] = {
+    val paths = Files.walk(folder)
+    try paths.iterator.asScala.filter(Files.isRegularFile(_)).toList
+    finally paths.close()
+  }
+}
