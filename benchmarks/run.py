@@ -27,7 +27,7 @@ from harness import ROOT, Result, Skipped, measure, peer_versions
 
 SUITES = {
     "fit": (7, 55),
-    "training": (10, 40),
+    "training": (14, 45),
     "transform": (10, 30),
     "all_reduce": (8, 20),
     "reading": (4, 12),

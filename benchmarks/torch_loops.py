@@ -1,17 +1,18 @@
 """The training loops that people write by hand, on ranks that serve a benchmark.
 
 `TorchDistributor(...).run("torch_loops.py", ADDRESS, KEY)` or `torchrun` starts it on every rank. A rank
-connects to the `multiprocessing.connection` at ADDRESS and answers requests, which are `run`'s arguments as a
-dict, until it gets None.
+connects to the `multiprocessing.connection` at ADDRESS and answers requests, which are the arguments of `run`
+or of `decode` as a dict, until it gets None.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cache
 from multiprocessing.connection import Client
@@ -22,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import torch.distributed as dist
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -171,13 +173,34 @@ def run(
     return {"rows": num_rows, "seconds": time.perf_counter() - began}
 
 
+def decoded(images: Sequence[bytes]) -> Tensor:
+    """JPEGs of one size as floats of shape [images, 3, height, width]."""
+    pixels = [torch.from_numpy(np.array(Image.open(io.BytesIO(one)))) for one in images]
+    return torch.stack(pixels).permute(0, 3, 1, 2) / 255
+
+
+def decode(shard: str, batch_size: int, epochs: int) -> dict[str, Any]:
+    """Decodes this rank's images and does no more, and returns its rows and seconds in the epochs after the
+    first.
+    """
+    images = pq.read_table(shard).column(0).to_pylist()[dist.get_rank() :: dist.get_world_size()]
+    began = 0.0
+    dist.barrier()
+    for epoch in range(epochs):
+        for start in range(0, len(images), batch_size):
+            decoded(images[start : start + batch_size])
+        if epoch == 0:
+            began = time.perf_counter()
+    return {"rows": len(images) * (epochs - 1), "seconds": time.perf_counter() - began}
+
+
 def main(address: str, key: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     host, port = address.split(":")
     with Client((host, int(port)), authkey=bytes.fromhex(key)) as connection:
         while request := connection.recv():
-            connection.send(run(**request))
+            connection.send((run if "model" in request else decode)(**request))
     dist.destroy_process_group()
 
 

@@ -7,6 +7,7 @@ torch's plain Adam, or its fused one, which Flambeau's `optimizer="adam"` is.
 
 from __future__ import annotations
 
+import io
 import os
 import secrets
 import subprocess
@@ -15,22 +16,27 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import torch_loops
-from harness import Case, Child, Contender, Goal, Skipped, peer, spark_session
+from harness import ITSELF, Case, Child, Contender, Goal, Skipped, peer, spark_session
+from PIL import Image
+from torch import nn
 
-from flambeau import TorchEstimator
+from flambeau import Callback, TorchEstimator
+from flambeau.callbacks import Context
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 NUM_RANKS = 2
 PEERS = ("horovod",)
@@ -41,6 +47,8 @@ HOROVOD = "Horovod, slices of a tensor"
 LIMIT = "limit: two processes, no communication"
 AUTOCAST = f"{LIMIT}, autocast"
 IN_STEP = "limit: two processes that wait for each other in each step"
+DECODER = "limit: two processes that decode and do no more"
+UNWATCHED = f"{ITSELF}without them"
 
 
 @dataclass(frozen=True)
@@ -72,11 +80,24 @@ class Work:
             **{"optimizer": torch.optim.Adam, **params},
         )
 
-        def rows_per_second() -> float:
-            history = estimator.fit(rows).history
-            return float(sum(history["num_rows"][1:]) / sum(history["seconds"][1:]))
+        return partial(rows_per_second, estimator, rows)
 
-        return rows_per_second
+    def of_images(self, spark: SparkSession) -> Contender:
+        """A fit that decodes JPEGs, of a model that takes next to no time."""
+        estimator = TorchEstimator(
+            model=nn.Sequential(nn.AvgPool2d(32), nn.Flatten(), nn.Linear(48, 10)),
+            loss="cross_entropy",
+            inputCols=["image"],
+            preprocess=lambda batch: torch_loops.decoded(batch["image"]),
+            labelCol="class",
+            numWorkers=NUM_RANKS,
+            numThreads=1,
+            batchSize=self.batch_size,
+            epochs=self.epochs,
+            checkpointInterval=-1,
+            verbose=0,
+        )
+        return partial(rows_per_second, estimator, spark.read.parquet(str(self.shard)))
 
     def by_hand(self, ranks: Ranks, batches: str, together: str = "ddp", **others: bool) -> Contender:
         """A loop of `torch_loops`."""
@@ -89,6 +110,11 @@ class Work:
             "epochs": self.epochs,
             **others,
         }
+        return lambda: ranks.rows_per_second(request)
+
+    def decoding(self, ranks: Ranks) -> Contender:
+        """The decoder alone, in as many processes as there are ranks."""
+        request = {"shard": str(self.shard), "batch_size": self.batch_size, "epochs": self.epochs}
         return lambda: ranks.rows_per_second(request)
 
     def horovod(self, child: Child) -> Contender:
@@ -106,6 +132,28 @@ class Work:
             LIMIT: self.by_hand(ranks, "memory", "nothing"),
             IN_STEP: self.by_hand(ranks, "memory", "meet"),
         }
+
+
+def rows_per_second(estimator: TorchEstimator, rows: DataFrame) -> float:
+    """A fit's speed in the epochs after the first."""
+    history = estimator.fit(rows).history
+    return float(sum(history["num_rows"][1:]) / sum(history["seconds"][1:]))
+
+
+def watching() -> Callback:
+    """A callback with a hook at everything that it is told of, each as often as by default."""
+
+    class Watching(Callback):
+        def __init__(self) -> None:
+            self.told = 0
+
+        def note(self, context: Context) -> None:
+            self.told += len(context.metrics)
+
+        on_train_begin = on_epoch_begin = on_step_end = on_validation_end = note
+        on_checkpoint = on_epoch_end = on_train_end = note
+
+    return Watching()
 
 
 def distributor(*program: str) -> None:
@@ -178,6 +226,19 @@ def write_digits(path: Path, num_rows: int) -> Path:
     return path
 
 
+def write_images(path: Path, num_rows: int) -> Path:
+    """JPEGs of 128 x 128 pixels, and a class."""
+    random = np.random.default_rng(0)
+    images = []
+    for _ in range(num_rows):
+        coarse = Image.fromarray(random.integers(0, 256, (16, 16, 3), np.uint8))
+        file = io.BytesIO()
+        coarse.resize((128, 128)).save(file, "JPEG", quality=90)
+        images.append(file.getvalue())
+    pq.write_table(pa.table({"image": images, "class": random.integers(0, 10, num_rows)}), path)
+    return path
+
+
 def has_bf16() -> bool:
     """Whether the processor multiplies in bfloat16 faster than in float32."""
     flags = Path("/proc/cpuinfo").read_text().split()
@@ -186,18 +247,28 @@ def has_bf16() -> bool:
 
 def cases(full: bool, scratch: Path) -> Iterator[Case | Skipped]:
     spark = spark_session("training")
+    # Workers do not find it by its name.
+    cloudpickle.register_pickle_by_value(torch_loops)
     scale = 4 if full else 1
     flights = write_flights(scratch / "flights.parquet", 120_000)
     few = write_flights(scratch / "few.parquet", 1_600)
+    pictures = write_images(scratch / "images.parquet", 4_000)
     mlp = Work("mlp", "MLP 10-256-256-1, Adam, batch 512", flights, 512, 4 * scale)
     wide = Work("wide", "8 M parameters, Adam, batch 32", few, 32, 3 * scale)
     with Ranks.started() as ranks, Ranks.started(torchrun) as others, Child(peer("horovod")) as horovod:
         fit = mlp.flambeau(spark)
         yield case(mlp.text, fit, mlp.peers(ranks, others, horovod), {LOADER: 2.5, LIMIT: 0.98})
         limit = {LIMIT: mlp.by_hand(ranks, "memory", "nothing", fused=True)}
+        board = str(scratch / "tensorboard")
+        watched = mlp.flambeau(spark, optimizer="adam", callbacks=[watching()], tensorBoardDir=board)
         fused = mlp.flambeau(spark, optimizer="adam")
         expert = {EXPERT: mlp.by_hand(ranks, "slices", fused=True)}
         yield case(f"{mlp.text}, fused", fused, expert | limit, {LIMIT: 1.0})
+        text = f"{mlp.text}, fused, with a callback and TensorBoard"
+        yield replace(case(text, watched, {UNWATCHED: fused}, {UNWATCHED: 0.99}), rounds=9)
+        images = Work("images", "JPEGs of 128 x 128 pixels, decoded by preprocess, batch 64", pictures, 64, 4)
+        alone = images.decoding(ranks)
+        yield case(images.text, images.of_images(spark), {DECODER: alone}, {DECODER: 0.9})
         text = f'{mlp.text}, fused, `precision="bf16"`'
         if has_bf16():
             fused = mlp.flambeau(spark, optimizer="adam", precision="bf16")
