@@ -162,7 +162,7 @@ class CrossValidatorSuite extends SparkSuite {
     val validator = of(new CrossValidator(), estimator).setEstimatorParamMaps(maps).setParallelism(2)
     val error = intercept[FlambeauException](validator.fit(rows))
     assert(error.getMessage.contains("loss"), error.getMessage)
-    assert(Workers.pids().isEmpty)
+    Workers.await("the end of all workers", 30)(Workers.pids().isEmpty)
     assert(Paths.get(path("failing"), "shards").toFile.list.isEmpty)
   }
 
