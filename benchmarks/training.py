@@ -62,6 +62,18 @@ class Work:
     batch_size: int
     epochs: int
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The params of each of Flambeau's fits: what the loops beside it do, and no more."""
+        return {
+            "numWorkers": NUM_RANKS,
+            "numThreads": 1,
+            "batchSize": self.batch_size,
+            "epochs": self.epochs,
+            "checkpointInterval": -1,
+            "verbose": 0,
+        }
+
     def flambeau(self, spark: SparkSession, **params: Any) -> Contender:
         """A fit, with plain Adam where `params` names no other optimizer."""
         rows = spark.read.parquet(str(self.shard))
@@ -71,15 +83,8 @@ class Work:
             loss="cross_entropy" if self.name == "cnn" else "mse",
             featuresCol=features if len(features) > 1 else features[0],
             labelCol=label,
-            numWorkers=NUM_RANKS,
-            numThreads=1,
-            batchSize=self.batch_size,
-            epochs=self.epochs,
-            checkpointInterval=-1,
-            verbose=0,
-            **{"optimizer": torch.optim.Adam, **params},
+            **{"optimizer": torch.optim.Adam, **self.settings, **params},
         )
-
         return partial(rows_per_second, estimator, rows)
 
     def of_images(self, spark: SparkSession) -> Contender:
@@ -90,12 +95,7 @@ class Work:
             inputCols=["image"],
             preprocess=lambda batch: torch_loops.decoded(batch["image"]),
             labelCol="class",
-            numWorkers=NUM_RANKS,
-            numThreads=1,
-            batchSize=self.batch_size,
-            epochs=self.epochs,
-            checkpointInterval=-1,
-            verbose=0,
+            **self.settings,
         )
         return partial(rows_per_second, estimator, spark.read.parquet(str(self.shard)))
 
