@@ -1,7 +1,13 @@
-"""Cost as work grows, one axis at a time: rows, columns, ranks, parameters.
+"""Cost as work grows, one axis at a time: rows, columns, ranks, parameters; and what a cluster of hundreds of
+ranks and tables of many files would meet, as far as one machine shows that.
 
 Each size is held against the next smaller one of its axis, in proportion, in the same round: a ratio of 1 is
 linear, and more than 1 is better than that.
+
+Ranks that meet are threads of a few processes, whose hosts are but names, with eight ranks on each: all of
+them share this machine's cores, where on a cluster each has its own. They are timed from the rendezvous to
+the end of a first barrier (native/collective/examples/meeting_speed). Files to plan are links to one file, of
+which each is opened and read as any other.
 """
 
 from __future__ import annotations
@@ -9,10 +15,11 @@ from __future__ import annotations
 import base64
 import secrets
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from harness import ITSELF, ROOT, Case, Child, Contender, Goal
+from harness import FIXED, ITSELF, ROOT, Case, Child, Contender, Goal
 from rank import free_address
 from torch import nn
 
@@ -33,6 +40,11 @@ BATCH = 512
 ROW_GROUP_ROWS = 1 << 18
 SMALL = {"memoryBudget": 8 << 20, "shuffleWindow": 1 << 16, "batchSize": 1 << 13}
 """The cases about memory: a budget in bytes and a window in rows that are less than what the rows take."""
+
+MEETING_SPEED = ROOT / "target" / "release" / "examples" / "meeting_speed"
+RANKS_PER_HOST, RANKS_PER_PROCESS = 8, 16
+"""A process may have some thousands of connections."""
+FILE_ROWS = 100_000
 
 Measured = dict[str, Any]
 
@@ -120,6 +132,8 @@ def program(*widths: int) -> dict[str, Any]:
 
 def cases(full: bool, scratch: Path) -> Iterator[Case]:
     """All axes; `full` takes them further."""
+    yield from _planning(scratch, [10**3, 10**4, 10**5])
+    yield from _meeting([16, 64, 256])
     yield from _memory(scratch, [10**6, 4 * 10**6, 10**7] if full else [10**6, 4 * 10**6])
     with closing(Ranks(scratch)) as ranks:
         yield from _rows(ranks, scratch, [10**5, 10**6, 10**7] if full else [10**5, 10**6])
@@ -175,6 +189,84 @@ def _parameters(ranks: Ranks, scratch: Path, sizes: list[int]) -> Iterator[Case]
         return figures["processor_seconds"]
 
     yield from _axis("parameters", "parameters, 20 steps of 2 ranks", "s of processor", sizes, run)
+
+
+def _meeting(sizes: list[int]) -> Iterator[Case]:
+    build = ["cargo", "build", "--release", "--locked", "--quiet", "-p", "flambeau-collective"]
+    subprocess.run([ROOT / ".ci/with-tools", *build, "--example", MEETING_SPEED.name], cwd=ROOT, check=True)
+    with ExitStack() as stack:
+        num_processes = -(-max(sizes) // RANKS_PER_PROCESS)
+        processes = [stack.enter_context(Child([MEETING_SPEED])) for _ in range(num_processes)]
+
+        def meet(size: int) -> list[Measured]:
+            asked = {"worldSize": size, "perHost": RANKS_PER_HOST, "address": free_address()}
+            firsts = range(0, size, RANKS_PER_PROCESS)
+            with ThreadPoolExecutor(len(firsts)) as pool:
+                return list(
+                    pool.map(
+                        lambda child, first: child.call(
+                            first=first, count=min(RANKS_PER_PROCESS, size - first), **asked
+                        ),
+                        processes,
+                        firsts,
+                    )
+                )
+
+        def worst(size: int, figure: str) -> float:
+            return float(max(one[figure] for one in meet(size)))
+
+        for size in sizes:
+            for figure, unit, limit in [("seconds", "s", 10.0), ("connections", "connections", 2.0 * size)]:
+                work = f"{size} ranks meet, {figure}"
+                yield _limited(
+                    work, unit, limit, partial(worst, size, figure), f"meeting, {figure}", size, "ranks"
+                )
+
+
+def _planning(scratch: Path, sizes: list[int]) -> Iterator[Case]:
+    def run(size: int, figure: str) -> float:
+        planned = job(scratch / "work", linked(scratch, size), ["x"], numWorkers=256)
+        # A process of its own, for its memory.
+        with Child([sys.executable, ROOT / "benchmarks" / "planning.py"]) as child:
+            return float(child.call(job=planned)[figure])
+
+    for size in sizes:
+        for figure, unit, limit in [("seconds", "s", 30.0), ("memory", "MiB", 1024.0)]:
+            work = f"{size:,} files of {FILE_ROWS:,} rows planned, {figure}"
+            yield _limited(
+                work, unit, limit, partial(run, size, figure), f"planning, {figure}", size, "files"
+            )
+
+
+def linked(scratch: Path, num_files: int) -> list[str]:
+    """The paths of so many links to one file, made once."""
+    first = scratch / "linked" / "file.parquet"
+    if not first.exists():
+        first.parent.mkdir()
+        zeros = np.zeros(FILE_ROWS, np.float32)
+        pq.write_table(pa.table({"x": zeros, "label": zeros}), first)
+    links = [first.with_name(f"{index:06}.parquet") for index in range(num_files)]
+    for link in links:
+        if not link.is_symlink():
+            link.symlink_to(first)
+    return [str(link) for link in links]
+
+
+def _limited(work: str, unit: str, limit: float, run: Contender, curve: str, size: int, x_label: str) -> Case:
+    """A case of what is to stay below a limit. One round: it is far from its limit, and takes long."""
+    goal = f"{FIXED}at most {limit:g} {unit}"
+    return Case(
+        suite="scaling",
+        work=work,
+        unit=unit,
+        contenders={"Flambeau": run, goal: lambda: limit},
+        goals=[Goal(goal, 1.0)],
+        higher_is_better=False,
+        rounds=1,
+        curve=curve,
+        x=size,
+        x_label=x_label,
+    )
 
 
 def _axis(

@@ -90,7 +90,8 @@ class Work:
     def of_images(self, spark: SparkSession) -> Contender:
         """A fit that decodes JPEGs, of a model that takes next to no time."""
         estimator = TorchEstimator(
-            model=nn.Sequential(nn.AvgPool2d(32), nn.Flatten(), nn.Linear(48, 10)),
+            # Every 32nd pixel: a mean of all took a quarter of the processor's time.
+            model=nn.Sequential(nn.AvgPool2d(1, 32), nn.Flatten(), nn.Linear(48, 10)),
             loss="cross_entropy",
             inputCols=["image"],
             preprocess=lambda batch: torch_loops.decoded(batch["image"]),
