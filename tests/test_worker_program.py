@@ -1,5 +1,6 @@
 """`flambeau-worker` by itself: how it trains, scores and inspects, and how it ends when something fails."""
 
+import hashlib
 import json
 import os
 import re
@@ -33,6 +34,7 @@ from worker_program import (
 
 import flambeau
 from flambeau._libtorch import TORCH
+from flambeau._spark.work_directory import WorkDirectory
 
 ENDLESS: dict[str, Any] = {"epochs": 1_000_000, "batchSize": 8, "checkpointInterval": -1}
 
@@ -596,6 +598,43 @@ def test_it_tells_what_programs_and_shards_hold(tmp_path: Path, program: Path, r
     assert "0.weight: float32 [8, 4], parameter" in net.stdout
     nothing = run("inspect", tmp_path / "nothing", "--libtorch", LIBTORCH)
     assert nothing.returncode == 1 and "is no model" in nothing.stderr
+
+
+def test_it_tells_what_checkpoints_and_runs_hold(tmp_path: Path, program: Path, rows: Path) -> None:
+    params: dict[str, Any] = {"batchSize": 30, "epochs": 3, "numWorkers": 2, "keepCheckpoints": 2}
+    result = launch(job_of(tmp_path, program, [rows], **params))[-1]["result"]
+    (attempt,) = (tmp_path / "attempts").iterdir()
+    earlier, checkpoint = sorted((attempt / "checkpoints").iterdir())
+    told = run("inspect", checkpoint, "--libtorch", LIBTORCH).stdout.splitlines()
+    assert told[0] == f"{checkpoint}: a checkpoint, committed"
+    # After the last epoch there is the model.
+    steps = 2 * 600 // 60
+    assert int(checkpoint.name) == steps and f"step: {steps}" in told and "world size: 2" in told
+    assert "epoch: 2, from batch 0 on, after 0 of its 600 rows" in told
+    assert f"before it: step {int(earlier.name)} of attempt {attempt.name}" in told
+    assert f"  loss: {result['history']['epochs'][1]['loss']}" in told
+    files = {path for path in checkpoint.rglob("*") if path.is_file()}
+    sizes = {f"  {path.relative_to(checkpoint)}: {path.stat().st_size} bytes" for path in files}
+    assert set(told[told.index("files:") + 1 :]) == sizes
+
+    what = {"job": {"batchSize": 30, "seed": 7, "model": "a digest"}, "rows": ["one"], "readsAll": True}
+    work = WorkDirectory(str(tmp_path))
+    work.ask("writeRun", id="nightly", attempts=[attempt.name, "another"], what=what)
+    run_file = tmp_path / "runs/nightly.json"
+    told = run("inspect", run_file, "--libtorch", LIBTORCH).stdout.splitlines()
+    digest = hashlib.sha256(json.dumps(what["rows"]).encode()).hexdigest()
+    assert told[1] == f"rows: {digest} (SHA-256 of all of them)"
+    assert {"  batchSize: 30", "  seed: 7", '  model: "a digest"', "  another: no checkpoint"} <= set(told)
+    assert told[-3:-1] == [f"    step {int(path.name)}: {path}" for path in (earlier, checkpoint)]
+
+    (checkpoint / "shared.bin").unlink()
+    told = run("inspect", checkpoint, "--libtorch", LIBTORCH).stdout.splitlines()
+    assert told[0].endswith("that nothing goes on from: its part shared.bin is gone")
+    assert run("inspect", run_file, "--libtorch", LIBTORCH).stdout.count("not whole") == 1
+    (checkpoint / "COMMITTED").unlink()
+    assert "it was never finished" in run("inspect", checkpoint, "--libtorch", LIBTORCH).stdout
+    missing = run("inspect", tmp_path / "runs/none.json", "--libtorch", LIBTORCH)
+    assert missing.returncode == 1 and "there is no run at" in missing.stderr
 
 
 def test_the_secret_is_in_no_argument_and_no_environment(tmp_path: Path, program: Path, rows: Path) -> None:

@@ -31,7 +31,8 @@ flambeau-worker trains, checks, scores and inspects libtorch programs.
         for each argument of the program, those of one --input. Computes on the CPU, or on the GPU of this
         number among those that the process sees.
     flambeau-worker inspect PATH...
-        Prints what a saved model, a program or Parquet shards hold.
+        Prints what a saved model, a program, Parquet shards, a checkpoint (attempts/<id>/checkpoints/<step> of a
+        work directory) or a run (its runs/<id>.json) hold.
     flambeau-worker libtorch
         Prints which libtorch is taken, as JSON.
 
@@ -74,7 +75,7 @@ pub enum Command {
     Score(ScoreArguments),
     /// Print what is there.
     Inspect {
-        /// A saved model, a program, or shards.
+        /// A saved model, a program, shards, a checkpoint, or a run.
         paths: Vec<String>,
     },
 }
@@ -145,6 +146,7 @@ pub fn parse(arguments: &[String]) -> Result<Arguments, String> {
     match command.as_str() {
         "--help" | "-h" | "help" => return Ok(plain(Command::Help)),
         "--version" | "-V" => return Ok(plain(Command::Version)),
+        _ if rest.iter().any(|argument| argument == "--help") => return Ok(plain(Command::Help)),
         _ => {}
     }
     let mut options = Options::read(command, rest)?;
@@ -196,7 +198,10 @@ pub fn parse(arguments: &[String]) -> Result<Arguments, String> {
             Command::Score(arguments)
         }
         "inspect" if options.paths.is_empty() => {
-            return Err("inspect needs a path: a saved model, a program or Parquet shards".into());
+            return Err(
+                "inspect needs a path: a saved model, a program, Parquet shards, a checkpoint or a run"
+                    .into(),
+            );
         }
         "inspect" => Command::Inspect {
             paths: std::mem::take(&mut options.paths),
@@ -362,6 +367,13 @@ mod tests {
         };
         assert_eq!(score.rows, ["a.parquet", "b.parquet"]);
         assert_eq!(score.inputs, [vec!["x"], vec!["a", "b"]]);
+    }
+
+    #[test]
+    fn help_is_given_for_a_command_too() {
+        for line in ["--help", "train --help", "score model --help"] {
+            assert_eq!(parsed(line).unwrap().command, Command::Help, "{line}");
+        }
     }
 
     #[test]

@@ -1,9 +1,11 @@
-//! What a saved model, a program or Parquet shards hold, in words.
+//! What a saved model, a program, Parquet shards, a checkpoint or a run hold, in words.
 
 use std::collections::HashMap;
 
 use flambeau_data::{Contents, DataError, Store, TensorSpec};
 use flambeau_torch::{ProgramDescription, TensorDescription};
+use flambeau_train::checkpoint::{self, CheckpointContents};
+use serde_json::{Value, json};
 
 use crate::saved::SavedProgram;
 
@@ -17,9 +19,14 @@ pub(crate) fn inspect(paths: &[String]) -> Result<(), Failed> {
     let store = Store::new(&HashMap::new())?;
     let mut shards = vec![];
     for path in paths {
-        match shards_at(&store, path)? {
-            Some(found) => shards.extend(found),
-            None => print_model(&store, path)?,
+        if let Some((work_dir, id)) = run_at(path) {
+            print_run(&store, path, work_dir, id)?;
+        } else if let Some(found) = checkpoint::describe(&store, path)? {
+            print_checkpoint(path, &found);
+        } else if let Some(found) = shards_at(&store, path)? {
+            shards.extend(found);
+        } else {
+            print_model(&store, path)?;
         }
     }
     if !shards.is_empty() {
@@ -75,6 +82,99 @@ fn print_shards(shards: &[Contents]) {
             println!("  {}: {} ({dtype})", column.name, column.data_type);
         }
         told = Some(shard);
+    }
+}
+
+/// The work directory and the name of the run whose file a path is; none for a path of anything else.
+fn run_at(path: &str) -> Option<(&str, &str)> {
+    let (directory, file) = path.rsplit_once('/')?;
+    let work_dir = match directory {
+        "runs" => ".",
+        _ => directory.strip_suffix("/runs")?,
+    };
+    Some((work_dir, file.strip_suffix(".json")?))
+}
+
+fn print_run(store: &Store, path: &str, work_dir: &str, id: &str) -> Result<(), Failed> {
+    let question = json!({"ask": "readRun", "id": id}).to_string();
+    let answer = flambeau_supervisor::answer(work_dir, &question, &HashMap::new())?;
+    let found: Value = serde_json::from_str(&answer)?;
+    if found.is_null() {
+        return match store.size(path)? {
+            None => Err(format!("there is no run at {path}").into()),
+            Some(_) => {
+                println!(
+                    "{path}: a run without a checkpoint, so that the next fit with its runId begins anew"
+                );
+                Ok(())
+            }
+        };
+    }
+    let run = &found["run"];
+    let Some(job) = run["job"].as_object() else {
+        return Err(format!("{path} is damaged, or another version of Flambeau wrote it").into());
+    };
+    println!("{path}: a run");
+    let of = match run["readsAll"] == true {
+        true => "all of them",
+        false => "the sizes and the ends of their files",
+    };
+    println!(
+        "rows: {} (SHA-256 of {of})",
+        run["rows"].as_str().unwrap_or_default()
+    );
+    println!("params:");
+    for (name, value) in job {
+        println!("  {name}: {value}");
+    }
+    println!("attempts:");
+    for attempt in run["attempts"].as_array().into_iter().flatten() {
+        let attempt = attempt.as_str().unwrap_or_default();
+        let checkpoints = checkpoint::finished(store, work_dir, attempt)?;
+        if checkpoints.is_empty() {
+            println!("  {attempt}: no checkpoint");
+            continue;
+        }
+        println!("  {attempt}:");
+        for info in checkpoints {
+            let lack = checkpoint::describe(store, &info.uri)?.and_then(|found| found.lack);
+            let lack = lack.map_or(String::new(), |lack| format!(", not whole: {lack}"));
+            println!("    step {}: {}{lack}", info.step, info.uri);
+        }
+    }
+    Ok(())
+}
+
+fn print_checkpoint(path: &str, found: &CheckpointContents) {
+    match &found.lack {
+        None => println!("{path}: a checkpoint, committed"),
+        Some(lack) => println!("{path}: a checkpoint that nothing goes on from: {lack}"),
+    }
+    if let Some(state) = &found.state {
+        println!("Flambeau: {}", state.version);
+        println!("step: {}", state.step);
+        println!(
+            "epoch: {}, from batch {} on, after {} of its {} rows",
+            state.epoch, state.batch, state.num_rows, state.rows_per_epoch
+        );
+        println!("world size: {}", state.world_size);
+        if let Some((attempt, step)) = &found.before {
+            println!("before it: step {step} of attempt {attempt}");
+        }
+        if let Some(last) = state.history.epochs.last() {
+            println!("epoch {} came to:", last.epoch);
+            for (name, value) in last.figures() {
+                let value = value.map_or("none".into(), |value| value.to_string());
+                println!("  {name}: {value}");
+            }
+        }
+        if let Some(best) = state.history.best_epoch {
+            println!("best epoch: {best}");
+        }
+    }
+    println!("files:");
+    for (name, size) in &found.files {
+        println!("  {name}: {size} bytes");
     }
 }
 

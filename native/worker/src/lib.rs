@@ -6,7 +6,7 @@
 //! - `lines`: what a launcher and a rank say to each other.
 //! - `check`: what is wrong with a job's program.
 //! - `scoring`: Parquet rows through a model into a Parquet file.
-//! - `inspection`: what a model, a program or shards hold.
+//! - `inspection`: what a model, a program, shards, a checkpoint or a run hold.
 
 #[expect(
     dead_code,
