@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.ml.wrapper import JavaParams
 from pyspark.sql import DataFrame, SparkSession
 
-ROOT = Path(__file__).resolve().parent.parent
+import flambeau
+from flambeau.errors import FlambeauError
 
 
-def jar() -> Path:
-    """The jar of the Spark line that is installed; the test is skipped where it is not built."""
-    import pyspark
-
-    line = "spark3.5_2.12" if pyspark.__version__.startswith("3.") else "spark4_2.13"
-    found = [
-        p
-        for p in (ROOT / "build" / "jvm" / "libs").glob(f"flambeau-{line}-*.jar")
-        if "-sources" not in p.name
-    ]
-    if not found:
-        pytest.skip(f"SKIPPED: there is no flambeau-{line} jar; `make jvm` builds it")
-    return max(found, key=lambda path: path.stat().st_mtime)
+def jars() -> str:
+    """`spark.jars` for the Spark line that is installed; the test is skipped where its jar is not built."""
+    try:
+        return flambeau.spark_config()["spark.jars"]
+    except FlambeauError as error:
+        pytest.skip(f"SKIPPED: {error}; `make jvm` builds that of Spark 4")
 
 
 class Scala:

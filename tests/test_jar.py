@@ -1,4 +1,4 @@
-"""The jar of the JVM side, in a Spark that gets it by `--jars` and nothing else."""
+"""The jars of the JVM side, in a Spark that gets them by `--jars` and nothing else."""
 
 import os
 import subprocess
@@ -25,12 +25,14 @@ spark.stop()
 
 
 @pytest.fixture(scope="module")
-def jar() -> Path:
-    """The jar that `make` built."""
+def jars() -> list[Path]:
+    """The jars that `make` built: the classes, the natives."""
     if not pyspark.__version__.startswith("4."):
         pytest.skip("SKIPPED: the jar that make builds is for Spark 4")
-    (path,) = (ROOT / "build" / "jvm" / "libs").glob("flambeau-spark4_2.13-*[0-9].jar")
-    return path
+    libs = ROOT / "build" / "jvm" / "libs"
+    found = [*libs.glob("flambeau-spark4_2.13-*[0-9].jar"), *libs.glob("flambeau-natives-*.jar")]
+    assert len(found) == 2, f"{libs} has {found}"
+    return found
 
 
 def manifest(jar: Path) -> dict[str, str]:
@@ -40,15 +42,20 @@ def manifest(jar: Path) -> dict[str, str]:
     return dict(line.split(": ", 1) for line in lines if line)
 
 
-def test_jar_carries_the_native_parts_and_says_what_it_is(jar: Path) -> None:
-    """The files for this platform, the classes, and what they need in the manifest."""
+def test_the_jars_carry_what_they_say(jars: list[Path]) -> None:
+    """The classes, the files for this platform, and what they need in the manifests."""
+    jar, natives = jars
+    platform = f"linux-{os.uname().machine}"
+    files = {"flambeau-worker", "libflambeau_jni_store.so", "libflambeau_jni_torch.so"}
+    with zipfile.ZipFile(natives) as archive:
+        held = {name for name in archive.namelist() if not name.startswith("META-INF/")}
+        worker = archive.read(f"native/{platform}/flambeau-worker")
+    assert held == {f"native/{platform}/{file}" for file in files}
+    assert worker == (Path(flambeau.__file__).parent / "_bin" / "flambeau-worker").read_bytes()
     with zipfile.ZipFile(jar) as archive:
         names = set(archive.namelist())
-        worker = archive.read(f"native/linux-{os.uname().machine}/flambeau-worker")
-    native = {name.split("/")[2] for name in names if name.startswith("native/linux") and name[-1] != "/"}
-    assert native == {"flambeau-worker", "libflambeau_jni_store.so", "libflambeau_jni_torch.so"}
-    assert worker == (Path(flambeau.__file__).parent / "_bin" / "flambeau-worker").read_bytes()
-    assert "flambeau/TorchEstimator.class" in names
+    assert {"flambeau/TorchEstimator.class", "META-INF/LICENSE"} <= names
+    assert not any(name.startswith("native/") for name in names)
     # Spark is the cluster's, never the jar's; what reaches into it has packages of ours below its own.
     classes = [name for name in names if name.endswith(".class")]
     foreign = [name for name in classes if name.startswith(("org/", "scala/", "com/"))]
@@ -56,19 +63,28 @@ def test_jar_carries_the_native_parts_and_says_what_it_is(jar: Path) -> None:
     assert all(name.startswith(own) for name in foreign)
     told = manifest(jar)
     assert jar.name == f"flambeau-spark4_2.13-{told['Implementation-Version']}.jar"
-    assert told["Flambeau-Torch"] == "2.13.0"
-    assert tuple(map(int, told["Flambeau-Glibc"].split("."))) <= tuple(
+    needed = manifest(natives)
+    assert natives.name == f"flambeau-natives-{told['Implementation-Version']}-{platform}.jar"
+    assert told["Flambeau-Torch"] == needed["Flambeau-Torch"] == "2.13.0"
+    assert tuple(map(int, needed["Flambeau-Glibc"].split("."))) <= tuple(
         map(int, (os.confstr("CS_GNU_LIBC_VERSION") or "").split()[1].split("."))
     )
 
 
-def test_spark_submit_needs_the_jar_alone(jar: Path, tmp_path: Path) -> None:
+def test_spark_submit_needs_the_jars_alone(jars: list[Path], tmp_path: Path) -> None:
     """Flambeau's classes are seen from PySpark's JVM with `--jars`."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     home = Path(pyspark.__file__).parent
     done = subprocess.run(
-        [str(home / "bin" / "spark-submit"), "--master", "local[1]", "--jars", str(jar), str(program)],
+        [
+            str(home / "bin" / "spark-submit"),
+            "--master",
+            "local[1]",
+            "--jars",
+            ",".join(map(str, jars)),
+            str(program),
+        ],
         env={
             **os.environ,
             "SPARK_HOME": str(home),
@@ -82,5 +98,5 @@ def test_spark_submit_needs_the_jar_alone(jar: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"VERSION {manifest(jar)['Implementation-Version']}\n" in done.stdout
+    assert f"VERSION {manifest(jars[0])['Implementation-Version']}\n" in done.stdout
     assert "PARAM epochs: " in done.stdout and "current: 3)" in done.stdout

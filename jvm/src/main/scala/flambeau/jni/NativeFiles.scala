@@ -7,7 +7,7 @@ import java.util.Locale
 
 import flambeau.GeneralException
 
-/** The native files that the jar carries, extracted for this JVM.
+/** The native files that the jar `flambeau-natives` carries, extracted for this JVM.
   *
   * They lie in a directory of their own for each class loader, under `spark.flambeau.nativeDir` or else
   * `java.io.tmpdir`, and are removed when the JVM ends.
@@ -36,7 +36,7 @@ private[flambeau] object NativeFiles {
   /** The library that holds [[TorchApi]]'s functions. */
   private[jni] def torchLibrary(conf: String => Option[String]): Path = directory(conf).resolve(TorchName)
 
-  /** This machine as the jar's resources name it, such as `linux-x86_64`. */
+  /** This machine as that jar's resources name it, such as `linux-x86_64`. */
   private[jni] def platform: String = {
     val os = System.getProperty("os.name").toLowerCase(Locale.ROOT)
     val architecture = System.getProperty("os.arch") match {
@@ -85,8 +85,8 @@ private[flambeau] object NativeFiles {
     val stream = getClass.getResourceAsStream(resource)
     if (stream == null)
       throw new GeneralException(
-        s"this jar has no native files for $platform ($resource is missing): run on Linux x86_64, or build the jar " +
-          "on the platform that it is to run on"
+        s"there are no native files for $platform ($resource is missing): give the session the jar " +
+          "flambeau-natives too, on Linux x86_64, or build it on the platform that it is to run on"
       )
     try Files.copy(stream, target)
     finally stream.close()
