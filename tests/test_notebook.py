@@ -10,6 +10,9 @@ from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "notebooks").glob("*.ipynb"))
 
+# Those that start a session only where there is none.
+FINDERS = [path for path in NOTEBOOKS if "is_own" in path.read_text()]
+
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -17,6 +20,28 @@ def test_runs_from_top_to_bottom(path: Path, tmp_path: Path, monkeypatch: pytest
     """A cell that raises fails the run. The quickstart does the same on the same rows in each `make test`."""
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}}).execute()
+
+
+_FOUND = """
+from pyspark.sql import SparkSession
+builder = SparkSession.builder.master("local[2]").appName("found")
+spark = builder.config("spark.ui.enabled", "false").getOrCreate()
+"""
+_KEPT = """
+assert spark.sparkContext.appName == "found" and spark.range(3).count() == 3
+spark.stop()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", FINDERS, ids=lambda path: path.stem)
+def test_runs_on_a_session_that_it_finds(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a notebook of Databricks, which has a `spark`: it is used, and goes on after the last cell."""
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    notebook = nbformat.read(path, as_version=4)
+    found, kept = map(nbformat.v4.new_code_cell, (_FOUND, _KEPT))
+    notebook.cells = [found, *notebook.cells, kept]
     NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
 

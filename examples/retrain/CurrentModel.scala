@@ -32,24 +32,30 @@ class CurrentModel(models: Path, configuration: Configuration) {
   /** Makes `model`, a directory beside the pointer that is written to its end, the current one.
     *
     * The rename replaces the pointer in one operation: rename(2) on a local file system, and one entry of the name
-    * node's log on HDFS. Hadoop's other file systems delete the old file first or copy, so they are refused.
+    * node's log on HDFS. On Databricks (`dbfs`, volumes too) the pointer is written over: nothing there renames onto a
+    * file, and what an object store keeps is the old bytes or the new ones. Hadoop's other file systems are refused.
     */
-  def write(model: Path): Unit = {
+  def write(model: Path): Unit = files.getUri.getScheme match {
+    case "file" =>
+      val written = writtenBeside(model)
+      if (!files.rename(written, pointer)) throw new java.io.IOException(s"$pointer was not replaced")
+    case "hdfs" =>
+      val context = FileContext.getFileContext(files.getUri, configuration)
+      context.rename(writtenBeside(model), pointer, Options.Rename.OVERWRITE)
+    case "dbfs" => write(model, pointer)
+    case other =>
+      throw new IllegalArgumentException(s"$models: no atomic rename on $other; use a path on HDFS")
+  }
+
+  private def writtenBeside(model: Path): Path = {
     val written = new Path(models, s".CURRENT-${UUID.randomUUID}")
-    val stream = files.create(written, false)
+    write(model, written)
+    written
+  }
+
+  private def write(model: Path, file: Path): Unit = {
+    val stream = files.create(file, true)
     try stream.write(model.getName.getBytes(UTF_8))
     finally stream.close()
-    files.getUri.getScheme match {
-      case "file" =>
-        if (!files.rename(written, pointer)) throw new java.io.IOException(s"$pointer was not replaced")
-      case "hdfs" =>
-        FileContext.getFileContext(files.getUri, configuration).rename(
-          written,
-          pointer,
-          Options.Rename.OVERWRITE
-        )
-      case other =>
-        throw new IllegalArgumentException(s"$models: no atomic rename on $other; use a path on HDFS")
-    }
   }
 }

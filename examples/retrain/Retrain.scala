@@ -51,7 +51,7 @@ object Retrain {
       pointer.write(path)
       println(s"promoted ${path.getName}")
     } else println(s"kept ${current.get.getName}")
-    spark.stop()
+    // The session is not stopped: that of a JAR task of Databricks is the cluster's, and spark-submit stops its own.
   }
 
   /** Root mean squared error on the hold-out, in minutes. */

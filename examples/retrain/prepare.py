@@ -51,8 +51,9 @@ def minutes(times: pd.Series) -> pd.Series:
     return times // 100 * 60 + times % 100
 
 
-def main(directory: Path) -> None:
+def main() -> None:
     """Write everything."""
+    directory = Path(sys.argv[1])
     directory.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     torch.jit.script(DelayNet()).save(str(directory / "program.pt"))
@@ -65,4 +66,4 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

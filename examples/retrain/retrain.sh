@@ -6,6 +6,6 @@ make --directory="$root" --no-print-directory build/jvm/.examples
 
 exec "$root/.ci/with-tools" "${SPARK_SUBMIT:-$root/.venv/bin/spark-submit}" \
     --master 'local[2]' \
-    --jars "$(echo "$root"/build/jvm/libs/flambeau-spark4_2.13-*[0-9].jar)" \
+    --jars "$(echo "$root"/build/jvm/libs/flambeau-spark4_2.13-*[0-9].jar),$(echo "$root"/build/jvm/libs/flambeau-natives-*.jar)" \
     --class flambeau.examples.Retrain \
     "$root/build/jvm/libs/flambeau-examples.jar" "$@"
