@@ -25,8 +25,10 @@ SPARKS := spark35 spark40
 TORCHES := torch24 torch28
 STAND_IN := build/cuda-stand-in/.built
 CARGO_DENY := build/cargo-deny/.0.20.2
+CARGO_ABOUT := build/cargo-about/.0.9.3
+LICENCES := build/native/META-INF/LICENSES-THIRD-PARTY
 EXAMPLES := $(shell find examples -name '*.scala')
-LINTED := python tests examples benchmarks notebooks .ci
+LINTED := python tests examples benchmarks notebooks docs/conf.py deploy .ci
 
 .PHONY: help
 help:
@@ -41,26 +43,33 @@ quickstart: $(VENV)/.extension
 .PHONY: build
 build: natives jvm
 
-#: make natives       flambeau-worker and the JVM's libraries, for the jar and in python/flambeau/_bin
+#: make natives       flambeau-worker and the JVM's libraries, for the jar of natives and in python/flambeau/_bin
 .PHONY: natives
 natives: build/native/.built
 
-#: make jvm           build/jvm/libs/flambeau-spark4_2.13-VERSION.jar
+#: make jvm           the jar for Spark 4 and that of the natives: build/jvm/libs
 .PHONY: jvm
 jvm: build/jvm/.built
+
+#: make dist          what others install: a wheel, and jars and POMs as a Maven repository, in build/dist
+.PHONY: dist
+DIST := build/dist
+dist: $(DIST)/.built
 
 #: make test          lint, build, then the Rust, Scala, Python and cross-language tests
 .PHONY: test
 test: $(VENV)/.synced build/libtorch/build-version
 	@$(RUN) +g++ +gradle $(BIN)/python .ci/check.py
 
-#: make test-all      the same with the long tests, then Lightning, transformers and MLflow, and older Spark and torch
+#: make test-all      the same with the long tests, then Lightning, transformers and MLflow, older Spark and torch, and the site
 .PHONY: test-all
 test-all: $(VENV)/.synced build/libtorch/build-version $(CARGO_DENY)
 	@FLAMBEAU_LONG=1 $(RUN) +g++ +gradle $(BIN)/python .ci/check.py
 	@$(MAKE) --no-print-directory test-trainers
 	@$(MAKE) --no-print-directory test-matrix
 	@$(MAKE) --no-print-directory test-mlflow
+	@$(MAKE) --no-print-directory docs
+	@$(MAKE) --no-print-directory test-dist
 
 #: make test-jvm      the Scala tests alone
 .PHONY: test-jvm
@@ -104,6 +113,12 @@ test-mlflow: build/peers/mlflow/.installed build/jvm/.built
 	@FLAMBEAU_VENV=$(CURDIR)/build/peers/mlflow $(RUN) env PYTHONPATH=$(CURDIR)/python \
 		$(CURDIR)/build/peers/mlflow/bin/python -m pytest -c python/pyproject.toml -q python/tests/test_mlflow.py
 
+#: make test-dist     what `make dist` wrote, checked, and installed into environments of its own; a part of `make test-all`
+.PHONY: test-dist
+test-dist: build/dist/.built build/peers/dist/.installed
+	@$(RUN) build/peers/dist/bin/python -m pytest -c python/pyproject.toml -q tests/test_dist.py
+	@rm -rf build/peers/dist
+
 # On a machine that has a GPU and no tools to build with: make test-gpu GPU_PYTHON=python3, with the extension of this
 # checkout (python/flambeau/_native.abi3.so) and what that Python has.
 GPU_PYTHON := $(BIN)/python
@@ -123,13 +138,27 @@ test-gpu-stand-in: build stand-in
 .PHONY: stand-in
 stand-in: $(STAND_IN)
 
+# From the docstrings of what is installed, and scaladoc's pages of the jar's classes.
+#: make docs          the documentation as a site: build/site/index.html
+.PHONY: docs
+docs: $(VENV)/.docs $(VENV)/.extension
+	@$(GRADLE) scaladoc_spark4_2.13
+	@rm -rf build/site
+	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet -c docs -d build/doctrees . build/site
+	@cp -r build/jvm/spark4_2.13/scaladoc build/site/scala
+	@echo '<meta http-equiv="refresh" content="0; url=docs/index.html">' >build/site/index.html
+
+$(VENV)/.docs: $(VENV)/.synced
+	@UV_PROJECT_ENVIRONMENT=$(CURDIR)/$(VENV) $(UV) sync --frozen --inexact --project python --no-install-project --group docs
+	@touch $@
+
 #: make bench-gpu     training on GPUs beside DDP on NCCL; benchmarks/GPU.md
 .PHONY: bench-gpu
 bench-gpu: $(GPU_NEEDS)
 	@$(GPU_RUN) $(GPU_PYTHON) benchmarks/gpu.py
 
 # Peers whose pins clash with ours have environments of their own.
-PEERS := $(patsubst benchmarks/peers/%.txt,build/peers/%/.installed,$(filter-out %/trainers.txt,$(wildcard benchmarks/peers/*.txt)))
+PEERS := $(patsubst benchmarks/peers/%.txt,build/peers/%/.installed,$(filter-out %/dist.txt %/trainers.txt,$(wildcard benchmarks/peers/*.txt)))
 
 #: make bench         measure Flambeau beside what people use instead; benchmarks/RESULTS.md
 .PHONY: bench bench-full
@@ -169,7 +198,8 @@ params: $(VENV)/.synced
 #: make clean         remove everything that the targets made
 .PHONY: clean
 clean:
-	rm -rf $(VENV) build target .gradle python/flambeau/_native*.so python/flambeau/_bin
+	rm -rf $(VENV) build target .gradle python/flambeau/_native*.so python/flambeau/_bin python/flambeau/_jars \
+		python/LICENSES-THIRD-PARTY deploy/databricks/dist
 
 # The environment: uv, in the version that pyproject.toml names, then all that uv.lock names. Compiled once here, or each
 # worker process compiles torch for itself where Python may not write its bytecode. Inexact, or the package itself, which
@@ -204,7 +234,7 @@ build/libtorch/build-version: $(VENV)/.synced
 		&& ln -s "$$torch"/lib/lib{c10,torch_cpu,torch}.so build/libtorch/lib/ \
 		&& sed -n "s/^__version__ = '\([0-9.]*\).*/\1/p" "$$torch/version.py" >$@
 
-# What the JVM and Python start or load, without debug information, and the oldest glibc that it runs with. Cargo knows
+# What the JVM and Python start or load, without symbols, and the oldest glibc that it runs with. Cargo knows
 # best whether there is anything to compile; the files change only where their contents do. The extension too: built
 # alone, its dependencies have fewer features, and Cargo would compile what it shares with the others twice.
 build/native/.built: build/libtorch/build-version $(NATIVE)
@@ -215,9 +245,9 @@ build/native/.built: build/libtorch/build-version $(NATIVE)
 	@# What an earlier version left there would be packed too.
 	@rm -f python/flambeau/_bin/* $(NATIVES)/libflambeau_jni.so
 	@for file in flambeau-worker libflambeau_jni_store.so libflambeau_jni_torch.so; do \
-		strip --strip-debug -o build/native/$$file target/release/$$file; \
+		strip -o build/native/$$file target/release/$$file; \
 		cmp -s build/native/$$file $(NATIVES)/$$file && rm build/native/$$file || mv build/native/$$file $(NATIVES)/; done
-	@ln -f $(NATIVES)/flambeau-worker $(NATIVES)/libflambeau_jni_torch.so python/flambeau/_bin/
+	@ln -f $(NATIVES)/* python/flambeau/_bin/
 	@objdump -T $(NATIVES)/* | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1 | sed 's/GLIBC_//' >build/native/glibc
 	@touch $@
 
@@ -237,9 +267,14 @@ $(STAND_IN): build/libtorch/build-version $(wildcard tests/cuda-stand-in/*) $(sh
 	@cp target/release/libnccl_stand_in.so $(@D)/libnccl.so.2
 	@touch $@
 
+# The jars that flambeau.spark_config() puts on a session.
+PACK_JARS = rm -rf python/flambeau/_jars && mkdir python/flambeau/_jars \
+	&& ln build/jvm/libs/flambeau-$(1)*[0-9].jar python/flambeau/_jars/
+
 build/jvm/.built: build/native/.built $(JVM)
-	@echo "flambeau: building the jar"
+	@echo "flambeau: building the jars"
 	@$(GRADLE) jar
+	@$(call PACK_JARS,spark4)
 	@touch $@
 
 build/jvm/.examples: build/jvm/.built $(EXAMPLES)
@@ -250,6 +285,27 @@ build/jvm/.examples: build/jvm/.built $(EXAMPLES)
 $(CARGO_DENY):
 	@echo "flambeau: installing cargo-deny"
 	@$(RUN) cargo install --quiet --locked --root build/cargo-deny cargo-deny@$(@F:.%=%)
+	@touch $@
+
+# Likewise what gathers the licences of all crates, with their texts.
+$(CARGO_ABOUT):
+	@echo "flambeau: installing cargo-about"
+	@$(RUN) cargo install --quiet --locked --features cli --root build/cargo-about cargo-about@$(@F:.%=%)
+	@touch $@
+
+$(LICENCES): $(CARGO_ABOUT) Cargo.lock native/about.toml native/about.hbs
+	@mkdir -p $(@D)
+	@$(RUN) build/cargo-about/bin/cargo-about generate --workspace --frozen --fail -c native/about.toml native/about.hbs -o $@
+
+# From the same commit and directory come the same bytes: all dates are the commit's.
+$(DIST)/.built: build/native/.built $(LICENCES) $(JVM) $(PACKAGE)
+	@echo "flambeau: building the wheel and the jars of $(DIST)"
+	@rm -rf $(DIST)
+	@$(GRADLE) maven -Pdist=$(abspath $(DIST))
+	@$(call PACK_JARS,spark)
+	@ln -f $(LICENCES) python/
+	@cd python && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) ../$(RUN) $(BIN)/maturin build --release --locked --quiet \
+		--compatibility manylinux_2_34 --compression-level 9 --interpreter $(BIN)/python --out $(abspath $(DIST))
 	@touch $@
 
 # A wheel, for the environments of the matrix.

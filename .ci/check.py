@@ -19,8 +19,14 @@ from steps import REPORTS, ROOT, Step, close, junit_tally, run, rust_tally, side
 BIN = Path(sys.executable).parent
 PYTHON = ROOT / "python"
 GRADLE = ["gradle", "--no-daemon", "--quiet", "--console=plain"]
-LINTED = ["python", "tests", "examples", "benchmarks", "notebooks", ".ci"]
-SHELL = [".ci/run", ".ci/with-tools", "benchmarks/peers/horovod.sh", "examples/retrain/retrain.sh"]
+LINTED = ["python", "tests", "examples", "benchmarks", "notebooks", "docs/conf.py", "deploy", ".ci"]
+SHELL = [
+    ".ci/run",
+    ".ci/with-tools",
+    "benchmarks/peers/horovod.sh",
+    "deploy/databricks/src/libtorch.sh",
+    "examples/retrain/retrain.sh",
+]
 # Processes for Python's tests. Three keep two cores busy: each waits for Spark, or for ranks, most of the
 # time.
 PYTEST_PROCESSES = 3
@@ -35,7 +41,7 @@ CARGO_TEST = "cargo test --release --locked --workspace --no-fail-fast"
 
 def quick_lints() -> list[Step]:
     """Those that take seconds."""
-    linted = [f"../{name}" for name in LINTED if (ROOT / name).is_dir()]
+    linted = [f"../{name}" for name in LINTED if (ROOT / name).exists()]
     lints = [
         Step("cargo fmt", ["cargo", "fmt", "--check"]),
         Step("ruff check", [str(BIN / "ruff"), "check", *linted], PYTHON),

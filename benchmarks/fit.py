@@ -23,7 +23,7 @@ import flights
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from harness import FIXED, ROOT, Case, Child, Contender, Goal, Skipped, peer, spark_session
+from harness import FIXED, Case, Child, Contender, Goal, Skipped, peer, spark_jars, spark_session
 from training import LIMIT, Ranks, Work, torchrun
 
 EPOCHS = 3
@@ -212,18 +212,18 @@ def fixed(work: str, fits: dict[str, Fits], allowed: float, rounds: int) -> Case
 
 def other_runtimes(rows: Path, scratch: Path) -> Iterator[Case | Skipped]:
     """Later fits of the same program in the other two ways."""
-    jar = find_jar()
+    jars = spark_jars()
     whos = {"Flambeau": "flambeau", 'Flambeau, `runtime="native"`': "native"}
-    if jar is None:
+    if jars is None:
         yield Skipped(
             "fit",
             "later fits from Scala",
-            "build/jvm/libs has no jar: `make jvm` builds it",
+            "there is no jar: `make jvm` builds it",
         )
     else:
         whos["Flambeau from Scala"] = "scala"
     with ExitStack() as stack:
-        child = stack.enter_context(start_session(rows, scratch, *([jar] if jar else [])))
+        child = stack.enter_context(start_session(rows, scratch, *([jars] if jars else [])))
         fits = {name: Fits(partial(child.call, who=who, epochs=EPOCHS)) for name, who in whos.items()}
         seconds = {name: one.seconds for name, one in fits.items()}
         yield Case(
@@ -239,14 +239,8 @@ def other_runtimes(rows: Path, scratch: Path) -> Iterator[Case | Skipped]:
     yield Case("fit", work, "s", outside, higher_is_better=False, rounds=3)
 
 
-def start_session(rows: Path, scratch: Path, *jars: Path) -> Child:
+def start_session(rows: Path, scratch: Path, *jars: str) -> Child:
     """A process with a session of its own."""
     program = Path(__file__).parent / "fit_session.py"
     arguments: Sequence[str | Path] = (sys.executable, program, rows, scratch, *jars)
     return Child(arguments)
-
-
-def find_jar() -> Path | None:
-    """The jar for this Spark, where it was built."""
-    jars = (ROOT / "build/jvm/libs").glob("flambeau-spark4_2.13-*.jar")
-    return next((jar for jar in jars if "sources" not in jar.name), None)

@@ -213,6 +213,16 @@ def peer_versions(name: str) -> dict[str, str]:
     return {found.name: found.version for found in distributions(path=site) if found.name in pinned}
 
 
+def spark_jars() -> str | None:
+    """`spark.jars` for this Spark, None where its jar was not built."""
+    import flambeau
+
+    try:
+        return flambeau.spark_config()["spark.jars"]
+    except flambeau.FlambeauError:
+        return None
+
+
 def spark_session(name: str, **conf: str) -> SparkSession:
     """A quiet session on two threads with this interpreter as its workers' Python."""
     from pyspark.sql import SparkSession

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import torch
-from harness import ROOT, Case, Child, Contender, Goal, Skipped, peer, spark_session
+from harness import Case, Child, Contender, Goal, Skipped, peer, spark_jars, spark_session
 from pyspark.ml.functions import array_to_vector
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -103,7 +103,7 @@ def cases(full: bool, scratch: Path) -> Iterator[Case | Skipped]:
 def in_jvm(work: str, contenders: dict[str, Contender], *goals: Goal) -> Case | Skipped:
     """The same work scored by the JVM, where the jar is built: the goals are for `runtime="native"`."""
     name = f"{work}, in the JVM"
-    if jar() is None:
+    if spark_jars() is None:
         return Skipped("transform", name, "there is no jar: `make jvm` builds it")
     return Case("transform", name, "rows/s", contenders, goals)
 
@@ -161,7 +161,7 @@ class Scoring:
 
     def jvm(self) -> dict[str, Contender]:
         """PySpark's model with its runtime native, and Scala's; where the jar is built."""
-        if jar() is None:
+        if spark_jars() is None:
             return {}
         native = self.model.copy().setRuntime("native")
         jvm: Any = self.rows.sparkSession._jvm
@@ -298,15 +298,9 @@ def drain(rows: Any) -> None:
     writer.format("noop").mode("overwrite").save()
 
 
-def jar() -> Path | None:
-    """The jar of this Spark, where it is built."""
-    found = (ROOT / "build/jvm/libs").glob("flambeau-spark4_2.13-*.jar")
-    return next((path for path in found if "sources" not in path.name), None)
-
-
 def with_jar() -> dict[str, str]:
     """The settings with which Scala finds its classes and libtorch."""
-    spec, path = importlib.util.find_spec("torch"), jar()
-    if path is None or spec is None or not spec.submodule_search_locations:
+    spec, jars = importlib.util.find_spec("torch"), spark_jars()
+    if jars is None or spec is None or not spec.submodule_search_locations:
         return {}
-    return {"spark.jars": str(path), "spark.flambeau.libtorch": spec.submodule_search_locations[0]}
+    return {"spark.jars": jars, "spark.flambeau.libtorch": spec.submodule_search_locations[0]}

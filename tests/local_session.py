@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 
 def session(
-    jar: Path | str | None = None, master: str = "local[2]", confs: Mapping[str, str] | None = None
+    jars: str | None = None, master: str = "local[2]", confs: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A session on `master`, with `jar` on the class path where it is given, and with these confs."""
+    """A session on `master`, with `jars` on the class path where they are given, and with these confs."""
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -20,8 +19,8 @@ def session(
         "spark.sql.shuffle.partitions": "2",
         **(confs or {}),
     }
-    if jar is not None:
-        settings["spark.jars"] = str(jar)
+    if jars is not None:
+        settings["spark.jars"] = jars
     builder = SparkSession.builder.master(master)
     for name, value in settings.items():
         builder = builder.config(name, value)

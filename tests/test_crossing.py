@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from scala import jar
+from scala import jars
 from spark_program import outcome_of
 from test_docs import python_blocks
 from test_golden import FORMATS, check, paths
@@ -36,7 +36,7 @@ _SECONDS = 300
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory that both sides saved to, in a session that has the jar."""
     directory = tmp_path_factory.mktemp("crossing") / "saved"
-    command = [sys.executable, str(HERE / "golden" / "make.py"), str(directory), "--jar", str(jar())]
+    command = [sys.executable, str(HERE / "golden" / "make.py"), str(directory), "--jars", jars()]
     path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS)
@@ -54,7 +54,7 @@ def without_jar(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 def with_jar(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What is read, and trained anew, in a session that has it."""
     given = reads(saved, "PipelineModels", "JvmPipelineModel")
-    return outcome_of("predict.py", tmp_path_factory.mktemp("jar"), reads=given, refit=saved, jar=jar())
+    return outcome_of("predict.py", tmp_path_factory.mktemp("jar"), reads=given, refit=saved, jars=jars())
 
 
 def reads(saved: Path, by: str, *readers: str) -> str:

@@ -1,5 +1,6 @@
-"""What the documents say: their Python runs, their links lead somewhere, and the params are current."""
+"""What the documents say: their Python runs, links lead somewhere, and errors are those that there are."""
 
+import copy
 import json
 import re
 from importlib.metadata import distribution
@@ -9,10 +10,13 @@ import pandas as pd
 import pytest
 from spark_program import outcome_of
 
+import flambeau
+from flambeau import FlambeauError
+
 ROOT = Path(__file__).resolve().parent.parent
 GUIDES = ["guide", "callbacks", "in-the-hand", "prepared-data", "preprocessing", "search"]
 PAGES = ["README.md", *(f"docs/{name}.md" for name in GUIDES)]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
 
 
 def python_blocks(document: Path) -> str:
@@ -62,3 +66,32 @@ def test_links_lead_somewhere(document: Path) -> None:
     targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text())
     missing = [target for target in targets if not (document.parent / target).exists()]
     assert not missing
+
+
+ERRORS = (ROOT / "docs" / "errors.md").read_text()
+
+
+def test_every_error_names_its_part_of_the_page() -> None:
+    public = [getattr(flambeau, name) for name in flambeau.__all__]
+    kinds = [one for one in public if isinstance(one, type) and issubclass(one, FlambeauError)]
+    assert len(kinds) > 10
+    headings = {line.lower() for line in re.findall(r"^## (\w+)$", ERRORS, re.MULTILINE)}
+    for kind in kinds:
+        # As it is when it was pickled, and made anew.
+        again = copy.copy(kind("it went wrong"))
+        (note,) = again.__notes__
+        assert str(again) == "it went wrong"
+        page, _, heading = note.removesuffix(" says more").partition("#")
+        assert page == "docs/errors.md" and heading in headings
+
+
+def test_the_messages_of_the_errors_are_in_the_sources() -> None:
+    """All that stands in code between the dots of a table's first column."""
+    sources = [*ROOT.glob("python/flambeau/**/*.py"), *ROOT.glob("native/*/src/**/*.rs")]
+    # Literals that go on in the next line.
+    text = "\n".join(re.sub(r'"\n\s*f?"|\\\n\s*', "", path.read_text()) for path in sources)
+    rows = re.findall(r"^\| ([^|]*`[^|]*) \| ", ERRORS, re.MULTILINE)
+    messages = [message for row in rows for message in re.findall("`([^`]*)`", row)]
+    assert len(messages) > 40
+    parts = {part.strip(" '") for message in messages for part in message.split("…")}
+    assert not [part for part in parts if part not in text]

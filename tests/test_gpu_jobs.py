@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("pyspark")
-from scala import jar  # noqa: E402
+from scala import jars  # noqa: E402
 from spark_program import outcome_of  # noqa: E402
 
 pytestmark = [
@@ -21,7 +21,9 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     num_workers = min(2, torch.cuda.device_count())
-    return outcome_of("gpu_jobs.py", tmp_path_factory.mktemp("gpu-jobs"), jar=jar(), num_workers=num_workers)
+    return outcome_of(
+        "gpu_jobs.py", tmp_path_factory.mktemp("gpu-jobs"), jars=jars(), num_workers=num_workers
+    )
 
 
 @pytest.mark.parametrize("runtime", ["python", "native"])

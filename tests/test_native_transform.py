@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scala import jar
+from scala import jars
 from spark_program import outcome_of
 
 CASES = {
@@ -25,7 +25,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     directory: Path = tmp_path_factory.mktemp("native-transform")
-    return outcome_of("native_transform.py", directory, jar=jar())
+    return outcome_of("native_transform.py", directory, jars=jars())
 
 
 @pytest.mark.parametrize("case", CASES)

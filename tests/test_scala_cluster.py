@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from scala import jar
+from scala import jars
 from spark_program import outcome_of
 from torch import nn
 
@@ -77,7 +77,7 @@ def fits(master: str, case: Path, directory: Path, behaviours: str, **options: o
         "scala_cluster_fit.py",
         directory,
         master=master,
-        jar=jar(),
+        jars=jars(),
         data=case / "rows.parquet",
         net=case / "net.pt",
         behaviours=behaviours,

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scala import jar
+from scala import jars
 from spark_program import outcome_of
 
 
 # Scala's own tests hold its losses against Python's, and test_crossing.py has pipelines cross.
 @pytest.mark.long
 def test_scala_learns_what_python_learns_and_the_pipelines_cross(tmp_path: Path) -> None:
-    outcome = outcome_of("flights_both.py", tmp_path, output=tmp_path, jar=jar())
+    outcome = outcome_of("flights_both.py", tmp_path, output=tmp_path, jars=jars())
     losses = outcome["losses"]
     assert len(losses["python"]) == 100 and losses["python"][-1] < 0.9 * losses["python"][0]
     np.testing.assert_allclose(losses["scala"], losses["python"], rtol=1e-4)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scala import jars as of_flambeau
 from spark_program import outcome_of
 
 JARS = Path(__file__).resolve().parent.parent / "build" / "tables"
@@ -17,7 +18,8 @@ JARS = Path(__file__).resolve().parent.parent / "build" / "tables"
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     jars = sorted(JARS.glob("*.jar"))
     assert len(jars) == 3, f"{JARS} has {jars}: run `gradle tables`"
-    return outcome_of("tables.py", tmp_path_factory.mktemp("tables"), jars=",".join(map(str, jars)))
+    directory = tmp_path_factory.mktemp("tables")
+    return outcome_of("tables.py", directory, jars=",".join([*map(str, jars), of_flambeau()]))
 
 
 @pytest.mark.parametrize("case", ["now", "first", "filtered", "partition column"])
@@ -41,10 +43,16 @@ def _are_those_of_spark(found: dict[str, Any]) -> None:
     assert found["same"] and found["rows"] == found["count"] > 1000
 
 
+@pytest.mark.parametrize("case", ["fit", "fit of the first"])
 @pytest.mark.parametrize("format", ["delta", "iceberg"])
-def test_a_fit_on_a_table(outcome: dict[str, Any], format: str) -> None:
-    fit = outcome[format]["fit"]
+def test_a_fit_on_a_table(outcome: dict[str, Any], format: str, case: str) -> None:
+    """In both languages, as `inPlace` is where nobody sets it: of the rows that deletes have left, and of the
+    first version of the table.
+    """
+    fit = outcome[format][case]
+    assert fit["in place"]
     assert fit["loss"] == pytest.approx(fit["expected"], rel=1e-4)
+    assert fit["scala"] == pytest.approx(fit["expected"], rel=1e-4)
 
 
 def test_columns_that_had_other_names_are_not_read_in_place(outcome: dict[str, Any]) -> None:

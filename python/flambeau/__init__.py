@@ -9,9 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flambeau._doctor import doctor
     from flambeau._pipelines import load_pipeline
     from flambeau._spark.rows.prepared import PreparedData
     from flambeau._spark.saving.save_program import save_program
+    from flambeau._spark_config import spark_config
     from flambeau.callbacks import Callback
     from flambeau.cross_validator import CrossValidator
     from flambeau.errors import (
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
         CollectiveTimeout,
         DataError,
         DivergedError,
+        EnvironmentMismatchError,
         FlambeauError,
         ParamError,
         StoreError,
@@ -43,6 +46,7 @@ __all__ = [
     "CrossValidator",
     "DataError",
     "DivergedError",
+    "EnvironmentMismatchError",
     "FlambeauError",
     "ParamError",
     "PreparedData",
@@ -55,8 +59,10 @@ __all__ = [
     "TorchRegressor",
     "WorkerError",
     "WorkerLost",
+    "doctor",
     "load_pipeline",
     "save_program",
+    "spark_config",
 ]
 
 _MODULES = {
@@ -69,8 +75,10 @@ _MODULES = {
     "TorchModel": "flambeau.model",
     "TorchRegressionModel": "flambeau.model",
     "TorchRegressor": "flambeau.estimator",
+    "doctor": "flambeau._doctor",
     "load_pipeline": "flambeau._pipelines",
     "save_program": "flambeau._spark.saving.save_program",
+    "spark_config": "flambeau._spark_config",
 }
 
 

@@ -22,14 +22,15 @@ def overrides(callback: Callback, hook: str) -> bool:
 
 
 of_every_fit: list[Callback] = []
-"""Callbacks that are called on the driver in every fit whose own ones have none of that class."""
+"""Callbacks that are called on the driver in every fit whose own ones have none of that class, or of one
+derived from it.
+"""
 
 
 def on_driver(callbacks: Sequence[Callback] | None) -> list[Callback]:
     """Those that are called on the driver, in their order, with those of every fit at the end."""
     own = [one for one in callbacks or () if one.where == "driver"]
-    known = {type(one) for one in own}
-    found = own + [one for one in of_every_fit if type(one) not in known]
+    found = own + [one for one in of_every_fit if not any(isinstance(mine, type(one)) for mine in own)]
     return sorted(found, key=lambda one: one._is_last)
 
 
@@ -116,6 +117,8 @@ def callback_list(value: Any) -> list[Callback]:
         raise ParamError(f"must be a list of flambeau.callbacks.Callback, got {_name(value)}{hint}")
     for callback in value:
         _check(callback)
+    if len(sole := [_name(callback) for callback in value if callback._is_sole]) > 1:
+        raise ParamError(f"has {' and '.join(sole)}, of which a fit takes one: leave the others out")
     return list(value)
 
 

@@ -103,14 +103,15 @@ class Plan:
         an_epoch = self.stepsPerEpoch * self.secondsPerStep + self.validationSeconds
         return self.startSeconds + self.epochs * an_epoch
 
-    def suggestions(self) -> dict[str, Trial]:
-        """For `numWorkers`, `numThreads` and `batchSize` each the trial with the value to take: the smallest
-        that trained within a tenth of the most rows a second. Params were tried one at a time: taken together
-        their gains may be others.
+    def suggestions(self) -> dict[str, int | None]:
+        """The value to take of `numWorkers`, `numThreads` and `batchSize` each, as `setParams` takes them:
+        the smallest that trained within a tenth of the most rows a second. Params were tried one at a time:
+        taken together their gains may be others.
         """
-        return {name: self._suggested(name) for name in _TRIED}
+        return {name: getattr(self._suggested(name), name) for name in _TRIED}
 
     def _suggested(self, name: str) -> Trial:
+        """The trial with the value to take of a param."""
         own = self.trials[0]
         others = [trial for trial in self.trials if _differ(own, trial) == [name]]
         fit = [trial for trial in (own, *others) if trial.rowsPerSecond is not None]
@@ -136,7 +137,8 @@ class Plan:
         steps = f"{self.epochs} epochs, {self.stepsPerEpoch:,} steps in each"
         own = self.trials[0]
         suggested = []
-        for name, trial in self.suggestions().items():
+        for name in _TRIED:
+            trial = self._suggested(name)
             text = f"{name} {_named(name, trial)}, {_rate(trial)} rows a second"
             if trial is not own:
                 note = f"; {_TRIED[name]}" if _TRIED[name] else ""

@@ -1,10 +1,12 @@
-"""Callbacks: code of the user's that runs at the events of a training, in the workers or on the driver.
+"""Callbacks: code of the user's that runs at the events of a training, in the workers or on the driver::
 
-class Report(Callback):
-    def on_epoch_end(self, context):
-        print(context.epoch, context.metrics)
+    class Report(Callback):
+        def on_epoch_end(self, context):
+            print(context.epoch, context.metrics)
 
-TorchEstimator(model=net, loss="mse", callbacks=[Report()], ...).fit(df)
+    TorchEstimator(model=net, loss="mse", callbacks=[Report()], ...).fit(df)
+
+A hook is a method that a subclass of `Callback` overrides, and is given a `Context`.
 """
 
 from __future__ import annotations
@@ -41,9 +43,13 @@ class Context:
     known: all at the end of an epoch, `loss` after a step. None stands for what is not a finite number.
     """
     learning_rate: float | None = None
-    """That of the last step, of the optimizer's first group of parameters."""
+    """That of the last step, of the optimizer's first group of parameters; on the driver that of the last
+    step of the last epoch that has ended.
+    """
     gradient_norm: float | None = None
-    """The 2-norm of all gradients of the last step, with `logGradientNorm` or `gradientClipNorm`."""
+    """The 2-norm of all gradients of the last step, with `logGradientNorm` or `gradientClipNorm`; None on the
+    driver.
+    """
     rows_per_second: float | None = None
     """Training rows that all workers went through in a second, as last told; to rank 0 and the driver within
     an epoch too.
@@ -107,6 +113,8 @@ class Callback:
     """Metrics by the names of `model.history`, without which a fit is refused."""
     _is_last: bool = False
     """Whether it is called on the driver after all others, which are told of what it ends the fit by."""
+    _is_sole: bool = False
+    """Whether a fit takes one of those at most that have this set."""
 
     def on_fit_begin(self, context: Context) -> None:
         """On the driver: `fit` was called."""

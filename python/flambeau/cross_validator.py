@@ -37,9 +37,9 @@ class CrossValidator(tuning.CrossValidator):
     for all maps; the rows that they choose are validation rows wherever their fold is trained on.
 
     Raises DataError for a `foldCol` that is not the number of a fold in every row, and for a fold without
-    rows or with all of the validation rows.
+    rows or with all of the validation rows::
 
-    CrossValidator(estimator=estimator, estimatorParamMaps=maps, evaluator=evaluator, numFolds=5).fit(df)
+        CrossValidator(estimator=estimator, estimatorParamMaps=maps, evaluator=evaluator, numFolds=5).fit(df)
     """
 
     __module__ = "flambeau"

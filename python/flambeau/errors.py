@@ -12,7 +12,14 @@ from typing import Any
 
 
 class FlambeauError(Exception):
-    """The base of all errors that Flambeau raises itself."""
+    """The base of all errors that Flambeau raises itself. A note of each names the page that says what to do,
+    which tracebacks show below the message.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        known = next(kind for kind in type(self).__mro__ if kind.__module__ == __name__)
+        self.add_note(f"docs/errors.md#{known.__name__.lower()} says more")
 
 
 class ParamError(FlambeauError, ValueError):
@@ -41,6 +48,10 @@ class ClusterError(FlambeauError, RuntimeError):
     """A cluster that cannot run the training: too few task slots, or settings that Spark refuses for barrier
     stages.
     """
+
+
+class EnvironmentMismatchError(FlambeauError, RuntimeError):
+    """A worker that lacks what the driver has: a module, or a version of Python or torch."""
 
 
 class WorkerError(FlambeauError, RuntimeError):

@@ -45,9 +45,9 @@ class TorchEstimator(HasConstructor, Trainable, Estimator["TorchModel"], MLWrita
 
     Every param can be given as a keyword; Horovod's names (`num_proc`, `feature_cols`, `batch_size`, ...) are
     taken too. `model` and `loss` are needed; `optimizer` is "adam" where none is given. `explainParams()`
-    tells of all.
+    tells of all::
 
-    TorchEstimator(model=net, loss="mse", inputCols=["x"], labelCol="y", numWorkers=2, epochs=5).fit(df)
+        TorchEstimator(model=net, loss="mse", inputCols=["x"], labelCol="y", numWorkers=2, epochs=5).fit(df)
 
     `fit` copies the module, so that it is never changed and fits can run side by side.
     """
@@ -60,10 +60,10 @@ class TorchEstimator(HasConstructor, Trainable, Estimator["TorchModel"], MLWrita
 
         `path` is a directory that is not there yet, on storage that the driver and all workers reach; by
         default it lies in the work directory. It stays until `prepared.delete()`. Validation rows are those
-        of `validationFraction` and `seed`, or of `validationIndicatorCol`, as they are now.
+        of `validationFraction` and `seed`, or of `validationIndicatorCol`, as they are now::
 
-        with estimator.prepare(df) as prepared:
-            models = [estimator.copy({estimator.seed: seed}).fit(prepared) for seed in range(5)]
+            with estimator.prepare(df) as prepared:
+                models = [estimator.copy({estimator.seed: seed}).fit(prepared) for seed in range(5)]
         """
         return prepare(self, dataset, path)
 

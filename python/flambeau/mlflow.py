@@ -1,10 +1,10 @@
-"""MLflow: fits as runs, fitted models as models of its registry.
+"""MLflow: fits as runs, fitted models as models of its registry::
 
-import flambeau.mlflow
+    import flambeau.mlflow
 
-flambeau.mlflow.autolog()
-model = TorchRegressor(model=net, inputCols=["x"], labelCol="y", ...).fit(df)  # a run
-model = flambeau.mlflow.load_model("models:/taxi@champion")
+    flambeau.mlflow.autolog()
+    model = TorchRegressor(model=net, inputCols=["x"], labelCol="y", ...).fit(df)  # a run
+    model = flambeau.mlflow.load_model("models:/taxi@champion")
 
 The package `mlflow` is needed where any of this is called.
 """

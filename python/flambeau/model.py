@@ -26,6 +26,7 @@ from flambeau._spark.columns import (
     resolve_inputs,
     resolve_raw,
     resolve_tensor,
+    valid_rows,
 )
 from flambeau._spark.files import fetched
 from flambeau._spark.outputs import class_type, result_type
@@ -141,6 +142,7 @@ class TorchModel(
                 "no name, or its module makes one itself: give it as evaluate(df, loss=...)"
             )
         spark = dataset.sparkSession
+        dataset = self._valid(dataset)
         columns, tensors = self._columns_of(dataset)
         scorer = self._scorer(tensors, (), self._weights_of_workers(spark), gpu_tasks_of(spark))
         wide = is_wide(instantiate(self._programs))
@@ -227,19 +229,25 @@ class TorchModel(
             taken[known] = f"{name!r} as another output"
         if not outputs:
             return dataset
-        columns, tensors = self._columns_of(dataset)
         if self.getRuntime() == "native":
             if self._preprocess is not None:
                 raise ParamError(
                     "runtime is 'native', which scores in the JVM, and the model has a preprocess, which is "
                     "Python's: set runtime to 'python'"
                 )
+            self._tensors_of(dataset.schema)
             return native_scoring.transform(self, dataset)
+        dataset = self._valid(dataset)
+        columns, tensors = self._columns_of(dataset)
         wanted = [param for param, _ in outputs]
         spark = dataset.sparkSession
         scorer = self._scorer(tensors, wanted, self._weights_of_workers(spark), gpu_tasks_of(spark))
         score = scalar_udf(scorer, self._result_type(wanted), len(columns))(*columns)
         return self._add_outputs(dataset, score, F.col)
+
+    def _valid(self, dataset: DataFrame) -> DataFrame:
+        """The rows as `handleInvalid` has them."""
+        return valid_rows(dataset, self._tensors_of(dataset.schema), self.getHandleInvalid())
 
     def _columns_of(self, dataset: DataFrame) -> tuple[list[Column], list[TensorColumns]]:
         """The DataFrame's columns for the module, converted as they were for training, and the tensors they

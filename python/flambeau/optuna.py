@@ -1,12 +1,12 @@
-"""Optuna: fits as the trials of a study, which ends those that do not promise much by their live metrics.
+"""Optuna: fits as the trials of a study, which ends those that do not promise much by their live metrics::
 
-import flambeau.optuna
+    import flambeau.optuna
 
-def objective(trial):
-    rate = trial.suggest_float("learningRate", 1e-4, 1e-1, log=True)
-    pruning = flambeau.optuna.PruningCallback(trial, monitor="val_loss")
-    model = regressor.copy({regressor.learningRate: rate}).setCallbacks([pruning]).fit(df)
-    return min(model.history["val_loss"])
+    def objective(trial):
+        rate = trial.suggest_float("learningRate", 1e-4, 1e-1, log=True)
+        pruning = flambeau.optuna.PruningCallback(trial, monitor="val_loss")
+        model = regressor.copy({regressor.learningRate: rate}).setCallbacks([pruning]).fit(df)
+        return min(model.history["val_loss"])
 
 The package `optuna` is needed where any of this is called.
 """

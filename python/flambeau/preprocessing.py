@@ -1,9 +1,9 @@
-"""What makes a module's inputs of columns that are no numbers: `preprocess(batch)` of an estimator.
+"""What makes a module's inputs of columns that are no numbers: `preprocess(batch)` of an estimator::
 
-def decode(batch):
-    return torch.stack([to_tensor(Image.open(BytesIO(jpeg))) for jpeg in batch["image"]])
+    def decode(batch):
+        return torch.stack([to_tensor(Image.open(BytesIO(jpeg))) for jpeg in batch["image"]])
 
-TorchEstimator(model=net, loss="cross_entropy", inputCols=["image"], labelCol="y", preprocess=decode).fit(df)
+    TorchClassifier(model=net, inputCols=["image"], labelCol="y", preprocess=decode).fit(df)
 
 It is called on the workers, in threads ahead of the training, and where the fitted model scores.
 """
@@ -32,7 +32,7 @@ class Batch(Mapping[str, Any]):
     """The rows that `preprocess` makes tensors of: a mapping from the columns' names to their values.
 
     A column of numbers or booleans is a tensor of shape [rows], one of arrays or vectors whose shape is known
-    (by inputShapes, or a vector's metadata) a tensor of shape [rows, *shape]. A column of arrays of any
+    (by inputShapes, or a vector's metadata) a tensor of shape `[rows, *shape]`. A column of arrays of any
     length is a list of tensors, one for each row, and one of strings or binaries a list of `str` or `bytes`.
     A column of vectors or arrays to which inputTypes gives "sparse" is a sparse CSR tensor of float32 and
     shape [rows, size].
@@ -124,9 +124,9 @@ def as_tensors(batch: Batch) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Pad:
-    """A `preprocess` that pads columns of arrays to one length and leaves the others as they are.
+    """A `preprocess` that pads columns of arrays to one length and leaves the others as they are::
 
-    TorchEstimator(model=net, inputCols=["input_ids"], preprocess=Pad({"input_ids": 0}), ...)
+        TorchEstimator(model=net, inputCols=["input_ids"], preprocess=Pad({"input_ids": 0}), ...)
 
     It makes a dict of the batch's columns, each an argument of forward by its name, and of what `mask` and
     `lengths` name.

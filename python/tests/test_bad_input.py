@@ -20,12 +20,12 @@ from flambeau import (
     ClusterError,
     DataError,
     DivergedError,
+    EnvironmentMismatchError,
     ParamError,
     TorchClassifier,
     TorchRegressor,
     WorkerError,
 )
-from flambeau._rank.worker import EnvironmentMismatchError
 
 
 def rows(spark: SparkSession, count: int = 40) -> DataFrame:

@@ -171,6 +171,7 @@ def refusals(spark: SparkSession, path: str) -> dict[str, tuple[DataFrame, dict[
             df.orderBy("label"),
             {"shuffle": False},
         ),
+        "it is cached": (df.where("id > -7").cache(), {}),
         "is not read from Parquet files": (rows(spark, 10), {}),
         r"rows of files as they are \(Deduplicate": (df.distinct().select("id", "x", "label"), {}),
         r"rows of files as they are \(View": (spark.table("some_rows"), {}),
@@ -224,10 +225,11 @@ def test_few_rows_of_files_are_written(
         shards_of(FrameRows(few), tmp_path, inPlace="auto") as shards,
     ):
         assert "they are 20% of the rows of their row groups" in caplog.text
-        assert (shards.in_place, shards.share) == (False, 1)
+        assert not shards.in_place
         assert sorted(values(shards.train)) == of_spark(few)
     with shards_of(FrameRows(few), tmp_path) as shards:
-        assert shards.in_place and shards.share == pytest.approx(0.2, abs=1e-3)
+        assert shards.in_place
+        assert sorted(values(shards.train)) == of_spark(few)
     for some in (df.where("id % 3 = 0"), df.where(f"id < {half}")):
         with shards_of(FrameRows(some), tmp_path, inPlace="auto") as shards:
             assert shards.in_place
@@ -363,10 +365,18 @@ def test_a_path_with_a_fraction_of_its_rows(any_spark: SparkSession, path: str, 
         assert values(shards.validation) == list(range(0, NUM_ROWS, 5))
 
 
-def test_connect_tells_no_files(connect: SparkSession, path: str, tmp_path: Path) -> None:
+def test_connect_tells_no_files(
+    connect: SparkSession, path: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     df = connect.read.parquet(path)
     with pytest.raises(DataError, match="Spark Connect does not tell"), shards_of(FrameRows(df), tmp_path):
         pass
+    with (
+        caplog.at_level(logging.INFO, "flambeau"),
+        shards_of(FrameRows(df), tmp_path, inPlace="auto") as shards,
+    ):
+        assert "written as shards, and not read in place: Spark Connect does not tell" in caplog.text
+        assert sorted(values(shards.train)) == list(range(NUM_ROWS))
 
 
 def test_no_rows_are_left(spark: SparkSession, path: str, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from flambeau import (
     ClusterError,
     DivergedError,
+    EnvironmentMismatchError,
     FlambeauError,
     ParamError,
     StoreError,
@@ -28,7 +29,6 @@ from flambeau import (
     WorkerLost,
 )
 from flambeau._rank.worker import (
-    EnvironmentMismatchError,
     RankOutcome,
     WorkerRequest,
     failed_outcome,

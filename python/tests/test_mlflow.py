@@ -29,7 +29,7 @@ from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from scala import jar
+from scala import jars
 from spark_program import outcome_of
 from torch import nn
 
@@ -258,6 +258,70 @@ def test_with_autolog_and_a_callback_a_fit_is_logged_once(client: Any, rows: Dat
     flambeau.mlflow.autolog(disable=True)
     regressor().fit(rows)
     assert len(runs()) == 1 and of_every_fit == []
+
+
+def test_beside_mlflows_own_autolog_a_fit_is_one_run(client: Any, rows: DataFrame, tmp_path: Path) -> None:
+    """It begins the run, which ours is logged into."""
+    import mlflow.pyspark.ml as theirs
+
+    path = str(tmp_path / "rows")
+    rows.write.parquet(path)
+    df = rows.sparkSession.read.parquet(path)
+    flambeau.mlflow.autolog()
+    theirs.autolog()
+    try:
+        model = regressor().fit(df)
+        RegressionEvaluator(labelCol="y").evaluate(model.transform(df))
+    finally:
+        theirs.autolog(disable=True)
+    run = one_run()
+    assert run.info.status == "FINISHED" and mlflow.active_run() is None
+    assert [value for _, value in logged(client, run, "train/loss_epoch")] == model.history["loss"]
+    assert run.data.params["epochs"] == "3" and run.data.tags["estimator_uid"] == model.uid
+    assert any(name.startswith("rmse") for name in run.data.metrics)
+    [logged_model] = client.search_logged_models([run.info.experiment_id])
+    assert logged_model.source_run_id == run.info.run_id
+    assert mlflow.pyfunc.load_model(f"runs:/{run.info.run_id}/model").get_raw_model().uid == model.uid
+
+
+class Mine(flambeau.mlflow.MLflow):
+    """Is in the place of autolog's."""
+
+
+def test_a_callback_derived_from_ours_is_the_one_that_logs(client: Any, rows: DataFrame) -> None:
+    flambeau.mlflow.autolog()
+    model = regressor(callbacks=[Mine(log_models=False)]).fit(rows)
+    run = one_run()
+    assert run.info.status == "FINISHED"
+    assert [value for _, value in logged(client, run, "train/loss_epoch")] == model.history["loss"]
+    assert client.search_logged_models([run.info.experiment_id]) == []
+    with pytest.raises(ParamError, match="has MLflow and Mine, of which a fit takes one"):
+        regressor(callbacks=[flambeau.mlflow.MLflow(), Mine()])
+
+
+def test_a_run_has_the_commit_of_its_program(
+    client: Any, rows: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.tracking.context.git_context import GitRunContext
+    from mlflow.tracking.context.registry import _run_context_provider_registry
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-c", "user.name=one", "-c", "user.email=one@localhost", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    program = tmp_path / "train.py"
+    program.touch()
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
+        git(*arguments)
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    for provider in _run_context_provider_registry:
+        if isinstance(provider, GitRunContext):
+            monkeypatch.setattr(provider, "_cache", {})  # which has the commit of the tests' own program
+    regressor(epochs=1, callbacks=[flambeau.mlflow.MLflow(log_models=False)]).fit(rows)
+    tags = one_run().data.tags
+    assert tags["mlflow.source.git.commit"] == git("rev-parse", "HEAD")
+    assert tags["mlflow.source.name"] == str(program)
 
 
 def test_in_the_users_run_a_fit_is_logged_there_and_a_second_one_is_its_child(
@@ -533,7 +597,7 @@ def scala_case(rows: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> dic
     torch.jit.script(nn.Linear(3, 1)).save(str(folder / "net.pt"))
     holed = rows.withColumn("hole", F.when(F.col("x1") > 0, F.col("y")))
     holed.write.parquet(str(folder / "rows.parquet"))
-    return {"jar": jar(), "data": folder / "rows.parquet", "net": folder / "net.pt"}
+    return {"jars": jars(), "data": folder / "rows.parquet", "net": folder / "net.pt"}
 
 
 def test_fits_in_scala_are_runs_as_those_in_python(

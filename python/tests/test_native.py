@@ -173,16 +173,22 @@ def test_inspection(tmp_path: Path, columns) -> None:
     shards = write_shards(tmp_path / "data", columns)
     work = WorkDirectory(str(tmp_path), ())
     spec: dict[str, Any] = {"inputs": [tensor("x")], "labels": [tensor("y")], "weight": None}
-    found = work.ask("inspectRows", files=shards, spec=spec)
+    found = work.ask("inspectRows", train=shards, validation=[], spec=spec)
     assert found["numRows"] == 100 and found["spec"]["inputs"][0]["shape"] == [3]
+    assert found["objection"] is None
     (tmp_path / "rows").write_bytes(bytes([0b101]))
     rows = {"uri": f"{tmp_path}/rows", "offset": 0, "length": 1}
     some = [{"uri": shards[0], "rows": rows}]
-    assert work.ask("inspectRows", files=some, spec=spec)["numRows"] == 2
-    assert work.ask("inspectRows", files=[], spec=spec) is None
+    found = work.ask("inspectRows", train=shards, validation=some, spec=spec)
+    assert (found["numRows"], found["numValidationRows"], found["objection"]) == (100, 2, None)
+    found = work.ask("inspectRows", train=[], validation=some, spec=spec)
+    assert (found["numRows"], found["numValidationRows"]) == (0, 2)
+    assert found["objection"] == "they are 2% of the rows of their row groups"
+    found = work.ask("inspectRows", train=[], validation=[], spec=spec)
+    assert (found["numRows"], found["numValidationRows"], found["objection"]) == (0, 0, None)
     spec["inputs"][0]["columns"] = ["z"]
     with pytest.raises(DataError, match="`z`"):
-        work.ask("inspectRows", files=shards, spec=spec)
+        work.ask("inspectRows", train=shards, validation=[], spec=spec)
 
 
 def test_a_users_exception_comes_back_as_itself(tmp_path: Path, columns) -> None:

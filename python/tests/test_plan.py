@@ -23,8 +23,9 @@ from test_optimization import Scheduled, Told
 from test_shown import Texts
 from torch import Tensor, nn
 
-from flambeau import ParamError, TorchRegressor, _callbacks
+from flambeau import Callback, ParamError, TorchRegressor, _callbacks
 from flambeau._plan import Plan
+from flambeau.callbacks import Context
 
 NAP, BATCH = 0.05, 16
 
@@ -118,6 +119,8 @@ def test_a_plan_is_held_up_by_what_holds_the_fit_up(
     plan, summary = estimator.plan(df, numSteps=4), estimator.fit(df).summary
     assert plan.bottleneck is not None and summary.bottleneck is not None
     assert plan.bottleneck.part == summary.bottleneck.part == part, (plan, summary)
+    for found in (plan.bottleneck, summary.bottleneck):
+        assert ("preprocessThreads" in found.advice) == ("preprocess" in params), found
     parts = {name: getattr(plan, f"{name}Seconds") for name in ("data", "model", "reduce", "optimizer")}
     assert max(parts, key=lambda name: parts[name]) == part
     assert plan.epochs * plan.stepsPerEpoch == summary.numSteps
@@ -169,10 +172,9 @@ def test_what_is_faster_is_suggested(spark: SparkSession) -> None:
     plan = regressor(model=Slow(), batchSize=BATCH, numWorkers=1, numThreads=2).plan(df, numSteps=16)
     found = plan.suggestions()
     # A step takes as long with any batch, and with two workers.
-    assert found["batchSize"].batchSize == max(trial.batchSize for trial in plan.trials) == 8 * BATCH
-    assert found["numWorkers"].numWorkers == 2
+    assert max(trial.batchSize for trial in plan.trials) == 8 * BATCH
     # A sleep needs no threads.
-    assert found["numThreads"].numThreads == 1
+    assert found == {"batchSize": 8 * BATCH, "numWorkers": 2, "numThreads": 1}
     assert len(plan.trials) == 6
     by_size = {trial.batchSize: trial.rowsPerSecond for trial in plan.trials if trial.numWorkers == 1}
     assert by_size[8 * BATCH] == pytest.approx(8 * BATCH / NAP, rel=0.3)
@@ -181,7 +183,7 @@ def test_what_is_faster_is_suggested(spark: SparkSession) -> None:
 def test_what_is_not_faster_is_not_suggested(spark: SparkSession) -> None:
     plan = regressor(model=SlowRows(), batchSize=BATCH).plan(linear_rows(spark, 640), numSteps=4)
     found = plan.suggestions()
-    assert found["batchSize"] is found["numWorkers"] is plan.trials[0]
+    assert (found["batchSize"], found["numWorkers"]) == (BATCH, 2)
     # The first of twice the size ends the search; there are slots for two workers, so that one was tried.
     assert [(trial.batchSize, trial.numWorkers) for trial in plan.trials[1:3]] == [(2 * BATCH, 2), (BATCH, 1)]
 
@@ -191,7 +193,7 @@ def test_memory_ends_the_search_for_a_batch_size(spark: SparkSession, tmp_path: 
     plan = estimator.plan(linear_rows(spark, 640), numSteps=8)
     (failed,) = (trial for trial in plan.trials if trial.rowsPerSecond is None)
     assert failed.batchSize == 2 * BATCH and "allocate memory" in str(failed.error)
-    assert plan.suggestions()["batchSize"].batchSize == BATCH
+    assert plan.suggestions()["batchSize"] == BATCH
     assert "allocate memory" in plan._repr_html_()
     assert left_in(tmp_path) == set()
 
@@ -227,8 +229,16 @@ def test_an_interrupted_plan_leaves_nothing(spark: SparkSession, tmp_path: Path)
     assert spark.sparkContext._jsc.getPersistentRDDs().size() == 0
 
 
-class OwnTold(Told):
-    """One of the estimator's."""
+class OwnTold(Callback):
+    """One of the estimator's, of a class that has nothing to do with the other's."""
+
+    where = "driver"
+
+    def __init__(self) -> None:
+        self.hooks: list[str] = []
+
+    def on_train_begin(self, context: Context) -> None:
+        self.hooks.append("on_train_begin")
 
 
 def test_a_plan_is_no_fit_to_callbacks(

@@ -5,7 +5,9 @@ a plain loop, Pillow, and the trained module called by hand.
 from __future__ import annotations
 
 import io
+import os
 import pickle
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import torch
 from harness import one_thread
@@ -207,6 +210,48 @@ def test_scoring_takes_the_preprocess_of_validation(
         spark.conf.unset("spark.flambeau.allowPickle")
 
 
+def of_arrow(batch: Any) -> dict[str, Tensor]:
+    """As `dimmed`, by Arrow's own arrays."""
+    arrow = batch.arrow
+    words = pc.index_in(arrow["word"], pa.array(WORDS))
+    images = torch.stack([decoded(image.as_buffer()) for image in arrow["image"]])
+    x = torch.from_numpy(arrow["x"].to_numpy().copy())
+    return {"x": x, "image": images * 0.5, "word": torch.tensor(words.to_pylist())}
+
+
+def test_a_function_of_arrow_is_one_of_the_columns(rows: DataFrame, module: nn.Module) -> None:
+    inputs = {"inputCols": ["image", "word", "x"], "inputTypes": ["auto", "auto", "float64"]}
+    model = estimator(module, preprocess=of_arrow, **inputs).fit(rows)
+    same_weights(model, trained_by_torch(module, dimmed))
+    made = dimmed({name: [one[name] for one in ROWS] for name in ROWS[0]})
+    with torch.no_grad():
+        expected = model.module()(**made).tolist()
+    found = [row.prediction for row in model.transform(rows).orderBy("id").collect()]
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+_pair = threading.Barrier(2, timeout=30)
+
+
+class Paired:
+    """Waits, where a worker trains, until a second batch is in it too."""
+
+    def __init__(self) -> None:
+        self._driver = os.getpid()
+
+    def __call__(self, batch: Any) -> dict[str, Tensor]:
+        if batch.is_training and os.getpid() != self._driver:
+            _pair.wait()
+        return pictures(batch)
+
+
+def test_two_batches_are_in_preprocess_at_once(rows: DataFrame, module: nn.Module) -> None:
+    inputs = {"inputCols": ["image", "word", "x"], "inputTypes": ["auto", "auto", "float64"]}
+    # Four batches an epoch.
+    model = estimator(module, preprocess=Paired(), preprocessThreads=2, epochs=1, **inputs).fit(rows)
+    same_weights(model, trained_by_torch(module, pictures, epochs=1))
+
+
 class Tokens(nn.Module):
     """The mean of the embeddings of the tokens that there are."""
 
@@ -398,7 +443,7 @@ def test_sparse_features_are_written_without_their_zeros(rows: DataFrame, tmp_pa
     source = FrameRows(rows.withColumn("v", wide("ids")))
     reading, site = Reading(made, "float32", False), Site(source.spark, WorkDirectory(str(tmp_path)), True)
     columns = source.columns(reading)
-    [vectors] = as_tensors(Batch(source.first(columns.raw), columns.raw)).values()
+    [vectors] = as_tensors(Batch(source.first(columns), columns.raw)).values()
     assert (vectors.layout, tuple(vectors.shape)) == (torch.sparse_csr, (2, size))
     with source.shards(columns, reading, site, nullcontext) as shards:
         assert shards.num_rows == NUM_TRAINED

@@ -17,7 +17,7 @@ from torch import nn
 
 from flambeau import ParamError, TorchRegressor
 from flambeau._spark.fit import display, listener_bus
-from flambeau._spark.fit.display import Bar, Display, Lines, display_of
+from flambeau._spark.fit.display import Bar, Display, Lines, PrintedLines, display_of
 from flambeau._spark.fit.events import EventFiles, newest
 from flambeau._spark.fit.listener_bus import ListenerBus, _told_that_unseen
 from flambeau._spark.site import Site
@@ -133,6 +133,27 @@ def test_lines_are_one_an_epoch_and_few_in_between(
     assert caplog.messages[-1] == "stopped early after epoch 2/9"
 
 
+def test_a_printed_line_is_for_an_epoch(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(display, "time", SimpleNamespace(monotonic=lambda: now))
+    caplog.set_level(logging.INFO, logger="flambeau")
+    lines = PrintedLines()
+    lines.show(START | {"epochs": 3})
+    for now in (31, 62):
+        lines.show(PROGRESS | {"epochStep": now})
+    show(lines, EPOCH | {"epoch": 0}, EPOCH, {"kind": "end"})
+    lines.advise("the data holds it up")
+    assert capsys.readouterr().out.splitlines() == [
+        "epoch 1/3: loss 0.25, validation loss 0.75, mae 0.125, 640 rows/s",
+        "epoch 2/3: loss 0.25, validation loss 0.75, mae 0.125, 640 rows/s",
+        "stopped early after epoch 2/3",
+        "the data holds it up",
+    ]
+    assert not caplog.messages
+
+
 def ipython(config: dict[str, Any]) -> Any:
     """IPython's module in a process whose shell has that configuration."""
     return SimpleNamespace(get_ipython=lambda: SimpleNamespace(config=config))
@@ -144,9 +165,11 @@ def test_a_bar_is_for_terminals_and_notebooks(monkeypatch: pytest.MonkeyPatch) -
         patch.setattr(sys.stderr, "isatty", lambda: True)
         assert isinstance(display_of(1), Bar)
         assert display_of(0) is None
+        assert type(display_of(2)) is PrintedLines
     for config, expected in (({"TerminalInteractiveShell": {}}, Lines), ({"IPKernelApp": {}}, Bar)):
         monkeypatch.setitem(sys.modules, "IPython", ipython(config))
         assert isinstance(display_of(1), expected)
+        assert type(display_of(2)) is PrintedLines
 
 
 def test_a_file_that_cannot_be_read_yet_is_read_later(tmp_path: Path) -> None:

@@ -60,6 +60,26 @@ def test_a_directory_holds_each_form_and_the_weights(tmp_path: Path) -> None:
     torch.export.load(io.BytesIO((folder / "program-train.pt2").read_bytes()))
 
 
+def test_what_of_a_module_is_no_part_of_a_program_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Configuring(nn.Linear):
+        @torch.jit.unused
+        def training_step(self, batch: list[Tensor]) -> Tensor:
+            return self(batch[0]).mean()
+
+        @torch.jit.unused
+        def configure_optimizers(self) -> None:
+            raise AssertionError
+
+    saved(nn.Linear(4, 1), [torch.randn(2, 4)], tmp_path / "plain")
+    assert not caplog.messages
+    saved(Configuring(4, 1), [torch.randn(2, 4)], tmp_path / "program")
+    assert [one.partition(" is no part")[0] for one in caplog.messages] == [
+        "training_step, configure_optimizers of Configuring"
+    ]
+
+
 def test_one_form_is_enough(tmp_path: Path) -> None:
     class Looping(nn.Module):
         """Its length depends on the data, which torch.export does not take."""

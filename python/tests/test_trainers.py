@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -194,6 +195,20 @@ def manual() -> Any:
     return module
 
 
+class Untrained(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    """Leaves training to a loss, and evaluates by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).squeeze(1)
+
+    def validation_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return batch[0].mean()
+
+
 @pytest.mark.parametrize(
     ("module", "program", "message"),
     [
@@ -214,6 +229,7 @@ def manual() -> Any:
         (lambda: made(backward=lambda self, loss: None), {}, r"no fit calls: backward \("),
         (lambda: made(lr_scheduler_step=lambda self: None), {}, r"no fit calls: lr_scheduler_step \("),
         (lambda: made(on_train_epoch_end=lambda self: None), {}, r"no fit calls: on_train_epoch_end \(log"),
+        (Untrained, {"loss": "mse", "optimizer": "sgd"}, "a validation_step and no training_step"),
         (Lit, {"loss": "mse"}, "loss: Lit has a training_step"),
         (Lit, {"optimizer": "sgd"}, "optimizer: Lit has configure_optimizers"),
         (Lit, {"lrScheduler": lambda o: StepLR(o, 1)}, "lrScheduler: Lit has configure_optimizers"),
@@ -474,23 +490,39 @@ def test_a_classifier_of_transformers_with_several_outputs(spark: SparkSession, 
     scored = TorchClassifier(model=bert(), metrics=["accuracy"], **common).fit(df).transform(df)
     assert {row.prediction for row in scored.collect()} <= {0.0, 1.0, 2.0}
     several = TorchEstimator(model=bert(output_hidden_states=False), **common)
-    several.setModel(Pooled())
-    (row,) = several.fit(df).transform(df).limit(1).collect()
-    assert len(row.prediction.logits) == 3 and len(row.prediction.pooled) == 16
+    columns = {name: torch.from_numpy(column) for name, column in tokens().items()}
+    for kind in (dict, PooledOutput):
+        model = several.setModel(Pooled(kind)).fit(df)
+        with torch.no_grad():
+            expected = model.module()(columns["ids"], columns["mask"])
+        found = [row.prediction for row in model.transform(df).collect()]
+        for name in ("logits", "pooled"):
+            np.testing.assert_allclose([row[name] for row in found], expected[name].numpy(), rtol=1e-6)
+
+
+@dataclass
+class PooledOutput(transformers.utils.ModelOutput):  # type: ignore[misc, name-defined]
+    """Two tensors, and a loss."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    pooled: Tensor | None = None
 
 
 class Pooled(nn.Module):
     """Two outputs by name, with a loss where there are labels."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Any) -> None:
         super().__init__()
         self.model = bert()
+        self.kind = kind
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> Any:
         made = self.model.bert(input_ids, attention_mask)
         logits = self.model.classifier(made.pooler_output)
         found = {"logits": logits, "pooled": made.pooler_output}
-        return found if labels is None else {"loss": functional.cross_entropy(logits, labels), **found}
+        loss = {} if labels is None else {"loss": functional.cross_entropy(logits, labels)}
+        return self.kind(**loss, **found)
 
 
 class LitBert(lightning.LightningModule):  # type: ignore[misc, name-defined]

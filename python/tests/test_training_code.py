@@ -206,6 +206,31 @@ def test_a_scheduler_is_torchs_and_its_state_is_in_checkpoints(tmp_path: Path, c
         assert rates == [one["learningRate"] for one in records]
 
 
+class Configuring(Stepping):
+    """A plain module with the optimizer and the schedule that a LightningModule would have."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = sgd(self.parameters())
+        return [optimizer], [StepLR(optimizer, 2, gamma=0.3)]
+
+
+@one_thread()
+def test_a_plain_module_configures_its_optimizer(tmp_path: Path) -> None:
+    module = Configuring()
+    (optimizer,), (scheduler,) = module.configure_optimizers()
+    for _ in range(EPOCHS):
+        for batch in batches():
+            optimizer.zero_grad()
+            module.training_step(batch)["loss"].backward()
+            optimizer.step()
+        scheduler.step()
+    program = {"model": Configuring(), "loss": None, "optimizer": None}
+    result, weights = train(job_of(tmp_path), program, 1, tmp_path / "ranks")
+    assert_same(weights, module)
+    rates = [one["learningRate"] for one in result["history"]["epochs"]]
+    assert rates == pytest.approx([0.05, 0.05, 0.015, 0.015], rel=1e-12)
+
+
 def test_the_learning_rate_is_that_of_the_last_step() -> None:
     module = Net()
     given = {"model": module, "loss": "mse", "optimizer": sgd, "lrSchedulerInterval": "step"}
@@ -229,6 +254,11 @@ def layout(**changed: Any) -> Layout:
 
 class Unvalidated(Net):
     def training_step(self, batch: Any) -> Tensor:
+        return self(batch[0]).mean()
+
+
+class Untrained(Net):
+    def validation_step(self, batch: Any) -> Tensor:
         return self(batch[0]).mean()
 
 
@@ -288,6 +318,8 @@ class Taken(Net):
             "more than one 'y'",
         ),
         ({"model": Unvalidated()}, {"validates": True}, "a training_step but no validation_step: define one"),
+        ({"model": Untrained(), "loss": "mse"}, {}, "Untrained has a validation_step and no training_step"),
+        ({"model": Configuring()}, {}, "optimizer: Configuring has configure_optimizers, which is used"),
         ({"model": Net(), "loss": "mse", "lrScheduler": StepLR}, {}, "missing 1 required positional"),
         ({"model": Net(), "loss": "mse", "lrScheduler": lambda o: o}, {}, "expected a scheduler of torch"),
         ({"model": Net(), "loss": "mse", "lrScheduler": 3}, {}, "expected a callable that makes .* got int"),
@@ -370,6 +402,26 @@ def test_a_monitor_is_what_validation_step_logs(spark: SparkSession) -> None:
         ParamError, match=r'monitor is "val_mae", but must be one of loss, mae, val_loss, val_worst'
     ):
         estimator.fit(df)
+
+
+class Asking(Net):
+    """Its configure_optimizers is called by a loop of its own, as minGPT's."""
+
+    def configure_optimizers(self, weight_decay: float) -> Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1, weight_decay=weight_decay)
+
+
+def test_what_an_estimator_would_not_use_is_refused(spark: SparkSession) -> None:
+    df = spark.range(8).selectExpr("array(1.0D, 2.0D, 3.0D) as x", "double(id) as y")
+    common: dict[str, Any] = {"inputCols": ["x"], "inputTypes": ["float64"], "labelCol": "y", "loss": "mse"}
+    with pytest.raises(ParamError, match=r"Asking.* has a configure_optimizers that takes arguments"):
+        TorchEstimator(model=Asking(), **common).fit(df)
+    with pytest.raises(ParamError, match="the model's validation_step is Python's"):
+        TorchEstimator(model=Untrained(), runtime="native", **common).fit(df)
+    model = TorchEstimator(model=Asking(), optimizer="sgd", numWorkers=1, epochs=1, verbose=0, **common).fit(
+        df
+    )
+    assert len(model.history["loss"]) == 1
 
 
 class Dropping(Net):

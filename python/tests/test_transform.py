@@ -571,7 +571,7 @@ def test_native_needs_the_jar_and_a_classic_session(any_spark: SparkSession, tmp
     model = fitted.regressor(tmp_path).setRuntime("native")
     what = "which a Spark Connect client does not reach: use a classic session"
     if hasattr(any_spark, "_jvm"):
-        what = "which has no Flambeau: start the session with its jar, such as spark.jars=flambeau-spark"
+        what = r"which has no Flambeau: start it with .*config\(map=flambeau.spark_config\(\)\)"
     with pytest.raises(ParamError, match="runtime: 'native' scores in Spark's JVM, " + what) as refused:
         model.transform(arrays_of(any_spark))
     assert str(refused.value).endswith("or take runtime='python'")

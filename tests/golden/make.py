@@ -1,6 +1,6 @@
 """Writes saved models, pipelines and estimators of this version, and what they predict, into a new directory.
 
-    PYTHONPATH=tests python tests/golden/make.py tests/golden/format-N [--jar build/jvm/libs/flambeau-....jar]
+    PYTHONPATH=tests python tests/golden/make.py tests/golden/format-N [--jars A.jar,B.jar]
 
 `DIRECTORY/python` holds what PySpark saves, `DIRECTORY/scala` what Scala saves (with the jar), and
 `DIRECTORY/expected.json` the predictions, row by row, for `rows` of `golden.py`. Once made for a released
@@ -103,18 +103,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--jar", type=Path)
+    parser.add_argument("--jars")
     options = parser.parse_args()
     directory = options.directory.resolve()
     directory.mkdir(parents=True)
-    spark = session(options.jar)
+    spark = session(options.jars)
     frame = rows(spark)
     expected: dict[str, Any] = {"python": {}, "scala": {}}
     for name, stage in in_python(frame).items():
         stage.save(str(directory / "python" / name))
         if name != "estimator":
             expected["python"][name] = predictions(stage.transform(with_numbers(frame, name)))
-    if options.jar:
+    if options.jars:
         scala = Scala(spark)
         programs = directory / "scala" / "programs"
         programs.mkdir(parents=True)

@@ -1,7 +1,7 @@
 """Trains the flights example in Python and in Scala on the same shards; prints losses and predictions as one
 JSON line.
 
-    flights_both.py --output DIRECTORY --jar JAR
+    flights_both.py --output DIRECTORY --jars JARS
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def main() -> None:
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--jar", required=True)
+    parser.add_argument("--jars", required=True)
     options = parser.parse_args()
-    spark = session(options.jar)
+    spark = session(options.jars)
     scala = Scala(spark)
     rows = str(options.output / "rows.parquet")
     flights.read_flights(spark, options.output).limit(ROWS).repartition(2, "distance").write.parquet(rows)

@@ -1,6 +1,6 @@
 """Fits and scores on GPUs by both runtimes of PySpark, and prints what came of it beside the same on the CPU.
 
-    gpu_jobs.py --jar JAR --num-workers N
+    gpu_jobs.py --jars JARS --num-workers N
 
 Run as its own process, since a Spark session's master cannot change within one.
 """
@@ -43,10 +43,10 @@ def main() -> None:
     from flambeau import TorchRegressor
 
     parser = argparse.ArgumentParser()
-    parser.add_argument("--jar", required=True)
+    parser.add_argument("--jars", required=True)
     parser.add_argument("--num-workers", type=int, required=True)
     arguments = parser.parse_args()
-    spark = session(jar=arguments.jar)
+    spark = session(jars=arguments.jars)
     rows = spark.range(600).selectExpr(
         "id", "transform(array(1, 2, 3, 4), k -> float(sin(id * k))) as features", "float(cos(id)) as label"
     )

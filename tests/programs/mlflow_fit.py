@@ -1,7 +1,7 @@
 """Fits in Scala that MLflow is told of, one after the other, and prints what a test needs of each as one JSON
 line.
 
-    mlflow_fit.py --jar JAR --uri URI --experiment NAME --data FILE --net FILE
+    mlflow_fit.py --jars JARS --uri URI --experiment NAME --data FILE --net FILE
         --behaviours whole,given,failed,interrupted [--run ID]
 
 Runs have the names of their behaviours. A fit that is `given` the run is made twice; one that fails has a
@@ -82,11 +82,11 @@ def main() -> None:
     from scala import Scala
 
     parser = argparse.ArgumentParser()
-    for name in ("jar", "uri", "experiment", "data", "net", "behaviours"):
+    for name in ("jars", "uri", "experiment", "data", "net", "behaviours"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--run")
     options = parser.parse_args()
-    spark = session(options.jar)
+    spark = session(options.jars)
     scala = Scala(spark)
     outcomes = {name: fit(spark, scala, name, options) for name in options.behaviours.split(",")}
     spark.stop()

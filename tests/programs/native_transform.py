@@ -1,6 +1,6 @@
 """Scores the same rows by both runtimes of PySpark's models, in a session with the jar.
 
-    native_transform.py --jar JAR
+    native_transform.py --jars JARS
 
 The outcome has, for each case, the largest difference between the runtimes, the schemas where they differ,
 and what is refused.
@@ -73,8 +73,8 @@ def main() -> None:
     from flambeau._tensors import TensorColumns
 
     parser = argparse.ArgumentParser()
-    parser.add_argument("--jar", required=True)
-    spark = session(parser.parse_args().jar)
+    parser.add_argument("--jars", required=True)
+    spark = session(parser.parse_args().jars)
     outcome: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

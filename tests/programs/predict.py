@@ -1,6 +1,6 @@
 """Reads saved stages by one or more of the ways there are and prints what they predict, as one JSON line.
 
-    predict.py --reads JSON [--refit DIRECTORY] [--jar JAR]
+    predict.py --reads JSON [--refit DIRECTORY] [--jars JARS]
 
 `--reads` maps labels to `{"by", "paths"}`: one of load_pipeline, PipelineModels, PipelineModel and
 JvmPipelineModel, and directories by their names. The outcome maps each label to what each name comes to:
@@ -41,9 +41,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--reads", type=json.loads, required=True)
     parser.add_argument("--refit", type=Path)
-    parser.add_argument("--jar")
+    parser.add_argument("--jars")
     options = parser.parse_args()
-    spark = session(options.jar)
+    spark = session(options.jars)
     scala = Scala(spark)
 
     def in_the_jvm(load: Callable[[str], Any]) -> Callable[[str, DataFrame], DataFrame]:

@@ -1,7 +1,7 @@
 """Fits in Scala on a Spark master given on the command line, one after the other, and prints what a test
 needs of each as one JSON line. The models lie in directories of their behaviours.
 
-    scala_cluster_fit.py --master MASTER --jar JAR --data FILE --net FILE --behaviours score,gpus,kill
+    scala_cluster_fit.py --master MASTER --jars JARS --data FILE --net FILE --behaviours score,gpus,kill
         [--gpu-script FILE]
 
 A fit that is to `score` does so with the model, loaded from where Hadoop alone reads it, in both languages.
@@ -150,7 +150,7 @@ def main() -> None:
     from scala import Scala
 
     parser = argparse.ArgumentParser()
-    for name in ("master", "jar", "data", "net", "behaviours"):
+    for name in ("master", "jars", "data", "net", "behaviours"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--gpu-script")
     options = parser.parse_args()
@@ -159,7 +159,7 @@ def main() -> None:
     fetched = Path.cwd() / "fetched"
     fetched.mkdir()
     confs = {"spark.executor.extraJavaOptions": f"-Djava.io.tmpdir={fetched}"}
-    spark = session(options.jar, options.master, confs | (gpu_confs(script) if script else {}))
+    spark = session(options.jars, options.master, confs | (gpu_confs(script) if script else {}))
     scala = Scala(spark)
     behaviours = options.behaviours.split(",")
     outcomes = {name: fit(spark, scala, name, options, fetched) for name in behaviours}

@@ -1,7 +1,10 @@
-"""Delta and Iceberg tables that are read in place, with what their formats do to rows; prints an outcome."""
+"""Delta and Iceberg tables that are read in place, with what their formats do to rows, by both languages;
+prints an outcome.
+"""
 
 import argparse
 import json
+import sys
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,10 +18,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from torch import nn
 
-from flambeau import TorchRegressor
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scala import Scala
+
+from flambeau import Callback, TorchRegressor
 from flambeau._spark.rows.sources import FrameRows, Reading
 from flambeau._spark.site import Site
 from flambeau._spark.work_directory import WorkDirectory
+from flambeau.callbacks import Context
 from flambeau.errors import DataError
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -96,22 +104,34 @@ def read(df: DataFrame, **params: Any) -> dict[str, Any]:
     return outcome
 
 
+class Look(Callback):
+    """Notes what a fit has put into the work directory for its rows."""
+
+    where = "driver"
+
+    def on_train_begin(self, context: Context) -> None:
+        self.found = sorted(path.name for path in (here / "fits" / "shards").glob("*/*"))
+
+
 def fitted(df: DataFrame) -> dict[str, Any]:
-    """A fit in place, beside a loop of torch's on Spark's rows."""
+    """A fit in each language with the default of inPlace, beside a loop of torch's on Spark's rows."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Unflatten(0, (-1, 1)), nn.Linear(1, 1))
-    estimator = TorchRegressor(
-        model=module,
-        optimizer={"name": "sgd", "options": {"lr": 0.01}},
-        inputCols=["x"],
-        numWorkers=2,
-        numThreads=1,
-        batchSize=ROWS,
-        epochs=3,
-        verbose=0,
-        inPlace="always",
-    )
-    model = estimator.fit(df)
+    program = str(here / "net.pt")
+    torch.jit.script(module).save(program)
+    params: dict[str, Any] = {
+        "optimizer": {"name": "sgd", "options": {"lr": 0.01}},
+        "inputCols": ["x"],
+        "numWorkers": 2,
+        "numThreads": 1,
+        "batchSize": ROWS,
+        "epochs": 3,
+        "verbose": 0,
+        "workDir": str(here / "fits"),
+    }
+    look = Look()
+    model = TorchRegressor(model=module, callbacks=[look], **params).fit(df)
+    of_scala = Scala(spark).estimator("TorchRegressor", model=program, **params).fit(df._jdf)
     table = df.select("x", "label").toPandas()
     x, y = (torch.tensor(table[name].to_numpy(), dtype=torch.float32) for name in ("x", "label"))
     optimizer, losses = torch.optim.SGD(module.parameters(), lr=0.01), []
@@ -121,7 +141,12 @@ def fitted(df: DataFrame) -> dict[str, Any]:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return {"loss": model.history["loss"], "expected": losses}
+    return {
+        "loss": model.history["loss"],
+        "scala": list(of_scala.history().apply("loss")),
+        "expected": losses,
+        "in place": look.found == ["bitmaps"],
+    }
 
 
 def delta() -> dict[str, Any]:
@@ -141,6 +166,7 @@ def delta() -> dict[str, Any]:
         "filtered": read(now.where("id % 2 = 0 and year = 2021"), validationFraction=0.3),
         "partition column": read(now, inputCols=["year", "x"]),
         "fit": fitted(now.where("id % 7 != 1")),
+        "fit of the first": fitted(first),
     }
     mapped = str(here / "mapped")
     mapping = {
@@ -172,6 +198,7 @@ def iceberg() -> dict[str, Any]:
         "filtered": read(now.where("id % 2 = 0 and year = 2021"), validationFraction=0.3),
         "pushed down": read(now.where("year = 2021")),
         "fit": fitted(now.where("id % 7 != 1")),
+        "fit of the first": fitted(then),
     }
     spark.sql("ALTER TABLE ice.db.t ADD COLUMN w double")
     outcome["unrelated column"] = read(spark.table("ice.db.t"))

@@ -61,11 +61,12 @@ enum Question {
     LogEnds { attempt: String },
     /// A text for each file: the SHA-256 of its bytes, or with `ends` its size and that of its end.
     DigestFiles { files: Vec<String>, ends: bool },
-    /// What a training would find in files, read as those tensors: `{"numRows", "storedRows", "spec"}`, in which every shape is
-    /// known, and `storedRows` are those of the row groups of which some are read; null where there are no rows. Refuses what
-    /// it would refuse.
+    /// What a training would find in files, read as those tensors: `{"numRows", "numValidationRows", "objection", "spec"}`, in which
+    /// every shape is known where there are rows, and `objection` says why they had better be written anew than be read where
+    /// they lie, or is null. Refuses what it would refuse.
     InspectRows {
-        files: Vec<DataFile>,
+        train: Vec<DataFile>,
+        validation: Vec<DataFile>,
         spec: DatasetSpec,
     },
     /// What is there of a run, `{"readsAll", "run"}`, or null.
@@ -168,7 +169,11 @@ fn answered(work: &WorkDirectory<'_>, question: Question) -> Result<Value, Super
         )?),
         Question::LogEnds { attempt } => json(logs::ends(work, &plain(vec![attempt])?[0])?),
         Question::DigestFiles { files, ends } => json(rows::digests(work.store, &files, ends)?),
-        Question::InspectRows { files, spec } => json(rows::inspect(work.store, &files, &spec)?),
+        Question::InspectRows {
+            train,
+            validation,
+            spec,
+        } => json(rows::inspect(work.store, &train, &validation, spec)?),
         Question::ReadRun { id } => json(run::read(work, &id)?),
         Question::CompareRun { id, run, what } => json(run::compare(work, &id, run, what)?),
         Question::WriteRun { id, attempts, what } => {

@@ -209,7 +209,7 @@ impl ScriptProgram {
     }
 
     /// The arguments of forward, each with whether it may be left out.
-    fn signature(&self) -> Result<Vec<(String, bool)>, TorchError> {
+    pub(crate) fn signature(&self) -> Result<Vec<(String, bool)>, TorchError> {
         let mut found = Taken::default();
         // SAFETY: the module is live, and what takes the names outlives the call.
         check(unsafe {

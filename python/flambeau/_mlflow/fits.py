@@ -16,11 +16,11 @@ from flambeau._history import RECORD_COLUMNS, best_epoch
 from flambeau._mlflow import FLAVOR, package
 from flambeau._mlflow.models import MODEL_NAME, log_model
 from flambeau._mlflow.run import Run
+from flambeau._reason import first_line
 from flambeau._redacted import redacted
 from flambeau._spark import session
 from flambeau._spark.columns import quoted
 from flambeau._spark.rows.prepared import PreparedData
-from flambeau._spark.site import first_line
 from flambeau.callbacks import Callback
 from flambeau.errors import CancelledError, ParamError
 from flambeau.model import TorchModel
@@ -80,6 +80,7 @@ class MLflow(Callback):
 
     __module__ = "flambeau.mlflow"
     where = "driver"
+    _is_sole = True
 
     def __init__(
         self,

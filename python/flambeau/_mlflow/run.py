@@ -13,7 +13,7 @@ from posixpath import normpath
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from flambeau._spark.site import first_line
+from flambeau._reason import first_line
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

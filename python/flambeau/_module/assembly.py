@@ -4,6 +4,7 @@ the schedules of that.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ from flambeau._module.steps import Steps
 from flambeau._module.uncompiled import uncompiled
 from flambeau._saved.program import by_keyword
 from flambeau.errors import ParamError
+
+CONFIGURE = "configure_optimizers"
 
 TWO_SCHEDULES = (
     "the learning rate has a schedule of torch's: leave lrSchedule, warmupEpochs and scaleLearningRate out"
@@ -40,6 +43,11 @@ def objective_of(
     keywords = names if names is not None and by_keyword(module, names) else None
     forward = Forward(module, compiled or module, keywords)
     if not steps.has_steps(module):
+        if lightning.has_own(module, steps.VALIDATION):
+            raise ParamError(
+                f"model: {type(module).__name__} has a validation_step and no training_step, and would be "
+                "evaluated by the loss: define training_step too, or leave validation_step out"
+            )
         check_forward(module, [(one.name, one.columns) for one in layout.inputs], keywords)
         if loss is None and has_own_loss(module):
             return forward, OfOutput(forward)
@@ -72,7 +80,8 @@ def optimizer_and_schedules(
                     f"{name}: {type(module).__name__} has configure_optimizers, which is used: leave {name} "
                     "out, or give a module without configure_optimizers"
                 )
-        lightning.attach(module, position)
+        if lightning.base_of(module) is not None:
+            lightning.attach(module, position)
         with uncompiled():
             given, schedules = lightning.optimizer_of(module)
         if schedules:
@@ -94,8 +103,13 @@ def makes_loss(module: Any) -> bool:
 
 
 def configures(module: Any) -> bool:
-    """Whether a module is a LightningModule with its own configure_optimizers."""
-    return lightning.base_of(module) is not None and lightning.overrides(module, "configure_optimizers")
+    """Whether a module has a configure_optimizers of its own, and one that is called as Lightning calls it:
+    without arguments.
+    """
+    return lightning.has_own(module, CONFIGURE) and not any(
+        one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        for one in inspect.signature(module.configure_optimizers).parameters.values()
+    )
 
 
 def check_program(

@@ -73,6 +73,13 @@ def overrides(module: nn.Module, name: str) -> bool:
     return own is not base
 
 
+def has_own(module: Any, name: str) -> bool:
+    """Whether a module has a method by that name, a LightningModule one in place of Lightning's."""
+    if base_of(module) is not None:
+        return overrides(module, name)
+    return callable(getattr(module, name, None))
+
+
 def check(module: nn.Module) -> None:
     """Raises ParamError for what a LightningModule asks of a Trainer and no fit does."""
     name = type(module).__name__
@@ -162,8 +169,8 @@ def logging_to(module: nn.Module, take: Any) -> Iterator[None]:
 
 
 def optimizer_of(module: nn.Module) -> tuple[torch.optim.Optimizer, list[Schedule]]:
-    """The optimizer and the schedules that a LightningModule's configure_optimizers returns, in any of the
-    forms that Lightning has. Raises ParamError for what can't be trained.
+    """The optimizer and the schedules that a module's configure_optimizers returns, in any of the forms that
+    Lightning has. Raises ParamError for what can't be trained.
     """
     made: Any = module.configure_optimizers()  # type: ignore[operator]
     optimizers, schedulers, monitor = _parts(made)

@@ -242,9 +242,7 @@ def _denominator(batch: TensorBatch) -> float:
 
 def has_steps(module: Any) -> bool:
     """Whether a module has a training_step of its own."""
-    if lightning.base_of(module) is not None:
-        return lightning.overrides(module, TRAINING)
-    return callable(getattr(module, TRAINING, None))
+    return lightning.has_own(module, TRAINING)
 
 
 def predicts(module: Any) -> bool:
@@ -279,10 +277,7 @@ def check(module: nn.Module, layout: Layout) -> None:
             "it has a label as 'labels', several by their columns, and weightCol as 'weight'; give the "
             "input, or the label's column, another name"
         )
-    own = getattr(module, VALIDATION, None)
-    if layout.validates and (
-        own is None or (lightning.base_of(module) and not lightning.overrides(module, VALIDATION))
-    ):
+    if layout.validates and not lightning.has_own(module, VALIDATION):
         raise ParamError(
             "model: there are validation rows, and the model has a training_step but no validation_step: "
             "define one that returns the loss, or unset validationFraction and validationIndicatorCol"

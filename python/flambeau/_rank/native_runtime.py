@@ -25,12 +25,13 @@ from typing import IO, Any
 
 from flambeau._libtorch import WAY_OUT, libtorch_of
 from flambeau._rank.log import logged
-from flambeau._rank.worker import EnvironmentMismatchError, RankOutcome, checked_file, failed_outcome, kind_of
+from flambeau._rank.worker import RankOutcome, checked_file, failed_outcome, kind_of
 from flambeau.errors import (
     CancelledError,
     CollectiveError,
     DataError,
     DivergedError,
+    EnvironmentMismatchError,
     FlambeauError,
     ParamError,
     StoreError,

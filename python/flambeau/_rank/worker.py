@@ -23,7 +23,14 @@ from flambeau._rank.callbacks import rank_callbacks
 from flambeau._rank.imports import finish_importing, forget_threads
 from flambeau._rank.log import logged
 from flambeau._store import open_store
-from flambeau.errors import DataError, FlambeauError, ParamError, RankFailure, StoreError, WorkerError
+from flambeau.errors import (
+    DataError,
+    EnvironmentMismatchError,
+    ParamError,
+    RankFailure,
+    StoreError,
+    WorkerError,
+)
 
 if TYPE_CHECKING:
     from flambeau._module.preprocessor import PreprocessSpec
@@ -118,10 +125,6 @@ class RankOutcome:
     def of_json(cls, text: str | bytes) -> RankOutcome:
         """The outcome that `to_json` gave."""
         return cls(**json.loads(text))
-
-
-class EnvironmentMismatchError(FlambeauError, RuntimeError):
-    """A worker that lacks what the driver has: a module, or a version of Python or torch."""
 
 
 def versions() -> dict[str, str]:

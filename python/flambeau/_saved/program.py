@@ -396,6 +396,22 @@ def _read_exported(data: bytes, device: str) -> nn.Module:
     return module
 
 
+def exported_archive(data: bytes, weights: Path | str) -> bytes:
+    """The archive of an exported program, `data`, with the weights of a safetensors file inside. Raises what
+    `load_into` raises.
+    """
+    import torch
+
+    check_exported(data)
+    with without_warnings():
+        program = torch.export.load(io.BytesIO(data))
+        filled = load_into(program.module(), weights).state_dict(keep_vars=True)
+        program._state_dict = {name: filled[name] for name in program.state_dict}
+        buffer = io.BytesIO()
+        torch.export.save(program, buffer)
+    return buffer.getvalue()
+
+
 def _read_scripted(data: bytes, device: str) -> nn.Module:
     import torch
 

@@ -168,8 +168,7 @@ def load_into(module: nn.Module, path: Path | str, *, device: str = "cpu", share
     wanted, _ = _named_tensors(module, aliases_too=True)
     try:
         with safe_open(str(path), framework="pt", device=device) as file:
-            names = set(file.keys())
-            aliases = {alias: name for alias, name in (file.metadata() or {}).items() if name in names}
+            names, aliases = set(file.keys()), _aliases(file)
             fixed: frozenset[str] = getattr(module, "_flambeau_fixed", frozenset())
             wanted = {name: target for name, target in wanted.items() if name not in fixed}
             missing = sorted(set(wanted) - names - set(aliases))
@@ -197,6 +196,27 @@ def load_into(module: nn.Module, path: Path | str, *, device: str = "cpu", share
     except SafetensorError as error:
         raise FlambeauError(f"{path} is not a whole safetensors file: {error}") from error
     return module
+
+
+def state_dict_of(path: Path | str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file under all names that `state_dict` has them by, ties included.
+
+    Raises FlambeauError where the file is not whole.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in list(file.keys())}
+            return tensors | {alias: tensors[name] for alias, name in _aliases(file).items()}
+    except SafetensorError as error:
+        raise FlambeauError(f"{path} is not a whole safetensors file: {error}") from error
+
+
+def _aliases(file: Any) -> dict[str, str]:
+    """For a tensor's further names the one that a safetensors file has it by."""
+    names = set(file.keys())
+    return {alias: name for alias, name in (file.metadata() or {}).items() if name in names}
 
 
 def _named_tensors(module: nn.Module, aliases_too: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -8,7 +8,7 @@ on.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -21,7 +21,7 @@ from flambeau.errors import DataError, ParamError
 
 if TYPE_CHECKING:
     from pyspark.ml.param import Params
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructField, StructType
 
 Role = Literal["input", "label", "weight"]
@@ -347,6 +347,40 @@ def _refuse_missing(column: Column, value: Column, field: StructField, dtype: st
             refusal("is the weight and holds a value that is not a finite number >= 0: drop those rows"),
         )
     return guarded.otherwise(value)
+
+
+def valid_rows(df: DataFrame, tensors: Iterable[TensorColumns], rule: str) -> DataFrame:
+    """The rows of a DataFrame as `handleInvalid` has them: with "skip" those without a null or a NaN in the
+    columns of these tensors, with "error" all, where one that has some fails the query with a message that
+    names the column.
+    """
+    if rule == "keep":
+        return df
+    schema = df.schema
+    verdicts = []
+    for name in dict.fromkeys(name for tensor in tensors for name in tensor.columns):
+        text = (
+            f"column {name!r} holds a null or a NaN, and handleInvalid is 'error': fill it (Imputer, "
+            "DataFrame.fillna), or set handleInvalid to 'skip', which leaves such rows out"
+        )
+        refusal = F.raise_error(F.lit(f"{REFUSAL}{text}{REFUSAL_END}"))
+        is_invalid = _is_invalid(column_of(schema, name), find_field(schema, name, "input").dataType)
+        verdicts.append(F.when(is_invalid, F.lit(False) if rule == "skip" else refusal.cast("boolean")))
+    # One flat expression: a filter for each of a thousand columns would be a plan of a thousand operators.
+    return df.where(F.coalesce(*verdicts, F.lit(True)))
+
+
+def _is_invalid(column: Column, dtype: DataType) -> Column:
+    """Whether a value is null, or holds a null or a NaN."""
+    values = F.unwrap_udt(column)["values"] if is_vector(dtype) else column
+    for _ in range(nesting(dtype) - 1):
+        # Null where one of the arrays in it is.
+        values = F.flatten(values)
+    is_float = _element(dtype) in ("float", "double")
+    if nesting(dtype) == 0 and not is_vector(dtype):
+        return column.isNull() | F.isnan(column) if is_float else column.isNull()
+    has_invalid = F.exists(values, lambda one: one.isNull() | F.isnan(one) if is_float else one.isNull())
+    return column.isNull() | F.coalesce(has_invalid, F.lit(True))
 
 
 def quoted(name: str) -> str:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flambeau._reason import first_line
 from flambeau._spark import session
 from flambeau._spark.directory import qualified
 from flambeau._spark.work_directory import (
@@ -126,11 +127,6 @@ def leased(site: Site, since: str) -> Iterator[None]:
 
     with beating("the lease of a fit", hold, drop, LEASE_SECONDS, begins=True):
         yield
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what an error says."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _is_visible(spark: SparkSession, work: WorkDirectory) -> bool:

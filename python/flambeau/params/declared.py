@@ -101,9 +101,18 @@ class HasInputColumns(CheckedParams, HasFeaturesCol, HasInputCols):
         input_types,
     )
 
+    handleInvalid: Param[str] = Param(
+        Params._dummy(),
+        "handleInvalid",
+        "What becomes of rows whose features hold a null or a NaN, in training and where a DataFrame is "
+        "transformed or evaluated: keep (a NaN goes on to preprocess or the module, and a null is refused), "
+        "skip (they are left out), error (they are refused). Labels and weights are held to their own rules.",
+        one_of("keep", "skip", "error"),
+    )
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._setDefault(featuresCol="features")
+        self._setDefault(featuresCol="features", handleInvalid="keep")
 
     def setFeaturesCol(self, value: str | list[str] | None) -> Self:
         """Sets `featuresCol`; None unsets it."""
@@ -144,6 +153,14 @@ class HasInputColumns(CheckedParams, HasFeaturesCol, HasInputCols):
     def getInputTypes(self) -> list[str] | None:
         """The value of `inputTypes`, None when it is not set."""
         return self._value("inputTypes")
+
+    def setHandleInvalid(self, value: str | None) -> Self:
+        """Sets `handleInvalid`; None unsets it."""
+        return self._set(handleInvalid=value)
+
+    def getHandleInvalid(self) -> str:
+        """The value of `handleInvalid`, or its default."""
+        return self.getOrDefault(self.handleInvalid)
 
 
 class HasOutputColumns(CheckedParams, HasPredictionCol, HasThreshold, HasThresholds):
@@ -1169,8 +1186,8 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
     verbose: Param[int] = Param(
         Params._dummy(),
         "verbose",
-        "How much is shown while training: 0 nothing, 1 a progress bar.",
-        Integer(0, 1),
+        "How much is shown while training: 0 nothing, 1 a progress bar, 2 a line for each epoch.",
+        Integer(0, 2),
     )
 
     tensorBoardDir: Param[str] = Param(
@@ -1420,6 +1437,7 @@ class EstimatorArguments(OtherNames, total=False):
     inputNames: list[str] | None
     inputShapes: list[list[int]] | None
     inputTypes: list[str] | None
+    handleInvalid: str | None
     predictionCol: str | None
     outputNames: list[str] | None
     outputKinds: list[str] | None
@@ -1520,6 +1538,7 @@ class HasConstructor(CheckedParams):
         inputNames: list[str] | None = None,
         inputShapes: list[list[int]] | None = None,
         inputTypes: list[str] | None = None,
+        handleInvalid: str = "keep",
         predictionCol: str = "prediction",
         outputNames: list[str] | None = None,
         outputKinds: list[str] | None = None,
@@ -1642,6 +1661,11 @@ class HasConstructor(CheckedParams):
             int and long give int64; boolean gives bool; binary gives uint8. In PySpark also sparse, with
             which vectors and arrays reach preprocess as sparse CSR tensors of float32. When not set, all
             are auto.
+        handleInvalid : str, default 'keep'
+            What becomes of rows whose features hold a null or a NaN, in training and where a DataFrame is
+            transformed or evaluated: keep (a NaN goes on to preprocess or the module, and a null is
+            refused), skip (they are left out), error (they are refused). Labels and weights are held to
+            their own rules.
         predictionCol : str, default 'prediction'
             Name of the column that the fitted model writes its predictions to. An empty name leaves that
             column out.
@@ -1868,7 +1892,7 @@ class HasConstructor(CheckedParams):
             and a quarter or more of the rows of their row groups are read), always (else the fit is
             refused). The files must stay as they are until the fit has ended.
         verbose : int, default 1
-            How much is shown while training: 0 nothing, 1 a progress bar.
+            How much is shown while training: 0 nothing, 1 a progress bar, 2 a line for each epoch.
         tensorBoardDir : str, default not set
             Directory for TensorBoard's event files, where each fit gets a directory of its own: a path,
             or a URI as workDir's, that the first worker can write. When not set, there are none.

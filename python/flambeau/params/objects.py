@@ -135,8 +135,8 @@ class HasObjects(CheckedParams):
     model: Param[Any] = Param(
         Params._dummy(),
         "model",
-        "The torch.nn.Module to train. It is copied for each fit and never changed. The training_step of its "
-        "own and the configure_optimizers of a LightningModule are used in the place of loss and optimizer.",
+        "The torch.nn.Module to train. It is copied for each fit and never changed. Its own training_step "
+        "and configure_optimizers are used in the place of loss and optimizer.",
     )
 
     loss: Param[Any] = Param(

@@ -3,7 +3,7 @@
 saved_models.py DIRECTORY
 
 For each case: `<case>/model` in the format of docs/model-format, and `<case>/rows.parquet` with the inputs' columns and
-the module's outputs as `expected` (`expected_1`, ... of a tuple).
+the module's outputs as `expected` (`expected_1`, ... of a tuple). Of some, `<case>/described.json`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
 
+from flambeau import TorchModel
 from flambeau._saved.weights import save_module
 
 NUM_ROWS = 1000
@@ -187,6 +188,15 @@ def save(
     pq.write_table(pa.table({name: arrow(value) for name, value in table.items()} | expected), root / "rows.parquet")
 
 
+def describe(root: Path) -> None:
+    """What PySpark tells of a case's model, as `described.json`."""
+    model = TorchModel.load(str(root / "model"))
+    inputs = [[one.name, one.columns, one.dtype, one.shape] for one in model.inputs]
+    outputs = [[one.name, one.kind, one.columnType] for one in model.outputs]
+    told = {"text": str(model), "inputs": inputs, "outputs": outputs}
+    (root / "described.json").write_text(json.dumps(told))
+
+
 def main(root: Path) -> None:
     """All cases."""
     torch.manual_seed(3)
@@ -210,6 +220,8 @@ def main(root: Path) -> None:
     save(root / "several", "TorchModel", Several(), several, names)
     save(root / "classes", "TorchClassificationModel", Linear(3), array, {"featuresCol": "x"})
     save(root / "binary", "TorchClassificationModel", Linear(1), array, {"featuresCol": "x"})
+    for name in ("mlp", "several", "classes", "binary"):
+        describe(root / name)
 
 
 if __name__ == "__main__":

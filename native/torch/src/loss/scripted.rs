@@ -39,6 +39,19 @@ impl ScriptedLoss {
                 trainable.join(", ")
             )));
         }
+        let needed: Vec<String> = script
+            .signature()?
+            .into_iter()
+            .filter_map(|(argument, is_optional)| (!is_optional).then_some(argument))
+            .collect();
+        if needed.len() > 2 {
+            return Err(TorchError::Param(format!(
+                "{name} takes {} arguments ({}), and a scripted loss gets the output and the label alone: a loss that \
+                 takes the inputs too needs PySpark with runtime='python'",
+                needed.len(),
+                needed.join(", ")
+            )));
+        }
         Ok(ScriptedLoss { name, script })
     }
 

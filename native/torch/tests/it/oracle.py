@@ -47,6 +47,13 @@ class Mean(nn.Module):
         return (output - label).abs().mean()
 
 
+class OfInputs(nn.Module):
+    """A loss that takes the inputs too, and one argument that may be left out."""
+
+    def forward(self, output, label, x, power: float = 1.0):
+        return (output - label - x).abs().pow(power).mean()
+
+
 class Scale(nn.Module):
     """Its gradient tells the gradient of a loss by the output."""
 
@@ -500,6 +507,7 @@ def make(directory):
             save(Scale(width).to(dtype), directory / f"scale-{width}-{dtype_name}.pt")
     save(Output(), directory / "output-loss.pt")
     save(Mean(), directory / "mean-loss.pt")
+    save(OfInputs(), directory / "inputs-loss.pt")
     save(Several(), directory / "several.pt")
     save(Sparse(), directory / "sparse.pt")
     expected = {

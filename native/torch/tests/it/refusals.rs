@@ -50,6 +50,10 @@ fn unknown_names_and_options_name_what_is_allowed() {
             "has trainable parameters of its own (scale)",
         ),
         (
+            loss(json!({"script": path("inputs-loss.pt")})),
+            "takes 3 arguments (output, label, x), and a scripted loss gets the output and the label alone",
+        ),
+        (
             optimizer("lbfgs", json!({})),
             "the names are adam, adamw, rmsprop, sgd",
         ),

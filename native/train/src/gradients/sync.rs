@@ -3,18 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use flambeau_collective::{DType, ProcessGroup, RawBuffer, ReduceOp};
+use flambeau_collective::{DType, ProcessGroup};
 
 use crate::device::Accelerator;
-use crate::digest;
 use crate::error::{Cause, JobError, ModelError};
-use crate::gradients::compression::{self, CompressionState};
+use crate::gradients::average::ModelAverage;
+use crate::gradients::compression::CompressionState;
 use crate::gradients::reducer::{GradientReducer, ReducerOptions};
 use crate::job::compression::Compression;
 use crate::job::params::{Precision, TrainingParams};
+use crate::model::Model;
 use crate::model::layout::{BucketLayout, BucketSizes, ParameterInfo};
 use crate::model::sink::GradientSink;
-use crate::model::{Model, Tensors};
 use crate::record::history::Traffic;
 
 /// What stands between a step and the group: it has given the model a [`GradientSink`], and makes of what comes there the gradients
@@ -94,8 +94,15 @@ pub(crate) fn new(
         compression: Compression::of(params),
         is_local: params.sync_every > 1,
     };
-    let mut sync = AllReduce::new(model, parameters, group.clone(), accelerator, options)?;
-    sync.every = params.sync_every;
+    let average = (options.is_local).then(|| ModelAverage::new(group.clone(), params.sync_every));
+    let sync = AllReduce::new(
+        model,
+        parameters,
+        group.clone(),
+        accelerator,
+        options,
+        average,
+    )?;
     Ok(Box::new(sync))
 }
 
@@ -117,14 +124,8 @@ fn check_unscaled(parameters: &[ParameterInfo]) -> Result<(), JobError> {
     }
 }
 
-/// The mean over all ranks: of the gradients in each step, or, after so many steps that each rank takes on the gradients of its own
-/// rows, of the weights and the optimizer's state. The latter is local SGD, as in Stich, "Local SGD Converges Fast and Communicates
-/// Little" (2019), and for the momentum in Yu, Jin and Yang, "On the Linear Speedup Analysis of Communication Efficient Momentum SGD"
-/// (2019).
-///
-/// A rank's gradient is the sum over its rows, divided by its even share of all rows, so that the average of one step of plain SGD on
-/// each rank is the step on the gradient of all rows. Which parameters any rank used is agreed on in each step: all ranks step
-/// the same ones, and have state of the same ones.
+/// The mean over all ranks: of the gradients in each step, or, where each rank steps on those of its own rows, of the model every few
+/// steps.
 struct AllReduce {
     group: ProcessGroup,
     /// Where gradients are reduced, if not in main memory.
@@ -134,10 +135,8 @@ struct AllReduce {
     used: Vec<bool>,
     /// Whether the layout may still change to the order in which gradients become ready.
     is_first: bool,
-    /// Steps from one average of the model to the next; 1 where there is none, but of the gradients.
-    every: u64,
-    /// Whether the ranks have stepped on their own since the last one.
-    is_apart: bool,
+    /// In place of the mean of the gradients, where the reducer is local.
+    average: Option<ModelAverage>,
 }
 
 impl AllReduce {
@@ -148,6 +147,7 @@ impl AllReduce {
         group: ProcessGroup,
         accelerator: Option<Accelerator>,
         options: ReducerOptions,
+        average: Option<ModelAverage>,
     ) -> Result<AllReduce, Cause> {
         let used = vec![false; parameters.len()];
         let reducer = reducer(
@@ -165,47 +165,8 @@ impl AllReduce {
             reducer,
             used,
             is_first: true,
-            every: 1,
-            is_apart: false,
+            average,
         })
-    }
-
-    /// Refuses state of the optimizer that is not of the same names, types and lengths on all ranks.
-    fn check_state(&self, model: &mut dyn Model) -> Result<(), Cause> {
-        let tensors = model.tensors(Tensors::Optimizer).map_err(Cause::Model)?;
-        let told = tensors
-            .iter()
-            .map(|tensor| format!("{} {} {}\n", tensor.name, tensor.dtype, tensor.numel));
-        let own = digest::of_bytes(told.collect::<String>().as_bytes());
-        let all = self.group.all_gather_bytes(own.as_bytes())?;
-        if all.iter().all(|other| other == own.as_bytes()) {
-            return Ok(());
-        }
-        let message = "the optimizer keeps other state on one worker than on another, and syncEvery averages it: take an \
-                       optimizer that keeps the same of each parameter, or set syncEvery to 1";
-        Err(Cause::Model(message.into()))
-    }
-
-    /// Averages these tensors of the model over the ranks. Returns the bytes that travel.
-    fn average(&self, model: &mut dyn Model, which: Tensors) -> Result<u64, Cause> {
-        let group = &self.group;
-        let tensors = model.tensors(which).map_err(Cause::Model)?;
-        let buffers: Vec<_> = tensors
-            .iter()
-            .map(|tensor| {
-                let buffer = RawBuffer::cpu(tensor.ptr, tensor.numel, tensor.dtype);
-                (buffer, ReduceOp::Average)
-            })
-            .collect();
-        if buffers.is_empty() {
-            return Ok(0);
-        }
-        group.label_next_call(|| format!("the average of {which:?}"));
-        // SAFETY: the model says that this memory is its own and stays until its next call.
-        unsafe { group.grouped_all_reduce(&buffers) }?;
-        model.take_tensors().map_err(Cause::Model)?;
-        let bytes = buffers.iter().map(|(buffer, _)| 2 * buffer.bytes() as u64);
-        Ok(bytes.sum())
     }
 
     /// After the first step: buckets in the order in which rank 0's gradients became ready, where that makes a
@@ -260,11 +221,13 @@ impl GradientSync for AllReduce {
     }
 
     fn finish(&mut self, sums: &mut [f64]) -> Result<(), Cause> {
-        self.is_apart = self.every > 1;
         let finished = self.reducer.finish(sums);
         finished.map_err(|failure| self.reducer.cause_of(failure))?;
         self.reducer
             .with_used(|used| self.used.copy_from_slice(used));
+        if let Some(average) = &mut self.average {
+            average.note_step();
+        }
         Ok(())
     }
 
@@ -294,26 +257,21 @@ impl GradientSync for AllReduce {
 
     fn settle(&mut self, model: &mut dyn Model) -> Result<(), Cause> {
         match std::mem::take(&mut self.is_first) {
-            true if self.every == 1 => self.lay_out_anew(model),
+            true if self.average.is_none() => self.lay_out_anew(model),
             _ => Ok(()),
         }
     }
 
     fn is_average_due(&self) -> bool {
-        self.every > 1 && self.reducer.num_steps().is_multiple_of(self.every)
+        let num_steps = self.reducer.num_steps();
+        (self.average.as_ref()).is_some_and(|average| average.is_due(num_steps))
     }
 
     fn average_model(&mut self, model: &mut dyn Model) -> Result<u64, Cause> {
-        if !std::mem::take(&mut self.is_apart) {
-            return Ok(0);
+        match &mut self.average {
+            Some(average) => average.take(model),
+            None => Ok(0),
         }
-        self.check_state(model)?;
-        let travelled =
-            self.average(model, Tensors::Trained)? + self.average(model, Tensors::Optimizer)?;
-        Ok(compression::sent_by_each(
-            travelled,
-            self.group.world_size(),
-        ))
     }
 
     fn take_time_in_backward(&self) -> Duration {

@@ -142,6 +142,33 @@ impl JsonSchema for InPlace {
     }
 }
 
+/// What becomes of rows whose features hold a null or a NaN.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HandleInvalid {
+    /// The module is given a NaN; a null is refused.
+    #[default]
+    Keep,
+    /// They are left out.
+    Skip,
+    /// They are refused.
+    Error,
+}
+
+impl JsonSchema for HandleInvalid {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "HandleInvalid".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "enum": ["keep", "skip", "error"] })
+    }
+}
+
 /// Which of two values of the monitored number is better.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -249,6 +276,7 @@ const GROUPS: [(&str, &str, &[&str]); 11] = [
             "inputNames",
             "inputShapes",
             "inputTypes",
+            "handleInvalid",
         ],
     ),
     (
@@ -434,6 +462,12 @@ pub struct TrainingParams {
     /// sparse CSR tensors of float32. When not set, all are auto.
     #[schemars(title = "Input types", length(min = 1))]
     pub input_types: Option<Vec<InputType>>,
+
+    /// What becomes of rows whose features hold a null or a NaN, in training and where a DataFrame is transformed or
+    /// evaluated: keep (a NaN goes on to preprocess or the module, and a null is refused), skip (they are left out), error
+    /// (they are refused). Labels and weights are held to their own rules.
+    #[schemars(title = "Invalid features")]
+    pub handle_invalid: HandleInvalid,
 
     /// Name of the label column. Used when labelCols is not set.
     #[schemars(title = "Label column", length(min = 1))]
@@ -763,8 +797,8 @@ pub struct TrainingParams {
     #[schemars(title = "Inference batch size", range(min = 1, max = 16_777_216))]
     pub inference_batch_size: usize,
 
-    /// How much is shown while training: 0 nothing, 1 a progress bar.
-    #[schemars(title = "Verbosity", range(min = 0, max = 1))]
+    /// How much is shown while training: 0 nothing, 1 a progress bar, 2 a line for each epoch.
+    #[schemars(title = "Verbosity", range(min = 0, max = 2))]
     pub verbose: u8,
 
     /// Directory for TensorBoard's event files, where each fit gets a directory of its own: a path, or a URI as workDir's, that
@@ -813,6 +847,7 @@ impl Default for TrainingParams {
             input_names: None,
             input_shapes: None,
             input_types: None,
+            handle_invalid: HandleInvalid::Keep,
             label_col: "label".into(),
             label_cols: None,
             weight_col: None,

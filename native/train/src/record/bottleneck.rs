@@ -35,12 +35,13 @@ pub struct Bottleneck {
 }
 
 impl Bottleneck {
-    /// Of the times that each rank spent in steps, in order of their ranks; `None` where no step was taken.
+    /// Of the times that each rank spent in steps, in order of their ranks; `None` where no step was taken. `preprocesses` says
+    /// whether a function of the user's makes inputs of the rows.
     ///
     /// A step ends for all ranks when the last one has given its gradients, so the rank that is last spends the least time in
     /// the reduction: what the others spend beyond that is waiting for it. Ranks that are last in turn are not told apart from a
     /// slow reduction.
-    pub(crate) fn of(ranks: &[StepTimes]) -> Option<Bottleneck> {
+    pub(crate) fn of(ranks: &[StepTimes], preprocesses: bool) -> Option<Bottleneck> {
         let mean = |part: fn(&StepTimes) -> f64| {
             ranks.iter().map(part).sum::<f64>() / ranks.len().max(1) as f64
         };
@@ -70,7 +71,7 @@ impl Bottleneck {
         // The others' seconds are longer than the mean where the last rank's reduction is short.
         let share = (longest / seconds).min(1.0);
         let rank = (part == StepPart::SlowRank).then_some(last);
-        let advice = advice(part, share, ranks, last);
+        let advice = advice(part, share, ranks, last, preprocesses);
         Some(Bottleneck {
             part,
             share,
@@ -80,13 +81,26 @@ impl Bottleneck {
     }
 }
 
-fn advice(part: StepPart, share: f64, ranks: &[StepTimes], last: usize) -> String {
+fn advice(
+    part: StepPart,
+    share: f64,
+    ranks: &[StepTimes],
+    last: usize,
+    preprocesses: bool,
+) -> String {
     let percent = format!("{:.0} %", 100.0 * share);
     match part {
-        StepPart::Data => format!(
-            "the workers waited for rows in {percent} of their time: raise memoryBudget, so that rows are decoded once, or give \
-             narrower columns, such as float for double and one array for many columns"
-        ),
+        StepPart::Data => {
+            let first = if preprocesses {
+                "where cores are free, raise preprocessThreads, and do before the fit what is alike in each epoch; else "
+            } else {
+                ""
+            };
+            format!(
+                "the workers waited for rows in {percent} of their time: {first}raise memoryBudget, so that rows are decoded once, \
+                 or give narrower columns, such as float for double and one array for many columns"
+            )
+        }
         StepPart::Model => format!(
             "forward and backward took {percent} of the workers' time: where cores are free, raise numWorkers or numThreads; else \
              try precision and compile"
@@ -159,12 +173,12 @@ mod tests {
                 None,
             ),
         ] {
-            let found = Bottleneck::of(&ranks).unwrap();
+            let found = Bottleneck::of(&ranks, false).unwrap();
             assert_eq!((found.part, found.rank), (part, rank), "{ranks:?}");
             assert!((found.share - share).abs() < 1e-12, "{ranks:?}: {found:?}");
         }
         let slow = [times(5.0, 1.0, 1.0, 0.0), times(0.0, 1.0, 6.0, 0.0)];
-        let advice = Bottleneck::of(&slow).unwrap().advice;
+        let advice = Bottleneck::of(&slow, false).unwrap().advice;
         assert!(
             advice.contains("rank 0 is slow, in waiting for rows"),
             "{advice}"
@@ -173,6 +187,21 @@ mod tests {
 
     #[test]
     fn a_training_without_steps_has_none() {
-        assert_eq!(Bottleneck::of(&[StepTimes::default(); 2]), None);
+        assert_eq!(Bottleneck::of(&[StepTimes::default(); 2], false), None);
+    }
+
+    #[test]
+    fn rows_that_come_late_are_laid_to_preprocess_first_where_there_is_one() {
+        let advice =
+            |ranks: &[StepTimes], preprocesses| Bottleneck::of(ranks, preprocesses).unwrap().advice;
+        let late = [times(6.0, 2.0, 1.0, 1.0)];
+        let of_preprocess = advice(&late, true);
+        let place = |word: &str| of_preprocess.find(word).unwrap();
+        assert!(place("preprocessThreads") < place("memoryBudget"));
+        assert!(of_preprocess.contains("in 60 % of their time"));
+        assert!(!advice(&late, false).contains("preprocess"));
+        // What else is slow has nothing to do with it.
+        let slow = [times(1.0, 7.0, 1.0, 1.0)];
+        assert_eq!(advice(&slow, true), advice(&slow, false));
     }
 }

@@ -127,7 +127,7 @@ pub(crate) const VALIDATION: &str = "val_";
 
 impl EpochRecord {
     /// The losses and metrics, by the names of the history.
-    pub(crate) fn figures(&self) -> Vec<NamedValue> {
+    pub fn figures(&self) -> Vec<NamedValue> {
         let of = |prefix: &str, loss, metrics: &[NamedValue]| -> Vec<NamedValue> {
             let metrics = metrics
                 .iter()

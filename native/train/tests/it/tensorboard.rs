@@ -5,11 +5,13 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use flambeau_train::{Cause, ErrorKind, Hooks, StepReport, TrainingJob};
+use flambeau_data::Store;
+use flambeau_train::{Cause, ErrorKind, Hooks, StepReport, TrainingJob, Worker};
 use serde_json::json;
 
-use crate::model::{Config, Fault, Net, Optimizer};
-use crate::support::{Bench, train, try_train};
+use crate::bucket::{self, Bucket};
+use crate::model::{Config, Fault, Net, Optimizer, TestModel};
+use crate::support::{Bench, group_options, ranks_with, train, try_train};
 
 fn config() -> Config {
     Config::new(Net::Linear, Optimizer::Adam { rate: 0.01 })
@@ -96,11 +98,19 @@ fn fields(mut message: &[u8]) -> Vec<(u64, Vec<u8>)> {
     found
 }
 
-/// The values of all files by tag, each with its step.
-fn values(directory: &Path) -> BTreeMap<String, Vec<(u64, f32)>> {
-    let mut values: BTreeMap<String, Vec<(u64, f32)>> = BTreeMap::new();
-    for name in names(directory) {
-        let file = fs::read(directory.join(&name)).unwrap();
+/// Values by tag, each with its step.
+type Values = BTreeMap<String, Vec<(u64, f32)>>;
+
+/// Those of a directory's files.
+fn values(directory: &Path) -> Values {
+    let names = names(directory).into_iter();
+    values_of(names.map(|name| fs::read(directory.join(name)).unwrap()))
+}
+
+/// Those of files in their order.
+fn values_of(files: impl Iterator<Item = Vec<u8>>) -> Values {
+    let mut values = Values::new();
+    for file in files {
         let records = records(&file);
         assert_eq!(fields(records[0])[2], (3, b"brain.Event:2".to_vec()));
         for record in records {
@@ -175,6 +185,50 @@ fn rank_0_writes_steps_and_epochs() {
         }
     }
     assert_eq!(values.len(), 8);
+}
+
+#[test]
+fn an_object_store_has_what_a_directory_has() {
+    let bench = Bench::new(97, 31);
+    train(&job(&bench, "local"), 2, &config());
+    let expected = values(&bench.path("board"));
+
+    let bucket = Arc::new(Bucket::default());
+    let store = Store::new(&bucket::serve(&bucket)).unwrap();
+    let mut stored = job(&bench, "stored");
+    stored.params.tensor_board_dir = Some("s3://bucket/the/board".into());
+    let results = ranks_with(&group_options(), 2, |group| {
+        let mut model = TestModel::new(config(), group.rank());
+        Worker::new(
+            stored.clone(),
+            group,
+            &mut model,
+            store.clone(),
+            Hooks::default(),
+        )
+        .run()
+    });
+    for result in results {
+        assert_eq!(result.unwrap().warnings, [""; 0]);
+    }
+    let objects = bucket.objects.lock().unwrap();
+    let names: Vec<&String> = objects.keys().collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+    assert!(names[0].starts_with("the/board/events.out.tfevents."));
+    assert_eq!(*names[1], names[0].replace(".000000", ".000001"));
+
+    let mut found = values_of(objects.values().cloned());
+    assert_eq!(found.len(), 8);
+    for (tag, expected) in expected {
+        let found = found.remove(&tag).unwrap();
+        if tag == "train/rows_per_second" {
+            let steps = |values: &[(u64, f32)]| values.iter().map(|(step, _)| *step).collect();
+            let (found, expected): (Vec<u64>, Vec<u64>) = (steps(&found), steps(&expected));
+            assert_eq!(found, expected);
+        } else {
+            assert_eq!(found, expected, "{tag}");
+        }
+    }
 }
 
 #[test]

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-use flambeau_train::{StepTimes, TrainingJob};
+use flambeau_collective::TransportChoice;
+use flambeau_train::{Hooks, StepTimes, TrainingJob, TrainingResult, Worker};
 use serde_json::{Value, json};
 
-use crate::model::{Config, Net, Optimizer};
-use crate::support::{Bench, Outcome, train};
+use crate::model::{Config, Net, Optimizer, TestModel};
+use crate::support::{Bench, Outcome, ranks_over, store, train};
 
 /// A microsecond's rounding, of as many additions as there are events.
 const ROUNDING: f64 = 1e-6;
@@ -108,11 +109,35 @@ fn check_nesting(spans: &[Span]) {
     }
 }
 
-fn traced(outcomes: &[Outcome]) -> Value {
-    let result = outcomes[0].result.as_ref().unwrap();
-    assert_eq!(outcomes[1].result.as_ref().unwrap().timeline, None);
-    let uri = result.timeline.as_ref().unwrap();
+/// A rank's events of that name.
+fn of(spans: &[Span], rank: u64, name: &str) -> Vec<Span> {
+    let of = spans.iter().filter(move |span| span.rank == rank);
+    of.filter(|span| span.name == name).cloned().collect()
+}
+
+/// A collective of all ranks, which its wait and its transfer make up.
+fn check_parts(spans: &[Span], call: &Span) {
+    let part = |name: &str| {
+        let mut parts = of(spans, call.rank, name);
+        parts.retain(|part| part.args["sequence"] == call.args["sequence"]);
+        assert_eq!(parts.len(), 1, "{call:?}");
+        parts.remove(0)
+    };
+    let (wait, transfer) = (part("wait"), part("transfer"));
+    assert!((wait.began - call.began).abs() < ROUNDING);
+    assert!((wait.ended - transfer.began).abs() < ROUNDING);
+    assert!((transfer.ended - call.ended).abs() < ROUNDING);
+    assert!(call.args["lastRank"].as_u64().unwrap() < 2);
+}
+
+fn trace_of(results: [&TrainingResult; 2]) -> Value {
+    assert_eq!(results[1].timeline, None);
+    let uri = results[0].timeline.as_ref().unwrap();
     serde_json::from_slice(&fs::read(uri).unwrap()).unwrap()
+}
+
+fn traced(outcomes: &[Outcome]) -> Value {
+    trace_of([0, 1].map(|rank| outcomes[rank].result.as_ref().unwrap()))
 }
 
 #[test]
@@ -122,12 +147,7 @@ fn a_timeline_has_all_ranks_steps_and_lanes_and_adds_up_to_the_history() {
     let trace = traced(&outcomes);
     let spans = spans(&trace);
     check_nesting(&spans);
-    let of = |rank: u64, name: &str| {
-        let of = spans.iter().filter(move |span| span.rank == rank);
-        of.filter(|span| span.name == name)
-            .cloned()
-            .collect::<Vec<_>>()
-    };
+    let of = |rank: u64, name: &str| of(&spans, rank, name);
     let total = |rank: u64, name: &str| {
         let lengths = of(rank, name)
             .into_iter()
@@ -182,18 +202,9 @@ fn a_timeline_has_all_ranks_steps_and_lanes_and_adds_up_to_the_history() {
         let reduced = of(rank, "all_reduce of bucket 0 and the sums");
         assert_eq!(reduced.len(), 9);
         for call in reduced {
-            let part = |name: &str| {
-                let parts = of(rank, name).into_iter();
-                let mut parts = parts.filter(|part| part.args["sequence"] == call.args["sequence"]);
-                parts.next().unwrap()
-            };
-            let (wait, transfer) = (part("wait"), part("transfer"));
-            assert!((wait.began - call.began).abs() < ROUNDING);
-            assert!((wait.ended - transfer.began).abs() < ROUNDING);
-            assert!((transfer.ended - call.ended).abs() < ROUNDING);
+            check_parts(&spans, &call);
             // The module's 31 float64 and the sums.
             assert!(call.args["bytes"].as_u64().unwrap() > 31 * 8, "{call:?}");
-            assert!(call.args["lastRank"].as_u64().unwrap() < 2);
         }
     }
     // All ranks run on one clock here, and that is what the trace shows: a collective ends on no rank before it has begun on all.
@@ -211,6 +222,43 @@ fn a_timeline_has_all_ranks_steps_and_lanes_and_adds_up_to_the_history() {
         assert_eq!(calls.len(), 2);
         assert!(ended >= began - 2.0 * exact - ROUNDING, "{calls:?}");
     }
+}
+
+#[test]
+fn buckets_that_are_reduced_while_backward_goes_on_are_shown_beside_it() {
+    let bench = Bench::new(97, 0);
+    let hidden = 140_000;
+    // Between hosts, as ranks without shared memory count, a thread reduces them.
+    let results = ranks_over(TransportChoice::Tcp, 2, |group| {
+        let config = Config::new(Net::Mlp { hidden }, Optimizer::Adam { rate: 0.01 });
+        let mut model = TestModel::new(config, group.rank());
+        let job = job(&bench, "overlapping", Some("steps 0-8"));
+        Worker::new(job, group, &mut model, store(), Hooks::default())
+            .run()
+            .unwrap()
+    });
+    let trace = trace_of([&results[0], &results[1]]);
+    let spans = spans(&trace);
+    check_nesting(&spans);
+    let bytes = |call: &Span| call.args["bytes"].as_u64().unwrap();
+    let mut num_overlapping = 0;
+    for rank in 0..2 {
+        let first = of(&spans, rank, "all_reduce of bucket 0");
+        let second = of(&spans, rank, "all_reduce of bucket 1 and the sums");
+        assert_eq!((first.len(), second.len()), (9, 9));
+        let backward = of(&spans, rank, "forward and backward");
+        for (first, second) in first.iter().zip(&second) {
+            check_parts(&spans, first);
+            check_parts(&spans, second);
+            assert!(first.ended <= second.began + ROUNDING);
+            // `w2` fills the first, `w1` and `b1` are in the second.
+            assert!(bytes(first) >= 8 * hidden as u64);
+            assert!(bytes(second) >= 8 * 5 * hidden as u64);
+            let is_beside = |phase: &&Span| first.began < phase.ended && phase.began < first.ended;
+            num_overlapping += backward.iter().filter(is_beside).count();
+        }
+    }
+    assert!(num_overlapping > 0);
 }
 
 #[test]

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from flambeau._rank.imports import start_importing
-from flambeau._rank.worker import EnvironmentMismatchError
 from flambeau._spark import session
 from flambeau._spark.work_directory import WorkDirectory, new_id
-from flambeau.errors import ClusterError, StoreError
+from flambeau.errors import ClusterError, EnvironmentMismatchError, StoreError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -143,8 +142,9 @@ def probe(
     num_workers: int,
     versions: Mapping[str, str],
     modules: Sequence[str] = (),
-) -> None:
+) -> list[tuple[str, dict[str, str]]]:
     """Has every worker write into the work directory and read what the others wrote, and compares versions.
+    Returns each worker's host and its versions, by name; pyarrow's, which need not be the driver's, too.
 
     One barrier stage, whose workers go on to import `modules` when it has ended. Raises StoreError where the
     directory is not shared, and EnvironmentMismatchError where versions differ.
@@ -161,13 +161,15 @@ def probe(
                 f"workDir {work.uri} is not a directory that all workers reach: on {answer['host']}, "
                 f"{answer['error']}; give a path on storage that they share"
             )
-    for answer in answers:
-        for name, version in json.loads(answer["versions"]).items():
+    found = [(answer["host"], json.loads(answer["versions"])) for answer in answers]
+    for host, has in found:
+        for name, version in has.items():
             if versions.get(name, version) != version:
                 raise EnvironmentMismatchError(
-                    f"{name} is {versions[name]} on the driver and {version} on the worker {answer['host']}: "
+                    f"{name} is {versions[name]} on the driver and {version} on the worker {host}: "
                     f"install the same version on both"
                 )
+    return found
 
 
 def _probe_task(work: WorkDirectory, directory: str, modules: tuple[str, ...]) -> Any:
@@ -202,6 +204,7 @@ def _probe_task(work: WorkDirectory, directory: str, modules: tuple[str, ...]) -
         found = {
             "Python": ".".join(platform.python_version_tuple()[:2]),
             "torch": version("torch").split("+")[0],
+            "pyarrow": pyarrow.__version__,
         }
         yield pyarrow.RecordBatch.from_pydict(
             {"host": [socket.gethostname()], "error": [error], "versions": [json.dumps(found)]}

@@ -1,5 +1,5 @@
 """How a fit shows its progress: a bar where somebody looks at it, with a curve in a notebook, else lines in
-the log.
+the log; or lines on standard output.
 """
 
 from __future__ import annotations
@@ -34,9 +34,13 @@ class Display(Protocol):
 
 
 def display_of(verbose: int) -> Display | None:
-    """A bar in a terminal, in a notebook with a curve below it, else lines; None where `verbose` is 0."""
+    """A bar in a terminal, in a notebook with a curve below it, else lines of the log; where `verbose` is 2
+    printed lines, and where it is 0 None.
+    """
     if not verbose:
         return None
+    if verbose == 2:
+        return PrintedLines()
     if _in_notebook():
         return NotebookBar()
     return Bar() if sys.stderr.isatty() else Lines()
@@ -169,7 +173,7 @@ class Lines:
             self._num_ended = event["epoch"] + 1
             self._write(event, f"{_loss(event)}{_validation(event)}, {_speed(event)}")
         elif kind == "end" and self._num_ended < self._epochs:
-            log.info("stopped early after epoch %d/%d", self._num_ended, self._epochs)
+            self.advise(f"stopped early after epoch {self._num_ended}/{self._epochs}")
 
     def advise(self, text: str) -> None:
         """Writes it."""
@@ -179,8 +183,21 @@ class Lines:
         """Nothing is left to write."""
 
     def _write(self, event: Mapping[str, Any], text: str) -> None:
-        log.info("%s: %s", _place(event["epoch"], self._epochs), text)
+        self.advise(f"{_place(event['epoch'], self._epochs)}: {text}")
         self._last = time.monotonic()
+
+
+class PrintedLines(Lines):
+    """Lines on standard output, one for each epoch."""
+
+    def show(self, event: Mapping[str, Any]) -> None:
+        """Shows an event."""
+        if event["kind"] != "progress":
+            super().show(event)
+
+    def advise(self, text: str) -> None:
+        """Prints it."""
+        print(text, flush=True)
 
 
 def _place(epoch: int, epochs: int) -> str:

@@ -132,7 +132,7 @@ class Fit:
         """
         columns = self.columns()
         seed = self.estimator.getSeed()
-        preprocessed = PreprocessProbe.of(self.program, self.rows, columns.raw, seed) if columns.raw else None
+        preprocessed = PreprocessProbe.of(self.program, self.rows, columns, seed) if columns.raw else None
         self._check(columns, preprocessed)
         return columns, preprocessed
 

@@ -22,14 +22,15 @@ from flambeau._rank import ending
 from flambeau._rank.ending import Ending
 from flambeau._rank.meeting import MeetingPlace
 from flambeau._rank.usage import Usage
-from flambeau._rank.worker import EnvironmentMismatchError, RankOutcome, kind_of
+from flambeau._rank.worker import RankOutcome, kind_of
+from flambeau._reason import first_line
 from flambeau._spark import session
 from flambeau._spark.fit import cluster
 from flambeau._spark.fit.events import USAGE
 from flambeau._spark.labels import Say
-from flambeau._spark.site import Site, first_line
+from flambeau._spark.site import Site
 from flambeau._spark.work_directory import new_id
-from flambeau.errors import ClusterError, FlambeauError, WorkerError, WorkerLost
+from flambeau.errors import ClusterError, EnvironmentMismatchError, FlambeauError, WorkerError, WorkerLost
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -509,7 +510,7 @@ def exception_of(outcome: RankOutcome) -> Exception:
 _ENDS = (StopIteration, StopAsyncIteration)
 _CLASSES = {
     f"{kind.__module__}.{kind.__qualname__}": kind
-    for kind in (*vars(builtins).values(), *vars(errors).values(), EnvironmentMismatchError)
+    for kind in (*vars(builtins).values(), *vars(errors).values())
     if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _ENDS)
 }
 """The classes that an exception of a worker has again on the driver, by their names."""

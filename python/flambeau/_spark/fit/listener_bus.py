@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from flambeau._callbacks import CallbackList
+from flambeau._reason import first_line
 from flambeau._spark import session
 from flambeau._spark.fit.display import Display, display_of
 from flambeau._spark.fit.events import STORE_ERRORS, EventFiles, UsageFiles, newest
 from flambeau._spark.session import Flag
-from flambeau._spark.site import Site, first_line
+from flambeau._spark.site import Site
 from flambeau.callbacks import Callback, Context
 from flambeau.errors import CallbackError, CancelledError, WorkerLost
 
@@ -102,8 +103,7 @@ class ListenerBus:
 
     def advise(self, text: str) -> None:
         """Shows what to change about the training, where somebody looks on."""
-        if self._display is not None:
-            self._display.advise(text)
+        self._shown(lambda display: display.advise(text))
 
     def stop_file(self, site: Site, id: str) -> str | None:
         """The file that an attempt is to look for, which the driver's callbacks may have written; None where
@@ -273,9 +273,15 @@ class ListenerBus:
             if not self._context._is_late:
                 log.warning("%s", event["message"])
             return
+        self._shown(lambda display: display.show(event))
+
+    def _shown(self, show: Callable[[Display], None]) -> None:
+        """Has the display show something, if there is one. One that fails, such as a closed standard output,
+        is given up, and the fit goes on.
+        """
         try:
             if self._display is not None:
-                self._display.show(event)
+                show(self._display)
         except Exception as error:
             log.debug("progress could not be shown: %s", error)
             self._display = None

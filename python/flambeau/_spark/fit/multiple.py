@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flambeau._spark.fit.fit import Fit
 from flambeau._spark.fit.trainable import Trainable
@@ -17,12 +17,14 @@ from flambeau._spark.rows.shards import DataColumns, ShardSet
 from flambeau._spark.rows.sources import FrameRows, Reading, rows_of
 from flambeau._spark.site import Site
 from flambeau._spark.work_directory import new_id
-from flambeau._tensors import TensorColumns
 from flambeau.errors import CancelledError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
+
+
+_Found = TypeVar("_Found")
 
 
 class Fits(Iterator[tuple[int, Any]]):
@@ -80,18 +82,20 @@ class _SharedRows(FrameRows):
 
     written: list[PreparedData] = field(repr=False)
     directories: list[tuple[Site, str]] = field(repr=False)
-    """Below `shards`, of the bitmaps of rows in place, and of columns for `preprocess`."""
-    found: dict[tuple[Any, ...], ShardSet | None] = field(default_factory=dict, repr=False)
-    """What is in these; None in place of rows that can't be read in place."""
-    firsts: dict[tuple[TensorColumns, ...], pa.RecordBatch] = field(default_factory=dict, repr=False)
+    """Below `shards`, of the bitmaps of rows in place, and of rows that are no prepared data."""
+    in_place: dict[tuple[Any, ...], ShardSet | None] = field(default_factory=dict, repr=False)
+    """None in place of rows that can't be read in place."""
+    own: dict[tuple[Any, ...], ShardSet] = field(default_factory=dict, repr=False)
+    """Those of fits that read the very same columns and rows."""
+    firsts: dict[DataColumns, pa.RecordBatch] = field(default_factory=dict, repr=False)
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def first(self, columns: Sequence[TensorColumns]) -> pa.RecordBatch:
+    def first(self, columns: DataColumns) -> pa.RecordBatch:
         """The first rows of the DataFrame. Waits for another fit that computes them."""
         with self.lock:
-            if (key := tuple(columns)) not in self.firsts:
-                self.firsts[key] = super().first(columns)
-            return self.firsts[key]
+            if columns not in self.firsts:
+                self.firsts[columns] = super().first(columns)
+            return self.firsts[columns]
 
     def _in_place(
         self, columns: DataColumns, reading: Reading, site: Site, directory: str
@@ -99,17 +103,15 @@ class _SharedRows(FrameRows):
         """The rows in their files, the same for all fits. Waits for another fit that looks for them."""
         params, find = reading.params, super()._in_place
         key = (columns, site.work.uri, params.getInPlace(), params.getShuffle())
-        return self._once(key, site, lambda place: find(columns, reading, site, place))
+        return self._once(self.in_place, key, site, lambda place: find(columns, reading, site, place))
 
     def _written(self, columns: DataColumns, site: Site, directory: str) -> ShardSet:
         """The shards, which stay for the other fits. Waits for another fit that writes."""
-        if columns.raw:
-            # Prepared data holds numbers alone.
-            write_raw = super()._written
+        if columns.raw or columns.handle_invalid != "keep":
+            # Prepared data holds numbers alone, and rows of any estimator's.
+            write_own = super()._written
             key = (columns, site.work.uri)
-            shards = self._once(key, site, lambda place: write_raw(columns, site, place))
-            assert shards is not None
-            return shards
+            return self._once(self.own, key, site, lambda place: write_own(columns, site, place))
         with self.lock:
             shared = next((one for one in self.written if one._serves(columns, site.work)), None)
             if shared is None:
@@ -119,15 +121,19 @@ class _SharedRows(FrameRows):
         return shared._shards(columns)
 
     def _once(
-        self, key: tuple[Any, ...], site: Site, find: Callable[[str], ShardSet | None]
-    ) -> ShardSet | None:
+        self,
+        found: dict[tuple[Any, ...], _Found],
+        key: tuple[Any, ...],
+        site: Site,
+        find: Callable[[str], _Found],
+    ) -> _Found:
         """What `find` gives for a directory, for the first fit that asks with that key."""
         with self.lock:
-            if key not in self.found:
+            if key not in found:
                 name = new_id()
                 self.directories.append((site, name))
-                self.found[key] = find(site.work.path("shards", name))
-            return self.found[key]
+                found[key] = find(site.work.path("shards", name))
+            return found[key]
 
 
 def _remove(written: list[PreparedData], directories: list[tuple[Site, str]]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flambeau._history import Bottleneck
 from flambeau._plan import Plan, Trial
+from flambeau._reason import first_line
 from flambeau._spark import session
 from flambeau._spark.fit import cluster
 from flambeau._spark.fit.trainable import Trainable
@@ -19,7 +20,7 @@ from flambeau._spark.fit.trial import trial_of
 from flambeau._spark.rows.prepared import PreparedData
 from flambeau._spark.rows.shards import DataColumns, ShardSet, Split, flag_of, refusals, refuse_none
 from flambeau._spark.rows.sources import FrameRows
-from flambeau._spark.site import Site, first_line
+from flambeau._spark.site import Site
 from flambeau.errors import ClusterError, ParamError, WorkerLost
 
 if TYPE_CHECKING:
@@ -161,7 +162,8 @@ def plan(estimator: Trainable, df: DataFrame | PreparedData, num_steps: int) -> 
 
 def _planned(estimator: Trainable, df: DataFrame, num_steps: int) -> Plan:
     # Before rows are counted: what is wrong with params and columns.
-    split = trial_of(estimator, FrameRows(df)).columns().split
+    columns = trial_of(estimator, FrameRows(df)).columns()
+    df, split = columns.valid(df), columns.split
     num_rows, num_validation_rows = _count(df, split)
     refuse_none(num_rows, num_validation_rows)
     num_sampled = min(num_rows, num_steps * _global_batch(estimator))
@@ -223,9 +225,9 @@ def _sum(epochs: list[Mapping[str, Any]], name: str) -> float:
 
 def _count(df: DataFrame, split: Split | None) -> tuple[int, int]:
     """The numbers of training and validation rows that a fit splits the DataFrame into."""
-    if split is None:
-        return df.count(), 0
     with refusals():
+        if split is None:
+            return df.count(), 0
         rows = df.groupBy(flag_of(split).alias("flag")).count().collect()
     counts = {bool(flag): int(count) for flag, count in rows}
     return counts.get(False, 0), counts.get(True, 0)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from flambeau._spark.rows.shards import DataColumns
 from flambeau._spark.rows.sources import Rows
-from flambeau._tensors import TensorColumns
 from flambeau.preprocessing import Batch, row_seeds
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class PreprocessProbe:
     scoring: ScoringPreprocess = field(repr=False)
 
     @classmethod
-    def of(cls, program: Program, rows: Rows, columns: Sequence[TensorColumns], seed: int) -> PreprocessProbe:
+    def of(cls, program: Program, rows: Rows, columns: DataColumns, seed: int) -> PreprocessProbe:
         """Runs the functions of a program, for training and for validation, on the first rows. Raises
         DataError and ParamError for what they do not take, and return.
         """
@@ -36,8 +36,8 @@ class PreprocessProbe:
         row_ids = list(range(arrow.num_rows))
         seeds = row_seeds(seed, 0, row_ids)
         batches = [
-            Batch(arrow, columns, is_training=True, row_ids=row_ids, seeds=seeds),
-            Batch(arrow, columns),
+            Batch(arrow, columns.raw, is_training=True, row_ids=row_ids, seeds=seeds),
+            Batch(arrow, columns.raw),
         ]
         functions = [program.objects["preprocess"], program.objects["validationPreprocess"]]
         spec, examples = PreprocessSpec.found(program.module, functions, batches)

@@ -118,10 +118,11 @@ def program_of(estimator: Trainable, spark: SparkSession) -> Program:
 def _given(estimator: Trainable) -> dict[str, Any]:
     """The estimator's objects. What is a default alone is left out where the module has its own.
 
-    Raises ParamError for a lrSchedulerInterval without a lrScheduler, and for a validationPreprocess without
-    a preprocess.
+    Raises ParamError for a lrSchedulerInterval without a lrScheduler, for a validationPreprocess without a
+    preprocess, and for a configure_optimizers in the optimizer's place that can't be called.
     """
-    from flambeau._module.assembly import configures
+    from flambeau._module.assembly import CONFIGURE, configures
+    from flambeau._module.lightning import has_own
     from flambeau._module.steps import has_steps
 
     given = {name: estimator._value(name) for name in TRAINED_PARAMS}
@@ -140,21 +141,28 @@ def _given(estimator: Trainable) -> dict[str, Any]:
         del given["preprocess"], given["validationPreprocess"]
     elif given["validationPreprocess"] is None:
         given["validationPreprocess"] = given["preprocess"]
-    for name, has_own in (("loss", has_steps), ("optimizer", configures)):
-        if not estimator.isSet(name) and has_own(given["model"]):
+    for name, makes in (("loss", has_steps), ("optimizer", configures)):
+        if not estimator.isSet(name) and makes(given["model"]):
             given[name] = None
+    if not estimator.isSet("optimizer") and given["optimizer"] and has_own(given["model"], CONFIGURE):
+        raise ParamError(
+            f"model: {describe(given['model'])} has a configure_optimizers that takes arguments, and would "
+            "not be used: give optimizer, such as lambda parameters: AdamW(parameters, lr=1e-3)"
+        )
     return given
 
 
 def _check_native(given: Mapping[str, Any]) -> None:
     """Raises ParamError for code of Python's that trains, which libtorch does not run."""
     from flambeau._module.assembly import configures
-    from flambeau._module.steps import has_steps
+    from flambeau._module.lightning import has_own
+    from flambeau._module.steps import VALIDATION, has_steps
 
     for what, is_given in (
         ("lrScheduler", "lrScheduler" in given),
         ("preprocess", "preprocess" in given),
         ("the model's training_step", has_steps(given["model"])),
+        ("the model's validation_step", has_own(given["model"], VALIDATION)),
         ("the model's configure_optimizers", configures(given["model"])),
         ("a loss that the model returns", given["loss"] is None),
     ):

@@ -17,6 +17,7 @@ from urllib.parse import quote
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
+from flambeau._reason import first_line
 from flambeau._spark import session
 from flambeau._spark.columns import find_field, quoted, type_name
 from flambeau._spark.rows.shards import (
@@ -27,7 +28,7 @@ from flambeau._spark.rows.shards import (
     in_order,
     refusals,
 )
-from flambeau._spark.site import Site, first_line
+from flambeau._spark.site import Site
 from flambeau._spark.work_directory import WorkDirectory
 from flambeau._store import local_path
 from flambeau.errors import DataError
@@ -111,9 +112,7 @@ class Scan:
         `keeps_order` as the DataFrame has them, else in any order. Raises NotInPlace.
         """
         if session.classic_context(df.sparkSession) is None:
-            raise NotInPlace(
-                "Spark Connect does not tell which files a DataFrame is read from", is_notable=False
-            )
+            raise NotInPlace("Spark Connect does not tell which files a DataFrame is read from")
         from py4j.protocol import Py4JError
 
         try:
@@ -306,6 +305,8 @@ def _read_by(leaf: Any, names: Sequence[str]) -> tuple[Format, Sequence[str], st
         table = leaf.relation().table().table()
         _refuse_renamed(table, names)
         return ICEBERG, [], table.location(), ()
+    if kind == "InMemoryRelation":
+        raise NotInPlace("it is cached, and its rows are those of the cache")
     raise NotInPlace("it is not read from Parquet files, a Delta table or an Iceberg table", is_notable=False)
 
 

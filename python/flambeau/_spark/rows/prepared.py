@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Self
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from flambeau._reason import first_line
 from flambeau._spark import session
 from flambeau._spark.columns import find_field, nesting, quoted
 from flambeau._spark.rows import shards as shard_files
 from flambeau._spark.rows.shards import DataColumns, Selection, ShardSet, Split
 from flambeau._spark.session import store_options
-from flambeau._spark.site import Site, first_line, store_uri
+from flambeau._spark.site import Site, store_uri
 from flambeau._spark.work_directory import WorkDirectory, new_id, spark_path
 from flambeau._store import local_path
 from flambeau.errors import DataError, ParamError
@@ -237,6 +238,8 @@ def write(
     """
     began = time.monotonic()
     split = _common_split(asked)
+    for columns in asked:
+        df = columns.valid(df)
     selection = Selection(df.schema)
     # What is cached is computed whole, with the values that are refused.
     with shard_files.refusals():

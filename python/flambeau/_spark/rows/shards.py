@@ -28,6 +28,7 @@ from flambeau._spark.columns import (
     resolve_raw,
     resolve_tensor,
     type_name,
+    valid_rows,
 )
 from flambeau._spark.site import Site
 from flambeau._spark.work_directory import spark_path
@@ -70,6 +71,8 @@ class DataColumns:
     split: Split | None
     raw: tuple[TensorColumns, ...] = ()
     """In place of inputs, the columns that `preprocess` makes those of, as they are."""
+    handle_invalid: str = "keep"
+    """What becomes of rows with a null or a NaN in those columns of the DataFrame, as the param says."""
 
     def tensors(self) -> list[tuple[TensorColumns, Role]]:
         """Every tensor with what it is for."""
@@ -82,6 +85,10 @@ class DataColumns:
         """The columns of all tensors, each once."""
         tensors = [*self.raw, *(tensor for tensor, _ in self.tensors())]
         return list(dict.fromkeys(name for tensor in tensors for name in tensor.columns))
+
+    def valid(self, df: DataFrame) -> DataFrame:
+        """The DataFrame's rows as `handle_invalid` has them."""
+        return valid_rows(df, [*self.inputs, *self.raw], self.handle_invalid)
 
     def with_shapes(self, shape: Callable[[TensorColumns], tuple[int, ...] | None]) -> DataColumns:
         """The same with the shapes of tensors that have none."""
@@ -127,10 +134,8 @@ class ShardSet:
     validation: list[DataFile] = field(default_factory=list)
     num_rows: int = 0
     num_validation_rows: int = 0
-    share: float = 1.0
-    """What part they are of the rows of their row groups, of which workers decode all between the first and
-    the last that they read.
-    """
+    objection: str | None = None
+    """Why they had better be written anew than be read where they lie."""
     in_place: bool = False
     """Whether the files are the user's, and no copy."""
     bitmaps_digest: str | None = None
@@ -149,16 +154,12 @@ class ShardSet:
         """Files, with the rows and shapes that a training finds there. Raises DataError and StoreError as it
         would.
         """
-        counts, stored_rows = [0, 0], 0
-        for place, files in enumerate((train, validation)):
-            found = site.ask("inspectRows", files=list(files), spec=columns.spec_json()) if files else None
-            if found is not None:
-                counts[place] = found["numRows"]
-                stored_rows += found["storedRows"]
-                columns = columns.as_found(found["spec"])
+        read, kept = list(train), list(validation)
+        found = site.ask("inspectRows", train=read, validation=kept, spec=columns.spec_json())
+        counts = found["numRows"], found["numValidationRows"]
         refuse_none(*counts)
-        share = sum(counts) / stored_rows
-        return cls(columns, list(train), list(validation), counts[0], counts[1], share, in_place)
+        columns = columns.as_found(found["spec"])
+        return cls(columns, read, kept, *counts, found["objection"], in_place)
 
     @property
     def uris(self) -> list[str]:
@@ -186,7 +187,7 @@ def resolve(
     and ParamError as `resolve_inputs` does.
     """
     tensors = _resolve_tensors(schema, params, label_dtype, wide, arguments)
-    return replace(tensors, split=_split(schema, params))
+    return replace(tensors, split=_split(schema, params), handle_invalid=params.getHandleInvalid())
 
 
 def _resolve_tensors(
@@ -260,7 +261,7 @@ class Selection:
         inputs = tuple(self._place(tensor, "input") for tensor in columns.inputs)
         labels = tuple(self._place(tensor, "label") for tensor in columns.labels)
         weight = self._place(columns.weight, "weight") if columns.weight else None
-        return DataColumns(inputs, labels, weight, columns.split, raw)
+        return replace(columns, inputs=inputs, labels=labels, weight=weight, raw=raw)
 
     def _place(self, tensor: TensorColumns, role: Role) -> TensorColumns:
         names = []
@@ -277,11 +278,12 @@ class Selection:
 
 
 def write(df: DataFrame, columns: DataColumns, site: Site, directory: str) -> ShardSet:
-    """Writes the columns' rows under `directory`, computing `df` once, and returns what was written.
+    """Writes the columns' valid rows under `directory`, computing `df` once, and returns what was written.
 
     Raises DataError, with the column's name, at the first row that is refused, and where no row is left to
     train on.
     """
+    df = columns.valid(df)
     columns = with_nested_shapes(df, columns)
     selection = Selection(df.schema)
     in_files = selection.place(columns)

@@ -15,14 +15,14 @@ from urllib.parse import unquote
 from pyspark.errors import AnalysisException
 from pyspark.sql.types import BooleanType, StructField, StructType
 
+from flambeau._reason import first_line
 from flambeau._spark.rows import examples
 from flambeau._spark.rows import shards as shard_files
 from flambeau._spark.rows.in_place import PARQUET, NotInPlace, Scan
 from flambeau._spark.rows.prepared import PreparedData
 from flambeau._spark.rows.shards import DataColumns, ShardSet
-from flambeau._spark.site import Site, first_line
+from flambeau._spark.site import Site
 from flambeau._spark.work_directory import new_id
-from flambeau._tensors import TensorColumns
 from flambeau.errors import DataError, StoreError
 from flambeau.params import HasTrainingParams
 
@@ -40,11 +40,6 @@ _TABLE_FORMATS = {
 
 _SHARDS, _BITMAPS = "data", "bitmaps"
 """What a fit's directory has: the rows, or the file that says which rows of others these are."""
-
-_LEAST_SHARE = 1 / 4
-"""What part rows are to be of those of their row groups: below it an epoch may decode more than four times
-what it reads. Not measured.
-"""
 
 Meanwhile = Callable[[], AbstractContextManager[Any]]
 """What goes on for as long as rows are written."""
@@ -76,8 +71,8 @@ class Rows(Protocol):
     def columns(self, reading: Reading) -> DataColumns:
         """The columns that a fit reads. Raises DataError and ParamError."""
 
-    def first(self, columns: Sequence[TensorColumns]) -> pa.RecordBatch:
-        """Some columns of the first rows, as `examples.first_rows` has them, for `preprocess` to be tried on.
+    def first(self, columns: DataColumns) -> pa.RecordBatch:
+        """What `preprocess` gets of the first rows, as `examples.first_rows` has it, for it to be tried on.
         Runs a Spark job; raises DataError.
         """
 
@@ -119,9 +114,9 @@ class FrameRows:
             self.df.schema, reading.params, reading.label_dtype, reading.wide, reading.arguments
         )
 
-    def first(self, columns: Sequence[TensorColumns]) -> pa.RecordBatch:
+    def first(self, columns: DataColumns) -> pa.RecordBatch:
         """The first rows of the DataFrame."""
-        return examples.first_rows(self.df, columns)
+        return examples.first_rows(columns.valid(self.df), columns.raw)
 
     @contextmanager
     def shards(
@@ -145,14 +140,14 @@ class FrameRows:
         if how == "never":
             return None
         try:
-            scan = Scan.of(self.df, columns, keeps_order=not reading.params.getShuffle())
+            scan = Scan.of(columns.valid(self.df), columns, keeps_order=not reading.params.getShuffle())
             if how == "auto" and not scan.is_reachable(site.work):
                 raise NotInPlace(
                     "its store is not that of workDir, and no spark.flambeau.store option is set"
                 )
             shards = scan.shards(columns, site, f"{directory}/{_BITMAPS}")
-            if how == "auto" and shards.share < _LEAST_SHARE:
-                raise NotInPlace(f"they are {shards.share:.0%} of the rows of their row groups")
+            if how == "auto" and shards.objection is not None:
+                raise NotInPlace(shards.objection)
             return shards
         except (NotInPlace, DataError, StoreError) as error:
             if how == "always":
@@ -192,7 +187,7 @@ class PreparedRows:
         self.dataset._shards(columns)
         return columns
 
-    def first(self, columns: Sequence[TensorColumns]) -> pa.RecordBatch:
+    def first(self, columns: DataColumns) -> pa.RecordBatch:
         """Is asked for nowhere: `columns` refuses a fit with a `preprocess`."""
         raise NotImplementedError("prepared data is for fits without a preprocess")
 
@@ -262,9 +257,9 @@ class ParquetRows:
                 raise DataError(f"column {name!r} {why}: {self._instead}")
         return columns
 
-    def first(self, columns: Sequence[TensorColumns]) -> pa.RecordBatch:
+    def first(self, columns: DataColumns) -> pa.RecordBatch:
         """The first rows of the files."""
-        return examples.first_rows(self._df, columns)
+        return examples.first_rows(columns.valid(self._df), columns.raw)
 
     @contextmanager
     def shards(
@@ -274,13 +269,19 @@ class ParquetRows:
         flag = columns.split.indicator if columns.split else None
         with _held(site) as directory:
             with meanwhile():
+                keeps_all = columns.handle_invalid == "keep"
+                if flag in self._in_paths and not keeps_all:
+                    raise DataError(
+                        f"handleInvalid is {columns.handle_invalid!r}, and validationIndicatorCol {flag!r} "
+                        f"is a partition column: {self._instead}"
+                    )
                 if flag in self._in_paths:
                     files = shard_files.in_order(self._df.inputFiles())
                     train, validation = shard_files.parted(files, str(flag))
                     shards = ShardSet.inspected(columns, site, train, validation, in_place=True)
                 else:
                     files = self._df.inputFiles()
-                    scan = Scan(self._df, PARQUET, files, self.dataset, has_all=True)
+                    scan = Scan(columns.valid(self._df), PARQUET, files, self.dataset, has_all=keeps_all)
                     try:
                         shards = scan.shards(columns, site, f"{directory}/{_BITMAPS}")
                     except NotInPlace as error:

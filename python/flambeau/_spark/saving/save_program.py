@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from flambeau.errors import FlambeauError, ParamError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from torch import Tensor, nn
+
+log = logging.getLogger("flambeau")
 
 _DTYPES = ("float32", "float64", "int64", "bool", "uint8")
 
@@ -37,9 +40,14 @@ def save_program(module: nn.Module, path: str, inputs: Sequence[Tensor]) -> None
     - `program.json`, written last: which of these there are, why not the others, and size and SHA-256 of each
       file.
 
-    The module itself is left as it is. Raises ParamError where neither form is possible, with both reasons,
-    or where the inputs do not fit; FlambeauError where there is something at the path.
+    The module itself is left as it is. A program is its `forward` alone: a warning names steps and a
+    `configure_optimizers` of its own, which stay behind. Raises ParamError where neither form is possible,
+    with both reasons, or where the inputs do not fit; FlambeauError where there is something at the path.
     """
+    from flambeau._module.assembly import CONFIGURE
+    from flambeau._module.lightning import has_own
+    from flambeau._module.steps import TRAINING, VALIDATION
+
     columns = _columns_of(inputs)
     probe_output(module, columns, inputs)
     directory = Directory(_session(), path)
@@ -62,6 +70,14 @@ def save_program(module: nn.Module, path: str, inputs: Sequence[Tensor]) -> None
         "files": files,
     }
     directory.write(CONTENTS, json.dumps(contents, indent=2).encode())
+    if left_out := [name for name in (TRAINING, VALIDATION, CONFIGURE) if has_own(module, name)]:
+        log.warning(
+            "%s of %s is no part of the program at %s, which is its forward alone: give loss, metrics and "
+            "optimizer where it is trained",
+            ", ".join(left_out),
+            type(module).__name__,
+            path,
+        )
 
 
 def _session() -> SparkSession | None:

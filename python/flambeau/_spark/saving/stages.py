@@ -310,8 +310,9 @@ def load_here(cls: type[Fitted], path: Path, refusal_of: Refusal) -> Fitted:
     return ModelReader(cls).read(None, path.resolve().as_uri(), refusal_of)
 
 
-def weights_of(spark: SparkSession, model: str | Fitted) -> WeightsRef:
-    """The weights of a saved model, given by its directory, or of a fitted one.
+def weights_of(spark: SparkSession | None, model: str | Fitted) -> WeightsRef:
+    """The weights of a saved model, given by its directory, or of a fitted one. Without a session the
+    directory is one of this machine.
 
     Raises FlambeauError where the directory holds no model of ours, and ParamError for an unfitted one.
     """

@@ -77,8 +77,10 @@ def _missing(spark: SparkSession) -> str:
     """What the session lacks, and how it gets it."""
     if classic_context(spark) is None:
         return "which a Spark Connect client does not reach: use a classic session"
-    jar = "flambeau-spark4_2.13" if spark.version.startswith("4.") else "flambeau-spark35_2.12"
-    return f"which has no Flambeau: start the session with its jar, such as spark.jars={jar}-VERSION.jar"
+    return (
+        "which has no Flambeau: start it with SparkSession.builder.config(map=flambeau.spark_config()), in a "
+        "new process, since a JVM that runs keeps the jars it has"
+    )
 
 
 def _programs(model: Fitted, spark: SparkSession) -> Mapping[str, bytes]:

@@ -1,5 +1,7 @@
 package flambeau
 
+import flambeau.internal.util.Similarity
+
 /** What values a param takes. */
 private[flambeau] sealed trait Check extends Serializable {
 
@@ -8,7 +10,11 @@ private[flambeau] sealed trait Check extends Serializable {
 
   /** Throws ParamException with the param's name, the value and what is allowed, where the value is not. */
   def apply(name: String, value: Any): Unit =
-    if (!allows(value)) throw new ParamException(s"$name must be $this, got ${Check.show(value)}")
+    if (!allows(value))
+      throw new ParamException(s"$name must be $this, got ${Check.show(value)}${hint(value)}")
+
+  /** What messages say of a value that is not allowed, after it. */
+  protected def hint(value: Any): String = ""
 
   /** The check as a Param takes it. It never gives false, since Spark's message would not say what is allowed. */
   def of[T](name: String): T => Boolean = new Check.OfParam[T](this, name)
@@ -73,6 +79,10 @@ private[flambeau] object Check {
   final case class OneOf(words: String*) extends Check {
     override def allows(value: Any): Boolean = words.contains(value)
     override def toString: String = words.map(Check.show).mkString(" or ")
+    protected override def hint(value: Any): String = value match {
+      case word: String => Similarity.suggestion(word, words)
+      case _            => ""
+    }
   }
 
   /** Different names of columns, at least one. */

@@ -116,7 +116,30 @@ trait HasInputColumns extends CheckedParams with HasFeaturesCol with HasInputCol
     */
   def getInputTypes: Array[String] = $(inputTypes)
 
-  setDefault(featuresCol -> "features")
+  /** @group param */
+  final val handleInvalid: Param[String] = new Param[String](
+    this,
+    "handleInvalid",
+    "What becomes of rows whose features hold a null or a NaN, in training and where a DataFrame is " +
+      "transformed or evaluated: keep (a NaN goes on to preprocess or the module, and a null is refused), " +
+      "skip (they are left out), error (they are refused). Labels and weights are held to their own " +
+      "rules.",
+    Check.OneOf("keep", "skip", "error").of("handleInvalid")
+  )
+
+  /** Sets `handleInvalid`.
+    *
+    * @group setParam
+    */
+  def setHandleInvalid(value: String): this.type = setChecked(handleInvalid, value)
+
+  /** The value of `handleInvalid`, or its default.
+    *
+    * @group getParam
+    */
+  def getHandleInvalid: String = $(handleInvalid)
+
+  setDefault(featuresCol -> "features", handleInvalid -> "keep")
 }
 
 /** What a fitted model writes, and how many rows it scores at once. */
@@ -1457,8 +1480,8 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
   final val verbose: IntParam = new IntParam(
     this,
     "verbose",
-    "How much is shown while training: 0 nothing, 1 a progress bar.",
-    Check.Integer(0, 1).of("verbose")
+    "How much is shown while training: 0 nothing, 1 a progress bar, 2 a line for each epoch.",
+    Check.Integer(0, 2).of("verbose")
   )
 
   /** Sets `verbose`.

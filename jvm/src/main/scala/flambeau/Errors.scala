@@ -1,9 +1,11 @@
 package flambeau
 
 /** The base of all exceptions that Flambeau raises itself. The message says what was given, what is allowed and what to
-  * do.
+  * do, and stack traces name the page that says more.
   */
-trait FlambeauException extends RuntimeException
+trait FlambeauException extends RuntimeException {
+  override def toString: String = s"${super.toString} (docs/errors.md says more)"
+}
 
 /** What none of the others tells of: a saved model that is damaged, a machine without libtorch. */
 class GeneralException(message: String, cause: Throwable)

@@ -2,7 +2,7 @@ package flambeau
 
 import flambeau.jni.{GpuSlots, ScorerSpec, TensorRows}
 import flambeau.internal.model.{History, OutputSpec, ProgramForms, Trained}
-import flambeau.internal.rows.{Columns, Role}
+import flambeau.internal.rows.{Columns, Expressions, Role}
 import flambeau.internal.saving.{ModelReader, ModelWriter}
 import flambeau.internal.scoring.{RowScoring, Scoring}
 import flambeau.internal.session.Settings
@@ -70,6 +70,41 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
   def at(checkpoint: Checkpoint): TorchModel =
     copyValues(kind.make(uid, trained.at(checkpoint)).setParent(parent))
 
+  /** What the module was trained on, in the order of forward's arguments. */
+  def inputs: Seq[TensorColumns] =
+    trained.inputs.map(tensor => tensor.copy(shape = Some(tensor.shape.getOrElse(Nil))))
+
+  /** What `transform` adds to a DataFrame. Throws ParamException for params that do not fit the module's outputs. */
+  def outputs: Seq[Output] = {
+    checkScored()
+    val kind = classes.getOrElse("number")
+    outputFields.map(_._2).flatMap { column =>
+      column.dataType match {
+        case StructType(fields) =>
+          fields.toSeq.map(field => Output(s"${column.name}.${field.name}", kind, field.dataType))
+        case other => Seq(Output(column.name, kind, other))
+      }
+    }
+  }
+
+  /** The model in a line: inputs, outputs, and the validation loss, else the loss, of its best epoch, else its last. */
+  override def toString: String = {
+    val read = inputs.map(one => s"${one.name}: ${one.dtype}[${one.shape.toSeq.flatten.mkString(", ")}]")
+    val written =
+      try outputs.map(one => s"${one.name}: ${one.columnType.simpleString}")
+      catch { case error: ParamException => Seq(error.getMessage) }
+    val (epochs, table) = (history.getOrElse("epoch", Array.empty[Double]), history)
+    val reached = epochs.lastOption.map { last =>
+      val best = summary.bestEpoch.map(_.toDouble).filter(epochs.contains(_))
+      val epoch = best.getOrElse(last)
+      val column = if (table.contains("val_loss")) "val_loss" else "loss"
+      val value = History.shown(table(column)(epochs.indexOf(epoch)))
+      s"$column=$value in the ${if (best.isEmpty) "last" else "best"} epoch, ${epoch.toLong}"
+    }
+    val parts = Seq(s"uid=$uid", s"inputs=[${read.mkString(", ")}]", s"outputs=[${written.mkString(", ")}]")
+    s"${getClass.getSimpleName}: ${(parts ++ reached).mkString(", ")}"
+  }
+
   /** What kind of model it is. */
   private[flambeau] def kind: ModelKind[_ <: TorchModel] = TorchModel
 
@@ -91,9 +126,10 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
       GpuSlots.number(settings.get)
       val tensors = inputsOf(df.schema)
       val spec = scorerSpec(tensors, outputs.map(_._1), settings, df.sparkSession)
+      val rows = Expressions.validRows(df, tensors, getHandleInvalid)
       if (RowScoring.isChosen(settings))
-        RowScoring(tensors, outputs.map(_._2), trained.output, spec, df, settings)
-      else Scoring(tensors, outputs.map(_._2), trained.output, spec, df, settings)
+        RowScoring(tensors, outputs.map(_._2), trained.output, spec, rows, settings)
+      else Scoring(tensors, outputs.map(_._2), trained.output, spec, rows, settings)
     }
   }
 

@@ -31,6 +31,9 @@ trait TrainingListener {
   /** An epoch is under way. About once a second. */
   def onProgress(training: Training): Unit = ()
 
+  /** An epoch was evaluated on the validation rows. Not called without any. */
+  def onValidationEnd(training: Training): Unit = ()
+
   /** An epoch and its evaluation have ended. */
   def onEpochEnd(training: Training): Unit = ()
 

@@ -139,6 +139,7 @@ class InPlaceSuite extends SparkSuite {
       table.sample(withReplacement = true, 2.0, 1) -> "it has some rows of its files more than once",
       spark.read.parquet(place, place) -> "it has some rows of its files more than once",
       table.withColumn("_metadata", lit(1)) -> "it has a column '_metadata'",
+      table.where($"id" > -7).cache() -> "it is cached, and its rows are those of the cache",
       spark.range(100).select($"id", $"id".as("x"), $"id".as("label")) ->
         "it is not read from Parquet files, a Delta table or an Iceberg table"
     )
@@ -164,13 +165,34 @@ class InPlaceSuite extends SparkSuite {
     // Each file is a row group.
     val few = table.where($"id" % 5 === 0)
     of(new FrameRows(few), auto) { shards =>
-      assert(shards.train.forall(_.rows.isEmpty) && !shards.inPlace && shards.share == 1)
+      assert(shards.train.forall(_.rows.isEmpty) && !shards.inPlace)
       assert(ids(shards.train) == ids(few))
     }
-    of(new FrameRows(few))(shards => assert(shards.inPlace && math.abs(shards.share - 0.2) < 1e-3))
+    of(new FrameRows(few))(shards => assert(shards.inPlace && ids(shards.train) == ids(few)))
     // Of one file all rows, and of the other none.
     for (some <- Seq(table.where($"id" % 3 === 0), table.where($"id" < NumRows / 2)))
       of(new FrameRows(some), auto)(shards => assert(shards.inPlace && ids(shards.train) == ids(some)))
+  }
+
+  test("rows with a null or a NaN are skipped, or refused by their column") {
+    val holes = table.where($"id" < 1000)
+      .withColumn("x", when($"id" % 11 === 3, Float.NaN).otherwise($"x"))
+      .withColumn("pair", array($"x", lit(1f)))
+    holes.write.parquet(path("holes"))
+    val df = spark.read.parquet(path("holes"))
+    val valid = df.where($"gaps".isNotNull && !isnan($"x"))
+    for (how <- Seq("always", "never"); column <- Seq("x", "pair")) {
+      val asked = params().setInputCols(Array("gaps", column, "id")).setInPlace(how)
+      of(new FrameRows(df), asked.setHandleInvalid("skip"))(shards => assert(ids(shards.train) == ids(valid)))
+      val message = refused(df.where($"gaps".isNotNull), asked.setHandleInvalid("error"))
+      assert(message.contains(s"column '$column' holds a null or a NaN, and handleInvalid is 'error'"))
+    }
+    of(
+      new ParquetRows(spark, path("holes")),
+      params().setInputCols(Array("x", "id")).setHandleInvalid("skip")
+    ) {
+      shards => assert(ids(shards.train) == ids(df.where(!isnan($"x"))))
+    }
   }
 
   test("values of partition columns are those of Spark") {

@@ -4,8 +4,10 @@ import java.nio.charset.StandardCharsets.UTF_8
 import java.nio.file.{Files, Paths}
 import java.time.format.DateTimeFormatter
 import java.time.{LocalDateTime, ZoneOffset}
+import java.util.concurrent.ConcurrentLinkedQueue
 import java.util.concurrent.atomic.AtomicBoolean
 
+import scala.collection.JavaConverters._
 import scala.collection.immutable.ListMap
 
 import flambeau.internal.fit.{
@@ -52,7 +54,7 @@ class LaunchSuite extends SparkSuite {
 
   test("what a rank writes is kept with time and rank, the last of it") {
     @volatile var written = ""
-    val log = new RankLog(3, bytes => written = new String(bytes, UTF_8))
+    val log = new RankLog(3, "/work/rank-3.log", bytes => written = new String(bytes, UTF_8))
     (1 to 20000).foreach(n => log.add(s"line $n of very many"))
     log.add("x" * 100000)
     log.close()
@@ -60,6 +62,46 @@ class LaunchSuite extends SparkSuite {
     assert(written.length <= (256 << 10) + 100 && lines.head.contains("earlier lines are left out"))
     assert(lines.last.length < 9000)
     assert(lines(lines.length - 2).matches("\\d{4}-\\d\\d-\\d\\dT.*Z rank 3 line 20000 of very many"))
+  }
+
+  test("a log on an object store is written every ten seconds, and at the end") {
+    val stores =
+      Seq("s3://bucket/work", "abfss://files@account/work", "/Volumes/main/default/work", "dbfs:/work")
+    val places = Seq("/work", "file:///work") ++ stores
+    val logs = places.map { place =>
+      val written = new ConcurrentLinkedQueue[String]
+      (new RankLog(0, s"$place/rank-0.log", bytes => written.add(new String(bytes, UTF_8))), written)
+    }
+    val began = System.nanoTime
+    for (line <- 1 to 4) {
+      logs.foreach(_._1.add(s"line $line"))
+      Thread.sleep(1000)
+    }
+    val counts = logs.map(_._2.size)
+    val most = 1 + (System.nanoTime - began) / 10000000000L
+    assert(
+      counts.take(2).forall(_ >= 2) && counts.drop(2).forall(count => 1 <= count && count <= most),
+      counts
+    )
+    logs.foreach(_._1.close())
+    for ((_, written) <- logs) assert(written.asScala.last.contains("line 4"))
+  }
+
+  test("what could not be written of a log is written at the end") {
+    @volatile var (numCalls, written) = (0, "")
+    val log = new RankLog(
+      0,
+      "s3://bucket/rank-0.log",
+      bytes => {
+        numCalls += 1
+        if (numCalls == 1) throw new StoreException("the store is down")
+        written = new String(bytes, UTF_8)
+      }
+    )
+    log.add("a line")
+    Workers.await("the first write")(numCalls == 1)
+    log.close()
+    assert(numCalls == 2 && written.contains("a line"))
   }
 
   test("the end of a process is told with its status or signal and its last twenty lines") {

@@ -57,6 +57,10 @@ class ListenerSuite extends SparkSuite {
     assert(ended.map(_.rowsPerSecond.get) == model.history("rows_per_second").toSeq)
     assert(ended.map(_.step.toDouble) == model.history("steps").toSeq)
     assert(recorder.of("onTrainEnd").map(_.metrics) == ended.takeRight(1).map(_.metrics))
+    val evaluated = recorder.of("onValidationEnd")
+    assert(evaluated.map(one => (one.step, one.metrics)) == ended.map(one => (one.step, one.metrics)))
+    val hooks = recorder.without("onProgress").map(_._1)
+    assert(hooks.sliding(2).count(_ == Seq("onValidationEnd", "onEpochEnd")) == 3)
   }
 
   test("a listener stops the training in the middle of an epoch, and there is a model") {
@@ -88,21 +92,33 @@ class ListenerSuite extends SparkSuite {
     assert(spark.range(10).count() == 10)
   }
 
-  test("after a worker was lost, epochs that are trained again are told again") {
+  test("after a worker was lost, epochs that are trained again are told again, in order") {
     val recorder = new Recorder
     val isKilled = new AtomicBoolean
     val killing = new TrainingListener {
       override def onEpochEnd(training: Training): Unit =
-        if (training.epoch == 1 && isKilled.compareAndSet(false, true))
-          Workers.signal("KILL", Workers.pids().head)
+        if (training.epoch == 1 && isKilled.compareAndSet(false, true)) {
+          val Seq(other) = Workers.pids().filterNot(Workers.hasThread(_, "flambeau-writer"))
+          Workers.signal("STOP", other)
+          // Rank 0 waits, and writes what it has told.
+          Thread.sleep(2500)
+          Workers.signal("KILL", other)
+        }
     }
     // More epochs than are trained within the two seconds until the end of one of them is told.
     val model = slow(recorder, killing).setBatchSize(10).setEpochs(12).fit(rows)
     assert(isKilled.get)
-    assert(recorder.of("onTrainBegin").size == 1 && recorder.of("onTrainEnd").size == 1)
-    val ended = recorder.of("onEpochEnd")
-    assert(ended.map(_.epoch).distinct == (0 until 12))
-    val last = ended.map(training => training.epoch -> training).toMap
+    val told = recorder.without("onProgress").map(place)
+    val undisturbed = "onTrainBegin 0 0" +: (0 until 12).flatMap { epoch =>
+      val (before, after) = (200 * epoch, 200 * (epoch + 1))
+      Seq(s"onEpochBegin $epoch $before", s"onEpochEnd $epoch $after", s"onCheckpoint $epoch $after")
+    }.dropRight(1) :+ "onTrainEnd 11 2400"
+    // The second attempt begins with the first epoch that has no checkpoint, which had begun.
+    val (first, second) = told.splitAt(told.indices.find(at => told.take(at).contains(told(at))).get)
+    assert(first == undisturbed.take(first.length))
+    val lastWritten = undisturbed.indexOf(first.filter(_.startsWith("onCheckpoint")).last)
+    assert(second == undisturbed.drop(lastWritten + 1))
+    val last = recorder.of("onEpochEnd").map(training => training.epoch -> training).toMap
     assert((0 until 12).map(epoch => last(epoch.toLong).metrics("loss")) == model.history("loss").toSeq)
   }
 
@@ -289,6 +305,7 @@ object ListenerSuite {
     override def onTrainBegin(training: Training): Unit = calls.add("onTrainBegin" -> training)
     override def onEpochBegin(training: Training): Unit = calls.add("onEpochBegin" -> training)
     override def onProgress(training: Training): Unit = calls.add("onProgress" -> training)
+    override def onValidationEnd(training: Training): Unit = calls.add("onValidationEnd" -> training)
     override def onEpochEnd(training: Training): Unit = calls.add("onEpochEnd" -> training)
     override def onCheckpoint(training: Training): Unit = calls.add("onCheckpoint" -> training)
     override def onTrainEnd(training: Training): Unit = calls.add("onTrainEnd" -> training)

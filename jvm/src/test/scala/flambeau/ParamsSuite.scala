@@ -4,6 +4,7 @@ import java.nio.charset.StandardCharsets.UTF_8
 import java.nio.file.{Files, Paths}
 
 import scala.collection.JavaConverters._
+import scala.io.Source
 
 import com.fasterxml.jackson.databind.JsonNode
 import flambeau.internal.util.Json
@@ -117,6 +118,30 @@ class ParamsSuite extends AnyFunSuite {
         }
         assert(intercept[ParamException](set(fresh(), name, empty)).getMessage.startsWith(s"$name must be "))
       }
+  }
+
+  test("of words that are allowed, the one that Python's difflib finds close to a wrong one is hinted at") {
+    val wrong = for {
+      (name, property) <- schema.toSeq.sortBy(_._1) if property.has("enum")
+      words = Json.texts(property.get("enum"))
+      word <- words
+      other <-
+        Seq(word.drop(1), word.dropRight(1), word.take(1) + word.drop(2), word.toUpperCase, word.reverse)
+      if !words.contains(other)
+    } yield (name, other, words)
+    val python = Seq(
+      "import difflib, json, sys",
+      "[print(*difflib.get_close_matches(word, words, n=1)) for word, words in json.loads(sys.argv[1])]"
+    ).mkString("\n")
+    val cases = Json.text(Json.of(wrong.map { case (_, other, words) => Seq(other, words) }, "cases"))
+    val process = new ProcessBuilder(s"${sys.env("VIRTUAL_ENV")}/bin/python", "-c", python, cases).start()
+    val close = Source.fromInputStream(process.getInputStream, "UTF-8").getLines().toList
+    assert(process.waitFor() == 0 && close.length == wrong.length)
+    assert(close.exists(_.isEmpty) && close.distinct.length > 10)
+    for (((name, other, _), word) <- wrong.zip(close)) {
+      val message = intercept[ParamException](set(fresh(), name, other)).getMessage
+      assert(message.endsWith(s", got '$other'${if (word.isEmpty) "" else s"; did you mean '$word'?"}"))
+    }
   }
 
   test("whole values that are not numbers of the range are refused: checkpointInterval 0, NaN, infinity") {

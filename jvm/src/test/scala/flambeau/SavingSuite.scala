@@ -9,6 +9,7 @@ import flambeau.internal.saving.{Metadata, ProgramSource}
 import flambeau.internal.util.Json
 import org.apache.spark.ml.{Pipeline, PipelineModel}
 import org.apache.spark.ml.feature.{StringIndexer, VectorAssembler}
+import org.apache.spark.ml.param.ParamMap
 import org.apache.spark.sql.functions._
 
 class SavingSuite extends SparkSuite {
@@ -53,6 +54,23 @@ class SavingSuite extends SparkSuite {
       1.5
     ) && summary.objectiveHistory(0) == 0.75)
   }
+
+  for (name <- Seq("mlp", "several", "classes", "binary"))
+    test(s"$name: inputs, outputs and the line of a model are what PySpark has") {
+      val model = load(name)
+      val told = SavedModels.directory.resolve(name).resolve("described.json")
+      val expected = Json.parse(new String(Files.readAllBytes(told), UTF_8))
+      val inputs = model.inputs.map(one => Seq(one.name, one.columns, one.dtype, one.shape))
+      val outputs = model.outputs.map(one => Seq(one.name, one.kind, one.columnType.simpleString))
+      assert(Json.of(inputs, "inputs") == expected.get("inputs"))
+      assert(Json.of(outputs, "outputs") == expected.get("outputs"))
+      assert(model.toString == expected.get("text").asText)
+      val wrong = model.copy(ParamMap(model.outputNames -> Array.tabulate(6)(n => s"o$n")))
+      val refused = intercept[ParamException](wrong.outputs).getMessage
+      assert(
+        refused.startsWith("outputNames has 6 entries") && wrong.toString.contains(s"outputs=[$refused]")
+      )
+    }
 
   for (name <- Seq("mlp", "exported", "several", "classes"))
     test(s"$name: what is saved again is the same model, in the same format") {

@@ -3,6 +3,7 @@ package flambeau
 import flambeau.internal.rows.Columns
 import flambeau.internal.scoring.{Linkage, RowScoring, ScoreExec}
 import flambeau.internal.session.Settings
+import flambeau.internal.util.Failures
 import org.apache.spark.ml.functions.array_to_vector
 import org.apache.spark.rdd.RDD
 import org.apache.spark.sql.{DataFrame, Row, SparkSession}
@@ -60,6 +61,19 @@ class ScoreSuite extends SparkSuite with AdaptiveSparkPlanHelper {
         assert(texts(ofRows) == ofColumns, name)
       }
     }
+  }
+
+  test("rows with a null or a NaN are skipped, or refused by their column") {
+    def model(rule: String) = load("mlp").setFeaturesCol(Array("p", "q")).setHandleInvalid(rule)
+    val holes = rows("mlp").select(
+      $"id",
+      when($"id" % 3 =!= 0, $"id".cast("float")).as("p"),
+      when($"id" % 5 === 0, Float.NaN).otherwise(1f).as("q")
+    )
+    val valid = holes.where($"id" % 3 =!= 0 && $"id" % 5 =!= 0)
+    assert(texts(model("skip").transform(holes)) == texts(model("keep").transform(valid)))
+    val refused = intercept[Exception](model("error").transform(holes).collect())
+    assert(Failures.causes(refused).exists(_.getMessage.contains("column 'p' holds a null or a NaN")))
   }
 
   test("every type of number is cast as Spark casts it, in columns and in rows") {

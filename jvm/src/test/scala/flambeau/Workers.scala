@@ -16,6 +16,13 @@ object Workers {
     finally processes.close()
   }
 
+  /** Whether a process has a thread of that name. */
+  def hasThread(pid: Long, name: String): Boolean = {
+    val threads = Files.newDirectoryStream(Paths.get("/proc", pid.toString, "task"))
+    try threads.iterator.asScala.exists(one => Files.readAllLines(one.resolve("comm")).get(0) == name)
+    finally threads.close()
+  }
+
   /** Sends a signal to a process. */
   def signal(name: String, pid: Long): Unit = run("kill", s"-$name", pid.toString)
 

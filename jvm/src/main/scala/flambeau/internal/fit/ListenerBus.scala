@@ -204,6 +204,7 @@ private[flambeau] final class ListenerBus private (
           learningRate = double("learningRate"),
           rowsPerSecond = double("rowsPerSecond")
         )
+        if (isValidated) call("onValidationEnd")(_.onValidationEnd(training))
         call("onEpochEnd")(_.onEpochEnd(training))
       case "checkpoint" =>
         training = training.copy(epoch = long("epoch"), step = long("step"), checkpoint = text("uri"))

@@ -88,7 +88,7 @@ private[flambeau] final case class RankTask(
   ): RankOutcome = {
     val assigned = gpus.toSeq.flatMap(addresses => Seq("--gpus", addresses.mkString(",")))
     val file = logFile(rank)
-    val rankLog = new RankLog(rank, NativeLibrary.store(settings.get).put(settings.storeJson, file, _))
+    val rankLog = new RankLog(rank, file, NativeLibrary.store(settings.get).put(settings.storeJson, file, _))
     try {
       val command = Seq("train", "--launcher") ++ assigned
       val worker = WorkerProcess.start(settings, command, s"worker $rank", rankLog.add)

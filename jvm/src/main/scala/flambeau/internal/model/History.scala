@@ -1,5 +1,7 @@
 package flambeau.internal.model
 
+import java.math.MathContext
+
 import com.fasterxml.jackson.databind.JsonNode
 import flambeau.internal.util.Json
 
@@ -56,6 +58,11 @@ private[flambeau] object History {
     val validation = if (isValidated) named("val_", "validationLoss", "validationMetrics") else Nil
     ListMap(named("", "loss", "metrics") ++ validation: _*)
   }
+
+  /** A figure in four digits; a dash for what is no finite number. */
+  def shown(value: Double): String =
+    if (value.isNaN) "-"
+    else BigDecimal(value).round(new MathContext(4)).bigDecimal.stripTrailingZeros.toPlainString
 
   private def number(node: JsonNode): Double =
     if (node == null || !node.isNumber) Double.NaN else node.asDouble

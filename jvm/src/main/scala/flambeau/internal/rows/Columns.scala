@@ -94,8 +94,7 @@ private[flambeau] object Columns {
   /** The schema's field of that name. Throws DataException that lists what there is, and where several are called so. */
   def findField(schema: StructType, column: String, role: String): StructField = {
     val field = schema.fields.find(_.name == column).getOrElse {
-      val hint =
-        Similarity.closest(column, schema.fieldNames.toSeq).fold("")(name => s"; did you mean '$name'?")
+      val hint = Similarity.suggestion(column, schema.fieldNames.toSeq)
       throw new DataException(
         s"no column '$column' for the $role: the DataFrame has ${schema.fieldNames.mkString(", ")}$hint"
       )

@@ -5,7 +5,7 @@ import com.fasterxml.jackson.databind.node.ObjectNode
 import flambeau.{DataException, HasTrainingParams, TensorColumns}
 import flambeau.internal.rows.Expressions.quoted
 import flambeau.internal.util.Json
-import org.apache.spark.sql.Column
+import org.apache.spark.sql.{Column, DataFrame}
 import org.apache.spark.sql.functions.{col, rand, when}
 import org.apache.spark.sql.types.{BooleanType, StructType}
 
@@ -47,8 +47,12 @@ private[flambeau] final case class DataColumns(
     inputs: Seq[TensorColumns],
     labels: Seq[TensorColumns],
     weight: Option[TensorColumns],
-    split: Option[Split]
+    split: Option[Split],
+    handleInvalid: String = "keep"
 ) {
+
+  /** The rows of the DataFrame that these are columns of, as the param has them. */
+  def valid(df: DataFrame): DataFrame = Expressions.validRows(df, inputs, handleInvalid)
 
   /** Every tensor with what it is for. */
   def tensors: Seq[(TensorColumns, Role)] =
@@ -58,11 +62,10 @@ private[flambeau] final case class DataColumns(
   def names: Seq[String] = tensors.flatMap(_._1.columns).distinct
 
   /** The same with every tensor replaced. */
-  def map(change: (TensorColumns, Role) => TensorColumns): DataColumns = DataColumns(
+  def map(change: (TensorColumns, Role) => TensorColumns): DataColumns = copy(
     inputs.map(change(_, Role.Input)),
     labels.map(change(_, Role.Label)),
-    weight.map(change(_, Role.Weight)),
-    split
+    weight.map(change(_, Role.Weight))
   )
 
   /** The tensors as the training job's `data.spec` names them. */
@@ -81,7 +84,8 @@ private[flambeau] object DataColumns {
     * how it splits the rows. Throws DataException and ParamException as [[Columns.resolveInputs]] and [[Columns.inOrder]] do.
     */
   def resolve(schema: StructType, reading: Reading): DataColumns =
-    tensors(schema, reading).copy(split = split(schema, reading.params))
+    tensors(schema, reading)
+      .copy(split = split(schema, reading.params), handleInvalid = reading.params.getHandleInvalid)
 
   /** The tensors that a `data.spec` has, with that split: the inverse of `specJson`. */
   def of(spec: JsonNode, split: Option[Split]): DataColumns = DataColumns(

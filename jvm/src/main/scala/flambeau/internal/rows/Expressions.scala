@@ -2,7 +2,7 @@ package flambeau.internal.rows
 
 import flambeau.{Check, TensorColumns}
 import org.apache.spark.ml.functions.vector_to_array
-import org.apache.spark.sql.Column
+import org.apache.spark.sql.{Column, DataFrame}
 import org.apache.spark.sql.functions._
 import org.apache.spark.sql.types._
 
@@ -37,6 +37,39 @@ private[flambeau] object Expressions {
   ): Seq[Column] = tensor.columns.map { name =>
     val field = Columns.findField(schema, name, role.name)
     expression(at(name), field, tensor, role).as(name)
+  }
+
+  /** The rows of a DataFrame as the param `handleInvalid` has them: by "skip" those without a null or a NaN in the columns of
+    * these tensors, by "error" all, where one that has some fails the query with a message that names the column.
+    */
+  def validRows(df: DataFrame, tensors: Seq[TensorColumns], rule: String): DataFrame =
+    if (rule == "keep") df
+    else {
+      val schema = df.schema
+      val verdicts = tensors.flatMap(_.columns).distinct.map { name =>
+        val refusal = Refusal.raise(
+          s"column '$name' holds a null or a NaN, and handleInvalid is 'error': fill it (Imputer, DataFrame.fillna), or " +
+            "set handleInvalid to 'skip', which leaves such rows out"
+        )
+        val invalid = isInvalid(col(quoted(name)), Columns.findField(schema, name, "input").dataType)
+        when(invalid, if (rule == "skip") lit(false) else refusal.cast("boolean"))
+      }
+      // One flat expression: a filter for each of a thousand columns would be a plan of a thousand operators.
+      df.where(coalesce(verdicts :+ lit(true): _*))
+    }
+
+  /** Whether a value is null, or holds a null or a NaN. */
+  private def isInvalid(column: Column, dtype: DataType): Column = {
+    val isFloat = Columns.isFloating(Columns.element(dtype))
+    def isWrong(value: Column): Column = if (isFloat) value.isNull || isnan(value) else value.isNull
+    if (Columns.depth(dtype) == 0 && !Columns.isVector(dtype)) isWrong(column)
+    else {
+      val values =
+        if (Columns.isVector(dtype)) vector_to_array(column, "float64")
+        // Null where one of the arrays in it is.
+        else (1 until Columns.depth(dtype)).foldLeft(column)((nested, _) => flatten(nested))
+      column.isNull || coalesce(exists(values, isWrong(_)), lit(true))
+    }
   }
 
   /** A column's name as an expression that means this column, dots and all. */

@@ -33,14 +33,11 @@ private[flambeau] final class FrameRows(df: DataFrame) extends Rows {
     if (how == "never") None
     else
       try {
-        val scan = Scan.of(df, columns, keepsOrder = !reading.params.getShuffle)
+        val scan = Scan.of(columns.valid(df), columns, keepsOrder = !reading.params.getShuffle)
         if (how == "auto" && !scan.isReachable(site.work))
           throw new NotInPlace("its store is not that of workDir, and no spark.flambeau.store option is set")
         val shards = scan.shards(columns, site, bitmaps)
-        if (how == "auto" && shards.share < LeastShare)
-          throw new NotInPlace(
-            f"they are ${shards.share * 100}%.0f%% of the rows of their row groups"
-          )
+        if (how == "auto") shards.objection.foreach(reason => throw new NotInPlace(reason))
         Some(shards)
       } catch {
         case error @ (_: NotInPlace | _: DataException | _: StoreException) if how == "always" =>
@@ -55,14 +52,14 @@ private[flambeau] final class FrameRows(df: DataFrame) extends Rows {
       }
   }
 
-  /** Writes the columns' rows under `directory`, computing `df` once, and returns what was written. Before that the first rows
+  /** Writes the columns' valid rows under `directory`, computing `df` once, and returns what was written. Before that the first rows
     * of `df` are computed where nested arrays are given no shape.
     *
     * Throws DataException, with the column's name, at the first row that is refused, and where no row is left to train
     * on.
     */
   def write(asked: DataColumns, site: Site, directory: String): ShardSet = {
-    val selection = new Selection(df)
+    val selection = new Selection(asked.valid(df))
     val inFiles = selection.place(asked)
     val flag = inFiles.split.map(Split.Flag -> _.flag)
     val (train, validation) = ShardSet.parted(selection.save(flag.toSeq, directory), flag.map(_._1))
@@ -72,9 +69,4 @@ private[flambeau] final class FrameRows(df: DataFrame) extends Rows {
 
 private[flambeau] object FrameRows {
   private val log = LoggerFactory.getLogger("flambeau")
-
-  /** What part rows are to be of those of their row groups: below it an epoch may decode more than four times what it reads.
-    * Not measured.
-    */
-  private val LeastShare = 0.25
 }

@@ -39,12 +39,18 @@ private[flambeau] final class ParquetRows(spark: SparkSession, path: String) ext
 
   override def shards[T](columns: DataColumns, reading: Reading, site: Site)(use: ShardSet => T): T =
     Rows.held(site) { directory =>
+      val keepsAll = columns.handleInvalid == "keep"
       columns.split match {
+        case Some(Split.Indicator(name)) if inPaths(name) && !keepsAll =>
+          throw new DataException(
+            s"handleInvalid is '${columns.handleInvalid}', and validationIndicatorCol '$name' is a partition column: $instead"
+          )
         case Some(Split.Indicator(name)) if inPaths(name) =>
           val (train, validation) = ShardSet.parted(df, Some(name))
           ShardSet.inspected(columns, site, train, validation, inPlace = true)
         case _ =>
-          try Scan(df, files = Some(df.inputFiles.toSeq)).shards(columns, site, s"$directory/bitmaps")
+          val scan = Scan(columns.valid(df), files = if (keepsAll) Some(df.inputFiles.toSeq) else None)
+          try scan.shards(columns, site, s"$directory/bitmaps")
           catch {
             case error: NotInPlace =>
               throw new DataException(s"$path cannot be read in place, ${error.getMessage}: $instead", error)

@@ -176,7 +176,7 @@ private[flambeau] object PreparedRows {
   def write(df: DataFrame, asked: Seq[DataColumns], site: Site, fold: Option[Column] = None): PreparedRows = {
     val began = System.nanoTime
     val split = commonSplit(asked)
-    val selection = new Selection(df)
+    val selection = new Selection(asked.foldLeft(df)((rows, columns) => columns.valid(rows)))
     asked.foreach(selection.place)
     val partitions = fold.map(Fold -> _.cast("int")).toSeq ++ split.map(Split.Flag -> _.flag)
     // Of its own, so that two who write at once do not mix, nor remove what the other has.

@@ -14,6 +14,7 @@ import flambeau.jni.StoredFile
 import org.apache.hadoop.fs.Path
 import org.apache.spark.sql.{AnalysisException, Column, DataFrame}
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
+import org.apache.spark.sql.execution.columnar.InMemoryRelation
 import org.apache.spark.sql.execution.datasources.{HadoopFsRelation, LogicalRelation}
 import org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat
 import org.apache.spark.sql.execution.datasources.v2.DataSourceV2ScanRelation
@@ -233,6 +234,8 @@ private[rows] object Scan {
         isNotable = false
       )
     leaf match {
+      case _: InMemoryRelation =>
+        throw new NotInPlace("it is cached, and its rows are those of the cache")
       case read: LogicalRelation =>
         read.relation match {
           case files: HadoopFsRelation => ofFiles(df, files, columns.names)

@@ -8,9 +8,8 @@ import org.apache.spark.sql.DataFrame
 
 /** Parquet files with the rows. `columns` are in terms of the files, all shapes known.
   *
-  * @param share
-  *   what part they are of the rows of their row groups, of which workers decode all between the first and the last that they
-  *   read
+  * @param objection
+  *   why they had better be written anew than be read where they lie
   * @param inPlace
   *   whether the files are the user's, and no copy
   * @param bitmapsDigest
@@ -22,7 +21,7 @@ private[flambeau] final case class ShardSet(
     validation: Seq[DataFile],
     numRows: Long,
     numValidationRows: Long,
-    share: Double = 1,
+    objection: Option[String] = None,
     inPlace: Boolean = false,
     bitmapsDigest: Option[String] = None
 ) {
@@ -50,11 +49,16 @@ private[flambeau] object ShardSet {
       validation: Seq[DataFile],
       inPlace: Boolean
   ): ShardSet = {
-    val (trained, numRows, storedRows) = inspect(columns, site, train)
-    val (known, numValidationRows, otherRows) = inspect(trained, site, validation)
+    val question = Site.question("inspectRows")
+    question.replace("train", Json.array(train.map(_.json)))
+    question.replace("validation", Json.array(validation.map(_.json)))
+    question.replace("spec", columns.specJson)
+    val found = site.ask(question)
+    val (numRows, numValidationRows) = (found.get("numRows").asLong, found.get("numValidationRows").asLong)
     refuseNone(numRows, numValidationRows)
-    val share = (numRows + numValidationRows).toDouble / (storedRows + otherRows)
-    ShardSet(known, train, validation, numRows, numValidationRows, share, inPlace)
+    val known = DataColumns.of(found.get("spec"), columns.split)
+    val objection = Option(found.get("objection").textValue)
+    ShardSet(known, train, validation, numRows, numValidationRows, objection, inPlace)
   }
 
   /** The files that `df` reads: those of the rows that are trained on, and those that the partition column `flag` tells to be
@@ -66,21 +70,6 @@ private[flambeau] object ShardSet {
     }
     (train, validation)
   }
-
-  /** The columns with all shapes known, the number of rows, and that of the rows that are decoded for them. */
-  private def inspect(columns: DataColumns, site: Site, files: Seq[DataFile]): (DataColumns, Long, Long) =
-    if (files.isEmpty) (columns, 0L, 0L)
-    else {
-      val question = Site.question("inspectRows")
-      question.replace("files", Json.array(files.map(_.json)))
-      question.replace("spec", columns.specJson)
-      val found = site.ask(question)
-      if (found.isNull) (columns, 0L, 0L)
-      else {
-        def number(name: String) = found.get(name).asLong
-        (DataColumns.of(found.get("spec"), columns.split), number("numRows"), number("storedRows"))
-      }
-    }
 
   /** Throws DataException where there are no rows to train on. */
   def refuseNone(numRows: Long, numValidationRows: Long): Unit = if (numRows == 0) {

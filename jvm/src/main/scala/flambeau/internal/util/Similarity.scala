@@ -1,15 +1,16 @@
 package flambeau.internal.util
 
-/** Which of some names was meant by one that is not among them. */
+/** Which of some names was meant by one that is not among them, as Python's difflib tells it. */
 private[flambeau] object Similarity {
 
   /** Below this, two names have too little in common for a hint. */
   private val Cutoff = 0.6
 
-  /** The most similar of the names; none where none is close. */
-  def closest(name: String, names: Seq[String]): Option[String] = {
-    val close = names.map(other => other -> ratio(name, other)).filter(_._2 >= Cutoff)
-    if (close.isEmpty) None else Some(close.maxBy(_._2)._1)
+  /** A hint at the one of the names that is close to `name`, empty where none is. */
+  def suggestion(name: String, names: Seq[String]): String = {
+    // Of names that are as close, the last in the alphabet.
+    val close = names.sorted.reverse.map(other => other -> ratio(other, name)).filter(_._2 >= Cutoff)
+    if (close.isEmpty) "" else s"; did you mean '${close.maxBy(_._2)._1}'?"
   }
 
   /** How much of two strings is in matching blocks, from 0 to 1 (Ratcliff and Obershelp). */
