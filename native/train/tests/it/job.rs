@@ -160,8 +160,8 @@ fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowe
         ("inferenceBatchSize", json!(0), "inferenceBatchSize is 0"),
         (
             "verbose",
-            json!(2),
-            "verbose is 2, but must be an integer, at least 0 and at most 1",
+            json!(3),
+            "verbose is 3, but must be an integer, at least 0 and at most 2",
         ),
         (
             "gradientCompression",

@@ -187,8 +187,10 @@ class ListenerSuite extends SparkSuite {
       write(at, "a", 3, s"[${epoch(2)}]")
     }
     bus.end()
-    assert(recorder.all.map(place) ==
-      Seq("onTrainBegin 0 0", "onEpochEnd 0 1", "onEpochEnd 1 2", "onEpochEnd 2 3", "onTrainEnd 2 3"))
+    val epochs = (0 to 2).flatMap(epoch =>
+      Seq("onValidationEnd", "onEpochEnd").map(hook => s"$hook $epoch ${epoch + 1}")
+    )
+    assert(recorder.all.map(place) == "onTrainBegin 0 0" +: epochs :+ "onTrainEnd 2 3")
     assert(recorder.of("onEpochEnd").forall(_.metrics("val_loss").isNaN))
   }
 
@@ -232,9 +234,13 @@ class ListenerSuite extends SparkSuite {
     assert(recorder.all.map(place) == Seq(
       "onTrainBegin 0 0",
       "onProgress 0 3",
+      "onValidationEnd 0 1",
       "onEpochEnd 0 1",
+      "onValidationEnd 1 2",
       "onEpochEnd 1 2",
+      "onValidationEnd 1 2",
       "onEpochEnd 1 2",
+      "onValidationEnd 2 3",
       "onEpochEnd 2 3",
       "onTrainEnd 2 3"
     ))

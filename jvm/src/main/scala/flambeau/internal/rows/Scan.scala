@@ -86,7 +86,10 @@ private[rows] final case class Scan(
   def isReachable(work: WorkDirectory): Boolean = {
     def store(uri: String) = StoredFile.schemeOf(uri).map(scheme => Stores.getOrElse(scheme, scheme))
     work.settings.storeOptions.nonEmpty ||
-    place.filter(StoredFile.localPath(_).isEmpty).forall(uri => store(uri) == store(work.uri))
+    // By schemes alone: tables tell places that are no URIs, with spaces in them.
+    place
+      .filterNot(StoredFile.schemeOf(_).forall(LocalSchemes))
+      .forall(uri => store(uri) == store(work.uri))
   }
 
   /** What there is of each file, in the files' order. */
@@ -178,6 +181,9 @@ private[rows] object Scan {
   /** Those after which they are, in any order. Others may make rows, or drop some by their hidden columns. */
   private val InSomeOrder = InOrder ++
     Seq("GlobalLimit", "LocalLimit", "Repartition", "RepartitionByExpression", "Sample", "Sort", "Window")
+
+  /** Schemes of files of the workers' machines. */
+  private val LocalSchemes = Set("file", "dbfs")
 
   /** Schemes that mean the same store as others. */
   private val Stores = Map("s3a" -> "s3", "abfss" -> "abfs")
