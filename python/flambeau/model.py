@@ -247,7 +247,9 @@ class TorchModel(
 
     def _valid(self, dataset: DataFrame) -> DataFrame:
         """The rows as `handleInvalid` has them."""
-        return valid_rows(dataset, self._tensors_of(dataset.schema), self.getHandleInvalid())
+        if (rule := self.getHandleInvalid()) == "keep":
+            return dataset  # without a second look at the schema
+        return valid_rows(dataset, self._tensors_of(dataset.schema), rule)
 
     def _columns_of(self, dataset: DataFrame) -> tuple[list[Column], list[TensorColumns]]:
         """The DataFrame's columns for the module, converted as they were for training, and the tensors they
