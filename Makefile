@@ -113,11 +113,13 @@ test-mlflow: build/peers/mlflow/.installed build/jvm/.built
 	@FLAMBEAU_VENV=$(CURDIR)/build/peers/mlflow $(RUN) env PYTHONPATH=$(CURDIR)/python \
 		$(CURDIR)/build/peers/mlflow/bin/python -m pytest -c python/pyproject.toml -q python/tests/test_mlflow.py
 
-#: make test-dist     what `make dist` wrote, checked, and installed into environments of its own; a part of `make test-all`
 # Root on Debian makes a root of Debian's next release for it; others skip that.
+DEBOOTSTRAP = $(if $(filter 0,$(shell id -u)),$(if $(shell command -v apt-get),+debootstrap))
+
+#: make test-dist     what `make dist` wrote, checked, and installed into environments of its own; a part of `make test-all`
 .PHONY: test-dist
 test-dist: build/dist/.built build/peers/dist/.installed
-	@$(RUN) $(if $(filter 0,$(shell id -u)),$(if $(shell command -v apt-get),+debootstrap)) build/peers/dist/bin/python -m pytest -c python/pyproject.toml -q tests/test_dist.py
+	@$(RUN) $(DEBOOTSTRAP) build/peers/dist/bin/python -m pytest -c python/pyproject.toml -q tests/test_dist.py
 	@rm -rf build/peers/dist
 
 # On a machine that has a GPU and no tools to build with: make test-gpu GPU_PYTHON=python3, with the extension of this

@@ -116,7 +116,7 @@ def test_the_wheel_holds_each_part_once(wheel: Path) -> None:
     # The bill of materials, maturin's, is of the extension, with what builds it too, for any platform.
     assert bill["bomFormat"] == "CycloneDX"
     extension = linked("flambeau-python")
-    assert len(extension) > 100
+    assert {crate for crate in extension if crate.startswith("parquet ")}
     assert extension <= {f"{crate['name']} {crate['version']}" for crate in bill["components"]}
     everything = linked("flambeau-python", "flambeau-worker", "flambeau-jni-store", "flambeau-jni-torch")
     assert extension < everything
@@ -155,8 +155,8 @@ def test_it_runs_as_the_readme_says(python: Path, tmp_path: Path) -> None:
 
 
 def test_it_runs_on_spark_35(wheel: Path, tmp_path: Path) -> None:
-    pins = ("pyspark==3.5.*", "numpy<2", "pandas<2.3", "pyarrow<18")
-    installed = environment(tmp_path / "venv", f"{wheel}[spark]", *pins)
+    line = f"{ROOT}/python/pyproject.toml:spark35"
+    installed = environment(tmp_path / "venv", f"{wheel}[spark]", "--group", line)
     check(outcome(installed, tmp_path), installed, "flambeau-spark35_2.12-")
 
 

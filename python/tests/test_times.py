@@ -47,25 +47,15 @@ class FirstNumber(nn.Module):
 
 
 def result_of(
-    directory: Path,
-    x: np.ndarray,
-    module: nn.Module,
-    optimizer: Any = torch.optim.SGD,
-    ranks: int = 2,
-    **params: Any,
+    directory: Path, x: np.ndarray, module: nn.Module, optimizer: Any = torch.optim.SGD, **params: Any
 ) -> dict[str, Any]:
     """Trains for one epoch of four rows a step and rank, in their order."""
     shards = write_shards(directory / "data", {"x": x, "y": x[:, 0]}, rows_per_group=4)
-    params |= {
-        "numWorkers": ranks,
-        "batchSize": 4,
-        "shuffle": False,
-        "numThreads": 1,
-        "checkpointInterval": -1,
-    }
+    params = {"numWorkers": 2} | params
+    params |= {"batchSize": 4, "shuffle": False, "numThreads": 1, "checkpointInterval": -1}
     job = make_job(directory, shards, [tensor("x", shape=[x.shape[1]])], [tensor("y")], **params)
     program = {"model": module, "loss": "mse", "optimizer": lambda ps: optimizer(ps, lr=0.01)}
-    result, _ = train(job, program, ranks, directory / "ranks")
+    result, _ = train(job, program, params["numWorkers"], directory / "ranks")
     return result
 
 
@@ -98,11 +88,12 @@ def test_a_slow_rank_is_seen_in_reduce_and_a_slow_optimizer_in_its_own_part(tmp_
 def test_what_holds_a_training_up_is_told(
     tmp_path: Path, part: str, rank: int | None, x: np.ndarray, module: nn.Module, optimizer: Any
 ) -> None:
-    ranks = 2
+    num_workers = 2
     if part == "data":
         # One rank: of two that decode on cores that others use too, the one that gets less of them is slow.
-        ranks, x = 1, np.random.default_rng(1).random((len(x), 200_000), dtype=np.float32)
-    found = result_of(tmp_path, x, module, optimizer, ranks, memoryBudget=1 << 20)["bottleneck"]
+        num_workers, x = 1, np.random.default_rng(1).random((len(x), 200_000), dtype=np.float32)
+    params = {"numWorkers": num_workers, "memoryBudget": 1 << 20}
+    found = result_of(tmp_path, x, module, optimizer, **params)["bottleneck"]
     assert (found["part"], found["rank"]) == (part, rank), found
     assert 0.4 < found["share"] <= 1
     told = {
