@@ -74,6 +74,8 @@ pub(crate) fn manifest(
 pub(crate) struct Inspected {
     num_rows: u64,
     num_validation_rows: u64,
+    /// What the files take, those without rows left out.
+    num_bytes: u64,
     /// Why they had better be written anew than be read where they lie.
     objection: Option<String>,
     /// With every shape, where there are rows.
@@ -87,7 +89,7 @@ pub(crate) fn inspect(
     validation: &[DataFile],
     mut spec: DatasetSpec,
 ) -> Result<Inspected, DataError> {
-    let (mut num_rows, mut stored_rows) = ([0, 0], 0);
+    let (mut num_rows, mut stored_rows, mut num_bytes) = ([0, 0], 0, 0);
     for (num_rows, files) in num_rows.iter_mut().zip([train, validation]) {
         if let Some(found) = manifest(store, files, &spec)? {
             *num_rows = found.num_rows();
@@ -95,6 +97,7 @@ pub(crate) fn inspect(
                 .filter(|(_, group)| group.num_rows > 0)
                 .map(|(_, group)| group.stored_rows)
                 .sum::<u64>();
+            num_bytes += found.shards().iter().map(|shard| shard.size).sum::<u64>();
             spec = found.spec().clone();
         }
     }
@@ -103,6 +106,7 @@ pub(crate) fn inspect(
     Ok(Inspected {
         num_rows,
         num_validation_rows,
+        num_bytes,
         objection: (share < LEAST_SHARE).then(|| {
             format!(
                 "they are {:.0}% of the rows of their row groups",

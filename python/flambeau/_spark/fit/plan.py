@@ -55,13 +55,7 @@ class _Sample(FrameRows):
     def _written(self, columns: DataColumns, site: Site, directory: str) -> ShardSet:
         """The shards."""
         shards = super()._written(columns, site, directory)
-        work, uris = site.work, shards.uris
-
-        def size() -> int:
-            store = work.store()
-            return sum(store.size(uri) or 0 for uri in uris)
-
-        self.num_bytes.append(size() if site.visible else session.on_worker(site.spark, size))
+        self.num_bytes.append(shards.num_bytes)
         return shards
 
 

@@ -138,6 +138,8 @@ class ShardSet:
     """Why they had better be written anew than be read where they lie."""
     in_place: bool = False
     """Whether the files are the user's, and no copy."""
+    num_bytes: int = 0
+    """What the files take, 0 where that was not looked at."""
     bitmaps_digest: str | None = None
     """Of the bitmaps that say which rows of the files these are, where they are not all."""
 
@@ -159,7 +161,7 @@ class ShardSet:
         counts = found["numRows"], found["numValidationRows"]
         refuse_none(*counts)
         columns = columns.as_found(found["spec"])
-        return cls(columns, read, kept, *counts, found["objection"], in_place)
+        return cls(columns, read, kept, *counts, found["objection"], in_place, found["numBytes"])
 
     @property
     def uris(self) -> list[str]:

@@ -2,7 +2,7 @@ package flambeau
 
 import scala.util.control.NonFatal
 
-import flambeau.internal.fit.{Fit, Prepare, Trainable}
+import flambeau.internal.fit.{Fit, Planning, Prepare, Trainable}
 import flambeau.internal.mlflow.FitRun
 import flambeau.internal.model.{OutputSpec, Trained}
 import flambeau.internal.rows.{FrameRows, ParquetRows, Rows}
@@ -98,6 +98,19 @@ class TorchEstimator(override val uid: String)
     val spark = TorchEstimator.session
     trained(Fit.of(this, spark), new ParquetRows(spark, path))
   }
+
+  /** What a fit on these params would take, and which `batchSize`, `numWorkers` and `numThreads` would be faster: counts the
+    * rows, and trains on the first of them in trials of `numSteps` steps, one with the estimator's params and up to five with
+    * others.
+    *
+    * A trial has no schedules, listeners, checkpoints, files of TensorBoard's and `profile`, and a learning rate of 1e-12; the
+    * estimator stays as it is, and nothing stays in the work directory. One that fails for want of memory or slots stands in
+    * `trials` with its `error`. Throws what a fit throws, and ParamException for no steps.
+    */
+  def plan(dataset: Dataset[_], numSteps: Int): Plan = Planning.plan(this, dataset.toDF(), numSteps)
+
+  /** The same with trials of 20 steps. */
+  def plan(dataset: Dataset[_]): Plan = plan(dataset, numSteps = 20)
 
   /** The schema with the columns that the fitted model adds.
     *

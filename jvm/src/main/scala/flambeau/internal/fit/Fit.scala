@@ -22,7 +22,8 @@ private[flambeau] final class Fit private (
     estimator: Trainable,
     spark: SparkSession,
     val work: WorkDirectory,
-    program: Program
+    program: Program,
+    isTrial: Boolean
 ) {
   import Fit._
 
@@ -42,7 +43,12 @@ private[flambeau] final class Fit private (
     estimator.valueOf(estimator.tensorBoardDir).map(WorkDirectory.uriOf(spark, "tensorBoardDir", _))
 
   /** Trains on the rows, tells the listeners, and returns what came of it. Waits for as long as that takes; an interrupt of the thread cancels it. */
-  def run(rows: Rows, told: Seq[TrainingListener]): Trained = {
+  def run(rows: Rows, told: Seq[TrainingListener]): Trained = ran(rows, told)._1
+
+  /** A trial: what came of it, none of which is kept, and the files that it trained on. Waits as `run` does. */
+  def tried(rows: Rows): (Trained, ShardSet) = ran(rows, Nil)
+
+  private def ran(rows: Rows, told: Seq[TrainingListener]): (Trained, ShardSet) = {
     val name = estimator.valueOf(estimator.runId).fold(estimator.uid)(run => s"${estimator.uid} (run $run)")
     JobLabels.of(spark.sparkContext, name) { labels =>
       labels.say("read the rows")
@@ -54,7 +60,7 @@ private[flambeau] final class Fit private (
         rows.shards(columns, reading, site) { shards =>
           val (inputs, output) = probe(columns, shards)
           val (result, checkpoints) = train(shards, site, labels, told)
-          trained(inputs, output, result, checkpoints)
+          (trained(inputs, output, result, checkpoints), shards)
         }
       }
     }
@@ -167,11 +173,12 @@ private[flambeau] final class Fit private (
         try launch.run()
         catch {
           case error: Throwable =>
-            launch.keep(error)
+            if (isTrial) launch.discard() else launch.keep(error)
             throw error
         }
       labels.say("clean up")
-      val checkpoints = launch.clean(estimator.getKeepCheckpoints)
+      val checkpoints =
+        if (isTrial) launch.discard() else launch.clean(estimator.getKeepCheckpoints)
       Json.texts(result.get("warnings")).foreach(log.warn)
       if (estimator.getVerbose > 0)
         Bottleneck.of(result.get("bottleneck")).foreach(found => log.info(found.advice))
@@ -271,9 +278,14 @@ private[flambeau] object Fit {
   /** Checks the params and what they name. Throws ParamException, and FlambeauException where this machine has no
     * libtorch.
     */
-  def of(estimator: Trainable, spark: SparkSession): Fit = {
+  def of(estimator: Trainable, spark: SparkSession): Fit = of(estimator, spark, isTrial = false)
+
+  /** The same for a training of which nothing is to be kept. */
+  def trial(estimator: Trainable, spark: SparkSession): Fit = of(estimator, spark, isTrial = true)
+
+  private def of(estimator: Trainable, spark: SparkSession, isTrial: Boolean): Fit = {
     estimator.checkParams()
     val work = WorkDirectory.of(spark, estimator.valueOf(estimator.workDir))
-    new Fit(estimator, spark, work, Program.of(estimator, spark))
+    new Fit(estimator, spark, work, Program.of(estimator, spark), isTrial)
   }
 }

@@ -122,6 +122,12 @@ private[flambeau] final class Launch(
     kept
   }
 
+  /** Removes all that the attempts left in the work directory, their weights too; returns that no checkpoint is left. */
+  def discard(): Seq[Checkpoint] = {
+    failed = attempts.toSeq
+    clean()
+  }
+
   /** Keeps the checkpoints of a fit that did not succeed for the run's next one, and says so in a warning. Where there are
     * none, no more is kept than what the ranks wrote, whose ends the error gets.
     */

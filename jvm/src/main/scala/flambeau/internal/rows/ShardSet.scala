@@ -12,6 +12,8 @@ import org.apache.spark.sql.DataFrame
   *   why they had better be written anew than be read where they lie
   * @param inPlace
   *   whether the files are the user's, and no copy
+  * @param numBytes
+  *   what the files take, 0 where that was not looked at
   * @param bitmapsDigest
   *   of the bitmaps that say which rows of the files these are, where they are not all
   */
@@ -23,6 +25,7 @@ private[flambeau] final case class ShardSet(
     numValidationRows: Long,
     objection: Option[String] = None,
     inPlace: Boolean = false,
+    numBytes: Long = 0,
     bitmapsDigest: Option[String] = None
 ) {
 
@@ -58,7 +61,8 @@ private[flambeau] object ShardSet {
     refuseNone(numRows, numValidationRows)
     val known = DataColumns.of(found.get("spec"), columns.split)
     val objection = Option(found.get("objection").textValue)
-    ShardSet(known, train, validation, numRows, numValidationRows, objection, inPlace)
+    val numBytes = found.get("numBytes").asLong
+    ShardSet(known, train, validation, numRows, numValidationRows, objection, inPlace, numBytes)
   }
 
   /** The files that `df` reads: those of the rows that are trained on, and those that the partition column `flag` tells to be
