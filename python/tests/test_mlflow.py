@@ -4,6 +4,7 @@ MLflow's own client; the oracles are the model's history, transform, and the pla
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -158,6 +159,13 @@ def predictions(model: TorchModel, rows: DataFrame) -> list[float]:
     return [row.prediction for row in model.transform(rows).select("prediction").collect()]
 
 
+def git(folder: Path, *arguments: str) -> str:
+    """What git says in that folder."""
+    command = ["git", "-c", "user.name=one", "-c", "user.email=one@localhost", *arguments]
+    done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
 def test_a_fit_is_a_run_with_params_metrics_tags_and_model(
     client: Any, rows: DataFrame, spark: SparkSession
 ) -> None:
@@ -305,22 +313,17 @@ def test_a_run_has_the_commit_of_its_program(
     from mlflow.tracking.context.git_context import GitRunContext
     from mlflow.tracking.context.registry import _run_context_provider_registry
 
-    def git(*arguments: str) -> str:
-        command = ["git", "-c", "user.name=one", "-c", "user.email=one@localhost", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
-        return done.stdout.strip()
-
     program = tmp_path / "train.py"
     program.touch()
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
-        git(*arguments)
+        git(tmp_path, *arguments)
     monkeypatch.setattr(sys, "argv", [str(program)])
     for provider in _run_context_provider_registry:
         if isinstance(provider, GitRunContext):
             monkeypatch.setattr(provider, "_cache", {})  # which has the commit of the tests' own program
     regressor(epochs=1, callbacks=[flambeau.mlflow.MLflow(log_models=False)]).fit(rows)
     tags = one_run().data.tags
-    assert tags["mlflow.source.git.commit"] == git("rev-parse", "HEAD")
+    assert tags["mlflow.source.git.commit"] == git(tmp_path, "rev-parse", "HEAD")
     assert tags["mlflow.source.name"] == str(program)
 
 
@@ -608,7 +611,18 @@ def test_fits_in_scala_are_runs_as_those_in_python(
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
+    from mlflow.pyfunc.scoring_server import infer_and_parse_data
+
     mine = client.create_run(client.get_experiment_by_name(request.node.name).experiment_id, run_name="mine")
+    flambeau.mlflow.autolog(registered_model_name="from_python")
+    from_python = regressor(monitor="val_loss", earlyStoppingPatience=100_000).fit(rows)
+    client.set_registered_model_alias("from_python", "champion", "1")
+    python = next(run for run in runs() if "python.version" in run.data.tags)
+    for arguments in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "one"]):
+        git(tmp_path, *arguments)
+    of_python = ["models:/from_python@champion", "models:/from_python/1"]
+    of_scala = ["models:/from_scala@champion", "models:/from_scala@challenger"]
+    wrong = ["models:/from_scala@nobody", f"runs:/{mine.info.run_id}/none"]
     outcome = outcome_of(
         "mlflow_fit.py",
         tmp_path,
@@ -616,9 +630,10 @@ def test_fits_in_scala_are_runs_as_those_in_python(
         experiment=request.node.name,
         behaviours="whole,given,failed,interrupted",
         run=mine.info.run_id,
+        load=",".join([*of_python, *of_scala, *wrong]),
         **scala_case,
     )
-    found = {run.info.run_name: run for run in runs()}
+    found = {run.info.run_name: run for run in runs() if run.info.run_id != python.info.run_id}
     assert set(found) == {"mine", "whole", "given", "failed", "interrupted"}
     whole, told = found["whole"], outcome["whole"]
     assert whole.info.status == "FINISHED"
@@ -639,15 +654,12 @@ def test_fits_in_scala_are_runs_as_those_in_python(
     assert whole.data.metrics["best/validation/loss"] == told["history"]["val_loss"][best]
 
     # The same fit in Python has the names.
-    flambeau.mlflow.autolog()
-    regressor(monitor="val_loss", earlyStoppingPatience=100_000).fit(rows)
-    python = runs()[-1]
     assert set(whole.data.metrics) == set(python.data.metrics)
     assert set(whole.data.params) <= set(python.data.params)
     for name in ("labelCol", "epochs", "batchSize", "monitor", "seed", "earlyStoppingPatience"):
         assert whole.data.params[name] == python.data.params[name], name
-    of_python = {"python.version", "mlflow.source.name", "mlflow.source.git.commit"}
-    assert set(python.data.tags) - of_python <= set(whole.data.tags)
+    assert set(python.data.tags) - {"python.version"} <= set(whole.data.tags)
+    assert whole.data.tags["mlflow.source.git.commit"] == git(tmp_path, "rev-parse", "HEAD")
     assert whole.data.tags["estimator_class"] == "flambeau.TorchRegressor"
     assert whole.data.tags["estimator_uid"] == told["uid"]
     for name in ("flambeau.version", "mlflow.autologging", "mlflow.user"):
@@ -658,17 +670,40 @@ def test_fits_in_scala_are_runs_as_those_in_python(
     loaded = mlflow.pyfunc.load_model(uri)
     predicted = loaded.predict(frame[COLUMNS])["prediction"]
     np.testing.assert_allclose(predicted, told["predictions"], rtol=2e-6, atol=1e-6)
-    mlflow.register_model(uri, "from_scala")
-    model = flambeau.mlflow.load_model("models:/from_scala/1")
+    example = frame[COLUMNS].head(5)
+    assert loaded.input_example.equals(example)
+    assert loaded.metadata.load_input_example(uri).equals(example)
+    served = json.loads(loaded.metadata.get_serving_input(uri))
+    assert infer_and_parse_data(served, loaded.metadata.signature.inputs).equals(example)
+
+    for alias in ("challenger", "champion"):
+        version = client.get_model_version_by_alias("from_scala", alias)
+        assert version.version == "1" and version.run_id == whole.info.run_id
+    model = flambeau.mlflow.load_model("models:/from_scala@champion")
     assert model.uid == told["uid"] and model.history["loss"] == told["history"]["loss"]
     assert predictions(model, rows) == pytest.approx(told["predictions"], rel=2e-6, abs=1e-6)
     flambeau.mlflow.save_model(model, str(tmp_path / "again"))
     assert loaded.metadata.signature == mlflow.models.Model.load(str(tmp_path / "again")).signature
 
+    for one, expected in [(from_python, of_python), (model, of_scala)]:
+        for name in expected:
+            assert outcome["loaded"][name]["uid"] == one.uid, name
+            assert outcome["loaded"][name]["predictions"] == pytest.approx(
+                predictions(one, rows), rel=2e-6, abs=1e-6
+            ), name
+    unknown, empty = (outcome["loaded"][name]["message"] for name in wrong)
+    assert f"the tracking server {server.uri} " in unknown and "answers 4" in unknown and "nobody" in unknown
+    assert "word" not in unknown
+    assert f"{wrong[1]} holds no model of Flambeau's" in empty
+
     assert found["mine"].info.status == "RUNNING" and found["mine"].data.params["epochs"] == "3"
     assert len(logged(client, found["mine"], "train/loss_epoch")) == 3
     assert found["given"].info.status == "FINISHED"
     assert found["given"].data.tags["mlflow.parentRunId"] == mine.info.run_id
+    # MLflow refuses the alias; both fits have registered their models.
+    registered = client.search_model_versions("name = 'given'")
+    assert {version.run_id for version in registered} == {mine.info.run_id, found["given"].info.run_id}
+    assert client.get_registered_model("given").aliases == {} and "history" in outcome["given"]
     assert found["failed"].info.status == "FAILED"
     assert found["failed"].data.tags["flambeau.error"].startswith("DataException: ")
     assert "hole" in found["failed"].data.tags["flambeau.error"]

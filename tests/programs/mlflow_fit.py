@@ -2,10 +2,12 @@
 line.
 
     mlflow_fit.py --jars JARS --uri URI --experiment NAME --data FILE --net FILE
-        --behaviours whole,given,failed,interrupted [--run ID]
+        --behaviours whole,given,failed,interrupted [--run ID] [--load URI,URI]
 
-Runs have the names of their behaviours. A fit that is `given` the run is made twice; one that fails has a
-label that is null; one that is interrupted is so once the server has a loss of a step.
+Runs have the names of their behaviours. A fit that is `given` the run is made twice, with an alias that
+MLflow refuses; one that fails has a label that is null; one that is interrupted is so once the server has a
+loss of a step. With `--load` the version that a whole fit registers is the challenger, which becomes the
+champion, and the models of these URIs are loaded.
 """
 
 from __future__ import annotations
@@ -57,8 +59,10 @@ def fit(spark: Any, scala: Any, behaviour: str, options: argparse.Namespace) -> 
     )
     told = scala.flambeau.MLflow().setTrackingUri(options.uri).setRunName(behaviour)
     told.setExperiment(options.experiment)
+    if behaviour == "whole" and options.load:
+        told.setRegisteredModelName("from_scala").setAlias("challenger")
     if behaviour == "given":
-        told.setRunId(options.run)
+        told.setRunId(options.run).setRegisteredModelName("given").setAlias("latest")
     estimator.addListener(told)
     if behaviour == "interrupted":
         threading.Thread(target=interrupt, args=(scala.jvm, options), daemon=True).start()
@@ -77,6 +81,16 @@ def fit(spark: Any, scala: Any, behaviour: str, options: argparse.Namespace) -> 
     }
 
 
+def load(spark: Any, scala: Any, uri: str, options: argparse.Namespace) -> dict[str, Any]:
+    """What a model of the server gives, or why it is none, with credentials in the server's URI."""
+    try:
+        model = scala.flambeau.MLflow.load(uri, options.uri.replace("://", "://ann:word@"))
+    except Exception as error:
+        return {"message": str(error)}
+    scored = scala.scored(model, spark.read.parquet(options.data)).select("prediction").collect()
+    return {"uid": model.uid(), "predictions": [row.prediction for row in scored]}
+
+
 def main() -> None:
     from local_session import session
     from scala import Scala
@@ -85,10 +99,15 @@ def main() -> None:
     for name in ("jars", "uri", "experiment", "data", "net", "behaviours"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--run")
+    parser.add_argument("--load")
     options = parser.parse_args()
     spark = session(options.jars)
     scala = Scala(spark)
     outcomes = {name: fit(spark, scala, name, options) for name in options.behaviours.split(",")}
+    if options.load:
+        challenger = "models:/from_scala@challenger"
+        scala.flambeau.MLflow.setRegisteredModelAlias(challenger, "champion", options.uri)
+        outcomes["loaded"] = {uri: load(spark, scala, uri, options) for uri in options.load.split(",")}
     spark.stop()
     print("OUTCOME " + json.dumps(outcomes), flush=True)
 

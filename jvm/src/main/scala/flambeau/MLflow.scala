@@ -1,8 +1,12 @@
 package flambeau
 
+import java.io.IOException
 import java.util.concurrent.atomic.AtomicBoolean
 
-import flambeau.internal.mlflow.{FitRun, TrackingServer}
+import flambeau.internal.mlflow.{FitRun, ModelRegistry, Registered, TrackingServer}
+import flambeau.internal.saving.ModelReader
+import flambeau.internal.util.{Failures, Redacted}
+import org.apache.spark.sql.SparkSession
 
 /** A listener that makes each fit a run of MLflow's, with its params, its metrics as they come, and its model.
   *
@@ -14,6 +18,8 @@ import flambeau.internal.mlflow.{FitRun, TrackingServer}
   * MLFLOW_TRACKING_PASSWORD, or of MLFLOW_TRACKING_TOKEN. A run ends as its fit does: FINISHED, FAILED, or KILLED where the
   * fit was interrupted. Where the server cannot be reached the fit goes on, and a warning says so. A fit throws
   * ParamException before its work where no tracking URI is given, or one that is no server's.
+  *
+  * `MLflow.load` loads what was logged.
   */
 final class MLflow extends TrainingListener {
   private var trackingUri = Option.empty[String]
@@ -21,6 +27,8 @@ final class MLflow extends TrainingListener {
   private var runName = Option.empty[String]
   private var runId = Option.empty[String]
   private var logsModel = true
+  private var registeredModelName = Option.empty[String]
+  private var alias = Option.empty[String]
 
   /** Whether a fit is logged into the run of `runId`. */
   private val isTaken = new AtomicBoolean
@@ -59,20 +67,39 @@ final class MLflow extends TrainingListener {
     this
   }
 
-  /** Sets whether the fitted model is logged too, as `model`; it is where this is not set. */
+  /** Sets whether the fitted model is logged too, as `model`, with five rows of its inputs; it is where this is not set. */
   def setLogModel(value: Boolean): this.type = {
     logsModel = value
     this
   }
 
+  /** Sets the registered model that each logged model becomes a version of; it is made where there is none. Throws
+    * ParamException for a name with a slash or a colon, which no registered model has.
+    */
+  def setRegisteredModelName(name: String): this.type = {
+    Check.Text("registeredModelName", name)
+    if (name.exists("/:".contains(_)))
+      throw new ParamException(s"registeredModelName must have no slash and no colon, got '$name'")
+    registeredModelName = Some(name)
+    this
+  }
+
+  /** Sets the alias that each new version of the registered model gets, from whichever version had it:
+    * `models:/<name>@<alias>` is the newest model then.
+    */
+  def setAlias(alias: String): this.type = {
+    Check.Text("alias", alias)
+    this.alias = Some(alias)
+    this
+  }
+
   /** What is told of a fit that begins. */
   private[flambeau] def begin(estimator: HasTrainingParams with HasObjects): FitRun = {
-    val uri = trackingUri.orElse(FitRun.variable("MLFLOW_TRACKING_URI")).getOrElse(
+    val server = TrackingServer.of(trackingUri.getOrElse(MLflow.trackingUri("set it with setTrackingUri")))
+    for (given <- alias if registeredModelName.isEmpty)
       throw new ParamException(
-        "MLflow has no tracking URI: set it with setTrackingUri, or MLFLOW_TRACKING_URI in the environment"
+        s"alias '$given' is set, and registeredModelName is not: set it with setRegisteredModelName"
       )
-    )
-    val server = TrackingServer.of(uri)
     val existing = runId.filter(_ => isTaken.compareAndSet(false, true))
     FitRun.begin(
       server,
@@ -81,7 +108,66 @@ final class MLflow extends TrainingListener {
       if (existing.isEmpty) runId else None,
       experiment,
       runName,
-      logsModel
+      logsModel,
+      registeredModelName.map(Registered(_, alias))
     )
   }
+}
+
+/** Loads models that were logged to MLflow, from Scala or from PySpark. */
+object MLflow {
+
+  /** The fitted model that a URI of MLflow's names on the server of MLFLOW_TRACKING_URI: `models:/name@alias`,
+    * `models:/name/1`, `models:/<model id>`, `runs:/<id>/model`.
+    *
+    * {{{
+    * val champion = MLflow.load("models:/taxi@champion")
+    * }}}
+    *
+    * Where the server keeps it, its files are downloaded to this machine, and executors elsewhere get them from the driver.
+    * Otherwise it is read where it lies, by Hadoop's file systems. `spark.flambeau.allowPickle` and
+    * `spark.flambeau.allowScripts` hold. Throws ParamException for what is no such URI, StoreException where the server does
+    * not answer or refuses, and FlambeauException where the model is not Flambeau's, and where its program may not be read.
+    */
+  def load(uri: String): TorchModel = load(uri, trackingUri("give it as the last argument"))
+
+  /** The same on the server of that tracking URI. */
+  def load(uri: String, trackingUri: String): TorchModel = asking(trackingUri) { registry =>
+    new ModelReader(classOf[TorchModel], ModelKind.maker).loadHere(registry.saved(SparkSession.active, uri))
+  }
+
+  /** Gives the version of a registered model that a URI names, `models:/name@alias` or `models:/name/1`, an alias, from
+    * whichever version had it. Throws as `load` does.
+    *
+    * {{{
+    * MLflow.setRegisteredModelAlias("models:/taxi@challenger", "champion")
+    * }}}
+    */
+  def setRegisteredModelAlias(uri: String, alias: String): Unit =
+    setRegisteredModelAlias(uri, alias, trackingUri("give it as the last argument"))
+
+  /** The same on the server of that tracking URI. */
+  def setRegisteredModelAlias(uri: String, alias: String, trackingUri: String): Unit =
+    asking(trackingUri) { registry =>
+      val (name, version) = registry.version(uri)
+      registry.setAlias(name, alias, version)
+    }
+
+  private def asking[T](trackingUri: String)(action: ModelRegistry => T): T = {
+    val server = TrackingServer.of(trackingUri)
+    try action(new ModelRegistry(server))
+    catch {
+      case error: IOException =>
+        throw new StoreException(
+          s"the tracking server ${Redacted(trackingUri)} does not do what it is asked for: ${Failures.firstLine(error)}",
+          error
+        )
+    }
+  }
+
+  private def trackingUri(how: String): String = FitRun.variable("MLFLOW_TRACKING_URI").getOrElse(
+    throw new ParamException(
+      s"MLflow has no tracking URI: $how, or set MLFLOW_TRACKING_URI in the environment"
+    )
+  )
 }

@@ -12,6 +12,7 @@ import org.apache.spark.ml.evaluation.RegressionEvaluator
 import org.apache.spark.ml.feature.VectorAssembler
 import org.apache.spark.ml.param.ParamMap
 import org.apache.spark.ml.tuning.{ParamGridBuilder, TrainValidationSplit}
+import org.apache.spark.sql.DataFrame
 
 /** The blocks of Scala in the guides, which are those of this file. */
 class GuideSuite extends SparkSuite {
@@ -48,8 +49,16 @@ class GuideSuite extends SparkSuite {
     })
     watched.fit(df)
 
-    val tracked = regressor.copy(ParamMap.empty)
-      .addListener(new MLflow().setTrackingUri("http://tracking:5000").setExperiment("flights"))
+    val mlflow = new MLflow()
+      .setTrackingUri("http://tracking:5000")
+      .setExperiment("flights")
+      .setRegisteredModelName("flights")
+      .setAlias("champion")
+    val tracked = regressor.copy(ParamMap.empty).addListener(mlflow)
+
+    def nightly(flights: DataFrame): DataFrame = MLflow.load("models:/flights@champion").transform(flights)
+    // No server has it here.
+    intercept[RuntimeException](nightly(flights))
 
     val search = new TrainValidationSplit()
       .setEstimator(regressor)
@@ -105,7 +114,7 @@ class GuideSuite extends SparkSuite {
 
   test("the guides' blocks are this file's") {
     val source = compact("jvm/src/test/scala/flambeau/guide/GuideSuite.scala")
-    for ((page, number) <- Seq("scala" -> 10, "prepared-data" -> 3)) {
+    for ((page, number) <- Seq("scala" -> 12, "prepared-data" -> 3)) {
       val guide = new String(Files.readAllBytes(Paths.get(s"docs/$page.md")), UTF_8)
       val blocks = "(?s)```scala\n(.*?)```".r.findAllMatchIn(guide).map(_.group(1)).toList
       assert(blocks.size == number)

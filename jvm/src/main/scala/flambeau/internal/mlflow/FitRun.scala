@@ -1,24 +1,38 @@
 package flambeau.internal.mlflow
 
 import java.nio.file.{Files, Path}
+import java.util.concurrent.TimeUnit
 
 import scala.collection.JavaConverters._
+import scala.io.Source
+import scala.util.Try
 import scala.util.control.NonFatal
 
-import flambeau.{Build, CheckedParams, HasObjects, HasTrainingParams, Training, TrainingListener}
+import flambeau.{
+  Build, CheckedParams, GeneralException, HasObjects, HasTrainingParams, Training, TrainingListener
+}
 import flambeau.internal.model.{History, Trained}
+import flambeau.internal.rows.Rows
 import flambeau.internal.storage.WorkDirectory
 import flambeau.internal.util.{Failures, Json, Redacted}
 import org.apache.spark.SPARK_VERSION
+import org.apache.spark.sql.SparkSession
 import org.apache.spark.sql.types.StructField
+import org.slf4j.LoggerFactory
 
 /** One fit as a run of MLflow's. Nothing that it does fails: what keeps it from being logged is a warning.
   *
   * @param logsModel
   *   whether the fitted model is logged
+  * @param registered
+  *   what the logged model is registered as
   */
-private[flambeau] final class FitRun private (server: TrackingServer, run: TrackedRun, logsModel: Boolean)
-    extends TrainingListener {
+private[flambeau] final class FitRun private (
+    server: TrackingServer,
+    run: TrackedRun,
+    logsModel: Boolean,
+    registered: Option[Registered]
+) extends TrainingListener {
   import FitRun._
 
   override def onProgress(training: Training): Unit = run.addMetrics(
@@ -40,12 +54,19 @@ private[flambeau] final class FitRun private (server: TrackingServer, run: Track
 
   /** Logs the best epoch and the model, whose output columns these are, and ends the run. Waits up to half a minute for what
     * was told to be written, and for as long as the model takes.
+    *
+    * @param rows
+    *   those that it was trained on, some of which are the model's example
     */
-  def onFitEnd(model: CheckedParams, trained: Trained, outputs: Seq[StructField]): Unit = {
+  def onFitEnd(model: CheckedParams, trained: Trained, outputs: Seq[StructField], rows: Rows): Unit = {
     run.addMetrics(trained.counts.numSteps, summary(trained))
     for (id <- run.flush() if logsModel)
-      try logModel(id, model, trained, outputs)
-      catch { case NonFatal(error) => run.warn(Failures.firstLine(error)) }
+      try {
+        val place = logModel(id, model, trained, outputs, rows)
+        registered.foreach(register(id, place, _))
+      } catch {
+        case NonFatal(error) => log.warn(s"not all of the fitted model is logged to MLflow: ${Failures.firstLine(error)}")
+      }
     run.end("FINISHED")
   }
 
@@ -61,28 +82,61 @@ private[flambeau] final class FitRun private (server: TrackingServer, run: Track
     } finally if (wasInterrupted) Thread.currentThread.interrupt()
   }
 
-  /** Writes the model as one of MLflow's to the run's artifacts. */
+  /** Writes the model as one of MLflow's to the run's artifacts, and returns its URI there. */
   private def logModel(
       id: String,
       model: CheckedParams,
       trained: Trained,
-      outputs: Seq[StructField]
-  ): Unit = {
-    val place = server.artifacts(s"${server.run(id).path("info").get("artifact_uri").asText}/$ModelName")
+      outputs: Seq[StructField],
+      rows: Rows
+  ): String = {
+    val example =
+      try Some(InputExample.of(rows.frame, trained.inputs))
+      catch {
+        case NonFatal(error) =>
+          log.warn(s"the model is logged to MLflow without an example: ${Failures.firstLine(error)}")
+          None
+      }
+    val uri = s"${server.run(id).path("info").get("artifact_uri").asText}/$ModelName"
+    val place = server.artifacts(uri)
     val folder = Files.createTempDirectory("flambeau-")
     try {
-      val described = ModelFiles.write(folder, id, ModelName, model, trained, outputs)
+      val described = ModelFiles.write(folder, id, ModelName, model, trained, outputs, example)
       for (file <- filesOf(folder)) server.put(s"$place/${folder.relativize(file)}", file)
       server.post("runs/log-model", Json.obj().put("run_id", id).put("model_json", Json.text(described)))
     } finally WorkDirectory.removeLocal(folder)
+    uri
   }
+
+  /** Makes the model that lies at `place` a version of its registered model. */
+  private def register(id: String, place: String, as: Registered): Unit =
+    try {
+      val registry = new ModelRegistry(server)
+      val version = registry.register(as.name, place, id)
+      as.alias.foreach(registry.setAlias(as.name, _, version))
+    } catch {
+      case NonFatal(error) =>
+        val alias = as.alias.fold("")(name => s" with the alias '$name'")
+        throw new GeneralException(
+          s"the model is logged as runs:/$id/$ModelName, and could not be registered as '${as.name}'$alias: " +
+            s"${Failures.firstLine(error)}; MLflow's client for Python does that later",
+          error
+        )
+    }
 }
 
+/** What a logged model is registered as: the registered model that it is a version of, and the alias that the version gets. */
+private[flambeau] final case class Registered(name: String, alias: Option[String])
+
 private[flambeau] object FitRun {
+  private val log = LoggerFactory.getLogger("flambeau")
+
   private val ModelName = "model"
 
   /** MLflow's own limit. */
   private val MostOfParam = 6000
+
+  private val GitSeconds = 2L
 
   /** Begins the run of a fit. Nothing waits for the server.
     *
@@ -102,7 +156,8 @@ private[flambeau] object FitRun {
       parent: Option[String],
       experiment: Option[String],
       name: Option[String],
-      logsModel: Boolean
+      logsModel: Boolean,
+      registered: Option[Registered]
   ): FitRun = {
     val startTime = System.currentTimeMillis
     def create(): String = {
@@ -111,14 +166,13 @@ private[flambeau] object FitRun {
         "experiment_id",
         parent.fold(experimentId(server, experiment))(server.run(_).path("info").get("experiment_id").asText)
       )
+      body.replace("tags", Json.array(ownTags.map { case (name, value) => TrackedRun.pair(name, value) }))
       name.foreach(body.put("run_name", _))
       server.post("runs/create", body).path("run").path("info").get("run_id").asText
     }
     val run = new TrackedRun(server, existing, create _, params(estimator))
-    run.addTags(
-      tags(estimator) ++ (if (existing.isEmpty) ownTags else Nil) ++ parent.map("mlflow.parentRunId" -> _)
-    )
-    new FitRun(server, run, logsModel)
+    run.addTags(tags(estimator) ++ parent.map("mlflow.parentRunId" -> _))
+    new FitRun(server, run, logsModel, registered)
   }
 
   /** The id of the experiment of that name, which is made where there is none; without a name the one that MLflow's variables
@@ -172,9 +226,22 @@ private[flambeau] object FitRun {
   /** What MLflow's clients tell of a run that they make. */
   private def ownTags: Seq[(String, String)] = Seq(
     "mlflow.autologging" -> ModelFiles.Flavor,
-    "mlflow.user" -> System.getProperty("user.name"),
+    "mlflow.user" -> variable("MLFLOW_TRACKING_USERNAME").getOrElse(System.getProperty("user.name")),
+    "mlflow.source.name" -> SparkSession.active.sparkContext.appName,
     "mlflow.source.type" -> "LOCAL"
-  )
+  ) ++ gitCommit.map("mlflow.source.git.commit" -> _)
+
+  /** The newest commit of the git work tree that this process's working directory is in; none where git does not tell one
+    * within two seconds.
+    */
+  private def gitCommit: Option[String] = Try {
+    val git = new ProcessBuilder("git", "rev-parse", "HEAD").start()
+    try {
+      if (git.waitFor(GitSeconds, TimeUnit.SECONDS) && git.exitValue == 0)
+        Source.fromInputStream(git.getInputStream).getLines().toList.headOption
+      else None
+    } finally git.destroyForcibly()
+  }.toOption.flatten
 
   /** The params that are set or have a default, as JSON where they are no text, URIs without what may be secret. */
   private def params(estimator: HasTrainingParams with HasObjects): Seq[(String, String)] = {

@@ -23,21 +23,26 @@ private[mlflow] object ModelFiles {
   val Flavor = "flambeau"
 
   /** Where a directory has the saved model. */
-  private val Data = "data/model"
+  val Data = "data/model"
 
   /** The line of Python that Flambeau is tested on, for those who serve the model. */
   private val Python = "3.11"
 
   private val Time = DateTimeFormatter.ofPattern("yyyy-MM-dd HH:mm:ss.SSSSSS")
 
-  /** Writes a model of a run into a directory, and returns the description that is in its file `MLmodel`. */
+  /** Writes a model of a run into a directory, and returns the description that is in its file `MLmodel`.
+    *
+    * @param example
+    *   what [[InputExample]] gave
+    */
   def write(
       folder: Path,
       run: String,
       name: String,
       model: CheckedParams,
       trained: Trained,
-      outputs: Seq[StructField]
+      outputs: Seq[StructField],
+      example: Option[ObjectNode]
   ): ObjectNode = {
     new ModelWriter(model, trained).saveHere(folder.resolve(Data).toUri.toString)
     val described = Json.obj()
@@ -47,6 +52,12 @@ private[mlflow] object ModelFiles {
       .put("utc_time_created", LocalDateTime.now(ZoneOffset.UTC).format(Time))
     described.replace("flavors", flavors(model, trained))
     signature(trained.inputs, outputs).foreach(described.replace("signature", _))
+    if (example.isDefined) described.replace("saved_input_example_info", InputExample.info)
+    val examples = example.toSeq.flatMap { rows =>
+      val served = Json.obj()
+      served.replace("dataframe_split", rows)
+      Seq(InputExample.File -> Json.text(rows), InputExample.ServingFile -> Json.text(served))
+    }
     // Spark's version may be a vendor's.
     val spark = SPARK_VERSION.takeWhile(char => char.isDigit || char == '.').stripSuffix(".")
     val requirements =
@@ -58,7 +69,7 @@ private[mlflow] object ModelFiles {
         "requirements.txt" -> requirements.mkString("", "\n", "\n"),
         "python_env.yaml" -> Json.text(environment),
         "MLmodel" -> Json.text(described)
-      )
+      ) ++ examples
     ) Files.write(folder.resolve(file), text.getBytes(UTF_8))
     described
   }
@@ -82,7 +93,7 @@ private[mlflow] object ModelFiles {
 
   /** What the model takes and gives; none where MLflow has no type for a column that it gives. */
   private def signature(inputs: Seq[TensorColumns], outputs: Seq[StructField]): Option[ObjectNode] = {
-    val told = outputs.map(field => typeOf(field.dataType).map(named(field.name, _)))
+    val told = outputs.flatMap(leaves).map(field => typeOf(field.dataType).map(named(field.name, _)))
     if (told.exists(_.isEmpty)) None
     else
       Some(
@@ -105,6 +116,12 @@ private[mlflow] object ModelFiles {
       else if (tensor.dtype == "uint8") plain("binary")
       else array(plain(number))
     tensor.columns.map(named(_, kind))
+  }
+
+  /** A column, or the fields of a struct, by their paths. */
+  private def leaves(field: StructField): Seq[StructField] = field.dataType match {
+    case StructType(fields) => fields.toSeq.map(inner => inner.copy(name = s"${field.name}.${inner.name}"))
+    case _                  => Seq(field)
   }
 
   /** The type of a column that `flambeau.mlflow` gives in Python for one of Spark's. */

@@ -151,7 +151,8 @@ private[mlflow] object TrackedRun {
 
   private def newQueue(): Queue = new LinkedBlockingDeque[JsonNode](NumKept)
 
-  private def pair(name: String, value: Any): ObjectNode = {
+  /** A name and its value, as MLflow takes metrics, params and tags. */
+  def pair(name: String, value: Any): ObjectNode = {
     val json = Json.obj().put("key", name)
     json.replace("value", Json.of(value, name))
     json

@@ -3,7 +3,7 @@ package flambeau.internal.mlflow
 import java.io.{IOException, InputStream, OutputStream}
 import java.net.{HttpURLConnection, URI, URLEncoder}
 import java.nio.charset.StandardCharsets.UTF_8
-import java.nio.file.{Files, Path}
+import java.nio.file.{Files, Path, StandardCopyOption}
 import java.util.Base64
 
 import scala.util.{Failure, Try}
@@ -29,13 +29,13 @@ private[flambeau] final class TrackingServer private (base: String, authorizatio
   /** What a method that reads answers. */
   def get(method: String, query: (String, String)*): JsonNode = {
     val text = query.map { case (name, value) => s"$name=${URLEncoder.encode(value, "UTF-8")}" }
-    asked("GET", s"$base$Api/mlflow/$method?${text.mkString("&")}", None)
+    json("GET", s"$base$Api/mlflow/$method?${text.mkString("&")}", None)
   }
 
   /** What a method that writes answers. */
   def post(method: String, body: JsonNode): JsonNode = {
     val bytes = Json.text(body).getBytes(UTF_8)
-    asked(
+    json(
       "POST",
       s"$base$Api/mlflow/$method",
       Some(Body(bytes.length.toLong, "application/json", _.write(bytes)))
@@ -47,7 +47,22 @@ private[flambeau] final class TrackingServer private (base: String, authorizatio
 
   /** Stores a file as an artifact. */
   def put(artifact: String, file: Path): Unit =
-    asked("PUT", artifact, Some(Body(Files.size(file), "application/octet-stream", Files.copy(file, _))))
+    json("PUT", artifact, Some(Body(Files.size(file), "application/octet-stream", Files.copy(file, _))))
+
+  /** Copies what is in a directory of artifacts into `folder`; nothing where there is none. */
+  def download(artifact: String, folder: Path): Unit = {
+    val (endpoint, path) = artifact.splitAt(artifact.indexOf(Artifacts) + Artifacts.length)
+    val listed = json("GET", s"$endpoint?path=${URLEncoder.encode(path.stripPrefix("/"), "UTF-8")}", None)
+    for (entry <- Json.items(listed.get("files"))) {
+      val path = entry.get("path").asText
+      val name = path.substring(path.lastIndexOf('/') + 1)
+      if (Set("", ".", "..")(name))
+        throw new GeneralException(s"${Redacted(artifact)} holds '$path', which is no file's name")
+      val target = folder.resolve(name)
+      if (entry.path("is_dir").asBoolean) download(s"$artifact/$name", Files.createDirectories(target))
+      else asked("GET", s"$artifact/$name", None)(Files.copy(_, target, StandardCopyOption.REPLACE_EXISTING))
+    }
+  }
 
   /** Where the server takes the artifacts below a URI that it has given. Throws GeneralException where it takes none: their
     * store is for clients to write to then.
@@ -62,19 +77,22 @@ private[flambeau] final class TrackingServer private (base: String, authorizatio
     val server = new URI(base)
     val host = Option(parsed.getRawAuthority).getOrElse(server.getRawAuthority)
     val path = Option(server.getRawPath).getOrElse("")
-    s"${server.getScheme}://$host$path$Api/mlflow-artifacts/artifacts/${parsed.getRawPath.dropWhile(_ == '/')}"
+    s"${server.getScheme}://$host$path$Artifacts/${parsed.getRawPath.dropWhile(_ == '/')}"
   }
 
-  private def asked(method: String, url: String, body: Option[Body]): JsonNode = {
-    var answer = Try(ask(method, url, body))
+  private def json(method: String, url: String, body: Option[Body]): JsonNode =
+    asked(method, url, body)(stream => Json.parse(text(stream), s"the answer of ${Redacted(url)}"))
+
+  private def asked[T](method: String, url: String, body: Option[Body])(read: InputStream => T): T = {
+    var answer = Try(ask(method, url, body)(read))
     for (millis <- PauseMillis if isTransient(answer)) {
       Thread.sleep(millis)
-      answer = Try(ask(method, url, body))
+      answer = Try(ask(method, url, body)(read))
     }
     answer.get
   }
 
-  private def ask(method: String, url: String, body: Option[Body]): JsonNode = {
+  private def ask[T](method: String, url: String, body: Option[Body])(read: InputStream => T): T = {
     val connection = URI.create(url).toURL.openConnection().asInstanceOf[HttpURLConnection]
     connection.setRequestMethod(method)
     connection.setConnectTimeout(ConnectMillis)
@@ -90,14 +108,16 @@ private[flambeau] final class TrackingServer private (base: String, authorizatio
       finally stream.close()
     }
     val status = connection.getResponseCode
-    val isFine = status / 100 == 2
-    val text = read(if (isFine) connection.getInputStream else connection.getErrorStream)
-    if (isFine) Json.parse(text, s"the answer of ${Redacted(url)}")
-    else {
-      val told = Try(Json.parse(text)).toOption.flatMap(json => Option(json.get("message"))).map(_.asText)
+    if (status / 100 == 2) {
+      val stream = connection.getInputStream
+      try read(stream)
+      finally stream.close()
+    } else {
+      val told = Try(Json.parse(text(connection.getErrorStream))).getOrElse(Json.obj())
       throw new TrackingException(
         status,
-        s"${Redacted(url)} answers $status${told.fold("")(message => s": $message")}"
+        told.path("error_code").asText,
+        s"${Redacted(url)} answers $status${Option(told.get("message")).fold("")(message => s": ${message.asText}")}"
       )
     }
   }
@@ -105,6 +125,7 @@ private[flambeau] final class TrackingServer private (base: String, authorizatio
 
 private[flambeau] object TrackingServer {
   private val Api = "/api/2.0"
+  private val Artifacts = s"$Api/mlflow-artifacts/artifacts"
   private val ConnectMillis = 10000
 
   /** That of MLflow's own clients. */
@@ -148,13 +169,13 @@ private[flambeau] object TrackingServer {
     )
   }
 
-  private def isTransient(answer: Try[JsonNode]): Boolean = answer match {
+  private def isTransient(answer: Try[_]): Boolean = answer match {
     case Failure(error: TrackingException) => TransientStatuses(error.status)
     case Failure(_: IOException)           => true
     case _                                 => false
   }
 
-  private def read(stream: InputStream): String =
+  private def text(stream: InputStream): String =
     if (stream == null) ""
     else
       try scala.io.Source.fromInputStream(stream, "UTF-8").mkString
@@ -165,5 +186,8 @@ private[flambeau] object TrackingServer {
   *
   * @param status
   *   that of HTTP
+  * @param code
+  *   MLflow's own name of the reason; empty where it gives none
   */
-private[flambeau] final class TrackingException(val status: Int, message: String) extends IOException(message)
+private[flambeau] final class TrackingException(val status: Int, val code: String, message: String)
+    extends IOException(message)

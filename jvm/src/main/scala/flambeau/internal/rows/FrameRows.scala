@@ -12,6 +12,8 @@ import org.slf4j.LoggerFactory
 private[flambeau] final class FrameRows(df: DataFrame) extends Rows {
   import FrameRows._
 
+  override def frame: DataFrame = df
+
   override def columns(reading: Reading): DataColumns = DataColumns.resolve(df.schema, reading)
 
   /** Throws DataException also where the rows are to be read in place and can't be. */

@@ -25,6 +25,8 @@ private[flambeau] final class ParquetRows(spark: SparkSession, path: String) ext
 
   private lazy val inPaths = PartitionPath.columns(df.inputFiles.toSeq, path)
 
+  override def frame: DataFrame = df
+
   override def columns(reading: Reading): DataColumns = {
     val flag = reading.params.valueOf(reading.params.validationIndicatorCol)
     // A partition column is of the type that Spark takes its values for.

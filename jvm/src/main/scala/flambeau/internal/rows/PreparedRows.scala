@@ -9,6 +9,7 @@ import flambeau.jni.StoredFile
 import flambeau.internal.session.{Session, Settings}
 import flambeau.internal.storage.{Site, WorkDirectory}
 import flambeau.internal.util.{Failures, Json}
+import org.apache.spark.sql.functions.col
 import org.apache.spark.sql.types.{DataType, StructType}
 import org.apache.spark.sql.{Column, DataFrame, SparkSession}
 import org.slf4j.LoggerFactory
@@ -42,6 +43,20 @@ private[flambeau] final class PreparedRows private (
   /** The columns that were read of the DataFrame, with the types that they have there. */
   private lazy val schema: StructType =
     DataType.fromJson(Json.text(manifest.get("schema"))).asInstanceOf[StructType]
+
+  /** Nested arrays lie flat. */
+  override def frame: DataFrame = {
+    val paths =
+      Json.items(manifest.get("files")).map(file =>
+        WorkDirectory.sparkPath(site.work.path(file.get("name").asText))
+      )
+    val names = Json.items(manifest.get("columns")).reverseIterator.map { column =>
+      column.get("source").asText -> column.get("name").asText
+    }.toMap
+    site.spark.read.parquet(paths: _*).select(names.toSeq.map { case (source, name) =>
+      col(Expressions.quoted(name)).as(source)
+    }: _*)
+  }
 
   /** Throws DataException and ParamException also where columns were not prepared as they are read. */
   override def columns(reading: Reading): DataColumns = {

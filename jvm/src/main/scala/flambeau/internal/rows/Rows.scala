@@ -2,9 +2,13 @@ package flambeau.internal.rows
 
 import flambeau.internal.session.Session
 import flambeau.internal.storage.Site
+import org.apache.spark.sql.DataFrame
 
 /** The rows of a fit: where they come from, and how workers get them as Parquet files. */
 private[flambeau] trait Rows {
+
+  /** The rows with the columns that they came with; nothing of them is computed. */
+  def frame: DataFrame
 
   /** The columns that a fit reads, with the shapes that are known by now. May run small jobs. Throws DataException and
     * ParamException, with the column's or the param's name.

@@ -1,5 +1,7 @@
 package flambeau.internal.saving
 
+import java.nio.charset.StandardCharsets.UTF_8
+
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
 import flambeau.{Build, CheckedParams, GeneralException}
@@ -59,6 +61,9 @@ private[flambeau] final case class Metadata(path: String, json: ObjectNode) {
 private[flambeau] object Metadata {
   val FormatVersion = 1
 
+  /** The file with the metadata, where no Spark job has written them. */
+  val Part = "metadata/part-00000"
+
   /** The directory of a stage in that of a pipeline. */
   private val InPipeline = """(.+)/stages/\d+_[^/]+""".r
 
@@ -88,11 +93,20 @@ private[flambeau] object Metadata {
       throw new GeneralException(
         s"$plain has no metadata; it is not a saved stage, or was not written to its end"
       )
-    Json.parse(lines.head.getString(0), s"the metadata of $plain") match {
-      case json: ObjectNode => Metadata(plain, json)
-      case _                => throw new GeneralException(s"the metadata of $plain is no JSON object")
-    }
+    parsed(plain, lines.head.getString(0))
   }
+
+  /** Reads what [[ModelWriter.saveHere]] wrote to a directory, by this process alone. */
+  def readHere(spark: SparkSession, path: String): Metadata = {
+    val directory = new Directory(spark, path)
+    parsed(directory.path, new String(directory.read(Part), UTF_8))
+  }
+
+  private def parsed(path: String, text: String): Metadata =
+    Json.parse(text, s"the metadata of $path") match {
+      case json: ObjectNode => Metadata(path, json)
+      case _                => throw new GeneralException(s"the metadata of $path is no JSON object")
+    }
 
   /** Writes the metadata of an instance, with `ours` and the versions as the object `flambeau`. Without the params in
     * `skip`.

@@ -7,6 +7,7 @@ import com.fasterxml.jackson.databind.node.ObjectNode
 import flambeau.{CheckedParams, GeneralException, StoreException, TensorColumns}
 import flambeau.jni.StoredFile
 import flambeau.internal.model.{Counts, OutputSpec, ProgramForms, Trained}
+import flambeau.internal.session.Session
 import flambeau.internal.storage.{Directory, SavedFile}
 import flambeau.internal.util.Json
 import org.apache.spark.ml.util.{MLReader, MLWriter}
@@ -37,7 +38,7 @@ private[flambeau] final class ModelWriter(model: CheckedParams, trained: Trained
     ) throw new StoreException(s"the model's file ${file.uri} was removed, or this machine does not see it")
     val directory = new Directory(sparkSession, path)
     val metadata = Metadata.of(sparkSession, model, written(directory))
-    directory.write("metadata/part-00000", s"${Json.text(metadata)}\n".getBytes(UTF_8))
+    directory.write(Metadata.Part, s"${Json.text(metadata)}\n".getBytes(UTF_8))
   }
 
   /** Writes program, weights and history, and returns what the metadata is to tell of them. */
@@ -76,8 +77,21 @@ private[flambeau] final class ModelReader[M <: CheckedParams](
     make: String => Option[(String, Trained) => CheckedParams]
 ) extends MLReader[M] {
 
-  override def load(path: String): M = {
-    val metadata = Metadata.read(sparkSession, path)
+  override def load(path: String): M = read(path, Metadata.read(sparkSession, path), identity)
+
+  /** Reads what `saveHere` wrote, from a directory that executors need not see: they get from this process what lies on its
+    * machine.
+    */
+  def loadHere(path: String): M = read(path, Metadata.readHere(sparkSession, path), handedOut)
+
+  private def handedOut(file: StoredFile): StoredFile =
+    StoredFile.localPath(file.uri).filter(!Session.isLocal(sparkSession) && Files.isRegularFile(_)).fold(
+      file
+    ) {
+      local => file.copy(content = Some(sparkSession.sparkContext.broadcast(Files.readAllBytes(local))))
+    }
+
+  private def read(path: String, metadata: Metadata, place: StoredFile => StoredFile): M = {
     val made = make(metadata.className).getOrElse(refuse(metadata))
     metadata.checkVersion()
     val directory = new Directory(sparkSession, metadata.path)
@@ -88,7 +102,9 @@ private[flambeau] final class ModelReader[M <: CheckedParams](
         s"$path holds its program as a pickle, which only Python reads${Metadata.bracketed(metadata.reasons)}: " +
           "score it in PySpark, or change the module so that torch.jit.script or torch.export takes it and save the model again"
       )
-    val stored = programs.map { case (form, name) => form -> directory.reference(name, metadata.file(name)) }
+    val stored = programs.map { case (form, name) =>
+      form -> place(directory.reference(name, metadata.file(name)))
+    }
     val refused =
       stored.flatMap { case (form, file) => Trust.refusal(sparkSession, form, file).map(form -> _) }
     val readable = stored -- refused.keys
@@ -99,7 +115,7 @@ private[flambeau] final class ModelReader[M <: CheckedParams](
     val trained = Trained(
       programs = readable,
       reasons = metadata.reasons,
-      weights = directory.reference(FileNames.Weights, metadata.file(FileNames.Weights)),
+      weights = place(directory.reference(FileNames.Weights, metadata.file(FileNames.Weights))),
       inputs = Json.items(ours.get("inputs")).map(TensorColumns.of),
       output = OutputSpec.of(ours.get("output")),
       classes = ours.path("classes").asText,

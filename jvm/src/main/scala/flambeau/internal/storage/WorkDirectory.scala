@@ -98,10 +98,13 @@ private[flambeau] object WorkDirectory {
   }
 
   /** The work directory of this process's fits in local mode: made once, removed when the process ends. */
-  private lazy val temporary: String = {
+  private lazy val temporary: String = newTemporary().toString
+
+  /** A new directory of this machine, which is removed when the process ends. */
+  def newTemporary(): Path = {
     val directory = Files.createTempDirectory("flambeau-")
     Runtime.getRuntime.addShutdownHook(new Thread(() => removeLocal(directory), "flambeau-clean-up"))
-    directory.toString
+    directory
   }
 
   /** Whether a path has a scheme, as in `s3://bucket/name`. */
