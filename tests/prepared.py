@@ -77,7 +77,8 @@ def crossed(spark: SparkSession, saved: Path) -> dict[str, Any]:
         both(lambda estimator: estimator.setLabelCol("carrier"), "scala"),
         both(lambda estimator: estimator.setLabelCol("category"), "scala"),
         both(lambda estimator: estimator.setLabelCol("label").setValidationFraction(0.5), "scala"),
+        both(lambda estimator: estimator.setValidationFraction(0.25).setHandleInvalid("skip"), "scala"),
     ]
     next(Path(places["python"]).rglob("*.parquet")).unlink()
-    outcome["refused"].append(both(lambda estimator: estimator.setValidationFraction(0.25), "python"))
+    outcome["refused"].append(both(lambda estimator: estimator.setHandleInvalid("keep"), "python"))
     return outcome

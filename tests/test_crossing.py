@@ -157,12 +157,15 @@ def test_each_trains_on_what_the_other_prepared(with_jar: dict[str, Any]) -> Non
         assert outcome[side]["scala"] == on_frame
     described = [
         {
-            **{name: manifest[name] for name in ("format", "schema", "columns", "split", "numRows")},
+            **{
+                name: manifest[name]
+                for name in ("format", "schema", "columns", "split", "handleInvalid", "numRows")
+            },
             "files": [(one["isValidation"], one["fold"], one["numRows"]) for one in manifest["files"]],
         }
         for manifest in outcome["manifests"].values()
     ]
     assert described[0] == described[1]
-    assert len(outcome["refused"]) == 5
+    assert len(outcome["refused"]) == 6
     for ours, theirs in outcome["refused"]:
         assert "prepare" in ours and ours in theirs

@@ -33,8 +33,8 @@ class CrossValidator(tuning.CrossValidator):
 
     With `foldCol` the folds are those of that column, else random ones by `seed`, as Spark draws them. The
     DataFrame is computed once and cached: models are scored on its own rows, those that they were not trained
-    on. `validationFraction` and `validationIndicatorCol` must be the same
-    for all maps; the rows that they choose are validation rows wherever their fold is trained on.
+    on. `validationFraction`, `validationIndicatorCol` and `handleInvalid` must be the same for all maps; the
+    rows that the first two choose are validation rows wherever their fold is trained on.
 
     Raises DataError for a `foldCol` that is not the number of a fold in every row, and for a fold without
     rows or with all of the validation rows::

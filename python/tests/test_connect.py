@@ -5,15 +5,17 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from torch import nn
 
-from flambeau import PreparedData, TorchRegressor
+from flambeau import DataError, PreparedData, TorchRegressor
 from flambeau._spark import session
 from flambeau._spark.labels import labelled
 
@@ -62,6 +64,33 @@ def test_prepared_rows_are_fitted_on(connect: SparkSession, tmp_path: Path) -> N
         model = estimator.fit(PreparedData.open(str(tmp_path / "there"), connect))
         assert model.summary.numRows == prepared.numRows
     assert not (tmp_path / "there").exists()
+
+
+def test_nothing_is_written_once_what_failed_is_removed(any_spark: SparkSession, tmp_path: Path) -> None:
+    """One task is refused its row while the other is at work on its own."""
+    begun, ended, there = (tmp_path / name for name in ("begun", "ended", "there"))
+
+    def late(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        for batch in batches:
+            if batch["id"][0].as_py() == 0:
+                while not begun.exists():
+                    time.sleep(0.01)
+            else:
+                begun.touch()
+                time.sleep(3)
+                ended.touch()
+            yield batch
+
+    rows = any_spark.range(0, 2, 1, 2).mapInArrow(late, "id long")
+    df = rows.select(F.col("id").alias("x"), F.when(F.col("id") > 0, 1.0).alias("label"))
+    estimator = TorchRegressor(model=nn.Linear(1, 1), inputCols=["x"], inputShapes=[[1]], verbose=0)
+    with pytest.raises(DataError, match="column 'label' holds a null"):
+        estimator.prepare(df, str(there))
+    assert not there.exists()
+    # Connect's tasks are interrupted, and end sooner.
+    assert ended.exists() or session.is_connect(any_spark)
+    time.sleep(1)
+    assert not there.exists()
 
 
 def test_a_large_program_goes_through_the_work_directory(connect: SparkSession) -> None:

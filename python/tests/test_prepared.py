@@ -186,6 +186,10 @@ def test_what_was_not_prepared_is_refused(df: DataFrame, prepared: PreparedData)
         ({"labelCol": "a", **split}, 'column "a" was prepared as input in float32.*read as label'),
         ({}, "prepared by validationFraction 0.25, and are asked for without validation rows"),
         ({"validationFraction": 0.1}, "asked for by validationFraction 0.1"),
+        (
+            {"handleInvalid": "skip", **split},
+            'prepared by handleInvalid "keep", and are asked for by handleInvalid "skip"',
+        ),
     ]:
         with pytest.raises((DataError, ParamError), match=told):
             regressor(**params).fit(prepared)
@@ -270,16 +274,17 @@ def test_a_worker_answers_with_the_error_itself(prepared: PreparedData) -> None:
     site = replace(prepared._site, visible=False)
     name = prepared._manifest["files"][0]["name"]
     column = {"name": "z", "source": "z", "role": "input", "dtype": "int64", "depth": 0, "shape": None}
-    draft: dict[str, Any] = {"schema": {}, "columns": [column], "split": None, "seconds": 0.0}
+    draft: dict[str, Any] = {"schema": {}, "columns": [column], "split": None, "handleInvalid": "keep"}
+    draft["seconds"] = 0.0
     with pytest.raises(DataError, match="z"):
         site.ask("sealPrepared", draft={**draft, "files": [name]})
     with pytest.raises(StoreError, match=r"gone\.parquet"):
         site.ask("sealPrepared", draft={**draft, "files": ["gone.parquet"]})
     tensor = {"name": "x", "columns": ["x"], "dtype": "float32", "shape": []}
     spec = {"inputs": [tensor], "labels": [], "weight": None}
-    asked = {"spec": spec, "split": prepared._manifest["split"], "withoutFold": None}
+    asked = {"spec": spec, "split": prepared._manifest["split"], "handleInvalid": "keep", "withoutFold": None}
     with pytest.raises(ParamError, match='column "x" was not prepared'):
-        site.ask("preparedData", prepared=prepared._manifest, **asked)
+        site.ask("preparedData", prepared=prepared._manifest, asked=asked)
 
 
 def validators(**settings: Any) -> tuple[tuning.CrossValidator, CrossValidator]:
@@ -365,6 +370,9 @@ def test_a_cross_validator_takes_estimators_of_flambeau(df: DataFrame) -> None:
     estimator: Any = ours.getEstimator()
     maps: list[Any] = [{estimator.validationFraction: value} for value in (0.1, 0.2)]
     with pytest.raises(ParamError, match="validationFraction and validationIndicatorCol are the same"):
+        ours.copy().setEstimatorParamMaps(maps).fit(df)
+    maps = [{}, {estimator.handleInvalid: "skip"}]
+    with pytest.raises(ParamError, match=r"handleInvalid is the same .* asked for .keep. and .skip.: set"):
         ours.copy().setEstimatorParamMaps(maps).fit(df)
 
 

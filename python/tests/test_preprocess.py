@@ -30,7 +30,16 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
-from flambeau import CrossValidator, DataError, FlambeauError, ParamError, TorchEstimator, TorchModel
+from flambeau import (
+    CrossValidator,
+    DataError,
+    FlambeauError,
+    ParamError,
+    PreparedData,
+    TorchEstimator,
+    TorchModel,
+)
+from flambeau._module.preprocessor import Ahead, PreprocessSpec
 from flambeau._spark.rows.sources import FrameRows, Reading
 from flambeau._spark.site import Site
 from flambeau._spark.work_directory import WorkDirectory
@@ -109,6 +118,7 @@ def trained_by_torch(
     collate: Callable[[dict[str, list[Any]]], dict[str, Tensor]],
     epochs: int = 2,
     batch_size: int = 5,
+    data: Sequence[dict[str, Any]] = ROWS[:NUM_TRAINED],
 ) -> nn.Module:
     """A plain loop over torch's DataLoader."""
 
@@ -118,7 +128,7 @@ def trained_by_torch(
 
     module = pickle.loads(pickle.dumps(module))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
-    loader: Any = DataLoader(ROWS[:NUM_TRAINED], batch_size, collate_fn=together)  # type: ignore[arg-type]
+    loader: Any = DataLoader(data, batch_size, collate_fn=together)  # type: ignore[arg-type]
     with one_thread():
         for _ in range(epochs):
             for inputs, label in loader:
@@ -491,16 +501,62 @@ def test_a_grid_computes_its_rows_once(
     assert told.count(f"{made.uid}: read the rows") == 1
 
 
-def test_what_cannot_be_prepared_is_refused_before_a_row_is_computed(rows: DataFrame) -> None:
-    computed = rows.withColumn("image", F.raise_error(F.lit("a row was computed")).cast("binary"))
-    made = estimator(nn.Linear(1, 1), preprocess=noisy, inputCols=["image"])
-    with pytest.raises(ParamError, match="prepared data holds numbers alone"):
-        made.prepare(computed)
-    grid = CrossValidator(
-        estimator=made, estimatorParamMaps=[{}], evaluator=RegressionEvaluator(labelCol="y"), numFolds=2
+def test_prepared_rows_train_as_the_dataframe(
+    model: TorchModel, rows: DataFrame, module: nn.Module, tmp_path: Path
+) -> None:
+    """To the bit, by the function that they were prepared with; by another one too."""
+    inputs = {"inputCols": ["image", "word", "x"], "inputTypes": ["auto", "auto", "float64"]}
+    made = estimator(module, preprocess=dimmed, validationPreprocess=pictures, **inputs)
+    made.prepare(rows, str(tmp_path / "there"))
+    prepared = PreparedData.open(str(tmp_path / "there"), rows.sparkSession)
+    again = made.fit(prepared)
+    for name, value in again.module().state_dict().items():
+        assert torch.equal(value, model.module().state_dict()[name])
+    assert again.history["val_loss"] == model.history["val_loss"]
+    same_weights(
+        estimator(module, preprocess=of_arrow, **inputs).fit(prepared), trained_by_torch(module, dimmed)
     )
-    with pytest.raises(ParamError, match="prepared data holds numbers alone"):
-        grid.fit(computed)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"inputCols": ["image", "word", "ids"]}, "no column 'ids' for the input.*was prepared of"),
+        (
+            {"inputTypes": ["auto", "auto", "float32"]},
+            'column "x" was prepared as input of preprocess in float64.*as input of preprocess in float32',
+        ),
+        (
+            {"inputCols": ["x"], "inputTypes": ["float64"], "preprocess": None},
+            'column "x" was prepared as input of preprocess in float64 .* read as input in float64',
+        ),
+    ]
+    for params, told in cases:
+        with pytest.raises((DataError, ParamError), match=told):
+            estimator(module, **({"preprocess": pictures, **inputs} | params)).fit(prepared)
+
+
+def test_a_preprocess_that_fails_is_refused_before_rows_are_written(rows: DataFrame, tmp_path: Path) -> None:
+    made = estimator(nn.Linear(1, 1), preprocess=lambda batch: batch["imag"], inputCols=["image"])
+    with pytest.raises(DataError, match="no column 'imag' in the batch"):
+        made.prepare(rows, str(tmp_path / "there"))
+    assert not (tmp_path / "there").exists()
+
+
+def test_cross_validation_trains_on_the_other_folds(rows: DataFrame, module: nn.Module) -> None:
+    inputs = {"inputCols": ["image", "word", "x"], "inputTypes": ["auto", "auto", "float64"]}
+    made = estimator(module, preprocess=pictures, validationIndicatorCol=None, **inputs)
+    search = CrossValidator(
+        estimator=made,
+        estimatorParamMaps=[{}],
+        evaluator=RegressionEvaluator(labelCol="y"),
+        numFolds=2,
+        foldCol="fold",
+    ).fit(rows.withColumn("fold", (F.col("id") % 2).cast("int")))
+    errors = []
+    for fold in range(2):
+        train, out = ([one for one in ROWS if (one["id"] % 2 == fold) is held] for held in (False, True))
+        expected = trained_by_torch(module, pictures, data=train)
+        with torch.no_grad():
+            scored = expected(**pictures({name: [one[name] for one in out] for name in ROWS[0]}))
+        errors.append((scored - torch.tensor([one["y"] for one in out])).square().mean().sqrt().item())
+    assert search.avgMetrics == pytest.approx([np.mean(errors)], rel=1e-6)
 
 
 def columns_of(*columns: tuple[str, str, tuple[int, ...] | None]) -> list[TensorColumns]:
@@ -532,6 +588,20 @@ def test_a_batch_has_what_each_column_is() -> None:
         assert batch["bytes"] == [b"\0", b""][place:]
         with pytest.raises(ParamError, match="no seeds"):
             batch.generator(0)
+
+
+def test_a_batch_of_a_worker_has_the_names_of_the_dataframe() -> None:
+    """Prepared files may have a column under another name, where they have it in two types."""
+    columns = tuple(columns_of(("text", "string", ()), ("x", "float64", ())))
+    arrow = pa.RecordBatch.from_pydict({"text as string raw": ["ab", "c"], "x": [1.0, 2.0]})
+
+    def lengths(batch: Batch) -> Tensor:
+        return torch.tensor([len(text) for text in batch["text"]]) * batch["x"]
+
+    spec = PreprocessSpec(columns, tuple(columns_of(("input", "float64", ()))), by_name=False)
+    with Ahead(spec, (lengths, lengths), 1, 0) as ahead:
+        made = ahead.submit(arrow, [], None, [0, 1], 0, is_training=True).result()
+    assert made.inputs[0].tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@
 //! not written to its end. Names of files are relative to the directory, which may be moved or mounted elsewhere.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use flambeau_data::{DType, DataError, DataFile, DatasetSpec, Manifest, TensorSpec};
+use flambeau_train::HandleInvalid;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -28,6 +30,8 @@ enum Role {
     Input,
     Label,
     Weight,
+    /// What `preprocess` makes inputs of, as it is.
+    Raw,
 }
 
 impl Role {
@@ -36,7 +40,37 @@ impl Role {
             Role::Input => "input",
             Role::Label => "label",
             Role::Weight => "weight",
+            Role::Raw => "input of preprocess",
         }
+    }
+}
+
+/// The type of a column's values: a tensor's, or one that only `preprocess` takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(untagged)]
+enum ValueType {
+    Number(DType),
+    Other(OtherType),
+}
+
+/// A type that no tensor has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+enum OtherType {
+    Binary,
+    String,
+    /// A vector's size, and the places and values of what is not zero.
+    Sparse,
+}
+
+impl fmt::Display for ValueType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ValueType::Number(dtype) => dtype.name(),
+            ValueType::Other(OtherType::Binary) => "binary",
+            ValueType::Other(OtherType::String) => "string",
+            ValueType::Other(OtherType::Sparse) => "sparse",
+        })
     }
 }
 
@@ -49,7 +83,7 @@ struct Column {
     /// The column of the rows that it was made of, and what for: labels and weights were checked as such.
     source: String,
     role: Role,
-    dtype: DType,
+    dtype: ValueType,
     /// How many arrays are nested in the source: 0 for numbers.
     depth: usize,
     /// The shape of one row. Those who write tell that of nested arrays, which lie flat in the files.
@@ -88,6 +122,22 @@ impl Split {
     }
 }
 
+/// Whether rows that were written by a rule for those with a null or a NaN among their features are those that a fit by another
+/// rule would write. Rows that were refused where one was invalid are all of them and valid, so that every rule has them. Of
+/// others some may be left out, or be invalid.
+fn suits(then: HandleInvalid, now: HandleInvalid) -> bool {
+    then == now || then == HandleInvalid::Error
+}
+
+/// A rule as a message says it.
+fn rule(rule: HandleInvalid) -> &'static str {
+    match rule {
+        HandleInvalid::Keep => "by handleInvalid \"keep\"",
+        HandleInvalid::Skip => "by handleInvalid \"skip\"",
+        HandleInvalid::Error => "by handleInvalid \"error\"",
+    }
+}
+
 /// What a front end says of rows that it has written.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -96,6 +146,7 @@ pub(crate) struct Draft {
     schema: Value,
     columns: Vec<Column>,
     split: Option<Split>,
+    handle_invalid: HandleInvalid,
     /// The time that writing took.
     seconds: f64,
     /// The files' names.
@@ -122,6 +173,9 @@ pub(crate) struct Prepared {
     schema: Value,
     columns: Vec<Column>,
     split: Option<Split>,
+    /// What became of rows with a null or a NaN among their features: kept, where the manifest does not say.
+    #[serde(default)]
+    handle_invalid: HandleInvalid,
     seconds: f64,
     num_rows: u64,
     num_validation_rows: u64,
@@ -136,10 +190,13 @@ pub(crate) fn seal(work: &WorkDirectory<'_>, draft: Draft) -> Result<Prepared, S
     names.sort();
     let uris: Vec<String> = names.iter().map(|name| work.path(name)).collect();
     let spec = DatasetSpec {
-        inputs: draft.columns.iter().map(as_it_lies).collect(),
+        inputs: draft.columns.iter().filter_map(as_it_lies).collect(),
         labels: vec![],
         weight: None,
-        raw_columns: vec![],
+        raw_columns: (draft.columns.iter())
+            .filter(|column| as_it_lies(column).is_none())
+            .map(|column| column.name.clone())
+            .collect(),
     };
     let found = rows::manifest(work.store, &DataFile::whole(&uris), &spec)?;
     let shards = found.as_ref().map_or(&[][..], Manifest::shards);
@@ -156,7 +213,8 @@ pub(crate) fn seal(work: &WorkDirectory<'_>, draft: Draft) -> Result<Prepared, S
     }
     let mut columns = draft.columns;
     let as_found = found.iter().flat_map(|found| &found.spec().inputs);
-    for (column, found) in columns.iter_mut().zip(as_found) {
+    let of_tensors = (columns.iter_mut()).filter(|column| as_it_lies(column).is_some());
+    for (column, found) in of_tensors.zip(as_found) {
         column.shape = column.shape.take().or_else(|| found.shape.clone());
     }
     let rows = |of_validation: bool| {
@@ -170,6 +228,7 @@ pub(crate) fn seal(work: &WorkDirectory<'_>, draft: Draft) -> Result<Prepared, S
         schema: draft.schema,
         columns,
         split: draft.split,
+        handle_invalid: draft.handle_invalid,
         seconds: draft.seconds,
         num_rows: rows(false),
         num_validation_rows: rows(true),
@@ -183,14 +242,17 @@ pub(crate) fn seal(work: &WorkDirectory<'_>, draft: Draft) -> Result<Prepared, S
     Ok(prepared)
 }
 
-/// A column as a tensor of its own, with the shape that it has in the files.
-fn as_it_lies(column: &Column) -> TensorSpec {
-    TensorSpec {
+/// A column as a tensor of its own, with the shape that it has in the files; none of one that stays as it is.
+fn as_it_lies(column: &Column) -> Option<TensorSpec> {
+    let ValueType::Number(dtype) = column.dtype else {
+        return None;
+    };
+    (column.role != Role::Raw).then(|| TensorSpec {
         name: column.name.clone(),
         columns: vec![column.name.clone()],
-        dtype: column.dtype,
+        dtype,
         shape: None,
-    }
+    })
 }
 
 /// The value of a partition column of Flambeau's own.
@@ -258,24 +320,51 @@ pub(crate) struct Data {
     num_validation_rows: u64,
 }
 
-/// The files of prepared data, and their columns for a fit that reads those tensors; `without_fold` leaves a fold out. Refuses
-/// what was not prepared, with what to do. Reads nothing.
+/// A column that `preprocess` gets as it is.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct RawColumn {
+    source: String,
+    dtype: ValueType,
+    /// None of arrays of any length.
+    shape: Option<Vec<usize>>,
+}
+
+/// What a fit asks of prepared data.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Asked {
+    spec: DatasetSpec,
+    /// What the spec's columns are that stay as they are, in their order.
+    #[serde(default)]
+    raw: Vec<RawColumn>,
+    split: Option<Split>,
+    handle_invalid: HandleInvalid,
+    /// The fold that is left out.
+    without_fold: Option<u32>,
+}
+
+/// The files of prepared data, and their columns for a fit. Refuses what was not prepared, with what to do. Reads nothing.
 pub(crate) fn data(
     work: &WorkDirectory<'_>,
     prepared: &Prepared,
-    asked: DatasetSpec,
-    split: Option<&Split>,
-    without_fold: Option<u32>,
+    asked: Asked,
 ) -> Result<Data, SupervisorError> {
-    let then = prepared.split.as_ref();
-    if !Split::suits(then, split) {
-        return Err(refused(format!(
-            "the rows in {} were prepared {}, and are asked for {}: set what they were prepared with, or prepare them anew",
+    let otherwise = |then: &str, now: &str| {
+        refused(format!(
+            "the rows in {} were prepared {then}, and are asked for {now}: set what they were prepared with, or prepare them anew",
             work.uri(),
-            Split::text(then),
-            Split::text(split)
-        )));
+        ))
+    };
+    let (then, now) = (prepared.split.as_ref(), asked.split.as_ref());
+    if !Split::suits(then, now) {
+        return Err(otherwise(&Split::text(then), &Split::text(now)));
     }
+    let (then, now) = (prepared.handle_invalid, asked.handle_invalid);
+    if !suits(then, now) {
+        return Err(otherwise(rule(then), rule(now)));
+    }
+    let (raw, without_fold, asked) = (asked.raw, asked.without_fold, asked.spec);
     let place = |tensor: TensorSpec, role| in_files(work, prepared, tensor, role);
     let place_all = |tensors: Vec<TensorSpec>, role| -> Result<Vec<_>, _> {
         tensors
@@ -290,7 +379,10 @@ pub(crate) fn data(
             .weight
             .map(|tensor| place(tensor, Role::Weight))
             .transpose()?,
-        raw_columns: asked.raw_columns,
+        raw_columns: raw
+            .into_iter()
+            .map(|column| raw_in_files(work, prepared, column))
+            .collect::<Result<_, _>>()?,
     };
     let is_read = |file: &&File| without_fold.is_none() || file.fold != without_fold;
     let (validation, train): (Vec<&File>, Vec<&File>) = prepared
@@ -309,6 +401,19 @@ pub(crate) fn data(
     })
 }
 
+/// What a column that stays as it is is called in the files.
+fn raw_in_files(
+    work: &WorkDirectory<'_>,
+    prepared: &Prepared,
+    raw: RawColumn,
+) -> Result<String, SupervisorError> {
+    let column = column_for(work, prepared, &raw.source, raw.dtype, Role::Raw)?;
+    if column.depth > 1 {
+        shape_of(work, column, raw.shape)?;
+    }
+    Ok(column.name.clone())
+}
+
 /// A tensor in terms of the files' columns.
 fn in_files(
     work: &WorkDirectory<'_>,
@@ -317,8 +422,9 @@ fn in_files(
     role: Role,
 ) -> Result<TensorSpec, SupervisorError> {
     let sources = tensor.columns.iter();
+    let dtype = ValueType::Number(tensor.dtype);
     let columns: Vec<&Column> = sources
-        .map(|source| column_for(work, prepared, source, tensor.dtype, role))
+        .map(|source| column_for(work, prepared, source, dtype, role))
         .collect::<Result<_, _>>()?;
     let shape = match (&columns[..], tensor.shape) {
         ([column], asked) => Some(shape_of(work, column, asked)?),
@@ -332,12 +438,12 @@ fn in_files(
 }
 
 /// The files' column with the values of a source for that use. What was written as a label or a weight was checked for more
-/// than an input is, so that an input may be read from any.
+/// than an input is, so that an input may be read from any, but for what stays as it is, which has no shape.
 fn column_for<'a>(
     work: &WorkDirectory<'_>,
     prepared: &'a Prepared,
     source: &str,
-    dtype: DType,
+    dtype: ValueType,
     role: Role,
 ) -> Result<&'a Column, SupervisorError> {
     let of_source = || {
@@ -348,7 +454,7 @@ fn column_for<'a>(
     };
     let has_type = || of_source().filter(|column| column.dtype == dtype);
     let exact = has_type().find(|column| column.role == role);
-    let any = || has_type().next().filter(|_| role == Role::Input);
+    let any = || has_type().find(|column| role == Role::Input && column.role != Role::Raw);
     exact.or_else(any).ok_or_else(|| {
         let mut written: Vec<String> = of_source()
             .map(|column| format!("{} in {}", column.role.name(), column.dtype))

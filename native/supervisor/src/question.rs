@@ -15,7 +15,7 @@ use crate::error::SupervisorError;
 use crate::failure::{Ended, judge};
 use crate::id::new_id;
 use crate::logs;
-use crate::prepared::{self, Draft, Prepared, Split};
+use crate::prepared::{self, Asked, Draft, Prepared};
 use crate::rows;
 use crate::run::{self, Identity, RunFile};
 use crate::work_directory::WorkDirectory;
@@ -100,12 +100,7 @@ enum Question {
     PreparedChanges { prepared: Prepared },
     /// The job's data, as prepared files hold it: `{"spec", "train", "validation", "numRows", "numValidationRows"}`. Refuses
     /// what they do not hold. Reads nothing.
-    PreparedData {
-        prepared: Prepared,
-        spec: DatasetSpec,
-        split: Option<Split>,
-        without_fold: Option<u32>,
-    },
+    PreparedData { prepared: Prepared, asked: Asked },
     /// Removes what fits left behind, and tells what that was.
     Sweep,
     /// Removes a file or a directory of the work directory, with all that is in it.
@@ -186,18 +181,7 @@ fn answered(work: &WorkDirectory<'_>, question: Question) -> Result<Value, Super
         Question::SealPrepared { draft } => json(prepared::seal(work, draft)?),
         Question::ReadPrepared => json(prepared::read(work)?),
         Question::PreparedChanges { prepared } => json(prepared::changes(work, &prepared)?),
-        Question::PreparedData {
-            prepared,
-            spec,
-            split,
-            without_fold,
-        } => json(prepared::data(
-            work,
-            &prepared,
-            spec,
-            split.as_ref(),
-            without_fold,
-        )?),
+        Question::PreparedData { prepared, asked } => json(prepared::data(work, &prepared, asked)?),
         Question::Sweep => json(work.sweep(Utc::now())?),
         Question::Remove { path } => json(work.store.delete_prefix(&work.path(&path))?),
     })

@@ -35,8 +35,8 @@ pub use gradients::compression::{CompressionState, ParameterState};
 pub use gradients::reducer::{GradientReducer, ReducerOptions};
 pub use job::compression::Compression;
 pub use job::params::{
-    DeviceChoice, GradientCompression, InPlace, InputType, LrSchedule, MonitorMode, OutputKind,
-    Precision, TrainingParams,
+    DeviceChoice, GradientCompression, HandleInvalid, InPlace, InputType, LrSchedule, MonitorMode,
+    OutputKind, Precision, TrainingParams,
 };
 pub use job::program::{
     LossSpec, NamedOptions, NativeProgram, ProgramForm, ScriptedLoss, StoredWeights,

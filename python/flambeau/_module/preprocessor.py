@@ -145,11 +145,13 @@ class Ahead:
         epoch: int,
         is_training: bool,
     ) -> Future[TensorBatch]:
-        """Begins with a batch, given as what Arrow takes."""
+        """Begins with a batch, given as what Arrow takes, with the columns in their order."""
         from flambeau._module.devices import TensorBatch
 
-        arrow = pa.record_batch(raw)
         columns = self._preprocessing.columns
+        # Files may have the columns under other names.
+        names = [column.columns[0] for column in columns]
+        arrow = pa.RecordBatch.from_arrays(pa.record_batch(raw).columns, names)
 
         def run() -> TensorBatch:
             if is_training:

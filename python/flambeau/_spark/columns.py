@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructField, StructType
 
-Role = Literal["input", "label", "weight"]
+Role = Literal["input", "label", "weight", "raw"]
+"""What a column is for; "raw" are those that `preprocess` gets."""
 
 # What `raise_error` messages begin and end with, so that the driver finds them inside Spark's own text.
 REFUSAL = "[FLAMBEAU_DATA] "

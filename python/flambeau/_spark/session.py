@@ -13,10 +13,13 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import uuid4
 
+from flambeau._reason import first_line
 from flambeau.errors import CancelledError
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ LIBTORCH = "spark.flambeau.libtorch"
 
 _CANCEL_SECONDS = 60.0
 _INTERRUPT_POLL_SECONDS = 0.5
+_LATE_TASK_SECONDS, _LATE_TASK_POLL_SECONDS = 30.0, 0.05
+_UNSEEN_TASK_SECONDS = 2.0
 
 T = TypeVar("T")
 
@@ -208,6 +213,65 @@ def inheriting(spark: SparkSession, target: Callable[[], T]) -> Callable[[], T]:
     inherit = inheritable_thread_target(spark) if takes_session else inheritable_thread_target
     inherited: Callable[[], T] = inherit(target)
     return inherited
+
+
+@contextmanager
+def until_tasks_end(spark: SparkSession) -> Iterator[None]:
+    """Where the block fails, which runs Spark jobs on this thread, waits until their tasks have ended too, so
+    that none of them writes any more; up to `_LATE_TASK_SECONDS`, after which a warning is logged.
+
+    Spark fails a job with its first task that fails, and tells the others to end, which they do at their next
+    row. Spark Connect tells nothing of tasks, but interrupts them: there they are given
+    `_UNSEEN_TASK_SECONDS`.
+    """
+    context, tag = classic_context(spark), f"flambeau-{uuid4()}"
+    if context is not None:
+        context.addJobTag(tag)
+    try:
+        yield
+    except BaseException:
+        if context is None:
+            time.sleep(_UNSEEN_TASK_SECONDS)
+        else:
+            _await_tasks(context, tag)
+        raise
+    finally:
+        if context is not None:
+            context.removeJobTag(tag)
+
+
+def _await_tasks(context: SparkContext, tag: str) -> None:
+    """Waits until no task of the jobs with this tag, which have failed or ended, runs any more. A failure is
+    told and no more.
+    """
+    deadline, last = time.monotonic() + _LATE_TASK_SECONDS, f"{tag}-last"
+    try:
+        # Spark's tracker is told of jobs late, and in their order: once it knows of this one, which has no
+        # tasks, it knows of all.
+        context.addJobTag(last)
+        context._jsc.emptyRDD().count()
+        context.removeJobTag(last)
+        while not _job_ids(context, last) or _has_tasks(context, tag):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"they have not ended {_LATE_TASK_SECONDS:.0f} s after it")
+            time.sleep(_LATE_TASK_POLL_SECONDS)
+    except Exception as error:
+        log.warning("tasks of a failed Spark job may still write: %s", first_line(error))
+
+
+def _job_ids(context: SparkContext, tag: str) -> list[int]:
+    """The jobs with a tag."""
+    return list(context._jsc.sc().statusTracker().getJobIdsForTag(tag))
+
+
+def _has_tasks(context: SparkContext, tag: str) -> bool:
+    """Whether a job with this tag runs, or a task of one."""
+    tracker = context.statusTracker()
+    jobs = [job for job in map(tracker.getJobInfo, _job_ids(context, tag)) if job is not None]
+    stages = [tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds]
+    return any(job.status == "RUNNING" for job in jobs) or any(
+        stage.numActiveTasks > 0 for stage in stages if stage is not None
+    )
 
 
 def on_worker(spark: SparkSession, function: Callable[[], Any]) -> Any:

@@ -37,6 +37,7 @@ fn draft(files: &[String]) -> Value {
             {"name": "y", "source": "y", "role": "label", "dtype": "float64", "depth": 0, "shape": null},
         ],
         "split": {"fraction": {"fraction": 0.5, "seed": 3}},
+        "handleInvalid": "keep",
         "seconds": 1.5,
         "files": files,
     }})
@@ -58,20 +59,24 @@ fn prepared() -> (TempDir, Value) {
 
 /// What a fit gets that reads those inputs, and `y` as its label.
 fn data(work: &TempDir, prepared: &Value, inputs: Value, more: Value) -> Result<Value, String> {
-    let mut question = json!({
-        "prepared": prepared,
+    let mut asked = json!({
         "spec": {
             "inputs": inputs,
             "labels": [{"name": "y", "columns": ["y"], "dtype": "float64", "shape": []}],
             "weight": null,
         },
         "split": {"fraction": {"fraction": 0.5, "seed": 3}},
+        "handleInvalid": "keep",
         "withoutFold": null,
     });
     for (key, value) in more.as_object().unwrap() {
-        question[key] = value.clone();
+        asked[key] = value.clone();
     }
-    ask(work, "preparedData", question)
+    ask(
+        work,
+        "preparedData",
+        json!({"prepared": prepared, "asked": asked}),
+    )
 }
 
 fn input(column: &str, dtype: &str, shape: Value) -> Value {
@@ -176,6 +181,89 @@ fn what_was_not_prepared_is_refused_with_what_was() {
         ),
     ] {
         let error = data(&work, &sealed, inputs, more).unwrap_err();
+        assert!(error.contains(told), "{error}");
+    }
+}
+
+#[test]
+fn rows_are_those_of_a_fits_own_rule_or_refused() {
+    let (work, sealed) = prepared();
+    assert_eq!(sealed["handleInvalid"], "keep");
+    let fits = |then: Option<&str>, now: &str| {
+        let mut written = sealed.clone();
+        match then {
+            None => drop(written.as_object_mut().unwrap().remove("handleInvalid")),
+            Some(then) => written["handleInvalid"] = json!(then),
+        }
+        let x = input("x", "float32", json!([]));
+        data(&work, &written, x, json!({"handleInvalid": now}))
+    };
+    for (then, allowed) in [
+        (None, &["keep"][..]),
+        (Some("keep"), &["keep"]),
+        (Some("skip"), &["skip"]),
+        (Some("error"), &["keep", "skip", "error"]),
+    ] {
+        for now in ["keep", "skip", "error"] {
+            assert_eq!(
+                fits(then, now).is_ok(),
+                allowed.contains(&now),
+                "{then:?} {now}"
+            );
+        }
+    }
+    let error = fits(Some("skip"), "keep").unwrap_err();
+    let told = "were prepared by handleInvalid \"skip\", and are asked for by handleInvalid \"keep\": set what they were prepared with, \
+                or prepare them anew";
+    assert!(error.contains(told), "{error}");
+}
+
+#[test]
+fn columns_of_preprocess_are_those_that_were_prepared_so() {
+    let (work, mut sealed) = prepared();
+    let columns = sealed["columns"].as_array_mut().unwrap();
+    columns.push(
+        json!({"name": "x as string raw", "source": "x", "role": "raw", "dtype": "string", "depth": 0, "shape": null}),
+    );
+    columns.push(
+        json!({"name": "grid", "source": "grid", "role": "raw", "dtype": "int64", "depth": 2, "shape": [2, 2]}),
+    );
+    let raw = |source: &str, dtype: &str, shape: Value| {
+        let raw = json!([{"source": source, "dtype": dtype, "shape": shape}]);
+        data(&work, &sealed, json!([]), json!({"raw": raw}))
+    };
+    let found = raw("x", "string", json!([])).unwrap();
+    assert_eq!(found["spec"]["rawColumns"], json!(["x as string raw"]));
+    let found = raw("grid", "int64", json!([2, 2])).unwrap();
+    assert_eq!(found["spec"]["rawColumns"], json!(["grid"]));
+    for (found, told) in [
+        (
+            raw("z", "string", json!([])),
+            "column \"z\" was not prepared",
+        ),
+        (
+            raw("x", "binary", json!([])),
+            "column \"x\" was prepared as input in float32 and as input of preprocess in string",
+        ),
+        (
+            raw("x", "float32", json!([])),
+            "is read as input of preprocess in float32",
+        ),
+        (
+            raw("grid", "int64", json!([1, 4])),
+            "was prepared with rows of shape [2, 2]",
+        ),
+        (
+            data(
+                &work,
+                &sealed,
+                input("grid", "int64", json!([4])),
+                json!({}),
+            ),
+            "column \"grid\" was prepared as input of preprocess in int64",
+        ),
+    ] {
+        let error = found.unwrap_err();
         assert!(error.contains(told), "{error}");
     }
 }

@@ -27,7 +27,6 @@ from flambeau._spark.fit.run import Run, job_of
 from flambeau._spark.fit.trainable import Trainable
 from flambeau._spark.fitted import Fitted
 from flambeau._spark.labels import Say, labelled
-from flambeau._spark.rows.prepared import refuse_raw
 from flambeau._spark.rows.shards import DataColumns, ShardSet
 from flambeau._spark.rows.sources import Reading, Rows
 from flambeau._spark.session import store_options
@@ -100,7 +99,7 @@ class Fit:
         """Trains. What the fit has in the work directory is there while the block runs."""
         with labelled(self.rows.spark, self._name) as say:
             say("read the rows")
-            columns, preprocessed = self._read()
+            columns, preprocessed = self.read()
             say("check the cluster")
             site = self._place()
             say("find or write the rows")
@@ -117,18 +116,9 @@ class Fit:
         run = self.estimator.getRunId()
         return f"{self.estimator.uid} (run {run})" if run else self.estimator.uid
 
-    def prepared_columns(self) -> DataColumns:
-        """What is read of the rows, of those that are to be prepared. Raises DataError and ParamError, also
-        for what a worker would refuse of the objects on such inputs, and for a fit with a `preprocess`.
-        """
-        columns = self.columns()
-        refuse_raw(columns)
-        self._check(columns, None)
-        return columns
-
-    def _read(self) -> tuple[DataColumns, PreprocessProbe | None]:
-        """What is read of the rows, and what `preprocess` makes of the first, where there is one. Raises as
-        `prepared_columns` does.
+    def read(self) -> tuple[DataColumns, PreprocessProbe | None]:
+        """What is read of the rows, and what `preprocess` makes of the first, where there is one. Raises
+        DataError and ParamError, also for what a worker would refuse of the objects on such inputs.
         """
         columns = self.columns()
         seed = self.estimator.getSeed()

@@ -107,8 +107,8 @@ class _SharedRows(FrameRows):
 
     def _written(self, columns: DataColumns, site: Site, directory: str) -> ShardSet:
         """The shards, which stay for the other fits. Waits for another fit that writes."""
-        if columns.raw or columns.handle_invalid != "keep":
-            # Prepared data holds numbers alone, and rows of any estimator's.
+        if columns.handle_invalid != "keep":
+            # Which rows these are depends on the columns.
             write_own = super()._written
             key = (columns, site.work.uri)
             return self._once(self.own, key, site, lambda place: write_own(columns, site, place))

@@ -33,7 +33,7 @@ def prepare(estimator: Trainable, df: DataFrame, path: str | None = None) -> Pre
     fit, spark = Fit.of(estimator, FrameRows(df)), df.sparkSession
 
     def write() -> PreparedData:
-        columns = fit.prepared_columns()
+        columns, _ = fit.read()
         return prepared.write(df, [columns], _place(fit, path))
 
     return session.interruptible(spark, write)
@@ -50,7 +50,7 @@ def prepared_meanwhile(
     work = fits[0].work
 
     def read() -> tuple[list[DataColumns], Site]:
-        columns = dict.fromkeys(fit.prepared_columns() for fit in fits)
+        columns = dict.fromkeys(fit.read()[0] for fit in fits)
         return list(columns), _site(fits[0], work)
 
     def write() -> PreparedData:

@@ -24,9 +24,13 @@ def first_rows(df: DataFrame, columns: Sequence[TensorColumns]) -> pa.RecordBatc
     Raises DataError for rows that are refused, and where there are none.
     """
     selected = [one for column in columns for one in expressions(df.schema, column, "input")]
-    named = [one.alias(f"c{place}") for place, one in enumerate(selected)]
+    return first_of(df.select(*[one.alias(f"c{place}") for place, one in enumerate(selected)]), columns)
+
+
+def first_of(df: DataFrame, columns: Sequence[TensorColumns]) -> pa.RecordBatch:
+    """The same of a DataFrame that has nothing but the columns' values, in their order."""
     with refusals():
-        rows = df.select(*named).limit(NUM_ROWS).collect()
+        rows = df.limit(NUM_ROWS).collect()
     refuse_none(len(rows))
     arrays = [_array([row[place] for row in rows], column) for place, column in enumerate(columns)]
     return pa.RecordBatch.from_arrays(arrays, [column.columns[0] for column in columns])

@@ -181,15 +181,17 @@ class PreparedData:
 
     def _shards(self, columns: DataColumns) -> ShardSet:
         """The files for a fit that reads these columns. Raises ParamError where they are not for that."""
-        refuse_raw(columns)
         # In this process: it needs nothing of the directory.
-        data = self._site.work.ask(
-            "preparedData",
-            prepared=self._manifest,
-            spec=columns.spec_json(),
-            split=_split_json(columns.split),
-            withoutFold=self._without_fold,
-        )
+        asked = {
+            "spec": columns.spec_json(),
+            "raw": [
+                {"source": one.columns[0], "dtype": one.dtype, "shape": one.shape} for one in columns.raw
+            ],
+            "split": _split_json(columns.split),
+            "handleInvalid": columns.handle_invalid,
+            "withoutFold": self._without_fold,
+        }
+        data = self._site.work.ask("preparedData", prepared=self._manifest, asked=asked)
         in_files = columns.as_found(data["spec"])
         return ShardSet(
             in_files, data["train"], data["validation"], data["numRows"], data["numValidationRows"]
@@ -221,9 +223,17 @@ class PreparedData:
     def _frame(self) -> DataFrame:
         """The rows as a DataFrame with the columns that they were made of; nested arrays lie flat."""
         names = {column["source"]: column["name"] for column in reversed(self._manifest["columns"])}
-        paths = [spark_path(self._site.work.path(file["name"])) for file in self._manifest["files"]]
-        files = self._site.spark.read.parquet(*paths)
+        files = self._read([self._site.work.path(file["name"]) for file in self._manifest["files"]])
         return files.select(*[F.col(quoted(name)).alias(source) for source, name in names.items()])
+
+    def _raw_frame(self, columns: DataColumns) -> DataFrame:
+        """The values of the columns that `preprocess` gets, in their order."""
+        shards = self._shards(columns)
+        return self._read(shards.uris).select(*[F.col(quoted(one.columns[0])) for one in shards.columns.raw])
+
+    def _read(self, files: Sequence[str]) -> DataFrame:
+        """What Spark reads of files."""
+        return self._site.spark.read.parquet(*map(spark_path, files))
 
 
 def write(
@@ -234,10 +244,11 @@ def write(
     they are fits of the caller's alone.
 
     Raises DataError as `shards.write` does, and ParamError where the columns are split in more than one way,
-    or another writer of the directory was faster. Where writing fails, what was written is removed.
+    or have more than one rule for invalid rows, or another writer of the directory was faster. Where writing
+    fails, what was written is removed.
     """
     began = time.monotonic()
-    split = _common_split(asked)
+    split, rule = _common_split(asked), _common_rule(asked)
     for columns in asked:
         df = columns.valid(df)
     selection = Selection(df.schema)
@@ -256,6 +267,7 @@ def write(
             "schema": _schema(df.schema, selection, split).jsonValue(),
             "columns": _columns(df.schema, selection),
             "split": _split_json(split),
+            "handleInvalid": rule,
             "seconds": time.monotonic() - began,
             "files": [uri[uri.rindex(f"/{own}/") + 1 :] for uri in files],
         }
@@ -307,15 +319,6 @@ def _check_types(path: str, schema: Any) -> None:
             _check_types(path, part)
 
 
-def refuse_raw(columns: DataColumns) -> None:
-    """Raises ParamError for a fit with a `preprocess`, whose columns can't be prepared."""
-    if columns.raw:
-        raise ParamError(
-            "preprocess is set, and prepared data holds numbers alone: fit on the DataFrame, on files by "
-            "fitOnParquet, or in a grid by Spark's CrossValidator"
-        )
-
-
 def _parent(site: Site) -> tuple[Site, str]:
     """The directory that a directory lies in, and its name there."""
     parent, name = site.work.uri.rsplit("/", 1)
@@ -331,6 +334,17 @@ def _common_split(asked: Sequence[DataColumns]) -> Split | None:
             f"of the rows, and here fits are asked for {' and '.join(ways)}"
         )
     return asked[0].split
+
+
+def _common_rule(asked: Sequence[DataColumns]) -> str:
+    """What all of them do with invalid rows."""
+    rules = list(dict.fromkeys(columns.handle_invalid for columns in asked))
+    if len(rules) > 1:
+        raise ParamError(
+            "handleInvalid is the same for all that is fitted on one copy of the rows, and here fits are "
+            f"asked for {' and '.join(map(repr, rules))}: set one of them for all, or fit them apart"
+        )
+    return rules[0]
 
 
 def _way_of(split: Split | None) -> str:

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
+from flambeau._spark import session
 from flambeau._spark.columns import (
     REFUSAL,
     REFUSAL_END,
@@ -113,6 +114,10 @@ class DataColumns:
             inputs=tuple(map(found, self.inputs, spec["inputs"])),
             labels=tuple(map(found, self.labels, spec["labels"])),
             weight=found(self.weight, spec["weight"]) if self.weight else None,
+            raw=tuple(
+                replace(tensor, columns=(name,))
+                for tensor, name in zip(self.raw, spec.get("rawColumns", ()), strict=True)
+            ),
         )
 
     def spec_json(self) -> dict[str, Any]:
@@ -258,8 +263,7 @@ class Selection:
 
     def place(self, columns: DataColumns) -> DataColumns:
         """The same tensors in terms of the names that they have in the files."""
-        # First, since preprocess knows them by their names.
-        raw = tuple(self._place(tensor, "input") for tensor in columns.raw)
+        raw = tuple(self._place(tensor, "raw") for tensor in columns.raw)
         inputs = tuple(self._place(tensor, "input") for tensor in columns.inputs)
         labels = tuple(self._place(tensor, "label") for tensor in columns.labels)
         weight = self._place(columns.weight, "weight") if columns.weight else None
@@ -268,7 +272,8 @@ class Selection:
     def _place(self, tensor: TensorColumns, role: Role) -> TensorColumns:
         names = []
         for name, expression in zip(tensor.columns, expressions(self._schema, tensor, role), strict=True):
-            # The label's and the weight's own checks are part of what is written.
+            # The label's and the weight's own checks are part of what is written, and what is raw has rows of
+            # any length.
             key = (name, tensor.dtype, role)
             if key not in self.names:
                 use = tensor.dtype if role == "input" else f"{tensor.dtype} {role}"
@@ -305,7 +310,8 @@ def save(df: DataFrame, selection: Selection, partitions: Mapping[str, Column], 
     writer = rows.write.options(**_write_options(floats))
     if partitions:
         writer = writer.partitionBy(*partitions)
-    with refusals():
+    # Who removes what a failed job has written does so when no task of it writes there any more.
+    with refusals(), session.until_tasks_end(df.sparkSession):
         writer.parquet(spark_path(directory))
     # The schema is given, since a directory without rows may be without files to take it from.
     return df.sparkSession.read.schema(rows.schema).parquet(spark_path(directory))

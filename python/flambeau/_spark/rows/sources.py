@@ -188,8 +188,8 @@ class PreparedRows:
         return columns
 
     def first(self, columns: DataColumns) -> pa.RecordBatch:
-        """Is asked for nowhere: `columns` refuses a fit with a `preprocess`."""
-        raise NotImplementedError("prepared data is for fits without a preprocess")
+        """The first rows of the files."""
+        return examples.first_of(self.dataset._raw_frame(columns), columns.raw)
 
     @contextmanager
     def shards(

@@ -20,9 +20,9 @@ import org.slf4j.LoggerFactory
   * on.
   *
   * With `foldCol` the folds are those of that column, else random ones by `seed`, as Spark draws them. The DataFrame is
-  * computed once and cached: models are scored on its own rows, those that they were not trained on. `validationFraction` and
-  * `validationIndicatorCol` must be the same for all maps; the rows that they choose are validation rows wherever their fold
-  * is trained on.
+  * computed once and cached: models are scored on its own rows, those that they were not trained on. `validationFraction`,
+  * `validationIndicatorCol` and `handleInvalid` must be the same for all maps; the rows that the first two choose are
+  * validation rows wherever their fold is trained on.
   *
   * {{{
   * new CrossValidator()

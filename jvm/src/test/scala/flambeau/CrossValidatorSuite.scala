@@ -150,6 +150,11 @@ class CrossValidatorSuite extends SparkSuite {
     assert(wrong(validator =>
       validator.setEstimatorParamMaps(maps(0.1, 0.2)(validator.getEstimator.asInstanceOf[TorchRegressor]))
     ).startsWith("validationFraction and validationIndicatorCol are the same"))
+    assert(wrong { validator =>
+      val estimator = validator.getEstimator.asInstanceOf[TorchRegressor]
+      validator.setEstimatorParamMaps(Array(ParamMap.empty, ParamMap(estimator.handleInvalid -> "skip")))
+    } == "handleInvalid is the same for all that is fitted on one copy of the rows, and here fits are asked for 'keep' and " +
+      "'skip': set one of them for all, or fit them apart")
     assert(wrong(validator => validator.setEstimator(doubles.setRunId("nightly"))).startsWith(
       "runId 'nightly' names one run, and 2 of these param maps have it"
     ))

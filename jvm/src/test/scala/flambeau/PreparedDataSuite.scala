@@ -2,6 +2,8 @@ package flambeau
 
 import java.nio.charset.StandardCharsets.UTF_8
 import java.nio.file.{Files, Path, Paths, StandardCopyOption}
+import java.util.concurrent.CountDownLatch
+import java.util.concurrent.locks.LockSupport
 
 import scala.collection.JavaConverters._
 
@@ -139,7 +141,9 @@ class PreparedDataSuite extends SparkSuite {
       split.setInputTypes(Array("float64")) -> "column \"a\" was prepared as input in float32 in ",
       regressor -> s"the rows in ${prepared.path} were prepared by validationFraction 0.25, and are asked for without validation",
       regressor.setValidationFraction(0.1) ->
-        s"the rows in ${prepared.path} were prepared by validationFraction 0.25, and are asked for by validationFraction 0.1"
+        s"the rows in ${prepared.path} were prepared by validationFraction 0.25, and are asked for by validationFraction 0.1",
+      split.setHandleInvalid("skip") ->
+        s"""the rows in ${prepared.path} were prepared by handleInvalid "keep", and are asked for by handleInvalid "skip""""
     )
     for ((estimator, told) <- cases) {
       val error = intercept[FlambeauException](estimator.fit(prepared))
@@ -153,8 +157,7 @@ class PreparedDataSuite extends SparkSuite {
     def refused(action: => Any): String = intercept[DataException](action).getMessage
     assert(refused(regressor.prepare(table.limit(0), place)) ==
       "there is nothing to train on: there are no rows")
-    // In one task: another of the failed job may still write where all was removed.
-    val nulls = table.withColumn("label", lit(null).cast("double")).coalesce(1)
+    val nulls = table.withColumn("label", lit(null).cast("double"))
     assert(refused(regressor.prepare(nulls, place)).startsWith("column 'label' holds a null"))
     assert(!Files.exists(Paths.get(place)), "nothing is left of what failed")
     assert(refused(PreparedData.open(spark, place)).startsWith(s"$place holds no prepared data"))
@@ -175,6 +178,20 @@ class PreparedDataSuite extends SparkSuite {
     assert(refused(PreparedData.open(spark, place)).contains("not written to its end"))
   }
 
+  test("nothing is written once what failed is removed") {
+    val place = path("late")
+    // One task is refused its row while the other is at work on its own, after which that one opens its file.
+    val late = udf { (id: Long) => if (id == 0) LateTask.begun.await() else LateTask.work(); id }
+    val df = spark.range(0, 2, 1, 2).select(late($"id").cast("double").as("id"))
+      .select($"id".as("a"), $"id".as("b"), when($"id" > 0, 1.0).as("label"), ($"id" > 5).as("held"))
+    val estimator = regressor.setValidationIndicatorCol("held")
+    val error = intercept[FlambeauException](estimator.prepare(df, place))
+    assert(error.getMessage.startsWith("column 'label' holds a null"))
+    assert(LateTask.hasEnded && !Files.exists(Paths.get(place)))
+    Thread.sleep(500)
+    assert(!Files.exists(Paths.get(place)))
+  }
+
   test("two that write at once leave each other's files") {
     val asked = Seq(DataColumns.resolve(table.schema, reading(regressor)))
     for (isVisible <- Seq(true, false)) {
@@ -184,7 +201,7 @@ class PreparedDataSuite extends SparkSuite {
       // The slower one, as it looked before the other began.
       assert(intercept[ParamException](PreparedRows.write(table, asked, site)).getMessage ==
         s"path: ${site.work.uri} was prepared by another meanwhile: give another path")
-      val nulls = table.withColumn("label", lit(null).cast("double")).coalesce(1)
+      val nulls = table.withColumn("label", lit(null).cast("double"))
       intercept[DataException](PreparedRows.write(nulls, asked, site))
       assert(filesBelow(site.work.uri) == before)
       val params = reading(regressor)
@@ -246,4 +263,17 @@ class Stranger extends UserDefinedType[String] {
 
 object Stranger {
   @volatile var isMade = false
+}
+
+/** What a task does for three seconds, whether it is interrupted or not. */
+object LateTask {
+  val begun = new CountDownLatch(1)
+  @volatile var hasEnded = false
+
+  def work(): Unit = {
+    begun.countDown()
+    val end = System.nanoTime + 3000000000L
+    while (System.nanoTime < end) LockSupport.parkNanos(10000000L)
+    hasEnded = true
+  }
 }

@@ -118,10 +118,13 @@ private[flambeau] final class PreparedRows private (
 
   /** The files for a fit that reads these columns. Throws ParamException where they are not for that. */
   private def files(columns: DataColumns): ShardSet = {
+    val asked = Json.obj()
+    asked.replace("spec", columns.specJson)
+    asked.replace("split", Json.of(columns.split.map(_.json), "split"))
+    asked.put("handleInvalid", columns.handleInvalid)
+    asked.replace("withoutFold", Json.of(withoutFold, "withoutFold"))
     val question = about("preparedData")
-    question.replace("spec", columns.specJson)
-    question.replace("split", Json.of(columns.split.map(_.json), "split"))
-    question.replace("withoutFold", Json.of(withoutFold, "withoutFold"))
+    question.replace("asked", asked)
     // On this machine: it needs nothing of the directory.
     val data = Json.parse(site.work.ask(Json.text(question)))
     ShardSet(
@@ -185,12 +188,13 @@ private[flambeau] object PreparedRows {
     * computing `df` once. With `fold`, a whole number of each row, fits may leave one out, and they are fits of the caller's
     * alone.
     *
-    * Throws DataException as [[FrameRows.write]] does, and ParamException where the columns are split in more than one way,
-    * or another writer of the directory was faster. Where writing fails, what was written is removed.
+    * Throws DataException as [[FrameRows.write]] does, and ParamException where the columns are split in more than one way, or
+    * have more than one rule for invalid rows, or another writer of the directory was faster. Where writing fails, what was
+    * written is removed.
     */
   def write(df: DataFrame, asked: Seq[DataColumns], site: Site, fold: Option[Column] = None): PreparedRows = {
     val began = System.nanoTime
-    val split = commonSplit(asked)
+    val (split, rule) = (commonSplit(asked), commonRule(asked))
     val selection = new Selection(asked.foldLeft(df)((rows, columns) => columns.valid(rows)))
     asked.foreach(selection.place)
     val partitions = fold.map(Fold -> _.cast("int")).toSeq ++ split.map(Split.Flag -> _.flag)
@@ -202,6 +206,7 @@ private[flambeau] object PreparedRows {
       draft.replace("schema", Json.parse(schemaOf(df, selection, split).json))
       draft.replace("columns", Json.array(selection.columns.map(describe(df, _))))
       draft.replace("split", Json.of(split.map(_.json), "split"))
+      draft.put("handleInvalid", rule)
       draft.put("seconds", (System.nanoTime - began) / 1e9)
       draft.replace("files", Json.strings(files.map(uri => uri.substring(uri.lastIndexOf(s"/$own/") + 1))))
       if (!site.ask(Site.question("readPrepared")).isNull)
@@ -234,6 +239,17 @@ private[flambeau] object PreparedRows {
           s"fits are asked for ${ways.mkString(" and ")}"
       )
     asked.head.split
+  }
+
+  /** What all of them do with invalid rows. */
+  private def commonRule(asked: Seq[DataColumns]): String = {
+    val rules = asked.map(_.handleInvalid).distinct
+    if (rules.length > 1)
+      throw new ParamException(
+        "handleInvalid is the same for all that is fitted on one copy of the rows, and here fits are asked for " +
+          s"${rules.map(rule => s"'$rule'").mkString(" and ")}: set one of them for all, or fit them apart"
+      )
+    rules.head
   }
 
   /** The fields that were read. */

@@ -1,6 +1,7 @@
 package flambeau.internal.rows
 
 import flambeau.internal.rows.Expressions.quoted
+import flambeau.internal.session.Session
 import flambeau.internal.storage.WorkDirectory
 import org.apache.spark.sql.{Column, DataFrame}
 import org.apache.spark.sql.functions._
@@ -61,9 +62,10 @@ private[rows] final class Selection(df: DataFrame) {
     val rows = df.select(columns.map(_.expression) ++ values: _*)
     val writer = rows.write.options(writeOptions)
     val path = WorkDirectory.sparkPath(directory)
-    Refusal.told {
+    // Who removes what a failed job has written does so when no task of it writes there any more.
+    Refusal.told(Session.untilTasksEnd(df.sparkSession.sparkContext) {
       (if (partitions.isEmpty) writer else writer.partitionBy(partitions.map(_._1): _*)).parquet(path)
-    }
+    })
     // The schema is given, since a directory without rows may be without files to take it from.
     df.sparkSession.read.schema(rows.schema).parquet(path)
   }

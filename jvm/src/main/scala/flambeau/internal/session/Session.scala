@@ -1,17 +1,22 @@
 package flambeau.internal.session
 
 import java.util.UUID
+import java.util.concurrent.TimeoutException
 
 import scala.reflect.ClassTag
+import scala.util.control.NonFatal
 
 import flambeau.internal.util.Failures
-import org.apache.spark.SparkContext
+import org.apache.spark.{JobExecutionStatus, SparkContext}
 import org.apache.spark.sql.SparkSession
 import org.slf4j.LoggerFactory
 
 /** Where a session runs its tasks, and jobs of it. */
 private[flambeau] object Session {
   private val log = LoggerFactory.getLogger("flambeau")
+
+  private val LateTaskSeconds = 30L
+  private val LateTaskPollMillis = 50L
 
   /** The master of a session whose driver and workers are one JVM, and its number of threads. */
   val Local = """local(?:\[(\d+|\*)(?:,.*)?\])?""".r
@@ -27,10 +32,14 @@ private[flambeau] object Session {
     spark.sparkContext.parallelize(Seq(0), 1).map(_ => function()).collect().head
 
   /** Runs `action`, which is given what cancels the Spark jobs that it runs on this thread. */
-  def cancellable[T](sc: SparkContext)(action: (() => Unit) => T): T = {
+  def cancellable[T](sc: SparkContext)(action: (() => Unit) => T): T =
+    tagged(sc)(tag => action(() => sc.cancelJobsWithTag(tag)))
+
+  /** Runs `action`, whose Spark jobs on this thread have the tag that it is given. */
+  private def tagged[T](sc: SparkContext)(action: String => T): T = {
     val tag = s"flambeau-${UUID.randomUUID}"
     sc.addJobTag(tag)
-    try action(() => sc.cancelJobsWithTag(tag))
+    try action(tag)
     finally sc.removeJobTag(tag)
   }
 
@@ -42,6 +51,47 @@ private[flambeau] object Session {
         log.warn("cancelling the training's Spark jobs")
         cancel()
         throw error
+    }
+  }
+
+  /** Runs `action`, which runs Spark jobs on this thread. Where it fails or is interrupted, cancels them, and waits until their
+    * tasks have ended too, so that none of them writes any more; up to `LateTaskSeconds`, after which a warning is logged.
+    *
+    * Spark fails a job with its first task that fails, and tells the others to end, which they do at their next row.
+    */
+  def untilTasksEnd[T](sc: SparkContext)(action: => T): T = tagged(sc) { tag =>
+    try action
+    catch {
+      case error: Throwable =>
+        try {
+          sc.cancelJobsWithTag(tag)
+          awaitTasks(sc, tag)
+        } catch {
+          case NonFatal(late) =>
+            log.warn(s"tasks of a failed Spark job may still write: ${Failures.firstLine(late)}")
+        }
+        throw error
+    }
+  }
+
+  /** Waits until no task of the jobs with this tag, which have failed or ended, runs any more. Throws TimeoutException. */
+  private def awaitTasks(sc: SparkContext, tag: String): Unit = {
+    val tracker = sc.statusTracker
+    // The tracker is told of jobs late, and in their order: once it knows of this one, which has no tasks, it knows of all.
+    val last = tagged(sc) { last =>
+      sc.emptyRDD[Int].count()
+      last
+    }
+    def runs: Boolean = {
+      val jobs = tracker.getJobIdsForTag(tag).toSeq.flatMap(tracker.getJobInfo(_))
+      val stages = jobs.flatMap(_.stageIds.toSeq).flatMap(tracker.getStageInfo(_))
+      jobs.exists(_.status == JobExecutionStatus.RUNNING) || stages.exists(_.numActiveTasks > 0)
+    }
+    val deadline = System.nanoTime + LateTaskSeconds * 1000000000L
+    while (tracker.getJobIdsForTag(last).isEmpty || runs) {
+      if (System.nanoTime > deadline)
+        throw new TimeoutException(s"they have not ended $LateTaskSeconds s after it")
+      Thread.sleep(LateTaskPollMillis)
     }
   }
 }
