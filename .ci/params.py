@@ -29,6 +29,7 @@ SPARK = {
     "featuresCol": "HasFeaturesCol",
     "inputCols": "HasInputCols",
     "labelCol": "HasLabelCol",
+    "outputCols": "HasOutputCols",
     "predictionCol": "HasPredictionCol",
     "probabilityCol": "HasProbabilityCol",
     "rawPredictionCol": "HasRawPredictionCol",
@@ -46,6 +47,7 @@ PYTHON_KINDS = {
     "initialModel": ("str | Model", "saved_model"),
     "inputShapes": ("list[list[int]]", "shapes"),
     "inputTypes": ("list[str]", "input_types"),
+    "outputCols": ("list[str]", "output_columns"),
     "outputKinds": ("list[str]", "output_kinds"),
     "thresholds": ("list[float]", "threshold_list"),
 }
@@ -53,6 +55,7 @@ PYTHON_KINDS = {
 SCALA_KINDS = {
     "inputShapes": ("ShapesParam", "Array[Array[Int]]", "Shapes"),
     "inputTypes": ("StringArrayParam", "Array[String]", "InputTypes"),
+    "outputCols": ("StringArrayParam", "Array[String]", "OutputColumns"),
     "outputKinds": ("StringArrayParam", "Array[String]", "OutputKinds"),
     "thresholds": ("DoubleArrayParam", "Array[Double]", "Thresholds"),
 }

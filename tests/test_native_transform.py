@@ -15,6 +15,7 @@ CASES = {
     "arrays": ["prediction"],
     "vectors": ["rawPrediction", "probability", "prediction"],
     "several": ["prediction"],
+    "output columns": ["mean", "top"],
     "exported": ["prediction"],
     "large": ["prediction"],
     "saved and loaded": ["prediction"],

@@ -156,15 +156,16 @@ class Described(Fitted, HasOutputColumns):
     @property
     def outputs(self) -> tuple[Output, ...]:
         """What `transform` adds to a DataFrame."""
-        root, heads = self.getPredictionCol(), self._heads()
-        kind = result_type(self._output, heads)
-        if not root:
+        heads = [head for head in self._heads() if head.name]
+        kind = result_type(self._output, self._heads())
+        own, root = self._value("outputCols"), self.getPredictionCol()
+        if not (own or root):
             return ()
         if self._output.single is not None:
-            return (Output(root, heads[0].kind, kind.simpleString()),)
+            return (Output(own[0] if own else root, heads[0].kind, kind.simpleString()),)
         fields = cast("StructType", kind).fields
         return tuple(
-            Output(f"{root}.{head.name}", head.kind, field.dataType.simpleString())
+            Output(head.name if own else f"{root}.{head.name}", head.kind, field.dataType.simpleString())
             for head, field in zip(heads, fields, strict=True)
         )
 
@@ -235,6 +236,7 @@ class Described(Fitted, HasOutputColumns):
         """The outputs as they are written. Raises ParamError where the params do not fit them."""
         return heads_of(
             self._output,
+            self._value("outputCols"),
             self.getOutputNames(),
             self.getOutputKinds(),
             self._default_kind(),

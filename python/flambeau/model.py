@@ -17,6 +17,7 @@ from flambeau._input_rows import NUMPY
 from flambeau._saved.program import OutputSpec, instantiate, is_wide
 from flambeau._saved.weights import WeightsRef, load_into
 from flambeau._score.gpu_slots import NUM_SLOTS
+from flambeau._score.heads import Head
 from flambeau._score.scoring import Scorer
 from flambeau._spark.columns import (
     column_names,
@@ -29,7 +30,7 @@ from flambeau._spark.columns import (
     valid_rows,
 )
 from flambeau._spark.files import fetched
-from flambeau._spark.outputs import class_type, result_type
+from flambeau._spark.outputs import OutputColumn, class_type, result_type
 from flambeau._spark.rows.shards import resolve_labels
 from flambeau._spark.saving.stages import ModelReader, ModelWriter
 from flambeau._spark.transform import evaluation, local, native_scoring, sql
@@ -59,8 +60,8 @@ __all__ = [
     "TorchRegressionModel",
 ]
 
-_CLASS_COLUMNS = ("rawPredictionCol", "probabilityCol", "predictionCol")
-"""The params of a classifier's columns, in their order in a DataFrame."""
+_CLASS_COLUMNS = ("rawPrediction", "probability", "prediction")
+"""A classifier's columns, in their order in a DataFrame; the param that names one is called so with a Col."""
 
 
 class TorchModel(
@@ -76,9 +77,10 @@ class TorchModel(
 
     `transform` adds `predictionCol`: a double where the module returns one number a row, an array where it
     returns several, a struct where it returns several tensors. The struct's fields are the keys of a dict or
-    the fields of a named tuple, `_1`, `_2`, ... of another tuple, or what `outputNames` says. An output to
-    which `outputKinds` gives another kind than `number` is a struct of `prediction`, `probability` and
-    `rawPrediction`. With `runtime="native"` the JVM scores, in a session that has Flambeau's jar.
+    the fields of a named tuple, `_1`, `_2`, ... of another tuple, or what `outputNames` says. With
+    `outputCols` each tensor is a column of its own instead. An output to which `outputKinds` gives another
+    kind than `number` is a struct of `prediction`, `probability` and `rawPrediction`. With `runtime="native"`
+    the JVM scores, in a session that has Flambeau's jar.
 
     Models come from an estimator's `fit` or from `load`; they are not made by calling the class.
     """
@@ -117,7 +119,7 @@ class TorchModel(
             columns, tensors = local.of_arrays(data, self._inputs)
         with fetched(self._weights) as path:
             weights = replace(self._weights, uri=str(path), content=None)
-            scorer = self._scorer(tensors, [param for param, _ in wanted], weights)
+            scorer = self._scorer(tensors, _fields(wanted), weights)
             made = local.predicted(scorer, columns, wanted) if wanted else {}
         if isinstance(data, pd.DataFrame):
             return local.as_frame(made, data.index)
@@ -156,15 +158,16 @@ class TorchModel(
         """The model as a function of columns, for the active session; with a name it is one of SQL too:
         `SELECT score(x1, x2) FROM t`.
 
-        It takes the columns of `inputs` in their order and gives what `transform` writes as `predictionCol`;
-        that of a classifier gives a struct of `rawPrediction`, `probability` and `prediction`, with arrays in
-        place of vectors. Raises ParamError for a model that is not fitted.
+        It takes the columns of `inputs` in their order and gives what `transform` writes as `predictionCol`,
+        or a struct of several `outputCols`; that of a classifier gives a struct of `rawPrediction`,
+        `probability` and `prediction`, with arrays in place of vectors. Raises ParamError for a model that is
+        not fitted.
         """
         self._check_fitted()
         spark = SparkSession.active()
-        wanted = _CLASS_COLUMNS if self._class_fields else ("predictionCol",)
-        scorer = self._scorer(self._inputs, wanted, self._weights_of_workers(spark), gpu_tasks_of(spark))
-        return sql.function_of(scorer, self._result_type(wanted), name, spark)
+        weights = self._weights_of_workers(spark)
+        scorer = self._scorer(self._inputs, _CLASS_COLUMNS, weights, gpu_tasks_of(spark))
+        return sql.function_of(scorer, self._result_type(_CLASS_COLUMNS), name, spark)
 
     def module(self) -> nn.Module:
         """The trained module in eval mode on the CPU, with weights of its own: a plain `torch.nn.Module`.
@@ -220,13 +223,14 @@ class TorchModel(
         # As Spark compares names: it would put an output in the place of such a column.
         exact = str(dataset.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
         taken = {name if exact else name.lower(): f"a column {name!r} already" for name in dataset.columns}
-        for param, name in outputs:
-            known = name if exact else name.lower()
+        for one in outputs:
+            known = one.name if exact else one.name.lower()
             if known in taken:
                 raise ParamError(
-                    f"{param}: the DataFrame has {taken[known]}; drop it or set another {param} than {name!r}"
+                    f"{one.param}: the DataFrame has {taken[known]}; drop it or set another {one.param} than "
+                    f"{one.name!r}"
                 )
-            taken[known] = f"{name!r} as another output"
+            taken[known] = f"{one.name!r} as another output"
         if not outputs:
             return dataset
         if self.getRuntime() == "native":
@@ -239,11 +243,18 @@ class TorchModel(
             return native_scoring.transform(self, dataset)
         dataset = self._valid(dataset)
         columns, tensors = self._columns_of(dataset)
-        wanted = [param for param, _ in outputs]
+        wanted = _fields(outputs)
         spark = dataset.sparkSession
         scorer = self._scorer(tensors, wanted, self._weights_of_workers(spark), gpu_tasks_of(spark))
         score = scalar_udf(scorer, self._result_type(wanted), len(columns))(*columns)
-        return self._add_outputs(dataset, score, F.col)
+        if not wanted:
+            return dataset.withColumn(outputs[0].name, score)
+        held = f"{self.uid}_scores"
+        made = {
+            one.name: self._written(field, F.col(quoted(held)).getField(field))
+            for one, field in zip(outputs, wanted, strict=True)
+        }
+        return dataset.withColumn(held, score).withColumns(made).drop(held)
 
     def _valid(self, dataset: DataFrame) -> DataFrame:
         """The rows as `handleInvalid` has them."""
@@ -324,7 +335,7 @@ class TorchModel(
         weights: WeightsRef,
         gpu_tasks: int = NUM_SLOTS,
     ) -> Scorer:
-        """What scores these tensors; `wanted` are a classifier's params that name columns."""
+        """What scores these tensors; `wanted` are the fields of a classifier's columns."""
         return Scorer(
             # The graph for training stays here.
             programs={form: data for form, data in self._programs.items() if form != "exportedTrain"},
@@ -333,25 +344,28 @@ class TorchModel(
             output=self._output,
             batch_size=self.getInferenceBatchSize(),
             heads=self._heads(),
-            fields=tuple(name.removesuffix("Col") for name in wanted) if self._class_fields else (),
+            fields=tuple(wanted) if self._class_fields else (),
             sys_path=tuple(sys.path),
             device=self.getDevice(),
             gpu_tasks=gpu_tasks,
             preprocess=self._preprocess,
         )
 
-    def _output_columns(self) -> list[tuple[str, str]]:
-        """The params that name output columns and the columns' names; an empty name leaves that column
-        out.
-        """
-        name = self.getPredictionCol()
-        return [("predictionCol", name)] if name else []
+    def _output_columns(self) -> list[OutputColumn]:
+        """The columns that `transform` adds; an empty name leaves one out."""
+        names, single = self._value("outputCols"), self._output.single is not None
+        if names is None:
+            columns = [OutputColumn("predictionCol", self.getPredictionCol(), None)]
+        else:
+            columns = [OutputColumn("outputCols", name, None if single else name) for name in names]
+        return [column for column in columns if column.name]
 
     def _result_type(self, wanted: Sequence[str]) -> DataType:
         return result_type(self._output, self._heads())
 
-    def _add_outputs(self, dataset: DataFrame, score: Column, col: Any) -> DataFrame:
-        return dataset.withColumn(self.getPredictionCol(), score)
+    def _written(self, field: str, column: Column) -> Column:
+        """A field of what is scored, as its column has it."""
+        return column
 
 
 class TorchRegressionModel(TorchModel):
@@ -399,8 +413,10 @@ class TorchClassificationModel(TorchModel, HasClassColumns):
     def outputs(self) -> tuple[Output, ...]:
         """What `transform` adds to a DataFrame."""
         kind = self._heads()[0].kind
-        types = {"predictionCol": class_type(kind, ["prediction"])["prediction"].dataType.simpleString()}
-        return tuple(Output(name, kind, types.get(param, "vector")) for param, name in self._output_columns())
+        types = {"prediction": class_type(kind, ["prediction"])["prediction"].dataType.simpleString()}
+        return tuple(
+            Output(one.name, kind, types.get(str(one.field), "vector")) for one in self._output_columns()
+        )
 
     @property
     def numClasses(self) -> int:
@@ -424,21 +440,32 @@ class TorchClassificationModel(TorchModel, HasClassColumns):
         if "number" in (self._value("outputKinds") or ()):
             raise ParamError("outputKinds: a classifier's output is no number; use TorchRegressor")
 
-    def _output_columns(self) -> list[tuple[str, str]]:
-        return [(name, self.getOrDefault(name)) for name in _CLASS_COLUMNS if self.getOrDefault(name)]
+    def _heads(self) -> list[Head]:
+        if self._value("outputCols") is not None:
+            raise ParamError(
+                "outputCols: a classifier's columns are rawPredictionCol, probabilityCol and predictionCol; "
+                "use TorchEstimator for others"
+            )
+        return super()._heads()
+
+    def _output_columns(self) -> list[OutputColumn]:
+        columns = [
+            OutputColumn(f"{field}Col", self.getOrDefault(f"{field}Col"), field) for field in _CLASS_COLUMNS
+        ]
+        return [column for column in columns if column.name]
 
     def _result_type(self, wanted: Sequence[str]) -> DataType:
-        return class_type(self._heads()[0].kind, [name.removesuffix("Col") for name in wanted])
+        return class_type(self._heads()[0].kind, wanted)
 
     def _default_kind(self) -> str:
         return self._classes or "logits"
 
-    def _add_outputs(self, dataset: DataFrame, score: Column, col: Any) -> DataFrame:
+    def _written(self, field: str, column: Column) -> Column:
         from pyspark.ml.functions import array_to_vector
 
-        held = f"{self.uid}_scores"
-        made = {}
-        for param, name in self._output_columns():
-            field = col(quoted(held)).getField(param.removesuffix("Col"))
-            made[name] = field if param == "predictionCol" else array_to_vector(field)
-        return dataset.withColumn(held, score).withColumns(made).drop(held)
+        return column if field == "prediction" else array_to_vector(column)
+
+
+def _fields(outputs: Sequence[OutputColumn]) -> list[str]:
+    """The fields that the columns are of what is scored."""
+    return [one.field for one in outputs if one.field is not None]

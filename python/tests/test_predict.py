@@ -132,6 +132,14 @@ def test_several_inputs_and_outputs(tmp_path: Path) -> None:
         close(arrays["prediction.scores"], expected["scores"])
     frame["image"] = list(IMAGES)
     close(model.predict(frame)["prediction.sum"], expected["sum"])
+    own = model.copy().setOutputCols(["total", "s"])
+    found = own.predict(frame)
+    assert list(found.columns) == ["total", "s"] == [o.name for o in own.outputs]
+    close(found["total"], expected["sum"])
+    close(np.stack(found["s"]), expected["scores"])
+    arrays = own.setOutputCols(["", "s"]).predict({"kind": KINDS, "image": IMAGES, "x": ROWS})
+    close(arrays, expected["scores"])
+    assert [(o.name, o.columnType) for o in own.outputs] == [("s", model.outputs[1].columnType)]
 
 
 def test_vectors_of_spark_are_read(tmp_path: Path) -> None:

@@ -111,6 +111,8 @@ def test_several_outputs_are_fields(spark: SparkSession, tmp_path: Path) -> None
         name, _, place = field.partition("[")
         values = [row[name] if not place else row[name][3] for row in expected]  # type: ignore[index]
         assert by_sql(spark, frame, f"both(features).{field}") == pytest.approx(values, rel=1e-6)
+    model.setOutputCols(["", "doubled"]).udf("own")
+    assert by_sql(spark, frame, "own(features).doubled[3]") == pytest.approx(values, rel=1e-6)
 
 
 def test_what_is_refused(spark: SparkSession, tmp_path: Path) -> None:

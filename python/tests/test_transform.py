@@ -281,10 +281,54 @@ def test_two_heads_of_different_kinds(any_spark_long: SparkSession, tmp_path: Pa
         assert found[1] == logits.argmax(1).double().tolist()
         close(found[2], logits.softmax(1))
         close(found[3], logits)
-    with pytest.raises(
-        ParamError, match="outputNames has 1 entries, delay, and the module returns 2 tensors"
+    own = model.copy().setOutputNames(None).setOutputCols(["delay", "a kind"])
+    own.write().overwrite().save(path)
+    out = TorchModel.load(path).transform(arrays_of(any_spark_long))
+    assert out.columns == ["id", "features", "delay", "a kind"]
+    found = columns(out, "delay", "`a kind`.prediction", "`a kind`.probability", "`a kind`.rawPrediction")
+    close(found[0], delay)
+    assert found[1] == logits.argmax(1).double().tolist()
+    close(found[2], logits.softmax(1))
+    close(found[3], logits)
+    for param, value in (("outputNames", ["delay"]), ("outputCols", ["delay"])):
+        wrong = own.copy().setOutputCols(None)
+        wrong.set(wrong.getParam(param), value)
+        with pytest.raises(
+            ParamError, match=f"{param} has 1 entries, delay, and the module returns 2 tensors"
+        ):
+            wrong.transform(arrays_of(any_spark_long))
+
+
+def test_output_columns_come_of_one_pass_and_are_refused_by_name(
+    array_rows: DataFrame, tmp_path: Path
+) -> None:
+    estimator = TorchEstimator(loss=focal, outputCols=["delay", "kind"])
+    model = fitted.fitted(estimator, Heads(Arrival), [fitted.features(4)], tmp_path / "two")
+    out = model.transform(array_rows)
+    assert out.schema["delay"].dataType.simpleString() == "double"
+    assert out.schema["kind"].dataType.simpleString() == "array<float>"
+    for asked in (out, out.select("kind"), out.selectExpr("delay + kind[0] AS sum", "kind")):
+        plan = str(asked._jdf.queryExecution().optimizedPlan().toString())
+        assert plan.count("flambeau_score(") == 1, plan
+    one = fitted.fitted(
+        TorchRegressor(outputCols=["y"]), fitted.Scalar(), [fitted.features(4)], tmp_path / "one"
+    )
+    assert one.transform(array_rows).columns == ["id", "features", "y"]
+    some = model.copy().setOutputCols(["", "kind"]).transform(array_rows)
+    assert some.columns == ["id", "features", "kind"]
+    assert columns(some, "kind") == columns(out, "kind")
+
+    for names, text in (
+        (["delay", "ID"], "outputCols: the DataFrame has a column 'id' already"),
+        (["delay", "Delay"], "outputCols: the DataFrame has 'delay' as another output"),
+        (["a", "b", "c"], "outputCols has 3 entries, a, b, c, and the module returns 2 tensors"),
     ):
-        model.setOutputNames(["delay"]).transform(arrays_of(any_spark_long))
+        with pytest.raises(ParamError, match=text):
+            model.copy().setOutputCols(names).transform(array_rows)
+    with pytest.raises(ParamError, match="outputCols and outputNames are both set"):
+        model.copy().setOutputNames(["c", "d"]).transform(array_rows)
+    with pytest.raises(ParamError, match="outputCols: a classifier's columns are rawPredictionCol"):
+        fitted.classifier(tmp_path / "classes", outputCols=["classes"])
 
 
 def test_vectors_dense_and_sparse(any_spark: SparkSession, tmp_path: Path) -> None:

@@ -118,6 +118,12 @@ def main() -> None:
             fitted.fitted(several, Several(), [fitted.features(4)], folder / "several"),
             arrays,
         )
+        several = TorchEstimator(model=Several(), loss="mse", outputCols=["mean", "top"])
+        compare(
+            "output columns",
+            fitted.fitted(several, Several(), [fitted.features(4)], folder / "columns"),
+            arrays,
+        )
         compare("exported", fitted.regressor(folder / "exported", Exported()), arrays)
 
         compare("large", fitted.regressor(folder / "large", Large()), arrays)

@@ -14,7 +14,7 @@ use crate::work_directory::WorkDirectory;
 const FORMAT: u32 = 6;
 
 /// What a run may change between its fits, since no bit of its result depends on it.
-const FREE: [&str; 22] = [
+const FREE: [&str; 24] = [
     "checkpointInterval",
     "checkpointSteps",
     "collectiveTimeout",
@@ -25,6 +25,8 @@ const FREE: [&str; 22] = [
     "logGradientNorm",
     "maxRestarts",
     "memoryBudget",
+    "outputCols",
+    "outputNames",
     "predictionCol",
     "probabilityCol",
     "profile",

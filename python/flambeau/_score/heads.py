@@ -16,11 +16,11 @@ CLASS_FIELDS = ("prediction", "probability", "rawPrediction")
 class Head:
     """How an output of the module is written.
 
-    `name` is that of its field where there are several. `kind` is `number`, which is written as it is;
-    `logits`, `probabilities` or `log_probabilities` of classes, of class 1 of two where a row is one number;
-    or `labels` (logits) or `label_probabilities`, whose columns are labels of their own. `threshold` is what
-    the probability of class 1 of two, or of a label, has to exceed; `thresholds` are those of Spark ML, one a
-    class, or one a label.
+    `name` is that of its column or its field; an empty one leaves it out. `kind` is `number`, which is
+    written as it is; `logits`, `probabilities` or `log_probabilities` of classes, of class 1 of two where a
+    row is one number; or `labels` (logits) or `label_probabilities`, whose columns are labels of their own.
+    `threshold` is what the probability of class 1 of two, or of a label, has to exceed; `thresholds` are
+    those of Spark ML, one a class, or one a label.
     """
 
     name: str
@@ -31,20 +31,26 @@ class Head:
 
 def heads_of(
     output: OutputSpec,
+    columns: Sequence[str] | None,
     names: Sequence[str] | None,
     kinds: Sequence[str] | None,
     default: str,
     threshold: float | None,
     thresholds: Sequence[float] | None,
 ) -> list[Head]:
-    """The heads of a module's outputs, by what `outputNames`, `outputKinds`, `threshold` and `thresholds`
-    say; `default` is the kind of all where no kinds are given. Raises ParamError where they do not fit the
-    outputs.
+    """The heads of a module's outputs, by what `outputCols`, `outputNames`, `outputKinds`, `threshold` and
+    `thresholds` say; `default` is the kind of all where no kinds are given. Raises ParamError where they do
+    not fit the outputs.
     """
     tensors = output.tensors
-    names = names or [str(tensor.name) for tensor in tensors]
+    if columns and names:
+        raise ParamError(
+            "outputCols and outputNames are both set: set outputCols for columns, or outputNames for the "
+            "fields of predictionCol"
+        )
+    names = columns or names or [str(tensor.name) for tensor in tensors]
     kinds = kinds or [default] * len(tensors)
-    for param, given in (("outputNames", names), ("outputKinds", kinds)):
+    for param, given in (("outputCols" if columns else "outputNames", names), ("outputKinds", kinds)):
         if len(given) != len(tensors):
             raise ParamError(
                 f"{param} has {len(given)} entries, {', '.join(given)}, and the module returns "

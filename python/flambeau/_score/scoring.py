@@ -169,10 +169,11 @@ class Scorer:
             results = [
                 _result(tensor, spec) if head.kind == "number" else _class_columns(tensor, head, CLASS_FIELDS)
                 for tensor, spec, head in zip(outputs, self.output.tensors, self.heads, strict=True)
+                if head.name
             ]
         if self.output.single is not None:
             return results[0]
-        return pa.StructArray.from_arrays(results, names=[head.name for head in self.heads])
+        return pa.StructArray.from_arrays(results, names=[head.name for head in self.heads if head.name])
 
     def _outputs(
         self, module: nn.Module, parts: Callable[[int, int], list[Tensor]], num_rows: int, pieces: Pieces

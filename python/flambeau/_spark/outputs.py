@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pyspark.sql.types import (
     ArrayType,
@@ -19,15 +20,30 @@ from flambeau._saved.program import OutputSpec, OutputTensor
 from flambeau._score.heads import CLASS_FIELDS, Head
 
 
+@dataclass(frozen=True)
+class OutputColumn:
+    """A column that `transform` adds.
+
+    `param` is the param that names it, `field` what it is called in the struct that the module's outputs are
+    scored as; None where it is all that is scored.
+    """
+
+    param: str
+    name: str
+    field: str | None
+
+
 def result_type(output: OutputSpec, heads: Sequence[Head]) -> DataType:
     """Spark's type of all outputs: that of a single one, a struct of several."""
-    types = [
-        column_type(tensor) if head.kind == "number" else class_type(head.kind, CLASS_FIELDS)
+    fields = [
+        StructField(
+            head.name,
+            column_type(tensor) if head.kind == "number" else class_type(head.kind, CLASS_FIELDS),
+        )
         for tensor, head in zip(output.tensors, heads, strict=True)
+        if head.name
     ]
-    if output.single is not None:
-        return types[0]
-    return StructType([StructField(head.name, kind) for head, kind in zip(heads, types, strict=True)])
+    return StructType(fields) if output.single is None else fields[0].dataType
 
 
 def class_type(kind: str, fields: Sequence[str]) -> StructType:

@@ -20,6 +20,7 @@ class OtherNames(TypedDict, total=False):
     num_proc: int | None
     feature_cols: list[str] | None
     label_cols: list[str] | None
+    output_cols: list[str] | None
     input_shapes: list[list[int]] | None
     sample_weight_col: str | None
     validation: str | float | None
@@ -35,6 +36,7 @@ _ALIASES = {
     "num_proc": "numWorkers",
     "feature_cols": "inputCols",
     "label_cols": "labelCols",
+    "output_cols": "outputCols",
     "input_shapes": "inputShapes",
     "sample_weight_col": "weightCol",
     "batch_size": "batchSize",

@@ -125,6 +125,15 @@ def text_list(value: Any) -> list[str]:
     raise ParamError(f"must be a list of column names, got {value!r}")
 
 
+def output_columns(value: Any) -> list[str]:
+    """A list of different strings, at least one of them not empty; others may be."""
+    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+        named = [item for item in value if item]
+        if named and len(set(named)) == len(named):
+            return list(value)
+    raise ParamError(f"must be a list of different column names, not all of them empty, got {value!r}")
+
+
 def shapes(value: Any) -> list[list[int]]:
     """A list of shapes, each a list of sizes of at least 1; a single shape is not a list of shapes."""
     if (

@@ -14,6 +14,7 @@ from pyspark.ml.param.shared import (
     HasFeaturesCol,
     HasInputCols,
     HasLabelCol,
+    HasOutputCols,
     HasPredictionCol,
     HasProbabilityCol,
     HasRawPredictionCol,
@@ -31,6 +32,7 @@ from flambeau.params.converters import (
     boolean,
     input_types,
     one_of,
+    output_columns,
     output_kinds,
     saved_model,
     shapes,
@@ -163,7 +165,7 @@ class HasInputColumns(CheckedParams, HasFeaturesCol, HasInputCols):
         return self.getOrDefault(self.handleInvalid)
 
 
-class HasOutputColumns(CheckedParams, HasPredictionCol, HasThreshold, HasThresholds):
+class HasOutputColumns(CheckedParams, HasPredictionCol, HasOutputCols, HasThreshold, HasThresholds):
     """What a fitted model writes, and how many rows it scores at once."""
 
     predictionCol: Param[str] = Param(
@@ -172,6 +174,15 @@ class HasOutputColumns(CheckedParams, HasPredictionCol, HasThreshold, HasThresho
         "Name of the column that the fitted model writes its predictions to. An empty name leaves that "
         "column out.",
         text_or_empty,
+    )
+
+    outputCols: Param[list[str]] = Param(
+        Params._dummy(),
+        "outputCols",
+        "Names of columns for the tensors that the module returns, one for each in their order, in place of "
+        "predictionCol; an empty name leaves that tensor out. Not for classifiers, and not beside "
+        "outputNames. When not set, predictionCol has them all.",
+        output_columns,
     )
 
     outputNames: Param[list[str]] = Param(
@@ -225,6 +236,10 @@ class HasOutputColumns(CheckedParams, HasPredictionCol, HasThreshold, HasThresho
     def setPredictionCol(self, value: str | None) -> Self:
         """Sets `predictionCol`; None unsets it."""
         return self._set(predictionCol=value)
+
+    def setOutputCols(self, value: list[str] | None) -> Self:
+        """Sets `outputCols`; None unsets it."""
+        return self._set(outputCols=value)
 
     def setOutputNames(self, value: list[str] | None) -> Self:
         """Sets `outputNames`; None unsets it."""
@@ -1439,6 +1454,7 @@ class EstimatorArguments(OtherNames, total=False):
     inputTypes: list[str] | None
     handleInvalid: str | None
     predictionCol: str | None
+    outputCols: list[str] | None
     outputNames: list[str] | None
     outputKinds: list[str] | None
     threshold: float | None
@@ -1540,6 +1556,7 @@ class HasConstructor(CheckedParams):
         inputTypes: list[str] | None = None,
         handleInvalid: str = "keep",
         predictionCol: str = "prediction",
+        outputCols: list[str] | None = None,
         outputNames: list[str] | None = None,
         outputKinds: list[str] | None = None,
         threshold: float | None = None,
@@ -1669,6 +1686,10 @@ class HasConstructor(CheckedParams):
         predictionCol : str, default 'prediction'
             Name of the column that the fitted model writes its predictions to. An empty name leaves that
             column out.
+        outputCols : list[str], default not set
+            Names of columns for the tensors that the module returns, one for each in their order, in
+            place of predictionCol; an empty name leaves that tensor out. Not for classifiers, and not
+            beside outputNames. When not set, predictionCol has them all.
         outputNames : list[str], default not set
             Names of the fields that predictionCol has where the module returns several tensors, in their
             order. When not set, the keys of a dict, the fields of a named tuple, or _1, _2, ...

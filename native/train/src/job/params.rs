@@ -284,6 +284,7 @@ const GROUPS: [(&str, &str, &[&str]); 11] = [
         "What a fitted model writes, and how many rows it scores at once.",
         &[
             "predictionCol",
+            "outputCols",
             "outputNames",
             "outputKinds",
             "threshold",
@@ -497,6 +498,12 @@ pub struct TrainingParams {
     /// empty name leaves that column out.
     #[schemars(title = "Probability column")]
     pub probability_col: String,
+
+    /// Names of columns for the tensors that the module returns, one for each in their order, in place of predictionCol;
+    /// an empty name leaves that tensor out. Not for classifiers, and not beside outputNames. When not set, predictionCol
+    /// has them all.
+    #[schemars(title = "Output columns", length(min = 1))]
+    pub output_cols: Option<Vec<String>>,
 
     /// Names of the fields that predictionCol has where the module returns several tensors, in their order. When not
     /// set, the keys of a dict, the fields of a named tuple, or _1, _2, ...
@@ -854,6 +861,7 @@ impl Default for TrainingParams {
             prediction_col: "prediction".into(),
             raw_prediction_col: "rawPrediction".into(),
             probability_col: "probability".into(),
+            output_cols: None,
             output_names: None,
             output_kinds: None,
             threshold: None,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
     from flambeau._score.scoring import Scorer
+    from flambeau._spark.outputs import OutputColumn
     from flambeau._tensors import TensorColumns
 
 Columns = tuple[Sequence[pa.Array], Sequence["TensorColumns"]]
@@ -41,17 +42,11 @@ Columns = tuple[Sequence[pa.Array], Sequence["TensorColumns"]]
 
 
 def predicted(
-    scorer: Scorer, columns: Sequence[pa.Array], outputs: Sequence[tuple[str, str]]
+    scorer: Scorer, columns: Sequence[pa.Array], outputs: Sequence[OutputColumn]
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """The outputs by name: columns as they are in `transform`, the fields of a struct each by its path.
-
-    `outputs` are the params that name columns, and the columns' names.
-    """
+    """The outputs by name: columns as they are in `transform`, the fields of a struct each by its path."""
     [result] = scorer.score_here(iter([tuple(columns)]))
-    if scorer.fields:
-        parts = [(name, result.field(param.removesuffix("Col"))) for param, name in outputs]
-    else:
-        parts = [(name, result) for _, name in outputs]
+    parts = [(one.name, result if one.field is None else result.field(one.field)) for one in outputs]
     return {name: _values(leaf) for root, part in parts for name, leaf in _leaves(root, part)}
 
 

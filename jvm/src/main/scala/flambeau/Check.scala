@@ -95,6 +95,16 @@ private[flambeau] object Check {
     override def toString: String = "a list of different column names, at least one"
   }
 
+  /** Different names of columns, at least one; others may be empty. */
+  case object OutputColumns extends Check {
+    override def allows(value: Any): Boolean = value match {
+      case names: Array[String] =>
+        !names.contains(null) && Columns.allows(names.filter(_.nonEmpty))
+      case _ => false
+    }
+    override def toString: String = "a list of different column names, not all of them empty"
+  }
+
   /** Shapes, each a list of sizes of at least 1. */
   case object Shapes extends Check {
     override def allows(value: Any): Boolean = value match {

@@ -2,8 +2,9 @@ package flambeau
 
 import org.apache.spark.ml.param.{BooleanParam, DoubleParam, IntParam, LongParam, Param, StringArrayParam}
 import org.apache.spark.ml.param.shared.{
-  HasCheckpointInterval, HasFeaturesCol, HasInputCols, HasLabelCol, HasPredictionCol, HasProbabilityCol,
-  HasRawPredictionCol, HasSeed, HasThreshold, HasThresholds, HasValidationIndicatorCol, HasWeightCol
+  HasCheckpointInterval, HasFeaturesCol, HasInputCols, HasLabelCol, HasOutputCols, HasPredictionCol,
+  HasProbabilityCol, HasRawPredictionCol, HasSeed, HasThreshold, HasThresholds, HasValidationIndicatorCol,
+  HasWeightCol
 }
 
 // Made from docs/training-job.schema.json by `make params`; do not edit.
@@ -143,13 +144,24 @@ trait HasInputColumns extends CheckedParams with HasFeaturesCol with HasInputCol
 }
 
 /** What a fitted model writes, and how many rows it scores at once. */
-trait HasOutputColumns extends CheckedParams with HasPredictionCol with HasThreshold with HasThresholds {
+trait HasOutputColumns
+    extends CheckedParams
+    with HasPredictionCol
+    with HasOutputCols
+    with HasThreshold
+    with HasThresholds {
 
   /** Sets `predictionCol`.
     *
     * @group setParam
     */
   def setPredictionCol(value: String): this.type = setChecked(predictionCol, value)
+
+  /** Sets `outputCols`.
+    *
+    * @group setParam
+    */
+  def setOutputCols(value: Array[String]): this.type = setChecked(outputCols, value)
 
   /** @group param */
   final val outputNames: StringArrayParam = new StringArrayParam(

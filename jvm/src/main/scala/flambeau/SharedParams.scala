@@ -29,6 +29,12 @@ private[flambeau] object SharedParams {
       "Name of the label column. Used when labelCols is not set.",
       Check.Text
     ),
+    "outputCols" -> Declaration(
+      "Names of columns for the tensors that the module returns, one for each in their order, in place " +
+        "of predictionCol; an empty name leaves that tensor out. Not for classifiers, and not beside " +
+        "outputNames. When not set, predictionCol has them all.",
+      Check.OutputColumns
+    ),
     "predictionCol" -> Declaration(
       "Name of the column that the fitted model writes its predictions to. An empty name leaves that " +
         "column out.",

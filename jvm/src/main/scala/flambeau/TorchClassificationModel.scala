@@ -1,6 +1,6 @@
 package flambeau
 
-import flambeau.internal.model.{OutputSpec, Trained}
+import flambeau.internal.model.{OutputField, OutputSpec, Trained}
 import flambeau.internal.saving.ModelReader
 import org.apache.spark.ml.linalg.SQLDataTypes.VectorType
 import org.apache.spark.ml.param.ParamMap
@@ -43,6 +43,11 @@ class TorchClassificationModel private[flambeau] (uid: String, trained: Trained)
     else Seq("logits", "probabilities", "log_probabilities")
 
   private[flambeau] override def checkScored(): Unit = {
+    if (isDefined(outputCols))
+      throw new ParamException(
+        "outputCols: a classifier's columns are rawPredictionCol, probabilityCol and predictionCol; use " +
+          "TorchEstimator for others"
+      )
     super.checkScored()
     for (kind <- classes if kind.startsWith("label"))
       throw new ParamException(
@@ -50,11 +55,11 @@ class TorchClassificationModel private[flambeau] (uid: String, trained: Trained)
       )
   }
 
-  private[flambeau] override def outputFields: Seq[(String, StructField)] = Seq(
-    "rawPredictionCol" -> StructField(getRawPredictionCol, VectorType),
-    "probabilityCol" -> StructField(getProbabilityCol, VectorType),
-    "predictionCol" -> StructField(getPredictionCol, DoubleType)
-  ).filter(_._2.name.nonEmpty)
+  private[flambeau] override def outputFields: Seq[OutputField] = Seq(
+    OutputField("rawPredictionCol", StructField(getRawPredictionCol, VectorType)),
+    OutputField("probabilityCol", StructField(getProbabilityCol, VectorType)),
+    OutputField("predictionCol", StructField(getPredictionCol, DoubleType))
+  ).filter(_.field.name.nonEmpty)
 }
 
 /** Reads models that `write` saved, from Scala or from PySpark. */

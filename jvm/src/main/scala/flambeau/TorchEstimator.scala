@@ -147,7 +147,7 @@ class TorchEstimator(override val uid: String)
       val model = modelOf(fit.run(rows, listeners))
       try fit.end()
       catch { case NonFatal(error) => throw new ListenerException(model, error) }
-      runs.foreach(_.onFitEnd(model, model.trained, model.outputFields.map(_._2), rows))
+      runs.foreach(_.onFitEnd(model, model.trained, model.outputFields.map(_.field), rows))
       model
     } catch {
       case error: Throwable =>

@@ -1,7 +1,7 @@
 package flambeau
 
 import flambeau.jni.{GpuSlots, ScorerSpec, TensorRows}
-import flambeau.internal.model.{History, OutputSpec, ProgramForms, Trained}
+import flambeau.internal.model.{History, OutputField, OutputSpec, ProgramForms, Trained}
 import flambeau.internal.rows.{Columns, Expressions, Role}
 import flambeau.internal.saving.{ModelReader, ModelWriter}
 import flambeau.internal.scoring.{RowScoring, Scoring}
@@ -17,7 +17,7 @@ import org.apache.spark.util.SerializableConfiguration
   *
   * `transform` adds `predictionCol`: a double where the module returns one number a row, an array where it returns
   * several, a struct where it returns several tensors (fields `_1`, `_2`, ... of a tuple, the keys of a dict, or
-  * `outputNames`). An empty name leaves the column out.
+  * `outputNames`). With `outputCols` each tensor is a column of its own instead. An empty name leaves the column out.
   *
   * Models come from an estimator's `fit` or from `load`.
   */
@@ -78,7 +78,7 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
   def outputs: Seq[Output] = {
     checkScored()
     val kind = classes.getOrElse("number")
-    outputFields.map(_._2).flatMap { column =>
+    outputFields.map(_.field).flatMap { column =>
       column.dataType match {
         case StructType(fields) =>
           fields.toSeq.map(field => Output(s"${column.name}.${field.name}", kind, field.dataType))
@@ -125,11 +125,10 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     else {
       GpuSlots.number(settings.get)
       val tensors = inputsOf(df.schema)
-      val spec = scorerSpec(tensors, outputs.map(_._1), settings, df.sparkSession)
+      val spec = scorerSpec(tensors, outputs.map(_.param), settings, df.sparkSession)
       val rows = Expressions.validRows(df, tensors, getHandleInvalid)
-      if (RowScoring.isChosen(settings))
-        RowScoring(tensors, outputs.map(_._2), trained.output, spec, rows, settings)
-      else Scoring(tensors, outputs.map(_._2), trained.output, spec, rows, settings)
+      if (RowScoring.isChosen(settings)) RowScoring(tensors, outputs, trained.output, spec, rows, settings)
+      else Scoring(tensors, outputs, trained.output, spec, rows, settings)
     }
   }
 
@@ -137,7 +136,10 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
   override def transformSchema(schema: StructType): StructType = {
     checkParams()
     checkScored()
-    for ((param, field) <- outputFields; taken <- schema.fieldNames.find(Columns.isSame(_, field.name)))
+    for (
+      OutputField(param, field, _) <- outputFields;
+      taken <- schema.fieldNames.find(Columns.isSame(_, field.name))
+    )
       throw new ParamException(
         s"$param: the DataFrame has a column '$taken' already" +
           (if (taken == field.name) ""
@@ -145,7 +147,7 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
           s"; drop it or set another $param"
       )
     for (
-      Seq((one, first), (other, second)) <- outputFields.combinations(2)
+      Seq(OutputField(one, first, _), OutputField(other, second, _)) <- outputFields.combinations(2)
       if Columns.isSame(first.name, second.name)
     )
       throw new ParamException(
@@ -153,7 +155,7 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
           "one out with an empty name"
       )
     if (outputFields.nonEmpty) inputsOf(schema)
-    StructType(schema.fields ++ outputFields.map(_._2))
+    StructType(schema.fields ++ outputFields.map(_.field))
   }
 
   override def copy(extra: ParamMap): TorchModel =
@@ -162,23 +164,33 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
   /** A writer of this model: `model.write.overwrite().save(path)`. */
   override def write: MLWriter = new ModelWriter(this, trained)
 
-  /** The params that name the outputs' columns, and the columns; those with an empty name are left out. */
-  private[flambeau] def outputFields: Seq[(String, StructField)] = {
-    val dtype = trained.output.single match {
-      case Some(tensor) => tensor.columnType
+  /** The outputs' columns; those with an empty name are left out. */
+  private[flambeau] def outputFields: Seq[OutputField] = {
+    def fields(names: Seq[String]) =
+      names.zip(trained.output.tensors).map { case (name, tensor) => StructField(name, tensor.columnType) }
+    def columns(param: String, names: Seq[String]) =
+      fields(names).zipWithIndex.map { case (field, place) => OutputField(param, field, Some(place)) }
+    val found = valueOf(outputCols) match {
+      case Some(names)                             => columns("outputCols", names.toSeq)
+      case None if trained.output.single.isDefined => columns("predictionCol", Seq(getPredictionCol))
       case None =>
         val names = valueOf(outputNames).fold(trained.output.tensors.map(_.name.get))(_.toSeq)
-        StructType(names.zip(trained.output.tensors).map { case (name, tensor) =>
-          StructField(name, tensor.columnType)
-        })
+        Seq(OutputField("predictionCol", StructField(getPredictionCol, StructType(fields(names)))))
     }
-    Seq("predictionCol" -> StructField(getPredictionCol, dtype)).filter(_._2.name.nonEmpty)
+    found.filter(_.field.name.nonEmpty)
   }
 
   /** Throws ParamException for params that only PySpark scores by, and for kinds that do not fit the outputs. */
   private[flambeau] def checkScored(): Unit = {
     val outputs = trained.output.tensors.length
-    for (param <- Seq(outputNames, outputKinds); given <- valueOf(param) if given.length != outputs)
+    if (isDefined(outputCols) && isDefined(outputNames))
+      throw new ParamException(
+        "outputCols and outputNames are both set: set outputCols for columns, or outputNames for the fields of " +
+          "predictionCol"
+      )
+    for (
+      param <- Seq(outputCols, outputNames, outputKinds); given <- valueOf(param) if given.length != outputs
+    )
       throw new ParamException(
         s"${param.name} has ${given.length} entries, ${given.mkString(", ")}, and the module returns $outputs tensors: " +
           "give one entry for each"

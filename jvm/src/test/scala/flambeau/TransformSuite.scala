@@ -62,6 +62,52 @@ class TransformSuite extends SparkSuite {
       )
   }
 
+  test("several tensors are columns where outputCols names them, in the operator and row by row") {
+    val names = Array("sum", "joined", "", "flags", "matrix")
+    val model = load("several").setOutputCols(names)
+    val df = rows("several")
+    for (way <- Seq("operator", "rows")) {
+      spark.conf.set("spark.flambeau.scoring", way)
+      try {
+        val scored = model.transform(df)
+        val added = scored.schema.fields.drop(df.columns.length)
+        assert(added.map(_.name).toSeq == names.filter(_.nonEmpty).toSeq)
+        assert(
+          added.map(_.dataType.simpleString).toSeq ==
+            Seq("double", "array<float>", "array<boolean>", "array<array<float>>")
+        )
+        for ((name, index) <- names.zipWithIndex if name.nonEmpty)
+          assert(difference(scored, name, s"expected_${index + 1}") < 1e-5, name)
+        val both = scored.select("flags", "sum", "expected_4", "expected_1")
+        assert(difference(both, "flags", "expected_4") < 1e-5 && difference(both, "sum", "expected_1") < 1e-5)
+      } finally spark.conf.unset("spark.flambeau.scoring")
+    }
+    model.write.save(path("output-columns"))
+    for (each <- Seq(model, TorchModel.load(path("output-columns"))))
+      assert(each.transform(df).schema == model.transformSchema(df.schema))
+    assert(model.outputs.map(_.name) == names.toSeq.filter(_.nonEmpty))
+    val one = load("mlp").setOutputCols(Array("y"))
+    assert(difference(one.transform(rows("mlp")), "y", "expected") < 1e-6)
+
+    def refused(model: TorchModel): String = intercept[ParamException](model.transform(df)).getMessage
+    assert(refused(load("several").setOutputCols(Array("a", "b", "c"))) ==
+      "outputCols has 3 entries, a, b, c, and the module returns 5 tensors: give one entry for each")
+    assert(refused(load("several").setOutputCols(Array("p", "P", "q", "r", "s"))) ==
+      "outputCols is 'p' and outputCols 'P', which are one column: give each its own name, or leave one out with an " +
+      "empty name")
+    assert(refused(load("several").setOutputCols(Array("p", "ID", "q", "r", "s"))).startsWith(
+      "outputCols: the DataFrame has a column 'id' already"
+    ))
+    assert(refused(model.copy(ParamMap(model.outputNames -> Array("a", "b", "c", "d", "e")))) ==
+      "outputCols and outputNames are both set: set outputCols for columns, or outputNames for the fields of " +
+      "predictionCol")
+    assert(refused(load("classes").setOutputCols(Array("a"))).startsWith(
+      "outputCols: a classifier's columns are rawPredictionCol, probabilityCol and predictionCol"
+    ))
+    assert(intercept[ParamException](model.setOutputCols(Array("a", "", "a"))).getMessage ==
+      "outputCols must be a list of different column names, not all of them empty, got ['a', '', 'a']")
+  }
+
   test("a classifier writes raw predictions, probabilities and the class") {
     val model = TorchClassificationModel.load(SavedModels.model("classes"))
     assert(model.numClasses == 3 && model.numFeatures == 3)

@@ -53,6 +53,16 @@ private[flambeau] final case class OutputSpec(tensors: Seq[OutputTensor]) {
   })
 }
 
+/** A column that a model adds.
+  *
+  * @param param
+  *   the param that names it
+  * @param tensor
+  *   the place of the tensor that it holds among those that the program returns; none for a struct of them all, and for
+  *   a classifier's columns
+  */
+private[flambeau] final case class OutputField(param: String, field: StructField, tensor: Option[Int] = None)
+
 private[flambeau] object OutputSpec {
 
   /** The inverse of `json`. The nameless tensors of a tuple get the names of their places. */

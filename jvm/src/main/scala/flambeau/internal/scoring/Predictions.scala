@@ -1,6 +1,6 @@
 package flambeau.internal.scoring
 
-import flambeau.internal.model.{OutputSpec, OutputTensor}
+import flambeau.internal.model.{OutputField, OutputSpec, OutputTensor}
 import flambeau.internal.rows.Columns
 import org.apache.spark.sql.execution.vectorized.{OnHeapColumnVector, WritableColumnVector}
 import org.apache.spark.sql.types._
@@ -49,13 +49,14 @@ private[flambeau] sealed trait OutputColumn extends Serializable {
 
 private[flambeau] object OutputColumn {
 
-  /** The contents of a column of this type. */
-  def apply(dtype: DataType, output: OutputSpec): OutputColumn = dtype match {
-    case DoubleType                         => NumberColumn
-    case vector if Columns.isVector(vector) => VectorColumn(output.numClasses)
-    case StructType(_)                      => StructColumn(output.tensors.map(of))
-    case _                                  => of(output.tensors.head)
-  }
+  /** The contents of a column. */
+  def apply(column: OutputField, output: OutputSpec): OutputColumn =
+    (column.tensor, column.field.dataType) match {
+      case (Some(place), _)                           => TensorColumn(place, of(output.tensors(place)))
+      case (None, StructType(_))                      => StructColumn(output.tensors.map(of))
+      case (None, vector) if Columns.isVector(vector) => VectorColumn(output.numClasses)
+      case _                                          => NumberColumn
+    }
 
   private def of(tensor: OutputTensor): OutputColumn =
     if (tensor.isScalar) NumberColumn else ArrayColumn(tensor.shape.toList)
@@ -109,6 +110,19 @@ private[flambeau] object OutputColumn {
       val values = vector.getChild(VectorReader.Values).arrayData()
       putElements(values, start * numClasses, count * numClasses, results(output))
     }
+  }
+
+  /** One of the tensors, whichever of their columns there are. */
+  private final case class TensorColumn(place: Int, tensor: OutputColumn) extends OutputColumn {
+    override def lay(vector: WritableColumnVector, numRows: Int): Unit = tensor.lay(vector, numRows)
+
+    override def put(
+        vector: WritableColumnVector,
+        start: Int,
+        count: Int,
+        results: Array[AnyRef],
+        output: Int
+    ): Unit = tensor.put(vector, start, count, results, place)
   }
 
   /** Several tensors, of which each has its own results. */

@@ -2,7 +2,7 @@ package flambeau.internal.scoring
 
 import flambeau.{DataException, ParamException, TensorColumns}
 import flambeau.jni.{InputBatch, Scorer, ScorerSpec, TensorRows}
-import flambeau.internal.model.{OutputSpec, OutputTensor}
+import flambeau.internal.model.{OutputField, OutputSpec, OutputTensor}
 import flambeau.internal.rows.{Columns, Expressions, Role}
 import flambeau.internal.session.Settings
 import org.apache.spark.ml.linalg.Vectors
@@ -44,7 +44,7 @@ private[flambeau] object RowScoring {
 
   def apply(
       tensors: Seq[TensorColumns],
-      outputs: Seq[StructField],
+      outputs: Seq[OutputField],
       output: OutputSpec,
       spec: ScorerSpec,
       df: DataFrame,
@@ -58,8 +58,8 @@ private[flambeau] object RowScoring {
       tensors.flatMap(Expressions(df.schema, _, Role.Input)).zipWithIndex.map { case (column, index) =>
         column.as(s"flambeau input $index")
       }
-    val task = RowTask(spec, settings, inputs, outputs.map(_.dataType), output, df.schema.length)
-    val schema = StructType(df.schema.fields ++ outputs)
+    val task = RowTask(spec, settings, inputs, outputs, output, df.schema.length)
+    val schema = StructType(df.schema.fields ++ outputs.map(_.field))
     df.select(col("*") +: converted: _*).mapPartitions(task.score _)(Encoders.row(schema))
   }
 
@@ -92,7 +92,7 @@ private[flambeau] final case class RowTask(
     spec: ScorerSpec,
     settings: Settings,
     inputs: Seq[RowInput],
-    types: Seq[DataType],
+    columns: Seq[OutputField],
     output: OutputSpec,
     numCarried: Int
 ) {
@@ -111,8 +111,8 @@ private[flambeau] final case class RowTask(
       }
       val results = scorer.score(batch)
       group.iterator.zipWithIndex.map { case (row, index) =>
-        Row.fromSeq(row.toSeq.take(numCarried) ++ types.zipWithIndex.map { case (dtype, place) =>
-          valueOf(dtype, results, place, index)
+        Row.fromSeq(row.toSeq.take(numCarried) ++ columns.zipWithIndex.map { case (column, place) =>
+          valueOf(column, results, place, index)
         })
       }
     }
@@ -145,20 +145,21 @@ private[flambeau] final case class RowTask(
   }
 
   /** An output of a row, as Spark's rows have it. */
-  private def valueOf(dtype: DataType, results: Array[AnyRef], place: Int, row: Int): Any = dtype match {
-    case DoubleType => element(results(place), row)
-    case vector if Columns.isVector(vector) =>
-      val numClasses = output.numClasses
-      Vectors.dense(results(place).asInstanceOf[Array[Double]].slice(
-        row * numClasses,
-        (row + 1) * numClasses
-      ))
-    case StructType(_) =>
-      Row.fromSeq(output.tensors.zipWithIndex.map { case (tensor, index) =>
-        ofTensor(tensor, results(index), row)
-      })
-    case _ => ofTensor(output.tensors.head, results(place), row)
-  }
+  private def valueOf(column: OutputField, results: Array[AnyRef], place: Int, row: Int): Any =
+    (column.tensor, column.field.dataType) match {
+      case (Some(tensor), _) => ofTensor(output.tensors(tensor), results(tensor), row)
+      case (None, StructType(_)) =>
+        Row.fromSeq(output.tensors.zipWithIndex.map { case (tensor, index) =>
+          ofTensor(tensor, results(index), row)
+        })
+      case (None, vector) if Columns.isVector(vector) =>
+        val numClasses = output.numClasses
+        Vectors.dense(results(place).asInstanceOf[Array[Double]].slice(
+          row * numClasses,
+          (row + 1) * numClasses
+        ))
+      case _ => element(results(place), row)
+    }
 
   private def ofTensor(tensor: OutputTensor, results: AnyRef, row: Int): Any = {
     def nested(shape: Seq[Int], start: Int): Any =

@@ -2,7 +2,7 @@ package flambeau.internal.scoring
 
 import flambeau.TensorColumns
 import flambeau.jni.{ScorerSpec, TensorRows}
-import flambeau.internal.model.OutputSpec
+import flambeau.internal.model.{OutputField, OutputSpec}
 import flambeau.internal.rows.{Expressions, Role}
 import flambeau.internal.session.Settings
 import org.apache.spark.sql.{Column, DataFrame, SparkSession}
@@ -20,7 +20,7 @@ private[flambeau] object Scoring {
 
   def apply(
       tensors: Seq[TensorColumns],
-      outputs: Seq[StructField],
+      outputs: Seq[OutputField],
       output: OutputSpec,
       spec: ScorerSpec,
       df: DataFrame,
@@ -35,14 +35,14 @@ private[flambeau] object Scoring {
     val converted = child.output.drop(plan.output.length).iterator
     val inputs = sources.map(source => if (source.conversion.isEmpty) source.attribute else converted.next())
 
-    val predictions = outputs.map(field =>
+    val predictions = outputs.map(_.field).map(field =>
       AttributeReference(field.name, field.dataType, field.nullable, field.metadata)()
     )
     val task = ScoringTask(
       spec,
       settings,
       sources.zip(inputs).map { case (source, input) => source.read(input.dataType) },
-      outputs.map(field => field.dataType -> OutputColumn(field.dataType, output))
+      outputs.map(column => column.field.dataType -> OutputColumn(column, output))
     )
     teach(df.sparkSession)
     // Aliases are what Spark renews where a frame is joined with itself.
