@@ -21,7 +21,8 @@ SCALA = [
     "top",
 ]
 TOP = re.compile(
-    "Torch|MLflow|PreparedData|CrossValidator|PipelineModels|PythonModel|FlambeauExtensions|ListenerException"
+    "Torch|MLflow|PreparedData|CrossValidator|PipelineModels|PythonModel|ModelFunction|FlambeauExtensions"
+    "|ListenerException"
 )
 IMPORT = re.compile(r"^import flambeau\.(?:internal\.)?(?:\{([^}]*)\}|(\w+))", re.MULTILINE)
 TRAIN = ["error digest", "model", "record", "job", "device", "gradients", "checkpoint", "training"]

@@ -32,6 +32,12 @@ impl TorchError {
     pub(crate) fn of_exception(text: &str) -> TorchError {
         TorchError::Torch(without_backtrace(text))
     }
+
+    /// Whether main memory did not suffice. libtorch tells it in the text alone, in another one on each system.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        const TEXTS: [&str; 3] = ["DefaultCPUAllocator", "not enough memory", "bad_alloc"];
+        matches!(self, TorchError::Torch(said) if TEXTS.iter().any(|text| said.contains(text)))
+    }
 }
 
 impl From<TchError> for TorchError {

@@ -278,7 +278,19 @@ fn row_weights(targets: &Targets, like: &Tensor) -> Result<Tensor, TorchError> {
     Ok(weights.f_expand(&size, false)?)
 }
 
-fn ratio(numerator: f64, denominator: f64) -> f64 {
+/// The metrics by name, from their sums over all rows, one after another.
+pub(crate) fn finish(metrics: &[Metric], sums: &[f64]) -> Vec<(String, f64)> {
+    let mut rest = sums;
+    let finish = |metric: &Metric| {
+        let (own, others) = rest.split_at(metric.num_sums());
+        rest = others;
+        (metric.name.clone(), metric.finish(own))
+    };
+    metrics.iter().map(finish).collect()
+}
+
+/// NaN where there is nothing to divide by.
+pub(crate) fn ratio(numerator: f64, denominator: f64) -> f64 {
     if denominator == 0.0 {
         f64::NAN
     } else {

@@ -20,7 +20,7 @@ use crate::device::{Download, Placement, allow_tf32};
 use crate::error::TorchError;
 use crate::gradients::{GatherError, Gradients, sparse_parameter};
 use crate::loss::{Loss, LossValue};
-use crate::metrics::Metric;
+use crate::metrics::{self, Metric};
 use crate::optimizer::{Optimizer, Update};
 use crate::program::{NamedTensor, Outputs, Program};
 use crate::rows::Rows;
@@ -52,7 +52,7 @@ struct Abroad {
 }
 
 /// What a batch came to, on its way to main memory: the mean loss, then the sums of the metrics.
-enum Numbers {
+pub(crate) enum Numbers {
     /// In main memory.
     Here(Vec<Tensor>),
     OnTheWay(Download),
@@ -184,7 +184,7 @@ fn copy_in_main_memory(tensor: &Tensor) -> Result<Tensor, TorchError> {
 
 impl Numbers {
     /// The sums of the batch. Waits for them, and so for the forward pass.
-    fn wait(self, denominator: f64) -> Result<LossSums, TorchError> {
+    pub(crate) fn wait(self, denominator: f64) -> Result<LossSums, TorchError> {
         let mut numbers = match self {
             Numbers::OnTheWay(download) => download.wait()?,
             Numbers::Here(tensors) => tensors
@@ -445,13 +445,7 @@ impl Model for TorchModel {
     }
 
     fn finish_metrics(&mut self, _: Split, sums: &[f64]) -> Result<Vec<(String, f64)>, ModelError> {
-        let mut rest = sums;
-        let finish = |metric: &Metric| {
-            let (own, others) = rest.split_at(metric.num_sums());
-            rest = others;
-            (metric.name.clone(), metric.finish(own))
-        };
-        Ok(self.metrics.iter().map(finish).collect())
+        Ok(metrics::finish(&self.metrics, sums))
     }
 
     fn save_state(&mut self) -> Result<Vec<u8>, ModelError> {

@@ -123,6 +123,28 @@ impl Outputs {
         }
     }
 
+    /// The same with every tensor replaced.
+    pub(crate) fn map(
+        &self,
+        change: impl Fn(&Tensor) -> Result<Tensor, TorchError>,
+    ) -> Result<Outputs, TorchError> {
+        let all = |tensors: &[Tensor]| tensors.iter().map(&change).collect::<Result<_, _>>();
+        let fields = |fields: &[(String, Tensor)]| {
+            let changed = |(name, tensor): &(String, Tensor)| Ok((name.clone(), change(tensor)?));
+            fields
+                .iter()
+                .map(changed)
+                .collect::<Result<_, TorchError>>()
+        };
+        Ok(match self {
+            Outputs::Tensor(tensor) => Outputs::Tensor(change(tensor)?),
+            Outputs::Tuple(tensors) => Outputs::Tuple(all(tensors)?),
+            Outputs::List(tensors) => Outputs::List(all(tensors)?),
+            Outputs::NamedTuple(named) => Outputs::NamedTuple(fields(named)?),
+            Outputs::Dict(named) => Outputs::Dict(fields(named)?),
+        })
+    }
+
     /// What it is, for messages, such as `a tuple of 2`.
     pub(crate) fn describe(&self) -> String {
         match self {

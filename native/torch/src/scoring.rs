@@ -1,11 +1,12 @@
 //! A program over rows in host memory: what `transform` runs.
 
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use flambeau_data::DType;
+use flambeau_data::{DType, Store};
 use flambeau_train::ProgramForm;
 use serde::Deserialize;
 use tch::{Device, Kind, Tensor};
@@ -14,9 +15,12 @@ use crate::classes::{ClassField, ClassOutput, class_columns};
 use crate::cuda::check_cuda;
 use crate::device::{Stream, empty_pinned, fetch, make_present, send};
 use crate::error::TorchError;
+use crate::judge::{Judge, JudgeSpec};
 use crate::load;
 use crate::output::OutputTensor;
+use crate::pieces::Pieces;
 use crate::program::{Outputs, Program};
+use crate::rows::Targets;
 use crate::scores::{Scores, elements};
 use crate::tensor::{InferenceMode, bytes_of, filled, is_floating, kind_of, of_bytes};
 use crate::weights;
@@ -36,7 +40,7 @@ pub struct ScorerSpec {
     pub inputs: Vec<InputTensor>,
     /// What the program returned when it was trained.
     pub output: Vec<OutputTensor>,
-    /// Rows that the program is run on at once.
+    /// Rows that the program is run on at once, where memory suffices for so many.
     pub batch_size: usize,
     /// How a classifier's output reads; `None` where this is no classifier.
     #[serde(default)]
@@ -46,12 +50,28 @@ pub struct ScorerSpec {
     pub fields: Vec<ClassField>,
     /// Threads that torch computes with.
     pub num_threads: usize,
+    /// What the outputs are held against, for [`Scorer::sums`].
+    #[serde(default)]
+    pub judged: Option<JudgedSpec>,
     /// The number of the GPU that it computes on among those that the process sees; `None` for the CPU.
     #[serde(default)]
     pub gpu: Option<usize>,
 }
 
-/// One argument of `forward`.
+/// A loss and metrics, with the tensors that they take.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JudgedSpec {
+    /// The labels.
+    pub labels: Vec<InputTensor>,
+    /// One number a row; `None` where all rows weigh the same.
+    #[serde(default)]
+    pub weight: Option<InputTensor>,
+    /// The loss and the metrics.
+    pub by: JudgeSpec,
+}
+
+/// One argument of `forward`, or a label.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InputTensor {
@@ -73,6 +93,8 @@ pub struct Scorer {
     program: Box<dyn Program>,
     spec: ScorerSpec,
     device: Device,
+    pieces: Pieces,
+    judge: Option<Judge>,
 }
 
 impl Scorer {
@@ -99,6 +121,12 @@ impl Scorer {
                 source,
             })
         };
+        // Its files are on this machine.
+        let store = Store::new(&HashMap::new())?;
+        let judge = spec
+            .judged
+            .as_ref()
+            .map(|judged| Judge::new(&judged.by, &store));
         let device = spec.gpu.map_or(Device::Cpu, Device::Cuda);
         if device.is_cuda() {
             check_cuda().map_err(TorchError::Param)?;
@@ -112,20 +140,23 @@ impl Scorer {
         program.move_to(Device::Cpu, device)?;
         Ok(Scorer {
             program,
+            pieces: Pieces::of(spec.batch_size),
+            judge: judge.transpose()?,
             spec: spec.clone(),
             device,
         })
     }
 
     /// Scores rows: for each input the rows' bytes one after another, in native order. Returns one column for each
-    /// output tensor, or for each wanted field of a classifier.
+    /// output tensor, or for each wanted field of a classifier. Where memory runs out it goes on with half the rows at
+    /// once, down to one.
     ///
     /// # Errors
     ///
     /// [`TorchError::Data`] for inputs of another size, or where the program returns something else than when it was
     /// trained; what torch says where it fails.
     pub fn score(&self, num_rows: usize, inputs: &[&[u8]]) -> Result<Vec<Scores>, TorchError> {
-        self.check_inputs(num_rows, inputs)?;
+        check_sizes(&self.spec.inputs, num_rows, inputs)?;
         set_threads_here(self.spec.num_threads);
         let _inference = InferenceMode::enter();
         let outputs = match self.device {
@@ -146,40 +177,74 @@ impl Scorer {
         columns.map(|(tensor, spec)| column(tensor, spec)).collect()
     }
 
-    fn check_inputs(&self, num_rows: usize, inputs: &[&[u8]]) -> Result<(), TorchError> {
-        let wanted: Vec<usize> = self
-            .spec
-            .inputs
+    /// Rows that the program is run on at once: the spec's `batch_size`, halved as often as memory ran out.
+    pub fn rows_at_once(&self) -> usize {
+        self.pieces.num_rows()
+    }
+
+    /// What rows add to the sums that a loss and metrics are made of ([`Judge::finish`]), as in a training's validation:
+    /// the inputs' bytes, then those of the labels and of the weight, as [`Scorer::score`] takes them. They are added up in
+    /// float64; where memory runs out it goes on as `score` does.
+    ///
+    /// # Errors
+    ///
+    /// As `score`; and [`TorchError::Data`] where outputs and labels do not go together.
+    pub fn sums(&self, num_rows: usize, tensors: &[&[u8]]) -> Result<Vec<f64>, TorchError> {
+        let (Some(judge), Some(judged)) = (&self.judge, &self.spec.judged) else {
+            return Err(TorchError::Param(
+                "the scorer was opened without a loss".into(),
+            ));
+        };
+        let targets: Vec<InputTensor> = judged
+            .labels
             .iter()
-            .map(|input| input.row_bytes() * num_rows)
+            .chain(&judged.weight)
+            .cloned()
             .collect();
-        let given: Vec<usize> = inputs.iter().map(|bytes| bytes.len()).collect();
-        if given == wanted {
-            return Ok(());
-        }
-        Err(TorchError::Data(format!(
-            "inputs of {given:?} bytes were given to score {num_rows} rows, which take {wanted:?}"
-        )))
+        let all: Vec<InputTensor> = self.spec.inputs.iter().chain(&targets).cloned().collect();
+        check_sizes(&all, num_rows, tensors)?;
+        let (inputs, held) = tensors.split_at(self.spec.inputs.len());
+        set_threads_here(self.spec.num_threads);
+        let _inference = InferenceMode::enter();
+        let mut sums: Vec<f64> = vec![];
+        self.pieces.over(num_rows, |start, stop| {
+            let output = match self.device {
+                Device::Cuda(gpu) => on_own_stream(gpu, |_| {
+                    let output = self.forward(inputs, start, stop)?;
+                    output.map(|tensor| Ok(tensor.f_to_device(Device::Cpu)?))
+                })?,
+                _ => self.forward(inputs, start, stop)?,
+            };
+            let mut labels = tensors_of(&targets, held, start, stop, Device::Cpu)?;
+            let weight = judged.weight.as_ref().and_then(|_| labels.pop());
+            let own = judge.sums(&output, &Targets::on_cpu(labels, weight, stop - start))?;
+            sums.resize(own.len(), 0.0);
+            for (sum, part) in sums.iter_mut().zip(own) {
+                *sum += part;
+            }
+            Ok(())
+        })?;
+        Ok(sums)
+    }
+
+    /// What the program returns for the rows from `start` to `stop`, where it computes.
+    fn forward(&self, inputs: &[&[u8]], start: usize, stop: usize) -> Result<Outputs, TorchError> {
+        let tensors = tensors_of(&self.spec.inputs, inputs, start, stop, self.device)?;
+        let output = self.program.forward(&tensors, false)?;
+        self.check_output(&output, stop - start)?;
+        Ok(output)
     }
 
     /// The program's tensors for all rows, where it computes.
     fn run(&self, num_rows: usize, inputs: &[&[u8]]) -> Result<Vec<Tensor>, TorchError> {
         let mut parts: Vec<Vec<Tensor>> = self.spec.output.iter().map(|_| vec![]).collect();
-        for start in (0..num_rows).step_by(self.spec.batch_size) {
-            let stop = num_rows.min(start + self.spec.batch_size);
-            let tensors: Result<Vec<Tensor>, TorchError> = self
-                .spec
-                .inputs
-                .iter()
-                .zip(inputs)
-                .map(|(spec, bytes)| rows_of(spec, bytes, start, stop, self.device))
-                .collect();
-            let output = self.program.forward(&tensors?, false)?;
-            self.check_output(&output, stop - start)?;
+        self.pieces.over(num_rows, |start, stop| {
+            let output = self.forward(inputs, start, stop)?;
             for (part, (_, tensor)) in parts.iter_mut().zip(output.named()) {
                 part.push(tensor.shallow_clone());
             }
-        }
+            Ok(())
+        })?;
         parts
             .into_iter()
             .zip(&self.spec.output)
@@ -267,6 +332,36 @@ fn on_own_stream<T>(
     drop(entered);
     idle().push((gpu, stream));
     result
+}
+
+fn check_sizes(
+    tensors: &[InputTensor],
+    num_rows: usize,
+    bytes: &[&[u8]],
+) -> Result<(), TorchError> {
+    let wanted: Vec<usize> = tensors
+        .iter()
+        .map(|tensor| tensor.row_bytes() * num_rows)
+        .collect();
+    let given: Vec<usize> = bytes.iter().map(|bytes| bytes.len()).collect();
+    if given == wanted {
+        return Ok(());
+    }
+    Err(TorchError::Data(format!(
+        "inputs of {given:?} bytes were given to score {num_rows} rows, which take {wanted:?}"
+    )))
+}
+
+/// Rows of several tensors.
+fn tensors_of(
+    specs: &[InputTensor],
+    bytes: &[&[u8]],
+    start: usize,
+    stop: usize,
+    device: Device,
+) -> Result<Vec<Tensor>, TorchError> {
+    let rows = |(spec, &bytes): (&InputTensor, &&[u8])| rows_of(spec, bytes, start, stop, device);
+    specs.iter().zip(bytes).map(rows).collect()
 }
 
 /// Rows of an input, copied into torch's own memory, so that a row's outputs have the same bits in every process, and begun

@@ -478,6 +478,18 @@ def unbounded(directory):
         with_pickle(directory / "bounded.pt", directory / f"unbounded-{name}.pt", whole, other)
 
 
+class Hungry(torch.nn.Module):
+    """Twice its rows. Asks for more memory than there are addresses for, where it gets more than `most` at once."""
+
+    def __init__(self, most: int):
+        super().__init__()
+        self.most = most
+
+    def forward(self, x):
+        factor = torch.empty([(1 << 48) if x.size(0) > self.most else 1], dtype=torch.uint8)
+        return x * factor[0].fill_(2)
+
+
 class Unrecorded(torch.nn.Module):
     def forward(self, x):
         torch.set_grad_enabled(False)
@@ -501,6 +513,8 @@ def make(directory):
     unbounded(directory)
     save(Unrecorded(), directory / "unrecorded.pt")
     save(Elsewhere(), directory / "elsewhere.pt")
+    for most in (0, 5):
+        save(Hungry(most), directory / f"hungry-{most}.pt")
     save(OnThePresentGpu(), directory / "on-the-present-gpu.pt")
     for width in (1, 3):
         for dtype_name, dtype in DTYPES.items():

@@ -1,9 +1,9 @@
 //! Scoring against PyTorch's outputs.
 
-use flambeau_torch::{Scorer, ScorerSpec, Scores};
+use flambeau_torch::{Judge, Scorer, ScorerSpec, Scores};
 use serde_json::{Value, json};
 
-use crate::support::{distance, expected, folder, numbers, path};
+use crate::support::{distance, expected, folder, numbers, paired, path, store};
 
 fn spec(fields: Value) -> ScorerSpec {
     let mut spec = json!({"form": "scripted", "weights": null, "batchSize": 4, "classes": null, "fields": [],
@@ -87,6 +87,96 @@ fn several_outputs_keep_their_types() {
         error.contains("[40, 32] bytes") && error.contains("[40, 40]"),
         "{error}"
     );
+}
+
+#[test]
+fn rows_are_halved_where_memory_runs_out() {
+    let open = |most| {
+        Scorer::open(&spec(json!({
+            "program": path(&format!("hungry-{most}.pt")),
+            "inputs": [{"dtype": "float32", "shape": [3]}],
+            "output": [{"name": null, "dtype": "float32", "shape": [3]}],
+            "batchSize": 64,
+        })))
+        .unwrap()
+    };
+    let x: Vec<f64> = (0..300).map(f64::from).collect();
+    let doubled = Scores::F32(x.iter().map(|&x| 2.0 * x as f32).collect());
+    let scorer = open(5);
+    // 64 rows, 32, 16, 8 and 4.
+    for rows_before in [64, 4] {
+        assert_eq!(scorer.rows_at_once(), rows_before);
+        assert_eq!(
+            scorer.score(100, &[&floats(&x)]).unwrap(),
+            [doubled.clone()]
+        );
+        assert_eq!(scorer.rows_at_once(), 4);
+    }
+    let starved = open(0).score(100, &[&floats(&x)]).unwrap_err();
+    assert!(
+        starved.to_string().contains("DefaultCPUAllocator"),
+        "{starved}"
+    );
+}
+
+/// The program doubles its input, in pieces that memory has room for.
+#[test]
+fn sums_are_those_of_all_rows() {
+    let tensor = json!({"dtype": "float32", "shape": [1]});
+    let by = json!({"loss": {"name": "mse", "options": {}}, "metrics": ["mae", "rmse", "r2"]});
+    let x: Vec<f64> = (0..40).map(|i| f64::from(i) / 4.0 - 3.0).collect();
+    let labels: Vec<f64> = (0..40).map(|i| f64::from(i % 7)).collect();
+    let weights: Vec<f64> = (0..40).map(|i| f64::from(i % 3)).collect();
+    for is_weighted in [false, true] {
+        let weight = is_weighted.then(|| json!({"dtype": "float32", "shape": []}));
+        let scorer = Scorer::open(&spec(json!({
+            "program": path("hungry-5.pt"),
+            "inputs": [tensor],
+            "output": [{"name": null, "dtype": "float32", "shape": [1]}],
+            "batchSize": 64,
+            "judged": {"labels": [tensor], "weight": weight, "by": by},
+        })))
+        .unwrap();
+        let mut tensors = vec![floats(&x), floats(&labels)];
+        tensors.extend(is_weighted.then(|| floats(&weights)));
+        let tensors: Vec<&[u8]> = tensors.iter().map(Vec::as_slice).collect();
+        let sums = scorer.sums(40, &tensors).unwrap();
+        assert!(scorer.rows_at_once() <= 5);
+        let judge = Judge::new(&serde_json::from_value(by.clone()).unwrap(), &store()).unwrap();
+        let found = judge.finish(&sums);
+
+        let mean = |of: &dyn Fn(usize) -> f64| {
+            let weight = |row: usize| if is_weighted { weights[row] } else { 1.0 };
+            let total: f64 = (0..40).map(weight).sum();
+            (0..40).map(|row| weight(row) * of(row)).sum::<f64>() / total
+        };
+        let error = |row: usize| 2.0 * x[row] - labels[row];
+        let mse = mean(&|row| error(row).powi(2));
+        let average = mean(&|row| labels[row]);
+        let wanted = [
+            ("loss", mse),
+            ("mae", mean(&|row| error(row).abs())),
+            ("rmse", mse.sqrt()),
+            (
+                "r2",
+                1.0 - mse / mean(&|row| (labels[row] - average).powi(2)),
+            ),
+        ];
+        for ((name, value), (wanted_name, wanted)) in paired(&found, &wanted) {
+            assert_eq!(name, wanted_name);
+            assert!(
+                (value - wanted).abs() < 1e-6 * wanted.abs(),
+                "{name}: {value}, not {wanted}"
+            );
+        }
+    }
+    let plain = Scorer::open(&spec(json!({
+        "program": path("hungry-5.pt"),
+        "inputs": [tensor],
+        "output": [{"name": null, "dtype": "float32", "shape": [1]}],
+    })));
+    let error = plain.unwrap().sums(0, &[]).unwrap_err();
+    assert!(error.to_string().contains("without a loss"), "{error}");
 }
 
 #[test]

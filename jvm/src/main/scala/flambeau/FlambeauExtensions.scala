@@ -1,6 +1,6 @@
 package flambeau
 
-import flambeau.internal.scoring.{ScoreRule, ScoreStrategy}
+import flambeau.internal.scoring.{ScoreCallRule, ScoreRule, ScoreStrategy}
 import org.apache.spark.sql.SparkSessionExtensions
 
 /** Lets a session plan and optimize what `transform` gives, from its start on: `spark.sql.extensions` set to
@@ -12,6 +12,7 @@ import org.apache.spark.sql.SparkSessionExtensions
 final class FlambeauExtensions extends (SparkSessionExtensions => Unit) {
   override def apply(extensions: SparkSessionExtensions): Unit = {
     extensions.injectPlannerStrategy(_ => ScoreStrategy)
+    extensions.injectOptimizerRule(_ => ScoreCallRule)
     extensions.injectOptimizerRule(_ => ScoreRule)
   }
 }

@@ -55,11 +55,11 @@ class TorchClassificationModel private[flambeau] (uid: String, trained: Trained)
       )
   }
 
-  private[flambeau] override def outputFields: Seq[OutputField] = Seq(
+  private[flambeau] override def allFields: Seq[OutputField] = Seq(
     OutputField("rawPredictionCol", StructField(getRawPredictionCol, VectorType)),
     OutputField("probabilityCol", StructField(getProbabilityCol, VectorType)),
     OutputField("predictionCol", StructField(getPredictionCol, DoubleType))
-  ).filter(_.field.name.nonEmpty)
+  )
 }
 
 /** Reads models that `write` saved, from Scala or from PySpark. */

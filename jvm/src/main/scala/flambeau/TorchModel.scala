@@ -2,13 +2,13 @@ package flambeau
 
 import flambeau.jni.{GpuSlots, ScorerSpec, TensorRows}
 import flambeau.internal.model.{History, OutputField, OutputSpec, ProgramForms, Trained}
-import flambeau.internal.rows.{Columns, Expressions, Role}
+import flambeau.internal.rows.{Columns, Expressions}
 import flambeau.internal.saving.{ModelReader, ModelWriter}
-import flambeau.internal.scoring.{RowScoring, Scoring}
+import flambeau.internal.scoring.{RowScoring, ScoreFunction, Scoring}
 import flambeau.internal.session.Settings
 import org.apache.spark.ml.Model
 import org.apache.spark.ml.param.ParamMap
-import org.apache.spark.ml.util.{MLReadable, MLReader, MLWritable, MLWriter}
+import org.apache.spark.ml.util.{Identifiable, MLReadable, MLReader, MLWritable, MLWriter}
 import org.apache.spark.sql.{DataFrame, Dataset, SparkSession}
 import org.apache.spark.sql.types._
 import org.apache.spark.util.SerializableConfiguration
@@ -158,6 +158,33 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     StructType(schema.fields ++ outputFields.map(_.field))
   }
 
+  /** The model as a function of columns, for the active session: `val score = model.udf()`, then `score($"x1", $"x2")`.
+    *
+    * It takes the columns of `inputs` in their order, of any type that can be what was trained on, and gives what `transform`
+    * writes as `predictionCol`, or a struct of several `outputCols`; that of a classifier gives a struct of `rawPrediction`, `probability` and `prediction`, with
+    * arrays in place of vectors. Rows are scored in batches, by the operator of `transform`. A null fails the query with
+    * DataException.
+    */
+  def udf(): ModelFunction = udf(Identifiable.randomUID("flambeau"))
+
+  /** The same as a function of SQL too, which the session knows by that name: `SELECT score(x1, x2) FROM t`. */
+  def udf(name: String): ModelFunction = {
+    checkParams()
+    checkScored()
+    val spark = SparkSession.active
+    val settings = Settings.of(spark)
+    if (RowScoring.isChosen(settings))
+      throw new ParamException(
+        "udf: rows are scored by Spark's public interfaces alone, which have no function for it: use transform"
+      )
+    GpuSlots.number(settings.get)
+    // An output that outputCols leaves out is of no column that a function could give.
+    val columns = if (isDefined(outputCols)) outputFields else allFields
+    val spec = scorerSpec(trained.inputs, columns.map(_.param), settings, spark)
+    ScoreFunction(name, trained.inputs, columns, trained.output, spec, settings).register(spark)
+    new ModelFunction(name)
+  }
+
   override def copy(extra: ParamMap): TorchModel =
     copyValues(new TorchModel(uid, trained), extra).setParent(parent)
 
@@ -165,19 +192,21 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
   override def write: MLWriter = new ModelWriter(this, trained)
 
   /** The outputs' columns; those with an empty name are left out. */
-  private[flambeau] def outputFields: Seq[OutputField] = {
+  private[flambeau] final def outputFields: Seq[OutputField] = allFields.filter(_.field.name.nonEmpty)
+
+  /** The same with those that are left out. */
+  private[flambeau] def allFields: Seq[OutputField] = {
     def fields(names: Seq[String]) =
       names.zip(trained.output.tensors).map { case (name, tensor) => StructField(name, tensor.columnType) }
     def columns(param: String, names: Seq[String]) =
       fields(names).zipWithIndex.map { case (field, place) => OutputField(param, field, Some(place)) }
-    val found = valueOf(outputCols) match {
+    valueOf(outputCols) match {
       case Some(names)                             => columns("outputCols", names.toSeq)
       case None if trained.output.single.isDefined => columns("predictionCol", Seq(getPredictionCol))
       case None =>
         val names = valueOf(outputNames).fold(trained.output.tensors.map(_.name.get))(_.toSeq)
         Seq(OutputField("predictionCol", StructField(getPredictionCol, StructType(fields(names)))))
     }
-    found.filter(_.field.name.nonEmpty)
   }
 
   /** Throws ParamException for params that only PySpark scores by, and for kinds that do not fit the outputs. */
@@ -257,15 +286,8 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
           trained.inputs.map(_.name).mkString(", ")
       )
     val found = Columns.inOrder(resolved, this, trained.inputs.map(_.name))
-    for ((now, before) <- found.zip(trained.inputs)) yield {
-      val tensor = Columns.resolveTensor(schema, now.name, now.columns, Some(before.dtype), Role.Input)
-      if (tensor.shape.isDefined && tensor.numElements != before.numElements)
-        throw new DataException(
-          s"input '${now.name}' (${now.columns.mkString(", ")}) has ${tensor.numElements} numbers in a row, " +
-            s"where ${before.numElements} were trained on"
-        )
-      TensorColumns(now.name, now.columns, before.dtype, before.shape)
-    }
+    for ((now, before) <- found.zip(trained.inputs))
+      yield Columns.asTrained(schema, before.copy(name = now.name, columns = now.columns))
   }
 }
 

@@ -4,7 +4,7 @@ import flambeau.internal.rows.Columns
 import flambeau.internal.scoring.{Linkage, RowScoring, ScoreExec}
 import flambeau.internal.session.Settings
 import flambeau.internal.util.Failures
-import org.apache.spark.ml.functions.array_to_vector
+import org.apache.spark.ml.functions.{array_to_vector, vector_to_array}
 import org.apache.spark.rdd.RDD
 import org.apache.spark.sql.{DataFrame, Row, SparkSession}
 import org.apache.spark.sql.catalyst.InternalRow
@@ -353,6 +353,141 @@ class ScoreSuite extends SparkSuite with AdaptiveSparkPlanHelper {
     assert(score.supportsColumnar && !score.copy(child = foreign).supportsColumnar)
     assert(Columns.isVector(org.apache.spark.ml.linalg.SQLDataTypes.VectorType))
     assert(!Columns.isVector(new ForeignVectors.VectorUDT))
+  }
+
+  /** Rows with their model's function of columns and of SQL, which is `f` there; what transform writes is the oracle. */
+  private def functionOf(name: String): (TorchModel, ModelFunction) = {
+    rows(name).createOrReplaceTempView("t")
+    val model = load(name)
+    (model, model.udf("f"))
+  }
+
+  test("a model's function gives what transform writes, bit for bit") {
+    for (name <- Seq("mlp", "column", "array", "several")) {
+      val (model, function) = functionOf(name)
+      val columns = model.inputs.flatMap(_.columns)
+      val wanted = texts(model.transform(rows(name)).select("id", "prediction"))
+      val found = spark.sql(s"SELECT id, f(${columns.mkString(", ")}) AS prediction FROM t")
+      assert(texts(found) == wanted, name)
+      assert(found.schema("prediction").dataType == model.outputFields.head._2.dataType, name)
+      val score = model.udf()
+      assert(texts(rows(name).select($"id", score(columns.map(col): _*))) == wanted, name)
+      assert(function.name == "f" && score.name != function.name)
+    }
+  }
+
+  test("a classifier's function gives a struct, of which only what is read is computed") {
+    val (model, _) = functionOf("classes")
+    val written =
+      model.transform(rows("classes")).select(
+        $"id",
+        struct(
+          vector_to_array($"rawPrediction"),
+          vector_to_array($"probability"),
+          $"prediction"
+        )
+      )
+    val found = spark.sql("SELECT id, f(x) AS s FROM t")
+    assert(texts(found) == texts(written))
+    assert(found.schema("s").dataType.simpleString ==
+      "struct<rawPrediction:array<double>,probability:array<double>,prediction:double>")
+    val part = spark.sql("SELECT id, f(x).probability[1] FROM t")
+    assert(texts(part) == texts(model.transform(rows("classes")).select(
+      $"id",
+      vector_to_array($"probability")(1)
+    )))
+    assert(operator(part).predictions.length == 1)
+    val (binary, _) = functionOf("binary")
+    binary.asInstanceOf[TorchClassificationModel].setProbabilityCol("")
+    assert(texts(spark.sql("SELECT id, f(x).probability FROM t")) ==
+      texts(load("binary").transform(rows("binary")).select($"id", vector_to_array($"probability"))))
+  }
+
+  test("a model's function takes columns of any type that can be what was trained on") {
+    val (mlp, _) = functionOf("mlp")
+    val whole = "cast(a * 100 AS decimal(9,0))"
+    for (
+      given <- Seq(s"f($whole, b)", s"f(float($whole), cast(b AS decimal(20,3)))", s"f(int($whole), 1.0 * b)")
+    )
+      assert(
+        texts(spark.sql(s"SELECT id, $given FROM t")) ==
+          texts(mlp.transform(rows("mlp").withColumn("a", expr(whole))).select("id", "prediction")),
+        given
+      )
+    functionOf("column")
+    val wanted = texts(spark.sql("SELECT id, f(x) FROM t"))
+    val sparse = udf((values: org.apache.spark.ml.linalg.Vector) => values.toSparse)
+    for (
+      (given, index) <- Seq(array_to_vector($"x"), sparse(array_to_vector($"x")), array($"x")).zipWithIndex
+    )
+      assert(texts(rows("column").select($"id", call_function("f", given))) == wanted, index)
+    val (several, function) = functionOf("several")
+    val converted =
+      rows("several").select($"id", function($"x", $"n".cast("double"), $"flag".cast("int"), $"data"))
+    assert(texts(converted) == texts(several.transform(rows("several")).select("id", "prediction")))
+    assert(spark.sql("SELECT isnotnull(f(array(1, 2, 3), 2, true, binary('abcd'))) ").as[Boolean].head())
+  }
+
+  test("a model's function stands wherever SQL has an expression") {
+    // Rows that are scored alone have the same bits in every plan.
+    val model = load("mlp").setInferenceBatchSize(1)
+    model.udf("f")
+    model.transform(rows("mlp")).createOrReplaceTempView("t")
+    val queries = Seq[(String => String) => String](
+      f => s"SELECT id, ${f("")} FROM t WHERE ${f("")} > 0 AND id > 10",
+      f => s"SELECT id % 3, avg(${f("")}), count(*) FROM t GROUP BY id % 3",
+      f => s"SELECT round(${f("")}, 2), count(DISTINCT ${f("")}) FROM t GROUP BY round(${f("")}, 2)",
+      f => s"SELECT ${f("")} > 0, max(${f("")}) FROM t GROUP BY 1 HAVING min(${f("")}) > -1000",
+      f => s"SELECT l.id, r.b FROM t l JOIN t r ON l.id = r.id AND ${f("r.")} > 0",
+      f =>
+        s"SELECT l.id, ${f("l.")}, r.id FROM t l LEFT JOIN t r ON round(${f("l.")}, 1) = round(${f("r.")} + 1, 1)",
+      f => s"SELECT id, CASE WHEN ${f("")} > 0 THEN ${f("")} ELSE 0 END FROM t ORDER BY ${f("")} LIMIT 10",
+      f => s"SELECT id, rank() OVER (PARTITION BY id % 7 ORDER BY ${f("")}) FROM t",
+      f => s"SELECT id, explode(array(${f("")}, a)) FROM t",
+      f => s"SELECT (SELECT max(${f("")}) FROM t) FROM t WHERE b IN (SELECT b FROM t WHERE ${f("")} > 1)",
+      f => s"SELECT DISTINCT round(${f("")}, 1) FROM t",
+      f =>
+        s"WITH c AS (SELECT id, ${f("")} AS p FROM t) SELECT l.id, r.p FROM c l JOIN c r ON l.id = r.id + 1"
+    )
+    for (query <- queries) {
+      def found(call: String => String): Seq[Row] = spark.sql(query(call)).collect().toSeq.sortBy(_.toString)
+      assert(found(of => s"f(${of}a, ${of}b)") == found(of => s"${of}prediction"), query(identity))
+    }
+    // Above an aggregate, and on what another call gives.
+    val above = "SELECT f(a, b) + count(*) AS p, f(avg(a), max(b)) AS q FROM t GROUP BY a, b"
+    val beside = spark.sql("SELECT prediction + 1, prediction FROM t").collect().toSeq
+    assert(spark.sql(above).collect().toSeq.sortBy(_.toString) == beside.sortBy(_.toString))
+    val twice = spark.sql("SELECT id, f(f(a, b), b) AS prediction FROM t")
+    val first = spark.sql("SELECT id, prediction AS a, b FROM t")
+    assert(texts(twice) == texts(model.transform(first).select("id", "prediction")))
+  }
+
+  test("what a model's function refuses") {
+    functionOf("mlp")
+    val mend = "fill it (Imputer, DataFrame.fillna) or drop those rows (DataFrame.dropna)"
+    for (
+      (call, message) <- Seq(
+        "f(a)" -> "the model takes 2 columns (a, b), and got 1",
+        "f(a, 'b')" -> "column 'b' is string, which cannot be an input: index it (StringIndexer) or cast it to a number",
+        "f(a, x)" -> ("column 'b' is array<float>; columns that are packed into one tensor are single numbers: give " +
+          "arrays and vectors as inputs of their own, in inputCols"),
+        "f(a, if(id = 7, null, b))" -> s"column 'b' holds a null: $mend"
+      )
+    ) assert(
+      causeOf(classOf[DataException])(spark.sql(s"SELECT $call FROM t").collect()).getMessage == message
+    )
+    val both = spark.sql("SELECT l.id FROM t l LEFT JOIN t r ON l.id = r.id AND f(l.a, r.b) > 0")
+    assert(intercept[ParamException](both.collect()).getMessage ==
+      "f takes columns of both sides of a join in its condition: call it in a WHERE")
+    withSetting(RowScoring.Key, "rows") {
+      assert(intercept[ParamException](load("mlp").udf()).getMessage.contains("use transform"))
+    }
+    withSetting("spark.flambeau.store.secretKey", "hidden") {
+      functionOf("mlp")
+      val query = spark.sql("SELECT f(a, b) FROM t")
+      assert(query.columns.toSeq == Seq("f(a, b)"))
+      assert(!query.queryExecution.toString.contains("hidden"))
+    }
   }
 
   test("a stream is scored as it comes") {

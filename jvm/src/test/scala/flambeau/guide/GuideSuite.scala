@@ -41,6 +41,13 @@ class GuideSuite extends SparkSuite {
     model.transform(df).select("arr_delay", "prediction").show(3)
     println(model.history("val_rmse").mkString(", "))
 
+    model.udf("delay")
+    df.createOrReplaceTempView("flights")
+    spark.sql("SELECT avg(delay(features)) FROM flights WHERE arr_delay > 0").show()
+
+    val score = model.udf()
+    df.select(score(df("features"))).show(3)
+
     val watched = regressor.copy(ParamMap.empty).addListener(new TrainingListener {
       override def onEpochEnd(training: Training): Unit = {
         println(s"epoch ${training.epoch} of ${training.epochs}: ${training.metrics("val_rmse")}")

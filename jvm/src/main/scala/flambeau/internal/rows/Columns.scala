@@ -91,6 +91,19 @@ private[flambeau] object Columns {
     TensorColumns(name, columns, chosen, shape)
   }
 
+  /** The tensor, which has the type and the shape that were trained on, where its columns can be it. Throws DataException where
+    * they cannot, or hold another number of numbers in a row.
+    */
+  def asTrained(schema: StructType, tensor: TensorColumns): TensorColumns = {
+    val found = resolveTensor(schema, tensor.name, tensor.columns, Some(tensor.dtype), Role.Input)
+    if (found.shape.isDefined && found.numElements != tensor.numElements)
+      throw new DataException(
+        s"input '${tensor.name}' (${tensor.columns.mkString(", ")}) has ${found.numElements} numbers in a row, " +
+          s"where ${tensor.numElements} were trained on"
+      )
+    tensor
+  }
+
   /** The schema's field of that name. Throws DataException that lists what there is, and where several are called so. */
   def findField(schema: StructType, column: String, role: String): StructField = {
     val field = schema.fields.find(_.name == column).getOrElse {

@@ -58,6 +58,9 @@ private[flambeau] object OutputColumn {
       case _                                          => NumberColumn
     }
 
+  /** A classifier's numbers for each class as an array. */
+  def ofClasses(output: OutputSpec): OutputColumn = ArrayColumn(List(output.numClasses))
+
   private def of(tensor: OutputTensor): OutputColumn =
     if (tensor.isScalar) NumberColumn else ArrayColumn(tensor.shape.toList)
 

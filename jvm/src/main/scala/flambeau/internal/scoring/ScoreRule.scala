@@ -2,7 +2,7 @@ package flambeau.internal.scoring
 
 import org.apache.spark.sql.catalyst.expressions.{And, AttributeSet, PredicateHelper}
 import org.apache.spark.sql.catalyst.optimizer.{
-  CollapseProject, ColumnPruning, PushDownPredicates, RemoveNoopOperators
+  CollapseProject, ColumnPruning, PushDownPredicates, RemoveNoopOperators, SimplifyExtractValueOps
 }
 import org.apache.spark.sql.catalyst.plans.logical.{Filter, LogicalPlan, Project}
 import org.apache.spark.sql.catalyst.rules.Rule
@@ -31,12 +31,15 @@ private[flambeau] object ScoreRule extends Rule[LogicalPlan] with PredicateHelpe
   }
 }
 
-/** [[ScoreRule]] for sessions that are there already, whose own rules ran before it: those that go on from there run again. */
+/** [[ScoreCallRule]] and [[ScoreRule]] for sessions that are there already, whose own rules ran before it: those that go on from there run
+  * again.
+  */
 private[flambeau] object LateScoreRule extends Rule[LogicalPlan] {
-  private val further = Seq(PushDownPredicates, ColumnPruning, CollapseProject, RemoveNoopOperators)
+  private val further =
+    Seq(SimplifyExtractValueOps, PushDownPredicates, ColumnPruning, CollapseProject, RemoveNoopOperators)
 
   override def apply(plan: LogicalPlan): LogicalPlan = {
-    val moved = ScoreRule(plan)
+    val moved = ScoreRule(ScoreCallRule(plan))
     if (moved.fastEquals(plan)) plan else apply(further.foldLeft(moved)((now, rule) => rule(now)))
   }
 }

@@ -51,7 +51,7 @@ private[flambeau] object Scoring {
   }
 
   /** Has a session plan [[Score]] and optimize around it. Sessions that Spark derives from it, such as a stream's, know it too. */
-  private def teach(spark: SparkSession): Unit = synchronized {
+  def teach(spark: SparkSession): Unit = synchronized {
     val known = spark.experimental
     if (!known.extraStrategies.contains(ScoreStrategy)) known.extraStrategies :+= ScoreStrategy
     if (!known.extraOptimizations.contains(LateScoreRule)) known.extraOptimizations :+= LateScoreRule

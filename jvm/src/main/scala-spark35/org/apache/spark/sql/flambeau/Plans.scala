@@ -1,7 +1,7 @@
 package org.apache.spark.sql.flambeau
 
-import org.apache.spark.sql.{Column, DataFrame, Dataset}
-import org.apache.spark.sql.catalyst.expressions.Attribute
+import org.apache.spark.sql.{Column, DataFrame, Dataset, SparkSession}
+import org.apache.spark.sql.catalyst.expressions.Expression
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
 
 /** Between DataFrames and their logical plans on Spark 3.5, which keeps these ways to its own packages. */
@@ -16,6 +16,13 @@ object Plans {
   /** A plan as a DataFrame of the same session as `df`. */
   def toFrame(df: DataFrame, plan: LogicalPlan): DataFrame = Dataset.ofRows(df.sparkSession, plan)
 
-  /** An attribute of a plan as a column. */
-  def column(attribute: Attribute): Column = new Column(attribute)
+  /** An expression as a column. */
+  def column(expression: Expression): Column = new Column(expression)
+
+  /** A column as an expression, which may have to be resolved yet. */
+  def expression(spark: SparkSession, column: Column): Expression = column.expr
+
+  /** Has the session's SQL know a function by that name, made of its arguments. */
+  def register(spark: SparkSession, name: String)(make: Seq[Expression] => Expression): Unit =
+    spark.sessionState.functionRegistry.createOrReplaceTempFunction(name, make, "scala_udf")
 }
