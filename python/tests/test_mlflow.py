@@ -673,7 +673,8 @@ def test_fits_in_scala_are_runs_as_those_in_python(
     example = frame[COLUMNS].head(5)
     assert loaded.input_example.equals(example)
     assert loaded.metadata.load_input_example(uri).equals(example)
-    served = json.loads(loaded.metadata.get_serving_input(uri))
+    folder = mlflow.artifacts.download_artifacts(uri)
+    served = json.loads(loaded.metadata.get_serving_input(folder))
     assert infer_and_parse_data(served, loaded.metadata.signature.inputs).equals(example)
 
     for alias in ("challenger", "champion"):

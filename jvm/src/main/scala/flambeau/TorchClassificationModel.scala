@@ -42,6 +42,8 @@ class TorchClassificationModel private[flambeau] (uid: String, trained: Trained)
       Seq("logit", "logits", "probability", "probabilities", "log_probabilities")
     else Seq("logits", "probabilities", "log_probabilities")
 
+  private[flambeau] override def labelDtype: Option[String] = Some("int64")
+
   private[flambeau] override def checkScored(): Unit = {
     if (isDefined(outputCols))
       throw new ParamException(

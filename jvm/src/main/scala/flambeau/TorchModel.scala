@@ -2,10 +2,11 @@ package flambeau
 
 import flambeau.jni.{GpuSlots, ScorerSpec, TensorRows}
 import flambeau.internal.model.{History, OutputField, OutputSpec, ProgramForms, Trained}
-import flambeau.internal.rows.{Columns, Expressions}
+import flambeau.internal.rows.{Columns, DataColumns, Expressions}
 import flambeau.internal.saving.{ModelReader, ModelWriter}
-import flambeau.internal.scoring.{RowScoring, ScoreFunction, Scoring}
+import flambeau.internal.scoring.{Evaluation, RowScoring, ScoreFunction, Scoring}
 import flambeau.internal.session.Settings
+import flambeau.internal.util.Json
 import org.apache.spark.ml.Model
 import org.apache.spark.ml.param.ParamMap
 import org.apache.spark.ml.util.{Identifiable, MLReadable, MLReader, MLWritable, MLWriter}
@@ -185,6 +186,45 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     new ModelFunction(name)
   }
 
+  /** The loss and the metrics of the model on a DataFrame, by their names in `history`, computed on the executors in one job.
+    *
+    * They are those of the training, and what its validation gives on the same rows: weighted by `weightCol` where that is set,
+    * and NaN where no finite number comes out. Throws ParamException where the training's have no name that the JVM knows,
+    * DataException for rows that are refused, and where there are none.
+    */
+  def evaluate(dataset: Dataset[_]): Map[String, Double] = {
+    val loss = Option(trained.judgedBy.get("loss")).getOrElse(throw new ParamException(
+      "loss: the model has none: that of its training has no name, and is a script or Python's: give one as " +
+        "evaluate(df, loss, metrics)"
+    ))
+    val metrics = trained.judgedBy.path("metrics")
+    if (metrics.isObject)
+      throw new ParamException(
+        s"metrics: ${Json.text(metrics)} are PySpark's: give names of others as evaluate(df, loss, metrics)"
+      )
+    evaluate(dataset, Loss.of(loss), Json.texts(metrics).toArray)
+  }
+
+  /** The same with a loss and with names of metrics in place of those of the training. */
+  def evaluate(dataset: Dataset[_], loss: Loss, metrics: Array[String]): Map[String, Double] = {
+    checkParams()
+    if (loss.isInstanceOf[Loss.Scripted])
+      throw new ParamException(
+        s"loss: $loss is a script, by which no model is evaluated: give a loss by its name"
+      )
+    val df = dataset.toDF()
+    val settings = Settings.of(df.sparkSession)
+    GpuSlots.number(settings.get)
+    val isWide = trained.output.tensors.exists(_.dtype == "float64")
+    val (labels, weight) = DataColumns.targets(df.schema, this, labelDtype, isWide)
+    val columns = DataColumns(inputsOf(df.schema), labels, weight, None, getHandleInvalid)
+    val spec = scorerSpec(columns.inputs, Nil, settings, df.sparkSession).copy(classes = None)
+    val by = Json.obj()
+    by.replace("loss", loss.json)
+    by.replace("metrics", Json.strings(metrics))
+    Evaluation(columns, Json.text(by), spec, df, settings)
+  }
+
   override def copy(extra: ParamMap): TorchModel =
     copyValues(new TorchModel(uid, trained), extra).setParent(parent)
 
@@ -242,6 +282,9 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
 
   /** How a classifier's outputs read; none for a model that writes the outputs themselves. */
   private[flambeau] def classes: Option[String] = None
+
+  /** The type that labels are read as; none follows their columns. */
+  private[flambeau] def labelDtype: Option[String] = None
 
   /** What scores these inputs, given the params that name the wanted outputs' columns. */
   private[flambeau] def scorerSpec(

@@ -11,6 +11,8 @@ class TorchRegressionModel private[flambeau] (uid: String, trained: Trained)
 
   private[flambeau] override def kind: ModelKind[_ <: TorchModel] = TorchRegressionModel
 
+  private[flambeau] override def labelDtype: Option[String] = Some("float32")
+
   override def copy(extra: ParamMap): TorchRegressionModel =
     copyValues(new TorchRegressionModel(uid, trained), extra).setParent(parent).asInstanceOf[
       TorchRegressionModel

@@ -22,11 +22,14 @@ import org.apache.spark.ml.tuning.{ParamGridBuilder, TrainValidationSplit}
 import org.apache.spark.ml.{Pipeline, PipelineModel}
 import org.apache.spark.scheduler.{SparkListener, SparkListenerJobStart}
 import org.apache.spark.sql.DataFrame
+import org.apache.spark.sql.functions._
 import org.apache.spark.sql.types.DoubleType
 import org.scalatest.concurrent.Eventually.{eventually, timeout}
 import org.scalatest.time.{Seconds, Span}
 
 class FitSuite extends SparkSuite {
+  import spark.implicits._
+
   private def rows(name: String): DataFrame = spark.read.parquet(TrainingCases.rows(name))
 
   private def doubles: TorchRegressor = new TorchRegressor()
@@ -181,6 +184,13 @@ class FitSuite extends SparkSuite {
     fitted.write.overwrite().save(path("pipeline"))
     val loaded = PipelineModel.load(path("pipeline")).transform(rows("classes"))
     assert(loaded.select("probability").collect() sameElements scored.select("probability").collect())
+
+    val model = fitted.stages.last.asInstanceOf[TorchClassificationModel]
+    val figures =
+      model.evaluate(assembler.transform(rows("classes")), Loss("cross_entropy"), Array("accuracy"))
+    val logLoss = new MulticlassClassificationEvaluator().setMetricName("logLoss").evaluate(scored)
+    assert(figures.keys.toSeq == Seq("loss", "accuracy") && figures("accuracy") == accuracy)
+    assertClose(Array(figures("loss")), Array(logLoss), 1e-5)
   }
 
   test("a cross validation over learningRate with two fits at a time") {
@@ -245,12 +255,18 @@ class FitSuite extends SparkSuite {
       assert(model.transform(rows("doubles")).select("prediction").collect() sameElements expected)
   }
 
-  test("validation, metrics and the work directory") {
+  test("validation, metrics and the work directory; evaluate gives what validation gave") {
+    val weighted = rows("doubles")
+      .withColumn("w", abs(hash($"y")) % 5)
+      .withColumn("held", abs(hash($"x")) % 4 === 0)
+      .repartition(3)
+      .cache()
     val model = doubles
-      .setValidationFraction(0.25)
-      .setMetrics(Array("rmse"))
+      .setValidationIndicatorCol("held")
+      .setWeightCol("w")
+      .setMetrics(Array("rmse", "r2"))
       .setWorkDir(path("work"))
-      .fit(rows("doubles"))
+      .fit(weighted)
     val history = model.history
     assert(history.keySet.intersect(Set("rmse", "val_loss", "val_rmse")).size == 3)
     assertClose(history("val_rmse").map(value => value * value), history("val_loss"), 1e-9)
@@ -260,6 +276,62 @@ class FitSuite extends SparkSuite {
       assert(left.isEmpty || left.forall(name => Paths.get(path("work"), kind, name).toFile.list.isEmpty))
     }
     assert(Files.isRegularFile(Paths.get(model.trained.weights.uri)))
+
+    val names = Array("loss", "rmse", "r2")
+    model.write.overwrite().save(path("judged"))
+    for (one <- Seq(model, TorchModel.load(path("judged")).setInferenceBatchSize(7))) {
+      val figures = one.evaluate(weighted.where("held"))
+      assert(figures.keys.toSeq == names.toSeq)
+      assertClose(names.map(figures), names.map(name => history(s"val_$name").last), 1e-9)
+    }
+    for (weight <- Seq(None, Some("w"))) {
+      val judged = model.copy(ParamMap.empty)
+      val evaluator = new RegressionEvaluator().setLabelCol("y")
+      weight.fold[Unit](judged.clear(judged.weightCol))(evaluator.setWeightCol(_))
+      val found = judged.evaluate(weighted, Loss("mse"), Array("mae", "r2", "rmse"))
+      val scored = model.transform(weighted)
+      // Of weights Spark takes its unbiased variance for the total of squares, and so another r2 than its definition's.
+      val exact = Array("mse", "mae", "rmse") ++ (if (weight.isEmpty) Seq("r2") else Nil)
+      assertClose(
+        exact.map(name => found(if (name == "mse") "loss" else name)),
+        exact.map(evaluator.setMetricName(_).evaluate(scored)),
+        1e-9
+      )
+      if (weight.isDefined) {
+        val triples =
+          scored.select($"y", $"prediction", $"w".cast("double")).as[(Double, Double, Double)].collect()
+        val mean = triples.map { case (y, _, w) => w * y }.sum / triples.map(_._3).sum
+        def squares(of: (Double, Double) => Double) = triples.map { case (y, p, w) =>
+          w * math.pow(of(y, p), 2)
+        }.sum
+        assertClose(Array(found("r2")), Array(1 - squares(_ - _) / squares((y, _) => y - mean)), 1e-9)
+      }
+    }
+    val labels = weighted.withColumn("y", array($"y"))
+    assertClose(Array(model.evaluate(labels)("loss")), Array(model.evaluate(weighted)("loss")), 1e-9)
+    def refused[T <: Throwable](kind: Class[T])(action: => Any): String = causeOf(kind)(action).getMessage
+    val data = classOf[DataException]
+    assert(refused(data)(model.evaluate(weighted.where("false"))) == "there are no rows to evaluate on")
+    assert(refused(data)(model.evaluate(weighted.withColumn("y", lit(Double.NaN)))).startsWith(
+      "column 'y' is the label and holds a NaN"
+    ))
+    assert(refused(data)(model.evaluate(weighted.drop("y"))).startsWith("no column 'y' for the label"))
+    val holes = weighted.withColumn("x", when($"held", $"x"))
+    assert(refused(data)(model.evaluate(holes)).startsWith("column 'x' holds a null"))
+    val skipping = model.copy(ParamMap.empty).setHandleInvalid("skip")
+    assertClose(Array(skipping.evaluate(holes)("loss")), Array(history("val_loss").last), 1e-9)
+    val param = classOf[ParamException]
+    assert(refused(param)(model.evaluate(weighted, Loss("mse"), Array("auc"))).startsWith(
+      "metrics: unknown name \"auc\""
+    ))
+    assert(
+      refused(param)(model.evaluate(weighted, Loss("mee"), Array.empty)).startsWith("loss: unknown name")
+    )
+    assert(refused(param)(model.evaluate(weighted, Loss.script("a.pt"), Array.empty)).contains("is a script"))
+    assert(refused(param)(TorchModel.load(SavedModels.model("mlp")).evaluate(weighted)).startsWith(
+      "loss: the model has none"
+    ))
+    weighted.unpersist()
   }
 
   test("TensorBoard's files lie in a directory of the run") {

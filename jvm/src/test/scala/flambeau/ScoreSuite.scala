@@ -369,7 +369,7 @@ class ScoreSuite extends SparkSuite with AdaptiveSparkPlanHelper {
       val wanted = texts(model.transform(rows(name)).select("id", "prediction"))
       val found = spark.sql(s"SELECT id, f(${columns.mkString(", ")}) AS prediction FROM t")
       assert(texts(found) == wanted, name)
-      assert(found.schema("prediction").dataType == model.outputFields.head._2.dataType, name)
+      assert(found.schema("prediction").dataType == model.outputFields.head.field.dataType, name)
       val score = model.udf()
       assert(texts(rows(name).select($"id", score(columns.map(col): _*))) == wanted, name)
       assert(function.name == "f" && score.name != function.name)

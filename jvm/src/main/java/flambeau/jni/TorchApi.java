@@ -33,10 +33,11 @@ public final class TorchApi {
    * Loads a program for scoring.
    *
    * @param specJson {@code {"form","program","weights","inputs":[{"dtype","shape"}],"output":[{"name","dtype","shape"}],
-   *     "batchSize","classes","fields","numThreads","gpu"}}. {@code program} and {@code weights} (or null) are local paths.
+   *     "batchSize","classes","fields","judged","numThreads","gpu"}}. {@code program} and {@code weights} (or null) are local paths.
    *     {@code classes} is null, or how a classifier's output reads: {@code logits}, {@code log_probabilities} or {@code
    *     probabilities}; {@code fields} are then the wanted ones of {@code prediction}, {@code rawPrediction} and {@code
-   *     probability}. {@code gpu} is the number of one of {@link #gpus}, or null for the CPU
+   *     probability}. {@code judged}, null where there is nothing to hold outputs against, is {@code {"labels":[{"dtype","shape"}],
+   *     "weight":{"dtype","shape"} or null,"by":{"loss","metrics"}}} for {@link #sums}. {@code gpu} is the number of one of {@link #gpus}, or null for the CPU
    * @return a handle for {@link #score}, to be given to {@link #closeScorer} once
    */
   public native long openScorer(String specJson);
@@ -50,6 +51,25 @@ public final class TorchApi {
    *     fields, else {@code float[]}, {@code double[]}, {@code long[]} or {@code boolean[]}
    */
   public native Object[] score(long handle, int numRows, ByteBuffer[] inputs);
+
+  /**
+   * What rows add to the sums that the loss and the metrics of a scorer are made of.
+   *
+   * @param tensors as the inputs of {@link #score}, then a buffer for each label, and one for the weight where there is one
+   * @return float64 sums for {@link #figures}, which add up over calls; none of no rows
+   */
+  public native double[] sums(long handle, int numRows, ByteBuffer[] tensors);
+
+  /**
+   * A loss and metrics from their sums over all rows; of no sums, whether they are known.
+   *
+   * @param judge {@code {"loss","metrics"}}, as {@link #openScorer} has it
+   * @return JSON {@code [["loss",0.5],["mae",null],...]}; null is no finite number
+   */
+  public native String figures(String judge, double[] sums);
+
+  /** Rows that a scorer runs its program on at once: its {@code batchSize}, halved as often as memory ran out. */
+  public native int rowsAtOnce(long handle);
 
   /** Frees a scorer, after the calls that run with it. A handle that is closed already is an error. */
   public native void closeScorer(long handle);

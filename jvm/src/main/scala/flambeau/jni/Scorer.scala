@@ -2,6 +2,7 @@ package flambeau.jni
 
 import org.apache.spark.TaskContext
 import org.apache.spark.util.TaskCompletionListener
+import org.slf4j.LoggerFactory
 
 /** A program that is loaded in this JVM, on loan to one task.
   *
@@ -10,13 +11,15 @@ import org.apache.spark.util.TaskCompletionListener
 private[flambeau] final class Scorer private (api: TorchApi, program: LoadedProgram, spec: ScorerSpec)
     extends AutoCloseable {
   private var open = true
+  private var hasWarned = false
 
   /** Memory for rows, `batchSize` or as many as [[ScorerSpec.MaxBytes]] has room for, to be filled, scored, cleared and
     * filled again.
     */
-  def newBatch(): InputBatch = new InputBatch(spec.inputs, spec.numRowsAtOnce)
+  def newBatch(): InputBatch = new InputBatch(spec.tensors, spec.numRowsAtOnce)
 
-  /** The outputs of a batch's rows.
+  /** The outputs of a batch's rows. Where memory runs out, the program gets half the rows at once, down to one, and so it does
+    * from then on; a warning of the task says so once.
     *
     * @return
     *   for each field, or each output tensor where there are no fields, an `Array[Double]` for single numbers and a
@@ -24,8 +27,27 @@ private[flambeau] final class Scorer private (api: TorchApi, program: LoadedProg
     */
   def score(batch: InputBatch): Array[AnyRef] = {
     require(open, "the scorer is closed")
-    api.score(program.handle, batch.numRows, batch.buffers)
+    val scores = api.score(program.handle, batch.numRows, batch.buffers)
+    warnOfHalving(batch.numRows)
+    scores
   }
+
+  /** What a batch's rows add to the sums of the spec's loss and metrics; their inputs, labels and weights are its tensors. */
+  def sums(batch: InputBatch): Array[Double] = {
+    require(open, "the scorer is closed")
+    val sums = api.sums(program.handle, batch.numRows, batch.buffers)
+    warnOfHalving(batch.numRows)
+    sums
+  }
+
+  private def warnOfHalving(numRows: Int): Unit =
+    if (!hasWarned && api.rowsAtOnce(program.handle) < numRows) {
+      hasWarned = true
+      Scorer.log.warn(
+        s"memory is too small for the program and $numRows rows at once, which are halved as often as it takes: " +
+          "lower inferenceBatchSize"
+      )
+    }
 
   /** Gives the program back; it stays loaded for the next task, while it is among the last four used. */
   override def close(): Unit = synchronized {
@@ -37,6 +59,7 @@ private[flambeau] final class Scorer private (api: TorchApi, program: LoadedProg
 }
 
 private[flambeau] object Scorer {
+  private val log = LoggerFactory.getLogger("flambeau")
 
   /** A scorer for the running task, which gives it back at its end; outside of a task the caller closes it.
     *

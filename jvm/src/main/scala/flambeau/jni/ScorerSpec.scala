@@ -25,6 +25,8 @@ import org.apache.spark.util.SerializableConfiguration
   *   `auto`, `cpu` or `cuda`
   * @param hadoop
   *   the configuration of Hadoop's file systems, where one of them has the files
+  * @param judged
+  *   what the outputs are held against, where they are
   */
 private[flambeau] final case class ScorerSpec(
     form: String,
@@ -37,15 +39,19 @@ private[flambeau] final case class ScorerSpec(
     fields: Seq[String],
     store: Map[String, String],
     device: String = "auto",
-    hadoop: Option[Broadcast[SerializableConfiguration]] = None
+    hadoop: Option[Broadcast[SerializableConfiguration]] = None,
+    judged: Option[JudgedSpec] = None
 ) {
+
+  /** The tensors of its rows: the inputs, then the labels and the weight, where there are some. */
+  private[jni] def tensors: Seq[TensorRows] = inputs ++ judged.toSeq.flatMap(_.tensors)
 
   /** Bytes of one row of the outputs, as the JVM holds them at most: a double an element. */
   private[flambeau] def outputRowBytes: Long = output.map(_.numElements.toLong).sum * 8 * fields.length.max(1)
 
   /** Rows that are read and scored at a time. */
   private[jni] def numRowsAtOnce: Int = {
-    val rowBytes = (inputs.map(_.rowBytes) :+ outputRowBytes).max.max(1)
+    val rowBytes = (tensors.map(_.rowBytes) :+ outputRowBytes).max.max(1)
     (ScorerSpec.MaxBytes / rowBytes).max(1).min(batchSize.toLong).toInt
   }
 
@@ -56,7 +62,7 @@ private[flambeau] final case class ScorerSpec(
 
   /** What makes two scorers of one device the same: everything but where the files lie. */
   private[jni] def key: String =
-    s"${program.sha256}|${weights.map(_.sha256)}|$form|$inputs|$output|$batchSize|$classes|$fields"
+    s"${program.sha256}|${weights.map(_.sha256)}|$form|$inputs|$output|$batchSize|$classes|$fields|$judged"
 
   /** A local copy of one of the files; see [[StoredFile.local]]. */
   private[jni] def local(file: StoredFile, store: => StoreApi): Path =
@@ -76,18 +82,35 @@ private[flambeau] final case class ScorerSpec(
       "form" -> form,
       "program" -> programFile.toString,
       "weights" -> weightsFile.map(_.toString),
-      "inputs" -> inputs.map(tensor => Map("dtype" -> tensor.dtype, "shape" -> tensor.shape)),
+      "inputs" -> inputs.map(_.json),
       "output" -> output.map(tensor =>
         Map("name" -> tensor.name, "dtype" -> tensor.dtype, "shape" -> tensor.shape)
       ),
       "batchSize" -> batchSize,
       "classes" -> classes,
       "fields" -> fields,
+      "judged" -> judged.map(_.json),
       "numThreads" -> numThreads,
       "gpu" -> gpu
     )
     Json.text(Json.of(message, "the scorer"))
   }
+}
+
+/** What a program's outputs are held against.
+  *
+  * @param by
+  *   JSON `{"loss", "metrics"}`, as a training job's program has them
+  */
+private[flambeau] final case class JudgedSpec(
+    labels: Seq[TensorRows],
+    weight: Option[TensorRows],
+    by: String
+) {
+  private[jni] def tensors: Seq[TensorRows] = labels ++ weight
+
+  private[jni] def json: Map[String, Any] =
+    Map("labels" -> labels.map(_.json), "weight" -> weight.map(_.json), "by" -> Json.parse(by))
 }
 
 private[flambeau] object ScorerSpec {

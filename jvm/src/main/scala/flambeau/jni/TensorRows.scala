@@ -8,6 +8,8 @@ private[flambeau] final case class TensorRows(name: Option[String], dtype: Strin
   /** Elements of one row. */
   def numElements: Int = Math.toIntExact(shape.product)
 
+  private[jni] def json: Map[String, Any] = Map("dtype" -> dtype, "shape" -> shape)
+
   /** Bytes of one row of an input. */
   private[jni] def rowBytes: Long = numElements.toLong * TensorRows.elementSize(dtype)
 }

@@ -4,8 +4,8 @@ import java.nio.charset.StandardCharsets.UTF_8
 import java.nio.file.{Files, Paths}
 
 import flambeau.{
-  CrossValidator, MLflow, PipelineModels, PreparedData, SparkSuite, TorchRegressionModel, TorchRegressor,
-  Training, TrainingCases, TrainingListener
+  CrossValidator, Loss, MLflow, PipelineModels, PreparedData, SparkSuite, TorchRegressionModel,
+  TorchRegressor, Training, TrainingCases, TrainingListener
 }
 import org.apache.spark.ml.Pipeline
 import org.apache.spark.ml.evaluation.RegressionEvaluator
@@ -40,6 +40,9 @@ class GuideSuite extends SparkSuite {
     val model: TorchRegressionModel = regressor.fit(df)
     model.transform(df).select("arr_delay", "prediction").show(3)
     println(model.history("val_rmse").mkString(", "))
+
+    println(model.evaluate(df)("rmse"))
+    println(model.evaluate(df, Loss("l1"), Array("mse", "r2")))
 
     model.udf("delay")
     df.createOrReplaceTempView("flights")

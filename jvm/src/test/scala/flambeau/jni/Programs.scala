@@ -39,6 +39,15 @@ class Picky(torch.nn.Module):
 program = Picky()
 """)
 
+  /** Twice its rows. Asks for more memory than there are addresses for, where it gets more than five at once. */
+  lazy val hungry: Path = scripted("""
+class Hungry(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        factor = torch.empty([(1 << 48) if x.size(0) > 5 else 1], dtype=torch.uint8)
+        return x * factor[0].fill_(2)
+program = Hungry()
+""")
+
   private def scripted(source: String): Path = {
     val folder = Files.createTempDirectory("flambeau-programs-")
     val file = folder.resolve("program.pt")

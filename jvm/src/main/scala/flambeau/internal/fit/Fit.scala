@@ -209,6 +209,14 @@ private[flambeau] final class Fit private (
     json
   }
 
+  /** The loss and the metrics, without a loss that is a script, of which a name is but a path. */
+  private def judgedBy: JsonNode = {
+    val json = Json.obj()
+    json.replace("metrics", Json.strings(program.metrics))
+    if (program.lossScript.isEmpty) json.replace("loss", program.loss.short)
+    json
+  }
+
   /** What the training came to. */
   private def trained(
       inputs: Seq[TensorColumns],
@@ -227,6 +235,7 @@ private[flambeau] final class Fit private (
       inputs,
       output,
       Trained.outputKind(estimator.valueOf(estimator.loss), output),
+      judgedBy,
       result.get("history"),
       Counts(
         result.get("numRows").asLong,

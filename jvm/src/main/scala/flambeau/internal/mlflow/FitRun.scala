@@ -65,7 +65,8 @@ private[flambeau] final class FitRun private (
         val place = logModel(id, model, trained, outputs, rows)
         registered.foreach(register(id, place, _))
       } catch {
-        case NonFatal(error) => log.warn(s"not all of the fitted model is logged to MLflow: ${Failures.firstLine(error)}")
+        case NonFatal(error) =>
+          log.warn(s"not all of the fitted model is logged to MLflow: ${Failures.firstLine(error)}")
       }
     run.end("FINISHED")
   }

@@ -44,7 +44,9 @@ private[flambeau] final class ModelRegistry(server: TrackingServer) {
         folder.toUri.toString
       }
     if (!new Directory(spark, path).exists(Metadata.Part))
-      throw new GeneralException(s"$uri holds no model of Flambeau's: ${Redacted(place)} has no ${Metadata.Part}")
+      throw new GeneralException(
+        s"$uri holds no model of Flambeau's: ${Redacted(place)} has no ${Metadata.Part}"
+      )
     path
   }
 

@@ -19,6 +19,8 @@ import flambeau.internal.util.Json
   * @param classes
   *   how a classifier's outputs read: `logits`, `probabilities`, `log_probabilities`, and of several labels a row `labels` or
   *   `label_probabilities`
+  * @param judgedBy
+  *   the `loss` and the `metrics` of the training, as far as they go by names
   * @param history
   *   the training result's history, `{"epochs": [...]}`
   * @param checkpoints
@@ -33,6 +35,7 @@ private[flambeau] final case class Trained(
     inputs: Seq[TensorColumns],
     output: OutputSpec,
     classes: String,
+    judgedBy: JsonNode,
     history: JsonNode,
     counts: Counts,
     checkpoints: Seq[Checkpoint] = Nil,
@@ -62,6 +65,7 @@ private[flambeau] object Trained {
       inputs,
       known,
       "logits",
+      Json.obj(),
       Json.obj(),
       Counts(0, 0, 0, None)
     )

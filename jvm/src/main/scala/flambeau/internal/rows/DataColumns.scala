@@ -2,7 +2,7 @@ package flambeau.internal.rows
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
-import flambeau.{DataException, HasTrainingParams, TensorColumns}
+import flambeau.{DataException, HasLabelColumns, HasTrainingParams, TensorColumns}
 import flambeau.internal.rows.Expressions.quoted
 import flambeau.internal.util.Json
 import org.apache.spark.sql.{Column, DataFrame}
@@ -98,9 +98,23 @@ private[flambeau] object DataColumns {
   /** What `resolve` gives, without the split. */
   private def tensors(schema: StructType, reading: Reading): DataColumns = {
     val params = reading.params
+    val (labels, weight) = targets(schema, params, reading.labelDtype, reading.isWide)
+    val inputs = Columns.inOrder(Columns.resolveInputs(schema, params), params, reading.arguments)
+    DataColumns(inputs, labels, weight, None)
+  }
+
+  /** The labels and the weight that params name; `labelDtype` and `isWide` are as [[Reading]] has them. Throws DataException as
+    * [[Columns.resolveTensor]] does.
+    */
+  def targets(
+      schema: StructType,
+      params: HasLabelColumns,
+      labelDtype: Option[String],
+      isWide: Boolean
+  ): (Seq[TensorColumns], Option[TensorColumns]) = {
     val labelCols = params.valueOf(params.labelCols).fold(Seq(params.getLabelCol))(_.toSeq)
     val labels =
-      labelCols.map(name => Columns.resolveTensor(schema, name, Seq(name), reading.labelDtype, Role.Label))
+      labelCols.map(name => Columns.resolveTensor(schema, name, Seq(name), labelDtype, Role.Label))
     val weight = params.valueOf(params.weightCol).map { name =>
       val tensor = Columns.resolveTensor(schema, name, Seq(name), Some("float32"), Role.Weight)
       if (!tensor.shape.contains(Nil)) {
@@ -109,10 +123,9 @@ private[flambeau] object DataColumns {
           s"column '$name' is ${Columns.typeName(dtype)}; the weight of a row is a single number"
         )
       }
-      widen(tensor, reading.isWide)
+      widen(tensor, isWide)
     }
-    val inputs = Columns.inOrder(Columns.resolveInputs(schema, params), params, reading.arguments)
-    DataColumns(inputs, labels.map(widen(_, reading.isWide)), weight, None)
+    (labels.map(widen(_, isWide)), weight)
   }
 
   private def widen(tensor: TensorColumns, isWide: Boolean): TensorColumns =

@@ -27,13 +27,13 @@ private[rows] final case class WrittenColumn(
 /** What is written of a DataFrame's columns: a column that two tensors want as different types, or one of them as the label,
   * once for each.
   */
-private[rows] final class Selection(df: DataFrame) {
+private[flambeau] final class Selection(df: DataFrame) {
   import Selection._
 
   private val written = mutable.LinkedHashMap.empty[(String, String, Role), WrittenColumn]
 
   /** The columns of the files. */
-  def columns: Seq[WrittenColumn] = written.values.toList
+  private[rows] def columns: Seq[WrittenColumn] = written.values.toList
 
   /** Has these columns written, and gives the same tensors in terms of the names that they have in the files. Before that the
     * first rows of the DataFrame are computed where nested arrays are given no shape. Throws DataException for a row of these
@@ -89,7 +89,7 @@ private[rows] final class Selection(df: DataFrame) {
   /** The columns with the shapes of nested arrays, where none is given that of the first row that has one in each: no null
     * and no empty array. All rows are held to it as they are written.
     */
-  private def withNestedShapes(asked: DataColumns): DataColumns = {
+  def withNestedShapes(asked: DataColumns): DataColumns = {
     val nested = asked.tensors.map(_._1).filter(_.shape.isEmpty).map(_.columns.head).distinct
       .filter(name => Columns.depth(df.schema(name).dataType) > 1)
     // By the first array of each.

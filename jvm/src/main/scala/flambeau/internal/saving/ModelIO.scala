@@ -63,6 +63,7 @@ private[flambeau] final class ModelWriter(model: CheckedParams, trained: Trained
     ours.replace("output", trained.output.json)
     ours.put("classes", trained.classes)
     ours.replace("summary", trained.counts.json)
+    ours.replace("judgedBy", trained.judgedBy)
     ours
   }
 }
@@ -119,6 +120,7 @@ private[flambeau] final class ModelReader[M <: CheckedParams](
       inputs = Json.items(ours.get("inputs")).map(TensorColumns.of),
       output = OutputSpec.of(ours.get("output")),
       classes = ours.path("classes").asText,
+      judgedBy = Option(ours.get("judgedBy")).getOrElse(Json.obj()),
       history = Json.parse(
         new String(directory.read(FileNames.History, Some(metadata.file(FileNames.History))), UTF_8),
         FileNames.History

@@ -1,7 +1,7 @@
 package flambeau.internal.scoring
 
-import flambeau.{DataException, ParamException, TensorColumns}
-import flambeau.jni.{InputBatch, Scorer, ScorerSpec, TensorRows}
+import flambeau.{ParamException, TensorColumns}
+import flambeau.jni.{Scorer, ScorerSpec}
 import flambeau.internal.model.{OutputField, OutputSpec, OutputTensor}
 import flambeau.internal.rows.{Columns, Expressions, Role}
 import flambeau.internal.session.Settings
@@ -50,37 +50,14 @@ private[flambeau] object RowScoring {
       df: DataFrame,
       settings: Settings
   ): DataFrame = {
-    val inputs = for {
-      (tensor, input) <- tensors.zipWithIndex
-      (name, index) <- tensor.columns.zipWithIndex
-    } yield RowInput(name, input, index * TensorRows.elementSize(tensor.dtype), tensor.dtype, numOf(tensor))
     val converted =
       tensors.flatMap(Expressions(df.schema, _, Role.Input)).zipWithIndex.map { case (column, index) =>
         column.as(s"flambeau input $index")
       }
-    val task = RowTask(spec, settings, inputs, outputs, output, df.schema.length)
+    val task = RowTask(spec, settings, RowReader.of(tensors), outputs, output, df.schema.length)
     val schema = StructType(df.schema.fields ++ outputs.map(_.field))
     df.select(col("*") +: converted: _*).mapPartitions(task.score _)(Encoders.row(schema))
   }
-
-  /** How many numbers a column of the tensor holds in a row. */
-  private def numOf(tensor: TensorColumns): Int = if (tensor.columns.length > 1) 1 else tensor.numElements
-}
-
-/** A column of values that are ready for a tensor: the input that it is a part of, and how many bytes after the row's first. */
-private[flambeau] final case class RowInput(
-    name: String,
-    input: Int,
-    offset: Int,
-    dtype: String,
-    numElements: Int
-) {
-  def checkLength(length: Int): Unit =
-    if (length != numElements)
-      throw new DataException(
-        s"column '$name' holds an array of $length, where $numElements were trained on: every row's array must have " +
-          "that length"
-      )
 }
 
 /** What scores the rows of a partition; it travels from the driver to the tasks.
@@ -91,7 +68,7 @@ private[flambeau] final case class RowInput(
 private[flambeau] final case class RowTask(
     spec: ScorerSpec,
     settings: Settings,
-    inputs: Seq[RowInput],
+    reader: RowReader,
     columns: Seq[OutputField],
     output: OutputSpec,
     numCarried: Int
@@ -104,11 +81,7 @@ private[flambeau] final case class RowTask(
     val batch = scorer.newBatch()
     rows.grouped(batch.capacity).flatMap { group =>
       batch.clear()
-      for (row <- group) {
-        batch.makeRoom(1)
-        for ((input, index) <- inputs.zipWithIndex) put(row.get(numCarried + index), input, batch)
-        batch.addRows(1)
-      }
+      group.foreach(reader.read(_, numCarried, batch))
       val results = scorer.score(batch)
       group.iterator.zipWithIndex.map { case (row, index) =>
         Row.fromSeq(row.toSeq.take(numCarried) ++ columns.zipWithIndex.map { case (column, place) =>
@@ -116,32 +89,6 @@ private[flambeau] final case class RowTask(
         })
       }
     }
-  }
-
-  private def put(value: Any, input: RowInput, batch: InputBatch): Unit = {
-    val (to, at) = (batch.buffer(input.input), batch.end(input.input) + input.offset)
-    value match {
-      case null => throw new DataException(s"column '${input.name}' holds a null: ${Expressions.Mend}")
-      case bytes: Array[Byte] =>
-        input.checkLength(bytes.length)
-        for ((byte, index) <- bytes.zipWithIndex) to.put(at + index, byte)
-      case items: scala.collection.Seq[_] =>
-        input.checkLength(items.length)
-        val size = TensorRows.elementSize(input.dtype)
-        for ((item, index) <- items.iterator.zipWithIndex) putNumber(item, input, to, at + index * size)
-      case number => putNumber(number, input, to, at)
-    }
-  }
-
-  private def putNumber(value: Any, input: RowInput, to: java.nio.ByteBuffer, at: Int): Unit = value match {
-    case number: Float  => to.putFloat(at, number)
-    case number: Double => to.putDouble(at, number)
-    case number: Long   => to.putLong(at, number)
-    case flag: Boolean  => to.put(at, (if (flag) 1 else 0).toByte)
-    case _ =>
-      throw new DataException(
-        s"column '${input.name}' holds an array with a null in it: ${Expressions.Mend} before transform"
-      )
   }
 
   /** An output of a row, as Spark's rows have it. */

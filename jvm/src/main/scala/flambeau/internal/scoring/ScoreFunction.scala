@@ -32,7 +32,8 @@ private[flambeau] final case class ScoreFunction(
     * only column itself.
     */
   def fields: Seq[String] =
-    if (spec.fields.isEmpty && output.single.isEmpty && columns.forall(_.tensor.isDefined)) columns.map(_.field.name)
+    if (spec.fields.isEmpty && output.single.isEmpty && columns.forall(_.tensor.isDefined))
+      columns.map(_.field.name)
     else spec.fields
 
   /** The outputs' types and contents, with arrays in place of vectors. */
