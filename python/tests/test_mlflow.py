@@ -686,11 +686,11 @@ def test_fits_in_scala_are_runs_as_those_in_python(
     flambeau.mlflow.save_model(model, str(tmp_path / "again"))
     assert loaded.metadata.signature == mlflow.models.Model.load(str(tmp_path / "again")).signature
 
-    for one, expected in [(from_python, of_python), (model, of_scala)]:
-        for name in expected:
-            assert outcome["loaded"][name]["uid"] == one.uid, name
+    for source, names in [(from_python, of_python), (model, of_scala)]:
+        for name in names:
+            assert outcome["loaded"][name]["uid"] == source.uid, name
             assert outcome["loaded"][name]["predictions"] == pytest.approx(
-                predictions(one, rows), rel=2e-6, abs=1e-6
+                predictions(source, rows), rel=2e-6, abs=1e-6
             ), name
     unknown, empty = (outcome["loaded"][name]["message"] for name in wrong)
     assert f"the tracking server {server.uri} " in unknown and "answers 4" in unknown and "nobody" in unknown

@@ -221,8 +221,8 @@ def until_tasks_end(spark: SparkSession) -> Iterator[None]:
     that none of them writes any more; up to `_LATE_TASK_SECONDS`, after which a warning is logged.
 
     Spark fails a job with its first task that fails, and tells the others to end, which they do at their next
-    row. Spark Connect tells nothing of tasks, but interrupts them: there they are given
-    `_UNSEEN_TASK_SECONDS`.
+    row. Spark Connect tells nothing of tasks: there they are given `_UNSEEN_TASK_SECONDS`, which a slow one
+    may outlast.
     """
     context, tag = classic_context(spark), f"flambeau-{uuid4()}"
     if context is not None:
@@ -246,11 +246,15 @@ def _await_tasks(context: SparkContext, tag: str) -> None:
     """
     deadline, last = time.monotonic() + _LATE_TASK_SECONDS, f"{tag}-last"
     try:
+        # What failed may be this process alone.
+        context.cancelJobsWithTag(tag)
         # Spark's tracker is told of jobs late, and in their order: once it knows of this one, which has no
         # tasks, it knows of all.
         context.addJobTag(last)
-        context._jsc.emptyRDD().count()
-        context.removeJobTag(last)
+        try:
+            context._jsc.emptyRDD().count()
+        finally:
+            context.removeJobTag(last)
         while not _job_ids(context, last) or _has_tasks(context, tag):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"they have not ended {_LATE_TASK_SECONDS:.0f} s after it")

@@ -108,7 +108,7 @@ fn rows_are_halved_where_memory_runs_out() {
         assert_eq!(scorer.rows_at_once(), rows_before);
         assert_eq!(
             scorer.score(100, &[&floats(&x)]).unwrap(),
-            [doubled.clone()]
+            std::slice::from_ref(&doubled)
         );
         assert_eq!(scorer.rows_at_once(), 4);
     }

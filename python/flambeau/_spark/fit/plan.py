@@ -99,12 +99,13 @@ class _Trials:
             # What is left of a batch at the end of an epoch would count for a larger part of these few.
             return self.run(dropLast=True, **params)[0]
         except Exception as error:
-            is_told = any(text in str(error) for text in _MEMORY_TEXTS)
-            if not (is_told or isinstance(error, ClusterError | MemoryError | WorkerLost)):
+            # An interpreter of programs tells its cause last.
+            told = [line for line in str(error).splitlines() if any(text in line for text in _MEMORY_TEXTS)]
+            if not (told or isinstance(error, ClusterError | MemoryError | WorkerLost)):
                 raise
             tried = self.estimator.copy()
             tried._set(**params)
-            return _trial(tried, error=first_line(error))
+            return _trial(tried, error=told[0] if told else first_line(error))
 
     def has_batches(self, **params: Any) -> bool:
         """Whether the sample has two batches with those params, or more."""

@@ -44,12 +44,16 @@ class TorchClassificationModel private[flambeau] (uid: String, trained: Trained)
 
   private[flambeau] override def labelDtype: Option[String] = Some("int64")
 
-  private[flambeau] override def checkScored(): Unit = {
+  private[flambeau] override def checkNames(): Unit = {
     if (isDefined(outputCols))
       throw new ParamException(
         "outputCols: a classifier's columns are rawPredictionCol, probabilityCol and predictionCol; use " +
           "TorchEstimator for others"
       )
+    super.checkNames()
+  }
+
+  private[flambeau] override def checkScored(): Unit = {
     super.checkScored()
     for (kind <- classes if kind.startsWith("label"))
       throw new ParamException(

@@ -39,7 +39,10 @@ class TorchEstimator(override val uid: String)
 
   private[flambeau] override def labelDtype: Option[String] = None
 
-  private[flambeau] override def checkOutput(output: OutputSpec): Unit = modelKind.checkOutput(output)
+  private[flambeau] override def checkOutput(output: OutputSpec): Unit = {
+    modelKind.checkOutput(output)
+    modelOf(Trained.untrained(Nil, output)).checkNames()
+  }
 
   private[flambeau] def modelKind: ModelKind[_ <: TorchModel] = TorchModel
 

@@ -249,8 +249,8 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     }
   }
 
-  /** Throws ParamException for params that only PySpark scores by, and for kinds that do not fit the outputs. */
-  private[flambeau] def checkScored(): Unit = {
+  /** Throws ParamException for names and kinds that are not one for each output. */
+  private[flambeau] def checkNames(): Unit = {
     val outputs = trained.output.tensors.length
     if (isDefined(outputCols) && isDefined(outputNames))
       throw new ParamException(
@@ -264,6 +264,11 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
         s"${param.name} has ${given.length} entries, ${given.mkString(", ")}, and the module returns $outputs tensors: " +
           "give one entry for each"
       )
+  }
+
+  /** Throws ParamException for params that only PySpark scores by, and for names and kinds that do not fit the outputs. */
+  private[flambeau] def checkScored(): Unit = {
+    checkNames()
     for (param <- Seq(threshold, thresholds) if isDefined(param))
       throw new ParamException(
         s"${param.name} is not scored by in the JVM: clear it and cut probabilityCol yourself, or score in PySpark " +

@@ -70,6 +70,11 @@ class GuideSuite extends SparkSuite {
     // No server has it here.
     intercept[RuntimeException](nightly(flights))
 
+    val plan = regressor.plan(df, numSteps = 5)
+    println(plan)
+    val faster =
+      plan.suggestions("batchSize").fold(regressor)(regressor.copy(ParamMap.empty).setBatchSize(_))
+
     val search = new TrainValidationSplit()
       .setEstimator(regressor)
       .setEstimatorParamMaps(new ParamGridBuilder().addGrid(
@@ -116,7 +121,7 @@ class GuideSuite extends SparkSuite {
     println(validator.fit(df).avgMetrics.mkString(", "))
 
     assert(models.map(_.summary.numRows).distinct.size == 1)
-    assert(best.uid == regressor.uid)
+    assert(best.uid == regressor.uid && faster.uid == regressor.uid)
     assert(tracked.getListeners.size == 1 && regressor.getListeners.isEmpty)
     assert(again.history("rmse") sameElements model.history("rmse"))
     assert(tuned.summary.objectiveHistory.forall(_ < 1e6))
@@ -124,7 +129,7 @@ class GuideSuite extends SparkSuite {
 
   test("the guides' blocks are this file's") {
     val source = compact("jvm/src/test/scala/flambeau/guide/GuideSuite.scala")
-    for ((page, number) <- Seq("scala" -> 12, "prepared-data" -> 3)) {
+    for ((page, number) <- Seq("scala" -> 15, "prepared-data" -> 3)) {
       val guide = new String(Files.readAllBytes(Paths.get(s"docs/$page.md")), UTF_8)
       val blocks = "(?s)```scala\n(.*?)```".r.findAllMatchIn(guide).map(_.group(1)).toList
       assert(blocks.size == number)

@@ -57,8 +57,7 @@ private[flambeau] final class Planning private (
         set(one)
       }._1
     catch {
-      case NonFatal(error) if isWant(error) =>
-        trialOf(changed(estimator)(set), None, Some(Failures.firstLine(error)))
+      case NonFatal(error) if want(error).isDefined => trialOf(changed(estimator)(set), None, want(error))
     }
 
   /** Whether the sample has two batches with those params, or more. */
@@ -185,11 +184,13 @@ private[flambeau] object Planning {
   private def trialOf(tried: Trainable, rate: Option[Double], error: Option[String] = None): Trial =
     Trial(tried.getNumWorkers, tried.valueOf(tried.numThreads), tried.getBatchSize, rate, error)
 
-  /** Whether memory or slots did not suffice. */
-  private def isWant(error: Throwable): Boolean = Failures.causes(error).exists {
-    case _: ClusterException | _: WorkerLostException => true
-    case cause => MemoryTexts.exists(String.valueOf(cause.getMessage).contains)
-  }
+  /** What an error says of memory or slots that did not suffice; none of another error. */
+  private def want(error: Throwable): Option[String] = Failures.causes(error).flatMap {
+    case lack @ (_: ClusterException | _: WorkerLostException) => Some(Failures.firstLine(lack))
+    // An interpreter of programs tells its cause last.
+    case cause =>
+      String.valueOf(cause.getMessage).linesIterator.find(line => MemoryTexts.exists(line.contains))
+  }.toSeq.headOption
 
   /** Optimizer steps in an epoch of so many training rows. */
   private def steps(estimator: Trainable, numRows: Long): Long = {

@@ -94,6 +94,10 @@ private[flambeau] final class FitRun private (
     val example =
       try Some(InputExample.of(rows.frame, trained.inputs))
       catch {
+        case _: InterruptedException =>
+          // The training has ended well: its model is not lost for want of an example.
+          Thread.currentThread.interrupt()
+          None
         case NonFatal(error) =>
           log.warn(s"the model is logged to MLflow without an example: ${Failures.firstLine(error)}")
           None
@@ -228,9 +232,9 @@ private[flambeau] object FitRun {
   private def ownTags: Seq[(String, String)] = Seq(
     "mlflow.autologging" -> ModelFiles.Flavor,
     "mlflow.user" -> variable("MLFLOW_TRACKING_USERNAME").getOrElse(System.getProperty("user.name")),
-    "mlflow.source.name" -> SparkSession.active.sparkContext.appName,
     "mlflow.source.type" -> "LOCAL"
-  ) ++ gitCommit.map("mlflow.source.git.commit" -> _)
+  ) ++ SparkSession.getDefaultSession.map("mlflow.source.name" -> _.sparkContext.appName) ++
+    gitCommit.map("mlflow.source.git.commit" -> _)
 
   /** The newest commit of the git work tree that this process's working directory is in; none where git does not tell one
     * within two seconds.

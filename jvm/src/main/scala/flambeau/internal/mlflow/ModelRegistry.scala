@@ -40,7 +40,12 @@ private[flambeau] final class ModelRegistry(server: TrackingServer) {
       if (!place.startsWith("mlflow-artifacts:")) place
       else {
         val folder = WorkDirectory.newTemporary()
-        server.download(server.artifacts(place), folder)
+        try server.download(server.artifacts(place), folder)
+        catch {
+          case error: Throwable =>
+            WorkDirectory.removeLocal(folder)
+            throw error
+        }
         folder.toUri.toString
       }
     if (!new Directory(spark, path).exists(Metadata.Part))
@@ -62,14 +67,20 @@ private[flambeau] final class ModelRegistry(server: TrackingServer) {
   }
 
   /** The URI of the directory with the file `MLmodel`. */
-  private def location(uri: String): String = uri match {
-    case Run(id, path) => s"${server.run(id).path("info").get("artifact_uri").asText}/$path"
-    case Logged(id) => server.get(s"logged-models/$id").path("model").path("info").get("artifact_uri").asText
-    case _ =>
-      val (name, number) = version(uri)
-      server.get("model-versions/get-download-uri", "name" -> name, "version" -> number).get(
-        "artifact_uri"
-      ).asText
+  private def location(uri: String): String = {
+    val (found, below) = uri match {
+      case Run(id, path) =>
+        server.run(id).path("info") -> s"/${path.split('/').map(TrackingServer.segment).mkString("/")}"
+      case Logged(id) =>
+        server.get(s"logged-models/${TrackingServer.segment(id)}").path("model").path("info") -> ""
+      case _ =>
+        val (name, number) = version(uri)
+        server.get("model-versions/get-download-uri", "name" -> name, "version" -> number) -> ""
+    }
+    found.path("artifact_uri").asText match {
+      case ""    => throw new GeneralException(s"the tracking server does not tell where $uri lies")
+      case place => s"$place$below"
+    }
   }
 }
 

@@ -1,7 +1,7 @@
 package flambeau.internal.mlflow
 
 import java.io.{IOException, InputStream, OutputStream}
-import java.net.{HttpURLConnection, URI, URLEncoder}
+import java.net.{HttpURLConnection, URI, URLDecoder, URLEncoder}
 import java.nio.charset.StandardCharsets.UTF_8
 import java.nio.file.{Files, Path, StandardCopyOption}
 import java.util.Base64
@@ -52,15 +52,18 @@ private[flambeau] final class TrackingServer private (base: String, authorizatio
   /** Copies what is in a directory of artifacts into `folder`; nothing where there is none. */
   def download(artifact: String, folder: Path): Unit = {
     val (endpoint, path) = artifact.splitAt(artifact.indexOf(Artifacts) + Artifacts.length)
-    val listed = json("GET", s"$endpoint?path=${URLEncoder.encode(path.stripPrefix("/"), "UTF-8")}", None)
+    // The path is a URI's, whose characters are encoded as in one already.
+    val plain = URLDecoder.decode(path.stripPrefix("/").replace("+", "%2B"), "UTF-8")
+    val listed = json("GET", s"$endpoint?path=${URLEncoder.encode(plain, "UTF-8")}", None)
     for (entry <- Json.items(listed.get("files"))) {
       val path = entry.get("path").asText
       val name = path.substring(path.lastIndexOf('/') + 1)
       if (Set("", ".", "..")(name))
         throw new GeneralException(s"${Redacted(artifact)} holds '$path', which is no file's name")
       val target = folder.resolve(name)
-      if (entry.path("is_dir").asBoolean) download(s"$artifact/$name", Files.createDirectories(target))
-      else asked("GET", s"$artifact/$name", None)(Files.copy(_, target, StandardCopyOption.REPLACE_EXISTING))
+      val below = s"$artifact/${segment(name)}"
+      if (entry.path("is_dir").asBoolean) download(below, Files.createDirectories(target))
+      else asked("GET", below, None)(Files.copy(_, target, StandardCopyOption.REPLACE_EXISTING))
     }
   }
 
@@ -135,6 +138,9 @@ private[flambeau] object TrackingServer {
 
   /** The answers after which MLflow's own clients ask again. */
   private val TransientStatuses = Set(408, 429, 500, 502, 503, 504)
+
+  /** A name as a segment of a URI's path. */
+  def segment(name: String): String = URLEncoder.encode(name, "UTF-8").replace("+", "%20")
 
   private final case class Body(size: Long, kind: String, write: OutputStream => Unit)
 

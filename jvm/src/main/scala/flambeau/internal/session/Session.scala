@@ -67,6 +67,9 @@ private[flambeau] object Session {
           sc.cancelJobsWithTag(tag)
           awaitTasks(sc, tag)
         } catch {
+          case late: InterruptedException =>
+            error.addSuppressed(late)
+            Thread.currentThread.interrupt()
           case NonFatal(late) =>
             log.warn(s"tasks of a failed Spark job may still write: ${Failures.firstLine(late)}")
         }
