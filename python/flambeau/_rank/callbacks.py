@@ -38,12 +38,18 @@ class RankCallbacks:
         """After how many steps one is to be told again; None where none is to be told."""
         return math.gcd(*(one.every_n_steps for one in self._of_steps)) or None
 
-    def on_step(self, report_json: str) -> bool:
-        """An optimizer step, counted from 0."""
-        report, context = json.loads(report_json), self._context
-        context.epoch, context.step = report["epoch"], report["step"] + 1
-        context.metrics = {"loss": report["loss"]}
-        context.gradient_norm, context.learning_rate = report["gradientNorm"], report["learningRate"]
+    def on_step(
+        self,
+        epoch: int,
+        step: int,
+        loss: float | None,
+        gradient_norm: float | None,
+        learning_rate: float | None,
+    ) -> bool:
+        """An optimizer step, counted from 0. None stands for what is not a finite number."""
+        context = self._context
+        context.epoch, context.step, context.metrics = epoch, step + 1, {"loss": loss}
+        context.gradient_norm, context.learning_rate = gradient_norm, learning_rate
         for callback in self._of_steps:
             if context.step % callback.every_n_steps == 0:
                 self._callbacks.call_one(callback, "on_step_end")
