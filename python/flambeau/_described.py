@@ -101,6 +101,8 @@ class Described(Fitted, HasOutputColumns):
         `epoch` (from 0), `steps`, `num_rows`, `seconds`, `rows_per_second`, `loss`, each metric by its name,
         and with validation rows `val_loss` and `val_<metric>`. None stands where a value was not a finite
         number. `learning_rate` is that of the epoch's last step and of the optimizer's first parameter group.
+        With `logGradientNorm` or `gradientClipNorm`, on the CPU, `gradient_norm` is the mean over the epoch's
+        steps of the 2-norm of all gradients before clipping, of the steps that have a finite one.
         `data_seconds`, `model_seconds` (forward, loss and backward), `reduce_seconds` (waiting for
         slower workers included) and `optimizer_seconds` tell where the first worker's `seconds` went.
         `sent_bytes` are the gradients that each worker sent, `uncompressed_bytes` what they would have been

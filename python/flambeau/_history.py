@@ -13,6 +13,7 @@ RECORD_COLUMNS = {
     "seconds": "seconds",
     "rowsPerSecond": "rows_per_second",
     "learningRate": "learning_rate",
+    "gradientNorm": "gradient_norm",
     "dataSeconds": "data_seconds",
     "modelSeconds": "model_seconds",
     "reduceSeconds": "reduce_seconds",

@@ -135,6 +135,7 @@ def regressor(**params: Any) -> TorchRegressor:
         "numWorkers": 1,
         "epochs": 3,
         "verbose": 0,
+        "logGradientNorm": True,
     }
     return TorchRegressor(**settings | params)
 
@@ -192,6 +193,7 @@ def test_a_fit_is_a_run_with_params_metrics_tags_and_model(
         ("validation/loss", "val_loss"),
         ("validation/mae", "val_mae"),
         ("train/learning_rate", "learning_rate"),
+        ("train/gradient_norm_epoch", "gradient_norm"),
         ("epoch", "epoch"),
     ]:
         assert logged(client, run, name) == list(zip(steps, history[column], strict=True)), name
@@ -645,6 +647,7 @@ def test_fits_in_scala_are_runs_as_those_in_python(
         ("validation/loss", "val_loss"),
         ("validation/mae", "val_mae"),
         ("train/learning_rate", "learning_rate"),
+        ("train/gradient_norm_epoch", "gradient_norm"),
         ("epoch", "epoch"),
     ]:
         expected = list(zip(steps, told["history"][column], strict=True))

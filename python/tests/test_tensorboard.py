@@ -6,6 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pyspark.sql import DataFrame, SparkSession
@@ -76,6 +77,8 @@ def test_a_fit_is_there_as_torch_has_it(spark: SparkSession, tmp_path: Path, run
     ):
         assert [step for step, _ in read[tag]] == list(steps)
         assert [value for _, value in read[tag]] == pytest.approx(expected, rel=1e-5, abs=1e-7), tag
+    norms = np.reshape(loop(df, 4)[2], (4, 3)).mean(axis=1)
+    assert history["gradient_norm"] == pytest.approx(norms.tolist(), rel=1e-5)
     assert all(rate > 0 for _, rate in read["train/rows_per_second"])
     for tag, name in {
         "train/loss_epoch": "loss",

@@ -55,6 +55,7 @@ def fit(spark: Any, scala: Any, behaviour: str, options: argparse.Namespace) -> 
         batchSize=16,
         numWorkers=1,
         epochs=100_000 if behaviour == "interrupted" else 3,
+        logGradientNorm=True,
         verbose=0,
     )
     told = scala.flambeau.MLflow().setTrackingUri(options.uri).setRunName(behaviour)
@@ -73,7 +74,7 @@ def fit(spark: Any, scala: Any, behaviour: str, options: argparse.Namespace) -> 
     except Exception as error:
         return {"message": str(error)}
     scored = scala.scored(model, frame).select("prediction").collect()
-    names = ("steps", "epoch", "loss", "mae", "val_loss", "val_mae", "learning_rate")
+    names = ("steps", "epoch", "loss", "mae", "val_loss", "val_mae", "learning_rate", "gradient_norm")
     return {
         "uid": model.uid(),
         "history": {name: list(model.history().apply(name)) for name in names},

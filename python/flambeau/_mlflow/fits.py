@@ -125,6 +125,8 @@ class MLflow(Callback):
             "train/rows_per_second": context.rows_per_second,
             "epoch": context.epoch,
         }
+        if (norm := context.history[-1].get("gradient_norm")) is not None:
+            values["train/gradient_norm_epoch"] = norm
         run.add_metrics(values, context.step)
 
     def _on_usage(self, context: Context) -> None:

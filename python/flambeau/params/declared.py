@@ -1234,9 +1234,9 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
     logGradientNorm: Param[bool] = Param(
         Params._dummy(),
         "logGradientNorm",
-        "Whether the 2-norm of all gradients, before clipping, is computed for TensorBoard and callbacks, in "
-        "the steps that they are told of. On a GPU it is not told, since the worker would have to wait for "
-        "it. With gradientClipNorm it is told in any case.",
+        "Whether the 2-norm of all gradients, before clipping, is computed in each step: for the history, "
+        "which has the mean over an epoch's steps, and for TensorBoard and callbacks. On a GPU it is not "
+        "told, since the worker would have to wait for it. With gradientClipNorm it is told in any case.",
         boolean,
     )
 
@@ -1926,9 +1926,10 @@ class HasConstructor(CheckedParams):
             directory, in the Trace Event Format of Chrome and Perfetto, and the model's summary tells its
             place. On the CPU only. When not set, nothing is recorded.
         logGradientNorm : bool, default False
-            Whether the 2-norm of all gradients, before clipping, is computed for TensorBoard and
-            callbacks, in the steps that they are told of. On a GPU it is not told, since the worker would
-            have to wait for it. With gradientClipNorm it is told in any case.
+            Whether the 2-norm of all gradients, before clipping, is computed in each step: for the
+            history, which has the mean over an epoch's steps, and for TensorBoard and callbacks. On a GPU
+            it is not told, since the worker would have to wait for it. With gradientClipNorm it is told
+            in any case.
         verifyReplicas : bool, default False (expert)
             Whether the workers compare hashes of all parameters, buffers and averaged weights after each
             epoch and fail where they differ in a single bit. For debugging: it reads every tensor once

@@ -31,7 +31,7 @@ use crate::job::params::GradientCompression;
 use crate::record::history::{History, Traffic};
 use crate::record::result::StoredFile;
 use crate::record::scaler::LossScaler;
-use crate::record::sums::LossTotals;
+use crate::record::sums::{LossTotals, StepMean};
 
 /// Of what lies in a checkpoint, and of the order of the rows that it was written in the middle of.
 const FORMAT: u32 = 3;
@@ -480,6 +480,9 @@ pub(crate) struct Position {
     /// The gradients sent in the epoch so far.
     #[serde(default)]
     pub(crate) traffic: Traffic,
+    /// The norms of the gradients in the epoch so far, where they are known.
+    #[serde(default)]
+    pub(crate) gradient_norm: StepMean,
     /// The bits of the epoch's loss totals so far, which may be beyond what JSON's numbers hold.
     pub(crate) totals: Vec<u64>,
 }

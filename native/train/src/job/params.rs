@@ -823,9 +823,9 @@ pub struct TrainingParams {
     #[schemars(title = "Profile", length(min = 1))]
     pub profile: Option<String>,
 
-    /// Whether the 2-norm of all gradients, before clipping, is computed for TensorBoard and callbacks, in the steps that they
-    /// are told of. On a GPU it is not told, since the worker would have to wait for it. With gradientClipNorm it is told in
-    /// any case.
+    /// Whether the 2-norm of all gradients, before clipping, is computed in each step: for the history, which has the mean over
+    /// an epoch's steps, and for TensorBoard and callbacks. On a GPU it is not told, since the worker would have to wait for
+    /// it. With gradientClipNorm it is told in any case.
     #[schemars(title = "Log gradient norm")]
     pub log_gradient_norm: bool,
 

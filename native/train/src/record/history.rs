@@ -99,6 +99,11 @@ pub struct EpochRecord {
     /// The learning rate of the epoch's last step, of the optimizer's first group of parameters; `None` where that has none.
     #[serde(default)]
     pub learning_rate: Option<f64>,
+    /// The mean over the epoch's steps of the gradients' 2-norm before clipping, with `logGradientNorm` or
+    /// `gradientClipNorm`; steps that an overflow skipped, and norms that are not finite, do not count. With `syncEvery`
+    /// above 1 it is of the gradients of this rank's own rows. `None` otherwise, and on a device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gradient_norm: Option<f64>,
     /// Where rank 0's seconds went.
     #[serde(flatten, default)]
     pub times: StepTimes,
@@ -153,6 +158,7 @@ impl EpochRecord {
             seconds: 0.0,
             rows_per_second: 0.0,
             learning_rate: None,
+            gradient_norm: None,
             times: StepTimes::default(),
             scaling: None,
             resources: Resources::default(),

@@ -1,11 +1,35 @@
 //! Sums of losses and metrics, in the one flat form in which they are added, reduced and saved.
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::Cause;
 use crate::model::LossSums;
 
 const NUMERATOR: usize = 0;
 const DENOMINATOR: usize = 1;
 const METRICS: usize = 2;
+
+/// The mean of a number that some steps have; in JSON it is kept to the bit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct StepMean {
+    /// The bits of the sum.
+    sum: u64,
+    num_steps: u64,
+}
+
+impl StepMean {
+    pub(crate) fn add(&mut self, value: f64) {
+        self.sum = (f64::from_bits(self.sum) + value).to_bits();
+        self.num_steps += 1;
+    }
+
+    /// The mean; `None` where no step had the number, and where the sum is not finite.
+    pub(crate) fn mean(&self) -> Option<f64> {
+        let mean = f64::from_bits(self.sum) / self.num_steps as f64;
+        mean.is_finite().then_some(mean)
+    }
+}
 
 /// Summed numerators, denominators and metric states.
 #[derive(Clone, Debug, PartialEq)]

@@ -158,6 +158,7 @@ impl<'a> Session<'a> {
         schedule.follow(&monitor, &state.history);
         let settings = StepSettings {
             schedule,
+            logs_norm: params.log_gradient_norm,
             clip_norm: params.gradient_clip_norm,
             clip_value: params.gradient_clip_value,
         };
@@ -339,6 +340,9 @@ impl<'a> Session<'a> {
             self.position.step += 1;
             self.position.num_rows += plan.num_rows;
             self.position.traffic += outcome.traffic;
+            if let Some(norm) = outcome.gradient_norm {
+                self.position.gradient_norm.add(norm);
+            }
             self.report_step(&plan, &outcome)?;
             if outcome.is_cancelled {
                 return Err(Cause::Cancelled);
@@ -389,17 +393,14 @@ impl<'a> Session<'a> {
         let first_batch = self.position.batch;
         let end =
             (first_batch + u64::from(self.job.params.gradient_accumulation_steps)).min(num_batches);
-        let step = self.position.step;
-        let is_told = self.hooks.step_hook(step).is_some() || self.is_logged(step);
         StepPlan {
             epoch: self.position.epoch,
-            step,
+            step: self.position.step,
             first_batch,
             num_batches: (end - first_batch) as u32,
             num_rows: (first_batch..end)
                 .map(|batch| order.global_rows(batch) as u64)
                 .sum(),
-            needs_norm: self.job.params.log_gradient_norm && is_told,
         }
     }
 
@@ -451,6 +452,7 @@ impl<'a> Session<'a> {
             seconds: throughput.seconds,
             rows_per_second: throughput.rows_per_second,
             learning_rate: self.stepper.model.learning_rate().map_err(Cause::Model)?,
+            gradient_norm: self.position.gradient_norm.mean(),
             times: throughput.times,
             scaling: self.stepper.scaler.as_mut().map(LossScaler::end_epoch),
             resources,

@@ -13,7 +13,7 @@ use crate::job::TrainingJob;
 use crate::model::Model;
 use crate::record::history::{History, Traffic};
 use crate::record::scaler::LossScaler;
-use crate::record::sums::LossTotals;
+use crate::record::sums::{LossTotals, StepMean};
 
 /// All that a training is but for the model's own: its weights, its optimizer and its random generators, which the model has taken
 /// when this is there. Nothing of it depends on the rank or on how many there are, but that rank 0 alone has `best`.
@@ -98,6 +98,7 @@ impl Position {
             step,
             num_rows: 0,
             traffic: Traffic::default(),
+            gradient_norm: StepMean::default(),
             totals: LossTotals::new(num_metric_sums).to_bits(),
         }
     }

@@ -26,8 +26,6 @@ pub(crate) struct StepPlan {
     pub(crate) num_batches: u32,
     /// Rows of all of them over all ranks.
     pub(crate) num_rows: u64,
-    /// Whether somebody is told of the gradients' norm.
-    pub(crate) needs_norm: bool,
 }
 
 /// What a step came to, over all ranks; its sums are in [`Stepper::sums`].
@@ -47,6 +45,8 @@ pub(crate) struct StepOutcome {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepSettings {
     pub(crate) schedule: Schedule,
+    /// Whether the gradients' norm is told where nothing is clipped by it.
+    pub(crate) logs_norm: bool,
     pub(crate) clip_norm: Option<f64>,
     pub(crate) clip_value: Option<f64>,
 }
@@ -180,7 +180,7 @@ impl<'a> Stepper<'a> {
             if self.correct(plan.num_rows as f64 / denominator)? {
                 let norm = match self.settings.clip_norm {
                     Some(max_norm) => self.sync.clip(max_norm)?,
-                    None if plan.needs_norm => self.sync.norm(),
+                    None if self.settings.logs_norm => self.sync.norm(),
                     None => None,
                 };
                 outcome.gradient_norm = norm.filter(|norm| norm.is_finite());

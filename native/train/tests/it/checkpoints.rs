@@ -26,7 +26,7 @@ fn config() -> Config {
 fn params(world_size: usize) -> Value {
     json!({
         "numWorkers": world_size, "batchSize": 12 / world_size, "dataLanes": 4, "epochs": 3, "seed": 9,
-        "checkpointSteps": 4, "gradientAccumulationSteps": 2,
+        "checkpointSteps": 4, "gradientAccumulationSteps": 2, "logGradientNorm": true,
     })
 }
 

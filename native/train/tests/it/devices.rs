@@ -114,6 +114,8 @@ fn a_device_trains_as_the_cpu_does() {
                 .count()
         };
         assert_eq!(norms(&on_device), 0, "a device is not waited for");
+        let epochs = &on_device[0].result.as_ref().unwrap().history.epochs;
+        assert!(epochs.iter().all(|epoch| epoch.gradient_norm.is_none()));
         assert!(norms(&on_cpu) > 0);
         let scaling = |outcomes: &[Outcome]| {
             let epochs = &outcomes[0].result.as_ref().unwrap().history.epochs;

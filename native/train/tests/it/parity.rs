@@ -49,6 +49,7 @@ fn check(
     };
     let mut params = params;
     params["verifyReplicas"] = json!(true);
+    let tells_norm = options.clip_norm.is_some() || params["logGradientNorm"] == json!(true);
     let job = bench.job("parity", params, weighted);
     let outcomes = train(&job, world_size, config);
     for outcome in &outcomes {
@@ -77,6 +78,17 @@ fn check(
         );
         let (loss, expected) = (report.loss.unwrap_or(0.0), expected.unwrap_or(0.0));
         assert_close(loss, expected, &format!("the loss of step {}", report.step));
+    }
+    let epochs = &outcomes[0].result.as_ref().unwrap().history.epochs;
+    let steps = outcomes[0].reports[0].steps_per_epoch as usize;
+    let norms: Vec<_> = reference.norms.chunks(steps).collect();
+    for (record, norms) in paired(epochs, &norms) {
+        let known: Vec<f64> = norms.iter().copied().flatten().collect();
+        assert_eq!(record.gradient_norm.is_some(), tells_norm);
+        if let Some(norm) = record.gradient_norm {
+            let mean = known.iter().sum::<f64>() / known.len() as f64;
+            assert_close(norm, mean, &format!("the norms of epoch {}", record.epoch));
+        }
     }
     (outcomes, reference)
 }

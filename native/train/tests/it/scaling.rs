@@ -58,6 +58,7 @@ fn an_overflow_on_one_rank_halves_the_scale_and_skips_the_step_on_all() {
     assert_eq!(outcomes[0].model.bits(), outcomes[1].model.bits());
     for outcome in &outcomes {
         let epochs: Vec<LossScaling> = scaling(outcome).into_iter().flatten().collect();
+        let records = &outcome.result.as_ref().unwrap().history.epochs;
         let mut scale = 65536.0;
         for (number, epoch) in epochs.iter().enumerate() {
             scale /= 2f64.powi(epoch.skipped_steps as i32);
@@ -68,6 +69,13 @@ fn an_overflow_on_one_rank_halves_the_scale_and_skips_the_step_on_all() {
                 .iter()
                 .filter(|report| report.gradient_norm.is_none());
             assert_eq!(without_norm.count() as u64, epoch.skipped_steps);
+            let norms: Vec<f64> = reports
+                .iter()
+                .filter_map(|told| told.gradient_norm)
+                .collect();
+            let mean = norms.iter().sum::<f64>() / norms.len() as f64;
+            let expected = (!norms.is_empty()).then_some(mean);
+            assert_eq!(records[number].gradient_norm, expected);
             assert!(reports.iter().all(|report| report.loss.is_some()));
         }
         assert!(scale < 16384.0 && scale > 64.0, "{epochs:?}");

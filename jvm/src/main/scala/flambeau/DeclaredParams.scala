@@ -1577,9 +1577,9 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
   final val logGradientNorm: BooleanParam = new BooleanParam(
     this,
     "logGradientNorm",
-    "Whether the 2-norm of all gradients, before clipping, is computed for TensorBoard and callbacks, " +
-      "in the steps that they are told of. On a GPU it is not told, since the worker would have to wait " +
-      "for it. With gradientClipNorm it is told in any case."
+    "Whether the 2-norm of all gradients, before clipping, is computed in each step: for the history, " +
+      "which has the mean over an epoch's steps, and for TensorBoard and callbacks. On a GPU it is not " +
+      "told, since the worker would have to wait for it. With gradientClipNorm it is told in any case."
   )
 
   /** Sets `logGradientNorm`.

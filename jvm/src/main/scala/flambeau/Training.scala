@@ -18,6 +18,9 @@ import java.util.concurrent.atomic.AtomicBoolean
   *   finite number. Empty when an epoch begins
   * @param learningRate
   *   that of the last step of the last epoch that ended; none before
+  * @param gradientNorm
+  *   with `logGradientNorm` or `gradientClipNorm`, what the `history` has as `gradient_norm` of the last epoch that ended; none
+  *   before
   * @param rowsPerSecond
   *   training rows per second over all workers: in the last second or more while an epoch runs, and over the epoch at its end;
   *   none before
@@ -33,6 +36,7 @@ final class Training private[flambeau] (
     val stepsPerEpoch: Long,
     val metrics: Map[String, Double],
     val learningRate: Option[Double],
+    val gradientNorm: Option[Double],
     val rowsPerSecond: Option[Double],
     val checkpoint: Option[String],
     private[flambeau] val stepLoss: Option[Double],
@@ -53,6 +57,7 @@ final class Training private[flambeau] (
       stepsPerEpoch: Long = stepsPerEpoch,
       metrics: Map[String, Double] = metrics,
       learningRate: Option[Double] = learningRate,
+      gradientNorm: Option[Double] = gradientNorm,
       rowsPerSecond: Option[Double] = rowsPerSecond,
       checkpoint: Option[String] = checkpoint,
       stepLoss: Option[Double] = stepLoss
@@ -63,6 +68,7 @@ final class Training private[flambeau] (
     stepsPerEpoch,
     metrics,
     learningRate,
+    gradientNorm,
     rowsPerSecond,
     checkpoint,
     stepLoss,
@@ -74,5 +80,5 @@ private[flambeau] object Training {
 
   /** A training of which nothing is known yet, and what says that a listener has asked for its end. */
   def begin(isStopping: AtomicBoolean): Training =
-    new Training(0, 0, 0, 0, Map.empty, None, None, None, None, isStopping)
+    new Training(0, 0, 0, 0, Map.empty, None, None, None, None, None, isStopping)
 }

@@ -48,12 +48,13 @@ class ListenerSuite extends SparkSuite {
   test("what is told of an epoch is what the model's history has") {
     val recorder = new Recorder
     val model = slow(recorder).setMetrics(Array("rmse", "mae")).setValidationFraction(0.25)
-      .setLrSchedule("step").setLrDecayEpochs(1).fit(rows)
+      .setLrSchedule("step").setLrDecayEpochs(1).setLogGradientNorm(true).fit(rows)
     val ended = recorder.of("onEpochEnd")
     val names = Seq("loss", "rmse", "mae", "val_loss", "val_rmse", "val_mae")
     assert(ended.forall(_.metrics.keys.toSeq == names))
     for (name <- names) assert(ended.map(_.metrics(name)) == model.history(name).toSeq, name)
     assert(ended.map(_.learningRate.get) == model.history("learning_rate").toSeq)
+    assert(ended.map(_.gradientNorm.get) == model.history("gradient_norm").toSeq)
     assert(ended.map(_.rowsPerSecond.get) == model.history("rows_per_second").toSeq)
     assert(ended.map(_.step.toDouble) == model.history("steps").toSeq)
     assert(recorder.of("onTrainEnd").map(_.metrics) == ended.takeRight(1).map(_.metrics))

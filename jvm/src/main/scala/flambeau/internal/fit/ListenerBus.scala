@@ -202,6 +202,7 @@ private[flambeau] final class ListenerBus private (
           step = long("steps"),
           metrics = History.metrics(event, isValidated),
           learningRate = double("learningRate"),
+          gradientNorm = double("gradientNorm"),
           rowsPerSecond = double("rowsPerSecond")
         )
         if (isValidated) call("onValidationEnd")(_.onValidationEnd(training))

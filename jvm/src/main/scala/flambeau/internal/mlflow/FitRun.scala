@@ -49,7 +49,7 @@ private[flambeau] final class FitRun private (
       "train/learning_rate" -> training.learningRate.getOrElse(Double.NaN),
       "train/rows_per_second" -> training.rowsPerSecond.getOrElse(Double.NaN),
       "epoch" -> training.epoch.toDouble
-    )
+    ) ++ training.gradientNorm.map("train/gradient_norm_epoch" -> _)
   )
 
   /** Logs the best epoch and the model, whose output columns these are, and ends the run. Waits up to half a minute for what

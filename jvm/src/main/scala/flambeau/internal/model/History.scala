@@ -16,6 +16,7 @@ private[flambeau] object History {
     "seconds" -> "seconds",
     "rowsPerSecond" -> "rows_per_second",
     "learningRate" -> "learning_rate",
+    "gradientNorm" -> "gradient_norm",
     "dataSeconds" -> "data_seconds",
     "modelSeconds" -> "model_seconds",
     "reduceSeconds" -> "reduce_seconds",
