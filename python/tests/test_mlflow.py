@@ -845,6 +845,8 @@ def test_what_is_no_model_of_ours_and_wrong_arguments_are_refused(tmp_path: Path
         flambeau.mlflow.load_model(str(tmp_path / "other"))
     with pytest.raises(ParamError, match="log_every_n_steps must be a whole number of at least 1, got 0"):
         flambeau.mlflow.autolog(log_every_n_steps=0)
+    with pytest.raises(ParamError, match="registered_model_name is 'linear', but log_models is False"):
+        flambeau.mlflow.autolog(log_models=False, registered_model_name="linear")
 
 
 def test_secrets_of_uris_are_not_logged(client: Any, rows: DataFrame, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ use crate::error::SupervisorError;
 use crate::rows;
 use crate::work_directory::WorkDirectory;
 
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// The file that says what was prepared.
 pub(crate) const MANIFEST: &str = "manifest.json";
 /// The partition column that is true for validation rows.
@@ -173,8 +173,7 @@ pub(crate) struct Prepared {
     schema: Value,
     columns: Vec<Column>,
     split: Option<Split>,
-    /// What became of rows with a null or a NaN among their features: kept, where the manifest does not say.
-    #[serde(default)]
+    /// What became of rows with a null or a NaN among their features.
     handle_invalid: HandleInvalid,
     seconds: f64,
     num_rows: u64,

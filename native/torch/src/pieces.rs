@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::TorchError;
 
-/// Runs over rows in pieces. Where one does not fit into memory it is halved, and so are those after it, of all threads.
+/// Runs over rows in pieces. Where main memory does not suffice for one it is halved, and so are those after it, of all threads.
 pub(crate) struct Pieces {
     num_rows: AtomicUsize,
 }

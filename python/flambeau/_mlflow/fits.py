@@ -75,7 +75,12 @@ class MLflow(Callback):
         After how many optimizer steps at least a step's loss is logged again. The driver is told of one step
         a second.
     registered_model_name : str | None, default None
-        The registered model that each logged model becomes a version of.
+        The registered model that each logged model becomes a version of, with `log_models`.
+
+    Raises
+    ------
+    ParamError
+        For a number of steps below 1, and for a registered model's name without `log_models`.
     """
 
     __module__ = "flambeau.mlflow"
@@ -92,6 +97,11 @@ class MLflow(Callback):
         if not isinstance(log_every_n_steps, int) or log_every_n_steps < 1:
             raise ParamError(
                 f"log_every_n_steps must be a whole number of at least 1, got {log_every_n_steps!r}"
+            )
+        if registered_model_name is not None and not log_models:
+            raise ParamError(
+                f"registered_model_name is {registered_model_name!r}, but log_models is False, and a model that "
+                "is not logged cannot be registered: leave log_models at True, or registered_model_name at None"
             )
         self.log_models = log_models
         self.log_every_n_steps = log_every_n_steps
