@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flambeau._plot import axes_of
@@ -11,9 +10,6 @@ from flambeau.errors import ParamError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-_SKIPPED_FIRST, _SKIPPED_LAST = 10, 1
-"""Steps at both ends that no suggestion comes from: the running mean warms up, and the loss may leap."""
 
 
 @dataclass(frozen=True)
@@ -30,23 +26,18 @@ class RangeTest:
     rates: list[float]
     losses: list[float]
     smoothed: list[float]
+    _suggestion: float | None = field(default=None, repr=False)
 
     def suggestion(self) -> float:
         """The rate at which the smoothed loss falls most steeply, as Lightning's `lr_find` has it, the first
         10 steps and the last one left out. Raises ParamError for a test of fewer than 13 steps.
         """
-        last = len(self.smoothed) - _SKIPPED_LAST
-        smoothed = self.smoothed[_SKIPPED_FIRST:last]
-        if len(smoothed) < 2:
+        if self._suggestion is None:
             raise ParamError(
                 f"a test of {len(self.rates)} steps suggests no rate: take more numSteps, or a smaller "
                 "maxRate where the loss diverged before"
             )
-        ends = [smoothed[0], *smoothed, smoothed[-1]]
-        # Central differences, one-sided at both ends.
-        slopes = [(after - before) / 2 for before, after in zip(ends, ends[2:], strict=False)]
-        slopes[0], slopes[-1] = slopes[0] * 2, slopes[-1] * 2
-        return self.rates[_SKIPPED_FIRST + slopes.index(min(slopes))]
+        return self._suggestion
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """The smoothed losses over the rates, and the suggestion where there is one. Raises FlambeauError
@@ -64,12 +55,3 @@ class RangeTest:
         ax.axvline(found, color="gray", linestyle=":", label=f"suggestion {found:.3g}")
         ax.legend()
         return ax
-
-
-def growth_of(low: float, high: float, num_steps: int) -> float:
-    """What the rate is multiplied by from step to step. Raises ParamError for what is no range."""
-    if not (0 < low < high < math.inf):
-        raise ParamError(f"minRate is {low} and maxRate {high}, but must be above 0, the latter the larger")
-    if num_steps < 2:
-        raise ParamError(f"numSteps is {num_steps}, but must be at least 2")
-    return float((high / low) ** (1 / (num_steps - 1)))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +234,7 @@ def losses_by_rate(high: float, num_steps: int) -> RangeTest:
         loss.backward()
         optimizer.step()
         scheduler.step()
-    return found
+    return replace(found, _suggestion=suggested(found))
 
 
 def suggested(found: RangeTest) -> float:
@@ -264,7 +265,7 @@ def test_a_range_test_is_a_loop_with_a_growing_rate(
     assert found.rates == pytest.approx(expected.rates, rel=1e-9)
     assert found.losses == pytest.approx(expected.losses, rel=1e-4)
     assert found.smoothed == pytest.approx(expected.smoothed, rel=1e-4)
-    assert found.suggestion() == pytest.approx(suggested(expected), rel=1e-9)
+    assert found.suggestion() == pytest.approx(expected.suggestion(), rel=1e-9)
     assert [path for path in work.rglob("*") if path.is_file()] == []
     assert before == {param.name: estimator._value(param.name) for param in estimator.params}
 
@@ -303,10 +304,13 @@ def test_a_range_test_ends_where_the_loss_is_no_number(spark: SparkSession) -> N
 
 def test_a_range_is_refused_that_is_none(spark: SparkSession) -> None:
     df = linear_rows(spark, 10)
-    with pytest.raises(ParamError, match=r"minRate is 1.0 and maxRate 0.1, but must be above 0"):
-        regressor().findLearningRate(df, 1.0, 0.1)
-    with pytest.raises(ParamError, match="numSteps is 1, but must be at least 2"):
-        regressor().findLearningRate(df, numSteps=1)
+    for low, high in [(1.0, 0.1), (0.0, 0.1), (-1.0, 0.1), (0.1, math.inf), (0.1, math.nan)]:
+        said = f"minRate is {low} and maxRate {high}, but must be above 0, the latter the larger"
+        with pytest.raises(ParamError, match=f"(?i)^{said}"):
+            regressor().findLearningRate(df, low, high)
+    for num_steps in (1, -1):
+        with pytest.raises(ParamError, match=f"^numSteps is {num_steps}, but must be at least 2"):
+            regressor().findLearningRate(df, numSteps=num_steps)
 
 
 class Scheduled(LightningModule):

@@ -52,7 +52,7 @@ pub use model::{
 pub use record::bottleneck::{Bottleneck, StepPart};
 pub use record::history::{EpochRecord, History, LossScaling, NamedValue, StepTimes, Traffic};
 pub use record::resources::Resources;
-pub use record::result::{RangeTestStep, StoredFile, TrainingResult, WeightsInfo};
+pub use record::result::{RangeTestResult, RangeTestStep, StoredFile, TrainingResult, WeightsInfo};
 pub use training::allocator::keep_freed_batches;
 pub use training::events::{CheckpointWritten, EpochBegin, Event, Late, Progress, Stalled, Start};
 pub use training::hooks::{Hook, Hooks, Interrupt, StepReport};

@@ -100,8 +100,9 @@ class MLflow(Callback):
             )
         if registered_model_name is not None and not log_models:
             raise ParamError(
-                f"registered_model_name is {registered_model_name!r}, but log_models is False, and a model that "
-                "is not logged cannot be registered: leave log_models at True, or registered_model_name at None"
+                f"registered_model_name is {registered_model_name!r}, but log_models is False, and a model "
+                "that is not logged cannot be registered: leave log_models at True, or "
+                "registered_model_name at None"
             )
         self.log_models = log_models
         self.log_every_n_steps = log_every_n_steps

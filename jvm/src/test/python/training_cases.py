@@ -2,7 +2,8 @@
 
 training_cases.py DIRECTORY
 
-`doubles`  a network in float64; `oracle.json` has the losses and predictions of a plain loop in eager torch
+`doubles`  a network in float64; `oracle.json` has the losses and predictions of a plain loop in eager torch,
+           and the losses of one with a growing rate
 `flights`  embeddings, numbers and dropout; `python.json` has the losses of PySpark with runtime="python"
 `classes`  logits of three classes; `broken.parquet` has a label outside of them
 `slow`     a network that takes its time, to be disturbed
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import json
 import sys
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,7 @@ def write_doubles(directory: Path) -> None:
     torch.manual_seed(1)
     module = Doubles()
     save(directory, module, x=arrays(x), y=y)
+    tested = range_losses(deepcopy(module), torch.from_numpy(x), torch.from_numpy(y))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for _ in range(5):
@@ -134,7 +137,23 @@ def write_doubles(directory: Path) -> None:
             total += loss.item() * len(y[rows])
         losses.append(total / 200)
     predictions = module(torch.from_numpy(x)).squeeze(1).tolist()
-    (directory / "oracle.json").write_text(json.dumps({"losses": losses, "predictions": predictions}))
+    oracle = {"losses": losses, "predictions": predictions, "rangeLosses": tested}
+    (directory / "oracle.json").write_text(json.dumps(oracle))
+
+
+def range_losses(module: nn.Module, x: Tensor, y: Tensor) -> list[float]:
+    """Those of 25 steps with all rows, from a rate of 1e-4 to one of 1."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-4, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 1e4 ** (1 / 24))
+    losses = []
+    for _ in range(25):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(module(x).squeeze(1), y)
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        losses.append(loss.item())
+    return losses
 
 
 def write_flights(directory: Path) -> None:

@@ -7,6 +7,7 @@ pub(crate) mod params;
 pub(crate) mod profile;
 pub(crate) mod program;
 pub(crate) mod purity;
+mod range_test;
 mod storages;
 
 use std::collections::HashMap;
@@ -22,6 +23,7 @@ use self::monitor::Monitor;
 use self::params::{GradientCompression, LrSchedule, Precision, TrainingParams};
 use self::profile::Profile;
 use self::program::{LossSpec, NativeProgram};
+pub use self::range_test::RangeTest;
 use crate::digest;
 use crate::error::JobError;
 use crate::model::MetricNames;
@@ -72,21 +74,6 @@ impl fmt::Debug for StoreOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
     }
-}
-
-/// A learning rate range test (Smith, arXiv:1506.01186) in place of a training: the rate grows from step to step, and the
-/// result has the loss of each in place of weights. It ends early where the loss diverges, writes no checkpoints, and does not
-/// go on from one.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[schemars(inline)]
-pub struct RangeTest {
-    /// What the learning rate is multiplied by from each step to the next, above 1.
-    #[schemars(extend("exclusiveMinimum" = 1.0))]
-    pub growth: f64,
-    /// The most optimizer steps, of as many epochs as that takes, up to the job's.
-    #[schemars(range(min = 1))]
-    pub num_steps: u64,
 }
 
 /// The rows of a job.
@@ -161,6 +148,12 @@ impl TrainingJob {
     /// value of the wrong type or outside its bounds, and values that do not go together.
     pub fn from_json(text: &str) -> Result<TrainingJob, JobError> {
         let mut value: Value = serde_json::from_str(text).map_err(JobError::Malformed)?;
+        // Before the params, of which learningRate is minRate and would be refused in its place.
+        if let Some(test) = value.get("rangeTest") {
+            let test: Option<RangeTest> =
+                serde_json::from_value(test.clone()).map_err(JobError::Malformed)?;
+            test.map_or(Ok(()), |test| test.validate())?;
+        }
         if let Some(params) = value.get_mut("params") {
             if let Some(params) = params.as_object_mut() {
                 params::rename(params);
@@ -312,12 +305,14 @@ impl TrainingJob {
             );
         }
         if let Some(test) = &self.range_test
-            && !(test.growth > 1.0 && test.growth.is_finite() && test.num_steps > 0)
+            && params.learning_rate != Some(test.min_rate)
         {
             return refuse(
-                "rangeTest",
-                format!("{test:?}"),
-                "a growth above 1 over at least one step".into(),
+                "learningRate",
+                params
+                    .learning_rate
+                    .map_or("not set".into(), |rate| format!("{rate:?}")),
+                format!("{:?}, rangeTest's minRate", test.min_rate),
             );
         }
         if let (Some(_), Some(uri)) = (&self.range_test, &self.attempt.resume) {

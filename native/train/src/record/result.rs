@@ -31,17 +31,28 @@ pub struct TrainingResult {
     pub timeline: Option<String>,
     /// What went wrong without harm to the training, such as progress that could not be written.
     pub warnings: Vec<String>,
-    /// The steps of a learning rate range test, in whose place there are no weights.
+    /// What a learning rate range test found, in whose place there are no weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub range_test: Option<Vec<RangeTestStep>>,
+    pub range_test: Option<RangeTestResult>,
+}
+
+/// What a learning rate range test found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RangeTestResult {
+    /// Its steps, but for those without a row that counts.
+    pub steps: Vec<RangeTestStep>,
+    /// The rate of the step at which the smoothed loss falls most steeply; none of fewer than 13 steps.
+    #[serde(default)]
+    pub suggestion: Option<f64>,
 }
 
 /// A step of a learning rate range test.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RangeTestStep {
-    /// Its number, counted from 0.
-    pub step: u64,
+    /// Its learning rate, before `scaleLearningRate` multiplies it.
+    pub rate: f64,
     /// Its mean loss over all ranks.
     pub loss: f64,
     /// The running mean of the losses up to it, in which each counts 0.98 of the next one.

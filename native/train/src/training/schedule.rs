@@ -32,8 +32,8 @@ pub(crate) struct Schedule {
     plateau: Plateau,
     /// What the epochs so far came to.
     progress: Progress,
-    /// With a range test, what the rate is multiplied by from step to step, in place of all else.
-    growth: Option<f64>,
+    /// Whose rates take the place of all else.
+    range_test: Option<RangeTest>,
 }
 
 /// `OneCycleLR`'s arguments of these names.
@@ -102,7 +102,7 @@ impl Schedule {
                 min_factor: params.lr_end_factor,
             },
             progress: Progress::new(),
-            growth: range_test.map(|test| test.growth),
+            range_test,
         }
     }
 
@@ -119,10 +119,10 @@ impl Schedule {
 
     /// What the rates are multiplied by in optimizer step `step`, counted from 0 over all epochs.
     pub(crate) fn factor(&self, step: u64) -> f64 {
-        let step = step as f64;
-        if let Some(growth) = self.growth {
-            return self.peak * growth.powf(step);
+        if let Some(test) = &self.range_test {
+            return self.peak * test.factor(step);
         }
+        let step = step as f64;
         if step < self.warmup_steps {
             let warmed = step / self.warmup_steps;
             return self.peak * (self.warmup_start + (1.0 - self.warmup_start) * warmed);

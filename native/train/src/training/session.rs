@@ -268,7 +268,7 @@ impl<'a> Session<'a> {
         self.stepper.phases.enter(Phase::Weights);
         let model = &mut *self.stepper.model;
         replicas::broadcast(model, &self.group, Tensors::Buffers)?;
-        let range_test = self.range_test.take().map(|test| test.steps);
+        let range_test = self.range_test.take().map(RunningTest::result);
         let weights = match (self.group.rank(), self.best.take()) {
             _ if range_test.is_some() => None,
             (0, Some(best)) => Some(best),

@@ -506,10 +506,13 @@ fn rewrite(uri: &str, name: &str, bytes: &[u8]) {
 #[test]
 fn a_range_test_writes_no_checkpoints() {
     let bench = Bench::new(97, 0);
-    let params = json!({"numWorkers": 2, "batchSize": 12, "epochs": 3, "checkpointSteps": 2});
+    let params = json!({
+        "numWorkers": 2, "batchSize": 12, "epochs": 3, "checkpointSteps": 2, "learningRate": 0.01
+    });
     let mut job = bench.job("tested", params, false);
     job.range_test = Some(RangeTest {
-        growth: 1.1,
+        min_rate: 0.01,
+        max_rate: 0.02,
         num_steps: 12,
     });
     let outcomes = train(&job, 2, &config());

@@ -359,19 +359,42 @@ fn what_does_not_go_together_is_refused() {
     for (params, expected) in refused {
         assert_eq!(read(&job(params)).unwrap_err().to_string(), expected);
     }
-    let mut value = job(json!({}));
-    value["rangeTest"] = json!({"growth": 1.0, "numSteps": 100});
-    let error = read(&value).unwrap_err().to_string();
-    assert!(
-        error.contains("a growth above 1 over at least one step"),
-        "{error}"
-    );
-    value["rangeTest"]["growth"] = json!(1.1);
+}
+
+#[test]
+fn a_range_test_is_held_to_its_range() {
+    let tested = |min: Value, max: Value, num_steps: i64| {
+        let mut value = job(json!({"learningRate": min}));
+        value["rangeTest"] = json!({"minRate": min, "maxRate": max, "numSteps": num_steps});
+        value
+    };
+    let refusal = |value: &Value| read(value).unwrap_err().to_string();
+    for (min, max, said) in [
+        (json!(1.0), json!(0.1), "minRate is 1.0 and maxRate 0.1"),
+        (json!(0.1), json!(0.1), "minRate is 0.1 and maxRate 0.1"),
+        (json!(0), json!(1), "minRate is 0.0 and maxRate 1.0"),
+        (json!(-1e-8), json!(1), "minRate is -1e-8 and maxRate 1.0"),
+        (json!(0.1), json!("inf"), "minRate is 0.1 and maxRate inf"),
+        (json!(0.1), json!("NaN"), "minRate is 0.1 and maxRate NaN"),
+    ] {
+        let expected = format!("{said}, but must be above 0, the latter the larger");
+        assert_eq!(refusal(&tested(min, max, 100)), expected);
+    }
+    for num_steps in [1, 0, -1] {
+        let expected = format!("numSteps is {num_steps}, but must be at least 2");
+        assert_eq!(refusal(&tested(json!(0.1), json!(1), num_steps)), expected);
+    }
+    let mut value = tested(json!(1e-8), json!(1), 2);
     read(&value).unwrap();
-    value["attempt"]["resume"] = json!("file:///a");
-    let error = read(&value).unwrap_err().to_string();
+    value["params"]["learningRate"] = json!(0.5);
     assert_eq!(
-        error,
+        refusal(&value),
+        "learningRate is 0.5, but must be 1e-8, rangeTest's minRate"
+    );
+    value["params"]["learningRate"] = json!(1e-8);
+    value["attempt"]["resume"] = json!("file:///a");
+    assert_eq!(
+        refusal(&value),
         "attempt.resume is \"file:///a\", but must be left unset with rangeTest: a test has the losses of all its steps, \
          so it begins with the first"
     );

@@ -62,10 +62,16 @@ class Fit:
     range_test: Mapping[str, Any] | None = None
 
     @classmethod
-    def of(cls, estimator: Trainable, rows: Rows, since: str | None = None) -> Fit:
+    def of(
+        cls,
+        estimator: Trainable,
+        rows: Rows,
+        since: str | None = None,
+        range_test: Mapping[str, Any] | None = None,
+    ) -> Fit:
         """Checks params and objects. Raises ParamError."""
         params = estimator._job_params()
-        _native.validate_job(_draft(estimator))
+        _native.validate_job(_draft(estimator, range_test))
         work = work_directory(rows.spark, estimator.getWorkDir(), store_options(rows.spark))
         program = program_of(estimator, rows.spark)
         names = program.metric_names(estimator.isSet("weightCol"), _validates(estimator))
@@ -73,7 +79,7 @@ class Fit:
         directory = params.get("tensorBoardDir")
         board = None if directory is None else store_uri(rows.spark, "tensorBoardDir", directory)
         bus = ListenerBus.of(on_driver(estimator.getCallbacks()), estimator, rows.dataset)
-        return cls(estimator, rows, program, work, bus, board, since)
+        return cls(estimator, rows, program, work, bus, board, since, range_test=range_test)
 
     def run(self, interrupted: Event | None = None) -> Fitted:
         """Trains, and returns the fitted model. An interrupt of this thread cancels the Spark jobs, as does
@@ -160,7 +166,9 @@ class Fit:
             or params.getLrSchedule() != "constant"
         )
         layout = self._layout(columns, preprocessed)
-        check_program(self.program.objects, layout, params.getLearningRate(), has_schedule)
+        test = self.range_test
+        rate = params.getLearningRate() if test is None else test["minRate"]
+        check_program(self.program.objects, layout, rate, has_schedule)
 
     def _layout(self, columns: DataColumns, preprocessed: PreprocessProbe | None) -> Layout:
         """What a batch of these columns is made of."""
@@ -298,16 +306,14 @@ class Fit:
         """The training job, without its attempt."""
         params, data = self._params(run), shards.job_data()
         job = {"format": 1, "store": dict(self.work.store_options)}
-        if self.range_test is None:
-            return {**job, "params": params, "data": data}
-        # Rows are kept out of the training as ever, and nothing is made of them.
-        for name in ("monitor", "monitorMode", "validationFraction", "validationIndicatorCol"):
-            params.pop(name, None)
-        return {**job, "params": params, "data": {**data, "validation": []}, "rangeTest": self.range_test}
+        if self.range_test is not None:
+            # Rows are kept out of the training as ever, and nothing is made of them.
+            data = {**data, "validation": []}
+        return {**job, "params": params, "data": data, "rangeTest": self.range_test}
 
     def _params(self, run: str) -> dict[str, Any]:
         """The job's params; TensorBoard's files go to a directory of the run's own."""
-        params = self.estimator._job_params()
+        params = _job_params(self.estimator, self.range_test)
         board = self.tensor_board
         return params if board is None else {**params, "tensorBoardDir": f"{board}/{run}"}
 
@@ -366,12 +372,23 @@ def _check_monitors(estimator: Trainable, *metrics: Sequence[str] | None) -> Non
         _native.validate_job(_draft(estimator, monitor=name, monitorMode="min"), *metrics)
 
 
-def _draft(estimator: Trainable, **params: Any) -> str:
+def _job_params(estimator: Trainable, range_test: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The estimator's params for a job: of a range test its first rate, and none of validation rows."""
+    params = estimator._job_params()
+    if range_test is None:
+        return params
+    left_out = ("monitor", "monitorMode", "validationFraction", "validationIndicatorCol")
+    kept = {name: value for name, value in params.items() if name not in left_out}
+    return {**kept, "learningRate": range_test["minRate"]}
+
+
+def _draft(estimator: Trainable, range_test: Mapping[str, Any] | None = None, **params: Any) -> str:
     """A job of the estimator's params, and others in place of those, whose rows are not known yet."""
     draft = {
         "format": 1,
-        "params": {**estimator._job_params(), **params},
+        "params": {**_job_params(estimator, range_test), **params},
         "data": {"train": ["draft"], "spec": {"inputs": [_DRAFT], "labels": [], "weight": None}},
+        "rangeTest": range_test,
         "attempt": {"id": "draft", "workDir": "draft"},
     }
     return json.dumps(draft)

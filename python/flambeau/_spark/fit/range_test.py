@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
 
-from flambeau._range_test import RangeTest, growth_of
+from flambeau._range_test import RangeTest
 from flambeau._spark import session
 from flambeau._spark.fit.trainable import Trainable
 from flambeau._spark.fit.trial import trial_of
@@ -18,13 +18,15 @@ def range_test(estimator: Trainable, rows: Rows, low: float, high: float, num_st
     """Tests the rates from `low` to `high`, in at most so many steps. Raises ParamError for what is no
     range. An interrupt of this thread cancels the Spark jobs.
     """
-    growth = growth_of(low, high, num_steps)
-    own = {"emaDecay": None, "syncEvery": 1, "epochs": _MOST_EPOCHS, "learningRate": low}
-    trial = trial_of(estimator, rows, **own)
-    fit = replace(trial, range_test={"growth": growth, "numSteps": num_steps})
-    steps = session.interruptible(rows.spark, fit.result)["rangeTest"]
-    return RangeTest(
-        [low * growth ** step["step"] for step in steps],
-        [step["loss"] for step in steps],
-        [step["smoothed"] for step in steps],
+    test = {"minRate": _number(low), "maxRate": _number(high), "numSteps": num_steps}
+    fit = trial_of(estimator, rows, test, emaDecay=None, syncEvery=1, epochs=_MOST_EPOCHS)
+    found = session.interruptible(rows.spark, fit.result)["rangeTest"]
+    rates, losses, smoothed = (
+        [step[name] for step in found["steps"]] for name in ("rate", "loss", "smoothed")
     )
+    return RangeTest(rates, losses, smoothed, found["suggestion"])
+
+
+def _number(value: float) -> float | str:
+    """A number for the job, whose JSON has none that is not finite: such a one goes by name."""
+    return value if math.isfinite(value) else str(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,10 +30,12 @@ _PARAMS: dict[str, Any] = {
 """What a trial sets of an estimator's params."""
 
 
-def trial_of(estimator: Trainable, rows: Rows, **params: Any) -> Fit:
+def trial_of(
+    estimator: Trainable, rows: Rows, range_test: Mapping[str, Any] | None = None, **params: Any
+) -> Fit:
     """A trial of the estimator with some params in place of its own. Raises as `Fit.of` does."""
     tried = estimator.copy()
     tried._set(**_PARAMS | params)
     # Callbacks of every fit, such as MLflow's, are not told either: it is none.
     bus = ListenerBus.of((), tried, rows.dataset)
-    return replace(Fit.of(tried, rows), bus=bus, is_trial=True)
+    return replace(Fit.of(tried, rows, range_test=range_test), bus=bus, is_trial=True)

@@ -2,7 +2,7 @@ package flambeau
 
 import scala.util.control.NonFatal
 
-import flambeau.internal.fit.{Fit, Planning, Prepare, Trainable}
+import flambeau.internal.fit.{Fit, Planning, Prepare, RangeTesting, Trainable}
 import flambeau.internal.mlflow.FitRun
 import flambeau.internal.model.{OutputSpec, Trained}
 import flambeau.internal.rows.{FrameRows, ParquetRows, Rows}
@@ -101,6 +101,31 @@ class TorchEstimator(override val uid: String)
     val spark = TorchEstimator.session
     trained(Fit.of(this, spark), new ParquetRows(spark, path))
   }
+
+  /** A learning rate range test: trains with a rate that grows by the same factor from step to step, from `minRate` (1e-8) to
+    * `maxRate` (1) in `numSteps` (100), and tells the losses; its `suggestion` is the rate at which they fall most steeply. It
+    * ends early where the loss is no finite number, or four times its least, both smoothed.
+    *
+    * It trains as `fit` does on these params, but for schedules, listeners, checkpoints, files of TensorBoard's, `profile`,
+    * validation, `emaDecay` and `syncEvery`; the estimator stays as it is, and nothing stays in the work directory. Throws what
+    * a fit throws, and ParamException for what is no range: 0 < `minRate` < `maxRate`, and two steps or more.
+    *
+    * {{{
+    * val found = estimator.findLearningRate(df, maxRate = 0.1)
+    * val model = estimator.setLearningRate(found.suggestion).fit(df)
+    * }}}
+    */
+  def findLearningRate(
+      dataset: Dataset[_],
+      minRate: Double = 1e-8,
+      maxRate: Double = 1.0,
+      numSteps: Int = 100
+  ): RangeTest =
+    RangeTesting.run(this, dataset.sparkSession, new FrameRows(dataset.toDF()), minRate, maxRate, numSteps)
+
+  /** The same on prepared rows. */
+  def findLearningRate(prepared: PreparedData, minRate: Double, maxRate: Double, numSteps: Int): RangeTest =
+    RangeTesting.run(this, prepared.rows.site.spark, prepared.rows, minRate, maxRate, numSteps)
 
   /** What a fit on these params would take, and which `batchSize`, `numWorkers` and `numThreads` would be faster: counts the
     * rows, and trains on the first of them in trials of `numSteps` steps, one with the estimator's params and up to five with

@@ -75,6 +75,10 @@ class GuideSuite extends SparkSuite {
     val faster =
       plan.suggestions("batchSize").fold(regressor)(regressor.copy(ParamMap.empty).setBatchSize(_))
 
+    val found = regressor.findLearningRate(df, minRate = 1e-6, maxRate = 0.1, numSteps = 30)
+    println(found.rates.zip(found.smoothed).mkString("\n"))
+    val suited = regressor.copy(ParamMap.empty).setLearningRate(found.suggestion)
+
     val search = new TrainValidationSplit()
       .setEstimator(regressor)
       .setEstimatorParamMaps(new ParamGridBuilder().addGrid(
@@ -122,6 +126,7 @@ class GuideSuite extends SparkSuite {
 
     assert(models.map(_.summary.numRows).distinct.size == 1)
     assert(best.uid == regressor.uid && faster.uid == regressor.uid)
+    assert(suited.getLearningRate > 1e-6 && suited.getLearningRate < 0.1)
     assert(tracked.getListeners.size == 1 && regressor.getListeners.isEmpty)
     assert(again.history("rmse") sameElements model.history("rmse"))
     assert(tuned.summary.objectiveHistory.forall(_ < 1e6))
@@ -129,7 +134,7 @@ class GuideSuite extends SparkSuite {
 
   test("the guides' blocks are this file's") {
     val source = compact("jvm/src/test/scala/flambeau/guide/GuideSuite.scala")
-    for ((page, number) <- Seq("scala" -> 15, "prepared-data" -> 3)) {
+    for ((page, number) <- Seq("scala" -> 16, "prepared-data" -> 3)) {
       val guide = new String(Files.readAllBytes(Paths.get(s"docs/$page.md")), UTF_8)
       val blocks = "(?s)```scala\n(.*?)```".r.findAllMatchIn(guide).map(_.group(1)).toList
       assert(blocks.size == number)

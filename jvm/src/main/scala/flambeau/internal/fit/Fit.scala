@@ -1,5 +1,6 @@
 package flambeau.internal.fit
 
+import scala.collection.JavaConverters._
 import scala.collection.mutable
 
 import com.fasterxml.jackson.databind.JsonNode
@@ -23,7 +24,8 @@ private[flambeau] final class Fit private (
     spark: SparkSession,
     val work: WorkDirectory,
     program: Program,
-    isTrial: Boolean
+    isTrial: Boolean,
+    rangeTest: Option[ObjectNode]
 ) {
   import Fit._
 
@@ -43,12 +45,19 @@ private[flambeau] final class Fit private (
     estimator.valueOf(estimator.tensorBoardDir).map(WorkDirectory.uriOf(spark, "tensorBoardDir", _))
 
   /** Trains on the rows, tells the listeners, and returns what came of it. Waits for as long as that takes; an interrupt of the thread cancels it. */
-  def run(rows: Rows, told: Seq[TrainingListener]): Trained = ran(rows, told)._1
+  def run(rows: Rows, told: Seq[TrainingListener]): Trained =
+    trained(ran(rows, told))
 
   /** A trial: what came of it, none of which is kept, and the files that it trained on. Waits as `run` does. */
-  def tried(rows: Rows): (Trained, ShardSet) = ran(rows, Nil)
+  def tried(rows: Rows): (Trained, ShardSet) = {
+    val outcome = ran(rows, Nil)
+    (trained(outcome), outcome.shards)
+  }
 
-  private def ran(rows: Rows, told: Seq[TrainingListener]): (Trained, ShardSet) = {
+  /** A range test: the result's `rangeTest`. Nothing is kept. Waits as `run` does. */
+  def tested(rows: Rows): JsonNode = ran(rows, Nil).result.get("rangeTest")
+
+  private def ran(rows: Rows, told: Seq[TrainingListener]): Outcome = {
     val name = estimator.valueOf(estimator.runId).fold(estimator.uid)(run => s"${estimator.uid} (run $run)")
     JobLabels.of(spark.sparkContext, name) { labels =>
       labels.say("read the rows")
@@ -60,7 +69,7 @@ private[flambeau] final class Fit private (
         rows.shards(columns, reading, site) { shards =>
           val (inputs, output) = probe(columns, shards)
           val (result, checkpoints) = train(shards, site, labels, told)
-          (trained(inputs, output, result, checkpoints), shards)
+          Outcome(shards, inputs, output, result, checkpoints)
         }
       }
     }
@@ -218,12 +227,8 @@ private[flambeau] final class Fit private (
   }
 
   /** What the training came to. */
-  private def trained(
-      inputs: Seq[TensorColumns],
-      output: OutputSpec,
-      result: JsonNode,
-      checkpoints: Seq[Checkpoint]
-  ): Trained = {
+  private def trained(outcome: Outcome): Trained = {
+    import outcome.{checkpoints, inputs, output, result}
     val programs = Program.written(result.get("weights"))
     val reasons = Seq(ProgramForms.Scripted, ProgramForms.Exported)
       .filterNot(programs.contains)
@@ -264,8 +269,16 @@ private[flambeau] final class Fit private (
   /** The training job without its attempt. */
   private def job(data: ObjectNode, program: Program): ObjectNode = {
     val json = Json.obj().put("format", 1)
-    json.replace("params", estimator.jobParams)
+    val params = estimator.jobParams
+    json.replace("params", params)
     json.replace("data", data)
+    for (test <- rangeTest) {
+      json.replace("rangeTest", test)
+      // Rows are kept out of the training as ever, and nothing is made of them.
+      params.remove(Seq("monitor", "monitorMode", "validationFraction", "validationIndicatorCol").asJava)
+      params.replace("learningRate", test.get("minRate"))
+      data.remove("validation")
+    }
     json.replace("program", program.json)
     json.replace("store", Json.of(work.settings.storeOptions, "store"))
     json
@@ -281,6 +294,15 @@ private[flambeau] object Fit {
       | "weight": null}""".stripMargin
   )
 
+  /** What a training came to: rank 0's result, and the checkpoints that stay. */
+  private case class Outcome(
+      shards: ShardSet,
+      inputs: Seq[TensorColumns],
+      output: OutputSpec,
+      result: JsonNode,
+      checkpoints: Seq[Checkpoint]
+  )
+
   private def timelineOf(result: JsonNode): Option[String] =
     Option(result.get("timeline")).filterNot(_.isNull).map(_.asText)
 
@@ -292,9 +314,18 @@ private[flambeau] object Fit {
   /** The same for a training of which nothing is to be kept. */
   def trial(estimator: Trainable, spark: SparkSession): Fit = of(estimator, spark, isTrial = true)
 
-  private def of(estimator: Trainable, spark: SparkSession, isTrial: Boolean): Fit = {
+  /** The same for a learning rate range test, which the job's field of that name asks for. */
+  def rangeTest(estimator: Trainable, spark: SparkSession, asked: ObjectNode): Fit =
+    of(estimator, spark, isTrial = true, Some(asked))
+
+  private def of(
+      estimator: Trainable,
+      spark: SparkSession,
+      isTrial: Boolean,
+      rangeTest: Option[ObjectNode] = None
+  ): Fit = {
     estimator.checkParams()
     val work = WorkDirectory.of(spark, estimator.valueOf(estimator.workDir))
-    new Fit(estimator, spark, work, Program.of(estimator, spark), isTrial)
+    new Fit(estimator, spark, work, Program.of(estimator, spark), isTrial, rangeTest)
   }
 }

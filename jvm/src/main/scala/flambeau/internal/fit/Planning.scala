@@ -9,7 +9,6 @@ import flambeau.internal.model.Trained
 import flambeau.internal.rows.{FrameRows, Refusal, ShardSet, Split}
 import flambeau.internal.session.Session
 import flambeau.internal.util.{Failures, Json}
-import org.apache.spark.ml.param.ParamMap
 import org.apache.spark.sql.DataFrame
 
 /** Trials of an estimator on the first rows of a DataFrame, which tell what a fit would take, and what would be faster.
@@ -31,11 +30,11 @@ private[flambeau] final class Planning private (
     scale: Double
 ) {
   import Planning._
+  import Trials.changed
 
   /** A trial with some params in place of the estimator's, and what it trained on. Throws what a fit does. */
   private def run(set: Trainable => Unit): (Trial, Trained, ShardSet) = {
-    val tried = changed(estimator) { one =>
-      trial(one)
+    val tried = Trials.of(estimator) { one =>
       one.setInPlace("never").setMaxRestarts(0).setLearningRate(Rate)
       // So that as much is kept of the sample, and decoded again, as would be of all rows.
       one.setMemoryBudget(math.max(LeastBudget, (estimator.getMemoryBudget / scale).toLong))
@@ -124,7 +123,7 @@ private[flambeau] object Planning {
   def plan(estimator: Trainable, df: DataFrame, numSteps: Int): Plan = {
     if (numSteps < 1) throw new ParamException(s"numSteps is $numSteps, but must be at least 1")
     // Before rows are counted: what is wrong with params and columns.
-    val columns = Fit.trial(changed(estimator)(trial), df.sparkSession).columns(new FrameRows(df))
+    val columns = Fit.trial(Trials.of(estimator)(_ => ()), df.sparkSession).columns(new FrameRows(df))
     val (valid, split) = (columns.valid(df), columns.split)
     val (numRows, numValidationRows) =
       Session.interruptible(df.sparkSession.sparkContext)(count(valid, split))
@@ -158,21 +157,6 @@ private[flambeau] object Planning {
         own +: planning.others(own)
       )
     } finally frame.unpersist()
-  }
-
-  /** A copy of the estimator with some params changed. */
-  private def changed(estimator: Trainable)(set: Trainable => Unit): Trainable = {
-    val copy = estimator.copy(ParamMap.empty).asInstanceOf[Trainable]
-    set(copy)
-    copy
-  }
-
-  /** Sets what a trial has of its own: it keeps nothing, tells nobody, and steps alike from its first step to its last. */
-  private def trial(one: Trainable): Unit = {
-    one.setCheckpointInterval(-1).setKeepCheckpoints(0).setRestoreBestWeights(false).setVerbose(0)
-    one.setLrSchedule("constant").setWarmupEpochs(0)
-    Seq(one.checkpointSteps, one.earlyStoppingPatience, one.profile, one.runId, one.tensorBoardDir)
-      .foreach(one.clear(_))
   }
 
   private def epochsOf(trained: Trained): Seq[JsonNode] = Json.items(trained.history.get("epochs"))
