@@ -180,6 +180,10 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
       throw new ParamException(
         "udf: rows are scored by Spark's public interfaces alone, which have no function for it: use transform"
       )
+    for (what <- ScoreFunction.missing)
+      throw new ParamException(
+        s"udf: this Spark has other internals than Flambeau was built for ($what), and no functions: use transform"
+      )
     GpuSlots.number(settings.get)
     // An output that outputCols leaves out is of no column that a function could give.
     val columns = if (isDefined(outputCols)) outputFields else allFields

@@ -334,8 +334,9 @@ class ScoreSuite extends SparkSuite with AdaptiveSparkPlanHelper {
         case None        => super.loadClass(name, resolve)
       }
     }
-    def missing(others: (String, Option[Class[_]])*): Option[String] =
-      Linkage.missing("flambeau.internal.scoring.Scoring$", new OtherSpark(others.toMap))
+    def missingFor(root: String, others: (String, Option[Class[_]])*): Option[String] =
+      Linkage.missing(s"flambeau.internal.scoring.$root", new OtherSpark(others.toMap))
+    def missing(others: (String, Option[Class[_]])*): Option[String] = missingFor("Scoring$", others: _*)
     assert(missing().isEmpty)
     // What these have is used by tasks alone.
     val joiner = "org.apache.spark.sql.catalyst.expressions.codegen.GenerateUnsafeRowJoiner$"
@@ -344,6 +345,11 @@ class ScoreSuite extends SparkSuite with AdaptiveSparkPlanHelper {
     assert(missing(vector -> Some(classOf[Object])).exists(_.startsWith(s"$vector.<init>(ILorg")))
     // What a training alone needs is nothing to a query.
     assert(missing("org.apache.spark.BarrierTaskContext" -> None).isEmpty)
+    // Nor is what functions of SQL need, and the other way around it is.
+    val registry = "org.apache.spark.sql.catalyst.analysis.FunctionRegistry"
+    assert(missing(registry -> None).isEmpty && missingFor("ScoreFunction").isEmpty)
+    assert(missingFor("ScoreFunction", registry -> None).exists(_.contains(registry)))
+    assert(missingFor("ScoreFunction", joiner -> None).exists(_.contains(joiner)))
     assert(Linkage.missing("flambeau.NotThere", getClass.getClassLoader).nonEmpty)
   }
 
@@ -460,6 +466,42 @@ class ScoreSuite extends SparkSuite with AdaptiveSparkPlanHelper {
     val twice = spark.sql("SELECT id, f(f(a, b), b) AS prediction FROM t")
     val first = spark.sql("SELECT id, prediction AS a, b FROM t")
     assert(texts(twice) == texts(model.transform(first).select("id", "prediction")))
+  }
+
+  test("a model's function of partition columns prunes no partition before it is computed") {
+    load("mlp").setInferenceBatchSize(1).udf("f")
+    val base = rows("mlp").select($"id", $"b", $"id" % 4 as "part")
+    val dimension = base.where($"id" < 4).select($"part", $"part" + 0.5f as "a")
+    dimension.write.mode("overwrite").saveAsTable("dimension")
+    base.write.mode("overwrite").partitionBy("part").saveAsTable("parts")
+    base.createOrReplaceTempView("whole")
+    val middle = spark.sql("SELECT avg(f(part, part)) FROM whole").as[Double].head()
+    try {
+      base.write.partitionBy("part").parquet(path("parts"))
+      spark.read.parquet(path("parts")).createOrReplaceTempView("files")
+      // Spark's second way of reading files.
+      withSetting("spark.sql.sources.useV1SourceList", "") {
+        spark.read.parquet(path("parts")).createOrReplaceTempView("scans")
+      }
+      for (
+        condition <- Seq(
+          s"t WHERE f(part, part) > $middle",
+          s"t WHERE f(part, part) > $middle AND part < 3 AND id > 10",
+          s"t WHERE part = 1 AND f(part, b) > $middle OR part = 2",
+          s"t JOIN dimension USING (part) WHERE f(a, part) > $middle",
+          s"t JOIN dimension d ON t.part = d.part AND f(d.a, d.part) > $middle WHERE f(t.part, t.part) > $middle",
+          s"t LEFT JOIN dimension d ON t.part = d.part WHERE f(d.a, d.part) > $middle",
+          s"t WHERE part IN (SELECT part FROM dimension WHERE f(a, part) > $middle)",
+          s"t WHERE part = (SELECT max(part) FROM dimension WHERE f(a, part) > $middle)"
+        )
+      ) {
+        def found(table: String) =
+          spark.sql(s"SELECT id FROM $table $condition").as[Long].collect().toSeq.sorted
+        val wanted = found("whole")
+        assert(wanted.nonEmpty && wanted.length < 1000, condition)
+        for (table <- Seq("parts", "files", "scans")) assert(found(table) == wanted, s"$table $condition")
+      }
+    } finally Seq("parts", "dimension").foreach(table => spark.sql(s"DROP TABLE IF EXISTS $table"))
   }
 
   test("what a model's function refuses") {

@@ -7,7 +7,7 @@ import flambeau.internal.rows.{Columns, Expressions, Role}
 import flambeau.internal.session.Settings
 import org.apache.spark.sql.SparkSession
 import org.apache.spark.sql.catalyst.expressions.{Expression, Unevaluable}
-import org.apache.spark.sql.flambeau.Plans
+import org.apache.spark.sql.flambeau.{Functions, Plans}
 import org.apache.spark.sql.types.{ArrayType, DataType, DoubleType, StructField, StructType}
 
 /** A model as a function of SQL. A query has [[ScoreCall]]s of it, which [[ScoreCallRule]] has a [[Score]] compute.
@@ -48,10 +48,14 @@ private[flambeau] final case class ScoreFunction(
     if (fields.isEmpty) outputs.head._1
     else StructType(fields.zip(outputs).map { case (field, (dtype, _)) => StructField(field, dtype) })
 
-  /** Has the session know it, and plan its calls. */
+  /** Has the session know it, and plan its calls: before it looks at partitions, whose filters the driver computes, and copies
+    * a plan for them.
+    */
   def register(spark: SparkSession): Unit = {
     Scoring.teach(spark)
-    Plans.register(spark, name)(arguments => ScoreCall(this, converted(spark, arguments)))
+    Functions.optimizeBy(spark, ScoreCallRule)
+    Functions.optimizeBy(spark, ScoreRule)
+    Functions.register(spark, name)(arguments => ScoreCall(this, converted(spark, arguments)))
   }
 
   /** What scores rows with arguments of these types, as `converted` leaves them. */
@@ -85,9 +89,16 @@ private[flambeau] final case class ScoreFunction(
       for (((name, argument), conversion) <- own.zip(conversions))
         yield
           if (InputReader(name, argument.dataType, tensor).isDefined) argument
-          else Plans.expression(spark, conversion)
+          else Functions.expression(spark, conversion)
     }
   }
+}
+
+private[flambeau] object ScoreFunction {
+
+  /** What functions use that the Spark that runs has not, if anything; `transform` has no need of it. */
+  lazy val missing: Option[String] =
+    Linkage.missing("flambeau.internal.scoring.ScoreFunction", getClass.getClassLoader)
 }
 
 /** A call of a model's function, which a batch of rows makes at once: [[ScoreCallRule]] puts what computes it below. */

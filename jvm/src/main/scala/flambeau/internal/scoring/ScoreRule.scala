@@ -31,15 +31,13 @@ private[flambeau] object ScoreRule extends Rule[LogicalPlan] with PredicateHelpe
   }
 }
 
-/** [[ScoreCallRule]] and [[ScoreRule]] for sessions that are there already, whose own rules ran before it: those that go on from there run
-  * again.
-  */
+/** [[ScoreRule]] for sessions that are there already, whose own rules ran before it: those that go on from there run again. */
 private[flambeau] object LateScoreRule extends Rule[LogicalPlan] {
   private val further =
     Seq(SimplifyExtractValueOps, PushDownPredicates, ColumnPruning, CollapseProject, RemoveNoopOperators)
 
   override def apply(plan: LogicalPlan): LogicalPlan = {
-    val moved = ScoreRule(ScoreCallRule(plan))
+    val moved = ScoreRule(plan)
     if (moved.fastEquals(plan)) plan else apply(further.foldLeft(moved)((now, rule) => rule(now)))
   }
 }

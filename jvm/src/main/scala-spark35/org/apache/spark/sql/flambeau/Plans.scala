@@ -1,6 +1,6 @@
 package org.apache.spark.sql.flambeau
 
-import org.apache.spark.sql.{Column, DataFrame, Dataset, SparkSession}
+import org.apache.spark.sql.{Column, DataFrame, Dataset}
 import org.apache.spark.sql.catalyst.expressions.Expression
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
 
@@ -18,11 +18,4 @@ object Plans {
 
   /** An expression as a column. */
   def column(expression: Expression): Column = new Column(expression)
-
-  /** A column as an expression, which may have to be resolved yet. */
-  def expression(spark: SparkSession, column: Column): Expression = column.expr
-
-  /** Has the session's SQL know a function by that name, made of its arguments. */
-  def register(spark: SparkSession, name: String)(make: Seq[Expression] => Expression): Unit =
-    spark.sessionState.functionRegistry.createOrReplaceTempFunction(name, make, "scala_udf")
 }

@@ -1,6 +1,6 @@
 package org.apache.spark.sql.flambeau
 
-import org.apache.spark.sql.{Column, DataFrame, SparkSession}
+import org.apache.spark.sql.{Column, DataFrame}
 import org.apache.spark.sql.catalyst.expressions.Expression
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
 import org.apache.spark.sql.classic
@@ -21,14 +21,5 @@ object Plans {
   /** An expression as a column. */
   def column(expression: Expression): Column = classic.ExpressionUtils.column(expression)
 
-  /** A column as an expression, which may have to be resolved yet. */
-  def expression(spark: SparkSession, column: Column): Expression = classicOf(spark).expression(column)
-
-  /** Has the session's SQL know a function by that name, made of its arguments. */
-  def register(spark: SparkSession, name: String)(make: Seq[Expression] => Expression): Unit =
-    classicOf(spark).sessionState.functionRegistry.createOrReplaceTempFunction(name, make, "scala_udf")
-
   private def classicOf(df: DataFrame) = df.asInstanceOf[classic.Dataset[_]]
-
-  private def classicOf(spark: SparkSession) = spark.asInstanceOf[classic.SparkSession]
 }
