@@ -100,6 +100,11 @@ final class MLflow extends TrainingListener {
       throw new ParamException(
         s"alias '$given' is set, and registeredModelName is not: set it with setRegisteredModelName"
       )
+    for (name <- registeredModelName if !logsModel)
+      throw new ParamException(
+        s"registeredModelName is '$name', but the model is left out by setLogModel(false): a model that is not logged " +
+          "cannot be registered: leave logModel at true, or registeredModelName unset"
+      )
     val existing = runId.filter(_ => isTaken.compareAndSet(false, true))
     FitRun.begin(
       server,

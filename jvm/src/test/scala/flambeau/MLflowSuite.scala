@@ -31,6 +31,11 @@ class MLflowSuite extends SparkSuite {
     intercept[ParamException](server.setRegisteredModelName("flights/champion"))
     val error = intercept[ParamException](server.setAlias("champion").begin(TrainingCases.slow()))
     assert(error.getMessage.contains("setRegisteredModelName"))
+    val unlogged =
+      new MLflow().setTrackingUri("http://tracking:5000").setRegisteredModelName("flights").setLogModel(false)
+    assert(intercept[ParamException](unlogged.begin(TrainingCases.slow())).getMessage ==
+      "registeredModelName is 'flights', but the model is left out by setLogModel(false): a model that is not logged " +
+      "cannot be registered: leave logModel at true, or registeredModelName unset")
     for (uri <- Seq("flights", "models:/", "runs:/1"))
       assert(
         intercept[ParamException](MLflow.load(uri, "http://tracking:5000")).getMessage.contains(s"'$uri'")
