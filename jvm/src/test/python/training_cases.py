@@ -41,6 +41,17 @@ class Doubles(nn.Module):
         return self.layers(x)
 
 
+class Widened(nn.Module):
+    """A number from three, computed in float32 and given in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).double()
+
+
 class Delay(nn.Module):
     """Minutes of delay from six numbers and three categories."""
 
@@ -122,6 +133,7 @@ def write_doubles(directory: Path) -> None:
     module = Doubles()
     save(directory, module, x=arrays(x), y=y)
     tested = range_losses(deepcopy(module), torch.from_numpy(x), torch.from_numpy(y))
+    torch.jit.script(Widened()).save(str(directory / "widened.pt"))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for _ in range(5):

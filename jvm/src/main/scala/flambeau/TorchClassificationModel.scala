@@ -1,6 +1,6 @@
 package flambeau
 
-import flambeau.internal.model.{OutputField, OutputSpec, Trained}
+import flambeau.internal.model.{OutputColumn, OutputSpec, Trained}
 import flambeau.internal.saving.ModelReader
 import org.apache.spark.ml.linalg.SQLDataTypes.VectorType
 import org.apache.spark.ml.param.ParamMap
@@ -42,8 +42,6 @@ class TorchClassificationModel private[flambeau] (uid: String, trained: Trained)
       Seq("logit", "logits", "probability", "probabilities", "log_probabilities")
     else Seq("logits", "probabilities", "log_probabilities")
 
-  private[flambeau] override def labelDtype: Option[String] = Some("int64")
-
   private[flambeau] override def checkNames(): Unit = {
     if (isDefined(outputCols))
       throw new ParamException(
@@ -61,10 +59,10 @@ class TorchClassificationModel private[flambeau] (uid: String, trained: Trained)
       )
   }
 
-  private[flambeau] override def allFields: Seq[OutputField] = Seq(
-    OutputField("rawPredictionCol", StructField(getRawPredictionCol, VectorType)),
-    OutputField("probabilityCol", StructField(getProbabilityCol, VectorType)),
-    OutputField("predictionCol", StructField(getPredictionCol, DoubleType))
+  private[flambeau] override def allFields: Seq[OutputColumn] = Seq(
+    OutputColumn("rawPredictionCol", StructField(getRawPredictionCol, VectorType)),
+    OutputColumn("probabilityCol", StructField(getProbabilityCol, VectorType)),
+    OutputColumn("predictionCol", StructField(getPredictionCol, DoubleType))
   )
 }
 
@@ -73,6 +71,8 @@ object TorchClassificationModel extends ModelKind[TorchClassificationModel]
     with MLReadable[TorchClassificationModel] {
   override def read: MLReader[TorchClassificationModel] =
     new ModelReader(classOf[TorchClassificationModel], ModelKind.maker)
+
+  private[flambeau] override def labelDtype: Option[String] = Some("int64")
 
   private[flambeau] override def make(uid: String, trained: Trained): TorchClassificationModel =
     new TorchClassificationModel(uid, trained)

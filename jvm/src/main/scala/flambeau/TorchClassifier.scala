@@ -26,8 +26,6 @@ class TorchClassifier(uid: String) extends TorchEstimator(uid) {
 
   override def copy(extra: ParamMap): TorchClassifier = defaultCopy(extra)
 
-  private[flambeau] override def labelDtype: Option[String] = Some("int64")
-
   private[flambeau] override def modelKind: ModelKind[_ <: TorchModel] = TorchClassificationModel
 }
 

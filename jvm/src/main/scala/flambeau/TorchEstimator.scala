@@ -37,7 +37,7 @@ class TorchEstimator(override val uid: String)
 
   def this() = this(Identifiable.randomUID("TorchEstimator"))
 
-  private[flambeau] override def labelDtype: Option[String] = None
+  private[flambeau] final override def labelDtype: Option[String] = modelKind.labelDtype
 
   private[flambeau] override def checkOutput(output: OutputSpec): Unit = {
     modelKind.checkOutput(output)

@@ -1,11 +1,11 @@
 package flambeau
 
 import flambeau.jni.{GpuSlots, ScorerSpec, TensorRows}
-import flambeau.internal.model.{History, OutputField, OutputSpec, ProgramForms, Trained}
+import flambeau.internal.model.{History, OutputColumn, OutputSpec, ProgramForms, Trained}
 import flambeau.internal.rows.{Columns, DataColumns, Expressions}
 import flambeau.internal.saving.{ModelReader, ModelWriter}
 import flambeau.internal.scoring.{Evaluation, RowScoring, ScoreFunction, Scoring}
-import flambeau.internal.session.Settings
+import flambeau.internal.session.{Session, Settings}
 import flambeau.internal.util.Json
 import org.apache.spark.ml.Model
 import org.apache.spark.ml.param.ParamMap
@@ -140,7 +140,7 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     checkParams()
     checkScored()
     for (
-      OutputField(param, field, _) <- outputFields;
+      OutputColumn(param, field, _) <- outputFields;
       taken <- schema.fieldNames.find(Columns.isSame(_, field.name))
     )
       throw new ParamException(
@@ -150,7 +150,7 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
           s"; drop it or set another $param"
       )
     for (
-      Seq(OutputField(one, first, _), OutputField(other, second, _)) <- outputFields.combinations(2)
+      Seq(OutputColumn(one, first, _), OutputColumn(other, second, _)) <- outputFields.combinations(2)
       if Columns.isSame(first.name, second.name)
     )
       throw new ParamException(
@@ -192,7 +192,7 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     new ModelFunction(name)
   }
 
-  /** The loss and the metrics of the model on a DataFrame, by their names in `history`, computed on the executors in one job.
+  /** The loss and the metrics of the model on a DataFrame, by their names in `history`, computed on the executors.
     *
     * They are those of the training, and what its validation gives on the same rows: weighted by `weightCol` where that is set,
     * and NaN where no finite number comes out. Throws ParamException where the training's have no name that the JVM knows,
@@ -221,10 +221,12 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     val df = dataset.toDF()
     val settings = Settings.of(df.sparkSession)
     GpuSlots.number(settings.get)
-    val isWide = trained.output.tensors.exists(_.dtype == "float64")
-    val (labels, weight) = DataColumns.targets(df.schema, this, labelDtype, isWide)
-    val columns = DataColumns(inputsOf(df.schema), labels, weight, None, getHandleInvalid)
-    val spec = scorerSpec(columns.inputs, Nil, settings, df.sparkSession).copy(classes = None)
+    val inputs = inputsOf(df.schema)
+    val spec = scorerSpec(inputs, Nil, settings, df.sparkSession).copy(classes = None)
+    // Workers alone may reach the weights.
+    val isWide = Session.onWorker(df.sparkSession)(() => spec.isWide(settings.get))
+    val (labels, weight) = DataColumns.targets(df.schema, this, kind.labelDtype, isWide)
+    val columns = DataColumns(inputs, labels, weight, None, getHandleInvalid)
     val by = Json.obj()
     by.replace("loss", loss.json)
     by.replace("metrics", Json.strings(metrics))
@@ -238,20 +240,20 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
   override def write: MLWriter = new ModelWriter(this, trained)
 
   /** The outputs' columns; those with an empty name are left out. */
-  private[flambeau] final def outputFields: Seq[OutputField] = allFields.filter(_.field.name.nonEmpty)
+  private[flambeau] final def outputFields: Seq[OutputColumn] = allFields.filter(_.field.name.nonEmpty)
 
   /** The same with those that are left out. */
-  private[flambeau] def allFields: Seq[OutputField] = {
+  private[flambeau] def allFields: Seq[OutputColumn] = {
     def fields(names: Seq[String]) =
       names.zip(trained.output.tensors).map { case (name, tensor) => StructField(name, tensor.columnType) }
     def columns(param: String, names: Seq[String]) =
-      fields(names).zipWithIndex.map { case (field, place) => OutputField(param, field, Some(place)) }
+      fields(names).zipWithIndex.map { case (field, place) => OutputColumn(param, field, Some(place)) }
     valueOf(outputCols) match {
       case Some(names)                             => columns("outputCols", names.toSeq)
       case None if trained.output.single.isDefined => columns("predictionCol", Seq(getPredictionCol))
       case None =>
         val names = valueOf(outputNames).fold(trained.output.tensors.map(_.name.get))(_.toSeq)
-        Seq(OutputField("predictionCol", StructField(getPredictionCol, StructType(fields(names)))))
+        Seq(OutputColumn("predictionCol", StructField(getPredictionCol, StructType(fields(names)))))
     }
   }
 
@@ -293,9 +295,6 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
 
   /** How a classifier's outputs read; none for a model that writes the outputs themselves. */
   private[flambeau] def classes: Option[String] = None
-
-  /** The type that labels are read as; none follows their columns. */
-  private[flambeau] def labelDtype: Option[String] = None
 
   /** What scores these inputs, given the params that name the wanted outputs' columns. */
   private[flambeau] def scorerSpec(
@@ -353,8 +352,11 @@ object TorchModel extends ModelKind[TorchModel] with MLReadable[TorchModel] {
     new TorchModel(uid, trained)
 }
 
-/** A kind of model: how one is made, and which outputs it takes. */
+/** A kind of model: how one is made, which outputs it takes and what its labels are. */
 private[flambeau] trait ModelKind[M <: TorchModel] {
+
+  /** The type that labels are read as, by a fit and by `evaluate`; none follows their columns. */
+  private[flambeau] def labelDtype: Option[String] = None
 
   /** A model without params of its own. */
   private[flambeau] def make(uid: String, trained: Trained): M

@@ -11,8 +11,6 @@ class TorchRegressionModel private[flambeau] (uid: String, trained: Trained)
 
   private[flambeau] override def kind: ModelKind[_ <: TorchModel] = TorchRegressionModel
 
-  private[flambeau] override def labelDtype: Option[String] = Some("float32")
-
   override def copy(extra: ParamMap): TorchRegressionModel =
     copyValues(new TorchRegressionModel(uid, trained), extra).setParent(parent).asInstanceOf[
       TorchRegressionModel
@@ -23,6 +21,8 @@ class TorchRegressionModel private[flambeau] (uid: String, trained: Trained)
 object TorchRegressionModel extends ModelKind[TorchRegressionModel] with MLReadable[TorchRegressionModel] {
   override def read: MLReader[TorchRegressionModel] =
     new ModelReader(classOf[TorchRegressionModel], ModelKind.maker)
+
+  private[flambeau] override def labelDtype: Option[String] = Some("float32")
 
   private[flambeau] override def make(uid: String, trained: Trained): TorchRegressionModel =
     new TorchRegressionModel(uid, trained)

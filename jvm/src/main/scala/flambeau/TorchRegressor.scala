@@ -23,8 +23,6 @@ class TorchRegressor(uid: String) extends TorchEstimator(uid) {
 
   override def copy(extra: ParamMap): TorchRegressor = defaultCopy(extra)
 
-  private[flambeau] override def labelDtype: Option[String] = Some("float32")
-
   private[flambeau] override def modelKind: ModelKind[_ <: TorchModel] = TorchRegressionModel
 }
 

@@ -255,6 +255,19 @@ class FitSuite extends SparkSuite {
       assert(model.transform(rows("doubles")).select("prediction").collect() sameElements expected)
   }
 
+  test("evaluate reads labels as the fit does, whatever the outputs' type") {
+    // No float32 is that number.
+    val far = rows("doubles").withColumn("y", lit(16777217.0)).withColumn("held", abs(hash($"x")) % 4 === 0)
+    val model = doubles
+      .setModel(TrainingCases.program("doubles").replace("net.pt", "widened.pt"))
+      .setInputTypes(Array("float32"))
+      .setLoss("l1")
+      .setValidationIndicatorCol("held")
+      .setEpochs(1)
+      .fit(far)
+    assertClose(Array(model.evaluate(far.where("held"))("loss")), model.history("val_loss"), 1e-12)
+  }
+
   test("validation, metrics and the work directory; evaluate gives what validation gave") {
     val weighted = rows("doubles")
       .withColumn("w", abs(hash($"y")) % 5)
@@ -311,6 +324,19 @@ class FitSuite extends SparkSuite {
     assertClose(Array(model.evaluate(labels)("loss")), Array(model.evaluate(weighted)("loss")), 1e-9)
     def refused[T <: Throwable](kind: Class[T])(action: => Any): String = causeOf(kind)(action).getMessage
     val data = classOf[DataException]
+    val (one, two) = (array($"y"), array($"y", $"y"))
+    for (
+      (longer, first, other) <- Seq(
+        (spark_partition_id() === 2, 1, 2),
+        (spark_partition_id() === 0, 2, 1),
+        ($"y" === weighted.head().getAs[Double]("y"), 2, 1)
+      )
+    )
+      assert(
+        refused(data)(model.evaluate(weighted.withColumn("y", when(longer, two).otherwise(one)))) ==
+          s"column 'y' holds an array of $other, where that of the first row has $first: every row's array must have " +
+          "that length"
+      )
     assert(refused(data)(model.evaluate(weighted.where("false"))) == "there are no rows to evaluate on")
     assert(refused(data)(model.evaluate(weighted.withColumn("y", lit(Double.NaN)))).startsWith(
       "column 'y' is the label and holds a NaN"

@@ -25,7 +25,7 @@ import org.apache.spark.util.SerializableConfiguration
   *   `auto`, `cpu` or `cuda`
   * @param hadoop
   *   the configuration of Hadoop's file systems, where one of them has the files
-  * @param judged
+  * @param evaluation
   *   what the outputs are held against, where they are
   */
 private[flambeau] final case class ScorerSpec(
@@ -40,11 +40,23 @@ private[flambeau] final case class ScorerSpec(
     store: Map[String, String],
     device: String = "auto",
     hadoop: Option[Broadcast[SerializableConfiguration]] = None,
-    judged: Option[JudgedSpec] = None
+    evaluation: Option[EvaluationSpec] = None
 ) {
 
   /** The tensors of its rows: the inputs, then the labels and the weight, where there are some. */
-  private[jni] def tensors: Seq[TensorRows] = inputs ++ judged.toSeq.flatMap(_.tensors)
+  private[jni] def tensors: Seq[TensorRows] = inputs ++ evaluation.toSeq.flatMap(_.tensors)
+
+  /** Whether the module computes in float64, so that a training's labels are of that type: all floats among its weights are.
+    * Fetches the weights where they are not on this machine yet.
+    *
+    * @param conf
+    *   a Spark configuration: a key's value
+    */
+  private[flambeau] def isWide(conf: String => Option[String]): Boolean = {
+    val found = weights.toSeq.flatMap(file => Safetensors.dtypes(local(file, NativeLibrary.store(conf))))
+    val floats = found.filter(dtype => dtype.startsWith("F") || dtype.startsWith("BF"))
+    floats.nonEmpty && floats.forall(_ == "F64")
+  }
 
   /** Bytes of one row of the outputs, as the JVM holds them at most: a double an element. */
   private[flambeau] def outputRowBytes: Long = output.map(_.numElements.toLong).sum * 8 * fields.length.max(1)
@@ -62,7 +74,7 @@ private[flambeau] final case class ScorerSpec(
 
   /** What makes two scorers of one device the same: everything but where the files lie. */
   private[jni] def key: String =
-    s"${program.sha256}|${weights.map(_.sha256)}|$form|$inputs|$output|$batchSize|$classes|$fields|$judged"
+    s"${program.sha256}|${weights.map(_.sha256)}|$form|$inputs|$output|$batchSize|$classes|$fields|$evaluation"
 
   /** A local copy of one of the files; see [[StoredFile.local]]. */
   private[jni] def local(file: StoredFile, store: => StoreApi): Path =
@@ -89,7 +101,7 @@ private[flambeau] final case class ScorerSpec(
       "batchSize" -> batchSize,
       "classes" -> classes,
       "fields" -> fields,
-      "judged" -> judged.map(_.json),
+      "judged" -> evaluation.map(_.json),
       "numThreads" -> numThreads,
       "gpu" -> gpu
     )
@@ -102,7 +114,7 @@ private[flambeau] final case class ScorerSpec(
   * @param by
   *   JSON `{"loss", "metrics"}`, as a training job's program has them
   */
-private[flambeau] final case class JudgedSpec(
+private[flambeau] final case class EvaluationSpec(
     labels: Seq[TensorRows],
     weight: Option[TensorRows],
     by: String

@@ -61,7 +61,7 @@ private[flambeau] final case class OutputSpec(tensors: Seq[OutputTensor]) {
   *   the place of the tensor that it holds among those that the program returns; none for a struct of them all, and for
   *   a classifier's columns
   */
-private[flambeau] final case class OutputField(param: String, field: StructField, tensor: Option[Int] = None)
+private[flambeau] final case class OutputColumn(param: String, field: StructField, tensor: Option[Int] = None)
 
 private[flambeau] object OutputSpec {
 

@@ -5,9 +5,10 @@ import com.fasterxml.jackson.databind.node.ObjectNode
 import flambeau.{DataException, HasLabelColumns, HasTrainingParams, TensorColumns}
 import flambeau.internal.rows.Expressions.quoted
 import flambeau.internal.util.Json
+import org.apache.spark.ml.functions.vector_to_array
 import org.apache.spark.sql.{Column, DataFrame}
-import org.apache.spark.sql.functions.{col, rand, when}
-import org.apache.spark.sql.types.{BooleanType, StructType}
+import org.apache.spark.sql.functions._
+import org.apache.spark.sql.types.{BinaryType, BooleanType, DataType, StructField, StructType}
 
 /** Which rows are for validation: those of a boolean column, or a seeded random fraction. */
 private[flambeau] sealed trait Split {
@@ -58,6 +59,32 @@ private[flambeau] final case class DataColumns(
   def tensors: Seq[(TensorColumns, Role)] =
     inputs.map(_ -> Role.Input) ++ labels.map(_ -> Role.Label) ++ weight.map(_ -> Role.Weight)
 
+  /** The same with the shapes of nested arrays, where none is given that of the first row that has one in each: no null and no
+    * empty array. All rows are held to it as they are read. Then the first rows of the DataFrame are computed; throws
+    * DataException for a row of these that is refused.
+    */
+  def withNestedShapes(df: DataFrame): DataColumns = withFirstShapes(df, Columns.depth(_) > 1)
+
+  /** The same with the shapes of all arrays and vectors. */
+  def withShapes(df: DataFrame): DataColumns = withFirstShapes(df, _ => true)
+
+  private def withFirstShapes(df: DataFrame, isMeant: DataType => Boolean): DataColumns = {
+    val sought = tensors.map(_._1).filter(_.shape.isEmpty).map(_.columns.head).distinct
+      .map(df.schema(_)).filter(field => isMeant(field.dataType))
+    val sizes = sought.map(DataColumns.sizes)
+    val row =
+      if (sought.isEmpty) None
+      else
+        // What is cached is computed whole, with the values that are refused.
+        Refusal.told {
+          df.where(sizes.map(forall(_, _ > 0)).reduce(_ && _)).select(sizes: _*).take(1).headOption
+        }
+    row.fold(this) { first =>
+      val shapes = sought.map(_.name).zip(sought.indices.map(first.getSeq[Int](_))).toMap
+      map((tensor, _) => tensor.copy(shape = tensor.shape.orElse(shapes.get(tensor.columns.head))))
+    }
+  }
+
   /** The columns of all tensors, each once. */
   def names: Seq[String] = tensors.flatMap(_._1.columns).distinct
 
@@ -94,6 +121,17 @@ private[flambeau] object DataColumns {
     Option(spec.get("weight")).filterNot(_.isNull).map(TensorColumns.of),
     split
   )
+
+  /** A column's sizes, those of its first array in each; one that is null has none. */
+  private def sizes(field: StructField): Column = {
+    val column = col(quoted(field.name))
+    field.dataType match {
+      case vector if Columns.isVector(vector) =>
+        array(when(column.isNotNull, size(vector_to_array(column))))
+      case BinaryType => array(length(column))
+      case nested     => array(Seq.iterate(column, Columns.depth(nested))(get(_, lit(0))).map(size(_)): _*)
+    }
+  }
 
   /** What `resolve` gives, without the split. */
   private def tensors(schema: StructType, reading: Reading): DataColumns = {

@@ -1,10 +1,8 @@
 package flambeau.internal.rows
 
-import flambeau.internal.rows.Expressions.quoted
 import flambeau.internal.session.Session
 import flambeau.internal.storage.WorkDirectory
 import org.apache.spark.sql.{Column, DataFrame}
-import org.apache.spark.sql.functions._
 
 import scala.collection.mutable
 
@@ -27,7 +25,7 @@ private[rows] final case class WrittenColumn(
 /** What is written of a DataFrame's columns: a column that two tensors want as different types, or one of them as the label,
   * once for each.
   */
-private[flambeau] final class Selection(df: DataFrame) {
+private[rows] final class Selection(df: DataFrame) {
   import Selection._
 
   private val written = mutable.LinkedHashMap.empty[(String, String, Role), WrittenColumn]
@@ -39,7 +37,7 @@ private[flambeau] final class Selection(df: DataFrame) {
     * first rows of the DataFrame are computed where nested arrays are given no shape. Throws DataException for a row of these
     * that is refused.
     */
-  def place(asked: DataColumns): DataColumns = withNestedShapes(asked).map { (tensor, role) =>
+  def place(asked: DataColumns): DataColumns = asked.withNestedShapes(df).map { (tensor, role) =>
     val shape = if (tensor.columns.length == 1) tensor.shape else Some(Nil)
     val names = for ((source, expression) <- tensor.columns.zip(Expressions(df.schema, tensor, role))) yield {
       written.getOrElseUpdate(
@@ -84,30 +82,6 @@ private[flambeau] final class Selection(df: DataFrame) {
       "parquet.compression.codec.zstd.level" -> "1",
       "parquet.block.size" -> RowGroupBytes.toString
     ) ++ plain
-  }
-
-  /** The columns with the shapes of nested arrays, where none is given that of the first row that has one in each: no null
-    * and no empty array. All rows are held to it as they are written.
-    */
-  def withNestedShapes(asked: DataColumns): DataColumns = {
-    val nested = asked.tensors.map(_._1).filter(_.shape.isEmpty).map(_.columns.head).distinct
-      .filter(name => Columns.depth(df.schema(name).dataType) > 1)
-    // By the first array of each.
-    val sizes = nested.map { name =>
-      val depth = Columns.depth(df.schema(name).dataType)
-      array(Seq.iterate(col(quoted(name)), depth)(get(_, lit(0))).map(size(_)): _*)
-    }
-    val row =
-      if (nested.isEmpty) None
-      else
-        // What is cached is computed whole, with the values that are refused.
-        Refusal.told {
-          df.where(sizes.map(forall(_, _ > 0)).reduce(_ && _)).select(sizes: _*).take(1).headOption
-        }
-    row.fold(asked) { first =>
-      val shapes = nested.zip(nested.indices.map(first.getSeq[Int](_))).toMap
-      asked.map((tensor, _) => tensor.copy(shape = tensor.shape.orElse(shapes.get(tensor.columns.head))))
-    }
   }
 }
 

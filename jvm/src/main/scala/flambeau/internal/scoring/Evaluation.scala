@@ -1,8 +1,8 @@
 package flambeau.internal.scoring
 
 import flambeau.{DataException, TensorColumns}
-import flambeau.jni.{JudgedSpec, NativeLibrary, Scorer, ScorerSpec, TensorRows}
-import flambeau.internal.rows.{DataColumns, Expressions, Refusal, Selection}
+import flambeau.jni.{EvaluationSpec, NativeLibrary, Scorer, ScorerSpec, TensorRows}
+import flambeau.internal.rows.{DataColumns, Expressions, Refusal}
 import flambeau.internal.session.Settings
 import flambeau.internal.util.{Failures, Json}
 import org.apache.spark.SparkException
@@ -33,7 +33,7 @@ private[flambeau] object Evaluation {
     val figures = NativeLibrary.torch(settings.get).figures(by, _: Array[Double])
     figures(Array.emptyDoubleArray)
     val valid = asked.valid(df)
-    val columns = new Selection(valid).withNestedShapes(asked)
+    val columns = asked.withShapes(valid)
     val read = columns.tensors.flatMap { case (tensor, role) => Expressions(df.schema, tensor, role) }
     // Two tensors may be of one column.
     val selected = valid.select(read.zipWithIndex.map { case (column, index) => column.as(s"c$index") }: _*)
@@ -69,37 +69,20 @@ private[flambeau] final case class EvaluationTask(
 
   /** The sums over the rows, once; none of no rows. */
   def sums(rows: Iterator[Row]): Iterator[Array[Double]] = {
-    val ahead = rows.buffered
-    if (ahead.isEmpty) Iterator.empty
+    if (rows.isEmpty) Iterator.empty
     else {
-      val known = withShapes(ahead.head)
       def tensor(of: TensorColumns): TensorRows =
         TensorRows(Some(of.name), of.dtype, of.shape.getOrElse(Nil).map(_.toLong))
-      val judged = JudgedSpec(known.labels.map(tensor), known.weight.map(tensor), by)
-      val scorer = Scorer(spec.copy(judged = Some(judged)), settings.get)
-      val reader = RowReader.of(known.tensors.map(_._1))
+      val evaluation = EvaluationSpec(columns.labels.map(tensor), columns.weight.map(tensor), by)
+      val scorer = Scorer(spec.copy(evaluation = Some(evaluation)), settings.get)
+      val reader = RowReader.of(columns.inputs, columns.labels ++ columns.weight)
       val batch = scorer.newBatch()
-      val parts = ahead.grouped(batch.capacity).map { group =>
+      val parts = rows.grouped(batch.capacity).map { group =>
         batch.clear()
         group.foreach(reader.read(_, 0, batch))
         scorer.sums(batch)
       }
       Iterator.single(parts.reduce(Evaluation.added(_, _)))
     }
-  }
-
-  /** The columns with the shapes of labels that the data alone know, which all rows are held to. */
-  private def withShapes(first: Row): DataColumns = {
-    val places = columns.tensors.map(_._1).scanLeft(0)(_ + _.columns.length)
-    val labels = columns.labels.zip(places.drop(columns.inputs.length)).map {
-      case (label, place) if label.shape.isEmpty =>
-        val length = first.get(place) match {
-          case bytes: Array[Byte] => bytes.length
-          case _                  => first.getSeq[Any](place).length
-        }
-        label.copy(shape = Some(Seq(length)))
-      case (label, _) => label
-    }
-    columns.copy(labels = labels)
   }
 }

@@ -2,8 +2,8 @@ package flambeau.internal.scoring
 
 import java.nio.ByteBuffer
 
-import flambeau.{DataException, TensorColumns}
-import flambeau.internal.rows.{Columns, Expressions}
+import flambeau.TensorColumns
+import flambeau.internal.rows.Columns
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.expressions.SpecializedGetters
 import org.apache.spark.sql.catalyst.util.ArrayData
@@ -25,7 +25,7 @@ private[flambeau] sealed abstract class InputReader extends Serializable {
 
   /** Puts a row's value at a place in the buffer. */
   final def putRow(row: SpecializedGetters, ordinal: Int, to: ByteBuffer, at: Int): Unit = {
-    if (row.isNullAt(ordinal)) refuseNull()
+    if (row.isNullAt(ordinal)) InputRefusal.ofNull(name)
     put(row, ordinal, to, at)
   }
 
@@ -38,16 +38,6 @@ private[flambeau] sealed abstract class InputReader extends Serializable {
       index += 1
     }
   }
-
-  protected final def refuseNull(): Nothing =
-    throw new DataException(s"column '$name' holds a null: ${Expressions.Mend}")
-
-  protected final def checkLength(length: Int, wanted: Int): Unit =
-    if (length != wanted)
-      throw new DataException(
-        s"column '$name' holds an array of $length, where $wanted were trained on: " +
-          "every row's array must have that length"
-      )
 }
 
 private[flambeau] object InputReader {
@@ -80,7 +70,7 @@ private[flambeau] final case class NumberReader(name: String, numbers: Numbers) 
       at: Int,
       step: Int
   ): Unit = {
-    if (column.hasNull && (start until start + count).exists(column.isNullAt)) refuseNull()
+    if (column.hasNull && (start until start + count).exists(column.isNullAt)) InputRefusal.ofNull(name)
     numbers.putAll(new ColumnarArray(column, start, count), to, at, step)
   }
 }
@@ -91,7 +81,7 @@ private[flambeau] final case class ArrayReader(name: String, numElements: Int, n
 
   protected override def put(from: SpecializedGetters, ordinal: Int, to: ByteBuffer, at: Int): Unit = {
     val array = from.getArray(ordinal)
-    checkLength(array.numElements(), numElements)
+    InputRefusal.unlessTrained(name, array.numElements(), numElements)
     refuseNulls(array)
     numbers.putAll(array, to, at, numbers.size)
   }
@@ -122,10 +112,7 @@ private[flambeau] final case class ArrayReader(name: String, numElements: Int, n
   private def refuseNulls(array: ArrayData): Unit = {
     var index = 0
     while (index < numElements) {
-      if (array.isNullAt(index))
-        throw new DataException(
-          s"column '$name' holds an array with a null in it: ${Expressions.Mend} before transform"
-        )
+      if (array.isNullAt(index)) InputRefusal.ofNullInside(name)
       index += 1
     }
   }
@@ -140,10 +127,10 @@ private[flambeau] final case class VectorReader(name: String, numElements: Int, 
     val vector = from.getStruct(ordinal, VectorReader.Layout.length)
     val values = vector.getArray(VectorReader.Values)
     if (vector.getByte(VectorReader.Kind) == VectorReader.Dense) {
-      checkLength(values.numElements(), numElements)
+      InputRefusal.unlessTrained(name, values.numElements(), numElements)
       numbers.putAll(values, to, at, numbers.size)
     } else {
-      checkLength(vector.getInt(VectorReader.Size), numElements)
+      InputRefusal.unlessTrained(name, vector.getInt(VectorReader.Size), numElements)
       putSparse(vector, values, to, at)
     }
   }
@@ -179,7 +166,7 @@ private[flambeau] final case class BytesReader(name: String, numElements: Int) e
 
   protected override def put(from: SpecializedGetters, ordinal: Int, to: ByteBuffer, at: Int): Unit = {
     val bytes = from.getBinary(ordinal)
-    checkLength(bytes.length, numElements)
+    InputRefusal.unlessTrained(name, bytes.length, numElements)
     val place = to.duplicate()
     place.position(at)
     place.put(bytes)

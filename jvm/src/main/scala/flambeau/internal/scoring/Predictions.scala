@@ -1,6 +1,6 @@
 package flambeau.internal.scoring
 
-import flambeau.internal.model.{OutputField, OutputSpec, OutputTensor}
+import flambeau.internal.model.{OutputColumn, OutputSpec, OutputTensor}
 import flambeau.internal.rows.Columns
 import org.apache.spark.sql.execution.vectorized.{OnHeapColumnVector, WritableColumnVector}
 import org.apache.spark.sql.types._
@@ -10,7 +10,7 @@ import org.apache.spark.sql.types._
   * @param columns
   *   the type and the contents of each
   */
-private[flambeau] final class Predictions(columns: Seq[(DataType, OutputColumn)], val capacity: Int) {
+private[flambeau] final class Predictions(columns: Seq[(DataType, OutputContents)], val capacity: Int) {
 
   /** One vector for each column. */
   val vectors: Array[WritableColumnVector] = columns.map { case (dtype, column) =>
@@ -38,7 +38,7 @@ private[flambeau] final class Predictions(columns: Seq[(DataType, OutputColumn)]
 }
 
 /** What a column of outputs holds, and how a scorer's results get there. */
-private[flambeau] sealed trait OutputColumn extends Serializable {
+private[flambeau] sealed trait OutputContents extends Serializable {
 
   /** Lays out what is the same for all contents, such as where each row's array begins. */
   def lay(vector: WritableColumnVector, numRows: Int): Unit
@@ -47,10 +47,10 @@ private[flambeau] sealed trait OutputColumn extends Serializable {
   def put(vector: WritableColumnVector, start: Int, count: Int, results: Array[AnyRef], output: Int): Unit
 }
 
-private[flambeau] object OutputColumn {
+private[flambeau] object OutputContents {
 
   /** The contents of a column. */
-  def apply(column: OutputField, output: OutputSpec): OutputColumn =
+  def apply(column: OutputColumn, output: OutputSpec): OutputContents =
     (column.tensor, column.field.dataType) match {
       case (Some(place), _)                           => TensorColumn(place, of(output.tensors(place)))
       case (None, StructType(_))                      => StructColumn(output.tensors.map(of))
@@ -59,12 +59,12 @@ private[flambeau] object OutputColumn {
     }
 
   /** A classifier's numbers for each class as an array. */
-  def ofClasses(output: OutputSpec): OutputColumn = ArrayColumn(List(output.numClasses))
+  def ofClasses(output: OutputSpec): OutputContents = ArrayColumn(List(output.numClasses))
 
-  private def of(tensor: OutputTensor): OutputColumn =
+  private def of(tensor: OutputTensor): OutputContents =
     if (tensor.isScalar) NumberColumn else ArrayColumn(tensor.shape.toList)
 
-  private case object NumberColumn extends OutputColumn {
+  private case object NumberColumn extends OutputContents {
     override def lay(vector: WritableColumnVector, numRows: Int): Unit = ()
 
     override def put(
@@ -77,7 +77,7 @@ private[flambeau] object OutputColumn {
   }
 
   /** (Nested) arrays of these sizes. */
-  private final case class ArrayColumn(sizes: List[Int]) extends OutputColumn {
+  private final case class ArrayColumn(sizes: List[Int]) extends OutputContents {
     private val numElements = sizes.product
 
     override def lay(vector: WritableColumnVector, numRows: Int): Unit = layArrays(vector, numRows, sizes)
@@ -95,7 +95,7 @@ private[flambeau] object OutputColumn {
   }
 
   /** A classifier's vector: one value for each class. */
-  private final case class VectorColumn(numClasses: Int) extends OutputColumn {
+  private final case class VectorColumn(numClasses: Int) extends OutputContents {
     override def lay(vector: WritableColumnVector, numRows: Int): Unit = {
       vector.getChild(VectorReader.Kind).putBytes(0, numRows, VectorReader.Dense)
       vector.getChild(VectorReader.Size).putNulls(0, numRows)
@@ -116,7 +116,7 @@ private[flambeau] object OutputColumn {
   }
 
   /** One of the tensors, whichever of their columns there are. */
-  private final case class TensorColumn(place: Int, tensor: OutputColumn) extends OutputColumn {
+  private final case class TensorColumn(place: Int, tensor: OutputContents) extends OutputContents {
     override def lay(vector: WritableColumnVector, numRows: Int): Unit = tensor.lay(vector, numRows)
 
     override def put(
@@ -129,7 +129,7 @@ private[flambeau] object OutputColumn {
   }
 
   /** Several tensors, of which each has its own results. */
-  private final case class StructColumn(fields: Seq[OutputColumn]) extends OutputColumn {
+  private final case class StructColumn(fields: Seq[OutputContents]) extends OutputContents {
     override def lay(vector: WritableColumnVector, numRows: Int): Unit =
       for ((field, index) <- fields.zipWithIndex) field.lay(vector.getChild(index), numRows)
 

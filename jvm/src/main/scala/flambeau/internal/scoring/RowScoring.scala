@@ -2,7 +2,7 @@ package flambeau.internal.scoring
 
 import flambeau.{ParamException, TensorColumns}
 import flambeau.jni.{Scorer, ScorerSpec}
-import flambeau.internal.model.{OutputField, OutputSpec, OutputTensor}
+import flambeau.internal.model.{OutputColumn, OutputSpec, OutputTensor}
 import flambeau.internal.rows.{Columns, Expressions, Role}
 import flambeau.internal.session.Settings
 import org.apache.spark.ml.linalg.Vectors
@@ -44,7 +44,7 @@ private[flambeau] object RowScoring {
 
   def apply(
       tensors: Seq[TensorColumns],
-      outputs: Seq[OutputField],
+      outputs: Seq[OutputColumn],
       output: OutputSpec,
       spec: ScorerSpec,
       df: DataFrame,
@@ -69,7 +69,7 @@ private[flambeau] final case class RowTask(
     spec: ScorerSpec,
     settings: Settings,
     reader: RowReader,
-    columns: Seq[OutputField],
+    columns: Seq[OutputColumn],
     output: OutputSpec,
     numCarried: Int
 ) {
@@ -92,7 +92,7 @@ private[flambeau] final case class RowTask(
   }
 
   /** An output of a row, as Spark's rows have it. */
-  private def valueOf(column: OutputField, results: Array[AnyRef], place: Int, row: Int): Any =
+  private def valueOf(column: OutputColumn, results: Array[AnyRef], place: Int, row: Int): Any =
     (column.tensor, column.field.dataType) match {
       case (Some(tensor), _) => ofTensor(output.tensors(tensor), results(tensor), row)
       case (None, StructType(_)) =>

@@ -1,8 +1,8 @@
 package flambeau.internal.scoring
 
 import flambeau.{DataException, TensorColumns}
-import flambeau.jni.{ScorerSpec, TensorRows}
-import flambeau.internal.model.{OutputField, OutputSpec}
+import flambeau.jni.ScorerSpec
+import flambeau.internal.model.{OutputColumn, OutputSpec}
 import flambeau.internal.rows.{Columns, Expressions, Role}
 import flambeau.internal.session.Settings
 import org.apache.spark.sql.SparkSession
@@ -22,7 +22,7 @@ import org.apache.spark.sql.types.{ArrayType, DataType, DoubleType, StructField,
 private[flambeau] final case class ScoreFunction(
     name: String,
     tensors: Seq[TensorColumns],
-    columns: Seq[OutputField],
+    columns: Seq[OutputColumn],
     output: OutputSpec,
     spec: ScorerSpec,
     settings: Settings
@@ -37,10 +37,10 @@ private[flambeau] final case class ScoreFunction(
     else spec.fields
 
   /** The outputs' types and contents, with arrays in place of vectors. */
-  val outputs: Seq[(DataType, OutputColumn)] = columns.map { column =>
+  val outputs: Seq[(DataType, OutputContents)] = columns.map { column =>
     if (Columns.isVector(column.field.dataType))
-      ArrayType(DoubleType, containsNull = false) -> OutputColumn.ofClasses(output)
-    else column.field.dataType -> OutputColumn(column, output)
+      ArrayType(DoubleType, containsNull = false) -> OutputContents.ofClasses(output)
+    else column.field.dataType -> OutputContents(column, output)
   }
 
   /** What a call gives. */
@@ -60,13 +60,8 @@ private[flambeau] final case class ScoreFunction(
 
   /** What scores rows with arguments of these types, as `converted` leaves them. */
   def task(arguments: Seq[DataType]): ScoringTask = {
-    val inputs = for {
-      (tensor, input) <- tensors.zipWithIndex
-      (name, index) <- tensor.columns.zipWithIndex
-    } yield (name, tensor, input, index * TensorRows.elementSize(tensor.dtype))
-    val columns = inputs.zip(arguments).map { case ((name, tensor, input, offset), dtype) =>
-      InputColumn(input, offset, InputReader(name, dtype, tensor).get)
-    }
+    val columns =
+      InputPlace.of(tensors).zip(arguments).map { case (place, dtype) => place.column(dtype).get }
     ScoringTask(spec, settings, columns, outputs)
   }
 

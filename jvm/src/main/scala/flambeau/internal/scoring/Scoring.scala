@@ -1,15 +1,14 @@
 package flambeau.internal.scoring
 
 import flambeau.TensorColumns
-import flambeau.jni.{ScorerSpec, TensorRows}
-import flambeau.internal.model.{OutputField, OutputSpec}
+import flambeau.jni.ScorerSpec
+import flambeau.internal.model.{OutputColumn, OutputSpec}
 import flambeau.internal.rows.{Expressions, Role}
 import flambeau.internal.session.Settings
 import org.apache.spark.sql.{Column, DataFrame, SparkSession}
 import org.apache.spark.sql.catalyst.expressions.{Alias, Attribute, AttributeReference}
 import org.apache.spark.sql.catalyst.plans.logical.{LogicalPlan, Project}
 import org.apache.spark.sql.flambeau.Plans
-import org.apache.spark.sql.types._
 
 /** The plan of `transform`: a [[Score]] over the DataFrame's own plan.
   *
@@ -20,14 +19,14 @@ private[flambeau] object Scoring {
 
   def apply(
       tensors: Seq[TensorColumns],
-      outputs: Seq[OutputField],
+      outputs: Seq[OutputColumn],
       output: OutputSpec,
       spec: ScorerSpec,
       df: DataFrame,
       settings: Settings
   ): DataFrame = {
     val plan = Plans.of(df)
-    val sources = tensors.zipWithIndex.flatMap { case (tensor, input) => sourcesOf(df, plan, tensor, input) }
+    val sources = sourcesOf(df, plan, tensors)
     val conversions = sources.flatMap(_.conversion)
     val child =
       if (conversions.isEmpty) plan
@@ -41,8 +40,8 @@ private[flambeau] object Scoring {
     val task = ScoringTask(
       spec,
       settings,
-      sources.zip(inputs).map { case (source, input) => source.read(input.dataType) },
-      outputs.map(column => column.field.dataType -> OutputColumn(column, output))
+      sources.zip(inputs).map { case (source, input) => source.place.column(input.dataType).get },
+      outputs.map(column => column.field.dataType -> OutputContents(column, output))
     )
     teach(df.sparkSession)
     // Aliases are what Spark renews where a frame is joined with itself.
@@ -57,43 +56,17 @@ private[flambeau] object Scoring {
     if (!known.extraOptimizations.contains(LateScoreRule)) known.extraOptimizations :+= LateScoreRule
   }
 
-  /** A column that the program reads.
-    *
-    * @param input
-    *   the number of its tensor
-    * @param offset
-    *   where it begins in a row of the tensor, in bytes
-    * @param conversion
-    *   what is read in the column's place, where it cannot be read as it is
-    */
-  private final case class Source(
-      attribute: Attribute,
-      tensor: TensorColumns,
-      input: Int,
-      offset: Int,
-      conversion: Option[Column]
-  ) {
+  /** A column that the program reads, the attribute itself or, where it cannot be read as it is, its conversion. */
+  private final case class Source(attribute: Attribute, place: InputPlace, conversion: Option[Column])
 
-    /** How a column of this type is read, the attribute itself or its conversion. */
-    def read(dtype: DataType): InputColumn =
-      InputColumn(input, offset, InputReader(attribute.name, dtype, tensor).get)
-  }
-
-  /** The columns of a tensor. Several hold one element each, one holds all. */
-  private def sourcesOf(df: DataFrame, plan: LogicalPlan, tensor: TensorColumns, input: Int): Seq[Source] = {
+  private def sourcesOf(df: DataFrame, plan: LogicalPlan, tensors: Seq[TensorColumns]): Seq[Source] = {
     val schema = df.schema
     def attribute(name: String): Attribute = plan.output(schema.fieldIndex(name))
-    val conversions = Expressions(schema, tensor, Role.Input, name => Plans.column(attribute(name)))
-    tensor.columns.zip(conversions).zipWithIndex.map { case ((name, conversion), index) =>
-      val found = attribute(name)
-      val isRead = InputReader(name, found.dataType, tensor).isDefined
-      Source(
-        found,
-        tensor,
-        input,
-        index * TensorRows.elementSize(tensor.dtype),
-        if (isRead) None else Some(conversion)
-      )
+    val conversions =
+      tensors.flatMap(Expressions(schema, _, Role.Input, name => Plans.column(attribute(name))))
+    InputPlace.of(tensors).zip(conversions).map { case (place, conversion) =>
+      val found = attribute(place.name)
+      Source(found, place, if (place.column(found.dataType).isDefined) None else Some(conversion))
     }
   }
 }

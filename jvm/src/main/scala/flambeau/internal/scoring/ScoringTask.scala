@@ -22,7 +22,7 @@ private[flambeau] final case class ScoringTask(
     spec: ScorerSpec,
     settings: Settings,
     inputs: Seq[InputColumn],
-    outputs: Seq[(DataType, OutputColumn)]
+    outputs: Seq[(DataType, OutputContents)]
 ) {
 
   /** The outputs' columns, without their names. */
