@@ -123,7 +123,8 @@ final class MLflow extends TrainingListener {
 object MLflow {
 
   /** The fitted model that a URI of MLflow's names on the server of MLFLOW_TRACKING_URI: `models:/name@alias`,
-    * `models:/name/1`, `models:/<model id>`, `runs:/<id>/model`.
+    * `models:/name/1`, `models:/<model id>`, and `runs:/<id>/model` of a run whose fit was Scala's: what Python logs does not lie
+    * among the artifacts of a run, and goes by its `models:/<model id>`.
     *
     * {{{
     * val champion = MLflow.load("models:/taxi@champion")

@@ -133,7 +133,9 @@ class TorchEstimator(override val uid: String)
     *
     * A trial has no schedules, listeners, checkpoints, files of TensorBoard's and `profile`, and a learning rate of 1e-12; the
     * estimator stays as it is, and nothing stays in the work directory. One that fails for want of memory or slots stands in
-    * `trials` with its `error`. Throws what a fit throws, and ParamException for no steps.
+    * `trials` with its `error`. Throws ParamException for no steps, and as `fit` does ParamException, DataException and
+    * ClusterException for what cannot be trained, and WorkerException and WorkerLostException for what fails in the estimator's
+    * own trial.
     */
   def plan(dataset: Dataset[_], numSteps: Int): Plan = Planning.plan(this, dataset.toDF(), numSteps)
 

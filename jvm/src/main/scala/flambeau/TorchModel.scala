@@ -165,12 +165,18 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     *
     * It takes the columns of `inputs` in their order, of any type that can be what was trained on, and gives what `transform`
     * writes as `predictionCol`, or a struct of several `outputCols`; that of a classifier gives a struct of `rawPrediction`, `probability` and `prediction`, with
-    * arrays in place of vectors. Rows are scored in batches, by the operator of `transform`. A null fails the query with
-    * DataException.
+    * arrays in place of vectors. Rows are scored in batches, by the operator of `transform`.
+    *
+    * Throws ParamException for params that `transform` refuses, and where this Spark, or `spark.flambeau.scoring`, has rows scored
+    * by Spark's public interfaces alone, which have no functions. A query throws DataException, which names the column, for
+    * another number of columns and for types that no input is made of as it is analyzed, and for a null and an array of another
+    * length than was trained on as it runs; ParamException for a call in a join's condition that takes columns of both sides.
     */
   def udf(): ModelFunction = udf(Identifiable.randomUID("flambeau"))
 
-  /** The same as a function of SQL too, which the session knows by that name: `SELECT score(x1, x2) FROM t`. */
+  /** The same as a function of SQL too, which the session knows by that name: `SELECT score(x1, x2) FROM t`. Takes the place of
+    * another function of that name. Throws as `udf()` does.
+    */
   def udf(name: String): ModelFunction = {
     checkParams()
     checkScored()
@@ -195,8 +201,11 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
   /** The loss and the metrics of the model on a DataFrame, by their names in `history`, computed on the executors.
     *
     * They are those of the training, and what its validation gives on the same rows: weighted by `weightCol` where that is set,
-    * and NaN where no finite number comes out. Throws ParamException where the training's have no name that the JVM knows,
-    * DataException for rows that are refused, and where there are none.
+    * and NaN where no finite number comes out. Labels that are arrays have the length of the first row's.
+    *
+    * Throws ParamException where the training's have no name that the JVM knows, and for params that do not fit; DataException
+    * for columns that are missing or of wrong types, for rows that are refused, and where there are none; StoreException where
+    * the weights cannot be read.
     */
   def evaluate(dataset: Dataset[_]): Map[String, Double] = {
     val loss = Option(trained.judgedBy.get("loss")).getOrElse(throw new ParamException(
@@ -211,7 +220,9 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     evaluate(dataset, Loss.of(loss), Json.texts(metrics).toArray)
   }
 
-  /** The same with a loss and with names of metrics in place of those of the training. */
+  /** The same with a loss and with names of metrics in place of those of the training. Throws ParamException also for unknown
+    * names, and for a loss that is a script.
+    */
   def evaluate(dataset: Dataset[_], loss: Loss, metrics: Array[String]): Map[String, Double] = {
     checkParams()
     if (loss.isInstanceOf[Loss.Scripted])
