@@ -308,6 +308,8 @@ def test_a_range_is_refused_that_is_none(spark: SparkSession) -> None:
         said = f"minRate is {low} and maxRate {high}, but must be above 0, the latter the larger"
         with pytest.raises(ParamError, match=f"(?i)^{said}"):
             regressor().findLearningRate(df, low, high)
+    with pytest.raises(ParamError, match=r"^minRate is 1e-310 and maxRate 1\.0, but must be less than 1e308"):
+        regressor().findLearningRate(df, 1e-310, 1.0)
     for num_steps in (1, -1):
         with pytest.raises(ParamError, match=f"^numSteps is {num_steps}, but must be at least 2"):
             regressor().findLearningRate(df, numSteps=num_steps)

@@ -51,9 +51,8 @@ def autolog(
     one estimator, whose own `MLflow` counts where it has one. Called again, the last call's arguments count;
     `disable` ends it. Fits that have begun go on as they are.
     """
-    of_every_fit[:] = [one for one in of_every_fit if not isinstance(one, MLflow)]
-    if not disable:
-        of_every_fit.append(MLflow(log_models, log_every_n_steps, registered_model_name))
+    own = [] if disable else [MLflow(log_models, log_every_n_steps, registered_model_name)]
+    of_every_fit[:] = [*(one for one in of_every_fit if not isinstance(one, MLflow)), *own]
 
 
 class MLflow(Callback):

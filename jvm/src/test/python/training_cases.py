@@ -52,6 +52,18 @@ class Widened(nn.Module):
         return self.layer(x).double()
 
 
+class Mixed(nn.Module):
+    """A number from three, by parameters of float64 beside a buffer of float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1, dtype=torch.float64)
+        self.register_buffer("shift", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.double()) + self.shift
+
+
 class Delay(nn.Module):
     """Minutes of delay from six numbers and three categories."""
 
@@ -134,6 +146,7 @@ def write_doubles(directory: Path) -> None:
     save(directory, module, x=arrays(x), y=y)
     tested = range_losses(deepcopy(module), torch.from_numpy(x), torch.from_numpy(y))
     torch.jit.script(Widened()).save(str(directory / "widened.pt"))
+    torch.jit.script(Mixed()).save(str(directory / "mixed.pt"))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for _ in range(5):

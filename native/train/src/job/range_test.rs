@@ -43,6 +43,14 @@ impl RangeTest {
             let value = format!("{min:?} and maxRate {max:?}");
             return refuse("minRate", value, "above 0, the latter the larger");
         }
+        if (max / min).is_infinite() {
+            let value = format!("{min:?} and maxRate {max:?}");
+            return refuse(
+                "minRate",
+                value,
+                "less than 1e308 times smaller than maxRate",
+            );
+        }
         if self.num_steps < 2 {
             return refuse("numSteps", self.num_steps.to_string(), "at least 2");
         }
@@ -51,8 +59,7 @@ impl RangeTest {
 
     /// What the rate of the first step is multiplied by in a step, counted from 0.
     pub(crate) fn factor(&self, step: u64) -> f64 {
-        let growth = (self.max_rate / self.min_rate).powf(1.0 / (self.num_steps - 1) as f64);
-        growth.powf(step as f64)
+        (self.max_rate / self.min_rate).powf(step as f64 / (self.num_steps - 1) as f64)
     }
 
     /// The learning rate of a step, counted from 0, before `scaleLearningRate` multiplies it.
@@ -61,7 +68,7 @@ impl RangeTest {
     }
 }
 
-/// A number, or the name of one, since JSON has none that is not finite.
+/// A number, or the name of one that is not finite, since JSON has none of those.
 fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -71,7 +78,10 @@ fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     }
     match Number::deserialize(deserializer)? {
         Number::Value(value) => Ok(value),
-        Number::Name(name) => name.parse().map_err(D::Error::custom),
+        Number::Name(name) => match name.parse::<f64>() {
+            Ok(value) if !value.is_finite() => Ok(value),
+            _ => Err(D::Error::custom(format!("{name:?} is no number"))),
+        },
     }
 }
 

@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use serde::Serialize;
-
 use crate::error::{Cause, HookError};
 use crate::training::events::Event;
 
@@ -15,8 +13,7 @@ pub type Interrupt = Arc<dyn Fn() -> bool + Send + Sync>;
 pub type Hook<T> = Arc<dyn Fn(&T) -> Result<(), HookError> + Send + Sync>;
 
 /// What an optimizer step came to, over all ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
     /// The epoch, counted from 0.
     pub epoch: u64,

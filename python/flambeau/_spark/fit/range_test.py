@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import index
 
 from flambeau._range_test import RangeTest
 from flambeau._spark import session
@@ -18,7 +19,7 @@ def range_test(estimator: Trainable, rows: Rows, low: float, high: float, num_st
     """Tests the rates from `low` to `high`, in at most so many steps. Raises ParamError for what is no
     range. An interrupt of this thread cancels the Spark jobs.
     """
-    test = {"minRate": _number(low), "maxRate": _number(high), "numSteps": num_steps}
+    test = {"minRate": _number(low), "maxRate": _number(high), "numSteps": index(num_steps)}
     fit = trial_of(estimator, rows, test, emaDecay=None, syncEvery=1, epochs=_MOST_EPOCHS)
     found = session.interruptible(rows.spark, fit.result)["rangeTest"]
     rates, losses, smoothed = (
@@ -29,4 +30,5 @@ def range_test(estimator: Trainable, rows: Rows, low: float, high: float, num_st
 
 def _number(value: float) -> float | str:
     """A number for the job, whose JSON has none that is not finite: such a one goes by name."""
+    value = float(value)
     return value if math.isfinite(value) else str(value)

@@ -29,7 +29,7 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, 
 
 from flambeau._module.named import is_named
 from flambeau._saved.metadata import class_of, versions
-from flambeau._saved.program import FILE_NAMES, OutputSpec, compile_programs, instantiate
+from flambeau._saved.program import FILE_NAMES, OutputSpec, compile_programs, instantiate, is_wide
 from flambeau._saved.weights import FILE_NAME, WeightsRef, load_into
 from flambeau._spark.directory import Directory, load_metadata
 from flambeau._spark.files import fetched
@@ -165,6 +165,8 @@ class ModelWriter(PlainWriter):
             "inputs": _inputs_json(model._inputs),
             "output": model._output.to_json(),
             "classes": model._classes,
+            # Scala's `evaluate` reads labels and weights of floats in it.
+            "parameterDtype": "float64" if is_wide(instantiate(model._programs)) else "float32",
             "summary": dict(model._counts),
             "judgedBy": _named(model._judged_by),
         }

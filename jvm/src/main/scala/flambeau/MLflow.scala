@@ -67,7 +67,9 @@ final class MLflow extends TrainingListener {
     this
   }
 
-  /** Sets whether the fitted model is logged too, as `model`, with five rows of its inputs; it is where this is not set. */
+  /** Sets whether the fitted model is logged too, as `model`, with five rows of its inputs; it is where this is not set. A
+    * `registeredModelName` needs it.
+    */
   def setLogModel(value: Boolean): this.type = {
     logsModel = value
     this

@@ -44,6 +44,7 @@ object PythonModel {
       inputs = Json.items(json.get("inputs")).map(TensorColumns.of),
       output = OutputSpec.of(json.get("output")),
       classes = json.path("classes").asText,
+      isWide = false,
       judgedBy = Json.obj(),
       history = Json.obj(),
       counts = Counts(0, 0, 0, None)

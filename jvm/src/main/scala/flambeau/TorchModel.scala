@@ -5,7 +5,7 @@ import flambeau.internal.model.{History, OutputColumn, OutputSpec, ProgramForms,
 import flambeau.internal.rows.{Columns, DataColumns, Expressions}
 import flambeau.internal.saving.{ModelReader, ModelWriter}
 import flambeau.internal.scoring.{Evaluation, RowScoring, ScoreFunction, Scoring}
-import flambeau.internal.session.{Session, Settings}
+import flambeau.internal.session.Settings
 import flambeau.internal.util.Json
 import org.apache.spark.ml.Model
 import org.apache.spark.ml.param.ParamMap
@@ -204,8 +204,8 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     * and NaN where no finite number comes out. Labels that are arrays have the length of the first row's.
     *
     * Throws ParamException where the training's have no name that the JVM knows, and for params that do not fit; DataException
-    * for columns that are missing or of wrong types, for rows that are refused, and where there are none; StoreException where
-    * the weights cannot be read.
+    * for columns that are missing or of wrong types, for rows that are refused, and where there are none. Weights that cannot be
+    * read fail the Spark job.
     */
   def evaluate(dataset: Dataset[_]): Map[String, Double] = {
     val loss = Option(trained.judgedBy.get("loss")).getOrElse(throw new ParamException(
@@ -234,9 +234,7 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
     GpuSlots.number(settings.get)
     val inputs = inputsOf(df.schema)
     val spec = scorerSpec(inputs, Nil, settings, df.sparkSession).copy(classes = None)
-    // Workers alone may reach the weights.
-    val isWide = Session.onWorker(df.sparkSession)(() => spec.isWide(settings.get))
-    val (labels, weight) = DataColumns.targets(df.schema, this, kind.labelDtype, isWide)
+    val (labels, weight) = DataColumns.targets(df.schema, this, kind.labelDtype, trained.isWide)
     val columns = DataColumns(inputs, labels, weight, None, getHandleInvalid)
     val by = Json.obj()
     by.replace("loss", loss.json)

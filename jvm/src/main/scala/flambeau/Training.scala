@@ -19,7 +19,8 @@ import java.util.concurrent.atomic.AtomicBoolean
   * @param learningRate
   *   that of the last step of the last epoch that ended; none before
   * @param gradientNorm
-  *   with `logGradientNorm` or `gradientClipNorm`, what the `history` has as `gradient_norm` of the last epoch that ended; none
+  *   with `logGradientNorm` or `gradientClipNorm`, what the `history` has as `gradient_norm` of the last epoch that ended, the mean
+  *   over its steps, where Python's callbacks in workers are told each step's; none
   *   before
   * @param rowsPerSecond
   *   training rows per second over all workers: in the last second or more while an epoch runs, and over the epoch at its end;

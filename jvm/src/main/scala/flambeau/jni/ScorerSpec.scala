@@ -46,18 +46,6 @@ private[flambeau] final case class ScorerSpec(
   /** The tensors of its rows: the inputs, then the labels and the weight, where there are some. */
   private[jni] def tensors: Seq[TensorRows] = inputs ++ evaluation.toSeq.flatMap(_.tensors)
 
-  /** Whether the module computes in float64, so that a training's labels are of that type: all floats among its weights are.
-    * Fetches the weights where they are not on this machine yet.
-    *
-    * @param conf
-    *   a Spark configuration: a key's value
-    */
-  private[flambeau] def isWide(conf: String => Option[String]): Boolean = {
-    val found = weights.toSeq.flatMap(file => Safetensors.dtypes(local(file, NativeLibrary.store(conf))))
-    val floats = found.filter(dtype => dtype.startsWith("F") || dtype.startsWith("BF"))
-    floats.nonEmpty && floats.forall(_ == "F64")
-  }
-
   /** Bytes of one row of the outputs, as the JVM holds them at most: a double an element. */
   private[flambeau] def outputRowBytes: Long = output.map(_.numElements.toLong).sum * 8 * fields.length.max(1)
 

@@ -240,6 +240,7 @@ private[flambeau] final class Fit private (
       inputs,
       output,
       Trained.outputKind(estimator.valueOf(estimator.loss), output),
+      reading.isWide,
       judgedBy,
       result.get("history"),
       Counts(
@@ -294,7 +295,9 @@ private[flambeau] object Fit {
       | "weight": null}""".stripMargin
   )
 
-  /** What a training came to: rank 0's result, and the checkpoints that stay. */
+  /** What a training came to: the files that it trained on, what it read and gives, rank 0's result, and the checkpoints that
+    * stay.
+    */
   private case class Outcome(
       shards: ShardSet,
       inputs: Seq[TensorColumns],

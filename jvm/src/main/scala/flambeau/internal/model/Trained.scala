@@ -19,6 +19,8 @@ import flambeau.internal.util.Json
   * @param classes
   *   how a classifier's outputs read: `logits`, `probabilities`, `log_probabilities`, and of several labels a row `labels` or
   *   `label_probabilities`
+  * @param isWide
+  *   whether its parameters are float64, so that labels and weights of floats are too
   * @param judgedBy
   *   the `loss` and the `metrics` of the training, as far as they go by names
   * @param history
@@ -35,6 +37,7 @@ private[flambeau] final case class Trained(
     inputs: Seq[TensorColumns],
     output: OutputSpec,
     classes: String,
+    isWide: Boolean,
     judgedBy: JsonNode,
     history: JsonNode,
     counts: Counts,
@@ -65,6 +68,7 @@ private[flambeau] object Trained {
       inputs,
       known,
       "logits",
+      isWide = false,
       Json.obj(),
       Json.obj(),
       Counts(0, 0, 0, None)

@@ -62,6 +62,7 @@ private[flambeau] final class ModelWriter(model: CheckedParams, trained: Trained
     ours.replace("inputs", Json.array(trained.inputs.map(_.json)))
     ours.replace("output", trained.output.json)
     ours.put("classes", trained.classes)
+    ours.put("parameterDtype", if (trained.isWide) "float64" else "float32")
     ours.replace("summary", trained.counts.json)
     ours.replace("judgedBy", trained.judgedBy)
     ours
@@ -120,6 +121,7 @@ private[flambeau] final class ModelReader[M <: CheckedParams](
       inputs = Json.items(ours.get("inputs")).map(TensorColumns.of),
       output = OutputSpec.of(ours.get("output")),
       classes = ours.path("classes").asText,
+      isWide = ours.path("parameterDtype").asText == "float64",
       judgedBy = Option(ours.get("judgedBy")).getOrElse(Json.obj()),
       history = Json.parse(
         new String(directory.read(FileNames.History, Some(metadata.file(FileNames.History))), UTF_8),

@@ -10,7 +10,7 @@ import org.apache.spark.sql.{DataFrame, Row}
 
 import scala.collection.immutable.ListMap
 
-/** The loss and the metrics of a model on a DataFrame: one job, whose tasks score their rows and add up. What adds up is the
+/** The loss and the metrics of a model on a DataFrame, by tasks that score their rows and add up. What adds up is the
   * code of a training's validation.
   */
 private[flambeau] object Evaluation {

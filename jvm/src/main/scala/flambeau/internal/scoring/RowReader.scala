@@ -9,7 +9,7 @@ import org.apache.spark.sql.Row
 /** Reads rows of values that are ready for tensors, in the order of these places.
   *
   * @param numInputs
-  *   how many of the tensors were trained on; those after them are labels and a weight
+  *   how many of the tensors are inputs; labels and a weight come after them
   */
 private[flambeau] final case class RowReader(places: Seq[InputPlace], numInputs: Int) {
 

@@ -6,7 +6,9 @@ import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
 import org.apache.spark.sql.catalyst.rules.Rule
 import org.apache.spark.sql.classic
 
-/** What a session's SQL knows, on Spark 4, which keeps these ways to its own packages. */
+/** What functions of SQL need of Spark 4, which keeps these ways to its own packages. Apart from `Plans`, so that `transform` works
+  * in a Spark that lacks them.
+  */
 object Functions {
 
   /** Has the session's SQL know a function by that name, made of its arguments. */
