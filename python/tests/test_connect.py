@@ -68,7 +68,7 @@ def test_prepared_rows_are_fitted_on(connect: SparkSession, tmp_path: Path) -> N
 
 def test_nothing_is_written_once_what_failed_is_removed(spark: SparkSession, tmp_path: Path) -> None:
     """One task is refused its row while the other is at work on its own. Connect's client can't know that."""
-    begun, ended, there = (tmp_path / name for name in ("begun", "ended", "there"))
+    begun, there = tmp_path / "begun", tmp_path / "there"
 
     def late(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         for batch in batches:
@@ -78,7 +78,6 @@ def test_nothing_is_written_once_what_failed_is_removed(spark: SparkSession, tmp
             else:
                 begun.touch()
                 time.sleep(3)
-                ended.touch()
             yield batch
 
     rows = spark.range(0, 2, 1, 2).mapInArrow(late, "id long")
@@ -86,8 +85,9 @@ def test_nothing_is_written_once_what_failed_is_removed(spark: SparkSession, tmp
     estimator = TorchRegressor(model=nn.Linear(1, 1), inputCols=["x"], inputShapes=[[1]], verbose=0)
     with pytest.raises(DataError, match="column 'label' holds a null"):
         estimator.prepare(df, str(there))
-    assert ended.exists() and not there.exists()
-    time.sleep(1)
+    assert not there.exists()
+    # Spark may have killed the task, or let it go on.
+    time.sleep(4)
     assert not there.exists()
 
 
