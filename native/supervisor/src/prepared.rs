@@ -15,7 +15,7 @@ use crate::error::SupervisorError;
 use crate::rows;
 use crate::work_directory::WorkDirectory;
 
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 /// The file that says what was prepared.
 pub(crate) const MANIFEST: &str = "manifest.json";
 /// The partition column that is true for validation rows.

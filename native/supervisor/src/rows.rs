@@ -19,7 +19,7 @@ const AT_ONCE: usize = 16;
 /// reads. Not measured.
 const LEAST_SHARE: f64 = 0.25;
 
-/// A text for each file, in their order: the SHA-256 of its bytes, or with `ends` its size and that of its end.
+/// A text for each file, in their order: a SHA-256 of its bytes, or with `ends` its size and one of its end.
 pub(crate) fn digests(
     store: &Store,
     files: &[String],
@@ -117,17 +117,47 @@ pub(crate) fn inspect(
     })
 }
 
+/// What tells a file's bytes from others; of a Parquet file's footer how often each value of a byte is there. Java's writer names the
+/// encodings of a column in the order of a hash set, another one in each JVM, so that a driver that is started anew would write other
+/// bytes for the same rows.
 fn digest_of(store: &Store, uri: &str, end: bool) -> Result<String, DataError> {
     let size = store.size(uri)?.ok_or_else(|| DataError::NotFound {
         uri: uri.to_owned(),
     })?;
+    let end_start = size.saturating_sub(END);
+    let last = store.get_range(uri, end_start..size)?;
+    let data_size = size
+        - footer_size(&last)
+            .filter(|&footer| footer <= size)
+            .unwrap_or(0);
     let mut hash = Sha256::new();
-    let mut start = if end { size.saturating_sub(END) } else { 0 };
-    while start < size {
-        let stop = size.min(start + PIECE);
+    let mut start = if end { end_start.min(data_size) } else { 0 };
+    while start < data_size.min(end_start) {
+        let stop = data_size.min(end_start).min(start + PIECE);
         hash.update(store.get_range(uri, start..stop)?);
         start = stop;
     }
+    let footer = if data_size < end_start {
+        store.get_range(uri, data_size..size)?
+    } else {
+        let data_end = (data_size - end_start) as usize;
+        hash.update(&last[..data_end]);
+        last.slice(data_end..)
+    };
+    if !footer.is_empty() {
+        let mut counts = [0_u64; 256];
+        for &byte in &footer {
+            counts[usize::from(byte)] += 1;
+        }
+        hash.update(counts.map(u64::to_le_bytes).as_flattened());
+    }
     let hash = digest::hex(&hash.finalize());
     Ok(if end { format!("{size}:{hash}") } else { hash })
+}
+
+/// How long the footer of a Parquet file is, with its length and the magic number behind it; none of another file.
+fn footer_size(end: &[u8]) -> Option<u64> {
+    let (rest, magic) = end.split_last_chunk::<4>()?;
+    let (_, length) = rest.split_last_chunk::<4>()?;
+    (magic == b"PAR1").then(|| u64::from(u32::from_le_bytes(*length)) + 8)
 }

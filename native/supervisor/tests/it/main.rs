@@ -56,6 +56,37 @@ fn what_is_no_question_is_refused() {
     assert!(unknown.contains("force"), "{unknown}");
 }
 
+/// Java's writer names the encodings of a column in the order of a hash set, another one in each JVM.
+#[test]
+fn digests_of_parquet_files_pass_over_the_order_within_a_footer() {
+    let files = directory();
+    let digests = |data_size: usize, first: u8, footer: &[u8]| -> [Value; 2] {
+        let mut bytes = vec![7; data_size];
+        bytes[0] = first;
+        bytes.extend_from_slice(footer);
+        bytes.extend_from_slice(&(footer.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(b"PAR1");
+        fs::write(files.path().join("a"), bytes).unwrap();
+        let names = [files.path().join("a").display().to_string()];
+        [false, true].map(|ends| {
+            let fields = json!({"files": names, "ends": ends});
+            ask(&files, "digestFiles", fields).unwrap()[0].clone()
+        })
+    };
+    // Files of which the end has all, the footer and some data, and a part of the footer.
+    for (data_size, footer_size) in [(9, 9), (500_000, 9), (9, 500_000)] {
+        let mut footer = vec![1; footer_size];
+        footer[0] = 2;
+        let known = digests(data_size, 7, &footer);
+        footer.swap(0, 5);
+        assert_eq!(digests(data_size, 7, &footer), known);
+        assert_ne!(digests(data_size, 8, &footer)[0], known[0]);
+        footer[0] = 3;
+        let other = digests(data_size, 7, &footer);
+        assert!(other[0] != known[0] && other[1] != known[1]);
+    }
+}
+
 #[test]
 fn digests_are_those_of_sha256sum_in_the_order_asked_for() {
     let files = directory();
