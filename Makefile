@@ -51,7 +51,7 @@ natives: build/native/.built
 .PHONY: jvm
 jvm: build/jvm/.built
 
-#: make dist          what others install: a wheel, and jars and POMs as a Maven repository, in build/dist
+#: make dist          what others install: wheels, and jars and POMs as a Maven repository, in build/dist
 .PHONY: dist
 DIST := build/dist
 dist: $(DIST)/.built
@@ -309,6 +309,7 @@ $(DIST)/.built: build/native/.built $(LICENCES) $(JVM) $(PACKAGE)
 	@ln -f $(LICENCES) python/
 	@cd python && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) ../$(RUN) $(BIN)/maturin build --release --locked --quiet \
 		--compatibility manylinux_2_34 --compression-level 9 --interpreter $(BIN)/python --out $(abspath $(DIST))
+	@$(BIN)/python .ci/client_wheel.py $(DIST)
 	@touch $@
 
 # A wheel, for the environments of the matrix.

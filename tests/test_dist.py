@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,13 @@ def linked(*packages: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def wheel() -> Path:
-    (found,) = DIST.glob("*.whl")
+    (found,) = DIST.glob("*-abi3-*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def client_wheel() -> Path:
+    (found,) = DIST.glob("*-py3-none-any.whl")
     return found
 
 
@@ -70,6 +77,16 @@ def outcome(python: Path, folder: Path, confs: dict[str, str] | None = None) -> 
     printed = run(python, PROGRAM, *given, cwd=folder, env=inherited | own)
     line = next(line for line in printed.splitlines() if line.startswith("OUTCOME "))
     told: dict[str, Any] = json.loads(line.removeprefix("OUTCOME "))
+    return told
+
+
+def client_outcome(python: Path, workers: Path, folder: Path) -> dict[str, Any]:
+    """What the client's program prints in an environment, with Python's workers of another."""
+    inherited = {name: os.environ[name] for name in ("JAVA_HOME", "PATH", "HOME")}
+    own = {"PYSPARK_PYTHON": str(workers), "SPARK_LOCAL_IP": "127.0.0.1", "TMPDIR": str(folder)}
+    work = Path(tempfile.mkdtemp(dir=folder))
+    printed = run(python, PROGRAM.with_name("client.py"), work, cwd=folder, env=inherited | own)
+    told: dict[str, Any] = json.loads(printed.split("OUTCOME ")[1].splitlines()[0])
     return told
 
 
@@ -177,6 +194,28 @@ def test_packages_brings_the_jar_and_the_natives(python: Path, tmp_path: Path) -
         "spark.jars.ivy": str(tmp_path / "ivy"),
     }
     check(outcome(python, tmp_path, confs), python, "flambeau-natives-")
+
+
+def test_the_clients_wheel_is_for_every_platform(client_wheel: Path) -> None:
+    run(BIN / "check-wheel-contents", client_wheel)
+    run(BIN / "twine", "check", "--strict", client_wheel)
+    with zipfile.ZipFile(client_wheel) as archive:
+        assert not [name for name in archive.namelist() if name.endswith((".so", ".jar", "flambeau-worker"))]
+    assert client_wheel.stat().st_size < 1_000_000
+
+
+def test_a_client_without_native_parts_has_its_workers_do_what_needs_them(
+    client_wheel: Path, python: Path, tmp_path: Path
+) -> None:
+    """A client of Spark Connect, beside the same program by one that has them."""
+    own = environment(tmp_path / "venv", f"{client_wheel}[spark]")
+    with_parts, without = (client_outcome(one, python, tmp_path) for one in (python, own))
+    assert Path(without.pop("from")).is_relative_to(own.parents[1])
+    assert Path(with_parts.pop("from")).is_relative_to(python.parents[1])
+    assert (with_parts.pop("extension"), without.pop("extension")) == (True, False)
+    assert without == with_parts
+    assert without["runId"] == "nightly" and without["difference"] < 1e-6 and len(without["losses"]) == 3
+    assert "dataLanes is 3" in without["refusals"][0] and "is no checkpoint" in without["refusals"][1]
 
 
 def test_the_poms_have_what_central_asks_for() -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from flambeau._libtorch import TORCH, libtorch_of
 from flambeau._reason import first_line
 from flambeau._report import Fact
+from flambeau._version import HAS_EXTENSION, VERSION
 from flambeau.errors import CollectiveError, FlambeauError
 
 NEEDED = {
@@ -63,6 +64,8 @@ def machine_facts() -> Iterator[Fact]:
 
 def _flambeau() -> Fact:
     system = f"{platform.system()} {platform.machine()}"
+    if not HAS_EXTENSION:
+        return Fact("flambeau", f"{VERSION} on {system}, without native parts: for a client of Spark Connect")
     try:
         from flambeau import _native
     except ImportError as error:
@@ -200,11 +203,19 @@ def _native_programs() -> Iterator[Fact]:
     yield Fact("libtorch", f"{libtorch['version']} {build}, {Path(libtorch['libraries'][0]).parent}")
 
 
+def _num_cores() -> int:
+    """Those that this process may use, where the system tells, else all."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
 def _resources() -> Iterator[Fact]:
     """Cores, memory, and the directories that are written to."""
     if platform.system() != "Linux":
         return
-    yield Fact("cores", str(len(os.sched_getaffinity(0))))
+    yield Fact("cores", str(_num_cores()))
     memory = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     total, available = (int(memory[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
     limit = _LIMIT.read_text().strip() if _LIMIT.is_file() else "max"

@@ -10,8 +10,8 @@ import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from flambeau import _native
 from flambeau._store import private_directory, sha256_of
+from flambeau._version import VERSION
 from flambeau.errors import FlambeauError
 
 _PACKAGE = Path(__file__).parent
@@ -37,7 +37,7 @@ def spark_config() -> dict[str, str]:
 def _jar() -> Path:
     """The package's jar for the Spark of this machine."""
     line = _line()
-    path = _PACKAGE / "_jars" / f"flambeau-{line}-{_native.__version__}.jar"
+    path = _PACKAGE / "_jars" / f"flambeau-{line}-{VERSION}.jar"
     if not path.is_file():
         raise FlambeauError(
             f"spark_config: this installation of Flambeau has no jar {path.name}: install a wheel"
@@ -77,7 +77,7 @@ def _natives_jar() -> Path:
         )
     digest = hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()[:16]
     folder = private_directory("flambeau-jars")
-    path = folder / f"flambeau-natives-{_native.__version__}-{digest}.jar"
+    path = folder / f"flambeau-natives-{VERSION}-{digest}.jar"
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=folder) as made:
             part = Path(made) / path.name

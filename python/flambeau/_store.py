@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import stat
@@ -13,11 +12,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from flambeau import _native
+from flambeau._version import HAS_EXTENSION
 from flambeau.errors import DataError, FlambeauError
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows has none, where clients alone run
+    fcntl = None
 
 STORE_SCHEMES = ("", "file", "dbfs", "s3", "s3a", "abfs", "abfss", "gs")
 
@@ -39,7 +45,13 @@ _lock = threading.Lock()
 
 
 def open_store(options: Mapping[str, str]) -> Any:
-    """The store layer over all URIs that Flambeau knows; `options` configure the object stores."""
+    """The store layer over all URIs that Flambeau knows; `options` configure the object stores. Raises
+    FlambeauError where this machine has no extension.
+    """
+    if not HAS_EXTENSION:
+        raise FlambeauError("this machine has no native parts, which read object stores: a worker has them")
+    from flambeau import _native
+
     return _native.Store(dict(options))
 
 
@@ -63,11 +75,12 @@ def private_directory(name: str) -> Path:
 
     Raises FlambeauError where another user has something of that name, or it is a link.
     """
-    folder = Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}"
+    user = os.getuid() if fcntl else 0  # Windows has a temporary directory for each user
+    folder = Path(tempfile.gettempdir()) / f"{name}-{user}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != user:
         raise FlambeauError(
             f"{folder} is no directory, or belongs to another user; set TMPDIR to a directory of your own"
         )
@@ -132,7 +145,12 @@ def _make(path: Path, uri: str, sha256: str, make: Callable[[Path], object]) -> 
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Keeps this machine's other processes out of such a block, for `_LOCK_SECONDS` at most."""
+    """Keeps this machine's other processes out of such a block, for `_LOCK_SECONDS` at most, where the system
+    has such locks.
+    """
+    if fcntl is None:
+        yield
+        return
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         deadline = time.monotonic() + _LOCK_SECONDS

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flambeau import _native
 from flambeau._callbacks import of_every_fit
 from flambeau._history import RECORD_COLUMNS, best_epoch
 from flambeau._mlflow import FLAVOR, package
@@ -21,6 +20,7 @@ from flambeau._redacted import redacted
 from flambeau._spark import session
 from flambeau._spark.columns import quoted
 from flambeau._spark.rows.prepared import PreparedData
+from flambeau._version import VERSION
 from flambeau.callbacks import Callback
 from flambeau.errors import CancelledError, ParamError
 from flambeau.model import TorchModel
@@ -323,7 +323,7 @@ def _tags_of(context: Context) -> dict[str, str]:
         "estimator_name": kind.__name__,
         "estimator_class": f"{kind.__module__}.{kind.__qualname__}",
         "estimator_uid": context.estimator.uid,
-        "flambeau.version": _native.__version__,
+        "flambeau.version": VERSION,
         "spark.version": pyspark.__version__ if spark is None else spark.version,
         "torch.version": str(torch.__version__),
         "python.version": platform.python_version(),

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flambeau import _native
 from flambeau._mlflow import FLAVOR, package
 from flambeau._quiet import without_warnings
 from flambeau._spark import session
 from flambeau._spark.saving.stages import load_here, save_here
 from flambeau._spark.saving.trust import refusal
+from flambeau._version import VERSION
 from flambeau.errors import FlambeauError, ParamError
 from flambeau.model import TorchModel
 
@@ -99,7 +99,7 @@ def save_model(
             FLAVOR,
             model_data="data/model",
             model_class=type(model).__name__,
-            flambeau_version=_native.__version__,
+            flambeau_version=VERSION,
             programs=sorted(model._programs),
         )
         pyfunc.save_model(
@@ -139,7 +139,7 @@ def load_model(model_uri: str) -> TorchModel:
 
 def get_default_pip_requirements() -> list[str]:
     """What a logged model needs, pinned to what is installed here."""
-    found = [f"flambeau=={_native.__version__}"]
+    found = [f"flambeau=={VERSION}"]
     for name in _REQUIREMENTS:
         try:
             found.append(f"{name}=={metadata.version(name).partition('+')[0]}")

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flambeau import _native
+from flambeau._version import VERSION
 from flambeau.errors import FlambeauError
 
 FORMAT_VERSION = 1
@@ -47,7 +47,7 @@ def versions() -> dict[str, Any]:
 
     return {
         "formatVersion": FORMAT_VERSION,
-        "flambeauVersion": _native.__version__,
+        "flambeauVersion": VERSION,
         "pythonVersion": platform.python_version(),
         "torchVersion": str(torch.__version__),
     }

@@ -6,7 +6,6 @@ import io
 from collections.abc import Iterable
 from typing import Any
 
-from flambeau import _native
 from flambeau._saved.archive import check_exported, operators_of
 from flambeau.errors import DataError
 
@@ -18,6 +17,8 @@ def check_pure(form: str, data: bytes) -> None:
         _check_operators(operators_of(data))
         return
     import torch
+
+    from flambeau import _native
 
     try:
         reader = torch._C.PyTorchFileReader(io.BytesIO(data))
@@ -52,6 +53,8 @@ def _collect(block: Any, called: set[str]) -> None:
 
 
 def _check_operators(names: Iterable[str]) -> None:
+    from flambeau import _native
+
     others = _native.impure_operators(sorted(names))
     if others:
         raise DataError(f"it calls {', '.join(others)}, which may do more than compute")

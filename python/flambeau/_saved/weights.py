@@ -83,7 +83,7 @@ class WeightsRef:
             if path is not None:
                 return path.is_file() and path.stat().st_size == self.size
             return bool(open_store(self.store_options).size(self.uri) == self.size)
-        except (OSError, ValueError):
+        except (OSError, ValueError, FlambeauError):
             return False
 
     def local(self) -> Path:

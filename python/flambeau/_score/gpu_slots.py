@@ -11,17 +11,19 @@ processes, one of which feeds the other. With a slot each, they could wait for e
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
 from flambeau._store import private_directory
 from flambeau.errors import ClusterError
+
+with suppress(ImportError):  # on Windows, where clients alone run and no task takes a slot
+    import fcntl
 
 log = logging.getLogger("flambeau")
 

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from flambeau import _native
 from flambeau._input_rows import InputRows, Rows, refuse_nulls_within
 from flambeau._saved.program import OutputSpec, OutputTensor, call, instantiate, keywords, named_outputs
 from flambeau._saved.weights import WeightsRef, load_into
@@ -241,6 +240,8 @@ def prepare_worker(sys_path: Sequence[str]) -> None:
             sys.path.append(entry)
     # Spark runs one task a core and says in OMP_NUM_THREADS how many cores a task has.
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+    from flambeau import _native
+
     _native.keep_freed_batches()
 
 

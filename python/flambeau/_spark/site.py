@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from flambeau._reason import first_line
 from flambeau._spark import session
 from flambeau._spark.directory import qualified
+from flambeau._spark.extension import ask_worker
 from flambeau._spark.work_directory import (
     LEASE_SECONDS,
     WorkDirectory,
@@ -26,7 +27,7 @@ from flambeau._spark.work_directory import (
     temporary_directory,
 )
 from flambeau._store import STORE_SCHEMES, local_path
-from flambeau.errors import DataError, ParamError, StoreError
+from flambeau.errors import ParamError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,8 +39,6 @@ WORK_DIR = "spark.flambeau.workDir"
 """The setting that names the work directory of fits whose `workDir` is not set."""
 
 _CHUNK_BYTES = 1 << 20
-_CARRIED = {kind.__name__: kind for kind in (DataError, ParamError, StoreError)}
-"""The errors that a question is answered with, by their names."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +61,7 @@ class Site:
         if self.visible:
             return self.work.ask(ask, **fields)
         work = self.work
-
-        def answer() -> dict[str, Any]:
-            try:
-                return {"answer": work.ask(ask, **fields)}
-            except tuple(_CARRIED.values()) as error:
-                # Spark would make an exception of its own of it.
-                is_transient = isinstance(error, StoreError) and error.is_transient
-                return {"error": type(error).__name__, "message": str(error), "transient": is_transient}
-
-        told = session.on_worker(self.spark, answer)
-        if "error" in told:
-            error = _CARRIED[told["error"]](told["message"])
-            if isinstance(error, StoreError):
-                error.is_transient = told["transient"]
-            raise error
-        return told["answer"]
+        return ask_worker(self.spark, lambda: work.ask(ask, **fields))
 
     def put(self, uri: str, data: bytes) -> None:
         """Writes a file, however large. Raises StoreError."""

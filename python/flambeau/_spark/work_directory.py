@@ -12,9 +12,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from flambeau import _native
+from flambeau._spark.extension import with_extension
 from flambeau._store import open_store
 from flambeau.errors import FlambeauError
 
@@ -84,15 +85,21 @@ class WorkDirectory:
 
     def ask(self, ask: str, **fields: Any) -> Any:
         """The answer of the supervisor (`native/supervisor`) to a question about this directory, as seen from
-        this process. Raises StoreError, and ParamError for what the user asked for that does not go with what
-        is there.
+        this process, or from a worker where this machine has no extension. Raises StoreError, and ParamError
+        for what the user asked for that does not go with what is there.
         """
         question = json.dumps({"ask": ask, **fields})
-        return json.loads(_native.supervise(self.uri, question, dict(self.store_options)))
+        return with_extension(partial(_supervised, self.uri, question, dict(self.store_options)))
 
     def store(self) -> Any:
         """The store as this process has it."""
         return open_store(dict(self.store_options))
+
+
+def _supervised(uri: str, question: str, store_options: dict[str, str]) -> Any:
+    from flambeau import _native
+
+    return json.loads(_native.supervise(uri, question, store_options))
 
 
 @contextmanager

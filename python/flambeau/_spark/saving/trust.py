@@ -7,9 +7,12 @@ nothing but compute: they call the operators of `native/train/src/job/pure_opera
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from flambeau._saved.purity import check_pure
+from flambeau._spark.extension import with_extension
+from flambeau._version import HAS_EXTENSION
 from flambeau.errors import DataError
 
 if TYPE_CHECKING:
@@ -48,8 +51,10 @@ def refusal(spark: SparkSession | None, form: str, read: Callable[[], bytes]) ->
             f"{off}, and torch {torch.__version__} takes on trust that a program's tensors "
             f"lie in their memory: take torch {'.'.join(map(str, CHECKED_BY))}, or give the module"
         )
+    if spark is None and not HAS_EXTENSION:
+        return f"{off}, and this machine has not what knows the programs that do nothing but compute"
     try:
-        check_pure(form, read())
+        with_extension(partial(check_pure, form, read()))
     except DataError as error:
         return f"{off}, and {error}"
     return None
