@@ -1,11 +1,14 @@
 """The retraining example, as its README runs it."""
 
+import hashlib
+import json
 import os
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -47,6 +50,7 @@ def retrain(directory: Path, partition: str, month: int) -> Outcome:
         [
             str(EXAMPLE / "retrain.sh"),
             *("--models", str(directory / "models"), "--program", str(directory / "program.pt")),
+            *("--work-dir", str(directory / "work"), "--run-id", partition.replace("=", "-")),
             *("--partition", str(directory / "train" / partition)),
             *("--holdout", str(directory / "holdout" / f"month={month}")),
         ],
@@ -65,6 +69,13 @@ def retrain(directory: Path, partition: str, month: int) -> Outcome:
     return Outcome(None if told[1] == "none" else float(told[1]), float(told[2]), told[3], told[4])
 
 
+def lineage(model: Path) -> dict[str, Any]:
+    """What a saved model says of where it comes from."""
+    (part,) = (model / "metadata").glob("part-*")
+    found: dict[str, Any] = json.loads(part.read_text())["flambeau"]["lineage"]
+    return found
+
+
 def test_the_better_model_is_promoted_and_the_worse_is_not(directory: Path) -> None:
     """A first model, one trained further on the next month, and one that bad data spoiled."""
     pointer = directory / "models" / "CURRENT"
@@ -72,11 +83,20 @@ def test_the_better_model_is_promoted_and_the_worse_is_not(directory: Path) -> N
     first = retrain(directory, "month=1", month=1)
     assert (first.current, first.verdict) == (None, "promoted")
     assert pointer.read_text() == first.name
+    (checkpoint,) = (directory / "work").glob("attempts/*/checkpoints/*")
+    of_first = lineage(pointer.parent / first.name)
+    assert (of_first["runId"], of_first["checkpoint"]) == ("month-1", str(checkpoint))
+    assert of_first["initialWeights"] is None and of_first["initialState"] is None
 
     second = retrain(directory, "month=2", month=2)
     assert second.verdict == "promoted"
     assert second.current is not None and second.candidate < second.current
     assert pointer.read_text() == second.name != first.name
+    of_second = lineage(pointer.parent / second.name)
+    assert of_second["initialState"] == str(checkpoint) != of_second["checkpoint"]
+    weights = (pointer.parent / first.name / "weights.safetensors").read_bytes()
+    assert of_second["initialWeightsSha256"] == hashlib.sha256(weights).hexdigest()
+    assert of_second["rows"] != of_first["rows"]
 
     worse = retrain(directory, "spoiled", month=3)
     assert worse.verdict == "kept"

@@ -3,7 +3,7 @@ package flambeau.examples
 import java.time.format.DateTimeFormatter
 import java.time.{LocalDateTime, ZoneOffset}
 
-import flambeau.{TorchRegressionModel, TorchRegressor}
+import flambeau.{FlambeauException, TorchRegressionModel, TorchRegressor}
 import org.apache.hadoop.fs.Path
 import org.apache.spark.ml.evaluation.RegressionEvaluator
 import org.apache.spark.sql.{DataFrame, SparkSession}
@@ -12,21 +12,36 @@ import org.apache.spark.sql.{DataFrame, SparkSession}
   *
   * Arguments: `--models DIR` (the models and the pointer to the current one), `--program FILE` (what the first model is
   * trained from), `--partition DIR` (rows to train on), `--holdout DIR` (rows to judge by), `--epochs N`, 3 by
-  * default, and `--work-dir DIR`, which a cluster needs.
+  * default, `--run-id ID`, which a second attempt of the same night gives again, and `--work-dir DIR`, which a cluster
+  * needs.
+  *
+  * The exit status is 0 where a model was promoted or kept, and 75 (EX_TEMPFAIL of sysexits.h) where the same command may go
+  * better later: with the same run and work directory it goes on from the newest checkpoint. After any other error it
+  * is 1.
   */
 object Retrain {
   private val Features =
     Array("dep_delay", "distance", "scheduled_departure", "scheduled_minutes", "weekday")
   private val Label = "arr_delay"
+  private val TryAgain = 75
 
-  def main(arguments: Array[String]): Unit = {
+  def main(arguments: Array[String]): Unit =
+    try retrain(arguments)
+    catch {
+      // A JAR task of Databricks runs in the cluster's own process, and its policy says what is tried again.
+      case error: FlambeauException if error.isTransient && !sys.env.contains("DATABRICKS_RUNTIME_VERSION") =>
+        System.err.println(s"try again later: $error")
+        sys.exit(TryAgain)
+    }
+
+  private def retrain(arguments: Array[String]): Unit = {
     val options = arguments.grouped(2).map(pair => pair.head.stripPrefix("--") -> pair.last).toMap
     val spark = SparkSession.builder().appName("retrain").getOrCreate()
     val models = new Path(options("models"))
     val pointer = new CurrentModel(models, spark.sparkContext.hadoopConfiguration)
     val holdout = spark.read.parquet(options("holdout"))
 
-    val current = pointer.read()
+    val current = pointer.read().map(path => path -> TorchRegressionModel.load(path.toString))
     val regressor = new TorchRegressor()
       .setModel(options("program"))
       .setFeaturesCol(Features)
@@ -37,11 +52,16 @@ object Retrain {
       .setBatchSize(256)
       .setEpochs(options.getOrElse("epochs", "3").toInt)
       .setSeed(1)
-    for (path <- options.get("work-dir")) regressor.setWorkDir(path)
-    for (path <- current) regressor.setInitialModel(path.toString)
+    options.get("run-id").foreach(regressor.setRunId)
+    // The checkpoint is the next night's initialState; a temporary work directory is gone by then.
+    for (path <- options.get("work-dir")) regressor.setWorkDir(path).setKeepCheckpoints(1)
+    for ((path, model) <- current) {
+      regressor.setInitialModel(path.toString)
+      model.lineage.checkpoint.foreach(regressor.setInitialState)
+    }
     val candidate = regressor.fit(spark.read.parquet(options("partition")))
 
-    val before = current.map(path => rmse(TorchRegressionModel.load(path.toString), holdout))
+    val before = current.map { case (_, model) => rmse(model, holdout) }
     val after = rmse(candidate, holdout)
     println(s"current ${before.fold("none")(shown)}, candidate ${shown(after)}")
     if (before.forall(after < _)) {
@@ -50,7 +70,7 @@ object Retrain {
       candidate.save(path.toString)
       pointer.write(path)
       println(s"promoted ${path.getName}")
-    } else println(s"kept ${current.get.getName}")
+    } else println(s"kept ${current.get._1.getName}")
     // The session is not stopped: that of a JAR task of Databricks is the cluster's, and spark-submit stops its own.
   }
 

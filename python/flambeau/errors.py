@@ -14,7 +14,13 @@ from typing import Any
 class FlambeauError(Exception):
     """The base of all errors that Flambeau raises itself. A note of each names the page that says what to do,
     which tracebacks show below the message.
+
+    `is_transient` says that the same fit may go better when it is tried again: a worker was lost or late,
+    task slots were missing, or a store could not be reached. With `runId` it goes on from the newest
+    checkpoint.
     """
+
+    is_transient = False
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
@@ -46,8 +52,12 @@ class StoreError(FlambeauError, OSError):
 
 class ClusterError(FlambeauError, RuntimeError):
     """A cluster that cannot run the training: too few task slots, or settings that Spark refuses for barrier
-    stages.
+    stages. It `is_transient` where slots are missing, which may be there later.
     """
+
+    def __init__(self, message: str, *, is_transient: bool = False) -> None:
+        super().__init__(message)
+        self.is_transient = is_transient
 
 
 class EnvironmentMismatchError(FlambeauError, RuntimeError):
@@ -117,6 +127,8 @@ class CollectiveTimeout(CollectiveError):
     hosts.
     """
 
+    is_transient = True
+
 
 class CollectiveMismatch(CollectiveError):
     """Ranks called different collective operations; the message says how they differ."""
@@ -124,6 +136,8 @@ class CollectiveMismatch(CollectiveError):
 
 class WorkerLost(CollectiveError):
     """A worker died or stopped answering; `rank` and `host` name it where they are known."""
+
+    is_transient = True
 
 
 class RankFailure(FlambeauError):

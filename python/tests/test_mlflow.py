@@ -855,6 +855,50 @@ def test_secrets_of_uris_are_not_logged(client: Any, rows: DataFrame, tmp_path: 
     assert "callbacks" not in found and max(map(len, found.values())) <= 6000
 
 
+def retrained(server: Server, folder: Path, night: int, master: str = "local[2]") -> tuple[int, str]:
+    """How examples/retrain/retrain.py ends on a night's rows, and the last line that it prints, or what it
+    says of its end. From the third night on the labels have the wrong sign.
+    """
+    for part, seed in (("train", night), ("holdout", 100)):
+        numbers = np.random.default_rng(seed).standard_normal((600, 5))
+        sign = -1 if part == "train" and night > 2 else 1
+        columns = ["dep_delay", "distance", "scheduled_departure", "scheduled_minutes", "weekday"]
+        frame = pd.DataFrame(numbers, columns=columns).assign(arr_delay=sign * numbers.sum(axis=1))
+        (folder / f"{part}-{night}").mkdir()
+        frame.to_parquet(folder / f"{part}-{night}" / "rows.parquet")
+    command = [sys.executable, str(ROOT / "examples" / "retrain" / "retrain.py"), "--name", "nightly"]
+    command += ["--partition", str(folder / f"train-{night}"), "--holdout", str(folder / f"holdout-{night}")]
+    command += ["--run-id", f"night-{night}", "--work-dir", str(folder / "work"), "--epochs", "4"]
+    submitted = {"PYSPARK_SUBMIT_ARGS": f"--master {master} pyspark-shell", "SPARK_LOCAL_IP": "127.0.0.1"}
+    done = subprocess.run(
+        command,
+        env={**os.environ, **submitted, "MLFLOW_TRACKING_URI": server.uri},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode in (0, 75), done.stdout + done.stderr[-6000:]
+    return done.returncode, (done.stderr if done.returncode else done.stdout).strip().splitlines()[-1]
+
+
+def test_a_night_promotes_the_better_model_by_an_alias(server: Server, client: Any, tmp_path: Path) -> None:
+    def champion() -> tuple[str, flambeau.TorchModel]:
+        version = client.get_model_version_by_alias("nightly", "champion").version
+        return version, flambeau.mlflow.load_model("models:/nightly@champion")
+
+    assert retrained(server, tmp_path, 1) == (0, "promoted version 1")
+    first = champion()[1].lineage
+    assert first.runId == "night-1" and first.initialState is None
+    assert retrained(server, tmp_path, 2) == (0, "promoted version 2")
+    version, model = champion()
+    assert version == "2" and model.lineage.initialState == first.checkpoint is not None
+    assert retrained(server, tmp_path, 3) == (0, "kept version 2")
+    assert champion()[0] == "2"
+    status, said = retrained(server, tmp_path, 4, master="local[1]")
+    assert status == 75 and "try again later: numWorkers is 2 and the cluster has 1 task slots" in said
+
+
 def test_the_example_of_the_page_runs(client: Any, rows: DataFrame, spark: SparkSession) -> None:
     text = (ROOT / "docs/mlflow.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -51,7 +51,8 @@ def check_slots(spark: SparkSession, num_workers: int, wait: float, num_gpus: in
             raise ClusterError(
                 f"numWorkers is {num_workers} and the cluster has {slots} task slots{gpus}{waited}: "
                 f"lower numWorkers, add executors, or lower spark.task.cpus; "
-                f"slotTimeout waits for executors that are still starting"
+                f"slotTimeout waits for executors that are still starting",
+                is_transient=True,
             )
         session.pause(_SLOT_POLL_SECONDS)
 

@@ -4,6 +4,12 @@ package flambeau
   * do, and stack traces name the page that says more.
   */
 trait FlambeauException extends RuntimeException {
+
+  /** Whether the same fit may go better when it is tried again: a worker was lost or late, task slots were missing, or a store
+    * could not be reached. With `runId` it goes on from the newest checkpoint.
+    */
+  def isTransient: Boolean = false
+
   override def toString: String = s"${super.toString} (docs/errors.md says more)"
 }
 
@@ -37,13 +43,14 @@ class StoreException(message: String, cause: Throwable)
 
 /** A store that throttled, timed out or could not be reached: it may answer when asked again. */
 class TransientStoreException(message: String, cause: Throwable) extends StoreException(message, cause) {
+  override def isTransient: Boolean = true
   def this(message: String) = this(message, null)
 }
 
 /** A cluster that cannot run the training: too few task slots, settings that Spark refuses for barrier stages, or a
-  * library that is missing.
+  * library that is missing. It `isTransient` where slots are missing, which may be there later.
   */
-class ClusterException(message: String, cause: Throwable)
+class ClusterException(message: String, cause: Throwable, override val isTransient: Boolean = false)
     extends RuntimeException(message, cause)
     with FlambeauException {
   def this(message: String) = this(message, null)
@@ -78,4 +85,6 @@ class WorkerLostException(
     epoch: Option[Long],
     step: Option[Long],
     cause: Throwable = null
-) extends WorkerException(message, rank, host, epoch, step, cause)
+) extends WorkerException(message, rank, host, epoch, step, cause) {
+  override def isTransient: Boolean = true
+}

@@ -39,7 +39,9 @@ private[flambeau] object Cluster {
         throw new ClusterException(
           s"numWorkers is $numWorkers and the cluster has ${countSlots(spark, numGpus)} task slots$gpus$waited: " +
             "lower numWorkers, add executors, or lower spark.task.cpus; " +
-            "slotTimeout waits for executors that are still starting"
+            "slotTimeout waits for executors that are still starting",
+          null,
+          isTransient = true
         )
       }
       Thread.sleep(SlotPollMillis)

@@ -1,0 +1,113 @@
+"""Train the model in use further on a new partition, and promote the result where it is the better one.
+
+    python examples/retrain/retrain.py --name flights --partition DIR --holdout DIR
+        [--run-id ID] [--work-dir DIR] [--epochs N]
+
+The same as Retrain.scala, from PySpark and with MLflow's registry, which MLFLOW_TRACKING_URI names: the model
+in use is the version of the registered model with the alias "champion", and promoting is giving that alias to
+another version. The first run finds no model, starts from new weights, and promotes what it trained.
+
+The exit status is 0 where a model was promoted or kept, and 75 (EX_TEMPFAIL of sysexits.h) where the same
+command may go better later: with the same --run-id and --work-dir it goes on from the newest checkpoint.
+After any other error it is 1.
+"""
+
+import argparse
+import os
+import sys
+
+import mlflow
+import torch
+from mlflow.exceptions import MlflowException
+from prepare import COLUMNS, DelayNet
+from pyspark.ml.evaluation import RegressionEvaluator
+from pyspark.sql import DataFrame, SparkSession
+
+import flambeau.mlflow
+from flambeau import TorchModel, TorchRegressor
+from flambeau.errors import FlambeauError
+
+ALIAS = "champion"
+EX_TEMPFAIL = 75
+
+
+def main() -> int:
+    """Train, compare, and promote the better one. Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description="Train the model in use further, and promote the result where it is better."
+    )
+    parser.add_argument("--name", required=True, help="the registered model")
+    parser.add_argument("--partition", required=True, help="rows to train on")
+    parser.add_argument("--holdout", required=True, help="rows to judge by")
+    parser.add_argument("--run-id", help="the name of this night's run: a second attempt goes on with it")
+    parser.add_argument("--work-dir", help="a directory that all workers see, which a cluster needs")
+    parser.add_argument("--epochs", type=int, default=3)
+    options = parser.parse_args()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    try:
+        retrain(SparkSession.builder.appName("retrain").getOrCreate(), options)
+    except FlambeauError as error:
+        if not error.is_transient:
+            raise
+        print(f"try again later: {error}", file=sys.stderr)
+        return EX_TEMPFAIL
+    return 0
+
+
+def retrain(spark: SparkSession, options: argparse.Namespace) -> None:
+    """Trains the model in use further, and gives its alias to the result where that is better."""
+    registry = mlflow.MlflowClient()
+    current = champion(registry, options.name)
+    holdout = spark.read.parquet(options.holdout)
+    torch.manual_seed(0)
+    regressor = TorchRegressor(
+        model=DelayNet(),
+        featuresCol=COLUMNS,
+        labelCol="arr_delay",
+        loss="mse",
+        optimizer={"name": "adamw", "options": {"lr": 1e-2}},
+        numWorkers=2,
+        batchSize=256,
+        epochs=options.epochs,
+        seed=1,
+        initialModel=current,
+        initialState=None if current is None else current.lineage.checkpoint,
+        # The next night's initialState; a temporary work directory is gone by then.
+        keepCheckpoints=1 if options.work_dir else 0,
+        runId=options.run_id,
+        workDir=options.work_dir,
+    )
+    candidate = regressor.fit(spark.read.parquet(options.partition))
+
+    before = None if current is None else rmse(current, holdout)
+    after = rmse(candidate, holdout)
+    print(f"current {'none' if before is None else f'{before:.4f}'}, candidate {after:.4f}")
+    if before is None or after < before:
+        with mlflow.start_run():
+            logged = flambeau.mlflow.log_model(candidate, "model", registered_model_name=options.name)
+        version = logged.registered_model_version
+        registry.set_registered_model_alias(options.name, ALIAS, version)
+        print(f"promoted version {version}")
+    else:
+        print(f"kept version {registry.get_model_version_by_alias(options.name, ALIAS).version}")
+
+
+def champion(registry: mlflow.MlflowClient, name: str) -> TorchModel | None:
+    """The model in use; None where none was promoted yet."""
+    try:
+        registry.get_model_version_by_alias(name, ALIAS)
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return None
+        raise
+    return flambeau.mlflow.load_model(f"models:/{name}@{ALIAS}")
+
+
+def rmse(model: TorchModel, holdout: DataFrame) -> float:
+    """Root mean squared error on the hold-out, in minutes."""
+    evaluator = RegressionEvaluator(labelCol="arr_delay", metricName="rmse")
+    return evaluator.evaluate(model.transform(holdout))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
