@@ -607,12 +607,11 @@ def test_it_tells_what_checkpoints_and_runs_hold(tmp_path: Path, program: Path, 
     earlier, checkpoint = sorted((attempt / "checkpoints").iterdir())
     told = run("inspect", checkpoint, "--libtorch", LIBTORCH).stdout.splitlines()
     assert told[0] == f"{checkpoint}: a checkpoint, committed"
-    # After the last epoch there is the model.
-    steps = 2 * 600 // 60
+    steps = 3 * 600 // 60
     assert int(checkpoint.name) == steps and f"step: {steps}" in told and "world size: 2" in told
-    assert "epoch: 2, from batch 0 on, after 0 of its 600 rows" in told
+    assert "epoch: 3, from batch 0 on, after 0 of its 600 rows" in told
     assert f"before it: step {int(earlier.name)} of attempt {attempt.name}" in told
-    assert f"  loss: {result['history']['epochs'][1]['loss']}" in told
+    assert f"  loss: {result['history']['epochs'][2]['loss']}" in told
     files = {path for path in checkpoint.rglob("*") if path.is_file()}
     sizes = {f"  {path.relative_to(checkpoint)}: {path.stat().st_size} bytes" for path in files}
     assert set(told[told.index("files:") + 1 :]) == sizes

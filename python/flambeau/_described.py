@@ -62,6 +62,30 @@ class Output:
 
 
 @dataclass(frozen=True)
+class Lineage:
+    """Where a model comes from; None stands for what there was not, and for what its writer did not know.
+
+    Attributes
+    ----------
+    runId : the name of its run.
+    rows : with `runId`, a SHA-256 of the rows: of all bytes of the files that were written for the fit, and
+        of rows that were read in place of the sizes and ends of their files. Two runs have the same where
+        these are.
+    initialWeights : the file of `initialModel` that training started from.
+    initialWeightsSha256 : that file's SHA-256, which its model's metadata have too.
+    initialState : the checkpoint of that param.
+    checkpoint : the last of those that `keepCheckpoints` left, which another fit's `initialState` takes.
+    """
+
+    runId: str | None = None
+    rows: str | None = None
+    initialWeights: str | None = None
+    initialWeightsSha256: str | None = None
+    initialState: str | None = None
+    checkpoint: str | None = None
+
+
+@dataclass(frozen=True)
 class Checkpoint(Generic[M]):
     """Where a training was at one moment.
 
@@ -143,6 +167,11 @@ class Described(Fitted, HasOutputColumns):
             Checkpoint(told["epoch"], told["step"], told["uri"], told["weights"], told["history"], self)
             for told in self._checkpoints
         ]
+
+    @property
+    def lineage(self) -> Lineage:
+        """Where the model comes from: run, rows, and what training started from. A saved model has it."""
+        return Lineage(**{name: self._lineage.get(name) for name in Lineage.__annotations__})
 
     @property
     def inputs(self) -> tuple[Input, ...]:

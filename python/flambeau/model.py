@@ -12,7 +12,7 @@ from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from flambeau._described import Checkpoint, Described, Input, Output
+from flambeau._described import Checkpoint, Described, Input, Lineage, Output
 from flambeau._input_rows import NUMPY
 from flambeau._saved.program import OutputSpec, instantiate, is_wide
 from flambeau._saved.weights import WeightsRef, load_into
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Checkpoint",
     "Input",
+    "Lineage",
     "Output",
     "TorchClassificationModel",
     "TorchModel",

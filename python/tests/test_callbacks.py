@@ -621,7 +621,7 @@ def test_callbacks_are_params_and_saved(spark: SparkSession, tmp_path: Path) -> 
 
 def test_a_run_is_the_same_with_other_callbacks(spark: SparkSession, tmp_path: Path) -> None:
     def job(estimator: TorchRegressor) -> dict[str, Any]:
-        return job_of(estimator._job_params(), "python", program_of(estimator, spark).objects)
+        return job_of(estimator._job_params(), "python", program_of(estimator, spark, None).objects)
 
     assert job(regressor()) == job(regressor(callbacks=[Everything(tmp_path), Tells()]))
     assert job(regressor()) != job(regressor(metrics=["mse"]))

@@ -1,7 +1,10 @@
-"""`initialModel`: training that starts where another ended, against plain torch."""
+"""`initialModel` and `initialState`: training that starts where another ended, against plain torch, and what
+a model tells of where it comes from.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +14,13 @@ import pytest
 import torch
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from test_native_runtime import pytestmark as needs_libtorch
 from torch import nn
 
 from flambeau import FlambeauError, ParamError, TorchModel, TorchRegressor
 from flambeau._saved.weights import WeightsRef
 from flambeau._spark import files
+from flambeau.model import Lineage
 
 ROWS, BATCH = 48, 8
 
@@ -48,13 +53,19 @@ def regressor(**params: Any) -> TorchRegressor:
     return TorchRegressor(**(settings | params))
 
 
-def in_plain_torch(spark: SparkSession, epochs_of_fits: list[int]) -> nn.Module:
-    """The same fits one after the other, each with an optimizer of its own."""
+def in_plain_torch(
+    spark: SparkSession, epochs_of_fits: list[int], rates: list[float] | None = None
+) -> nn.Module:
+    """The same fits one after the other, each with its own optimizer, or all with one, at these rates."""
     table = np.array([tuple(row) for row in rows(spark).collect()])
     x, y = torch.from_numpy(table[:, :2]), torch.from_numpy(table[:, 2:])
     module = net()
-    for epochs in epochs_of_fits:
-        optimizer = momentum(module.parameters())
+    optimizer = momentum(module.parameters())
+    for fit, epochs in enumerate(epochs_of_fits):
+        if rates is None:
+            optimizer = momentum(module.parameters())
+        else:
+            optimizer.param_groups[0]["lr"] = rates[fit]
         for _ in range(epochs):
             for start in range(0, ROWS, BATCH):
                 optimizer.zero_grad()
@@ -99,6 +110,81 @@ def test_weights_that_only_workers_see(
         patch.setattr(files, "chunk_size", lambda spark: 100)
         again = regressor(initialModel=path, epochs=1).fit(df)
     assert_close(again.module(), in_plain_torch(any_spark_long, [1, 1]))
+
+
+@pytest.mark.parametrize("runtime", ["python", pytest.param("native", marks=needs_libtorch)])
+def test_an_optimizer_goes_on_where_another_ended(spark: SparkSession, tmp_path: Path, runtime: str) -> None:
+    """Its momenta, at the rate that is asked for now."""
+    df = rows(spark)
+    params: dict[str, Any] = {
+        "optimizer": {"name": "sgd", "options": {"lr": 0.05, "momentum": 0.9}},
+        "runtime": runtime,
+        "workDir": str(tmp_path / "work"),
+    }
+    first = regressor(**params, epochs=3, keepCheckpoints=1).fit(df)
+    state = first.lineage.checkpoint
+    assert state == first.checkpoints[-1].uri and first.checkpoints[-1].epoch == 3
+    again = regressor(**params, epochs=2, initialModel=first, initialState=state, learningRate=0.01).fit(df)
+    expected = in_plain_torch(spark, [3, 2], [0.05, 0.01])
+    for name, value in expected.state_dict().items():
+        torch.testing.assert_close(again.module().state_dict()[name], value, rtol=1e-10, atol=1e-12)
+    assert again.history["epoch"] == [0, 1] and again.summary.numSteps == 2 * ROWS // BATCH
+
+
+def test_an_optimizer_keeps_its_steps_and_both_moments(spark: SparkSession, tmp_path: Path) -> None:
+    """Adam's, by the names of torch's."""
+    df, work = rows(spark), str(tmp_path / "work")
+    params: dict[str, Any] = {"optimizer": "adam", "workDir": work}
+    first = regressor(**params, epochs=2, keepCheckpoints=1).fit(df)
+    state = first.lineage.checkpoint
+    again = regressor(**params, epochs=2, initialModel=first, initialState=state).fit(df)
+    assert_close(again.module(), regressor(optimizer="adam", epochs=4).fit(df).module())
+
+
+def test_a_state_that_is_not_the_optimizers_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    df, work = rows(spark), str(tmp_path / "work")
+    first = regressor(workDir=work, epochs=1, keepCheckpoints=1).fit(df)
+    state = first.lineage.checkpoint
+    assert state is not None
+    wider = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+    others: list[tuple[dict[str, Any], str]] = [
+        ({"optimizer": "adam"}, r"initialState: .* holds the state of torch\.optim\.sgd\.SGD, not of .*Adam"),
+        ({"model": wider}, r"initialState: the parameter 0\.weight is \[5, 2\], and the .* is \[4, 2\]"),
+        (
+            {"initialState": str(tmp_path / "none")},
+            "none is no checkpoint to start from: there is none",
+        ),
+    ]
+    for changed, said in others:
+        with pytest.raises(ParamError, match=said):
+            regressor(**{"workDir": work, "initialState": state} | changed).fit(df)
+    (Path(state) / "shared.bin").unlink()
+    with pytest.raises(ParamError, match=r"is no checkpoint to start from: its part shared\.bin is gone"):
+        regressor(workDir=work, initialState=state).fit(df)
+
+
+def test_a_model_tells_where_it_comes_from(spark: SparkSession, tmp_path: Path) -> None:
+    df, path = rows(spark), str(tmp_path / "first")
+    params: dict[str, Any] = {"workDir": str(tmp_path / "work"), "epochs": 1}
+    alone = regressor(**params).fit(df)
+    assert alone.lineage == Lineage()
+    first = regressor(**params, runId="monday", keepCheckpoints=1).fit(df)
+    first.save(path)
+    assert first.lineage == Lineage("monday", first.lineage.rows, checkpoint=first.checkpoints[0].uri)
+    second = regressor(
+        **params, runId="tuesday", initialModel=path, initialState=first.lineage.checkpoint
+    ).fit(df)
+    second.save(str(tmp_path / "second"))
+    told = TorchModel.load(str(tmp_path / "second")).lineage
+    weights = Path(path) / "weights.safetensors"
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert told == second.lineage
+    assert (told.initialWeights, told.initialWeightsSha256) == (weights.as_uri(), digest)
+    assert told.initialState == first.lineage.checkpoint and told.checkpoint is None
+    # The same rows, by all their bytes.
+    assert told.rows is not None and told.rows == first.lineage.rows
+    other = regressor(**params, runId="wednesday").fit(df.withColumn("label", F.col("label") + 1))
+    assert other.lineage.rows not in (None, told.rows)
 
 
 @pytest.mark.parametrize(

@@ -295,8 +295,8 @@ def test_the_newest_checkpoints_are_models(spark: SparkSession, tmp_path: Path) 
     torch.manual_seed(1)
     net = nn.Linear(4, 1)
     model = regressor(net, epochs=4, keepCheckpoints=2, workDir=str(tmp_path)).fit(df)
-    assert [(one.epoch, one.step) for one in model.checkpoints] == [(2, 20), (3, 30)]
-    shorter = regressor(net, epochs=2).fit(df)
+    assert [(one.epoch, one.step) for one in model.checkpoints] == [(3, 30), (4, 40)]
+    shorter = regressor(net, epochs=3).fit(df)
     then = model.checkpoints[0].model()
     assert torch.equal(weights(then), weights(shorter))
     assert then.history["loss"] == shorter.history["loss"]
@@ -305,6 +305,6 @@ def test_the_newest_checkpoints_are_models(spark: SparkSession, tmp_path: Path) 
     assert set(stored) == {"weight", "bias"}
     assert {path.name for path in tmp_path.glob("attempts/*/*")} == {"checkpoints", "KEPT"}
     assert {path.name for path in tmp_path.glob("attempts/*/checkpoints/*") if any(path.iterdir())} == {
-        "0000000020",
         "0000000030",
+        "0000000040",
     }

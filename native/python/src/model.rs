@@ -439,6 +439,15 @@ impl Model for PyModel {
         })
     }
 
+    fn load_optimizer_state(&mut self, state: &[u8]) -> Result<(), ModelError> {
+        Python::attach(|py| {
+            let state = PyBytes::new(py, state);
+            self.adapter
+                .call_method1(py, "load_optimizer_state", (state,))?;
+            Ok(())
+        })
+    }
+
     fn save_rank_state(&mut self) -> Result<Vec<u8>, ModelError> {
         Python::attach(|py| {
             let state = self.adapter.call_method0(py, "save_rank_state")?;

@@ -30,6 +30,8 @@ pub(crate) struct Attempt {
     id: String,
     /// The URI of the checkpoint that it goes on from: the newest whole one of the attempts before it.
     resume: Option<String>,
+    /// The digest of the rows that the run is compared by; none of a fit that is none's.
+    rows: Option<String>,
     /// Base64 of what proves that ranks belong to it. Every attempt has its own, so that a rank that an earlier one left behind meets
     /// no one.
     secret: String,
@@ -50,13 +52,15 @@ pub(crate) fn begin(
     } else {
         checkpoint::newest(work.store, work.uri(), &attempts)?
     };
+    let mut rows = None;
     if let Some(run) = run {
         attempts.push(id.clone());
-        run::write(work, &run.id, attempts, run.what)?;
+        rows = Some(run::write(work, &run.id, attempts, run.what)?);
     }
     Ok(Attempt {
         id,
         resume: newest.map(|found| found.uri),
+        rows,
         secret: BASE64.encode(rand::random::<[u8; SECRET_BYTES]>()),
         grace_seconds: GRACE_SECONDS,
     })

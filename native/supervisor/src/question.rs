@@ -31,7 +31,8 @@ use crate::work_directory::WorkDirectory;
 enum Question {
     /// A name for what a fit makes in the work directory, with the time of another one where `since` is one.
     NewId { since: Option<String> },
-    /// The attempt of that name after those, noted where the fit is one of a run: `{"id", "resume", "secret", "graceSeconds"}`.
+    /// The attempt of that name after those, noted where the fit is one of a run: `{"id", "resume", "rows", "secret",
+    /// "graceSeconds"}`.
     BeginAttempt {
         id: String,
         attempts: Vec<String>,
@@ -46,6 +47,8 @@ enum Question {
     },
     /// The URI of the newest whole checkpoint of those attempts, or null.
     NewestCheckpoint { attempts: Vec<String> },
+    /// What keeps a training from starting from the state of a checkpoint, of which this is the directory, or null.
+    CheckpointObjection { uri: String },
     /// Removes what those attempts left but for their newest checkpoints, and describes these, oldest first. Models stay, but for
     /// those of the attempts that `failed`.
     KeepCheckpoints {
@@ -59,7 +62,7 @@ enum Question {
     },
     /// The ends of what the ranks of an attempt wrote: `[{"rank", "uri", "lines"}]`.
     LogEnds { attempt: String },
-    /// A text for each file: the SHA-256 of its bytes, or with `ends` its size and that of its end.
+    /// A text for each file: a SHA-256 of its bytes, or with `ends` its size and one of its end.
     DigestFiles { files: Vec<String>, ends: bool },
     /// What a training would find in files, read as those tensors: `{"numRows", "numValidationRows", "objection", "spec"}`, in which
     /// every shape is known where there are rows, and `objection` says why they had better be written anew than be read where
@@ -150,6 +153,7 @@ fn answered(work: &WorkDirectory<'_>, question: Question) -> Result<Value, Super
             let found = checkpoint::newest(work.store, work.uri(), &plain(attempts)?)?;
             json(found.map(|found| found.uri))
         }
+        Question::CheckpointObjection { uri } => json(checkpoint::objection(work.store, &uri)?),
         Question::KeepCheckpoints {
             attempts,
             failed,

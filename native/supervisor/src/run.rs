@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use crate::error::SupervisorError;
 use crate::work_directory::WorkDirectory;
 
-const FORMAT: u32 = 6;
+const FORMAT: u32 = 7;
 
 /// What a run may change between its fits, since no bit of its result depends on it.
 const FREE: [&str; 24] = [
@@ -223,15 +223,17 @@ pub(crate) fn compare(
     )))
 }
 
-/// Writes a run's file.
+/// Writes a run's file, and returns the digest of its rows.
 pub(crate) fn write(
     work: &WorkDirectory<'_>,
     id: &str,
     attempts: Vec<String>,
     what: Identity,
-) -> Result<(), DataError> {
-    let file = serde_json::to_vec(&what.file(attempts)).expect("a run's file is JSON");
-    work.store.put(&uri_of(work, id), file.into())
+) -> Result<String, DataError> {
+    let file = what.file(attempts);
+    let bytes = serde_json::to_vec(&file).expect("a run's file is JSON");
+    work.store.put(&uri_of(work, id), bytes.into())?;
+    Ok(file.rows)
 }
 
 #[cfg(test)]

@@ -467,6 +467,14 @@ impl Model for TorchModel {
         )?)
     }
 
+    fn load_optimizer_state(&mut self, state: &[u8]) -> Result<(), ModelError> {
+        let (parameters, optimizer) = (&self.tensors.trained, &mut self.optimizer);
+        state::load_optimizer(state, parameters, optimizer).map_err(|error| match error {
+            TorchError::Data(reason) => TorchError::Param(format!("initialState: {reason}")).into(),
+            other => other.into(),
+        })
+    }
+
     fn save_rank_state(&mut self) -> Result<Vec<u8>, ModelError> {
         Ok(random::states(self.device())?)
     }

@@ -45,26 +45,12 @@ pub(crate) fn load(
     parameters: &[NamedTensor],
     optimizer: &mut Optimizer,
 ) -> Result<(), TorchError> {
-    let file = SafeTensors::read(bytes)?;
-    let saved = |name: &str| {
-        file.metadata()
-            .get(name)
-            .map(String::as_str)
-            .unwrap_or_default()
-    };
-    if saved("format") != FORMAT || saved("optimizer") != optimizer.name() {
-        return Err(TorchError::Data(format!(
-            "the checkpoint holds the state of {:?} with optimizer {:?}, but this training has {FORMAT:?} with {:?}",
-            saved("format"),
-            saved("optimizer"),
-            optimizer.name()
-        )));
-    }
+    let file = opened(bytes, optimizer)?;
     let rate = |name: &str| {
-        saved(name).parse::<f64>().map_err(|_| {
+        let saved = entry(&file, name);
+        saved.parse::<f64>().map_err(|_| {
             TorchError::Data(format!(
-                "the checkpoint's learning rate is {:?}, which is no number",
-                saved(name)
+                "the checkpoint's learning rate is {saved:?}, which is no number"
             ))
         })
     };
@@ -73,20 +59,73 @@ pub(crate) fn load(
     let is_known = file.metadata().contains_key("last_lr");
     let last_rate = is_known.then(|| rate("last_lr")).transpose()?;
     for entry in tensors {
-        let name = model_name(&entry.name);
-        let value = file
-            .tensor(&name)?
-            .filter(|value| value.size() == entry.tensor.size());
-        let Some(value) = value.filter(|value| value.kind() == entry.tensor.kind()) else {
-            return Err(TorchError::Data(format!(
-                "the checkpoint has no {} of {:?} {}: it is another program's",
-                entry.name,
-                entry.tensor.size(),
-                kind_name(entry.tensor.kind())
-            )));
-        };
+        let value = of_model(&file, entry)?;
         tch::no_grad(|| entry.tensor.shallow_clone().f_copy_(&value))?;
     }
+    take_slots(&file, parameters, optimizer)?;
+    optimizer.set_learning_rate(learning_rate);
+    optimizer.set_last_rate(last_rate);
+    Ok(())
+}
+
+/// Gives the optimizer the state of another training's, which has its own learning rates. `parameters` are the trained ones.
+///
+/// # Errors
+///
+/// [`TorchError::Data`] where the state is another program's or another optimizer's.
+pub(crate) fn load_optimizer(
+    bytes: &[u8],
+    parameters: &[NamedTensor],
+    optimizer: &mut Optimizer,
+) -> Result<(), TorchError> {
+    let file = opened(bytes, optimizer)?;
+    parameters
+        .iter()
+        .try_for_each(|entry| of_model(&file, entry).map(drop))?;
+    take_slots(&file, parameters, optimizer)
+}
+
+/// A state of this optimizer's.
+fn opened<'a>(bytes: &'a [u8], optimizer: &Optimizer) -> Result<SafeTensors<'a>, TorchError> {
+    let file = SafeTensors::read(bytes)?;
+    let (format, name) = (entry(&file, "format"), entry(&file, "optimizer"));
+    if format != FORMAT || name != optimizer.name() {
+        return Err(TorchError::Data(format!(
+            "the checkpoint holds the state of {format:?} with optimizer {name:?}, but this training has {FORMAT:?} with {:?}",
+            optimizer.name()
+        )));
+    }
+    Ok(file)
+}
+
+/// What a state's metadata has under that name.
+fn entry<'a>(file: &'a SafeTensors<'_>, name: &str) -> &'a str {
+    let value = file.metadata().get(name);
+    value.map(String::as_str).unwrap_or_default()
+}
+
+/// The value that a state has of a tensor of the program's.
+fn of_model(file: &SafeTensors<'_>, entry: &NamedTensor) -> Result<Tensor, TorchError> {
+    let tensor = &entry.tensor;
+    let value = file.tensor(&model_name(&entry.name))?;
+    value
+        .filter(|value| value.size() == tensor.size() && value.kind() == tensor.kind())
+        .ok_or_else(|| {
+            TorchError::Data(format!(
+                "the checkpoint has no {} of {:?} {}: it is another program's",
+                entry.name,
+                tensor.size(),
+                kind_name(tensor.kind())
+            ))
+        })
+}
+
+/// Gives the optimizer what a state has for those parameters.
+fn take_slots(
+    file: &SafeTensors<'_>,
+    parameters: &[NamedTensor],
+    optimizer: &mut Optimizer,
+) -> Result<(), TorchError> {
     optimizer.load_state(parameters.len(), |kind, index| {
         let parameter = &parameters[index];
         let Some(value) = file.tensor(&state_name(kind, &parameter.name))? else {
@@ -101,10 +140,7 @@ pub(crate) fn load(
             state.f_copy_(&value)?;
             Ok(Some(state))
         })
-    })?;
-    optimizer.set_learning_rate(learning_rate);
-    optimizer.set_last_rate(last_rate);
-    Ok(())
+    })
 }
 
 fn model_name(name: &str) -> String {

@@ -105,6 +105,10 @@ impl Model for Idle {
         Ok(())
     }
 
+    fn load_optimizer_state(&mut self, _: &[u8]) -> Result<(), ModelError> {
+        Ok(())
+    }
+
     fn save_rank_state(&mut self) -> Result<Vec<u8>, ModelError> {
         Ok(vec![])
     }

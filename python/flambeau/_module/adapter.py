@@ -560,6 +560,7 @@ class ModuleModel:
             "model": self.module.state_dict(),
             "unlisted": _unlisted_buffers(self.module),
             "optimizer": optimizer,
+            "optimizerClass": _class_name(self.optimizer),
             "schedules": self._schedules.state(),
             "progress": self.position.state(),
             "rate": None if self._last_rate is None else float(self._last_rate),
@@ -582,6 +583,31 @@ class ModuleModel:
             self.position.take(state["progress"])
             self._last_rate = state["rate"]
 
+    def load_optimizer_state(self, data: bytes) -> None:
+        """Takes the optimizer's part of what `save_state` wrote in another training: all but its rates and
+        other options. Raises ParamError where that is another optimizer's, or one of other parameters.
+        """
+        state = _load(data)
+        saved, theirs, ours = state["optimizer"], state.get("optimizerClass"), _class_name(self.optimizer)
+        if theirs != ours:
+            raise ParamError(f"initialState: the checkpoint holds the state of {theirs}, not of {ours}")
+        with uncompiled():
+            own = self.optimizer.state_dict()
+        shapes = {name: list(value.shape) for name, value in state["model"].items()}
+        for name, parameter in zip(self._names, self._parameters, strict=True):
+            if shapes.get(name) != list(parameter.shape):
+                raise ParamError(
+                    f"initialState: the parameter {name} is {list(parameter.shape)}, and the checkpoint's is "
+                    f"{shapes.get(name, 'not there')}"
+                )
+        sizes, known = ([len(group["params"]) for group in one["param_groups"]] for one in (own, saved))
+        if sizes != known:
+            raise ParamError(
+                f"initialState: the optimizer's groups have {sizes} parameters, and the checkpoint's {known}"
+            )
+        with uncompiled():
+            self.optimizer.load_state_dict({"state": saved["state"], "param_groups": own["param_groups"]})
+
     def save_rank_state(self) -> bytes:
         """This rank's random generators: torch's, CUDA's where it runs, numpy's and Python's."""
         file = io.BytesIO()
@@ -603,6 +629,10 @@ class ModuleModel:
 def _is_of(metric: metrics.Metric, training: bool) -> bool:
     """Whether a metric is one of training rows, or of validation rows."""
     return not isinstance(metric, LoggedMean) or metric.step == (TRAINING if training else VALIDATION)
+
+
+def _class_name(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _shared(name: str, tensor: Tensor, copy: Tensor | None = None) -> _SharedTensor:

@@ -75,6 +75,8 @@ class Fitted(Model):
     """Where the timeline of the training lies."""
     _is_here: bool = False
     """Whether the weights are a file of the driver's machine, which others need not see."""
+    _lineage: Mapping[str, Any] = MappingProxyType({})
+    """The fields of the model's `lineage` that are known, by their names."""
     _judged_by: Mapping[str, Any] = MappingProxyType({})
     """The loss and the metrics of the training, as they were given, by those names."""
 

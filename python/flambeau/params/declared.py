@@ -354,7 +354,7 @@ class HasLabelColumns(CheckedParams, HasLabelCol, HasWeightCol):
 
 
 class HasInitialModel(CheckedParams):
-    """Whose weights training starts from."""
+    """Whose weights and whose optimizer's state training starts from."""
 
     initialModel: Param[str | Model] = Param(
         Params._dummy(),
@@ -364,6 +364,16 @@ class HasInitialModel(CheckedParams):
         saved_model,
     )
 
+    initialState: Param[str] = Param(
+        Params._dummy(),
+        "initialState",
+        "Directory of a checkpoint that an earlier fit kept (keepCheckpoints), from whose optimizer's state "
+        "training starts: its momenta and numbers of steps. The optimizer must be of the same kind and have "
+        "the same parameters; the weights are initialModel's, and rates and other options those of "
+        "optimizer. When not set, the optimizer begins anew.",
+        text,
+    )
+
     def setInitialModel(self, value: str | Model | None) -> Self:
         """Sets `initialModel`; None unsets it."""
         return self._set(initialModel=value)
@@ -371,6 +381,14 @@ class HasInitialModel(CheckedParams):
     def getInitialModel(self) -> str | Model | None:
         """The value of `initialModel`, None when it is not set."""
         return self._value("initialModel")
+
+    def setInitialState(self, value: str | None) -> Self:
+        """Sets `initialState`; None unsets it."""
+        return self._set(initialState=value)
+
+    def getInitialState(self) -> str | None:
+        """The value of `initialState`, None when it is not set."""
+        return self._value("initialState")
 
 
 class HasValidation(CheckedParams, HasValidationIndicatorCol):
@@ -1132,7 +1150,7 @@ class HasWorkers(CheckedParams, HasCheckpointInterval):
         Params._dummy(),
         "keepCheckpoints",
         "Number of checkpoints that a fit which succeeds leaves in the work directory: the newest ones, with "
-        "the weights as a file of their own. 0 leaves none.",
+        "the weights as a file of their own, the last of them from the end of the training. 0 leaves none.",
         Integer(0, 1_000_000),
     )
 
@@ -1466,6 +1484,7 @@ class EstimatorArguments(OtherNames, total=False):
     labelCols: list[str] | None
     weightCol: str | None
     initialModel: str | Model | None
+    initialState: str | None
     validationIndicatorCol: str | None
     validationFraction: float | None
     batchSize: int | None
@@ -1568,6 +1587,7 @@ class HasConstructor(CheckedParams):
         labelCols: list[str] | None = None,
         weightCol: str | None = None,
         initialModel: str | Model | None = None,
+        initialState: str | None = None,
         validationIndicatorCol: str | None = None,
         validationFraction: float = 0.0,
         batchSize: int = 32,
@@ -1725,6 +1745,11 @@ class HasConstructor(CheckedParams):
         initialModel : str | Model, default not set
             Directory of a saved model whose weights training starts from; they must be those of a module
             like the one that is trained. When not set, training starts from the module's own weights.
+        initialState : str, default not set
+            Directory of a checkpoint that an earlier fit kept (keepCheckpoints), from whose optimizer's
+            state training starts: its momenta and numbers of steps. The optimizer must be of the same
+            kind and have the same parameters; the weights are initialModel's, and rates and other options
+            those of optimizer. When not set, the optimizer begins anew.
         validationIndicatorCol : str, default not set
             Name of a boolean column: rows where it is true are used for validation and not for training.
             Takes the place of validationFraction. When not set, validationFraction decides.
@@ -1884,7 +1909,8 @@ class HasConstructor(CheckedParams):
             set, there are checkpoints at the end of epochs only.
         keepCheckpoints : int, default 0
             Number of checkpoints that a fit which succeeds leaves in the work directory: the newest ones,
-            with the weights as a file of their own. 0 leaves none.
+            with the weights as a file of their own, the last of them from the end of the training. 0
+            leaves none.
         runId : str, default not set
             Name of the run in the work directory, of letters, digits, - and _. A fit that fails or is
             interrupted keeps its checkpoints, and the next one with the same runId goes on from the

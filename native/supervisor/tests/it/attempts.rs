@@ -56,6 +56,7 @@ fn an_attempt_of_a_run_is_noted_before_it_begins() {
     write(&work, &checkpoint, WHOLE);
     let told = ask(&work, "readRun", json!({"id": "nightly"})).unwrap();
     assert_eq!(told["run"]["attempts"], json!(["a", attempt["id"]]));
+    assert_eq!(attempt["rows"], told["run"]["rows"]);
 
     for (id, before) in [("c", "../a"), ("../c", "a")] {
         let fields = json!({"id": id, "attempts": [before], "run": null});

@@ -119,6 +119,20 @@ pub fn finished(
     Ok(found)
 }
 
+/// What keeps a training from starting from the state in a directory; none where a whole checkpoint is there.
+///
+/// # Errors
+///
+/// What the store says.
+pub fn objection(store: &Store, uri: &str) -> Result<Option<String>, DataError> {
+    let uri = uri.trim_end_matches('/');
+    let marker = read_if_there(store, uri, MARKER)?;
+    if marker.is_none() && store.size(&format!("{uri}/{SHARED}"))?.is_none() {
+        return Ok(Some("there is none".into()));
+    }
+    lack(store, uri, marker.as_deref())
+}
+
 /// What lies in the directory of a checkpoint.
 #[derive(Clone, Debug)]
 pub struct CheckpointContents {
@@ -932,18 +946,7 @@ impl Checkpoint {
             uri: uri.into(),
             reason,
         };
-        let part = |name: &str| -> Result<Bytes, Unread> {
-            let listed = marker.parts.iter().find(|part| part.name == name);
-            let listed = listed.ok_or_else(|| refuse(format!("it has no part {name}")))?;
-            let bytes = read_part(store, uri, name)?
-                .map_err(|reason| Unread::Damaged(format!("its part {name} is gone: {reason}")))?;
-            if digest::of_bytes(&bytes) != listed.sha256 {
-                return Err(Unread::Damaged(format!(
-                    "the SHA-256 of its part {name} is not the one written"
-                )));
-            }
-            Ok(bytes)
-        };
+        let part = |name: &str| checked_part(store, uri, marker, name);
         let state = State::parse(&part(STATE)?, fixed).map_err(refuse)?;
         let same_world = state.world_size == group.world_size();
         let rank_state = if same_world {
@@ -993,6 +996,41 @@ impl Checkpoint {
             warning: None,
         })
     }
+}
+
+/// The model's and the optimizer's state in a checkpoint of this or another training. All ranks call it.
+///
+/// # Errors
+///
+/// [`Cause::Checkpoint`] for one that is not whole or damaged.
+pub(crate) fn read_shared(store: &Store, group: &ProcessGroup, uri: &str) -> Result<Bytes, Cause> {
+    let uri = uri.trim_end_matches('/');
+    let refuse = |reason: String| Cause::Checkpoint {
+        uri: uri.into(),
+        reason,
+    };
+    let marker = Marker::agreed(store, group, uri)?.map_err(refuse)?;
+    checked_part(store, uri, &marker, SHARED).map_err(|unread| match unread {
+        Unread::Damaged(reason) => refuse(reason),
+        Unread::Failed(cause) => cause,
+    })
+}
+
+/// The bytes of a part as it was written.
+fn checked_part(store: &Store, uri: &str, marker: &Marker, name: &str) -> Result<Bytes, Unread> {
+    let listed = marker.parts.iter().find(|part| part.name == name);
+    let listed = listed.ok_or_else(|| Cause::Checkpoint {
+        uri: uri.into(),
+        reason: format!("it has no part {name}"),
+    })?;
+    let bytes = read_part(store, uri, name)?
+        .map_err(|reason| Unread::Damaged(format!("its part {name} is gone: {reason}")))?;
+    if digest::of_bytes(&bytes) != listed.sha256 {
+        return Err(Unread::Damaged(format!(
+            "the SHA-256 of its part {name} is not the one written"
+        )));
+    }
+    Ok(bytes)
 }
 
 /// The name of a file in a directory of a checkpoint, where a part is one.

@@ -304,8 +304,8 @@ const GROUPS: [(&str, &str, &[&str]); 11] = [
     ),
     (
         "HasInitialModel",
-        "Whose weights training starts from.",
-        &["initialModel"],
+        "Whose weights and whose optimizer's state training starts from.",
+        &["initialModel", "initialState"],
     ),
     (
         "HasValidation",
@@ -533,6 +533,12 @@ pub struct TrainingParams {
     #[schemars(title = "Initial model", length(min = 1))]
     pub initial_model: Option<String>,
 
+    /// Directory of a checkpoint that an earlier fit kept (keepCheckpoints), from whose optimizer's state training starts: its
+    /// momenta and numbers of steps. The optimizer must be of the same kind and have the same parameters; the weights are
+    /// initialModel's, and rates and other options those of optimizer. When not set, the optimizer begins anew.
+    #[schemars(title = "Initial state", length(min = 1))]
+    pub initial_state: Option<String>,
+
     /// Name of a boolean column: rows where it is true are used for validation and not for training. Takes the
     /// place of validationFraction. When not set, validationFraction decides.
     #[schemars(title = "Validation indicator column", length(min = 1))]
@@ -758,7 +764,7 @@ pub struct TrainingParams {
     pub checkpoint_steps: Option<u64>,
 
     /// Number of checkpoints that a fit which succeeds leaves in the work directory: the newest ones, with the weights as a
-    /// file of their own. 0 leaves none.
+    /// file of their own, the last of them from the end of the training. 0 leaves none.
     #[schemars(title = "Keep checkpoints", range(min = 0, max = 1_000_000))]
     pub keep_checkpoints: usize,
 
@@ -867,6 +873,7 @@ impl Default for TrainingParams {
             threshold: None,
             thresholds: None,
             initial_model: None,
+            initial_state: None,
             validation_indicator_col: None,
             validation_fraction: 0.0,
             num_workers: 1,

@@ -288,6 +288,10 @@ pub trait Model {
     /// Takes what [`save_state`](Model::save_state) gave, on every rank.
     fn load_state(&mut self, state: &[u8]) -> Result<(), ModelError>;
 
+    /// Takes the optimizer's part of what [`save_state`](Model::save_state) gave in another training, on every rank: all but its
+    /// rates and other options.
+    fn load_optimizer_state(&mut self, state: &[u8]) -> Result<(), ModelError>;
+
     /// What differs between ranks: the states of random generators.
     fn save_rank_state(&mut self) -> Result<Vec<u8>, ModelError>;
 

@@ -513,14 +513,17 @@ impl<'a> Session<'a> {
         self.is_stopping || self.monitor.is_over(&self.history)
     }
 
-    /// Whether `checkpointInterval` asks for a checkpoint after this many epochs. After the last come the weights.
+    /// Whether there is to be a checkpoint after this many epochs: where `checkpointInterval` says so, and after the last, which
+    /// the weights follow, where checkpoints are kept.
     fn is_checkpoint_due_after_epoch(&self, epochs: u64) -> bool {
-        let interval = self.job.params.checkpoint_interval;
-        self.range_test.is_none()
-            && interval > 0
-            && epochs.is_multiple_of(interval as u64)
-            && epochs < self.job.params.epochs
-            && !self.is_over()
+        let params = &self.job.params;
+        let interval = params.checkpoint_interval;
+        let is_asked = if epochs == params.epochs || self.is_over() {
+            params.keep_checkpoints > 0
+        } else {
+            interval > 0 && epochs.is_multiple_of(interval as u64)
+        };
+        is_asked && self.range_test.is_none()
     }
 
     /// Whether `checkpointSteps` asks for one now; not where the end of the epoch makes one anyway.

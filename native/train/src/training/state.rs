@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use flambeau_collective::ProcessGroup;
+use flambeau_data::Store;
 
 use crate::checkpoint::weights::LocalWeights;
-use crate::checkpoint::{Checkpoint, Position, State};
+use crate::checkpoint::{self, Checkpoint, Position, State};
 use crate::error::Cause;
 use crate::gradients::compression::CompressionState;
 use crate::job::TrainingJob;
@@ -39,12 +40,17 @@ impl TrainState {
     pub(crate) fn new(
         job: &TrainingJob,
         group: &ProcessGroup,
+        store: &Store,
         model: &mut dyn Model,
         num_metric_sums: usize,
     ) -> Result<TrainState, Cause> {
         model
             .seed(job.params.seed as u64, 0, group.rank())
             .map_err(Cause::Model)?;
+        if let Some(uri) = &job.params.initial_state {
+            let state = checkpoint::read_shared(store, group, uri)?;
+            model.load_optimizer_state(&state).map_err(Cause::Model)?;
+        }
         Ok(TrainState {
             position: Position::of_epoch(0, 0, num_metric_sums),
             history: History::default(),

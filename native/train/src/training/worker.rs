@@ -124,7 +124,7 @@ impl<'a> Worker<'a> {
             .as_ref()
             .map(|accelerator| accelerator.nccl.clone());
         let mut state = match &job.attempt.resume {
-            None => TrainState::new(&job, &group, model, num_metrics)?,
+            None => TrainState::new(&job, &group, &store, model, num_metrics)?,
             Some(uri) => {
                 let ema_decay = job.params.ema_decay;
                 let average_bytes = ema_decay.map(|_| average::num_bytes(model)).transpose()?;

@@ -680,6 +680,13 @@ impl Model for TestModel {
         Ok(())
     }
 
+    fn load_optimizer_state(&mut self, state: &[u8]) -> Result<(), ModelError> {
+        let own = (self.values.clone(), self.running.clone());
+        self.load_state(state)?;
+        (self.values, self.running) = own;
+        Ok(())
+    }
+
     fn save_rank_state(&mut self) -> Result<Vec<u8>, ModelError> {
         Ok(self.generator.to_le_bytes().to_vec())
     }

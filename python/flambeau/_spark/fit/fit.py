@@ -11,14 +11,15 @@ from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from flambeau import _native
 from flambeau._callbacks import on_driver, on_workers
 from flambeau._rank.worker import versions
 from flambeau._saved.program import OutputSpec, by_keyword, forward_arguments, is_wide, probe_output
 from flambeau._saved.weights import WeightsRef
 from flambeau._spark import session
+from flambeau._spark.extension import with_extension
 from flambeau._spark.fit import cluster, warm_up
 from flambeau._spark.fit.claim import claimed
+from flambeau._spark.fit.initial_weights import InitialWeights
 from flambeau._spark.fit.launch import Launch
 from flambeau._spark.fit.listener_bus import ListenerBus
 from flambeau._spark.fit.preprocess_probe import PreprocessProbe
@@ -33,7 +34,7 @@ from flambeau._spark.session import store_options
 from flambeau._spark.site import Site, leased, store_uri, sweep, work_directory
 from flambeau._spark.work_directory import WorkDirectory, new_id
 from flambeau._tensors import TensorColumns
-from flambeau.errors import DataError
+from flambeau.errors import DataError, ParamError
 
 if TYPE_CHECKING:
     from flambeau._module.layout import Layout
@@ -45,6 +46,7 @@ log = logging.getLogger("flambeau")
 class Fit:
     """A fit of an estimator on some rows, which has been checked as far as can be without a job of Spark's.
 
+    `initial` are the weights of `initialModel`, and `initial_state` is the checkpoint of that param;
     `tensor_board` is the directory in which a run's files for TensorBoard get one of their own; `since` is
     the id that was made when the fits began that this one shares files with; of one that `is_trial` nothing
     stays, well or not; `range_test` is the job's field of that name, where the fit is a learning rate range
@@ -56,6 +58,8 @@ class Fit:
     program: Program
     work: WorkDirectory
     bus: ListenerBus = field(repr=False)
+    initial: InitialWeights | None = None
+    initial_state: str | None = None
     tensor_board: str | None = None
     since: str | None = None
     is_trial: bool = False
@@ -71,15 +75,18 @@ class Fit:
     ) -> Fit:
         """Checks params and objects. Raises ParamError."""
         params = estimator._job_params()
-        _native.validate_job(_draft(estimator, range_test))
+        _validate(_draft(estimator, range_test))
         work = work_directory(rows.spark, estimator.getWorkDir(), store_options(rows.spark))
-        program = program_of(estimator, rows.spark)
+        initial = InitialWeights.of(estimator, rows.spark)
+        program = program_of(estimator, rows.spark, initial)
         names = program.metric_names(estimator.isSet("weightCol"), _validates(estimator))
         _check_monitors(estimator, *(names or ()))
-        directory = params.get("tensorBoardDir")
-        board = None if directory is None else store_uri(rows.spark, "tensorBoardDir", directory)
+        state, board = (
+            None if params.get(name) is None else store_uri(rows.spark, name, params[name])
+            for name in ("initialState", "tensorBoardDir")
+        )
         bus = ListenerBus.of(on_driver(estimator.getCallbacks()), estimator, rows.dataset)
-        return cls(estimator, rows, program, work, bus, board, since, range_test=range_test)
+        return cls(estimator, rows, program, work, bus, initial, state, board, since, range_test=range_test)
 
     def run(self, interrupted: Event | None = None) -> Fitted:
         """Trains, and returns the fitted model. An interrupt of this thread cancels the Spark jobs, as does
@@ -181,8 +188,8 @@ class Fit:
         return Layout(inputs, columns.labels, is_weighted, by_name, validates)
 
     def _place(self) -> Site:
-        """Makes sure that there are slots for the workers and that these share the work directory, whose site
-        it returns. Raises ClusterError and StoreError.
+        """Makes sure that there are slots for the workers, that these share the work directory, whose site it
+        returns, and that `initialState` is there. Raises ClusterError, StoreError and ParamError.
         """
         estimator, spark = self.estimator, self.rows.spark
         num_workers, num_gpus = estimator.getNumWorkers(), estimator.getNumGpusPerWorker()
@@ -191,6 +198,13 @@ class Fit:
             cluster.probe(spark, self.work, num_workers, versions(), self.program.modules)
             warm_up.used(spark)
         site = Site.of(spark, self.work)
+        if self.initial_state is not None:
+            objection = site.ask("checkpointObjection", uri=self.initial_state)
+            if objection is not None:
+                raise ParamError(
+                    f"initialState {self.initial_state} is no checkpoint to start from: {objection}; "
+                    "keepCheckpoints=1 has a fit leave one, whose place its model's lineage tells"
+                )
         if not self.work.is_temporary:
             sweep(site)
         return site
@@ -251,7 +265,7 @@ class Fit:
 
         def what() -> dict[str, Any]:
             # Of objects that no probe has run.
-            objects = program_of(estimator, spark).objects
+            objects = program_of(estimator, spark, self.initial).objects
             return job_of(estimator._job_params(), estimator.getRuntime(), objects)
 
         launch = Launch(
@@ -314,8 +328,9 @@ class Fit:
     def _params(self, run: str) -> dict[str, Any]:
         """The job's params; TensorBoard's files go to a directory of the run's own."""
         params = _job_params(self.estimator, self.range_test)
-        board = self.tensor_board
-        return params if board is None else {**params, "tensorBoardDir": f"{board}/{run}"}
+        board, state = self.tensor_board, self.initial_state
+        params = params if board is None else {**params, "tensorBoardDir": f"{board}/{run}"}
+        return params if state is None else {**params, "initialState": state}
 
     def _model(
         self,
@@ -344,6 +359,14 @@ class Fit:
             preprocess=None if preprocessed is None else preprocessed.scoring,
         )
         model._checkpoints, model._timeline = tuple(checkpoints), result.get("timeline")
+        model._lineage = {
+            "runId": self.estimator.getRunId(),
+            "rows": result["rows"],
+            "initialWeights": None if self.initial is None else self.initial.file.uri,
+            "initialWeightsSha256": None if self.initial is None else self.initial.file.sha256,
+            "initialState": self.initial_state,
+            "checkpoint": checkpoints[-1]["uri"] if checkpoints else None,
+        }
         if session.python_models(self.rows.spark) is None:
             model._set(runtime=None)
         return model
@@ -362,14 +385,27 @@ def _validates(estimator: Trainable) -> bool:
     return estimator.getValidationFraction() > 0 or estimator.isSet("validationIndicatorCol")
 
 
+def _validate(job: str, *metrics: Sequence[str] | None) -> None:
+    """Raises ParamError for a job that `native/train` refuses, whose module has these metrics, of training
+    rows and of validation rows.
+    """
+    with_extension(partial(_validated, job, *metrics))
+
+
+def _validated(job: str, *metrics: Sequence[str] | None) -> None:
+    from flambeau import _native
+
+    _native.validate_job(job, *metrics)
+
+
 def _check_monitors(estimator: Trainable, *metrics: Sequence[str] | None) -> None:
     """Raises ParamError for a monitor, the estimator's or a callback's, that is none of the losses and
     metrics, and of those of validation rows alone.
     """
     needed = [name for one in on_driver(estimator.getCallbacks()) for name in one._needs]
-    _native.validate_job(_draft(estimator), *metrics)
+    _validate(_draft(estimator), *metrics)
     for name in needed:
-        _native.validate_job(_draft(estimator, monitor=name, monitorMode="min"), *metrics)
+        _validate(_draft(estimator, monitor=name, monitorMode="min"), *metrics)
 
 
 def _job_params(estimator: Trainable, range_test: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -30,7 +30,14 @@ from flambeau._spark.fit.events import USAGE
 from flambeau._spark.labels import Say
 from flambeau._spark.site import Site
 from flambeau._spark.work_directory import new_id
-from flambeau.errors import ClusterError, EnvironmentMismatchError, FlambeauError, WorkerError, WorkerLost
+from flambeau.errors import (
+    ClusterError,
+    EnvironmentMismatchError,
+    FlambeauError,
+    StoreError,
+    WorkerError,
+    WorkerLost,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -128,11 +135,14 @@ class Launch:
     """The ids of the attempts that were made, newest last; those of the run's earlier fits among them."""
     failed: list[str] = field(default_factory=list)
     """Those of this fit that came to nothing."""
+    _rows: str | None = field(default=None, init=False)
+    """The digest of the rows that a run is compared by."""
     _num_earlier: int = field(default=0, init=False)
     """How many attempts are of earlier fits."""
 
     def run(self) -> dict[str, Any]:
-        """Trains, and returns rank 0's result as `native/train` tells it.
+        """Trains, and returns rank 0's result as `native/train` tells it, with the digest of a run's rows as
+        `rows`.
 
         A lost worker starts the training again from the newest whole checkpoint, up to `max_restarts` times.
         Raises the exception that was raised on a worker where its class is one of Python's or of Flambeau's,
@@ -149,7 +159,7 @@ class Launch:
             limit = self.max_restarts
             verdict = self.site.work.ask("judge", ended=ended, restarts=restarts, maxRestarts=limit)
             if verdict["cause"] is None:
-                return _result(outcomes)
+                return {**_result(outcomes), "rows": self._rows}
             self.failed = self.attempts[self._num_earlier :]
             before, error = error, failure or exception_of(outcomes[verdict["cause"]])
             if not verdict["again"]:
@@ -245,7 +255,7 @@ class Launch:
             self.site.remove("programs", self.id)
 
     def _begin(self, restarts: int) -> dict[str, Any]:
-        """The next attempt as the supervisor begins it: `id`, `resume`, `secret` and `graceSeconds`."""
+        """The next attempt as the supervisor begins it: `id`, `resume`, `rows`, `secret`, `graceSeconds`."""
         run = self.run_of.note() if self.run_of.is_named else None
         # The first one of a run that has no name needs nothing of the directory.
         ask = self.site.ask if self.attempts or run else self.site.work.ask
@@ -253,6 +263,7 @@ class Launch:
         if attempt["resume"] and not restarts:
             log.info("going on from %s", attempt["resume"])
         self.attempts.append(attempt["id"])
+        self._rows = attempt["rows"]
         return attempt
 
     def _attempt(
@@ -499,6 +510,8 @@ def exception_of(outcome: RankOutcome) -> Exception:
         )
     for name, value in place.items():
         setattr(error, name, value)
+    if isinstance(error, StoreError):
+        error.is_transient = outcome.error_kind == "store"
     was_raised = "Traceback (most recent" in (outcome.traceback or "")
     if not isinstance(error, FlambeauError) or (outcome.error_kind == "model" and was_raised):
         where += f"\n\nThe worker's traceback:\n{outcome.traceback}"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flambeau._callbacks import on_workers
-from flambeau._spark.fit.initial_weights import InitialWeights
 from flambeau._spark.fit.launch import Payload
 from flambeau._spark.fit.native_program import NativeProgram
 from flambeau._spark.fit.trainable import Trainable
-from flambeau._spark.fitted import Fitted
 from flambeau._tensors import TensorColumns
 from flambeau.errors import ParamError
 from flambeau.params.objects import TRAINED_PARAMS, describe
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
 
     from flambeau._module.layout import Layout
     from flambeau._module.preprocessor import PreprocessSpec
+    from flambeau._spark.fit.initial_weights import InitialWeights
 
 
 class Program(Protocol):
@@ -60,8 +59,8 @@ class Program(Protocol):
         """
 
 
-def program_of(estimator: Trainable, spark: SparkSession) -> Program:
-    """What the estimator trains, with the weights of `initialModel` where that is set.
+def program_of(estimator: Trainable, spark: SparkSession, initial: InitialWeights | None) -> Program:
+    """What the estimator trains, with the `initial` weights of `initialModel` where that is set.
 
     Raises ParamError that names the object which is missing, of the wrong kind, or not for this runtime, and
     where the initial weights are not those of such a module.
@@ -89,8 +88,6 @@ def program_of(estimator: Trainable, spark: SparkSession) -> Program:
         _check_native(given)
     if given["loss"] is None and not makes_loss(given["model"]):
         raise ParamError("loss must be given: a name such as 'mse', a torch.nn loss module, or a callable")
-    model = cast("str | Fitted | None", estimator.getInitialModel())
-    initial = None if model is None else InitialWeights(model, spark)
     if native and estimator.getCompile():
         raise ParamError(
             "compile is True, but runtime='native' trains programs, which are compiled already: "

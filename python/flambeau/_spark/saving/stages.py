@@ -169,6 +169,7 @@ class ModelWriter(PlainWriter):
             "parameterDtype": "float64" if is_wide(instantiate(model._programs)) else "float32",
             "summary": dict(model._counts),
             "judgedBy": _named(model._judged_by),
+            "lineage": dict(model._lineage),
         }
         if model._preprocess is not None:
             made = model._preprocess.spec
@@ -266,8 +267,9 @@ class ModelReader(MLReader[Any]):
         model._classes = ours["classes"]
         model._counts = ours["summary"]
         model._reasons = ours["reasons"]
-        # Older versions and Scala tell none.
+        # Older versions tell neither.
         model._judged_by = _named(ours.get("judgedBy", {}))
+        model._lineage = ours.get("lineage", {})
         model._history = json.loads(read(HISTORY))
         entry = files[FILE_NAME]
         model._weights = directory.reference(FILE_NAME, entry["size"], entry["sha256"])

@@ -299,7 +299,7 @@ trait HasLabelColumns extends CheckedParams with HasLabelCol with HasWeightCol {
   setDefault(labelCol -> "label")
 }
 
-/** Whose weights training starts from. */
+/** Whose weights and whose optimizer's state training starts from. */
 trait HasInitialModel extends CheckedParams {
 
   /** @group param */
@@ -322,6 +322,29 @@ trait HasInitialModel extends CheckedParams {
     * @group getParam
     */
   def getInitialModel: String = $(initialModel)
+
+  /** @group param */
+  final val initialState: Param[String] = new Param[String](
+    this,
+    "initialState",
+    "Directory of a checkpoint that an earlier fit kept (keepCheckpoints), from whose optimizer's state " +
+      "training starts: its momenta and numbers of steps. The optimizer must be of the same kind and have " +
+      "the same parameters; the weights are initialModel's, and rates and other options those of " +
+      "optimizer. When not set, the optimizer begins anew.",
+    Check.Text.of("initialState")
+  )
+
+  /** Sets `initialState`.
+    *
+    * @group setParam
+    */
+  def setInitialState(value: String): this.type = setChecked(initialState, value)
+
+  /** The value of `initialState`; NoSuchElementException where it is not set.
+    *
+    * @group getParam
+    */
+  def getInitialState: String = $(initialState)
 
 }
 
@@ -1319,7 +1342,8 @@ trait HasWorkers extends CheckedParams with HasCheckpointInterval {
     this,
     "keepCheckpoints",
     "Number of checkpoints that a fit which succeeds leaves in the work directory: the newest ones, " +
-      "with the weights as a file of their own. 0 leaves none.",
+      "with the weights as a file of their own, the last of them from the end of the training. 0 leaves " +
+      "none.",
     Check.Integer(0, 1000000).of("keepCheckpoints")
   )
 

@@ -73,6 +73,9 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
   def at(checkpoint: Checkpoint): TorchModel =
     copyValues(kind.make(uid, trained.at(checkpoint)).setParent(parent))
 
+  /** Where the model comes from: run, rows, and what training started from. A saved model has it. */
+  def lineage: Lineage = trained.lineage
+
   /** What the module was trained on, in the order of forward's arguments. */
   def inputs: Seq[TensorColumns] =
     trained.inputs.map(tensor => tensor.copy(shape = Some(tensor.shape.getOrElse(Nil))))

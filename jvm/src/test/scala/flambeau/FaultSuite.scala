@@ -146,8 +146,8 @@ class FaultSuite extends SparkSuite {
     def quick(name: String, epochs: Int) = slow(name).setCheckpointSteps(100000).setEpochs(epochs)
     val model = quick("kept", 3).setKeepCheckpoints(1).fit(rows)
     val Seq(checkpoint) = model.checkpoints
-    val shorter = quick("shorter", 2).fit(rows)
-    assert(checkpoint.epoch == 2 && checkpoint.step == shorter.summary.numSteps)
+    val shorter = quick("shorter", 3).fit(rows)
+    assert(checkpoint.epoch == 3 && checkpoint.step == shorter.summary.numSteps)
     val resumed = model.at(checkpoint)
     assert(resumed.isInstanceOf[TorchRegressionModel])
     assert(resumed.summary.objectiveHistory.toSeq == shorter.summary.objectiveHistory.toSeq)

@@ -255,6 +255,27 @@ class FitSuite extends SparkSuite {
       assert(model.transform(rows("doubles")).select("prediction").collect() sameElements expected)
   }
 
+  test("an optimizer goes on where another ended, and the model tells where it comes from") {
+    val data = rows("doubles").coalesce(1)
+    def adam = doubles.setOptimizer("adam", Map("lr" -> 0.01)).setShuffle(false).setWorkDir(path("state"))
+    val first = adam.setEpochs(2).setKeepCheckpoints(1).setRunId("first").fit(data)
+    assert(first.lineage.runId.contains("first") && first.lineage.rows.isDefined)
+    val state = first.lineage.checkpoint.get
+    assert(state == first.checkpoints.last.uri)
+
+    val again = adam.setEpochs(1).setInitialModel(first).setInitialState(state).fit(data)
+    assert(again.trained.weights.sha256 == adam.setEpochs(3).fit(data).trained.weights.sha256)
+    val weights = first.trained.weights
+    assert(again.lineage == Lineage(None, None, Some(weights.uri), Some(weights.sha256), Some(state), None))
+    again.write.overwrite().save(path("again"))
+    assert(TorchRegressionModel.load(path("again")).lineage == again.lineage)
+
+    val other = intercept[ParamException](adam.setOptimizer("sgd").setInitialState(state).fit(data))
+    assert(other.getMessage.contains("initialState: the checkpoint holds the state of"), other.getMessage)
+    val none = intercept[ParamException](adam.setInitialState(path("none")).fit(data))
+    assert(none.getMessage.contains("is no checkpoint to start from: there is none"), none.getMessage)
+  }
+
   for (program <- Seq("widened", "mixed")) test(s"evaluate reads labels as the fit does: $program") {
     // No float32 is that number.
     val far = rows("doubles").withColumn("y", lit(16777217.0)).withColumn("held", abs(hash($"x")) % 4 === 0)

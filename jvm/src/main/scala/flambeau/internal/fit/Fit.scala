@@ -5,7 +5,9 @@ import scala.collection.mutable
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
-import flambeau.{Bottleneck, Checkpoint, DataException, TensorColumns, TrainingListener}
+import flambeau.{
+  Bottleneck, Checkpoint, DataException, Lineage, ParamException, TensorColumns, TrainingListener
+}
 import flambeau.jni.StoredFile
 import flambeau.internal.model.{Counts, OutputSpec, ProgramForms, Trained}
 import flambeau.internal.rows.{DataColumns, Reading, Rows, ShardSet}
@@ -43,6 +45,10 @@ private[flambeau] final class Fit private (
   /** Where the directories of TensorBoard's files are, one for each run. */
   private val tensorBoardDir =
     estimator.valueOf(estimator.tensorBoardDir).map(WorkDirectory.uriOf(spark, "tensorBoardDir", _))
+
+  /** The checkpoint from whose optimizer's state training starts. */
+  private val initialState =
+    estimator.valueOf(estimator.initialState).map(WorkDirectory.uriOf(spark, "initialState", _))
 
   /** Trains on the rows, tells the listeners, and returns what came of it. Waits for as long as that takes; an interrupt of the thread cancels it. */
   def run(rows: Rows, told: Seq[TrainingListener]): Trained =
@@ -106,9 +112,19 @@ private[flambeau] final class Fit private (
     output
   }
 
-  /** The work directory, as `reach` gives it, without what older fits left there. Throws ClusterException and StoreException. */
+  /** The work directory, as `reach` gives it, without what older fits left there, and with the checkpoint of `initialState` seen
+    * from it. Throws ClusterException, StoreException and ParamException.
+    */
   def place(): Site = {
     val site = reach(work)
+    for (uri <- initialState) {
+      val objection = site.ask(Site.question("checkpointObjection").put("uri", uri))
+      if (!objection.isNull)
+        throw new ParamException(
+          s"initialState $uri is no checkpoint to start from: ${objection.asText}; keepCheckpoints=1 has a fit leave one, " +
+            "whose place its model's lineage tells"
+        )
+    }
     if (!work.isTemporary) site.sweep()
     site
   }
@@ -164,6 +180,7 @@ private[flambeau] final class Fit private (
       val whole = job(shards.jobData, everywhere)
       for (directory <- tensorBoardDir)
         whole.get("params").asInstanceOf[ObjectNode].put("tensorBoardDir", s"$directory/${run.id}")
+      for (uri <- initialState) whole.get("params").asInstanceOf[ObjectNode].put("initialState", uri)
       val bus = ListenerBus.of(site, told, estimator.getVerbose)
       listeners = Some(bus)
       val launch = new Launch(
@@ -251,7 +268,20 @@ private[flambeau] final class Fit private (
         Bottleneck.of(result.get("bottleneck"))
       ),
       checkpoints,
+      lineage(result.get("rows"), checkpoints),
       timelineOf(result)
+    )
+  }
+
+  private def lineage(rows: JsonNode, checkpoints: Seq[Checkpoint]): Lineage = {
+    val initial = program.weights.filter(_ => estimator.isSet(estimator.initialModel))
+    Lineage(
+      estimator.valueOf(estimator.runId),
+      Option(rows.textValue),
+      initial.map(_.uri),
+      initial.map(_.sha256),
+      initialState,
+      checkpoints.lastOption.map(_.uri)
     )
   }
 

@@ -60,10 +60,14 @@ private[flambeau] final class Launch(
 
   private var numEarlier = 0
 
+  /** The digest of the rows that a run is compared by. */
+  private var rows = Option.empty[String]
+
   /** Those of this fit that came to nothing. */
   private var failed = Seq.empty[String]
 
-  /** Trains, and returns rank 0's result as `native/train` tells it. Waits for as long as that takes.
+  /** Trains, and returns rank 0's result as `native/train` tells it, with the digest of a run's rows as `rows`. Waits for as long
+    * as that takes.
     *
     * A lost worker starts the training again from the newest whole checkpoint, up to `maxRestarts` times. Throws what the
     * rank failed with where the failure began, and what a listener has thrown before the training's end.
@@ -173,14 +177,15 @@ private[flambeau] final class Launch(
       }
     catch { case NonFatal(other) => log.debug("the logs of the workers could not be read", other) }
 
-  /** Rank 0's result, with the warnings of all ranks. */
+  /** Rank 0's result, with the warnings of all ranks and the digest of the rows. */
   private def resultOf(outcomes: Seq[RankOutcome]): JsonNode = {
     val results = outcomes.map(outcome => Json.parse(outcome.result.get))
     val warnings = results.flatMap(result => Json.texts(result.get("warnings"))).distinct
-    results.head.deepCopy[ObjectNode]().set[ObjectNode]("warnings", Json.strings(warnings))
+    val result = results.head.deepCopy[ObjectNode]().set[ObjectNode]("warnings", Json.strings(warnings))
+    result.put("rows", rows.orNull)
   }
 
-  /** The next attempt as the supervisor begins it: `id`, `resume`, `secret` and `graceSeconds`. */
+  /** The next attempt as the supervisor begins it: `id`, `resume`, `rows`, `secret` and `graceSeconds`. */
   private def begin(restarts: Int): JsonNode = {
     val question = Site.question("beginAttempt").put("id", work.newId())
     question.set[ObjectNode]("attempts", Json.strings(attempts))
@@ -191,6 +196,7 @@ private[flambeau] final class Launch(
     for (uri <- Option(attempt.get("resume")).filterNot(_.isNull) if restarts == 0)
       log.info(s"going on from ${uri.asText}")
     attempts += attempt.get("id").asText
+    rows = Option(attempt.get("rows").textValue)
     attempt
   }
 

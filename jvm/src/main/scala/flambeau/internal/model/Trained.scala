@@ -2,7 +2,7 @@ package flambeau.internal.model
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
-import flambeau.{Bottleneck, Checkpoint, Loss, TensorColumns}
+import flambeau.{Bottleneck, Checkpoint, Lineage, Loss, TensorColumns}
 import flambeau.jni.StoredFile
 import flambeau.internal.util.Json
 
@@ -27,6 +27,8 @@ import flambeau.internal.util.Json
   *   the training result's history, `{"epochs": [...]}`
   * @param checkpoints
   *   those that `keepCheckpoints` left, oldest first
+  * @param lineage
+  *   where it comes from
   * @param timeline
   *   where the timeline of the training lies
   */
@@ -42,6 +44,7 @@ private[flambeau] final case class Trained(
     history: JsonNode,
     counts: Counts,
     checkpoints: Seq[Checkpoint] = Nil,
+    lineage: Lineage = Lineage(),
     timeline: Option[String] = None
 ) {
 

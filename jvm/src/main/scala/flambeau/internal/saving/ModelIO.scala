@@ -4,7 +4,7 @@ import java.nio.charset.StandardCharsets.UTF_8
 import java.nio.file.Files
 
 import com.fasterxml.jackson.databind.node.ObjectNode
-import flambeau.{CheckedParams, GeneralException, StoreException, TensorColumns}
+import flambeau.{CheckedParams, GeneralException, Lineage, StoreException, TensorColumns}
 import flambeau.jni.StoredFile
 import flambeau.internal.model.{Counts, OutputSpec, ProgramForms, Trained}
 import flambeau.internal.session.Session
@@ -65,6 +65,7 @@ private[flambeau] final class ModelWriter(model: CheckedParams, trained: Trained
     ours.put("parameterDtype", if (trained.isWide) "float64" else "float32")
     ours.replace("summary", trained.counts.json)
     ours.replace("judgedBy", trained.judgedBy)
+    ours.replace("lineage", trained.lineage.json)
     ours
   }
 }
@@ -127,7 +128,8 @@ private[flambeau] final class ModelReader[M <: CheckedParams](
         new String(directory.read(FileNames.History, Some(metadata.file(FileNames.History))), UTF_8),
         FileNames.History
       ),
-      counts = Counts.of(ours.path("summary"))
+      counts = Counts.of(ours.path("summary")),
+      lineage = Lineage.of(ours.path("lineage"))
     )
     val model = made(metadata.uid, trained)
     metadata.setParams(model)
