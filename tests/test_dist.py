@@ -23,7 +23,7 @@ DIST = ROOT / "build" / "dist"
 PROGRAM = ROOT / "tests" / "programs" / "installed.py"
 CONSTRAINTS = sorted((ROOT / "tests" / "constraints").glob("*.txt"))
 BIN = Path(sys.executable).parent
-EXTRAS = "spark,optuna,plot,tensorboard"
+EXTRAS = "spark,mlflow,optuna,plot,tensorboard"
 MOST_BYTES = 31_000_000
 NEXT_DEBIAN = "trixie"
 
