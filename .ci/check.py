@@ -96,7 +96,7 @@ def builds() -> dict[str, list[Step]]:
         ],
         "jvm": [
             Step("compile Scala", [*GRADLE, "compileAll", "-x", "natives"]),
-            Step("jars of tables", [*GRADLE, "tables", *(["hadoop"] if IS_LONG else [])]),
+            Step("jars for tests", [*GRADLE, "tables", *(["hadoop"] if IS_LONG else [])]),
             Step("archive classes", [sys.executable, ".ci/archive_classes.py", str(CLASSES)]),
         ],
     }

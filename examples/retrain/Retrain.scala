@@ -39,9 +39,24 @@ object Retrain {
     val spark = SparkSession.builder().appName("retrain").getOrCreate()
     val models = new Path(options("models"))
     val pointer = new CurrentModel(models, spark.sparkContext.hadoopConfiguration)
-    val holdout = spark.read.parquet(options("holdout"))
-
     val current = pointer.read().map(path => path -> TorchRegressionModel.load(path.toString))
+    val runId = options.get("run-id")
+    if (runId.isDefined && current.exists(_._2.lineage.runId == runId)) println("this run's model is in use")
+    else
+      for (better <- train(spark, options, current)) {
+        pointer.write(better)
+        println(s"promoted ${better.getName}")
+      }
+    // The session is not stopped: that of a JAR task of Databricks is the cluster's, and spark-submit stops its own.
+  }
+
+  /** Trains, and saves the result where it is better than the current model; its directory then. */
+  private def train(
+      spark: SparkSession,
+      options: Map[String, String],
+      current: Option[(Path, TorchRegressionModel)]
+  ): Option[Path] = {
+    val holdout = spark.read.parquet(options("holdout"))
     val regressor = new TorchRegressor()
       .setModel(options("program"))
       .setFeaturesCol(Features)
@@ -66,12 +81,13 @@ object Retrain {
     println(s"current ${before.fold("none")(shown)}, candidate ${shown(after)}")
     if (before.forall(after < _)) {
       val now = LocalDateTime.now(ZoneOffset.UTC)
-      val path = new Path(models, now.format(DateTimeFormatter.ofPattern("yyyyMMdd-HHmmss")))
+      val path = new Path(options("models"), now.format(DateTimeFormatter.ofPattern("yyyyMMdd-HHmmss")))
       candidate.save(path.toString)
-      pointer.write(path)
-      println(s"promoted ${path.getName}")
-    } else println(s"kept ${current.get._1.getName}")
-    // The session is not stopped: that of a JAR task of Databricks is the cluster's, and spark-submit stops its own.
+      Some(path)
+    } else {
+      println(s"kept ${current.get._1.getName}")
+      None
+    }
   }
 
   /** Root mean squared error on the hold-out, in minutes. */

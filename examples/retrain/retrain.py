@@ -58,6 +58,9 @@ def retrain(spark: SparkSession, options: argparse.Namespace) -> None:
     """Trains the model in use further, and gives its alias to the result where that is better."""
     registry = mlflow.MlflowClient()
     current = champion(registry, options.name)
+    if current is not None and options.run_id is not None and current.lineage.runId == options.run_id:
+        print("this run's model is in use")
+        return
     holdout = spark.read.parquet(options.holdout)
     torch.manual_seed(0)
     regressor = TorchRegressor(

@@ -112,6 +112,7 @@ class Checkpoint(Generic[M]):
         unknown = {"trainingSeconds": None, "bottleneck": None}
         model._counts = {**self._fitted._counts, "numSteps": self.step, **unknown}
         model._checkpoints = ()
+        model._lineage = {**self._fitted._lineage, "checkpoint": self.uri}
         return model
 
 

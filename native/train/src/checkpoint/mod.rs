@@ -673,6 +673,11 @@ impl CheckpointWriter {
         }
     }
 
+    /// Whether the newest that it has written is that after so many steps.
+    pub(crate) fn has(&self, step: u64) -> bool {
+        self.written.last() == Some(&step_directory(&self.directory, step))
+    }
+
     /// Writes a checkpoint: all ranks call it, each with its own contents, and it returns once the checkpoint is there or
     /// has failed, at the latest after the writer's limit. However long a store takes, no rank's wait counts into the group's
     /// time-out. A write past the limit is left to itself, and as long as it goes on, further checkpoints fail at once.

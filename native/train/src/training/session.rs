@@ -482,6 +482,10 @@ impl<'a> Session<'a> {
         if self.job.attempt.callbacks && !self.is_stopping {
             let asks = [u8::from(self.hooks.asks_to_stop())];
             self.is_stopping = self.group.all_gather_bytes(&asks)?.concat().contains(&1);
+            // The epoch was the last one after all.
+            if self.is_stopping && self.is_checkpoint_due_after_epoch(epoch) {
+                self.checkpoint(epoch - 1)?;
+            }
         }
         Ok(())
     }
@@ -539,8 +543,11 @@ impl<'a> Session<'a> {
             && !self.is_stopping
     }
 
-    /// Writes a checkpoint, in an epoch or at the end of it.
+    /// Writes a checkpoint, in an epoch or at the end of it, unless there is one after as many steps.
     fn checkpoint(&mut self, epoch: u64) -> Result<(), Cause> {
+        if self.checkpoints.has(self.position.step) {
+            return Ok(());
+        }
         self.stepper.phases.enter(Phase::Checkpoint);
         self.position.traffic.sent_bytes += self.stepper.average_model()?;
         let model = &mut *self.stepper.model;

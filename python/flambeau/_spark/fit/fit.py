@@ -254,7 +254,8 @@ class Fit:
     def _train(
         self, shards: ShardSet, site: Site, preprocessed: PreprocessProbe | None, say: Say
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Trains on the shards: rank 0's result, and what the supervisor tells of the checkpoints.
+        """Trains on the shards: rank 0's result, with the digest of a named run's rows as `rows`, and what the
+        supervisor tells of the checkpoints.
 
         Removes what the training left in the work directory except the model's weights and the newest
         `keepCheckpoints`; where it fails, all of its checkpoints stay for the run's next fit, unless a
@@ -314,7 +315,7 @@ class Fit:
             self.bus.advise(result["bottleneck"]["advice"])
         if timeline := result.get("timeline"):
             log.info("the timeline is %s: open it in ui.perfetto.dev or chrome://tracing", timeline)
-        return result, checkpoints
+        return {**result, "rows": launch.rows}, checkpoints
 
     def _job(self, run: str, shards: ShardSet) -> dict[str, Any]:
         """The training job, without its attempt."""

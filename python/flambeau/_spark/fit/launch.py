@@ -34,7 +34,6 @@ from flambeau.errors import (
     ClusterError,
     EnvironmentMismatchError,
     FlambeauError,
-    StoreError,
     WorkerError,
     WorkerLost,
 )
@@ -64,6 +63,9 @@ _LOST_TEXTS = (
     "java.net.SocketException: Connection reset",
     "java.io.EOFException",
 )
+
+# The kinds of failures after which the supervisor would try again.
+_TRANSIENT = ("lost", "collective", "store")
 
 # An error tells the ends of so many logs where it names no worker.
 _NUM_LOGS = 3
@@ -135,14 +137,13 @@ class Launch:
     """The ids of the attempts that were made, newest last; those of the run's earlier fits among them."""
     failed: list[str] = field(default_factory=list)
     """Those of this fit that came to nothing."""
-    _rows: str | None = field(default=None, init=False)
-    """The digest of the rows that a run is compared by."""
+    rows: str | None = field(default=None, init=False)
+    """The digest of the rows that a named run is compared by, once there was an attempt."""
     _num_earlier: int = field(default=0, init=False)
     """How many attempts are of earlier fits."""
 
     def run(self) -> dict[str, Any]:
-        """Trains, and returns rank 0's result as `native/train` tells it, with the digest of a run's rows as
-        `rows`.
+        """Trains, and returns rank 0's result as `native/train` tells it.
 
         A lost worker starts the training again from the newest whole checkpoint, up to `max_restarts` times.
         Raises the exception that was raised on a worker where its class is one of Python's or of Flambeau's,
@@ -159,7 +160,7 @@ class Launch:
             limit = self.max_restarts
             verdict = self.site.work.ask("judge", ended=ended, restarts=restarts, maxRestarts=limit)
             if verdict["cause"] is None:
-                return {**_result(outcomes), "rows": self._rows}
+                return _result(outcomes)
             self.failed = self.attempts[self._num_earlier :]
             before, error = error, failure or exception_of(outcomes[verdict["cause"]])
             if not verdict["again"]:
@@ -263,7 +264,7 @@ class Launch:
         if attempt["resume"] and not restarts:
             log.info("going on from %s", attempt["resume"])
         self.attempts.append(attempt["id"])
-        self._rows = attempt["rows"]
+        self.rows = attempt["rows"]
         return attempt
 
     def _attempt(
@@ -510,8 +511,8 @@ def exception_of(outcome: RankOutcome) -> Exception:
         )
     for name, value in place.items():
         setattr(error, name, value)
-    if isinstance(error, StoreError):
-        error.is_transient = outcome.error_kind == "store"
+    if isinstance(error, FlambeauError):
+        error.is_transient = outcome.error_kind in _TRANSIENT
     was_raised = "Traceback (most recent" in (outcome.traceback or "")
     if not isinstance(error, FlambeauError) or (outcome.error_kind == "model" and was_raised):
         where += f"\n\nThe worker's traceback:\n{outcome.traceback}"

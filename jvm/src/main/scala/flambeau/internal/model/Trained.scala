@@ -53,7 +53,8 @@ private[flambeau] final case class Trained(
     weights = checkpoint.weights,
     history = checkpoint.history,
     counts = counts.copy(numSteps = checkpoint.step, trainingSeconds = None, bottleneck = None),
-    checkpoints = Nil
+    checkpoints = Nil,
+    lineage = lineage.copy(checkpoint = Some(checkpoint.uri))
   )
 }
 
