@@ -21,12 +21,13 @@ from test_native_runtime import await_children, in_background
 from test_stuck_workers import regressor, rows, weights
 from torch import Tensor, nn
 
-from flambeau import CancelledError, ParamError, StoreError, WorkerLost
+from flambeau import Callback, CancelledError, ParamError, StoreError, WorkerLost
 from flambeau._spark import session, work_directory
 from flambeau._spark.fit import claim, run
 from flambeau._spark.fit.launch import Launch
 from flambeau._spark.site import Site
 from flambeau._spark.work_directory import WorkDirectory, beating
+from flambeau.callbacks import Context
 
 
 class Fails(nn.Module):
@@ -288,6 +289,36 @@ def test_the_end_of_a_fit_waits_for_no_slot(monkeypatch: pytest.MonkeyPatch) -> 
         assert beats.acquire(timeout=10) and beats.acquire(timeout=10)
     never.set()
     assert time.monotonic() - start < 9
+
+
+class Stops(Callback):
+    """Ends the training with its second epoch."""
+
+    where = "ranks"
+
+    def on_epoch_end(self, context: Context) -> None:
+        if context.epoch == 1:
+            context.stop()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"callbacks": [Stops()], "checkpointInterval": 5},
+        {"callbacks": [Stops()], "checkpointInterval": -1, "checkpointSteps": 10},
+        {"epochs": 2, "checkpointInterval": -1},
+    ],
+)
+def test_the_last_checkpoint_is_of_the_end(
+    spark: SparkSession, tmp_path: Path, params: dict[str, Any]
+) -> None:
+    """However the training ended: its weights are the model's."""
+    settings: dict[str, Any] = {"epochs": 4, "keepCheckpoints": 1, "workDir": str(tmp_path)} | params
+    model = regressor(nn.Linear(4, 1), **settings).fit(rows(spark))
+    (last,) = model.checkpoints
+    assert last.step == model.summary.numSteps == 20
+    assert torch.equal(weights(last.model()), weights(model))
+    assert last.model().lineage.checkpoint == last.uri == model.lineage.checkpoint
 
 
 def test_the_newest_checkpoints_are_models(spark: SparkSession, tmp_path: Path) -> None:

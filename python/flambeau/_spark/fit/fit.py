@@ -254,8 +254,8 @@ class Fit:
     def _train(
         self, shards: ShardSet, site: Site, preprocessed: PreprocessProbe | None, say: Say
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Trains on the shards: rank 0's result, with the digest of a named run's rows as `rows`, and what the
-        supervisor tells of the checkpoints.
+        """Trains on the shards: rank 0's result, with the digest of a named run's rows as `rows`, and what
+        the supervisor tells of the checkpoints.
 
         Removes what the training left in the work directory except the model's weights and the newest
         `keepCheckpoints`; where it fails, all of its checkpoints stay for the run's next fit, unless a
