@@ -864,7 +864,7 @@ def retrained(server: Server, folder: Path, night: int, master: str = "local[2]"
         sign = -1 if part == "train" and night > 2 else 1
         columns = ["dep_delay", "distance", "scheduled_departure", "scheduled_minutes", "weekday"]
         frame = pd.DataFrame(numbers, columns=columns).assign(arr_delay=sign * numbers.sum(axis=1))
-        (folder / f"{part}-{night}").mkdir()
+        (folder / f"{part}-{night}").mkdir(exist_ok=True)
         frame.to_parquet(folder / f"{part}-{night}" / "rows.parquet")
     command = [sys.executable, str(ROOT / "examples" / "retrain" / "retrain.py"), "--name", "nightly"]
     command += ["--partition", str(folder / f"train-{night}"), "--holdout", str(folder / f"holdout-{night}")]
@@ -891,6 +891,7 @@ def test_a_night_promotes_the_better_model_by_an_alias(server: Server, client: A
     first = champion()[1].lineage
     assert first.runId == "night-1" and first.initialState is None
     assert retrained(server, tmp_path, 2) == (0, "promoted version 2")
+    assert retrained(server, tmp_path, 2) == (0, "this run's model is in use")
     version, model = champion()
     assert version == "2" and model.lineage.initialState == first.checkpoint is not None
     assert retrained(server, tmp_path, 3) == (0, "kept version 2")
