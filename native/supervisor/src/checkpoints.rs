@@ -2,11 +2,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use flambeau_data::DataError;
+use flambeau_data::{DataError, Store};
 use flambeau_train::checkpoint::{self, KeptCheckpoint};
 
+use crate::error::SupervisorError;
 use crate::logs::LOGS;
 use crate::work_directory::{KEPT, WorkDirectory};
+
+/// Refuses the directory of an `initialState` in which no whole checkpoint is.
+pub(crate) fn check_initial_state(store: &Store, uri: &str) -> Result<(), SupervisorError> {
+    match checkpoint::objection(store, uri)? {
+        None => Ok(()),
+        Some(objection) => Err(SupervisorError::Refused(format!(
+            "initialState {uri} is no checkpoint to start from: {objection}; keepCheckpoints=1 has a fit leave one, whose \
+             place its model's lineage tells"
+        ))),
+    }
+}
 
 /// Removes all that those attempts left but for their newest `num` checkpoints with weights, and describes these, oldest
 /// first; with `keeps_logs` what their ranks wrote stays too. Of two after as many steps that of the later attempt is taken, which went on from what the earlier one had.

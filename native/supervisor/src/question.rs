@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::attempt::{self, OfRun};
-use crate::checkpoints::keep_newest;
+use crate::checkpoints::{check_initial_state, keep_newest};
 use crate::claim::{self, Claim};
 use crate::error::SupervisorError;
 use crate::failure::{Ended, judge};
@@ -47,8 +47,8 @@ enum Question {
     },
     /// The URI of the newest whole checkpoint of those attempts, or null.
     NewestCheckpoint { attempts: Vec<String> },
-    /// What keeps a training from starting from the state of a checkpoint, of which this is the directory, or null.
-    CheckpointObjection { uri: String },
+    /// Refuses the directory of an `initialState` that no training can start from.
+    CheckInitialState { uri: String },
     /// Removes what those attempts left but for their newest checkpoints, and describes these, oldest first. Models stay, but for
     /// those of the attempts that `failed`.
     KeepCheckpoints {
@@ -153,7 +153,7 @@ fn answered(work: &WorkDirectory<'_>, question: Question) -> Result<Value, Super
             let found = checkpoint::newest(work.store, work.uri(), &plain(attempts)?)?;
             json(found.map(|found| found.uri))
         }
-        Question::CheckpointObjection { uri } => json(checkpoint::objection(work.store, &uri)?),
+        Question::CheckInitialState { uri } => json(check_initial_state(work.store, &uri)?),
         Question::KeepCheckpoints {
             attempts,
             failed,

@@ -81,8 +81,7 @@ pub fn newest(
     // Stable, so that a later attempt stays behind an earlier one with as many steps.
     found.sort_by_key(|info| info.step);
     while let Some(info) = found.pop() {
-        let marker = read_if_there(store, &info.uri, MARKER)?;
-        if lack(store, &info.uri, marker.as_deref())?.is_none() {
+        if objection(store, &info.uri)?.is_none() {
             return Ok(Some(info));
         }
     }

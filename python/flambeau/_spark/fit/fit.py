@@ -34,7 +34,7 @@ from flambeau._spark.session import store_options
 from flambeau._spark.site import Site, leased, store_uri, sweep, work_directory
 from flambeau._spark.work_directory import WorkDirectory, new_id
 from flambeau._tensors import TensorColumns
-from flambeau.errors import DataError, ParamError
+from flambeau.errors import DataError
 
 if TYPE_CHECKING:
     from flambeau._module.layout import Layout
@@ -199,12 +199,7 @@ class Fit:
             warm_up.used(spark)
         site = Site.of(spark, self.work)
         if self.initial_state is not None:
-            objection = site.ask("checkpointObjection", uri=self.initial_state)
-            if objection is not None:
-                raise ParamError(
-                    f"initialState {self.initial_state} is no checkpoint to start from: {objection}; "
-                    "keepCheckpoints=1 has a fit leave one, whose place its model's lineage tells"
-                )
+            site.ask("checkInitialState", uri=self.initial_state)
         if not self.work.is_temporary:
             sweep(site)
         return site

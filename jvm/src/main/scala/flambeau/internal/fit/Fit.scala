@@ -5,9 +5,7 @@ import scala.collection.mutable
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
-import flambeau.{
-  Bottleneck, Checkpoint, DataException, Lineage, ParamException, TensorColumns, TrainingListener
-}
+import flambeau.{Bottleneck, Checkpoint, DataException, Lineage, TensorColumns, TrainingListener}
 import flambeau.jni.StoredFile
 import flambeau.internal.model.{Counts, OutputSpec, ProgramForms, Trained}
 import flambeau.internal.rows.{DataColumns, Reading, Rows, ShardSet}
@@ -117,14 +115,7 @@ private[flambeau] final class Fit private (
     */
   def place(): Site = {
     val site = reach(work)
-    for (uri <- initialState) {
-      val objection = site.ask(Site.question("checkpointObjection").put("uri", uri))
-      if (!objection.isNull)
-        throw new ParamException(
-          s"initialState $uri is no checkpoint to start from: ${objection.asText}; keepCheckpoints=1 has a fit leave one, " +
-            "whose place its model's lineage tells"
-        )
-    }
+    for (uri <- initialState) site.ask(Site.question("checkInitialState").put("uri", uri))
     if (!work.isTemporary) site.sweep()
     site
   }
