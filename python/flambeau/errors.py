@@ -22,8 +22,10 @@ class FlambeauError(Exception):
 
     is_transient = False
 
-    def __init__(self, *args: object) -> None:
+    def __init__(self, *args: object, is_transient: bool | None = None) -> None:
         super().__init__(*args)
+        if is_transient is not None:
+            self.is_transient = is_transient
         known = next(kind for kind in type(self).__mro__ if kind.__module__ == __name__)
         self.add_note(f"docs/errors.md#{known.__name__.lower()} says more")
 
@@ -39,25 +41,15 @@ class DataError(FlambeauError, ValueError):
 
 
 class StoreError(FlambeauError, OSError):
-    """A path of the store that could not be read or written; the message names the path.
-
-    `is_transient` says that the store throttled, timed out or could not be reached, so that another attempt
-    may go better.
+    """A path of the store that could not be read or written; the message names the path. Transient where the
+    store throttled, timed out or could not be reached.
     """
-
-    def __init__(self, message: str, *, is_transient: bool = False) -> None:
-        super().__init__(message)
-        self.is_transient = is_transient
 
 
 class ClusterError(FlambeauError, RuntimeError):
     """A cluster that cannot run the training: too few task slots, or settings that Spark refuses for barrier
-    stages. It `is_transient` where slots are missing, which may be there later.
+    stages. Transient where slots are missing, which may be there later.
     """
-
-    def __init__(self, message: str, *, is_transient: bool = False) -> None:
-        super().__init__(message)
-        self.is_transient = is_transient
 
 
 class EnvironmentMismatchError(FlambeauError, RuntimeError):

@@ -48,7 +48,7 @@ class TransientStoreException(message: String, cause: Throwable) extends StoreEx
 }
 
 /** A cluster that cannot run the training: too few task slots, settings that Spark refuses for barrier stages, or a
-  * library that is missing. It `isTransient` where slots are missing, which may be there later.
+  * library that is missing. Transient where slots are missing, which may be there later.
   */
 class ClusterException(message: String, cause: Throwable, override val isTransient: Boolean = false)
     extends RuntimeException(message, cause)
