@@ -54,6 +54,7 @@ def hadoop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 def directory(tmp_path_factory: pytest.TempPathFactory, hadoop: dict[str, str]) -> Path:
     """A directory that all nodes see, for the work of fits; program and rows lie on HDFS."""
     made = tmp_path_factory.mktemp("retrain")
+    subprocess.run(["make", "--no-print-directory", "build/jvm/.examples"], cwd=ROOT, check=True, timeout=600)
     subprocess.run(
         [sys.executable, str(EXAMPLE / "prepare.py"), str(made / "given")], check=True, timeout=120
     )
