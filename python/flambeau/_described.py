@@ -68,8 +68,8 @@ class Lineage:
     Attributes
     ----------
     runId : the name of its run.
-    rows : with `runId`, a SHA-256 of the rows: of all bytes of the files that were written for the fit, and
-        of rows that were read in place of the sizes and ends of their files. Two runs have the same where
+    rowsSha256 : with `runId`, a SHA-256 of the rows: of all bytes of the files that were written for the fit,
+        and of rows that were read in place of the sizes and ends of their files. Two runs have the same where
         these are.
     initialWeights : the file of `initialModel` that training started from.
     initialWeightsSha256 : that file's SHA-256, which its model's metadata have too.
@@ -78,7 +78,7 @@ class Lineage:
     """
 
     runId: str | None = None
-    rows: str | None = None
+    rowsSha256: str | None = None
     initialWeights: str | None = None
     initialWeightsSha256: str | None = None
     initialState: str | None = None

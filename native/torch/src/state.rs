@@ -10,6 +10,9 @@ use crate::tensor::kind_name;
 
 const FORMAT: &str = "flambeau-state";
 
+/// What the archives of `torch.save` begin with, in which the Python runtime keeps its states.
+const ARCHIVE: &[u8] = b"PK\x03\x04";
+
 /// What [`load`] takes back. `tensors` are the program's, `names` those of the trained parameters.
 pub(crate) fn save(
     tensors: &[NamedTensor],
@@ -45,9 +48,9 @@ pub(crate) fn load(
     parameters: &[NamedTensor],
     optimizer: &mut Optimizer,
 ) -> Result<(), TorchError> {
-    let file = opened(bytes, optimizer)?;
+    let file = read(bytes, optimizer)?;
     let rate = |name: &str| {
-        let saved = entry(&file, name);
+        let saved = metadata(&file, name);
         saved.parse::<f64>().map_err(|_| {
             TorchError::Data(format!(
                 "the checkpoint's learning rate is {saved:?}, which is no number"
@@ -59,10 +62,10 @@ pub(crate) fn load(
     let is_known = file.metadata().contains_key("last_lr");
     let last_rate = is_known.then(|| rate("last_lr")).transpose()?;
     for entry in tensors {
-        let value = of_model(&file, entry)?;
+        let value = model_tensor(&file, entry)?;
         tch::no_grad(|| entry.tensor.shallow_clone().f_copy_(&value))?;
     }
-    take_slots(&file, parameters, optimizer)?;
+    load_slots(&file, parameters, optimizer)?;
     optimizer.set_learning_rate(learning_rate);
     optimizer.set_last_rate(last_rate);
     Ok(())
@@ -78,34 +81,48 @@ pub(crate) fn load_optimizer(
     parameters: &[NamedTensor],
     optimizer: &mut Optimizer,
 ) -> Result<(), TorchError> {
-    let file = opened(bytes, optimizer)?;
+    let file = read(bytes, optimizer)?;
     parameters
         .iter()
-        .try_for_each(|entry| of_model(&file, entry).map(drop))?;
-    take_slots(&file, parameters, optimizer)
+        .try_for_each(|entry| model_tensor(&file, entry).map(drop))?;
+    load_slots(&file, parameters, optimizer)
 }
 
 /// A state of this optimizer's.
-fn opened<'a>(bytes: &'a [u8], optimizer: &Optimizer) -> Result<SafeTensors<'a>, TorchError> {
+fn read<'a>(bytes: &'a [u8], optimizer: &Optimizer) -> Result<SafeTensors<'a>, TorchError> {
+    if bytes.starts_with(ARCHIVE) {
+        return Err(TorchError::Data(
+            "the checkpoint is of runtime=\"python\", and this training has runtime=\"native\""
+                .into(),
+        ));
+    }
     let file = SafeTensors::read(bytes)?;
-    let (format, name) = (entry(&file, "format"), entry(&file, "optimizer"));
-    if format != FORMAT || name != optimizer.name() {
+    let (format, saved, own) = (
+        metadata(&file, "format"),
+        metadata(&file, "optimizer"),
+        optimizer.name(),
+    );
+    if format != FORMAT {
         return Err(TorchError::Data(format!(
-            "the checkpoint holds the state of {format:?} with optimizer {name:?}, but this training has {FORMAT:?} with {:?}",
-            optimizer.name()
+            "the checkpoint's format is {format:?}, this version reads {FORMAT:?}"
+        )));
+    }
+    if saved != own {
+        return Err(TorchError::Data(format!(
+            "the checkpoint holds the state of the optimizer {saved:?}, and this training has {own:?}"
         )));
     }
     Ok(file)
 }
 
 /// What a state's metadata has under that name.
-fn entry<'a>(file: &'a SafeTensors<'_>, name: &str) -> &'a str {
+fn metadata<'a>(file: &'a SafeTensors<'_>, name: &str) -> &'a str {
     let value = file.metadata().get(name);
     value.map(String::as_str).unwrap_or_default()
 }
 
 /// The value that a state has of a tensor of the program's.
-fn of_model(file: &SafeTensors<'_>, entry: &NamedTensor) -> Result<Tensor, TorchError> {
+fn model_tensor(file: &SafeTensors<'_>, entry: &NamedTensor) -> Result<Tensor, TorchError> {
     let tensor = &entry.tensor;
     let value = file.tensor(&model_name(&entry.name))?;
     value
@@ -121,7 +138,7 @@ fn of_model(file: &SafeTensors<'_>, entry: &NamedTensor) -> Result<Tensor, Torch
 }
 
 /// Gives the optimizer what a state has for those parameters.
-fn take_slots(
+fn load_slots(
     file: &SafeTensors<'_>,
     parameters: &[NamedTensor],
     optimizer: &mut Optimizer,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -53,6 +54,9 @@ _DTYPES = {
     torch.int64: "int64",
 }
 """The dtypes that collectives know; other tensors travel as raw bytes."""
+
+_SLOTS = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg", "momentum": "momentum_buffer"}
+"""What options of torch.optim's Adam, AdamW and RMSprop add to a parameter's state, which begins as zeros."""
 
 _SharedTensor = tuple[str, int, int, str | None, int]
 """A tensor's name, address, number of elements, dtype or None, and bytes."""
@@ -561,6 +565,7 @@ class ModuleModel:
             "unlisted": _unlisted_buffers(self.module),
             "optimizer": optimizer,
             "optimizerClass": _class_name(self.optimizer),
+            "optimizerParameters": self._optimizer_names(),
             "schedules": self._schedules.state(),
             "progress": self.position.state(),
             "rate": None if self._last_rate is None else float(self._last_rate),
@@ -585,14 +590,17 @@ class ModuleModel:
 
     def load_optimizer_state(self, data: bytes) -> None:
         """Takes the optimizer's part of what `save_state` wrote in another training: all but its rates and
-        other options. Raises ParamError where that is another optimizer's, or one of other parameters.
+        other options. Raises ParamError where that is another runtime's or optimizer's, or one of other
+        parameters.
         """
+        if not zipfile.is_zipfile(io.BytesIO(data)):
+            raise ParamError(
+                'initialState: the checkpoint is of runtime="native", and this training has runtime="python"'
+            )
         state = _load(data)
-        saved, theirs, ours = state["optimizer"], state.get("optimizerClass"), _class_name(self.optimizer)
+        theirs, ours = state["optimizerClass"], _class_name(self.optimizer)
         if theirs != ours:
             raise ParamError(f"initialState: the checkpoint holds the state of {theirs}, not of {ours}")
-        with uncompiled():
-            own = self.optimizer.state_dict()
         shapes = {name: list(value.shape) for name, value in state["model"].items()}
         for name, parameter in zip(self._names, self._parameters, strict=True):
             if shapes.get(name) != list(parameter.shape):
@@ -600,13 +608,24 @@ class ModuleModel:
                     f"initialState: the parameter {name} is {list(parameter.shape)}, and the checkpoint's is "
                     f"{shapes.get(name, 'not there')}"
                 )
-        sizes, known = ([len(group["params"]) for group in one["param_groups"]] for one in (own, saved))
-        if sizes != known:
-            raise ParamError(
-                f"initialState: the optimizer's groups have {sizes} parameters, and the checkpoint's {known}"
-            )
+        saved = state["optimizer"]["state"]
+        slots = {name: saved.get(number) for number, name in enumerate(state["optimizerParameters"])}
+        taken = {number: slots.get(name) for number, name in enumerate(self._optimizer_names())}
         with uncompiled():
-            self.optimizer.load_state_dict({"state": saved["state"], "param_groups": own["param_groups"]})
+            groups = self.optimizer.state_dict()["param_groups"]
+            kept = {number: value for number, value in taken.items() if value}
+            self.optimizer.load_state_dict({"state": kept, "param_groups": groups})
+        for group in self.optimizer.param_groups:
+            for slot in (slot for option, slot in _SLOTS.items() if group.get(option)):
+                for parameter in group["params"]:
+                    if own := self.optimizer.state.get(parameter):
+                        own.setdefault(slot, torch.zeros_like(parameter))
+
+    def _optimizer_names(self) -> list[str | None]:
+        """The names of the parameters that the optimizer has, by its numbers for them."""
+        names = {id(one): name for name, one in zip(self._names, self._parameters, strict=True)}
+        groups = self.optimizer.param_groups
+        return [names.get(id(parameter)) for group in groups for parameter in group["params"]]
 
     def save_rank_state(self) -> bytes:
         """This rank's random generators: torch's, CUDA's where it runs, numpy's and Python's."""

@@ -80,6 +80,9 @@ pub(crate) struct State {
     pub(crate) history: History,
     /// With precision fp16.
     pub(crate) scaler: Option<LossScaler>,
+    /// Whether a callback has ended the training.
+    #[serde(default)]
+    pub(crate) is_stopped: bool,
 }
 
 impl State {
@@ -89,6 +92,7 @@ impl State {
         position: Position,
         history: History,
         scaler: Option<LossScaler>,
+        is_stopped: bool,
     ) -> State {
         State {
             format: FORMAT,
@@ -98,6 +102,7 @@ impl State {
             position,
             history,
             scaler,
+            is_stopped,
         }
     }
 

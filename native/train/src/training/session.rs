@@ -226,7 +226,7 @@ impl<'a> Session<'a> {
             timeline_uri: None,
             progress_rate: RowRate::new(0),
             log_rate: RowRate::new(0),
-            is_stopping: false,
+            is_stopping: state.is_stopped,
             checkpoints,
             times: vec![StepTimes::default(); world_size],
             // All ranks find these alike.
@@ -476,16 +476,26 @@ impl<'a> Session<'a> {
         schedule.follow(&self.monitor, &self.history);
         let (epoch, step) = (self.position.epoch + 1, self.position.step);
         self.position = Position::of_epoch(epoch, step, totals.metrics().len());
+        // Before the checkpoint, which says so.
+        self.agree_on_a_stop()?;
         if self.is_checkpoint_due_after_epoch(epoch) {
             self.checkpoint(epoch - 1)?;
         }
-        if self.job.attempt.callbacks && !self.is_stopping {
-            let asks = [u8::from(self.hooks.asks_to_stop())];
-            self.is_stopping = self.group.all_gather_bytes(&asks)?.concat().contains(&1);
-            // The epoch was the last one after all.
+        if !self.is_stopping {
+            // Callbacks of the checkpoint may end it too: the epoch was the last one after all.
+            self.agree_on_a_stop()?;
             if self.is_stopping && self.is_checkpoint_due_after_epoch(epoch) {
                 self.checkpoint(epoch - 1)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Asks all ranks whether a callback of one ends the training.
+    fn agree_on_a_stop(&mut self) -> Result<(), Cause> {
+        if self.job.attempt.callbacks && !self.is_stopping {
+            let asks = [u8::from(self.hooks.asks_to_stop())];
+            self.is_stopping = self.group.all_gather_bytes(&asks)?.concat().contains(&1);
         }
         Ok(())
     }
@@ -572,6 +582,7 @@ impl<'a> Session<'a> {
             self.position.clone(),
             self.history.clone(),
             self.stepper.scaler,
+            self.is_stopping,
         );
         let (written, warning) = self.checkpoints.write(
             &self.group,

@@ -31,6 +31,8 @@ pub(crate) struct TrainState {
     pub(crate) best: Option<Arc<LocalWeights>>,
     /// The checkpoint that it comes from.
     pub(crate) checkpoint: Option<String>,
+    /// Whether a callback has ended it.
+    pub(crate) is_stopped: bool,
     /// What the user should know.
     pub(crate) warnings: Vec<String>,
 }
@@ -59,6 +61,7 @@ impl TrainState {
             average: None,
             best: None,
             checkpoint: None,
+            is_stopped: false,
             warnings: vec![],
         })
     }
@@ -74,6 +77,7 @@ impl TrainState {
             position,
             history,
             scaler,
+            is_stopped,
             ..
         } = checkpoint.state;
         model.load_state(&checkpoint.shared).map_err(Cause::Model)?;
@@ -90,6 +94,7 @@ impl TrainState {
             average: checkpoint.average,
             best: checkpoint.best.map(Arc::new),
             checkpoint: Some(checkpoint.uri),
+            is_stopped,
             warnings: checkpoint.warning.into_iter().collect(),
         })
     }

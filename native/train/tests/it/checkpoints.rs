@@ -244,6 +244,35 @@ fn a_resume_of_a_resume_keeps_the_history() {
 }
 
 #[test]
+fn another_training_starts_from_the_optimizers_state() {
+    let bench = Bench::new(97, 31);
+    let job = |attempt: &str, epochs: u64, initial_state: Option<&str>| {
+        let params = json!({
+            "numWorkers": 2, "batchSize": 6, "dataLanes": 4, "epochs": epochs, "shuffle": false,
+            "keepCheckpoints": 1, "initialState": initial_state,
+        });
+        bench.job(attempt, params, false)
+    };
+    let config = Config::new(Net::Mlp { hidden: 5 }, Optimizer::Adam { rate: 0.01 });
+    let unbroken = train(&job("unbroken", 4, None), 2, &config);
+    let first = train(&job("first", 2, None), 2, &config);
+    let after = Config {
+        start: Some(first[0].model.values.clone()),
+        ..config
+    };
+    // Wherever it lies.
+    let state = checkpoints_of(&bench, "first").pop().unwrap();
+    let elsewhere = bench.path("elsewhere");
+    fs::rename(state, &elsewhere).unwrap();
+    let second = train(&job("second", 2, elsewhere.to_str()), 2, &after);
+    for (second, unbroken) in paired(&second, &unbroken) {
+        assert_eq!(second.model.values, unbroken.model.values);
+    }
+    let anew = train(&job("anew", 2, None), 2, &after);
+    assert_ne!(anew[0].model.values, unbroken[0].model.values);
+}
+
+#[test]
 fn another_number_of_ranks_goes_on_with_generators_seeded_anew() {
     let bench = Bench::new(97, 0);
     let without_noise = Config {

@@ -139,6 +139,30 @@ fn a_stop_at_the_end_of_an_epoch_comes_before_the_next() {
 }
 
 #[test]
+fn a_stop_holds_where_training_goes_on_from_its_last_checkpoint() {
+    let bench = Bench::new(97, 31);
+    let params = json!({"keepCheckpoints": 1, "restoreBestWeights": true, "emaDecay": 0.9});
+    let weights = |outcomes: &[Outcome]| {
+        let result = outcomes[0].result.as_ref().unwrap();
+        result.weights.as_ref().unwrap().sha256.clone()
+    };
+    // In an epoch, in its last step, and after the evaluation.
+    for (number, asks) in ["step 11", "step 17", "epoch 1 18"].into_iter().enumerate() {
+        let first = format!("stopped-{number}");
+        let stopped = job(&bench, &first, params.clone());
+        let (outcomes, _) = try_told(&stopped, move |rank, word| Ok(rank == 1 && word == asks));
+        let steps = lengths(&outcomes)[0].0;
+        let last = bench.path(&format!("attempts/{first}/checkpoints/{steps:010}"));
+        let mut again = job(&bench, &format!("again-{number}"), params.clone());
+        again.attempt.resume = Some(last.to_str().unwrap().into());
+        let (resumed, told) = try_told(&again, |_, _| Ok(false));
+        assert_eq!(lengths(&resumed), lengths(&outcomes), "{asks}");
+        assert_eq!(told[0], [format!("start 2 {steps}"), "end".into()]);
+        assert_eq!(weights(&resumed), weights(&outcomes), "{asks}");
+    }
+}
+
+#[test]
 fn a_stop_before_the_first_step_leaves_one() {
     let bench = Bench::new(97, 0);
     let (outcomes, _) = try_told(&job(&bench, "none", json!({})), |rank, word| {

@@ -63,6 +63,8 @@ pub enum Fault {
 pub struct Config {
     pub net: Net,
     pub optimizer: Optimizer,
+    /// The values that training starts from, in place of the numbers' own.
+    pub start: Option<Vec<Vec<f64>>>,
     /// Adds a parameter `gate`, which takes part for rows whose x0 exceeds this, and `idle`, which never does.
     pub gate: Option<f64>,
     /// Drops inputs at random with the rank's generator, and keeps a running mean of x0 as a buffer.
@@ -85,6 +87,7 @@ impl Config {
         Config {
             net,
             optimizer,
+            start: None,
             gate: None,
             noise: false,
             fault: None,
@@ -116,6 +119,9 @@ pub fn parameters(config: &Config) -> Vec<(&'static str, usize)> {
 
 /// Starting values: the same for all, written in the numbers themselves.
 pub fn initial(config: &Config) -> Vec<Vec<f64>> {
+    if let Some(values) = &config.start {
+        return values.clone();
+    }
     let mut number = 0;
     parameters(config)
         .iter()

@@ -310,7 +310,7 @@ class Fit:
             self.bus.advise(result["bottleneck"]["advice"])
         if timeline := result.get("timeline"):
             log.info("the timeline is %s: open it in ui.perfetto.dev or chrome://tracing", timeline)
-        return {**result, "rows": launch.rows}, checkpoints
+        return {**result, "rowsSha256": launch.rows}, checkpoints
 
     def _job(self, run: str, shards: ShardSet) -> dict[str, Any]:
         """The training job, without its attempt."""
@@ -357,7 +357,7 @@ class Fit:
         model._checkpoints, model._timeline = tuple(checkpoints), result.get("timeline")
         model._lineage = {
             "runId": self.estimator.getRunId(),
-            "rows": result["rows"],
+            "rowsSha256": result["rowsSha256"],
             "initialWeights": None if self.initial is None else self.initial.file.uri,
             "initialWeightsSha256": None if self.initial is None else self.initial.file.sha256,
             "initialState": self.initial_state,

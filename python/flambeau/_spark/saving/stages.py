@@ -28,6 +28,7 @@ import pyspark
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
 from flambeau._module.named import is_named
+from flambeau._redacted import redacted
 from flambeau._saved.metadata import class_of, versions
 from flambeau._saved.program import FILE_NAMES, OutputSpec, compile_programs, instantiate, is_wide
 from flambeau._saved.weights import FILE_NAME, WeightsRef, load_into
@@ -169,7 +170,7 @@ class ModelWriter(PlainWriter):
             "parameterDtype": "float64" if is_wide(instantiate(model._programs)) else "float32",
             "summary": dict(model._counts),
             "judgedBy": _named(model._judged_by),
-            "lineage": dict(model._lineage),
+            "lineage": {name: told and redacted(told) for name, told in model._lineage.items()},
         }
         if model._preprocess is not None:
             made = model._preprocess.spec

@@ -2,13 +2,13 @@ package flambeau
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
-import flambeau.internal.util.Json
+import flambeau.internal.util.{Json, Redacted}
 
 /** Where a model comes from; none stands for what there was not, and for what its writer did not know.
   *
   * @param runId
   *   the name of its run
-  * @param rows
+  * @param rowsSha256
   *   with `runId`, a SHA-256 of the rows: of all bytes of the files that were written for the fit, and of rows that were read in
   *   place of the sizes and ends of their files. Two runs have the same where these are
   * @param initialWeights
@@ -22,21 +22,23 @@ import flambeau.internal.util.Json
   */
 final case class Lineage private[flambeau] (
     runId: Option[String] = None,
-    rows: Option[String] = None,
+    rowsSha256: Option[String] = None,
     initialWeights: Option[String] = None,
     initialWeightsSha256: Option[String] = None,
     initialState: Option[String] = None,
     checkpoint: Option[String] = None
 ) {
+
+  /** What goes into a saved model, which others read. */
   private[flambeau] def json: ObjectNode =
     Json
       .obj()
       .put("runId", runId.orNull)
-      .put("rows", rows.orNull)
-      .put("initialWeights", initialWeights.orNull)
+      .put("rowsSha256", rowsSha256.orNull)
+      .put("initialWeights", initialWeights.map(Redacted(_)).orNull)
       .put("initialWeightsSha256", initialWeightsSha256.orNull)
-      .put("initialState", initialState.orNull)
-      .put("checkpoint", checkpoint.orNull)
+      .put("initialState", initialState.map(Redacted(_)).orNull)
+      .put("checkpoint", checkpoint.map(Redacted(_)).orNull)
 }
 
 private[flambeau] object Lineage {
@@ -46,7 +48,7 @@ private[flambeau] object Lineage {
     def text(name: String): Option[String] = Option(json.path(name).textValue)
     Lineage(
       text("runId"),
-      text("rows"),
+      text("rowsSha256"),
       text("initialWeights"),
       text("initialWeightsSha256"),
       text("initialState"),

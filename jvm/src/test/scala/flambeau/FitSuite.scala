@@ -259,7 +259,7 @@ class FitSuite extends SparkSuite {
     val data = rows("doubles").coalesce(1)
     def adam = doubles.setOptimizer("adam", Map("lr" -> 0.01)).setShuffle(false).setWorkDir(path("state"))
     val first = adam.setEpochs(2).setKeepCheckpoints(1).setRunId("first").fit(data)
-    assert(first.lineage.runId.contains("first") && first.lineage.rows.isDefined)
+    assert(first.lineage.runId.contains("first") && first.lineage.rowsSha256.isDefined)
     val state = first.lineage.checkpoint.get
     assert(state == first.checkpoints.last.uri)
 

@@ -259,16 +259,16 @@ private[flambeau] final class Fit private (
         Bottleneck.of(result.get("bottleneck"))
       ),
       checkpoints,
-      lineage(result.get("rows"), checkpoints),
+      lineage(result.get("rowsSha256"), checkpoints),
       timelineOf(result)
     )
   }
 
-  private def lineage(rows: JsonNode, checkpoints: Seq[Checkpoint]): Lineage = {
+  private def lineage(rowsSha256: JsonNode, checkpoints: Seq[Checkpoint]): Lineage = {
     val initial = program.weights.filter(_ => estimator.isSet(estimator.initialModel))
     Lineage(
       estimator.valueOf(estimator.runId),
-      Option(rows.textValue),
+      Option(rowsSha256.textValue),
       initial.map(_.uri),
       initial.map(_.sha256),
       initialState,

@@ -182,7 +182,7 @@ private[flambeau] final class Launch(
     val results = outcomes.map(outcome => Json.parse(outcome.result.get))
     val warnings = results.flatMap(result => Json.texts(result.get("warnings"))).distinct
     val result = results.head.deepCopy[ObjectNode]().set[ObjectNode]("warnings", Json.strings(warnings))
-    result.put("rows", rows.orNull)
+    result.put("rowsSha256", rows.orNull)
   }
 
   /** The next attempt as the supervisor begins it: `id`, `resume`, `rows`, `secret` and `graceSeconds`. */
