@@ -117,9 +117,9 @@ pub(crate) fn inspect(
     })
 }
 
-/// What tells a file's bytes from others; of a Parquet file's footer how often each value of a byte is there. Java's writer names the
-/// encodings of a column in the order of a hash set, another one in each JVM, so that a driver that is started anew would write other
-/// bytes for the same rows.
+/// What tells a file's bytes from others: with `end` its size and last bytes, else all. Of the footer of a Parquet file that a fit
+/// wrote, how often each value of a byte is there: Java's writer names the encodings of a column in the order of a hash set, another
+/// one in each JVM, so that a driver that is started anew would write other bytes for the same rows.
 fn digest_of(store: &Store, uri: &str, end: bool) -> Result<String, DataError> {
     let size = store.size(uri)?.ok_or_else(|| DataError::NotFound {
         uri: uri.to_owned(),
@@ -144,7 +144,9 @@ fn digest_of(store: &Store, uri: &str, end: bool) -> Result<String, DataError> {
         hash.update(&last[..data_end]);
         last.slice(data_end..)
     };
-    if !footer.is_empty() {
+    if end {
+        hash.update(&footer);
+    } else if !footer.is_empty() {
         let mut counts = [0_u64; 256];
         for &byte in &footer {
             counts[usize::from(byte)] += 1;

@@ -56,9 +56,10 @@ fn what_is_no_question_is_refused() {
     assert!(unknown.contains("force"), "{unknown}");
 }
 
-/// Java's writer names the encodings of a column in the order of a hash set, another one in each JVM.
+/// Java's writer names the encodings of a column in the order of a hash set, another one in each JVM. Files whose ends count are not
+/// written anew.
 #[test]
-fn digests_of_parquet_files_pass_over_the_order_within_a_footer() {
+fn digests_of_whole_parquet_files_pass_over_the_order_within_a_footer() {
     let files = directory();
     let digests = |data_size: usize, first: u8, footer: &[u8]| -> [Value; 2] {
         let mut bytes = vec![7; data_size];
@@ -79,7 +80,8 @@ fn digests_of_parquet_files_pass_over_the_order_within_a_footer() {
         footer[0] = 2;
         let known = digests(data_size, 7, &footer);
         footer.swap(0, 5);
-        assert_eq!(digests(data_size, 7, &footer), known);
+        let swapped = digests(data_size, 7, &footer);
+        assert!(swapped[0] == known[0] && swapped[1] != known[1]);
         assert_ne!(digests(data_size, 8, &footer)[0], known[0]);
         footer[0] = 3;
         let other = digests(data_size, 7, &footer);
