@@ -16,8 +16,8 @@ class FlambeauError(Exception):
     which tracebacks show below the message.
 
     `is_transient` says that the same fit may go better when it is tried again: a worker was lost or late,
-    task slots were missing, or a store could not be reached. With `runId` it goes on from the newest
-    checkpoint.
+    task slots were missing, a store could not be reached, or another fit has the run. With `runId` it goes on
+    from the newest checkpoint.
     """
 
     is_transient = False
@@ -34,6 +34,12 @@ class ParamError(FlambeauError, ValueError):
     """A param, or an object given as one, that is refused; the message names it, its value and what is
     allowed.
     """
+
+
+class RunInUseError(ParamError):
+    """A `runId` that another fit trains now, which will have ended later."""
+
+    is_transient = True
 
 
 class DataError(FlambeauError, ValueError):

@@ -402,6 +402,13 @@ def test_only_lost_workers_are_tried_again(
             launch_of(spark, tmp_path, 3).run()
         assert len(requests) == 1
 
+    for kind, is_transient in (("store", True), ("data", False)):
+        told = failed_outcome(1, "host-a", kind, StoreError("503 Slow Down"), None, None, True)
+        answers[:] = [[ranks[0], told]]
+        with pytest.raises(StoreError) as raised:
+            launch_of(spark, tmp_path, 0).run()
+        assert raised.value.is_transient == is_transient
+
     requests.clear()
     answers[:] = [lost] * 3
     with pytest.raises(WorkerLost):

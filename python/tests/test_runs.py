@@ -21,7 +21,7 @@ from test_native_runtime import await_children, in_background
 from test_stuck_workers import regressor, rows, weights
 from torch import Tensor, nn
 
-from flambeau import Callback, CancelledError, ParamError, StoreError, WorkerLost
+from flambeau import Callback, CancelledError, ParamError, RunInUseError, StoreError, WorkerLost
 from flambeau._spark import session, work_directory
 from flambeau._spark.fit import claim, run
 from flambeau._spark.fit.launch import Launch
@@ -178,15 +178,18 @@ def test_a_run_has_one_fit_at_a_time(
     owner = tmp_path / "runs" / "nightly.owner"
     params: dict[str, Any] = {"workDir": str(tmp_path), "runId": "nightly"}
     with claim.claimed(work, True, "nightly"):
-        with pytest.raises(ParamError, match=r"'nightly' .* is being trained by another fit of this process"):
+        said = r"'nightly' .* is being trained by another fit of this process"
+        with pytest.raises(RunInUseError, match=said) as refused:
             regressor(nn.Linear(4, 1), **params).fit(rows(spark))
+        assert refused.value.is_transient
         with claim.claimed(work, True, "weekly"):
             pass
         first = owner.read_bytes()
         with monkeypatch.context() as patch:
             patch.setattr(claim, "_held", {})
-            with pytest.raises(ParamError, match="is being trained by another driver"):
+            with pytest.raises(RunInUseError, match="is being trained by another driver") as refused:
                 regressor(nn.Linear(4, 1), **params).fit(rows(spark))
+            assert refused.value.is_transient
         assert owner.read_bytes() != first
         assert files_of(tmp_path) == ["runs"]
     assert not owner.exists()

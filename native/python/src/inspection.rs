@@ -38,7 +38,8 @@ pub(crate) fn job_schema() -> String {
 /// Asks the supervisor a question about a work directory, and returns its answer; both are JSON. `store_options` are those
 /// of the stores.
 ///
-/// Raises `flambeau.errors.StoreError`, and `ParamError` for what the user asked for that does not go with what is there.
+/// Raises `flambeau.errors.StoreError`, `ParamError` for what the user asked for that does not go with what is there, and
+/// `RunInUseError`.
 #[pyfunction]
 pub(crate) fn supervise(
     py: Python<'_>,
@@ -50,6 +51,7 @@ pub(crate) fn supervise(
     answer.map_err(|failure| match failure {
         SupervisorError::Data(failure) => error::from_data(py, &failure),
         SupervisorError::Refused(reason) => error::raise(py, "ParamError", &reason, &[]),
+        SupervisorError::RunInUse(reason) => error::raise(py, "RunInUseError", &reason, &[]),
         SupervisorError::Malformed(_) => PyValueError::new_err(failure.to_string()),
     })
 }

@@ -168,7 +168,7 @@ fn is_others(work: &WorkDirectory<'_>, file: &str, own: &str) -> bool {
 }
 
 fn refusal(work: &WorkDirectory<'_>, id: &str) -> SupervisorError {
-    SupervisorError::Refused(format!(
+    SupervisorError::RunInUse(format!(
         "runId {id:?} in {} is being trained by another driver: wait until that fit has ended, interrupt it, or take \
          another runId",
         work.uri()

@@ -21,6 +21,8 @@ pub(crate) struct Ended {
 pub(crate) struct Verdict {
     /// The place among them of the failure that is the reason for the others'; none where all went well.
     cause: Option<usize>,
+    /// Whether another attempt may go better.
+    is_transient: bool,
     /// Whether the training is started again.
     again: bool,
     /// What is waited before that.
@@ -61,9 +63,11 @@ pub(crate) fn judge(ended: &[Ended], restarts: u64, max_restarts: u64) -> Verdic
         Some("store") => (FIRST_BACK_OFF_SECONDS << restarts.min(4)).min(LAST_BACK_OFF_SECONDS),
         _ => 0,
     };
+    let is_transient = cause.is_some_and(|(_, one)| retried(one).is_some());
     Verdict {
         cause: cause.map(|(place, _)| place),
-        again: cause.is_some_and(|(_, one)| retried(one).is_some()) && restarts < max_restarts,
+        is_transient,
+        again: is_transient && restarts < max_restarts,
         back_off_seconds,
         slot_seconds: SLOT_SECONDS,
     }
@@ -108,7 +112,8 @@ mod tests {
     fn restarts_end() {
         let ranks = [ended("", true, false), ended("store", true, false)];
         assert!(judge(&ranks, 2, 3).again);
-        assert!(!judge(&ranks, 3, 3).again);
+        let last = judge(&ranks, 3, 3);
+        assert!(last.is_transient && !last.again);
         let well = judge(&ranks[..1], 0, 3);
         assert_eq!((well.cause, well.again), (None, false));
     }

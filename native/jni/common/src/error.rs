@@ -55,6 +55,8 @@ impl NativeError {
 
 /// The class for a setting that makes no sense.
 pub const PARAM: &JNIStr = jni_str!("flambeau/ParamException");
+/// The class for a run that another driver trains.
+pub const RUN_IN_USE: &JNIStr = jni_str!("flambeau/RunInUseException");
 /// The class for rows, and what lies in files.
 pub const DATA: &JNIStr = jni_str!("flambeau/DataException");
 /// The class for files that cannot be reached.

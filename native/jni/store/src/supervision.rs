@@ -1,6 +1,6 @@
 //! `StoreApi`'s function on attempts and runs.
 
-use flambeau_jni_common::error::{GENERAL, PARAM, class_of};
+use flambeau_jni_common::error::{GENERAL, PARAM, RUN_IN_USE, class_of};
 use flambeau_jni_common::{NativeError, Throw, store_options, texts};
 use flambeau_supervisor::SupervisorError;
 use jni::EnvUnowned;
@@ -26,6 +26,7 @@ extern "system" fn Java_flambeau_jni_StoreApi_supervise<'frame>(
 fn thrown(error: SupervisorError) -> NativeError {
     let class = match &error {
         SupervisorError::Refused(_) => PARAM,
+        SupervisorError::RunInUse(_) => RUN_IN_USE,
         SupervisorError::Data(error) => class_of(error),
         _ => GENERAL,
     };

@@ -13,7 +13,7 @@ from typing import Any
 
 from flambeau._spark import session
 from flambeau._spark.work_directory import WorkDirectory, beating
-from flambeau.errors import FlambeauError, ParamError
+from flambeau.errors import FlambeauError, RunInUseError
 
 log = logging.getLogger("flambeau")
 
@@ -32,8 +32,8 @@ class _Claim:
         self._lock = threading.Lock()
 
     def advance(self) -> None:
-        """Takes the next step, which is a beat once the run is held. Raises StoreError, and ParamError where
-        another driver has it.
+        """Takes the next step, which is a beat once the run is held. Raises StoreError, and RunInUseError
+        where another driver has it.
         """
         with self._lock:
             was_lost = self.is_in("lost")
@@ -69,13 +69,13 @@ def claimed(work: WorkDirectory, visible: bool, run: str) -> Iterator[None]:
     """Holds the run of that name while the block runs.
 
     Where this process sees the work directory (`visible`), what another driver left there is watched for up
-    to 70 s, longer than mounts of object stores show what was. Raises ParamError where another fit of this
+    to 70 s, longer than mounts of object stores show what was. Raises RunInUseError where another fit of this
     process has the run, or such a driver still writes; StoreError where this one can't.
     """
     uri = work.path("runs", f"{run}.owner")
     with _lock:
         if uri in _held:
-            raise ParamError(
+            raise RunInUseError(
                 f"runId {run!r} in {work.uri} is being trained by another fit of this process: wait until "
                 "that fit has ended, interrupt it, or take another runId"
             )

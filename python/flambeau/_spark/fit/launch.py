@@ -64,9 +64,6 @@ _LOST_TEXTS = (
     "java.io.EOFException",
 )
 
-# The kinds of failures after which the supervisor would try again.
-_TRANSIENT = ("lost", "collective", "store")
-
 # An error tells the ends of so many logs where it names no worker.
 _NUM_LOGS = 3
 
@@ -163,6 +160,8 @@ class Launch:
                 return _result(outcomes)
             self.failed = self.attempts[self._num_earlier :]
             before, error = error, failure or exception_of(outcomes[verdict["cause"]])
+            if failure is None and isinstance(error, FlambeauError):
+                error.is_transient = verdict["isTransient"]
             if not verdict["again"]:
                 raise error from error.__cause__ or (before if failure else None)
             told = first_line(error)
@@ -511,8 +510,6 @@ def exception_of(outcome: RankOutcome) -> Exception:
         )
     for name, value in place.items():
         setattr(error, name, value)
-    if isinstance(error, FlambeauError):
-        error.is_transient = outcome.error_kind in _TRANSIENT
     was_raised = "Traceback (most recent" in (outcome.traceback or "")
     if not isinstance(error, FlambeauError) or (outcome.error_kind == "model" and was_raised):
         where += f"\n\nThe worker's traceback:\n{outcome.traceback}"

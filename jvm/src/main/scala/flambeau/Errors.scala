@@ -5,8 +5,8 @@ package flambeau
   */
 trait FlambeauException extends RuntimeException {
 
-  /** Whether the same fit may go better when it is tried again: a worker was lost or late, task slots were missing, or a store
-    * could not be reached. With `runId` it goes on from the newest checkpoint.
+  /** Whether the same fit may go better when it is tried again: a worker was lost or late, task slots were missing, a store
+    * could not be reached, or another fit has the run. With `runId` it goes on from the newest checkpoint.
     */
   def isTransient: Boolean = false
 
@@ -24,6 +24,12 @@ class GeneralException(message: String, cause: Throwable)
 class ParamException(message: String, cause: Throwable)
     extends IllegalArgumentException(message, cause)
     with FlambeauException {
+  def this(message: String) = this(message, null)
+}
+
+/** A `runId` that another fit trains now, which will have ended later. */
+class RunInUseException(message: String, cause: Throwable) extends ParamException(message, cause) {
+  override def isTransient: Boolean = true
   def this(message: String) = this(message, null)
 }
 

@@ -7,9 +7,12 @@ import scala.collection.JavaConverters._
 import scala.concurrent.duration._
 import scala.util.{Failure, Success, Try}
 
+import com.fasterxml.jackson.databind.JsonNode
+import com.fasterxml.jackson.databind.node.ObjectNode
 import flambeau.internal.fit.{Launch, Run}
 import flambeau.internal.session.Settings
 import flambeau.internal.storage.{Site, WorkDirectory}
+import flambeau.internal.util.Json
 import org.apache.spark.SparkException
 
 /** What happens to a fit whose workers are disturbed. The oracle is a fit that nothing disturbed. */
@@ -136,22 +139,32 @@ class FaultSuite extends SparkSuite {
     val owner = directory.resolve("claimed").resolve("runs").resolve("nightly.owner")
     Run.claimed(site, "nightly") {
       assert(Files.exists(owner))
-      val error = intercept[ParamException](Run.claimed(site, "nightly")(fail("two have it")))
-      assert(error.getMessage.contains("by another fit of this process"), error.getMessage)
+      val error = intercept[RunInUseException](Run.claimed(site, "nightly")(fail("two have it")))
+      assert(error.isTransient && error.getMessage.contains("by another fit of this process"), error)
     }
     assert(!Files.exists(owner))
+
+    def step(claim: JsonNode): JsonNode = {
+      val question = Site.question("advanceClaim").put("id", "nightly").set[ObjectNode]("claim", claim)
+      Json.parse(site.work.ask(Json.text(question)))
+    }
+    Files.write(owner, "another 4".getBytes)
+    val watching = step(Json.obj().put("own", "this").put("beatSeconds", 10.0))
+    Files.write(owner, "another 5".getBytes)
+    val error = intercept[RunInUseException](step(watching))
+    assert(error.isTransient && error.getMessage.contains("by another driver"), error)
   }
 
   test("the newest checkpoints are models") {
     def quick(name: String, epochs: Int) = slow(name).setCheckpointSteps(100000).setEpochs(epochs)
     val model = quick("kept", 3).setKeepCheckpoints(1).fit(rows)
     val Seq(checkpoint) = model.checkpoints
-    val shorter = quick("shorter", 3).fit(rows)
-    assert(checkpoint.epoch == 3 && checkpoint.step == shorter.summary.numSteps)
+    val same = quick("same", 3).fit(rows)
+    assert(checkpoint.epoch == 3 && checkpoint.step == same.summary.numSteps)
     val resumed = model.at(checkpoint)
     assert(resumed.isInstanceOf[TorchRegressionModel])
-    assert(resumed.summary.objectiveHistory.toSeq == shorter.summary.objectiveHistory.toSeq)
-    assert(resumed.transform(rows).collect().toSeq == shorter.transform(rows).collect().toSeq)
+    assert(resumed.summary.objectiveHistory.toSeq == same.summary.objectiveHistory.toSeq)
+    assert(resumed.transform(rows).collect().toSeq == same.transform(rows).collect().toSeq)
   }
 
   test("without restarts the error says which worker was killed, how, and its last words") {

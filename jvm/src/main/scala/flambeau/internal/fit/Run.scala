@@ -9,7 +9,7 @@ import scala.util.control.NonFatal
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
-import flambeau.ParamException
+import flambeau.RunInUseException
 import flambeau.jni.StoredFile
 import flambeau.internal.session.Session
 import flambeau.internal.storage.{Site, WorkDirectory}
@@ -148,13 +148,13 @@ private[flambeau] object Run {
   /** Holds the run of that name while `use` runs: one fit at a time writes its checkpoints and goes on from them.
     *
     * Where this process sees the work directory, what another driver left there is watched for up to 70 s. Throws
-    * ParamException where another fit of this process has the run, or another driver still writes.
+    * RunInUseException where another fit of this process has the run, or another driver still writes.
     */
   def claimed[T](site: Site, id: String)(use: => T): T = {
     val uri = site.work.path("runs", s"$id.owner")
     val claim = new Claim(Json.obj().put("own", newName()).put("beatSeconds", beatSeconds))
     if (held.putIfAbsent(uri, claim) != null)
-      throw new ParamException(
+      throw new RunInUseException(
         s"runId '$id' in ${site.work.uri} is being trained by another fit of this process: wait until that fit has ended, " +
           "interrupt it, or take another runId"
       )
