@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import stat
 import tempfile
 import threading
@@ -17,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from flambeau._version import HAS_EXTENSION
-from flambeau.errors import DataError, FlambeauError
+from flambeau.errors import DataError, EnvironmentMismatchError, FlambeauError
 
 fcntl: ModuleType | None
 try:
@@ -46,10 +47,13 @@ _lock = threading.Lock()
 
 def open_store(options: Mapping[str, str]) -> Any:
     """The store layer over all URIs that Flambeau knows; `options` configure the object stores. Raises
-    FlambeauError where this machine has no extension.
+    EnvironmentMismatchError where this machine has no extension.
     """
     if not HAS_EXTENSION:
-        raise FlambeauError("this machine has no native parts, which read object stores: a worker has them")
+        raise EnvironmentMismatchError(
+            f"the flambeau of {socket.gethostname()} has no native parts, which read and write stores: they "
+            "are for Linux x86-64 with glibc 2.34 or later"
+        )
     from flambeau import _native
 
     return _native.Store(dict(options))

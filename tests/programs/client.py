@@ -8,6 +8,7 @@ and refusals came to, and the largest difference between predictions of `transfo
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any
 
@@ -55,10 +56,13 @@ spark.conf.set("spark.flambeau.allowPickle", "false")
 loaded = TorchModel.load(f"{directory}/model")
 frame = rows.limit(50).toPandas()
 scored = loaded.transform(spark.createDataFrame(frame)).toPandas()["prediction"]
+with ThreadPoolExecutor(1) as pool:  # whose thread knows no session
+    threaded = pool.submit(lambda: estimator(epochs=1).fit(rows)).result()
 outcome = {
     "from": flambeau.__file__,
     "extension": find_spec("flambeau._native") is not None,
     "losses": model.history["loss"],
+    "threaded": threaded.history["loss"],
     "runId": loaded.lineage.runId,
     "more": estimator(initialModel=loaded, initialState=loaded.lineage.checkpoint, epochs=1)
     .fit(rows)

@@ -7,47 +7,53 @@ from typing import TYPE_CHECKING, Any
 
 from flambeau._spark import session
 from flambeau._version import HAS_EXTENSION
-from flambeau.errors import DataError, FlambeauError, ParamError, StoreError
+from flambeau.errors import DataError, EnvironmentMismatchError, FlambeauError, ParamError, StoreError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_CARRIED = {kind.__name__: kind for kind in (DataError, ParamError, StoreError)}
+_CARRIED = {kind.__name__: kind for kind in (DataError, EnvironmentMismatchError, ParamError, StoreError)}
 """The errors that a worker answers with, by their names."""
 
 
 def with_extension(ask: Callable[[], Any]) -> Any:
-    """What `ask` returns, which is JSON, asked in this process, or of a worker of the active session where
-    this machine has no extension. Raises what it raises, and FlambeauError where there is neither.
+    """What `ask` returns, which is JSON, asked in this process, or of a worker of this thread's or this
+    process's session where this machine has no extension. Raises what it raises, and FlambeauError where
+    there is no session of Spark Connect then.
     """
     if HAS_EXTENSION:
         return ask()
-    from pyspark.sql import SparkSession
-
-    spark = SparkSession.getActiveSession()
-    if spark is None:
+    spark = session.current()
+    if spark is None or not session.is_connect(spark):
         raise FlambeauError(
-            "this machine has the package for clients of Spark Connect, without native parts, and there is "
-            "no session whose workers have them: start one"
+            "this machine has flambeau without its native parts, as a client of Spark Connect whose workers "
+            "have them: start a session by SparkSession.builder.remote, or install flambeau where they are "
+            "(Linux x86-64 with glibc 2.34 or later)"
         )
     return ask_worker(spark, ask)
 
 
 def ask_worker(spark: SparkSession, ask: Callable[[], Any]) -> Any:
     """What `ask` returns in a Spark task, which is JSON. Raises the DataError, ParamError and StoreError that
-    it raises there.
+    it raises there, and EnvironmentMismatchError where the worker has no extension.
     """
 
     def answer() -> dict[str, Any]:
+        from flambeau import _version
+
         try:
+            if not _version.HAS_EXTENSION:
+                raise EnvironmentMismatchError(
+                    "the workers' flambeau has no native parts: they are for Linux x86-64 with glibc 2.34 or "
+                    "later"
+                )
             return {"answer": ask()}
         except tuple(_CARRIED.values()) as error:
             # Spark would make an exception of its own of it.
-            return {"error": type(error).__name__, "message": str(error), "transient": error.is_transient}
+            told = {"error": type(error).__name__, "message": str(error)}
+            return {**told, "is_transient": error.is_transient}
 
     told = session.on_worker(spark, answer)
     if "error" in told:
-        error = _CARRIED[told["error"]](told["message"])
-        error.is_transient = told["transient"]
-        raise error
+        raise _CARRIED[told["error"]](told["message"], is_transient=told["is_transient"])
     return told["answer"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import posixpath
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -166,7 +167,8 @@ def store_uri(spark: SparkSession, name: str, given: str) -> str:
     uri = given if stays else qualified(spark, given)
     found = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*):", uri)
     if found is None:
-        return os.path.abspath(uri)
+        # A client's own system may write paths in another way than the workers'.
+        return posixpath.normpath(uri) if uri.startswith("/") else os.path.abspath(uri)
     scheme = found[1].lower()
     if scheme not in STORE_SCHEMES:
         way_out = (

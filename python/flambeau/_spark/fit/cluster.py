@@ -189,10 +189,10 @@ def _probe_task(work: WorkDirectory, directory: str, modules: tuple[str, ...]) -
         context = BarrierTaskContext.get()
         rank, world_size = context.partitionId(), len(context.getTaskInfos())
         error = None
-        store = work.store()
         try:
+            store = work.store()
             store.put(f"{directory}/{rank}", socket.gethostname().encode())
-        except (OSError, ValueError) as failure:
+        except (OSError, ValueError, EnvironmentMismatchError) as failure:
             error = str(failure)
         failed = [message for message in context.allGather(error or "") if message]
         if not failed:

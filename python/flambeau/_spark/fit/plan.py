@@ -21,6 +21,7 @@ from flambeau._spark.rows.prepared import PreparedData
 from flambeau._spark.rows.shards import DataColumns, ShardSet, Split, flag_of, refusals, refuse_none
 from flambeau._spark.rows.sources import FrameRows
 from flambeau._spark.site import Site
+from flambeau._version import HAS_EXTENSION
 from flambeau.errors import ClusterError, ParamError, WorkerLost
 
 if TYPE_CHECKING:
@@ -132,8 +133,8 @@ class _Trials:
             # Lanes are a number that the estimator's own workers share.
             trials.append(self.attempt(numWorkers=workers, dataLanes=None))
         threads = own.numThreads
-        # Without a number, workers of this machine may have one each.
-        is_here = threads is None and session.shares_machine(self.sample.spark)
+        # Without a number, workers of this machine may have one each. A client without native parts has none.
+        is_here = threads is None and HAS_EXTENSION and session.shares_machine(self.sample.spark)
         has_one = is_here and len(os.sched_getaffinity(0)) < 2 * own.numWorkers
         if self.has_batches() and not has_one:
             trials.append(self.attempt(numThreads=1 if threads is None else threads // 2 or None))
