@@ -180,7 +180,8 @@ def test_the_retraining_job_runs_its_tasks(tmp_path: Path) -> None:
     program, main = wheel["python_wheel_task"], jar["spark_jar_task"]
 
     def given(task: dict[str, Any], month: int) -> list[str]:
-        values = {VOLUMES: f"{tmp_path}/", "{{job.parameters.month}}": str(month)}
+        values = {VOLUMES: f"{tmp_path}/"}
+        values |= {"{{job.parameters.month}}": str(month), "{{job.run_id}}": f"90{month}"}
         return [
             re.sub("|".join(map(re.escape, values)), lambda name: values[name[0]], parameter)
             for parameter in task["parameters"]

@@ -96,7 +96,14 @@ def test_the_better_model_is_promoted_and_the_worse_is_not(directory: Path) -> N
     assert of_second["initialState"] == str(checkpoint) != of_second["checkpoint"]
     weights = (pointer.parent / first.name / "weights.safetensors").read_bytes()
     assert of_second["initialWeightsSha256"] == hashlib.sha256(weights).hexdigest()
-    assert of_second["rows"] != of_first["rows"]
+    assert of_second["rowsSha256"] != of_first["rowsSha256"]
+
+    # As if it had been killed after its training.
+    pointer.write_text(first.name)
+    saved = pointer.parent / second.name / "weights.safetensors"
+    written = saved.stat().st_mtime_ns
+    assert retrain(directory, "month=2", month=2) == second
+    assert pointer.read_text() == second.name and saved.stat().st_mtime_ns == written
 
     worse = retrain(directory, "spoiled", month=3)
     assert worse.verdict == "kept"

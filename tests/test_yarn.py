@@ -66,7 +66,9 @@ def on_hdfs(hadoop: dict[str, str], *arguments: str) -> str:
     """What a command of Hadoop's file system shell prints."""
     path = f"{hadoop['HADOOP_CONF_DIR']}:{SPARK_HOME}/jars/*"
     command = [JAVA, "-cp", path, "org.apache.hadoop.fs.FsShell", *arguments]
-    return subprocess.run(command, env=hadoop, check=True, capture_output=True, text=True, timeout=120).stdout
+    # An archive of classes for another class path is warned of on the output.
+    plain = {name: value for name, value in hadoop.items() if name != "JDK_JAVA_OPTIONS"}
+    return subprocess.run(command, env=plain, check=True, capture_output=True, text=True, timeout=120).stdout
 
 
 def wait(is_so: Callable[[], object], seconds: float) -> None:

@@ -9,7 +9,7 @@ import org.apache.hadoop.io.IOUtils
 
 /** The pointer to the model in use: a file `CURRENT` beside the models, which holds the name of one of them.
   *
-  * A model's directory is never written twice, and the pointer is replaced by one rename. So a reader finds the old model or
+  * The directory of the current model is never written, and the pointer is replaced by one rename. So a reader finds the old model or
   * the new one, whole, whenever it looks, and a job that dies on the way changes nothing.
   */
 class CurrentModel(models: Path, configuration: Configuration) {
@@ -28,6 +28,12 @@ class CurrentModel(models: Path, configuration: Configuration) {
       try Some(new Path(models, new String(IOUtils.readFullyToByteArray(stream), UTF_8).trim))
       finally stream.close()
     }
+
+  /** Whether a directory holds a model that was saved to its end: Spark ML writes its metadata last. */
+  def isSaved(model: Path): Boolean = files.exists(new Path(model, "metadata/_SUCCESS"))
+
+  /** Removes a model that is not the current one. */
+  def remove(model: Path): Unit = files.delete(model, true)
 
   /** Makes `model`, a directory beside the pointer that is written to its end, the current one.
     *

@@ -12,11 +12,11 @@ import org.apache.spark.sql.{DataFrame, SparkSession}
   *
   * Arguments: `--models DIR` (the models and the pointer to the current one), `--program FILE` (what the first model is
   * trained from), `--partition DIR` (rows to train on), `--holdout DIR` (rows to judge by), `--epochs N`, 3 by
-  * default, `--run-id ID`, which a second attempt of the same night gives again, and `--work-dir DIR`, which a cluster
+  * default, `--run-id ID`, the night's name, which a second attempt gives again, and `--work-dir DIR`, which a cluster
   * needs.
   *
   * The exit status is 0 where a model was promoted or kept, and 75 (EX_TEMPFAIL of sysexits.h) where the same command may go
-  * better later: with the same run and work directory it goes on from the newest checkpoint. After any other error it
+  * better later: with the same run and work directory it goes on where it was. After any other error it
   * is 1.
   */
 object Retrain {
@@ -40,23 +40,38 @@ object Retrain {
     val models = new Path(options("models"))
     val pointer = new CurrentModel(models, spark.sparkContext.hadoopConfiguration)
     val current = pointer.read().map(path => path -> TorchRegressionModel.load(path.toString))
-    val runId = options.get("run-id")
-    if (runId.isDefined && current.exists(_._2.lineage.runId == runId)) println("this run's model is in use")
-    else
-      for (better <- train(spark, options, current)) {
-        pointer.write(better)
-        println(s"promoted ${better.getName}")
+    // A night that was killed finds what it has saved under its own name.
+    val now = LocalDateTime.now(ZoneOffset.UTC).format(DateTimeFormatter.ofPattern("yyyyMMdd-HHmmss"))
+    val path = new Path(models, options.getOrElse("run-id", now))
+    if (current.exists(_._1 == path)) println("this run's model is in use")
+    else {
+      val isSaved = pointer.isSaved(path)
+      val candidate =
+        if (isSaved) TorchRegressionModel.load(path.toString)
+        else {
+          val trained = regressor(options, current).fit(spark.read.parquet(options("partition")))
+          trained.write.overwrite().save(path.toString)
+          trained
+        }
+      val holdout = spark.read.parquet(options("holdout"))
+      val before = current.map { case (_, model) => rmse(model, holdout) }
+      val after = rmse(candidate, holdout)
+      println(s"current ${before.fold("none")(shown)}, candidate ${shown(after)}")
+      if (before.forall(after < _)) {
+        pointer.write(path)
+        println(s"promoted ${path.getName}")
+      } else {
+        if (!isSaved) pointer.remove(path)
+        println(s"kept ${current.get._1.getName}")
       }
+    }
     // The session is not stopped: that of a JAR task of Databricks is the cluster's, and spark-submit stops its own.
   }
 
-  /** Trains, and saves the result where it is better than the current model; its directory then. */
-  private def train(
-      spark: SparkSession,
+  private def regressor(
       options: Map[String, String],
       current: Option[(Path, TorchRegressionModel)]
-  ): Option[Path] = {
-    val holdout = spark.read.parquet(options("holdout"))
+  ): TorchRegressor = {
     val regressor = new TorchRegressor()
       .setModel(options("program"))
       .setFeaturesCol(Features)
@@ -74,20 +89,7 @@ object Retrain {
       regressor.setInitialModel(path.toString)
       model.lineage.checkpoint.foreach(regressor.setInitialState)
     }
-    val candidate = regressor.fit(spark.read.parquet(options("partition")))
-
-    val before = current.map { case (_, model) => rmse(model, holdout) }
-    val after = rmse(candidate, holdout)
-    println(s"current ${before.fold("none")(shown)}, candidate ${shown(after)}")
-    if (before.forall(after < _)) {
-      val now = LocalDateTime.now(ZoneOffset.UTC)
-      val path = new Path(options("models"), now.format(DateTimeFormatter.ofPattern("yyyyMMdd-HHmmss")))
-      candidate.save(path.toString)
-      Some(path)
-    } else {
-      println(s"kept ${current.get._1.getName}")
-      None
-    }
+    regressor
   }
 
   /** Root mean squared error on the hold-out, in minutes. */

@@ -8,7 +8,7 @@ in use is the version of the registered model with the alias "champion", and pro
 another version. The first run finds no model, starts from new weights, and promotes what it trained.
 
 The exit status is 0 where a model was promoted or kept, and 75 (EX_TEMPFAIL of sysexits.h) where the same
-command may go better later: with the same --run-id and --work-dir it goes on from the newest checkpoint.
+command may go better later: with the same --run-id and --work-dir it goes on where it was.
 After any other error it is 1.
 """
 
@@ -28,6 +28,7 @@ from flambeau import TorchModel, TorchRegressor
 from flambeau.errors import FlambeauError
 
 ALIAS = "champion"
+RUN = "run-id"  # the tag of a version that names its night
 EX_TEMPFAIL = 75
 
 
@@ -61,7 +62,29 @@ def retrain(spark: SparkSession, options: argparse.Namespace) -> None:
     if current is not None and options.run_id is not None and current.lineage.runId == options.run_id:
         print("this run's model is in use")
         return
+    version = version_of(registry, options.name, options.run_id)
+    if version is None:
+        version = trained(spark, options, registry, current)
+    candidate = flambeau.mlflow.load_model(f"models:/{options.name}/{version}")
+
     holdout = spark.read.parquet(options.holdout)
+    before = None if current is None else rmse(current, holdout)
+    after = rmse(candidate, holdout)
+    print(f"current {'none' if before is None else f'{before:.4f}'}, candidate {after:.4f}")
+    if before is None or after < before:
+        registry.set_registered_model_alias(options.name, ALIAS, version)
+        print(f"promoted version {version}")
+    else:
+        print(f"kept version {registry.get_model_version_by_alias(options.name, ALIAS).version}")
+
+
+def trained(
+    spark: SparkSession,
+    options: argparse.Namespace,
+    registry: mlflow.MlflowClient,
+    current: TorchModel | None,
+) -> str:
+    """Trains the model in use further, or a first one; the version that is made of it."""
     torch.manual_seed(0)
     regressor = TorchRegressor(
         model=DelayNet(),
@@ -80,19 +103,19 @@ def retrain(spark: SparkSession, options: argparse.Namespace) -> None:
         runId=options.run_id,
         workDir=options.work_dir,
     )
-    candidate = regressor.fit(spark.read.parquet(options.partition))
+    model = regressor.fit(spark.read.parquet(options.partition))
+    with mlflow.start_run():
+        logged = flambeau.mlflow.log_model(model, "model", registered_model_name=options.name)
+    version = str(logged.registered_model_version)
+    if options.run_id is not None:
+        registry.set_model_version_tag(options.name, version, RUN, options.run_id)
+    return version
 
-    before = None if current is None else rmse(current, holdout)
-    after = rmse(candidate, holdout)
-    print(f"current {'none' if before is None else f'{before:.4f}'}, candidate {after:.4f}")
-    if before is None or after < before:
-        with mlflow.start_run():
-            logged = flambeau.mlflow.log_model(candidate, "model", registered_model_name=options.name)
-        version = logged.registered_model_version
-        registry.set_registered_model_alias(options.name, ALIAS, version)
-        print(f"promoted version {version}")
-    else:
-        print(f"kept version {registry.get_model_version_by_alias(options.name, ALIAS).version}")
+
+def version_of(registry: mlflow.MlflowClient, name: str, run_id: str | None) -> str | None:
+    """The version that an earlier attempt of this night made; None where there is none."""
+    versions = registry.search_model_versions(f"name = '{name}'") if run_id is not None else []
+    return next((one.version for one in versions if one.tags.get(RUN) == run_id), None)
 
 
 def champion(registry: mlflow.MlflowClient, name: str) -> TorchModel | None:

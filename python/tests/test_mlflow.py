@@ -894,6 +894,10 @@ def test_a_night_promotes_the_better_model_by_an_alias(server: Server, client: A
     assert retrained(server, tmp_path, 2) == (0, "this run's model is in use")
     version, model = champion()
     assert version == "2" and model.lineage.initialState == first.checkpoint is not None
+    # As if it had been killed after its training.
+    client.set_registered_model_alias("nightly", "champion", "1")
+    assert retrained(server, tmp_path, 2) == (0, "promoted version 2")
+    assert len(client.search_model_versions("name = 'nightly'")) == 2
     assert retrained(server, tmp_path, 3) == (0, "kept version 2")
     assert champion()[0] == "2"
     status, said = retrained(server, tmp_path, 4, master="local[1]")
