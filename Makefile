@@ -26,6 +26,7 @@ TORCHES := torch24 torch28
 STAND_IN := build/cuda-stand-in/.built
 CARGO_DENY := build/cargo-deny/.0.20.2
 CARGO_ABOUT := build/cargo-about/.0.9.3
+CARGO_CYCLONEDX := build/cargo-cyclonedx/.0.5.9
 LICENCES := build/native/META-INF/LICENSES-THIRD-PARTY
 EXAMPLES := $(shell find examples -name '*.scala')
 LINTED := python tests examples benchmarks notebooks docs/conf.py deploy .ci
@@ -250,7 +251,8 @@ build/native/.built: build/libtorch/build-version $(NATIVE)
 	@for file in flambeau-worker libflambeau_jni_store.so libflambeau_jni_torch.so; do \
 		strip -o build/native/$$file target/release/$$file; \
 		cmp -s build/native/$$file $(NATIVES)/$$file && rm build/native/$$file || mv build/native/$$file $(NATIVES)/; done
-	@ln -f $(NATIVES)/* python/flambeau/_bin/
+	@# Beside torch, the library over libtorch does for the store's too, and has most of its code.
+	@ln -f $(NATIVES)/{flambeau-worker,libflambeau_jni_torch.so} python/flambeau/_bin/
 	@objdump -T $(NATIVES)/* | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1 | sed 's/GLIBC_//' >build/native/glibc
 	@touch $@
 
@@ -300,15 +302,32 @@ $(LICENCES): $(CARGO_ABOUT) Cargo.lock native/about.toml native/about.hbs
 	@mkdir -p $(@D)
 	@$(RUN) build/cargo-about/bin/cargo-about generate --workspace --frozen --fail -c native/about.toml native/about.hbs -o $@
 
+# Likewise what writes bills of materials.
+$(CARGO_CYCLONEDX):
+	@echo "flambeau: installing cargo-cyclonedx"
+	@$(RUN) cargo install --quiet --locked --root build/cargo-cyclonedx cargo-cyclonedx@$(@F:.%=%)
+	@touch $@
+
+DATED := SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct)
+
+# The bills of the native parts but the extension, whose maturin writes. The tool leaves each beside its Cargo.toml.
+BILLS := build/native/META-INF/sbom
+WRITE_BILLS = $(DATED) $(RUN) build/cargo-cyclonedx/bin/cargo-cyclonedx cyclonedx --quiet --format json --no-build-deps \
+	--target x86_64-unknown-linux-gnu && rm -rf $(BILLS) && mkdir $(BILLS) \
+	&& mv native/worker/flambeau-worker.cdx.json native/jni/*/flambeau-jni-{store,torch}.cdx.json $(BILLS)/ \
+	&& find native tests -name '*.cdx.json' -delete
+
 # From the same commit and directory come the same bytes: all dates are the commit's.
-$(DIST)/.built: build/native/.built $(LICENCES) $(JVM) $(PACKAGE)
+$(DIST)/.built: build/native/.built $(LICENCES) $(CARGO_CYCLONEDX) $(JVM) $(PACKAGE)
 	@echo "flambeau: building the wheel and the jars of $(DIST)"
 	@rm -rf $(DIST)
+	@$(WRITE_BILLS)
 	@$(GRADLE) maven -Pdist=$(abspath $(DIST))
 	@$(call PACK_JARS,spark)
 	@ln -f $(LICENCES) python/
-	@cd python && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) ../$(RUN) $(BIN)/maturin build --release --locked --quiet \
-		--compatibility manylinux_2_34 --compression-level 9 --interpreter $(BIN)/python --out $(abspath $(DIST))
+	@cd python && $(DATED) ../$(RUN) $(BIN)/maturin build --release --locked --quiet --compatibility manylinux_2_34 \
+		--compression-level 9 --interpreter $(BIN)/python --sbom-include $(abspath $(BILLS))/flambeau-{worker,jni-torch}.cdx.json \
+		--out $(abspath $(DIST))
 	@$(BIN)/python .ci/client_wheel.py $(DIST)
 	@touch $@
 

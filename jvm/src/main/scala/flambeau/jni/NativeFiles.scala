@@ -30,10 +30,11 @@ private[flambeau] object NativeFiles {
     */
   def worker(conf: String => Option[String]): Path = directory(conf).resolve(WorkerName)
 
-  /** The library that holds [[StoreApi]]'s functions. */
-  private[jni] def storeLibrary(conf: String => Option[String]): Path = directory(conf).resolve(StoreName)
+  /** The library that holds [[StoreApi]]'s functions and needs no libtorch; none in the jar of a Python package's natives. */
+  private[jni] def storeLibrary(conf: String => Option[String]): Option[Path] =
+    Some(directory(conf).resolve(StoreName)).filter(Files.exists(_))
 
-  /** The library that holds [[TorchApi]]'s functions. */
+  /** The library that holds [[TorchApi]]'s functions, and [[StoreApi]]'s too. */
   private[jni] def torchLibrary(conf: String => Option[String]): Path = directory(conf).resolve(TorchName)
 
   /** This machine as that jar's resources name it, such as `linux-x86_64`. */
@@ -60,7 +61,7 @@ private[flambeau] object NativeFiles {
       val owner = PosixFilePermissions.fromString("rwx------")
       val made = Files.createTempDirectory(parent, "flambeau-", PosixFilePermissions.asFileAttribute(owner))
       Runtime.getRuntime.addShutdownHook(new Thread(() => remove(made), "flambeau-native-files"))
-      for (name <- Seq(WorkerName, StoreName, TorchName)) {
+      for (name <- Seq(WorkerName, StoreName, TorchName) if name != StoreName || isThere(name)) {
         copy(name, made.resolve(name))
         Files.setPosixFilePermissions(made.resolve(name), owner)
       }
@@ -80,12 +81,15 @@ private[flambeau] object NativeFiles {
     }
   }
 
+  private def resource(name: String): String = s"/native/$platform/$name"
+
+  private def isThere(name: String): Boolean = getClass.getResource(resource(name)) != null
+
   private def copy(name: String, target: Path): Unit = {
-    val resource = s"/native/$platform/$name"
-    val stream = getClass.getResourceAsStream(resource)
+    val stream = getClass.getResourceAsStream(resource(name))
     if (stream == null)
       throw new GeneralException(
-        s"there are no native files for $platform ($resource is missing): give the session the jar " +
+        s"there are no native files for $platform (${resource(name)} is missing): give the session the jar " +
           "flambeau-natives too, on Linux x86_64, or build it on the platform that it is to run on"
       )
     try Files.copy(stream, target)

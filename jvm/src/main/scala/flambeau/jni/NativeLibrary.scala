@@ -27,7 +27,7 @@ private[flambeau] object NativeLibrary {
   @volatile private var loadedStore: Option[StoreApi] = None
   @volatile private var loadedTorch: Option[TorchApi] = None
 
-  /** Files and the supervisor, for which no libtorch is needed. The first call loads the library; it may be made by any thread.
+  /** Files and the supervisor, for which no libtorch is needed but with the natives of a Python package. The first call loads the library; it may be made by any thread.
     *
     * @param conf
     *   a Spark configuration: a key's value. `spark.flambeau.nativeDir` is read
@@ -37,7 +37,10 @@ private[flambeau] object NativeLibrary {
   def store(conf: String => Option[String]): StoreApi =
     loadedStore.getOrElse(forStore.synchronized {
       if (loadedStore.isEmpty) {
-        load(NativeFiles.storeLibrary(conf).toString, NeedsSystem)
+        NativeFiles.storeLibrary(conf) match {
+          case Some(library) => load(library.toString, NeedsSystem)
+          case None          => torch(conf)
+        }
         loadedStore = Some(new StoreApi)
       }
       loadedStore.get
