@@ -133,7 +133,7 @@ def program(*widths: int) -> dict[str, Any]:
 def cases(full: bool, scratch: Path) -> Iterator[Case]:
     """All axes; `full` takes them further."""
     yield from _planning(scratch, [10**3, 10**4, 10**5])
-    yield from _meeting([16, 64])
+    yield from _meeting([16, 64, 256])
     yield from _memory(scratch, [10**6, 4 * 10**6, 10**7] if full else [10**6, 4 * 10**6])
     with closing(Ranks(scratch)) as ranks:
         yield from _rows(ranks, scratch, [10**5, 10**6, 10**7] if full else [10**5, 10**6])

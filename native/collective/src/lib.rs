@@ -36,6 +36,7 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("flambeau-collective shares memory through memfd and futexes, which are Linux's");
 
+mod bell;
 mod bootstrap;
 mod buffer;
 mod call;

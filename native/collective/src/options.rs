@@ -27,7 +27,8 @@ pub struct GroupOptions {
     pub timeout: Duration,
     /// How long making the group may take once the rendezvous is over. Default 60 s.
     pub connect_timeout: Duration,
-    /// How often a rank says that it lives, from a thread that needs nothing of the training thread. Default 250 ms.
+    /// How often at most a rank says that it lives, from a thread that needs nothing of the training thread: 4 ms for each other rank lie
+    /// between, if that is not more than a quarter of `heartbeat_timeout`. Default 250 ms.
     pub heartbeat_interval: Duration,
     /// The silence after which a connected rank counts as frozen. Default 30 s, which outlives the pause of a virtual machine that moves.
     pub heartbeat_timeout: Duration,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::mem;
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc;
@@ -11,7 +11,13 @@ use std::thread;
 use std::time::Duration;
 
 use super::handshake::{Proof, Purpose};
+use crate::bell::Bell;
 use crate::deadline::{Deadline, Timed};
+use crate::poll::{NOTHING, interest, poll};
+
+/// Connections that may wait to be accepted, as far as the system allows. All ranks come to a rendezvous at once, and one that
+/// finds no room is heard again after a second or more.
+const BACKLOG: libc::c_int = 4096;
 
 /// How long a connection may take to prove itself. An honest one needs two ways there and back, and may pause between.
 const HANDSHAKE: Duration = Duration::from_secs(30);
@@ -21,8 +27,19 @@ const HANDSHAKE: Duration = Duration::from_secs(30);
 /// however many they are.
 const MAX_PENDING: usize = 128;
 
+/// Listens on an address, without blocking and with room for all ranks.
+pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    // SAFETY: the descriptor is open. Listening again changes the backlog, for which the standard library has 128.
+    match unsafe { libc::listen(listener.as_raw_fd(), BACKLOG) } {
+        0 => Ok(listener),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// What connections come in at, non-blocking.
-pub(crate) trait Listener {
+pub(crate) trait Listener: AsRawFd {
     type Stream: Timed + Send + 'static;
 
     /// The next connection, blocking; `None` where it is not worth examining, `WouldBlock` where there is none now.
@@ -144,26 +161,38 @@ impl<L: Listener> Acceptor<'_, L> {
         let max_pending = MAX_PENDING.max(2 * expected.len());
         let mut accepted = BTreeMap::new();
         let mut trouble = Trouble::default();
+        let missing = |accepted: BTreeMap<usize, L::Stream>, trouble, error| Refusal::Missing {
+            missing: expected
+                .iter()
+                .copied()
+                .filter(|rank| !accepted.contains_key(rank))
+                .collect(),
+            accepted,
+            trouble,
+            error,
+        };
         let mut pending = Pending::<L::Stream>(BTreeMap::new());
         let (sender, receiver) = mpsc::channel();
+        // Rung by those who have sent.
+        let bell = match Bell::new() {
+            Ok(bell) => bell,
+            Err(error) => {
+                let kind = error.kind();
+                trouble.not_taken(error);
+                return Err(missing(accepted, trouble, kind.into()));
+            }
+        };
         let mut numbers = 0u64..;
-        let mut wait = Duration::ZERO;
+        let mut takes = true;
         while accepted.len() < expected.len() {
-            let slice = match deadline.slice() {
-                Ok(slice) => slice,
-                Err(error) => {
-                    let absent = |rank: &usize| !accepted.contains_key(rank);
-                    return Err(Refusal::Missing {
-                        missing: expected.iter().copied().filter(absent).collect(),
-                        accepted,
-                        trouble,
-                        error,
-                    });
-                }
-            };
+            let waited = deadline
+                .slice()
+                .and_then(|slice| self.wait(takes, &bell, slice));
+            if let Err(error) = waited {
+                return Err(missing(accepted, trouble, error));
+            }
             // All who have proved themselves by now, so that none of them gives way to another.
-            let finished = receiver.recv_timeout(wait.min(slice)).into_iter();
-            for (number, examined) in finished.chain(receiver.try_iter()) {
+            for (number, examined) in receiver.try_iter() {
                 if pending.0.remove(&number).is_none() {
                     continue;
                 }
@@ -180,17 +209,17 @@ impl<L: Listener> Acceptor<'_, L> {
             if accepted.len() == expected.len() {
                 break;
             }
-            // A short wait: the next connection shows only on the listener.
-            wait = Duration::from_millis(2);
+            takes = true;
             let room = max_pending.saturating_sub(pending.0.len());
             for number in numbers.by_ref().take(room.max(1)) {
                 let examine = |mut stream: L::Stream| {
                     let handle = stream.duplicate()?;
-                    let (sender, proof) = (sender.clone(), self.proof.clone());
+                    let (sender, bell, proof) = (sender.clone(), bell.clone(), self.proof.clone());
                     let deadline = deadline.at_most(HANDSHAKE);
                     thread::Builder::new().spawn(move || {
                         let examined = proof.accept(&mut stream, &deadline);
                         let _ = sender.send((number, examined.map(|who| (who, stream))));
+                        bell.ring();
                     })?;
                     Ok(handle)
                 };
@@ -205,7 +234,7 @@ impl<L: Listener> Acceptor<'_, L> {
                     Err(error) => {
                         trouble.not_taken(error);
                         // What there is too little of comes with time.
-                        wait = slice;
+                        takes = false;
                         break;
                     }
                 }
@@ -218,6 +247,21 @@ impl<L: Listener> Acceptor<'_, L> {
             }
         }
         Ok(accepted)
+    }
+
+    /// Waits until a connection comes, where one is taken, or until one has been examined, for at most `limit`.
+    fn wait(&self, takes: bool, bell: &Bell, limit: Duration) -> io::Result<()> {
+        let coming = if takes {
+            interest(self.listener, true, false)
+        } else {
+            NOTHING
+        };
+        let mut ready = [coming, interest(bell, true, false)];
+        poll(&mut ready, limit)?;
+        if ready[1].revents != 0 {
+            bell.hush()?;
+        }
+        Ok(())
     }
 }
 
@@ -234,12 +278,19 @@ impl<S: Timed> Drop for Pending<S> {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::os::fd::RawFd;
     use std::time::Instant;
 
     use super::*;
 
     /// What a listener says, for ever, and how often it was asked.
     struct Always<F>(F, Cell<usize>);
+
+    impl<F> AsRawFd for Always<F> {
+        fn as_raw_fd(&self) -> RawFd {
+            -1
+        }
+    }
 
     impl<F: Fn() -> io::Result<Option<TcpStream>>> Listener for Always<F> {
         type Stream = TcpStream;

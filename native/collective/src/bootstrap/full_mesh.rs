@@ -5,6 +5,7 @@ use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use super::acceptor::{Acceptor, Refusal};
 use super::connector::connect;
 use super::handshake::{Proof, Purpose};
 use super::peer_info::PeerInfo;
-use crate::deadline::Deadline;
+use crate::deadline::{Deadline, SLICE};
 use crate::error::{CollectiveError, Peer, Result};
 
 /// How long a refused connection is tried again: the other end listened before the rendezvous, so it is gone.
@@ -56,8 +57,12 @@ impl FullMesh<'_> {
         let loud = deadline.with_interrupt(Some(Arc::new(both)));
 
         thread::scope(|scope| {
-            let connecting = scope.spawn(|| {
-                let made = self.connect(purpose, &lower, &quiet);
+            // Hangs up at the end of the thread.
+            let (held, end) = mpsc::channel::<()>();
+            let (stop, lower, quiet) = (&stop, &lower, &quiet);
+            let connecting = scope.spawn(move || {
+                let _held = held;
+                let made = self.connect(purpose, lower, quiet);
                 if made.is_err() {
                     stop.store(true, Ordering::Relaxed);
                 }
@@ -72,11 +77,10 @@ impl FullMesh<'_> {
                 stop.store(true, Ordering::Relaxed);
             }
             // Connecting looks at the interrupt too, when there is nobody to accept.
-            while !connecting.is_finished() {
+            while end.recv_timeout(SLICE) == Err(RecvTimeoutError::Timeout) {
                 if loud.interrupted() {
                     stop.store(true, Ordering::Relaxed);
                 }
-                thread::sleep(Duration::from_millis(1));
             }
             let made = connecting.join().unwrap_or_else(|_| Err(Failure::Stopped));
             match (made, accepted) {
@@ -100,7 +104,8 @@ impl FullMesh<'_> {
         deadline: &Deadline,
     ) -> std::result::Result<BTreeMap<usize, TcpStream>, Failure> {
         let mut made = BTreeMap::new();
-        for rank in lower {
+        // From its neighbour downwards, so that not all ranks come to the first ones at once.
+        for rank in lower.iter().rev() {
             let address = self.infos[*rank].address;
             match connect(address, self.proof, purpose, self.rank, deadline, REFUSALS) {
                 Ok(stream) => drop(made.insert(*rank, stream)),

@@ -20,7 +20,6 @@ mod rendezvous;
 mod tcp_rendezvous;
 
 use std::collections::BTreeSet;
-use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -91,8 +90,7 @@ pub(crate) fn connect(rendezvous: &mut dyn Rendezvous, options: GroupOptions) ->
     }
 
     let failed = |error| CollectiveError::io(format!("listen on {}", options.bind_address), error);
-    let listener = TcpListener::bind((options.bind_address, 0)).map_err(failed)?;
-    listener.set_nonblocking(true).map_err(failed)?;
+    let listener = acceptor::listen((options.bind_address, 0).into()).map_err(failed)?;
     let local = LocalListener::open(&options);
     let own = PeerInfo {
         world_size,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
-use super::acceptor::{Acceptor, Refusal};
+use super::acceptor::{Acceptor, Refusal, listen};
 use super::connector::connect;
 use super::handshake::{self, Context, Proof, Purpose};
 use super::rendezvous::Rendezvous;
@@ -93,9 +93,8 @@ impl TcpRendezvous {
             })?;
         let (place, address) = if rank == 0 {
             let context = || format!("listen for the rendezvous on {resolved}");
-            let listener = TcpListener::bind(resolved)
-                .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-                .map_err(|error| CollectiveError::io(context(), error))?;
+            let listener =
+                listen(resolved).map_err(|error| CollectiveError::io(context(), error))?;
             let address = listener
                 .local_addr()
                 .map_err(|error| CollectiveError::io(context(), error))?;

@@ -3,7 +3,6 @@
 //! It needs nothing of the training thread: a rank that computes for a minute, or holds an interpreter's lock, still beats.
 
 use std::io::{self, Read};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,6 +11,7 @@ use super::control_connection::ControlConnection;
 use super::health::Health;
 use super::notice::Notice;
 use super::phase::Stall;
+use crate::bell::Bell;
 use crate::error::{CollectiveError, LossCause, Result};
 use crate::poll::{self, NOTHING};
 
@@ -19,13 +19,20 @@ use crate::poll::{self, NOTHING};
 /// death that followed it.
 const GRACE: Duration = Duration::from_millis(100);
 
+/// How long there is at least between two beats for each peer: a rank sends no more than 250 in a second.
+const BETWEEN_BEATS: Duration = Duration::from_millis(4);
+
+/// How long the thread rests after each look, for each peer: all of them beat, and a look costs as much as there are peers. Beats that
+/// come meanwhile are read together.
+const REST: Duration = Duration::from_micros(100);
+
 /// How long a rank that has said goodbye still reads, so that what it leaves unread resets no connection.
 const LINGER: Duration = Duration::from_secs(5);
 
 /// Ends the thread's watch when dropped: it says no more, and goes when the others have gone.
 pub(crate) struct Monitor {
     health: Arc<Health>,
-    bell: UnixStream,
+    bell: Bell,
 }
 
 impl Monitor {
@@ -35,10 +42,8 @@ impl Monitor {
     /// `Io` when the system gives no thread or no socket.
     pub(crate) fn start(health: Arc<Health>) -> Result<Self> {
         let failed = |error| CollectiveError::io("start the thread that watches the peers", error);
-        let (bell, rung) = UnixStream::pair().map_err(failed)?;
-        bell.set_nonblocking(true).map_err(failed)?;
-        rung.set_nonblocking(true).map_err(failed)?;
-        let watch = Watch::new(health.clone(), rung);
+        let bell = Bell::new().map_err(failed)?;
+        let watch = Watch::new(health.clone(), bell.clone());
         thread::Builder::new()
             .name("flambeau-monitor".into())
             .spawn(move || watch.run())
@@ -50,14 +55,13 @@ impl Monitor {
 impl Drop for Monitor {
     fn drop(&mut self) {
         self.health.close();
-        // Best effort: the thread looks by itself at its next beat.
-        let _ = io::Write::write(&mut &self.bell, &[1]);
+        self.bell.ring();
     }
 }
 
 struct Watch {
     health: Arc<Health>,
-    rung: UnixStream,
+    bell: Bell,
     lives: Vec<Life>,
     last_look: Instant,
     next_beat: Instant,
@@ -83,7 +87,7 @@ struct Life {
 }
 
 impl Watch {
-    fn new(health: Arc<Health>, rung: UnixStream) -> Self {
+    fn new(health: Arc<Health>, bell: Bell) -> Self {
         let now = Instant::now();
         let lives = health
             .others()
@@ -96,7 +100,7 @@ impl Watch {
             .collect();
         Watch {
             health,
-            rung,
+            bell,
             lives,
             last_look: now,
             next_beat: now,
@@ -127,7 +131,7 @@ impl Watch {
                 }
             } else if now >= self.next_beat {
                 self.health.tell_all(&self.health.heartbeat());
-                self.next_beat = now + self.health.options.heartbeat_interval;
+                self.next_beat = now + self.beat_interval();
             }
             if self.look().is_err() {
                 // Without poll there is no watch: the group cannot notice a death any more.
@@ -140,8 +144,18 @@ impl Watch {
             if self.health.failure().is_none() && !self.health.is_closing() {
                 self.judge();
                 self.tell_of_stall();
+                thread::sleep(REST * self.lives.len() as u32);
             }
         }
+    }
+
+    /// The time between two beats, of which there are a few in that after which a silent rank is lost.
+    fn beat_interval(&self) -> Duration {
+        let options = &self.health.options;
+        let for_all = BETWEEN_BEATS * self.lives.len() as u32;
+        options
+            .heartbeat_interval
+            .max(for_all.min(options.heartbeat_timeout / 4))
     }
 
     fn control(&self, life: &Life) -> Option<&ControlConnection> {
@@ -163,12 +177,7 @@ impl Watch {
                 })
             })
             .collect();
-        // Once rung, the bell has hung up and would end every wait at once.
-        interests.push(if self.health.is_closing() {
-            NOTHING
-        } else {
-            poll::interest(&self.rung, true, false)
-        });
+        interests.push(poll::interest(&self.bell, true, false));
         let ending = self.lives.iter().any(|life| life.ended.is_some());
         let limit = self
             .next_beat
@@ -192,7 +201,7 @@ impl Watch {
         self.last_look = now;
 
         if interests[self.lives.len()].revents != 0 {
-            let _ = (&self.rung).read(&mut [0; 16]);
+            self.bell.hush()?;
         }
         for (life, interest) in self.lives.iter_mut().zip(&interests) {
             if interest.revents != 0 && interest.fd >= 0 {
@@ -229,7 +238,7 @@ impl Watch {
             return;
         };
         // Between two beats a rank that has entered the collective is not known to have.
-        let after = (*after).max(2 * self.health.options.heartbeat_interval);
+        let after = (*after).max(2 * self.beat_interval());
         let (sequence, late) = self.health.behind();
         if sequence != self.newest.sequence {
             self.newest = Newest {
