@@ -286,42 +286,31 @@ build/jvm/.examples: build/jvm/.built $(EXAMPLES)
 	@$(GRADLE) examples
 	@touch $@
 
-# What holds Cargo.lock against deny.toml, in the version that the name of its stamp tells.
-$(CARGO_DENY):
-	@echo "flambeau: installing cargo-deny"
-	@$(RUN) cargo install --quiet --locked --root build/cargo-deny cargo-deny@$(@F:.%=%)
-	@touch $@
-
-# Likewise what gathers the licences of all crates, with their texts.
-$(CARGO_ABOUT):
-	@echo "flambeau: installing cargo-about"
-	@$(RUN) cargo install --quiet --locked --features cli --root build/cargo-about cargo-about@$(@F:.%=%)
+# What holds Cargo.lock against deny.toml, gathers the crates' licences, and writes bills of materials, each in the version
+# that the name of its stamp tells.
+$(CARGO_ABOUT): FEATURES := --features cli
+$(CARGO_DENY) $(CARGO_ABOUT) $(CARGO_CYCLONEDX):
+	@echo "flambeau: installing $(notdir $(@D))"
+	@$(RUN) cargo install --quiet --locked $(FEATURES) --root $(@D) $(notdir $(@D))@$(@F:.%=%)
 	@touch $@
 
 $(LICENCES): $(CARGO_ABOUT) Cargo.lock native/about.toml native/about.hbs
 	@mkdir -p $(@D)
 	@$(RUN) build/cargo-about/bin/cargo-about generate --workspace --frozen --fail -c native/about.toml native/about.hbs -o $@
 
-# Likewise what writes bills of materials.
-$(CARGO_CYCLONEDX):
-	@echo "flambeau: installing cargo-cyclonedx"
-	@$(RUN) cargo install --quiet --locked --root build/cargo-cyclonedx cargo-cyclonedx@$(@F:.%=%)
-	@touch $@
-
 DATED := SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct)
 
-# The bills of the native parts but the extension, whose maturin writes. The tool leaves each beside its Cargo.toml.
 BILLS := build/native/META-INF/sbom
-WRITE_BILLS = $(DATED) $(RUN) build/cargo-cyclonedx/bin/cargo-cyclonedx cyclonedx --quiet --format json --no-build-deps \
-	--target x86_64-unknown-linux-gnu && rm -rf $(BILLS) && mkdir $(BILLS) \
-	&& mv native/worker/flambeau-worker.cdx.json native/jni/*/flambeau-jni-{store,torch}.cdx.json $(BILLS)/ \
-	&& find native tests -name '*.cdx.json' -delete
 
 # From the same commit and directory come the same bytes: all dates are the commit's.
 $(DIST)/.built: build/native/.built $(LICENCES) $(CARGO_CYCLONEDX) $(JVM) $(PACKAGE)
 	@echo "flambeau: building the wheel and the jars of $(DIST)"
-	@rm -rf $(DIST)
-	@$(WRITE_BILLS)
+	@rm -rf $(DIST) $(BILLS) && mkdir $(BILLS)
+	@# The bills of the native parts but the extension, whose maturin writes. The tool leaves each beside its Cargo.toml.
+	@$(DATED) $(RUN) build/cargo-cyclonedx/bin/cargo-cyclonedx cyclonedx --quiet --format json --no-build-deps \
+		--target x86_64-unknown-linux-gnu
+	@mv native/worker/flambeau-worker.cdx.json native/jni/*/flambeau-jni-{store,torch}.cdx.json $(BILLS)/
+	@find native tests -name '*.cdx.json' -delete
 	@$(GRADLE) maven -Pdist=$(abspath $(DIST))
 	@$(call PACK_JARS,spark)
 	@ln -f $(LICENCES) python/

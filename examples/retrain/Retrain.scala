@@ -39,12 +39,13 @@ object Retrain {
     val spark = SparkSession.builder().appName("retrain").getOrCreate()
     val models = new Path(options("models"))
     val pointer = new CurrentModel(models, spark.sparkContext.hadoopConfiguration)
-    val current = pointer.read().map(path => path -> TorchRegressionModel.load(path.toString))
+    val inUse = pointer.read()
     // A night that was killed finds what it has saved under its own name.
     val now = LocalDateTime.now(ZoneOffset.UTC).format(DateTimeFormatter.ofPattern("yyyyMMdd-HHmmss"))
     val path = new Path(models, options.getOrElse("run-id", now))
-    if (current.exists(_._1 == path)) println("this run's model is in use")
+    if (inUse.contains(path)) println("this run's model is in use")
     else {
+      val current = inUse.map(path => path -> TorchRegressionModel.load(path.toString))
       val isSaved = pointer.isSaved(path)
       val candidate =
         if (isSaved) TorchRegressionModel.load(path.toString)
@@ -62,7 +63,7 @@ object Retrain {
         println(s"promoted ${path.getName}")
       } else {
         if (!isSaved) pointer.remove(path)
-        println(s"kept ${current.get._1.getName}")
+        println(s"kept ${inUse.get.getName}")
       }
     }
     // The session is not stopped: that of a JAR task of Databricks is the cluster's, and spark-submit stops its own.

@@ -58,11 +58,12 @@ def main() -> int:
 def retrain(spark: SparkSession, options: argparse.Namespace) -> None:
     """Trains the model in use further, and gives its alias to the result where that is better."""
     registry = mlflow.MlflowClient()
-    current = champion(registry, options.name)
-    if current is not None and options.run_id is not None and current.lineage.runId == options.run_id:
+    in_use = champion(registry, options.name)
+    version = version_of(registry, options.name, options.run_id)
+    if version is not None and version == in_use:
         print("this run's model is in use")
         return
-    version = version_of(registry, options.name, options.run_id)
+    current = None if in_use is None else flambeau.mlflow.load_model(f"models:/{options.name}/{in_use}")
     if version is None:
         version = trained(spark, options, registry, current)
     candidate = flambeau.mlflow.load_model(f"models:/{options.name}/{version}")
@@ -75,7 +76,7 @@ def retrain(spark: SparkSession, options: argparse.Namespace) -> None:
         registry.set_registered_model_alias(options.name, ALIAS, version)
         print(f"promoted version {version}")
     else:
-        print(f"kept version {registry.get_model_version_by_alias(options.name, ALIAS).version}")
+        print(f"kept version {in_use}")
 
 
 def trained(
@@ -115,18 +116,17 @@ def trained(
 def version_of(registry: mlflow.MlflowClient, name: str, run_id: str | None) -> str | None:
     """The version that an earlier attempt of this night made; None where there is none."""
     versions = registry.search_model_versions(f"name = '{name}'") if run_id is not None else []
-    return next((one.version for one in versions if one.tags.get(RUN) == run_id), None)
+    return next((str(one.version) for one in versions if one.tags.get(RUN) == run_id), None)
 
 
-def champion(registry: mlflow.MlflowClient, name: str) -> TorchModel | None:
-    """The model in use; None where none was promoted yet."""
+def champion(registry: mlflow.MlflowClient, name: str) -> str | None:
+    """The version in use; None where none was promoted yet."""
     try:
-        registry.get_model_version_by_alias(name, ALIAS)
+        return str(registry.get_model_version_by_alias(name, ALIAS).version)
     except MlflowException as error:
         if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             return None
         raise
-    return flambeau.mlflow.load_model(f"models:/{name}@{ALIAS}")
 
 
 def rmse(model: TorchModel, holdout: DataFrame) -> float:

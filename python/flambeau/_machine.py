@@ -18,7 +18,7 @@ from pathlib import Path
 from flambeau._libtorch import TORCH, libtorch_of
 from flambeau._reason import first_line
 from flambeau._report import Fact
-from flambeau._version import HAS_EXTENSION, VERSION
+from flambeau._version import HAS_EXTENSION, NATIVE_PLATFORM, VERSION
 from flambeau.errors import CollectiveError, FlambeauError
 
 NEEDED = {
@@ -69,7 +69,7 @@ def _flambeau() -> Fact:
     try:
         from flambeau import _native
     except ImportError as error:
-        wheel = "install a wheel of Flambeau for this system (Linux x86-64, glibc 2.34 or later)"
+        wheel = f"install a wheel of Flambeau for this system ({NATIVE_PLATFORM})"
         return Fact("flambeau", f"its extension cannot be loaded on {system}: {error}", wheel)
     return Fact("flambeau", f"{_native.__version__} on {system}, in {Path(__file__).parent}")
 

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from flambeau._version import HAS_EXTENSION
+from flambeau._version import HAS_EXTENSION, NATIVE_PLATFORM
 from flambeau.errors import DataError, EnvironmentMismatchError, FlambeauError
 
 fcntl: ModuleType | None
@@ -52,7 +52,7 @@ def open_store(options: Mapping[str, str]) -> Any:
     if not HAS_EXTENSION:
         raise EnvironmentMismatchError(
             f"the flambeau of {socket.gethostname()} has no native parts, which read and write stores: they "
-            "are for Linux x86-64 with glibc 2.34 or later"
+            f"are for {NATIVE_PLATFORM}"
         )
     from flambeau import _native
 

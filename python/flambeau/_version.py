@@ -8,6 +8,9 @@ from importlib.util import find_spec
 HAS_EXTENSION = find_spec("flambeau._native") is not None
 """Whether this installation has the native extension: the wheel for clients of Spark Connect has none."""
 
+NATIVE_PLATFORM = "Linux x86-64 with glibc 2.34 or later"
+"""What the native extension is built for."""
+
 
 def _version() -> str:
     if not HAS_EXTENSION:

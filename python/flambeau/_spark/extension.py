@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flambeau._spark import session
-from flambeau._version import HAS_EXTENSION
+from flambeau._version import HAS_EXTENSION, NATIVE_PLATFORM
 from flambeau.errors import DataError, EnvironmentMismatchError, FlambeauError, ParamError, StoreError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def with_extension(ask: Callable[[], Any]) -> Any:
         raise FlambeauError(
             "this machine has flambeau without its native parts, as a client of Spark Connect whose workers "
             "have them: start a session by SparkSession.builder.remote, or install flambeau where they are "
-            "(Linux x86-64 with glibc 2.34 or later)"
+            f"({NATIVE_PLATFORM})"
         )
     return ask_worker(spark, ask)
 
@@ -44,8 +44,7 @@ def ask_worker(spark: SparkSession, ask: Callable[[], Any]) -> Any:
         try:
             if not _version.HAS_EXTENSION:
                 raise EnvironmentMismatchError(
-                    "the workers' flambeau has no native parts: they are for Linux x86-64 with glibc 2.34 or "
-                    "later"
+                    f"the workers' flambeau has no native parts: they are for {_version.NATIVE_PLATFORM}"
                 )
             return {"answer": ask()}
         except tuple(_CARRIED.values()) as error:

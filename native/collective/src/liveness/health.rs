@@ -15,6 +15,9 @@ use crate::options::GroupOptions;
 /// `Member::left` of a rank that has not left.
 const PRESENT: u64 = u64::MAX;
 
+/// How long there is at least between two beats for each peer: a rank sends no more than 250 in a second.
+const BETWEEN_BEATS: Duration = Duration::from_millis(4);
+
 /// Who is told of ranks that keep the others waiting.
 pub(crate) type StallListener = Box<dyn Fn(Stall) + Send + Sync>;
 
@@ -137,6 +140,15 @@ impl Health {
         let newest = ranks.clone().map(entered).max().unwrap_or(0);
         let late = ranks.filter(|&rank| entered(rank) < newest && !self.has_left(rank));
         (newest, late.collect())
+    }
+
+    /// The time between two beats, of which there are a few in that after which a silent rank is lost.
+    pub(crate) fn beat_interval(&self) -> Duration {
+        let options = &self.options;
+        let for_all = BETWEEN_BEATS * (self.members.len() - 1) as u32;
+        options
+            .heartbeat_interval
+            .max(for_all.min(options.heartbeat_timeout / 4))
     }
 
     /// What this rank says of itself at every beat.

@@ -19,9 +19,6 @@ use crate::poll::{self, NOTHING};
 /// death that followed it.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// How long there is at least between two beats for each peer: a rank sends no more than 250 in a second.
-const BETWEEN_BEATS: Duration = Duration::from_millis(4);
-
 /// How long the thread rests after each look, for each peer: all of them beat, and a look costs as much as there are peers. Beats that
 /// come meanwhile are read together.
 const REST: Duration = Duration::from_micros(100);
@@ -131,7 +128,7 @@ impl Watch {
                 }
             } else if now >= self.next_beat {
                 self.health.tell_all(&self.health.heartbeat());
-                self.next_beat = now + self.beat_interval();
+                self.next_beat = now + self.health.beat_interval();
             }
             if self.look().is_err() {
                 // Without poll there is no watch: the group cannot notice a death any more.
@@ -147,15 +144,6 @@ impl Watch {
                 thread::sleep(REST * self.lives.len() as u32);
             }
         }
-    }
-
-    /// The time between two beats, of which there are a few in that after which a silent rank is lost.
-    fn beat_interval(&self) -> Duration {
-        let options = &self.health.options;
-        let for_all = BETWEEN_BEATS * self.lives.len() as u32;
-        options
-            .heartbeat_interval
-            .max(for_all.min(options.heartbeat_timeout / 4))
     }
 
     fn control(&self, life: &Life) -> Option<&ControlConnection> {
@@ -238,7 +226,7 @@ impl Watch {
             return;
         };
         // Between two beats a rank that has entered the collective is not known to have.
-        let after = (*after).max(2 * self.beat_interval());
+        let after = (*after).max(2 * self.health.beat_interval());
         let (sequence, late) = self.health.behind();
         if sequence != self.newest.sequence {
             self.newest = Newest {

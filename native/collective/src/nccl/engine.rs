@@ -242,7 +242,7 @@ impl Engine {
         let health = self.health();
         let operation = health.activity();
         let grace = match fault.blames_peer {
-            true => health.options.heartbeat_timeout + health.options.heartbeat_interval,
+            true => health.options.heartbeat_timeout + health.beat_interval(),
             false => Duration::ZERO,
         };
         let since = Instant::now();

@@ -27,7 +27,8 @@ private[flambeau] object NativeLibrary {
   @volatile private var loadedStore: Option[StoreApi] = None
   @volatile private var loadedTorch: Option[TorchApi] = None
 
-  /** Files and the supervisor, for which no libtorch is needed but with the natives of a Python package. The first call loads the library; it may be made by any thread.
+  /** Files and the supervisor, for which no libtorch is needed but with the natives of a Python package. The first call
+    * loads the library; it may be made by any thread.
     *
     * @param conf
     *   a Spark configuration: a key's value. `spark.flambeau.nativeDir` is read
