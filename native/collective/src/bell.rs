@@ -20,7 +20,7 @@ impl Bell {
         let _ = (&self.0.1).write(&[0]);
     }
 
-    /// Makes it silent again, however often it was rung. Only where it is readable: else this waits.
+    /// Makes it silent again, but for what is beyond a thousand rings. Only where it is readable: else this waits.
     pub(crate) fn hush(&self) -> io::Result<()> {
         (&self.0.0).read(&mut [0; 1024]).map(drop)
     }

@@ -6,24 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::liveness::phase::{self, LateRank};
+use crate::peer::Peer;
 
 /// The result of everything in this crate.
 pub type Result<T> = std::result::Result<T, CollectiveError>;
-
-/// One member of a group, as error messages name it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peer {
-    /// The member's rank, `0..world_size`.
-    pub rank: usize,
-    /// The name of the host it runs on.
-    pub host: String,
-}
-
-impl fmt::Display for Peer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} on {}", self.rank, self.host)
-    }
-}
 
 /// How a peer was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -51,6 +51,7 @@ mod lock;
 mod memory;
 mod nccl;
 mod options;
+mod peer;
 mod poll;
 mod reduce;
 mod shared_memory;
@@ -62,7 +63,7 @@ mod wire;
 pub use bootstrap::{Rendezvous, TcpRendezvous, host_name};
 pub use buffer::{DType, Device, RawBuffer, ReduceOp, Stream};
 pub use call::part_of;
-pub use error::{CollectiveError, LossCause, Peer, Result};
+pub use error::{CollectiveError, LossCause, Result};
 pub use group::{CallRecord, ProcessGroup, Work};
 pub use liveness::phase::{LateRank, Phase, Stall};
 pub use memory::GroupBuffer;
@@ -71,6 +72,7 @@ pub use nccl::{
     NcclVersion, NcclWork, UniqueId, WeakNcclGroup,
 };
 pub use options::{GroupOptions, Interrupt, TransportChoice};
+pub use peer::Peer;
 pub use reduce::{Half, Kernel, narrow, widen};
 // For the benches of this crate.
 #[doc(hidden)]

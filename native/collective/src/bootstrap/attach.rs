@@ -224,7 +224,7 @@ mod tests {
 
     use super::*;
     use crate::call::Operation;
-    use crate::error::Peer;
+    use crate::peer::Peer;
 
     fn rank(rank: usize) -> (Arc<Health>, Proof) {
         let peer = |rank| Peer {

@@ -31,7 +31,7 @@ pub(super) fn connect(
             .remaining()
             .min(Duration::from_secs(1))
             .max(Duration::from_millis(1));
-        match TcpStream::connect_timeout(&address, attempt) {
+        match open(address, attempt) {
             Ok(mut stream) => {
                 stream.set_nodelay(true)?;
                 match proof.connect(&mut stream, purpose, rank, deadline) {
@@ -48,5 +48,34 @@ pub(super) fn connect(
             Err(_) => {}
         }
         thread::sleep(deadline.slice()?.min(PAUSE));
+    }
+}
+
+/// A connection to whoever listens at `address`. Where nobody does, and it is of this machine, the system may give the end here that
+/// very address, and connect it to itself: that counts as refused.
+fn open(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&address, timeout)?;
+    match stream.local_addr()? == stream.peer_addr()? {
+        true => Err(io::ErrorKind::ConnectionRefused.into()),
+        false => Ok(stream),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_connects_to_himself() {
+        // More often than the system has ports to give; it gives even ones first.
+        let ports = (40_000..60_000).step_by(2);
+        let address = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        let free = ports
+            .map(address)
+            .find(|free| open(*free, Duration::from_secs(1)).is_err());
+        for _ in 0..40_000 {
+            let opened = open(free.expect("a free port"), Duration::from_secs(1));
+            assert!(opened.is_err());
+        }
     }
 }

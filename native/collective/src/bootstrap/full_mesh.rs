@@ -14,7 +14,8 @@ use super::connector::connect;
 use super::handshake::{Proof, Purpose};
 use super::peer_info::PeerInfo;
 use crate::deadline::{Deadline, SLICE};
-use crate::error::{CollectiveError, Peer, Result};
+use crate::error::{CollectiveError, Result};
+use crate::peer::Peer;
 
 /// How long a refused connection is tried again: the other end listened before the rendezvous, so it is gone.
 const REFUSALS: Duration = Duration::from_secs(1);

@@ -7,7 +7,8 @@ use std::net::SocketAddr;
 use sha2::{Digest, Sha256};
 
 use super::handshake::random;
-use crate::error::{CollectiveError, Peer, Result};
+use crate::error::{CollectiveError, Result};
+use crate::peer::Peer;
 use crate::wire::{Reader, Writer};
 
 /// Changes with anything that ranks tell each other.

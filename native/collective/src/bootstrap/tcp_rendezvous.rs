@@ -13,8 +13,9 @@ use super::connector::connect;
 use super::handshake::{self, Context, Proof, Purpose};
 use super::rendezvous::Rendezvous;
 use crate::deadline::Deadline;
-use crate::error::{CollectiveError, Peer, Result};
+use crate::error::{CollectiveError, Result};
 use crate::options::Interrupt;
+use crate::peer::Peer;
 use crate::wire::{Reader, Writer};
 
 /// The longest payload, and the longest answer: a rendezvous carries addresses, not data.

@@ -144,8 +144,8 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::error::Peer;
     use crate::options::GroupOptions;
+    use crate::peer::Peer;
 
     #[test]
     fn a_panic_on_the_communication_thread_ends_the_work_and_the_group() {

@@ -8,9 +8,10 @@ use super::control_connection::ControlConnection;
 use super::notice::Notice;
 use super::phase::{CurrentPhase, LateRank, Stall};
 use crate::call::Operation;
-use crate::error::{CollectiveError, LossCause, Peer};
+use crate::error::{CollectiveError, LossCause};
 use crate::lock::lock;
 use crate::options::GroupOptions;
+use crate::peer::Peer;
 
 /// `Member::left` of a rank that has not left.
 const PRESENT: u64 = u64::MAX;

@@ -36,7 +36,7 @@ impl Monitor {
     /// Starts the thread.
     ///
     /// # Errors
-    /// `Io` when the system gives no thread or no socket.
+    /// `Io` when the system gives no thread or no pipe.
     pub(crate) fn start(health: Arc<Health>) -> Result<Self> {
         let failed = |error| CollectiveError::io("start the thread that watches the peers", error);
         let bell = Bell::new().map_err(failed)?;
@@ -130,12 +130,10 @@ impl Watch {
                 self.health.tell_all(&self.health.heartbeat());
                 self.next_beat = now + self.health.beat_interval();
             }
-            if self.look().is_err() {
+            if let Err(error) = self.look() {
                 // Without poll there is no watch: the group cannot notice a death any more.
-                self.health.fail(CollectiveError::io(
-                    "watch the peers",
-                    io::Error::last_os_error(),
-                ));
+                self.health
+                    .fail(CollectiveError::io("watch the peers", error));
                 return;
             }
             if self.health.failure().is_none() && !self.health.is_closing() {
@@ -167,16 +165,12 @@ impl Watch {
             .collect();
         interests.push(poll::interest(&self.bell, true, false));
         let ending = self.lives.iter().any(|life| life.ended.is_some());
-        let limit = self
-            .next_beat
-            .saturating_duration_since(Instant::now())
-            .max(Duration::from_millis(1));
-        let limit = if ending || self.health.is_closing() {
-            limit.min(Duration::from_millis(20))
-        } else {
-            limit
+        let longest = match ending || self.health.is_closing() {
+            true => Duration::from_millis(20),
+            false => Duration::MAX,
         };
-        let limit = limit.max(Duration::from_millis(5));
+        let until_beat = self.next_beat.saturating_duration_since(Instant::now());
+        let limit = until_beat.min(longest).max(Duration::from_millis(5));
         poll::poll(&mut interests, limit)?;
 
         let now = Instant::now();

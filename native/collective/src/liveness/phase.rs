@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::error::Peer;
 use crate::lock::lock;
+use crate::peer::Peer;
 
 /// The longest name that a rank may send.
 pub(crate) const MAX_NAME: usize = 100;

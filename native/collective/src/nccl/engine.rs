@@ -13,11 +13,12 @@ use super::meeting::NcclMeeting;
 use crate::buffer::Stream;
 use crate::call::Operation;
 use crate::deadline::SLICE;
-use crate::error::{CollectiveError, Peer, Result};
+use crate::error::{CollectiveError, Result};
 use crate::group::ProcessGroup;
 use crate::liveness::health::Health;
 use crate::liveness::wait::Wait;
 use crate::lock::lock;
+use crate::peer::Peer;
 
 /// Between two looks at a communicator that is in progress.
 const PAUSE: Duration = Duration::from_micros(20);

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use super::abi::RawUniqueId;
 use super::library::NcclLibrary;
 use super::version::NcclVersion;
-use crate::error::{CollectiveError, Peer, Result};
+use crate::error::{CollectiveError, Result};
 use crate::group::ProcessGroup;
+use crate::peer::Peer;
 use crate::wire::{Reader, Writer};
 
 /// Set to 1, it goes before the config of every communicator (`envConfigOverride` in NCCL's `src/init.cc`), whose calls then wait

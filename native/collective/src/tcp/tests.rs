@@ -14,10 +14,11 @@ use super::topology::Topology;
 use crate::buffer::{DType, ReduceOp};
 use crate::call::{Call, Entry, Operation};
 use crate::corpus::mutations;
-use crate::error::{CollectiveError, Peer, Result};
+use crate::error::{CollectiveError, Result};
 use crate::liveness::health::Health;
 use crate::liveness::wait::Wait;
 use crate::options::GroupOptions;
+use crate::peer::Peer;
 use crate::task::{StagedMask, Task};
 
 /// Elements of a buffer that is cut into segments, and of one that travels with the first frame.

@@ -1,0 +1,18 @@
+//! Who is in a group.
+
+use std::fmt;
+
+/// One member of a group, as error messages name it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// The member's rank, `0..world_size`.
+    pub rank: usize,
+    /// The name of the host it runs on.
+    pub host: String,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} on {}", self.rank, self.host)
+    }
+}
