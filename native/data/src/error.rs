@@ -303,6 +303,21 @@ impl DataError {
             _ => false,
         }
     }
+
+    /// Whether it is of a store, its paths and options, and not of what lies in files.
+    pub fn is_of_store(&self) -> bool {
+        use DataError as E;
+        matches!(
+            self,
+            E::Store { .. }
+                | E::UnknownScheme { .. }
+                | E::InvalidUri { .. }
+                | E::InvalidOption { .. }
+                | E::NotFound { .. }
+                | E::Io { .. }
+                | E::Timeout { .. }
+        )
+    }
 }
 
 fn is_transient(error: &(dyn std::error::Error + 'static)) -> bool {

@@ -34,23 +34,18 @@ pub(crate) fn from_job(py: Python<'_>, error: &JobError) -> PyErr {
     raise(py, "ParamError", &error_chain(error), &[])
 }
 
-/// The field of a `StoreError` or `DataError`.
+/// The field of a `StoreError`.
 fn is_transient<'py>(py: Python<'py>, error: &DataError) -> (&'static str, Bound<'py, PyAny>) {
     let transient = PyBool::new(py, error.is_transient());
     ("is_transient", transient.to_owned().into_any())
 }
 
-/// `StoreError` for paths, `DataError` for what lies in them.
+/// `StoreError` for a store, `DataError` for what lies in its files.
 pub(crate) fn from_data(py: Python<'_>, error: &DataError) -> PyErr {
     let transient = [is_transient(py, error)];
     let (class, fields) = match error {
-        DataError::Store { .. }
-        | DataError::UnknownScheme { .. }
-        | DataError::InvalidUri { .. }
-        | DataError::NotFound { .. }
-        | DataError::Io { .. }
-        | DataError::Timeout { .. } => ("StoreError", &transient[..]),
         DataError::Interrupted => ("CancelledError", &[][..]),
+        error if error.is_of_store() => ("StoreError", &transient[..]),
         _ => ("DataError", &[][..]),
     };
     raise(py, class, &error_chain(error), fields)
@@ -96,7 +91,7 @@ pub(crate) fn from_train(py: Python<'_>, error: TrainError, interruption: Option
     let (kind, exception) = match (interruption, *cause) {
         (Some(signal), _) => ("cancelled", signal),
         (None, Cause::Model(error) | Cause::Hook(error)) => match error.downcast::<PyErr>() {
-            Ok(exception) => (kind_of_exception(py, &exception), *exception),
+            Ok(exception) => (kind, *exception),
             Err(other) => (
                 "internal",
                 raise(py, "FlambeauError", &other.to_string(), &[]),
@@ -178,27 +173,5 @@ fn failure(
             error
         }
         Err(_) => exception,
-    }
-}
-
-/// The exception of a model or a hook is the user's, unless it is one of ours that says otherwise.
-fn kind_of_exception(py: Python<'_>, exception: &PyErr) -> &'static str {
-    let is = |class: &str| {
-        py.import("flambeau.errors")
-            .and_then(|module| module.getattr(class))
-            .is_ok_and(|class| exception.matches(py, class).unwrap_or(false))
-    };
-    let is_transient = || {
-        let found = exception.value(py).getattr("is_transient");
-        found.is_ok_and(|found| found.is_truthy().unwrap_or(false))
-    };
-    if is("StoreError") && is_transient() {
-        "store"
-    } else if is("DataError") || is("StoreError") {
-        "data"
-    } else if is("ParamError") {
-        "job"
-    } else {
-        "model"
     }
 }

@@ -91,9 +91,7 @@ class RankOutcome:
     result_json: str | None = None
     """The training's result, where `ok`."""
     error_kind: str | None = None
-    """As `RankFailure.kind`, or `environment` where the worker itself lacks something: `lost`, `collective`
-    and `store` may be tried again.
-    """
+    """As `RankFailure.kind`, or `environment` where the worker itself lacks something."""
     error_type: str | None = None
     """The exception's class, qualified."""
     message: str | None = None
@@ -166,8 +164,10 @@ def _outcome(rank: int, train: Callable[[], str]) -> RankOutcome:
         return RankOutcome(rank, host, True, train())
     except RankFailure as failure:
         exception = failure.__cause__ or failure
+        # A model's or a callback's is the user's, unless it is one of ours that says otherwise.
+        kind = kind_of(exception, "model") if failure.kind == "model" else failure.kind
         return failed_outcome(
-            rank, failure.host or host, failure.kind, exception, failure.epoch, failure.step, failure.is_cause
+            rank, failure.host or host, kind, exception, failure.epoch, failure.step, failure.is_cause
         )
     except BaseException as exception:
         return failed_outcome(rank, host, kind_of(exception, "model"), exception, None, None, True)

@@ -65,17 +65,11 @@ const TRANSIENT: &JNIStr = jni_str!("flambeau/TransientStoreException");
 /// The class for everything else.
 pub const GENERAL: &JNIStr = jni_str!("flambeau/GeneralException");
 
-/// The exception's class for what a store or its files fail with: paths are the store's, what lies in them is data.
+/// The exception's class for what a store or its files fail with.
 pub fn class_of(error: &DataError) -> &'static JNIStr {
     match error {
         error if error.is_transient() => TRANSIENT,
-        DataError::Store { .. }
-        | DataError::UnknownScheme { .. }
-        | DataError::InvalidUri { .. }
-        | DataError::InvalidOption { .. }
-        | DataError::NotFound { .. }
-        | DataError::Io { .. }
-        | DataError::Timeout { .. } => STORE,
+        error if error.is_of_store() => STORE,
         _ => DATA,
     }
 }
