@@ -139,6 +139,17 @@ def test_the_probe_names_what_workers_cannot_reach(spark: SparkSession, tmp_path
         cluster.probe(spark, WorkDirectory(str(tmp_path / "work")), 2, versions() | {"torch": "0.1"})
 
 
+def test_a_worker_without_native_parts_is_no_matter_of_the_work_directory(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    class Lacking(WorkDirectory):
+        def store(self) -> Any:
+            raise EnvironmentMismatchError("no native parts here")
+
+    with pytest.raises(EnvironmentMismatchError, match=r"the worker on .* cannot train: no native"):
+        cluster.probe(spark, Lacking(str(tmp_path)), 2, versions())
+
+
 def test_files_reach_the_work_directory_through_spark(any_spark: SparkSession, tmp_path: Path) -> None:
     work, data = WorkDirectory(str(tmp_path)), bytes(range(256)) * 10000
     for visible in (True, False):
@@ -378,7 +389,7 @@ def test_only_lost_workers_are_tried_again(
         requests.append(json.loads(request.job_json)["attempt"] | {"secret": request.secret})
         checkpoint = tmp_path / "attempts" / requests[0]["id"] / "checkpoints" / "0000000003"
         checkpoint.mkdir(parents=True, exist_ok=True)
-        (checkpoint / "COMMITTED").write_text('{"format": 3, "parts": []}')
+        (checkpoint / "COMMITTED").write_text('{"format": 4, "parts": []}')
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer

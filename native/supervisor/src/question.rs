@@ -38,7 +38,7 @@ enum Question {
         attempts: Vec<String>,
         run: Option<OfRun>,
     },
-    /// What comes of an attempt after so many restarts: `{"cause", "again", "backOffSeconds", "slotSeconds"}`. `ended` has its
+    /// What comes of an attempt after so many restarts: `{"cause", "again", "backOffSeconds", "slotSeconds", "isTransient"}`. `ended` has its
     /// ranks in their order, or alone what ended them all.
     Judge {
         ended: Vec<Ended>,

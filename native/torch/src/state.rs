@@ -58,9 +58,7 @@ pub(crate) fn load(
         })
     };
     let learning_rate = rate("lr")?;
-    // Older versions did not write it.
-    let is_known = file.metadata().contains_key("last_lr");
-    let last_rate = is_known.then(|| rate("last_lr")).transpose()?;
+    let last_rate = rate("last_lr")?;
     for entry in tensors {
         let value = model_tensor(&file, entry)?;
         tch::no_grad(|| entry.tensor.shallow_clone().f_copy_(&value))?;

@@ -56,7 +56,7 @@ _DTYPES = {
 """The dtypes that collectives know; other tensors travel as raw bytes."""
 
 _SLOTS = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg", "momentum": "momentum_buffer"}
-"""What options of torch.optim's Adam, AdamW and RMSprop add to a parameter's state, which begins as zeros."""
+"""What options of torch.optim's Adam, AdamW, RMSprop and SGD add to a parameter's state: zeros at first."""
 
 _SharedTensor = tuple[str, int, int, str | None, int]
 """A tensor's name, address, number of elements, dtype or None, and bytes."""
@@ -583,10 +583,9 @@ class ModuleModel:
         with uncompiled():
             self.optimizer.load_state_dict(state["optimizer"])
         self._rate_factor = math.nan
-        if "schedules" in state:  # which older versions did not write
-            self._schedules.take(state["schedules"])
-            self.position.take(state["progress"])
-            self._last_rate = state["rate"]
+        self._schedules.take(state["schedules"])
+        self.position.take(state["progress"])
+        self._last_rate = state["rate"]
 
     def load_optimizer_state(self, data: bytes) -> None:
         """Takes the optimizer's part of what `save_state` wrote in another training: all but its rates and
@@ -609,17 +608,19 @@ class ModuleModel:
                     f"{shapes.get(name, 'not there')}"
                 )
         saved = state["optimizer"]["state"]
-        slots = {name: saved.get(number) for number, name in enumerate(state["optimizerParameters"])}
-        taken = {number: slots.get(name) for number, name in enumerate(self._optimizer_names())}
+        slots = {name: saved.get(number) for number, name in enumerate(state["optimizerParameters"]) if name}
+        own = enumerate(self._optimizer_names())
+        taken = {number: slots[name] for number, name in own if name and slots.get(name)}
         with uncompiled():
             groups = self.optimizer.state_dict()["param_groups"]
-            kept = {number: value for number, value in taken.items() if value}
-            self.optimizer.load_state_dict({"state": kept, "param_groups": groups})
+            self.optimizer.load_state_dict({"state": taken, "param_groups": groups})
+        if not type(self.optimizer).__module__.startswith("torch.optim."):
+            return
         for group in self.optimizer.param_groups:
             for slot in (slot for option, slot in _SLOTS.items() if group.get(option)):
                 for parameter in group["params"]:
-                    if own := self.optimizer.state.get(parameter):
-                        own.setdefault(slot, torch.zeros_like(parameter))
+                    if kept := self.optimizer.state.get(parameter):
+                        kept.setdefault(slot, torch.zeros_like(parameter))
 
     def _optimizer_names(self) -> list[str | None]:
         """The names of the parameters that the optimizer has, by its numbers for them."""

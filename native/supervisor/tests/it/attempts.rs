@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{ask, directory, is_there, write};
 
 /// A marker of a checkpoint without parts.
-const WHOLE: &str = r#"{"format": 3, "parts": []}"#;
+const WHOLE: &str = r#"{"format": 4, "parts": []}"#;
 
 #[test]
 fn an_attempt_goes_on_from_the_newest_whole_checkpoint() {

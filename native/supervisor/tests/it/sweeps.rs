@@ -83,11 +83,11 @@ fn a_lease_keeps_what_was_made_since_its_fit_began() {
 #[test]
 fn a_run_is_as_old_as_its_newest_attempt() {
     let work = directory();
-    let (eight, nine, six) = (id_of(8), id_of(9), id_of(6));
+    let (eight, nine, ten, six) = (id_of(8), id_of(9), id_of(10), id_of(6));
     for (run, attempts) in [
         (&nine, [&nine, &six]),
         (&eight, [&eight, &eight]),
-        (&"nightly".to_string(), [&id_of(10), &six]),
+        (&"nightly".to_string(), [&ten, &six]),
     ] {
         for attempt in attempts {
             write(
@@ -102,7 +102,7 @@ fn a_run_is_as_old_as_its_newest_attempt() {
     }
     ask(&work, "sweep", json!({})).unwrap();
     let attempt = |name: &str| is_there(&work, &format!("attempts/{name}"));
-    assert!(attempt(&nine) && attempt(&six) && attempt(&id_of(10)) && !attempt(&eight));
+    assert!(attempt(&nine) && attempt(&six) && attempt(&ten) && !attempt(&eight));
     let run = |name: &str| is_there(&work, &format!("runs/{name}.json"));
     assert!(run(&nine) && run("nightly") && !run(&eight));
 }

@@ -94,9 +94,9 @@ impl Optimizer {
         self.learning_rate = learning_rate;
     }
 
-    /// Takes back the learning rate of its last step, where that is known.
-    pub(crate) fn set_last_rate(&mut self, last_rate: Option<f64>) {
-        self.last_rate = last_rate;
+    /// Takes back the learning rate of its last step.
+    pub(crate) fn set_last_rate(&mut self, last_rate: f64) {
+        self.last_rate = Some(last_rate);
     }
 
     /// One step on the parameters that have a gradient, at its learning rate times `rate_factor`.

@@ -5,7 +5,7 @@ use flambeau_data::{DataError, Store};
 use serde::Serialize;
 
 /// Of what lies in a checkpoint, and of the order of the rows that it was written in the middle of.
-pub(super) const FORMAT: u32 = 3;
+pub(super) const FORMAT: u32 = 4;
 pub(super) const MARKER: &str = "COMMITTED";
 pub(super) const SHARED: &str = "shared.bin";
 pub(super) const STATE: &str = "state.json";

@@ -21,5 +21,5 @@ pub use find::{
     newest, objection, with_weights,
 };
 pub(crate) use read::{Checkpoint, read_shared};
-pub(crate) use state::{Fixed, Position, State};
+pub(crate) use state::{Invariants, Position, State};
 pub(crate) use write::{CheckpointWriter, Contents};

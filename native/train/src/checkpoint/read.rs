@@ -10,7 +10,7 @@ use flambeau_data::{DataError, Store};
 
 use super::files::{AVERAGE, BEST, SHARED, STATE, compression_part, file_in, rank_part};
 use super::marker::Marker;
-use super::state::{Fixed, State};
+use super::state::{Invariants, State};
 use super::weights::LocalWeights;
 use crate::digest;
 use crate::error::{Cause, error_chain};
@@ -60,7 +60,7 @@ impl Checkpoint {
         group: &ProcessGroup,
         attempt: &Attempt,
         uri: &str,
-        fixed: &Fixed,
+        invariants: &Invariants,
         average_bytes: Option<usize>,
     ) -> Result<Checkpoint, Cause> {
         let mut uri = uri.trim_end_matches('/').to_string();
@@ -72,12 +72,18 @@ impl Checkpoint {
                 Cause::Checkpoint { uri, reason }
             };
             let marker = Marker::agreed(store, group, &uri)?.map_err(refuse)?;
-            let (checkpoint, damage) =
-                match Checkpoint::read_parts(store, group, &uri, &marker, fixed, average_bytes) {
-                    Ok(checkpoint) => (Some(checkpoint), String::new()),
-                    Err(Unread::Damaged(reason)) => (None, reason),
-                    Err(Unread::Failed(cause)) => return Err(cause),
-                };
+            let (checkpoint, damage) = match Checkpoint::read_parts(
+                store,
+                group,
+                &uri,
+                &marker,
+                invariants,
+                average_bytes,
+            ) {
+                Ok(checkpoint) => (Some(checkpoint), String::new()),
+                Err(Unread::Damaged(reason)) => (None, reason),
+                Err(Unread::Failed(cause)) => return Err(cause),
+            };
             let told = group.all_gather_bytes(damage.as_bytes())?;
             let damage = told.into_iter().find(|reason| !reason.is_empty());
             if let (Some(checkpoint), None) = (checkpoint, &damage) {
@@ -109,7 +115,7 @@ impl Checkpoint {
         group: &ProcessGroup,
         uri: &str,
         marker: &Marker,
-        fixed: &Fixed,
+        invariants: &Invariants,
         average_bytes: Option<usize>,
     ) -> Result<Checkpoint, Unread> {
         let refuse = |reason: String| Cause::Checkpoint {
@@ -117,7 +123,7 @@ impl Checkpoint {
             reason,
         };
         let part = |name: &str| checked_part(store, uri, marker, name);
-        let state = State::parse(&part(STATE)?, fixed).map_err(refuse)?;
+        let state = State::parse(&part(STATE)?, invariants).map_err(refuse)?;
         let same_world = state.world_size == group.world_size();
         let rank_state = if same_world {
             Some(part(&rank_part(group.rank()))?)
@@ -129,7 +135,7 @@ impl Checkpoint {
             let state = CompressionState::from_bytes(&part(&name)?);
             Ok(state.ok_or_else(|| refuse(format!("its part {name} is malformed")))?)
         };
-        let compression = match fixed.gradient_compression.has_state() {
+        let compression = match invariants.gradient_compression.has_state() {
             false => None,
             true => Some(CompressionState::dealt(
                 group.rank(),

@@ -11,7 +11,7 @@ use crate::record::sums::{LossTotals, StepMean};
 /// What of a job, its data and its model fixes the meaning of a position and its sums: a resume keeps all of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Fixed {
+pub(crate) struct Invariants {
     pub(crate) num_rows: u64,
     pub(crate) global_batch: usize,
     pub(crate) data_lanes: usize,
@@ -21,16 +21,14 @@ pub(crate) struct Fixed {
     pub(crate) drop_last: bool,
     pub(crate) gradient_accumulation_steps: u32,
     pub(crate) num_metric_sums: usize,
-    #[serde(default)]
     pub(crate) gradient_compression: GradientCompression,
-    #[serde(default)]
     pub(crate) ema_decay: Option<f64>,
 }
 
-impl Fixed {
+impl Invariants {
     /// The first field in which another differs: its name, this value and that one.
-    fn difference(&self, other: &Fixed) -> Option<String> {
-        let of = |fixed| match serde_json::to_value(fixed) {
+    fn difference(&self, other: &Invariants) -> Option<String> {
+        let of = |invariants| match serde_json::to_value(invariants) {
             Ok(serde_json::Value::Object(fields)) => fields,
             _ => unreachable!("a struct is an object"),
         };
@@ -59,10 +57,8 @@ pub(crate) struct Position {
     /// Rows of the epoch so far.
     pub(crate) num_rows: u64,
     /// The gradients sent in the epoch so far.
-    #[serde(default)]
     pub(crate) traffic: Traffic,
     /// The norms of the gradients in the epoch so far, where they are known.
-    #[serde(default)]
     pub(crate) gradient_norm: StepMean,
     /// The bits of the epoch's loss totals so far, which may be beyond what JSON's numbers hold.
     pub(crate) totals: Vec<u64>,
@@ -75,20 +71,19 @@ pub(crate) struct State {
     pub(crate) format: u32,
     pub(crate) version: String,
     pub(crate) world_size: usize,
-    pub(crate) fixed: Fixed,
+    pub(crate) invariants: Invariants,
     pub(crate) position: Position,
     pub(crate) history: History,
     /// With precision fp16.
     pub(crate) scaler: Option<LossScaler>,
     /// Whether a callback has ended the training.
-    #[serde(default)]
     pub(crate) is_stopped: bool,
 }
 
 impl State {
     pub(crate) fn new(
         world_size: usize,
-        fixed: Fixed,
+        invariants: Invariants,
         position: Position,
         history: History,
         scaler: Option<LossScaler>,
@@ -98,7 +93,7 @@ impl State {
             format: FORMAT,
             version: env!("CARGO_PKG_VERSION").into(),
             world_size,
-            fixed,
+            invariants,
             position,
             history,
             scaler,
@@ -107,13 +102,13 @@ impl State {
     }
 
     /// Reads a state and compares it with what must not have changed, or says what is wrong.
-    pub(super) fn parse(bytes: &[u8], fixed: &Fixed) -> Result<State, String> {
+    pub(super) fn parse(bytes: &[u8], invariants: &Invariants) -> Result<State, String> {
         let state: State =
             serde_json::from_slice(bytes).map_err(|error| format!("{STATE}: {error}"))?;
-        if let Some(difference) = state.fixed.difference(fixed) {
+        if let Some(difference) = state.invariants.difference(invariants) {
             return Err(format!("the job has changed: {difference}"));
         }
-        let num_totals = LossTotals::new(fixed.num_metric_sums).len();
+        let num_totals = LossTotals::new(invariants.num_metric_sums).len();
         if state.world_size == 0 || state.position.totals.len() != num_totals {
             return Err(format!(
                 "{STATE}: {} sums of {} ranks make no sense",

@@ -11,6 +11,7 @@ use flambeau_collective::{
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Cause, JobError};
+use crate::job::compression::Compression;
 use crate::job::params::{DeviceChoice, TrainingParams};
 use crate::model::{DeviceModel, Model};
 
@@ -103,6 +104,7 @@ pub(crate) fn occupy(
         None => None,
         Some(index) => {
             params.check_on_device()?;
+            Compression::of(params).on_device()?;
             let model = model
                 .on_cuda()
                 .map_err(|reason| Cause::Model(reason.into()))?;

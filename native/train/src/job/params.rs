@@ -4,7 +4,6 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::compression::Compression;
 use crate::error::JobError;
 
 /// The tensor type that an input is given as.
@@ -980,7 +979,7 @@ impl TrainingParams {
                 });
             }
         }
-        Compression::of(self).on_device().map(drop)
+        Ok(())
     }
 
     /// Rows of a global batch: `batchSize x numWorkers`, whatever number of ranks runs the job.

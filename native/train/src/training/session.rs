@@ -9,7 +9,7 @@ use flambeau_data::{SampleOrder, Store};
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::weights::LocalWeights;
-use crate::checkpoint::{CheckpointWriter, Contents, Fixed, Position, State};
+use crate::checkpoint::{CheckpointWriter, Contents, Invariants, Position, State};
 use crate::device::Accelerator;
 use crate::error::Cause;
 use crate::gradients::sync;
@@ -106,7 +106,7 @@ pub(crate) struct Session<'a> {
     store: Store,
     stepper: Stepper<'a>,
     datasets: Datasets,
-    fixed: Fixed,
+    invariants: Invariants,
     position: Position,
     history: History,
     monitor: Monitor,
@@ -139,7 +139,7 @@ impl<'a> Session<'a> {
     /// TensorBoard's that cannot be written.
     pub(crate) fn enter(
         job: TrainingJob,
-        fixed: Fixed,
+        invariants: Invariants,
         monitor: Monitor,
         context: RankContext,
         model: &'a mut dyn Model,
@@ -215,7 +215,7 @@ impl<'a> Session<'a> {
             store,
             stepper,
             datasets,
-            fixed,
+            invariants,
             position: state.position,
             history: state.history,
             monitor,
@@ -242,7 +242,7 @@ impl<'a> Session<'a> {
             step: self.position.step,
             epochs,
             steps_per_epoch: self.steps_per_epoch(),
-            num_rows: self.fixed.num_rows,
+            num_rows: self.invariants.num_rows,
             num_validation_rows: self.num_validation_rows(),
             world_size: self.group.world_size(),
         }))?;
@@ -480,13 +480,8 @@ impl<'a> Session<'a> {
         self.agree_on_a_stop()?;
         if self.is_checkpoint_due_after_epoch(epoch) {
             self.checkpoint(epoch - 1)?;
-        }
-        if !self.is_stopping {
-            // Callbacks of the checkpoint may end it too: the epoch was the last one after all.
+            // Callbacks that are told of it may end the training too, which it does not say.
             self.agree_on_a_stop()?;
-            if self.is_stopping && self.is_checkpoint_due_after_epoch(epoch) {
-                self.checkpoint(epoch - 1)?;
-            }
         }
         Ok(())
     }
@@ -578,7 +573,7 @@ impl<'a> Session<'a> {
         let world_size = self.group.world_size();
         let state = State::new(
             world_size,
-            self.fixed.clone(),
+            self.invariants.clone(),
             self.position.clone(),
             self.history.clone(),
             self.stepper.scaler,

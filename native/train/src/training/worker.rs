@@ -5,7 +5,7 @@ use std::time::Instant;
 use flambeau_collective::{CollectiveError, NcclGroup, ProcessGroup};
 use flambeau_data::Store;
 
-use crate::checkpoint::{Checkpoint, Fixed};
+use crate::checkpoint::{Checkpoint, Invariants};
 use crate::device::{self, Gpus};
 use crate::error::{Cause, JobError, TrainError};
 use crate::job::TrainingJob;
@@ -111,7 +111,7 @@ impl<'a> Worker<'a> {
         let datasets = Datasets::open(&job, &group, &store, hooks.interrupt.clone())?;
         replicas::check_same_model(model, &group)?;
         let num_metrics = model.num_metric_sums().map_err(Cause::Model)?;
-        let fixed = fixed(&job, &datasets.train, num_metrics);
+        let invariants = invariants(&job, &datasets.train, num_metrics);
         let names = model.metric_names().map_err(Cause::Model)?;
         let monitor = Monitor::new(&job.params, &names)?;
         if job.attempt.resume.is_none() {
@@ -130,7 +130,7 @@ impl<'a> Worker<'a> {
                 let average_bytes = ema_decay.map(|_| average::num_bytes(model)).transpose()?;
                 let attempt = &job.attempt;
                 let checkpoint =
-                    Checkpoint::read(&store, &group, attempt, uri, &fixed, average_bytes)?;
+                    Checkpoint::read(&store, &group, attempt, uri, &invariants, average_bytes)?;
                 TrainState::resume(checkpoint, &job, &group, model)?
             }
         };
@@ -142,7 +142,7 @@ impl<'a> Worker<'a> {
             store,
         };
         let session = session.insert(Session::enter(
-            job, fixed, monitor, context, model, hooks, state,
+            job, invariants, monitor, context, model, hooks, state,
         )?);
         session.run(place)?;
         session.finish(began)
@@ -176,9 +176,9 @@ fn check_profile(job: &TrainingJob, is_on_device: bool) -> Result<(), JobError> 
 }
 
 /// What may not change in a training that goes on.
-fn fixed(job: &TrainingJob, train: &Dataset, num_metric_sums: usize) -> Fixed {
+fn invariants(job: &TrainingJob, train: &Dataset, num_metric_sums: usize) -> Invariants {
     let params = &job.params;
-    Fixed {
+    Invariants {
         num_rows: train.num_rows,
         global_batch: params.global_batch(),
         data_lanes: params.lanes(),
