@@ -7,12 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from flambeau._spark import session
 from flambeau._version import HAS_EXTENSION, NATIVE_PLATFORM
-from flambeau.errors import DataError, EnvironmentMismatchError, FlambeauError, ParamError, StoreError
+from flambeau.errors import (
+    DataError,
+    EnvironmentMismatchError,
+    FlambeauError,
+    ParamError,
+    RunInUseError,
+    StoreError,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_CARRIED = {kind.__name__: kind for kind in (DataError, EnvironmentMismatchError, ParamError, StoreError)}
+_CARRIED = {
+    kind.__name__: kind
+    for kind in (DataError, EnvironmentMismatchError, ParamError, RunInUseError, StoreError)
+}
 """The errors that a worker answers with, by their names."""
 
 

@@ -122,9 +122,9 @@ def _is_visible(spark: SparkSession, work: WorkDirectory) -> bool:
         return True
     probe = f"probes/{new_id()}"
     uri = work.path(probe, "seen")
-    session.on_worker(spark, lambda: work.store().put(uri, b"seen"))
+    ask_worker(spark, lambda: work.store().put(uri, b"seen"))
     visible = work.sees(uri)
-    session.on_worker(spark, lambda: work.ask("remove", path=probe))
+    ask_worker(spark, lambda: work.ask("remove", path=probe))
     return visible
 
 

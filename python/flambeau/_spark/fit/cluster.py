@@ -148,14 +148,18 @@ def probe(
     Returns each worker's host and its versions, by name; pyarrow's, which need not be the driver's, too.
 
     One barrier stage, whose workers go on to import `modules` when it has ended. Raises StoreError where the
-    directory is not shared, and EnvironmentMismatchError where versions differ.
+    directory is not shared, and EnvironmentMismatchError where a worker lacks the native parts or versions
+    differ.
     """
     directory = work.path("probes", new_id())
     task = _probe_task(work, directory, tuple(modules))
     rows = spark.range(0, num_workers, 1, num_workers).mapInArrow(
-        task, "host string, error string, versions string", barrier=True
+        task, "host string, lacks string, error string, versions string", barrier=True
     )
     answers = [row.asDict() for row in rows.collect()]
+    for answer in answers:
+        if answer["lacks"]:
+            raise EnvironmentMismatchError(f"the worker on {answer['host']} cannot train: {answer['lacks']}")
     for answer in answers:
         if answer["error"]:
             raise StoreError(
@@ -188,14 +192,15 @@ def _probe_task(work: WorkDirectory, directory: str, modules: tuple[str, ...]) -
             pass
         context = BarrierTaskContext.get()
         rank, world_size = context.partitionId(), len(context.getTaskInfos())
-        error = None
+        lacks = error = None
         try:
             store = work.store()
             store.put(f"{directory}/{rank}", socket.gethostname().encode())
-        except (OSError, ValueError, EnvironmentMismatchError) as failure:
+        except EnvironmentMismatchError as failure:
+            lacks = str(failure)
+        except (OSError, ValueError) as failure:
             error = str(failure)
-        failed = [message for message in context.allGather(error or "") if message]
-        if not failed:
+        if not any(context.allGather(lacks or error or "")):
             sizes = [store.size(f"{directory}/{other}") for other in range(world_size)]
             missing = [other for other, size in enumerate(sizes) if size is None]
             error = f"files that workers {missing} wrote are not seen" if missing else None
@@ -208,7 +213,12 @@ def _probe_task(work: WorkDirectory, directory: str, modules: tuple[str, ...]) -
             "pyarrow": pyarrow.__version__,
         }
         yield pyarrow.RecordBatch.from_pydict(
-            {"host": [socket.gethostname()], "error": [error], "versions": [json.dumps(found)]}
+            {
+                "host": [socket.gethostname()],
+                "lacks": [lacks],
+                "error": [error],
+                "versions": [json.dumps(found)],
+            }
         )
         start_importing(modules)
 

@@ -207,7 +207,7 @@ class Fit:
     @contextmanager
     def _leased(self, site: Site) -> Iterator[None]:
         """Keeps the sweeps of other fits from what this one has in the work directory, and others from its
-        run. Raises ParamError where another has that.
+        run. Raises RunInUseError where another has that.
         """
         run_id = self.estimator.getRunId()
         claim = claimed(site.work, site.visible, run_id) if run_id else nullcontext()
@@ -249,8 +249,8 @@ class Fit:
     def _train(
         self, shards: ShardSet, site: Site, preprocessed: PreprocessProbe | None, say: Say
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Trains on the shards: rank 0's result, with the digest of a named run's rows as `rows`, and what
-        the supervisor tells of the checkpoints.
+        """Trains on the shards: rank 0's result, with the digest of a named run's rows as `rowsSha256`,
+        and what the supervisor tells of the checkpoints.
 
         Removes what the training left in the work directory except the model's weights and the newest
         `keepCheckpoints`; where it fails, all of its checkpoints stay for the run's next fit, unless a
