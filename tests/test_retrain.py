@@ -44,8 +44,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def retrain(directory: Path, partition: str, month: int) -> Outcome:
-    """Run the example on a partition, judged on the hold-out of a month."""
+def run(directory: Path, partition: str, month: int) -> str:
+    """What the example prints for a partition, judged on the hold-out of a month."""
     done = subprocess.run(
         [
             str(EXAMPLE / "retrain.sh"),
@@ -62,10 +62,16 @@ def retrain(directory: Path, partition: str, month: int) -> Outcome:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-6000:]
+    return done.stdout
+
+
+def retrain(directory: Path, partition: str, month: int) -> Outcome:
+    """Run the example, which compares two models."""
+    printed = run(directory, partition, month)
     told = re.search(
-        r"^current (none|[\d.]+), candidate ([\d.]+)\n(promoted|kept) (\S+)$", done.stdout, re.MULTILINE
+        r"^current (none|[\d.]+), candidate ([\d.]+)\n(promoted|kept) (\S+)$", printed, re.MULTILINE
     )
-    assert told, done.stdout
+    assert told, printed
     return Outcome(None if told[1] == "none" else float(told[1]), float(told[2]), told[3], told[4])
 
 
@@ -104,6 +110,10 @@ def test_the_better_model_is_promoted_and_the_worse_is_not(directory: Path) -> N
     written = saved.stat().st_mtime_ns
     assert retrain(directory, "month=2", month=2) == second
     assert pointer.read_text() == second.name and saved.stat().st_mtime_ns == written
+
+    # The model of an earlier month is never in use again, though it is at its best on its own month.
+    assert f"kept {second.name}, from which" in run(directory, "month=1", month=1)
+    assert pointer.read_text() == second.name
 
     worse = retrain(directory, "spoiled", month=3)
     assert worse.verdict == "kept"

@@ -29,7 +29,7 @@ class CurrentModel(models: Path, configuration: Configuration) {
       finally stream.close()
     }
 
-  /** Whether a directory holds a model that was saved to its end: Spark ML writes its metadata last. */
+  /** Whether a directory holds a model that was saved to its end: its metadata are written last. */
   def isSaved(model: Path): Boolean = files.exists(new Path(model, "metadata/_SUCCESS"))
 
   /** Removes a model that is not the current one. */

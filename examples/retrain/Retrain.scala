@@ -43,17 +43,17 @@ object Retrain {
     // A night that was killed finds what it has saved under its own name.
     val now = LocalDateTime.now(ZoneOffset.UTC).format(DateTimeFormatter.ofPattern("yyyyMMdd-HHmmss"))
     val path = new Path(models, options.getOrElse("run-id", now))
+    lazy val saved = Some(path).filter(pointer.isSaved).map(path => TorchRegressionModel.load(path.toString))
     if (inUse.contains(path)) println("this run's model is in use")
+    else if (saved.exists(model => inUse.exists(!isTrainedFrom(model, _))))
+      println(s"kept ${inUse.get.getName}, from which this run's model was not trained")
     else {
       val current = inUse.map(path => path -> TorchRegressionModel.load(path.toString))
-      val isSaved = pointer.isSaved(path)
-      val candidate =
-        if (isSaved) TorchRegressionModel.load(path.toString)
-        else {
-          val trained = regressor(options, current).fit(spark.read.parquet(options("partition")))
-          trained.write.overwrite().save(path.toString)
-          trained
-        }
+      val candidate = saved.getOrElse {
+        val trained = regressor(options, current).fit(spark.read.parquet(options("partition")))
+        trained.write.overwrite().save(path.toString)
+        trained
+      }
       val holdout = spark.read.parquet(options("holdout"))
       val before = current.map { case (_, model) => rmse(model, holdout) }
       val after = rmse(candidate, holdout)
@@ -62,7 +62,7 @@ object Retrain {
         pointer.write(path)
         println(s"promoted ${path.getName}")
       } else {
-        if (!isSaved) pointer.remove(path)
+        pointer.remove(path)
         println(s"kept ${inUse.get.getName}")
       }
     }
@@ -92,6 +92,10 @@ object Retrain {
     }
     regressor
   }
+
+  /** Whether the training of a model began with that one, and not with one that was in use before or after it. */
+  private def isTrainedFrom(model: TorchRegressionModel, current: Path): Boolean =
+    model.lineage.initialWeights.exists(new Path(_).getParent.getName == current.getName)
 
   /** Root mean squared error on the hold-out, in minutes. */
   private def rmse(model: TorchRegressionModel, holdout: DataFrame): Double =

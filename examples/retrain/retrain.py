@@ -28,7 +28,7 @@ from flambeau import TorchModel, TorchRegressor
 from flambeau.errors import FlambeauError
 
 ALIAS = "champion"
-RUN = "run-id"  # the tag of a version that names its night
+RUN = "run-id"  # the tag of a run of MLflow's that names its night
 EX_TEMPFAIL = 75
 
 
@@ -63,9 +63,12 @@ def retrain(spark: SparkSession, options: argparse.Namespace) -> None:
     if version is not None and version == in_use:
         print("this run's model is in use")
         return
+    if version is not None and in_use is not None and int(version) < int(in_use):
+        print(f"kept version {in_use}, which is newer than this run's version {version}")
+        return
     current = None if in_use is None else flambeau.mlflow.load_model(f"models:/{options.name}/{in_use}")
     if version is None:
-        version = trained(spark, options, registry, current)
+        version = trained(spark, options, current)
     candidate = flambeau.mlflow.load_model(f"models:/{options.name}/{version}")
 
     holdout = spark.read.parquet(options.holdout)
@@ -79,12 +82,7 @@ def retrain(spark: SparkSession, options: argparse.Namespace) -> None:
         print(f"kept version {in_use}")
 
 
-def trained(
-    spark: SparkSession,
-    options: argparse.Namespace,
-    registry: mlflow.MlflowClient,
-    current: TorchModel | None,
-) -> str:
+def trained(spark: SparkSession, options: argparse.Namespace, current: TorchModel | None) -> str:
     """Trains the model in use further, or a first one; the version that is made of it."""
     torch.manual_seed(0)
     regressor = TorchRegressor(
@@ -105,18 +103,19 @@ def trained(
         workDir=options.work_dir,
     )
     model = regressor.fit(spark.read.parquet(options.partition))
-    with mlflow.start_run():
+    with mlflow.start_run(tags={RUN: options.run_id} if options.run_id is not None else None):
         logged = flambeau.mlflow.log_model(model, "model", registered_model_name=options.name)
-    version = str(logged.registered_model_version)
-    if options.run_id is not None:
-        registry.set_model_version_tag(options.name, version, RUN, options.run_id)
-    return version
+    return str(logged.registered_model_version)
 
 
 def version_of(registry: mlflow.MlflowClient, name: str, run_id: str | None) -> str | None:
     """The version that an earlier attempt of this night made; None where there is none."""
-    versions = registry.search_model_versions(f"name = '{name}'") if run_id is not None else []
-    return next((str(one.version) for one in versions if one.tags.get(RUN) == run_id), None)
+    if run_id is None:
+        return None
+    runs = mlflow.search_runs(filter_string=f"tags.`{RUN}` = '{run_id}'", output_format="list")
+    made = {run.info.run_id for run in runs}
+    versions = registry.search_model_versions(f"name = '{name}'") if made else []
+    return next((str(one.version) for one in versions if one.run_id in made and one.status == "READY"), None)
 
 
 def champion(registry: mlflow.MlflowClient, name: str) -> str | None:
