@@ -247,7 +247,7 @@ build/native/.built: build/libtorch/build-version $(NATIVE)
 	@$(INSTALL_EXTENSION)
 	@mkdir -p $(NATIVES) python/flambeau/_bin
 	@# What an earlier version left there would be packed too.
-	@rm -f python/flambeau/_bin/* $(NATIVES)/libflambeau_jni.so
+	@rm -f python/flambeau/_bin/*
 	@for file in flambeau-worker libflambeau_jni_store.so libflambeau_jni_torch.so; do \
 		strip -o build/native/$$file target/release/$$file; \
 		cmp -s build/native/$$file $(NATIVES)/$$file && rm build/native/$$file || mv build/native/$$file $(NATIVES)/; done
@@ -318,6 +318,8 @@ $(DIST)/.built: build/native/.built $(LICENCES) $(CARGO_CYCLONEDX) $(JVM) $(PACK
 		--compression-level 9 --interpreter $(BIN)/python --sbom-include $(abspath $(BILLS))/flambeau-{worker,jni-torch}.cdx.json \
 		--out $(abspath $(DIST))
 	@$(BIN)/python .ci/client_wheel.py $(DIST)
+	@# A later build's natives are not those of these bills.
+	@rm -r $(BILLS)
 	@touch $@
 
 # A wheel, for the environments of the matrix.

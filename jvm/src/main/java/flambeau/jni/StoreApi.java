@@ -1,8 +1,8 @@
 package flambeau.jni;
 
 /**
- * The functions of {@code libflambeau_jni_store.so}, which needs no libtorch. {@code NativeLibrary.store} gives the instance, once
- * the library is loaded.
+ * The functions of {@code libflambeau_jni_store.so}, which needs no libtorch, and which {@code libflambeau_jni_torch.so} has too.
+ * {@code NativeLibrary.store} gives the instance, once one of them is loaded.
  *
  * <p>Any thread may call any of them, several at once too. What fails ends in an exception with its causes:
  * {@code flambeau.StoreException} for files, {@code flambeau.DataException} for what lies in them, {@code

@@ -21,7 +21,7 @@ private[flambeau] object NativeLibrary {
   private val NeedsLibtorch =
     s"a complete libtorch 2.13 is needed on this machine; set $LibtorchKey to its directory"
 
-  /** A lock of its own: the search for libtorch keeps nobody from files. */
+  /** A lock of its own: the search for libtorch keeps nobody from files, where they have a library of their own. */
   private val forStore = new Object
 
   @volatile private var loadedStore: Option[StoreApi] = None

@@ -66,8 +66,8 @@ private[flambeau] final class Launch(
   /** Those of this fit that came to nothing. */
   private var failed = Seq.empty[String]
 
-  /** Trains, and returns rank 0's result as `native/train` tells it, with the digest of a run's rows as `rows`. Waits for as long
-    * as that takes.
+  /** Trains, and returns rank 0's result as `native/train` tells it, with the digest of a run's rows as `rowsSha256`. Waits for as
+    * long as that takes.
     *
     * A lost worker starts the training again from the newest whole checkpoint, up to `maxRestarts` times. Throws what the
     * rank failed with where the failure began, and what a listener has thrown before the training's end.
