@@ -27,7 +27,7 @@ from flambeau import Callback, ParamError, TorchRegressor, _callbacks
 from flambeau._plan import Plan
 from flambeau.callbacks import Context
 
-NAP, BATCH = 0.05, 16
+NAP, BATCH = 0.1, 16
 
 
 class Slow(nn.Module):
