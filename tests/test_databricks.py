@@ -181,7 +181,7 @@ def test_the_retraining_job_runs_its_tasks(tmp_path: Path) -> None:
 
     def given(task: dict[str, Any], month: int) -> list[str]:
         values = {VOLUMES: f"{tmp_path}/"}
-        values |= {"{{job.parameters.month}}": str(month), "{{job.run_id}}": f"90{month}"}
+        values |= {"{{job.parameters.month}}": str(month), "{{job.parameters.night}}": f"2013-0{month}-28"}
         return [
             re.sub("|".join(map(re.escape, values)), lambda name: values[name[0]], parameter)
             for parameter in task["parameters"]

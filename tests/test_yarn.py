@@ -149,7 +149,7 @@ def outcome(submitted: subprocess.Popen[str]) -> tuple[str, str, str, str]:
 def test_a_night_whose_driver_was_killed_goes_on_when_it_is_submitted_again(
     hadoop: dict[str, str], directory: Path
 ) -> None:
-    with night(hadoop, directory, "/models", 1, "january", 3) as first:
+    with night(hadoop, directory, "/models", 1, "2013-01", 3) as first:
         current, _, verdict, _ = outcome(first)
     assert current == "none" and verdict == f"promoted {on_hdfs(hadoop, '-cat', '/models/CURRENT')}"
     on_hdfs(hadoop, "-cp", "/models", "/undisturbed")
@@ -166,10 +166,10 @@ def test_a_night_whose_driver_was_killed_goes_on_when_it_is_submitted_again(
             if not known & set(p.parents)
         ]
 
-    with night(hadoop, directory, "/models", 2, "february", 60) as killed:
+    with night(hadoop, directory, "/models", 2, "2013-02", 60) as killed:
         wait(checkpoints, 200)
         os.killpg(killed.pid, signal.SIGKILL)
-    with night(hadoop, directory, "/models", 2, "february", 60) as again:
+    with night(hadoop, directory, "/models", 2, "2013-02", 60) as again:
         _, candidate, verdict, logged = outcome(again)
     assert "going on from file:" in logged or "going on from /" in logged, logged[-6000:]
     assert candidate == expected

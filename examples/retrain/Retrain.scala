@@ -12,8 +12,8 @@ import org.apache.spark.sql.{DataFrame, SparkSession}
   *
   * Arguments: `--models DIR` (the models and the pointer to the current one), `--program FILE` (what the first model is
   * trained from), `--partition DIR` (rows to train on), `--holdout DIR` (rows to judge by), `--epochs N`, 3 by
-  * default, `--run-id ID`, the night's name, which a second attempt gives again, and `--work-dir DIR`, which a cluster
-  * needs.
+  * default, `--run-id ID`, the night's name, which a second attempt gives again and which sorts after those of the nights
+  * before, `--work-dir DIR`, which a cluster needs, and `--optimizer new` for one with no state of the night before.
   *
   * The exit status is 0 where a model was promoted or kept, and 75 (EX_TEMPFAIL of sysexits.h) where the same command may go
   * better later: with the same run and work directory it goes on where it was. After any other error it
@@ -43,17 +43,18 @@ object Retrain {
     // A night that was killed finds what it has saved under its own name.
     val now = LocalDateTime.now(ZoneOffset.UTC).format(DateTimeFormatter.ofPattern("yyyyMMdd-HHmmss"))
     val path = new Path(models, options.getOrElse("run-id", now))
-    lazy val saved = Some(path).filter(pointer.isSaved).map(path => TorchRegressionModel.load(path.toString))
     if (inUse.contains(path)) println("this run's model is in use")
-    else if (saved.exists(model => inUse.exists(!isTrainedFrom(model, _))))
-      println(s"kept ${inUse.get.getName}, from which this run's model was not trained")
+    else if (inUse.exists(_.getName > path.getName)) println(s"kept ${inUse.get.getName}, which is a later night's")
     else {
       val current = inUse.map(path => path -> TorchRegressionModel.load(path.toString))
-      val candidate = saved.getOrElse {
-        val trained = regressor(options, current).fit(spark.read.parquet(options("partition")))
-        trained.write.overwrite().save(path.toString)
-        trained
-      }
+      val wasSaved = pointer.isSaved(path)
+      val candidate =
+        if (wasSaved) TorchRegressionModel.load(path.toString)
+        else {
+          val trained = regressor(options, current).fit(spark.read.parquet(options("partition")))
+          trained.write.overwrite().save(path.toString)
+          trained
+        }
       val holdout = spark.read.parquet(options("holdout"))
       val before = current.map { case (_, model) => rmse(model, holdout) }
       val after = rmse(candidate, holdout)
@@ -62,7 +63,8 @@ object Retrain {
         pointer.write(path)
         println(s"promoted ${path.getName}")
       } else {
-        pointer.remove(path)
+        // One that was there before may have been in use.
+        if (!wasSaved) pointer.remove(path)
         println(s"kept ${inUse.get.getName}")
       }
     }
@@ -88,14 +90,10 @@ object Retrain {
     for (path <- options.get("work-dir")) regressor.setWorkDir(path).setKeepCheckpoints(1)
     for ((path, model) <- current) {
       regressor.setInitialModel(path.toString)
-      model.lineage.checkpoint.foreach(regressor.setInitialState)
+      if (!options.get("optimizer").contains("new")) model.lineage.checkpoint.foreach(regressor.setInitialState)
     }
     regressor
   }
-
-  /** Whether the training of a model began with that one, and not with one that was in use before or after it. */
-  private def isTrainedFrom(model: TorchRegressionModel, current: Path): Boolean =
-    model.lineage.initialWeights.exists(new Path(_).getParent.getName == current.getName)
 
   /** Root mean squared error on the hold-out, in minutes. */
   private def rmse(model: TorchRegressionModel, holdout: DataFrame): Double =

@@ -1,7 +1,7 @@
 """Train the model in use further on a new partition, and promote the result where it is the better one.
 
     python examples/retrain/retrain.py --name flights --partition DIR --holdout DIR
-        [--run-id ID] [--work-dir DIR] [--epochs N]
+        [--run-id ID] [--work-dir DIR] [--epochs N] [--optimizer new]
 
 The same as Retrain.scala, from PySpark and with MLflow's registry, which MLFLOW_TRACKING_URI names: the model
 in use is the version of the registered model with the alias "champion", and promoting is giving that alias to
@@ -40,9 +40,18 @@ def main() -> int:
     parser.add_argument("--name", required=True, help="the registered model")
     parser.add_argument("--partition", required=True, help="rows to train on")
     parser.add_argument("--holdout", required=True, help="rows to judge by")
-    parser.add_argument("--run-id", help="the name of this night's run: a second attempt goes on with it")
+    parser.add_argument(
+        "--run-id",
+        help="this night's name, which sorts after earlier nights'; a second attempt gives it again",
+    )
     parser.add_argument("--work-dir", help="a directory that all workers see, which a cluster needs")
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument(
+        "--optimizer",
+        choices=["kept", "new"],
+        default="kept",
+        help="whether it starts from the state that the night before left in its work directory",
+    )
     options = parser.parse_args()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     try:
@@ -59,16 +68,15 @@ def retrain(spark: SparkSession, options: argparse.Namespace) -> None:
     """Trains the model in use further, and gives its alias to the result where that is better."""
     registry = mlflow.MlflowClient()
     in_use = champion(registry, options.name)
-    version = version_of(registry, options.name, options.run_id)
-    if version is not None and version == in_use:
+    night = None if in_use is None else night_of(registry, options.name, in_use)
+    if night is not None and options.run_id == night:
         print("this run's model is in use")
         return
-    if version is not None and in_use is not None and int(version) < int(in_use):
-        print(f"kept version {in_use}, which is newer than this run's version {version}")
+    if night is not None and options.run_id is not None and options.run_id < night:
+        print(f"kept version {in_use}, which is a later night's")
         return
     current = None if in_use is None else flambeau.mlflow.load_model(f"models:/{options.name}/{in_use}")
-    if version is None:
-        version = trained(spark, options, current)
+    version = version_of(options.name, options.run_id) or trained(spark, options, current)
     candidate = flambeau.mlflow.load_model(f"models:/{options.name}/{version}")
 
     holdout = spark.read.parquet(options.holdout)
@@ -96,7 +104,7 @@ def trained(spark: SparkSession, options: argparse.Namespace, current: TorchMode
         epochs=options.epochs,
         seed=1,
         initialModel=current,
-        initialState=None if current is None else current.lineage.checkpoint,
+        initialState=None if current is None or options.optimizer == "new" else current.lineage.checkpoint,
         # The next night's initialState; a temporary work directory is gone by then.
         keepCheckpoints=1 if options.work_dir else 0,
         runId=options.run_id,
@@ -108,13 +116,19 @@ def trained(spark: SparkSession, options: argparse.Namespace, current: TorchMode
     return str(logged.registered_model_version)
 
 
-def version_of(registry: mlflow.MlflowClient, name: str, run_id: str | None) -> str | None:
+def night_of(registry: mlflow.MlflowClient, name: str, version: str) -> str | None:
+    """The night that made a version; None where it has no name."""
+    run = registry.get_model_version(name, version).run_id
+    return registry.get_run(run).data.tags.get(RUN) if run else None
+
+
+def version_of(name: str, run_id: str | None) -> str | None:
     """The version that an earlier attempt of this night made; None where there is none."""
     if run_id is None:
         return None
     runs = mlflow.search_runs(filter_string=f"tags.`{RUN}` = '{run_id}'", output_format="list")
     made = {run.info.run_id for run in runs}
-    versions = registry.search_model_versions(f"name = '{name}'") if made else []
+    versions = mlflow.search_model_versions(filter_string=f"name = '{name}'") if made else []
     return next((str(one.version) for one in versions if one.run_id in made and one.status == "READY"), None)
 
 
