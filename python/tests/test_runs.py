@@ -81,6 +81,7 @@ def test_a_failed_fit_is_gone_on_with(
         ({"batchSize": 20}, df, "batchSize was 10 and is 20"),
         ({"optimizer": "adam"}, df, "its optimizer was another"),
         ({"model": nn.Linear(4, 1)}, df, "its model was another"),
+        ({"initialModel": undisturbed}, df, "its initialModel was another"),
         ({}, df.withColumn("label", F.col("label") + 1), "its rows were others"),
     ]
     for changed, other_rows, said in others:

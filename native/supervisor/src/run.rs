@@ -42,7 +42,14 @@ const FREE: [&str; 24] = [
 ];
 
 /// The objects of a job that are told by digests, which say nothing to a reader.
-const OBJECTS: [&str; 5] = ["model", "program", "loss", "optimizer", "metrics"];
+const OBJECTS: [&str; 6] = [
+    "model",
+    "program",
+    "loss",
+    "optimizer",
+    "metrics",
+    "initialModel",
+];
 
 /// The contents of a run's file.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]

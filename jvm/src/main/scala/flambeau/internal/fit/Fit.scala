@@ -223,8 +223,13 @@ private[flambeau] final class Fit private (
     json.replace("loss", program.loss.json)
     json.replace("optimizer", program.optimizer.json)
     json.replace("metrics", Json.strings(program.metrics))
+    // By its contents, wherever they lie.
+    initial.foreach(file => json.put("initialModel", file.sha256))
     json
   }
+
+  /** The weights of `initialModel`, where that is set. */
+  private def initial: Option[StoredFile] = program.weights.filter(_ => estimator.isSet(estimator.initialModel))
 
   /** The loss and the metrics, without a loss that is a script, of which a name is but a path. */
   private def judgedBy: JsonNode = {
@@ -264,17 +269,14 @@ private[flambeau] final class Fit private (
     )
   }
 
-  private def lineage(rowsSha256: JsonNode, checkpoints: Seq[Checkpoint]): Lineage = {
-    val initial = program.weights.filter(_ => estimator.isSet(estimator.initialModel))
-    Lineage(
-      estimator.valueOf(estimator.runId),
-      Option(rowsSha256.textValue),
-      initial.map(_.uri),
-      initial.map(_.sha256),
-      initialState,
-      checkpoints.lastOption.map(_.uri)
-    )
-  }
+  private def lineage(rowsSha256: JsonNode, checkpoints: Seq[Checkpoint]): Lineage = Lineage(
+    estimator.valueOf(estimator.runId),
+    Option(rowsSha256.textValue),
+    initial.map(_.uri),
+    initial.map(_.sha256),
+    initialState,
+    checkpoints.lastOption.map(_.uri)
+  )
 
   /** What `JobCheck` says of the program on these tensors, once. Throws ParamException for what it refuses. */
   private def check(spec: JsonNode): JsonNode = checked.getOrElseUpdate(
