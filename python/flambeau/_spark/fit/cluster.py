@@ -9,6 +9,7 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from flambeau._rank.imports import start_importing
@@ -154,7 +155,7 @@ def probe(
     directory = work.path("probes", new_id())
     task = _probe_task(work, directory, tuple(modules))
     rows = spark.range(0, num_workers, 1, num_workers).mapInArrow(
-        task, "host string, lacks string, error string, versions string", barrier=True
+        task, "host string, lacks string, error string, isTransient boolean, versions string", barrier=True
     )
     answers = [row.asDict() for row in rows.collect()]
     for answer in answers:
@@ -164,7 +165,8 @@ def probe(
         if answer["error"]:
             raise StoreError(
                 f"workDir {work.uri} is not a directory that all workers reach: on {answer['host']}, "
-                f"{answer['error']}; give a path on storage that they share"
+                f"{answer['error']}; give a path on storage that they share",
+                is_transient=answer["isTransient"],
             )
     found = [(answer["host"], json.loads(answer["versions"])) for answer in answers]
     for host, has in found:
@@ -193,20 +195,26 @@ def _probe_task(work: WorkDirectory, directory: str, modules: tuple[str, ...]) -
         context = BarrierTaskContext.get()
         rank, world_size = context.partitionId(), len(context.getTaskInfos())
         lacks = error = None
+        is_transient = False
         try:
             store = work.store()
             store.put(f"{directory}/{rank}", socket.gethostname().encode())
         except EnvironmentMismatchError as failure:
             lacks = str(failure)
         except (OSError, ValueError) as failure:
-            error = str(failure)
+            error, is_transient = str(failure), getattr(failure, "is_transient", False)
         if not any(context.allGather(lacks or error or "")):
-            sizes = [store.size(f"{directory}/{other}") for other in range(world_size)]
-            missing = [other for other, size in enumerate(sizes) if size is None]
-            error = f"files that workers {missing} wrote are not seen" if missing else None
+            try:
+                sizes = [store.size(f"{directory}/{other}") for other in range(world_size)]
+                missing = [other for other, size in enumerate(sizes) if size is None]
+                error = f"files that workers {missing} wrote are not seen" if missing else None
+            except StoreError as failure:
+                error, is_transient = str(failure), failure.is_transient
             context.barrier()
             if rank == 0:
-                store.delete_prefix(directory)
+                # What stays is swept later.
+                with suppress(StoreError):
+                    store.delete_prefix(directory)
         found = {
             "Python": ".".join(platform.python_version_tuple()[:2]),
             "torch": version("torch").split("+")[0],
@@ -217,6 +225,7 @@ def _probe_task(work: WorkDirectory, directory: str, modules: tuple[str, ...]) -
                 "host": [socket.gethostname()],
                 "lacks": [lacks],
                 "error": [error],
+                "isTransient": [is_transient],
                 "versions": [json.dumps(found)],
             }
         )

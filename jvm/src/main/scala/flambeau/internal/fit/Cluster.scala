@@ -2,7 +2,7 @@ package flambeau.internal.fit
 
 import scala.util.control.NonFatal
 
-import flambeau.{Check, ClusterException, StoreException}
+import flambeau.{Check, ClusterException, FlambeauException, StoreException, TransientStoreException}
 import flambeau.jni.NativeLibrary
 import flambeau.internal.session.{Session, TaskGpus}
 import flambeau.internal.storage.WorkDirectory
@@ -86,20 +86,21 @@ private[flambeau] object Cluster {
         .collect()
     }
     for (
-      Answer(host, Some(Problem(isEnvironment, text))) <- answers.sortBy(!_.problem.exists(_.isEnvironment))
+      Answer(host, Some(Problem(isEnvironment, text, isTransient))) <- answers.sortBy(!_.problem.exists(_.isEnvironment))
     )
       throw (
         if (isEnvironment) new ClusterException(s"the worker on $host cannot train: $text")
-        else
-          new StoreException(
+        else {
+          val message =
             s"workDir ${work.uri} is not a directory that all workers reach: on $host, $text; " +
               "give a path on storage that they share"
-          )
+          if (isTransient) new TransientStoreException(message) else new StoreException(message)
+        }
       )
   }
 
   /** What keeps a worker from training: something that its machine lacks, or the work directory. */
-  private final case class Problem(isEnvironment: Boolean, text: String)
+  private final case class Problem(isEnvironment: Boolean, text: String, isTransient: Boolean)
   private final case class Answer(host: String, problem: Option[Problem])
 
   /** What each task of `probe` runs. */
@@ -110,7 +111,10 @@ private[flambeau] object Cluster {
       try {
         action
         None
-      } catch { case NonFatal(error) => Some(Problem(isEnvironment, String.valueOf(error.getMessage))) }
+      } catch {
+        case error: FlambeauException => Some(Problem(isEnvironment, error.getMessage, error.isTransient))
+        case NonFatal(error) => Some(Problem(isEnvironment, String.valueOf(error.getMessage), isTransient = false))
+      }
 
     val own = attempt(isEnvironment = true) {
       NativeLibrary.store(work.settings.get)
@@ -119,14 +123,15 @@ private[flambeau] object Cluster {
     val isWritten = context.allGather(if (own.isEmpty) "+" else "-").forall(_ == "+")
     val seen = if (!isWritten) own
     else {
-      val missing = context.getTaskInfos().indices.filterNot(other => work.sees(s"$directory/$other"))
+      val problem = attempt(isEnvironment = false) {
+        val missing = context.getTaskInfos().indices.filterNot(other => work.has(s"$directory/$other"))
+        if (missing.nonEmpty)
+          throw new StoreException(s"files that workers ${missing.mkString(", ")} wrote are not seen")
+      }
       context.barrier()
-      if (rank == 0) work.delete("probes", directory.split('/').last)
-      if (missing.isEmpty) None
-      else Some(Problem(
-        isEnvironment = false,
-        s"files that workers ${missing.mkString(", ")} wrote are not seen"
-      ))
+      // What stays is swept later.
+      if (rank == 0) attempt(isEnvironment = false)(work.delete("probes", directory.split('/').last))
+      problem
     }
     Answer(Machine.hostName, seen)
   }

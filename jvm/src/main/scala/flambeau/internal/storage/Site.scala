@@ -21,16 +21,7 @@ private[flambeau] final case class Site(spark: SparkSession, work: WorkDirectory
 
   /** Does something with the directory where it is seen. */
   def here[T: ClassTag](act: WorkDirectory => T): T =
-    if (isVisible) act(work)
-    else {
-      // A copy without this object, which does not travel with tasks.
-      val directory = work
-      val done = Session.onWorker[Either[FlambeauException, T]](spark) { () =>
-        try Right(act(directory))
-        catch { case error: FlambeauException => Left(error) }
-      }
-      done.fold(throw _, identity)
-    }
+    if (isVisible) act(work) else onWorker(spark, work)(act)
 
   /** The supervisor's answer to a question about the directory. */
   def ask(question: ObjectNode): JsonNode = {
@@ -78,8 +69,18 @@ private[flambeau] object Site {
   private def sees(spark: SparkSession, work: WorkDirectory): Boolean = {
     val name = work.newId()
     val file = work.path("probes", name, "seen")
-    Session.onWorker(spark)(() => work.write(file, "seen".getBytes))
-    try work.sees(file)
-    finally Session.onWorker(spark)(() => work.delete("probes", name))
+    onWorker(spark, work)(_.write(file, "seen".getBytes))
+    val isSeen = work.sees(file)
+    onWorker(spark, work)(_.delete("probes", name))
+    isSeen
+  }
+
+  /** Does something with the directory in a Spark task, whose FlambeauException is thrown here as itself. */
+  private def onWorker[T: ClassTag](spark: SparkSession, work: WorkDirectory)(act: WorkDirectory => T): T = {
+    val done = Session.onWorker[Either[FlambeauException, T]](spark) { () =>
+      try Right(act(work))
+      catch { case error: FlambeauException => Left(error) }
+    }
+    done.fold(throw _, identity)
   }
 }
