@@ -198,6 +198,15 @@ pub enum DataError {
         /// What is allowed.
         allowed: String,
     },
+    /// An option that no object store knows.
+    #[error(
+        "store option = {key} is not allowed; allowed: object_store's names, such as aws_access_key_id, aws_endpoint, \
+         azure_storage_account_key, google_service_account, timeout"
+    )]
+    UnknownStoreOption {
+        /// Its name.
+        key: String,
+    },
     /// A URI scheme that the store does not know.
     #[error(
         "the scheme `{scheme}` of {uri} is not supported; supported: local paths, file, dbfs, s3, s3a, abfs, abfss, gs"
@@ -312,7 +321,7 @@ impl DataError {
             E::Store { .. }
                 | E::UnknownScheme { .. }
                 | E::InvalidUri { .. }
-                | E::InvalidOption { .. }
+                | E::UnknownStoreOption { .. }
                 | E::NotFound { .. }
                 | E::Io { .. }
                 | E::Timeout { .. }

@@ -52,7 +52,7 @@ impl Store {
     /// what the environment says. Connects to nothing yet.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for a name that no object store knows.
+    /// [`DataError::UnknownStoreOption`] for a name that no object store knows.
     pub fn new(options: &HashMap<String, String>) -> Result<Self, DataError> {
         remote::check_options(options)?;
         Ok(Store {

@@ -343,13 +343,7 @@ pub(super) fn check_options(options: &HashMap<String, String>) -> Result<(), Dat
             || AzureConfigKey::from_str(&name).is_ok()
             || GoogleConfigKey::from_str(&name).is_ok();
         if !known {
-            return Err(DataError::InvalidOption {
-                name: "store option",
-                value: key.clone(),
-                allowed: "object_store's names, such as aws_access_key_id, aws_endpoint, azure_storage_account_key, \
-                          google_service_account, timeout"
-                    .into(),
-            });
+            return Err(DataError::UnknownStoreOption { key: key.clone() });
         }
     }
     Ok(())
