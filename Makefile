@@ -288,6 +288,7 @@ build/jvm/.examples: build/jvm/.built $(EXAMPLES)
 
 # What holds Cargo.lock against deny.toml, gathers the crates' licences, and writes bills of materials, each in the version
 # that the name of its stamp tells.
+FEATURES :=
 $(CARGO_ABOUT): FEATURES := --features cli
 $(CARGO_DENY) $(CARGO_ABOUT) $(CARGO_CYCLONEDX):
 	@echo "flambeau: installing $(notdir $(@D))"

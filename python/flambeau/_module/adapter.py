@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, RMSprop
 from torch.utils.dlpack import from_dlpack
 from torch.utils.hooks import RemovableHandle
 
@@ -614,7 +615,7 @@ class ModuleModel:
         with uncompiled():
             groups = self.optimizer.state_dict()["param_groups"]
             self.optimizer.load_state_dict({"state": taken, "param_groups": groups})
-        if not type(self.optimizer).__module__.startswith("torch.optim."):
+        if not isinstance(self.optimizer, (Adam, AdamW, RMSprop, SGD)):
             return
         for group in self.optimizer.param_groups:
             for slot in (slot for option, slot in _SLOTS.items() if group.get(option)):
