@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -148,6 +149,24 @@ def test_a_worker_without_native_parts_is_no_matter_of_the_work_directory(
 
     with pytest.raises(EnvironmentMismatchError, match=r"the worker on .* cannot train: no native"):
         cluster.probe(spark, Lacking(str(tmp_path)), 2, versions())
+
+
+@pytest.mark.parametrize("busy", ["put", "size"])
+def test_a_store_that_is_busy_as_it_is_tried_may_answer_later(
+    spark: SparkSession, tmp_path: Path, busy: str
+) -> None:
+    class Busy(WorkDirectory):
+        def store(self) -> Any:
+            def refuse(*of: Any) -> None:
+                raise StoreError("503 Slow Down", is_transient=True)
+
+            kept = WorkDirectory.store(self)
+            ways = {name: getattr(kept, name) for name in ("put", "size", "delete_prefix")}
+            return SimpleNamespace(**{**ways, busy: refuse})
+
+    with pytest.raises(StoreError, match="503 Slow Down") as failure:
+        cluster.probe(spark, Busy(str(tmp_path)), 2, versions())
+    assert failure.value.is_transient
 
 
 def test_files_reach_the_work_directory_through_spark(any_spark: SparkSession, tmp_path: Path) -> None:

@@ -375,6 +375,17 @@ class LaunchSuite extends SparkSuite {
     val inTheWay = WorkDirectory(path("file"), Settings.of(spark))
     val error = intercept[StoreException](Cluster.probe(spark, inTheWay, 2))
     assert(error.getMessage.contains("not a directory that all workers reach"), error.getMessage)
+    assert(!error.isTransient)
+    // Nobody listens there.
+    val options = Map(
+      "spark.flambeau.store.aws_endpoint" -> "http://127.0.0.1:1",
+      "spark.flambeau.store.aws_allow_http" -> "true",
+      "spark.flambeau.store.aws_region" -> "nowhere",
+      "spark.flambeau.store.aws_access_key_id" -> "id",
+      "spark.flambeau.store.secret.aws_secret_access_key" -> "secret"
+    )
+    val away = WorkDirectory("s3://bucket/work", Settings(Settings.of(spark).values ++ options))
+    assert(intercept[StoreException](Cluster.probe(spark, away, 2)).isTransient)
   }
 
   test("an epoch in one line") {
