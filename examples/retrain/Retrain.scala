@@ -44,7 +44,8 @@ object Retrain {
     val now = LocalDateTime.now(ZoneOffset.UTC).format(DateTimeFormatter.ofPattern("yyyyMMdd-HHmmss"))
     val path = new Path(models, options.getOrElse("run-id", now))
     if (inUse.contains(path)) println("this run's model is in use")
-    else if (inUse.exists(_.getName > path.getName)) println(s"kept ${inUse.get.getName}, which is a later night's")
+    else if (inUse.exists(_.getName > path.getName))
+      println(s"kept ${inUse.get.getName}, which is a later night's")
     else {
       val current = inUse.map(path => path -> TorchRegressionModel.load(path.toString))
       val wasSaved = pointer.isSaved(path)
@@ -90,7 +91,8 @@ object Retrain {
     for (path <- options.get("work-dir")) regressor.setWorkDir(path).setKeepCheckpoints(1)
     for ((path, model) <- current) {
       regressor.setInitialModel(path.toString)
-      if (!options.get("optimizer").contains("new")) model.lineage.checkpoint.foreach(regressor.setInitialState)
+      if (!options.get("optimizer").contains("new"))
+        model.lineage.checkpoint.foreach(regressor.setInitialState)
     }
     regressor
   }

@@ -86,7 +86,8 @@ private[flambeau] object Cluster {
         .collect()
     }
     for (
-      Answer(host, Some(Problem(isEnvironment, text, isTransient))) <- answers.sortBy(!_.problem.exists(_.isEnvironment))
+      Answer(host, Some(Problem(isEnvironment, text, isTransient))) <-
+        answers.sortBy(!_.problem.exists(_.isEnvironment))
     )
       throw (
         if (isEnvironment) new ClusterException(s"the worker on $host cannot train: $text")
@@ -113,7 +114,8 @@ private[flambeau] object Cluster {
         None
       } catch {
         case error: FlambeauException => Some(Problem(isEnvironment, error.getMessage, error.isTransient))
-        case NonFatal(error) => Some(Problem(isEnvironment, String.valueOf(error.getMessage), isTransient = false))
+        case NonFatal(error) =>
+          Some(Problem(isEnvironment, String.valueOf(error.getMessage), isTransient = false))
       }
 
     val own = attempt(isEnvironment = true) {

@@ -229,7 +229,8 @@ private[flambeau] final class Fit private (
   }
 
   /** The weights of `initialModel`, where that is set. */
-  private def initial: Option[StoredFile] = program.weights.filter(_ => estimator.isSet(estimator.initialModel))
+  private def initial: Option[StoredFile] =
+    program.weights.filter(_ => estimator.isSet(estimator.initialModel))
 
   /** The loss and the metrics, without a loss that is a script, of which a name is but a path. */
   private def judgedBy: JsonNode = {
