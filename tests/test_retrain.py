@@ -122,7 +122,7 @@ def test_the_better_model_is_promoted_and_the_worse_is_not(directory: Path) -> N
 
     # No checkpoint is there to start the optimizer from.
     shutil.rmtree(directory / "work")
-    worse = retrain(directory, "spoiled", 3, "--optimizer", "new")
+    worse = retrain(directory, "spoiled", 3, "--initial-state", "none")
     assert worse.verdict == "kept"
     assert worse.current is not None and worse.candidate > worse.current
     assert pointer.read_text() == worse.name == second.name

@@ -13,7 +13,8 @@ import org.apache.spark.sql.{DataFrame, SparkSession}
   * Arguments: `--models DIR` (the models and the pointer to the current one), `--program FILE` (what the first model is
   * trained from), `--partition DIR` (rows to train on), `--holdout DIR` (rows to judge by), `--epochs N`, 3 by
   * default, `--run-id ID`, the night's name, which a second attempt gives again and which sorts after those of the nights
-  * before, `--work-dir DIR`, which a cluster needs, and `--optimizer new` for one with no state of the night before.
+  * before, `--work-dir DIR`, which a cluster needs, and `--initial-state none` for an optimizer with
+  * no state of the night before.
   *
   * The exit status is 0 where a model was promoted or kept, and 75 (EX_TEMPFAIL of sysexits.h) where the same command may go
   * better later: with the same run and work directory it goes on where it was. After any other error it
@@ -43,11 +44,12 @@ object Retrain {
     // A night that was killed finds what it has saved under its own name.
     val now = LocalDateTime.now(ZoneOffset.UTC).format(DateTimeFormatter.ofPattern("yyyyMMdd-HHmmss"))
     val path = new Path(models, options.getOrElse("run-id", now))
+    val current = inUse.map(path => path -> TorchRegressionModel.load(path.toString))
+    val night = current.flatMap { case (_, model) => model.lineage.runId }
     if (inUse.contains(path)) println("this run's model is in use")
-    else if (inUse.exists(_.getName > path.getName))
+    else if (night.exists(night => options.get("run-id").exists(_ < night)))
       println(s"kept ${inUse.get.getName}, which is a later night's")
     else {
-      val current = inUse.map(path => path -> TorchRegressionModel.load(path.toString))
       val wasSaved = pointer.isSaved(path)
       val candidate =
         if (wasSaved) TorchRegressionModel.load(path.toString)
@@ -91,8 +93,11 @@ object Retrain {
     for (path <- options.get("work-dir")) regressor.setWorkDir(path).setKeepCheckpoints(1)
     for ((path, model) <- current) {
       regressor.setInitialModel(path.toString)
-      if (!options.get("optimizer").contains("new"))
-        model.lineage.checkpoint.foreach(regressor.setInitialState)
+      options.get("initial-state") match {
+        case None         => model.lineage.checkpoint.foreach(regressor.setInitialState)
+        case Some("none") =>
+        case Some(other)  => throw new IllegalArgumentException(s"--initial-state is $other; allowed: none")
+      }
     }
     regressor
   }

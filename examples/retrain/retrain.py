@@ -1,7 +1,7 @@
 """Train the model in use further on a new partition, and promote the result where it is the better one.
 
     python examples/retrain/retrain.py --name flights --partition DIR --holdout DIR
-        [--run-id ID] [--work-dir DIR] [--epochs N] [--optimizer new]
+        [--run-id ID] [--work-dir DIR] [--epochs N] [--initial-state none]
 
 The same as Retrain.scala, from PySpark and with MLflow's registry, which MLFLOW_TRACKING_URI names: the model
 in use is the version of the registered model with the alias "champion", and promoting is giving that alias to
@@ -47,10 +47,9 @@ def main() -> int:
     parser.add_argument("--work-dir", help="a directory that all workers see, which a cluster needs")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument(
-        "--optimizer",
-        choices=["kept", "new"],
-        default="kept",
-        help="whether it starts from the state that the night before left in its work directory",
+        "--initial-state",
+        choices=["none"],
+        help="none for an optimizer that starts without the state which the night before left",
     )
     options = parser.parse_args()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -68,14 +67,14 @@ def retrain(spark: SparkSession, options: argparse.Namespace) -> None:
     """Trains the model in use further, and gives its alias to the result where that is better."""
     registry = mlflow.MlflowClient()
     in_use = champion(registry, options.name)
-    night = None if in_use is None else night_of(registry, options.name, in_use)
+    current = None if in_use is None else flambeau.mlflow.load_model(f"models:/{options.name}/{in_use}")
+    night = None if current is None else current.lineage.runId
     if night is not None and options.run_id == night:
         print("this run's model is in use")
         return
     if night is not None and options.run_id is not None and options.run_id < night:
         print(f"kept version {in_use}, which is a later night's")
         return
-    current = None if in_use is None else flambeau.mlflow.load_model(f"models:/{options.name}/{in_use}")
     version = version_of(options.name, options.run_id) or trained(spark, options, current)
     candidate = flambeau.mlflow.load_model(f"models:/{options.name}/{version}")
 
@@ -104,7 +103,7 @@ def trained(spark: SparkSession, options: argparse.Namespace, current: TorchMode
         epochs=options.epochs,
         seed=1,
         initialModel=current,
-        initialState=None if current is None or options.optimizer == "new" else current.lineage.checkpoint,
+        initialState=None if current is None or options.initial_state else current.lineage.checkpoint,
         # The next night's initialState; a temporary work directory is gone by then.
         keepCheckpoints=1 if options.work_dir else 0,
         runId=options.run_id,
@@ -114,12 +113,6 @@ def trained(spark: SparkSession, options: argparse.Namespace, current: TorchMode
     with mlflow.start_run(tags={RUN: options.run_id} if options.run_id is not None else None):
         logged = flambeau.mlflow.log_model(model, "model", registered_model_name=options.name)
     return str(logged.registered_model_version)
-
-
-def night_of(registry: mlflow.MlflowClient, name: str, version: str) -> str | None:
-    """The night that made a version; None where it has no name."""
-    run = registry.get_model_version(name, version).run_id
-    return registry.get_run(run).data.tags.get(RUN) if run else None
 
 
 def version_of(name: str, run_id: str | None) -> str | None:
