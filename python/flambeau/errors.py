@@ -26,8 +26,12 @@ class FlambeauError(Exception):
         super().__init__(*args)
         if is_transient is not None:
             self.is_transient = is_transient
-        known = next(kind for kind in type(self).__mro__ if kind.__module__ == __name__)
-        self.add_note(f"docs/errors.md#{known.__name__.lower()} says more")
+        self.add_note(f"docs/errors.md#{public_class(type(self)).__name__.lower()} says more")
+
+
+def public_class(kind: type[FlambeauError]) -> type[FlambeauError]:
+    """The class of this module that a class of errors is, or is derived from."""
+    return next(base for base in kind.__mro__ if base.__module__ == __name__)
 
 
 class ParamError(FlambeauError, ValueError):
@@ -59,7 +63,9 @@ class ClusterError(FlambeauError, RuntimeError):
 
 
 class EnvironmentMismatchError(FlambeauError, RuntimeError):
-    """A worker that lacks what the driver has: a module, or a version of Python or torch."""
+    """A machine that lacks what a fit needs there: mostly a worker, of what the driver has, as a module, a
+    version of Python or torch, or the native parts.
+    """
 
 
 class WorkerError(FlambeauError, RuntimeError):

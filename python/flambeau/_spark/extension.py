@@ -7,35 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from flambeau._spark import session
 from flambeau._version import HAS_EXTENSION, NATIVE_PLATFORM
-from flambeau.errors import (
-    DataError,
-    EnvironmentMismatchError,
-    FlambeauError,
-    ParamError,
-    RunInUseError,
-    StoreError,
-)
+from flambeau.errors import EnvironmentMismatchError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_CARRIED = {
-    kind.__name__: kind
-    for kind in (DataError, EnvironmentMismatchError, ParamError, RunInUseError, StoreError)
-}
-"""The errors that a worker answers with, by their names."""
-
 
 def with_extension(ask: Callable[[], Any]) -> Any:
     """What `ask` returns, which is JSON, asked in this process, or of a worker of this thread's or this
-    process's session where this machine has no extension. Raises what it raises, and FlambeauError where
-    there is no session of Spark Connect then.
+    process's session where this machine has no extension. Raises what it raises, and
+    EnvironmentMismatchError where there is no session of Spark Connect then.
     """
     if HAS_EXTENSION:
         return ask()
     spark = session.current()
     if spark is None or not session.is_connect(spark):
-        raise FlambeauError(
+        raise EnvironmentMismatchError(
             "this machine has flambeau without its native parts, as a client of Spark Connect whose workers "
             "have them: start a session by SparkSession.builder.remote, or install flambeau where they are "
             f"({NATIVE_PLATFORM})"
@@ -44,25 +31,17 @@ def with_extension(ask: Callable[[], Any]) -> Any:
 
 
 def ask_worker(spark: SparkSession, ask: Callable[[], Any]) -> Any:
-    """What `ask` returns in a Spark task, which is JSON. Raises the DataError, ParamError and StoreError that
-    it raises there, and EnvironmentMismatchError where the worker has no extension.
+    """What `ask` returns in a Spark task, which is JSON. Raises what it raises there, and
+    EnvironmentMismatchError where the worker has no extension.
     """
 
-    def answer() -> dict[str, Any]:
+    def answer() -> Any:
         from flambeau import _version
 
-        try:
-            if not _version.HAS_EXTENSION:
-                raise EnvironmentMismatchError(
-                    f"the workers' flambeau has no native parts: they are for {_version.NATIVE_PLATFORM}"
-                )
-            return {"answer": ask()}
-        except tuple(_CARRIED.values()) as error:
-            # Spark would make an exception of its own of it.
-            told = {"error": type(error).__name__, "message": str(error)}
-            return {**told, "is_transient": error.is_transient}
+        if not _version.HAS_EXTENSION:
+            raise EnvironmentMismatchError(
+                f"the workers' flambeau has no native parts: they are for {_version.NATIVE_PLATFORM}"
+            )
+        return ask()
 
-    told = session.on_worker(spark, answer)
-    if "error" in told:
-        raise _CARRIED[told["error"]](told["message"], is_transient=told["is_transient"])
-    return told["answer"]
+    return session.on_worker(spark, answer)

@@ -14,13 +14,14 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import uuid4
 
+from flambeau import errors
 from flambeau._reason import first_line
-from flambeau.errors import CancelledError
+from flambeau.errors import CancelledError, FlambeauError, public_class
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -279,19 +280,55 @@ def _has_tasks(context: SparkContext, tag: str) -> bool:
 
 
 def on_worker(spark: SparkSession, function: Callable[[], Any]) -> Any:
-    """Runs `function` in one Spark task and returns its JSON-able result: for what only workers can reach."""
+    """Runs `function` in one Spark task and returns its JSON-able result: for what only workers can reach.
+    Raises the FlambeauError that it raises there.
+    """
     return json.loads(bytes_on_worker(spark, lambda: json.dumps(function()).encode()))
 
 
 def bytes_on_worker(spark: SparkSession, function: Callable[[], bytes]) -> bytes:
-    """Runs `function` in one Spark task and returns its bytes."""
+    """Runs `function` in one Spark task and returns its bytes. Raises the FlambeauError that it raises
+    there.
+    """
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        import pyarrow
-
         for _ in batches:
             pass
-        yield pyarrow.RecordBatch.from_pydict({"result": pyarrow.array([function()], pyarrow.binary())})
+        yield answer_of(function)
 
-    rows = spark.range(0, 1, 1, 1).mapInArrow(task, "result binary").collect()
-    return bytes(rows[0]["result"])
+    return answered(spark.range(0, 1, 1, 1).mapInArrow(task, ANSWER).collect())
+
+
+ANSWER = "result binary, error string"
+"""The columns of `answer_of`."""
+
+
+def answer_of(function: Callable[[], bytes]) -> pa.RecordBatch:
+    """What `function` returns, or the FlambeauError that it raises, as a row: Spark would make an exception
+    of its own of that.
+    """
+    import pyarrow
+
+    result = error = None
+    try:
+        result = function()
+    except FlambeauError as failure:
+        kind, is_transient = public_class(type(failure)).__name__, failure.is_transient
+        error = json.dumps({"class": kind, "message": str(failure), "isTransient": is_transient})
+    return pyarrow.RecordBatch.from_pydict(
+        {
+            "result": pyarrow.array([result], pyarrow.binary()),
+            "error": pyarrow.array([error], pyarrow.string()),
+        }
+    )
+
+
+def answered(rows: Sequence[Any]) -> bytes:
+    """The result in the row of `answer_of`. Raises the error in it."""
+    (row,) = rows
+    if row["error"] is None:
+        return bytes(row["result"])
+    told = json.loads(row["error"])
+    error: FlambeauError = getattr(errors, told["class"])(told["message"])
+    error.is_transient = told["isTransient"]
+    raise error

@@ -72,20 +72,22 @@ class Site:
             return
 
         def write(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-            import pyarrow
-
             with tempfile.NamedTemporaryFile() as file:
                 for batch in batches:
                     for chunk in batch.column("chunk"):
                         file.write(chunk.as_buffer())
                 file.flush()
-                work.store().put_file(uri, file.name)
-            yield pyarrow.RecordBatch.from_pydict({"written": [True]})
+
+                def put() -> bytes:
+                    work.store().put_file(uri, file.name)
+                    return b""
+
+                yield session.answer_of(put)
 
         starts = range(0, len(data), _CHUNK_BYTES)
         chunks = [(start, bytearray(data[start : start + _CHUNK_BYTES])) for start in starts]
         rows = self.spark.createDataFrame(chunks, "start long, chunk binary").repartition(1)
-        rows.sortWithinPartitions("start").mapInArrow(write, "written boolean").collect()
+        session.answered(rows.sortWithinPartitions("start").mapInArrow(write, session.ANSWER).collect())
 
     def remove(self, *parts: str) -> None:
         """Deletes what lies under a path of the directory. A failure is told and no more, so that it hides
