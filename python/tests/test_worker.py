@@ -17,7 +17,7 @@ from torch import nn
 
 from flambeau import _native
 from flambeau._module.adapter import ModuleModel
-from flambeau._rank.worker import RankOutcome, WorkerRequest, kind_of, run_rank
+from flambeau._rank.worker import RankOutcome, WorkerRequest, failure_kind, run_rank
 from flambeau.errors import StoreError
 
 
@@ -61,7 +61,7 @@ def test_a_training_leaves_nothing_behind(
 
 def test_only_what_may_pass_is_worth_another_attempt(tmp_path: Path) -> None:
     """A store that throttles is; a program that is not there is not, and Rust tells which is which."""
-    assert kind_of(StoreError("slow down", is_transient=True), "model") == "store"
+    assert failure_kind(StoreError("slow down", is_transient=True), "model") == "store"
     job: dict[str, Any] = {"data": {"spec": {"inputs": []}}, "params": {}}
     request = WorkerRequest(json.dumps(job), secret=bytes(16), program_uri=str(tmp_path / "program"))
     outcome = run_rank(request, 0, 1, lambda message: [message], "127.0.0.1")

@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from flambeau._libtorch import WAY_OUT, libtorch_of
 from flambeau._rank.log import logged
-from flambeau._rank.worker import RankOutcome, checked_file, failed_outcome, kind_of
+from flambeau._rank.worker import RankOutcome, checked_file, failed_outcome, failure_kind
 from flambeau.errors import (
     CancelledError,
     CollectiveError,
@@ -93,7 +93,7 @@ class NativeRequest:
                 with Child(libtorch_of(self.libtorch), gpu_addresses) as child:
                     return _converse(child, start, rank, host, all_gather)
         except BaseException as error:
-            return failed_outcome(rank, host, kind_of(error, "internal"), error, None, None, True)
+            return failed_outcome(rank, host, failure_kind(error, "internal"), error, None, None, True)
 
     def job_with_files(self, folder: Path) -> dict[str, Any]:
         """The job with the places of the program's files; those that are code are checked, and written into

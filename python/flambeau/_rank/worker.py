@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from flambeau._rank.callbacks import rank_callbacks
@@ -127,12 +128,10 @@ class RankOutcome:
 
 def versions() -> dict[str, str]:
     """What must agree between driver and workers, by name: Python to its minor version, torch without its
-    build.
+    build, and without an import of it.
     """
-    import torch
-
     major, minor, _ = platform.python_version_tuple()
-    return {"Python": f"{major}.{minor}", "torch": torch.__version__.split("+")[0]}
+    return {"Python": f"{major}.{minor}", "torch": metadata.version("torch").split("+")[0]}
 
 
 def run_rank(
@@ -165,12 +164,12 @@ def _outcome(rank: int, train: Callable[[], str]) -> RankOutcome:
     except RankFailure as failure:
         exception = failure.__cause__ or failure
         # A model's or a callback's is the user's, unless it is one of ours that says otherwise.
-        kind = kind_of(exception, "model") if failure.kind == "model" else failure.kind
+        kind = failure_kind(exception, "model") if failure.kind == "model" else failure.kind
         return failed_outcome(
             rank, failure.host or host, kind, exception, failure.epoch, failure.step, failure.is_cause
         )
     except BaseException as exception:
-        return failed_outcome(rank, host, kind_of(exception, "model"), exception, None, None, True)
+        return failed_outcome(rank, host, failure_kind(exception, "model"), exception, None, None, True)
 
 
 def _free_memory(outcome: RankOutcome) -> None:
@@ -293,7 +292,7 @@ def _load_program(program: bytes) -> dict[str, Any]:
         ) from error
 
 
-def kind_of(exception: BaseException, otherwise: str) -> str:
+def failure_kind(exception: BaseException, otherwise: str) -> str:
     """The `RankFailure.kind` of an exception; `otherwise` for one that says nothing of itself."""
     if isinstance(exception, EnvironmentMismatchError):
         return "environment"

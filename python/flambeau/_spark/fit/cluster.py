@@ -162,11 +162,12 @@ def probe(
         if answer["lacks"]:
             raise EnvironmentMismatchError(f"the worker on {answer['host']} cannot train: {answer['lacks']}")
     for answer in answers:
+        if answer["error"] and answer["isTransient"]:
+            raise StoreError(f"workDir: on {answer['host']}, {answer['error']}", is_transient=True)
         if answer["error"]:
             raise StoreError(
                 f"workDir {work.uri} is not a directory that all workers reach: on {answer['host']}, "
-                f"{answer['error']}; give a path on storage that they share",
-                is_transient=answer["isTransient"],
+                f"{answer['error']}; give a path on storage that they share"
             )
     found = [(answer["host"], json.loads(answer["versions"])) for answer in answers]
     for host, has in found:
@@ -183,12 +184,12 @@ def _probe_task(work: WorkDirectory, directory: str, modules: tuple[str, ...]) -
     """What each task of `probe` runs."""
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        import platform
         import socket
-        from importlib.metadata import version
 
         import pyarrow
         from pyspark import BarrierTaskContext
+
+        from flambeau._rank.worker import versions
 
         for _ in batches:
             pass
@@ -215,11 +216,7 @@ def _probe_task(work: WorkDirectory, directory: str, modules: tuple[str, ...]) -
                 # What stays is swept later.
                 with suppress(StoreError):
                     store.delete_prefix(directory)
-        found = {
-            "Python": ".".join(platform.python_version_tuple()[:2]),
-            "torch": version("torch").split("+")[0],
-            "pyarrow": pyarrow.__version__,
-        }
+        found = {**versions(), "pyarrow": pyarrow.__version__}
         yield pyarrow.RecordBatch.from_pydict(
             {
                 "host": [socket.gethostname()],

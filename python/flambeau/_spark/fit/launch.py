@@ -22,7 +22,7 @@ from flambeau._rank import ending
 from flambeau._rank.ending import Ending
 from flambeau._rank.meeting import MeetingPlace
 from flambeau._rank.usage import Usage
-from flambeau._rank.worker import RankOutcome, kind_of
+from flambeau._rank.worker import RankOutcome, failure_kind
 from flambeau._reason import first_line
 from flambeau._spark import session
 from flambeau._spark.fit import cluster
@@ -334,7 +334,7 @@ class Launch:
 
 def _ended_by(failure: Exception) -> dict[str, Any]:
     """What the supervisor is told of an attempt without ranks."""
-    kind = "lost" if isinstance(failure, WorkerLost) else kind_of(failure, "environment")
+    kind = "lost" if isinstance(failure, WorkerLost) else failure_kind(failure, "environment")
     return {"kind": kind, "isCause": True}
 
 

@@ -91,12 +91,12 @@ private[flambeau] object Cluster {
     )
       throw (
         if (isEnvironment) new ClusterException(s"the worker on $host cannot train: $text")
-        else {
-          val message =
+        else if (isTransient) new TransientStoreException(s"workDir: on $host, $text")
+        else
+          new StoreException(
             s"workDir ${work.uri} is not a directory that all workers reach: on $host, $text; " +
               "give a path on storage that they share"
-          if (isTransient) new TransientStoreException(message) else new StoreException(message)
-        }
+          )
       )
   }
 

@@ -213,8 +213,8 @@ private[flambeau] final class Fit private (
     new Run(site, id, named.isDefined, identity, shards.uris, shards.bitmapsDigest, shards.inPlace)
   }
 
-  /** What tells the job from others: its params and its program's files, without those that hold weights alone. An archive of
-    * TorchScript counts with the weights in it.
+  /** What tells the job from others: its params, its program's files and the weights of `initialModel`. Other files that hold
+    * weights alone do not count; an archive of TorchScript does with the weights in it.
     */
   private def identity: ObjectNode = {
     val json = estimator.jobParams.deepCopy()

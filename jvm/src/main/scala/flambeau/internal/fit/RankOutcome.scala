@@ -65,6 +65,7 @@ private[flambeau] object RankOutcome {
   def kindOf(error: Throwable): String = error match {
     case _: TransientStoreException           => "store"
     case _: StoreException | _: DataException => "data"
+    case _: ParamException                    => "job"
     case _                                    => "environment"
   }
 }
