@@ -5,8 +5,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::liveness::phase::{self, LateRank};
 use crate::peer::Peer;
+use crate::phase::{self, LateRank};
 
 /// The result of everything in this crate.
 pub type Result<T> = std::result::Result<T, CollectiveError>;

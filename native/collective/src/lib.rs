@@ -52,6 +52,7 @@ mod memory;
 mod nccl;
 mod options;
 mod peer;
+mod phase;
 mod poll;
 mod reduce;
 mod shared_memory;
@@ -65,7 +66,6 @@ pub use buffer::{DType, Device, RawBuffer, ReduceOp, Stream};
 pub use call::part_of;
 pub use error::{CollectiveError, LossCause, Result};
 pub use group::{CallRecord, ProcessGroup, Work};
-pub use liveness::phase::{LateRank, Phase, Stall};
 pub use memory::GroupBuffer;
 pub use nccl::{
     CudaRuntime, DeviceRuntime, Event, Gpu, NcclGroup, NcclLibrary, NcclMeeting, NcclOptions,
@@ -73,6 +73,7 @@ pub use nccl::{
 };
 pub use options::{GroupOptions, Interrupt, TransportChoice};
 pub use peer::Peer;
+pub use phase::{LateRank, Phase, Stall};
 pub use reduce::{Half, Kernel, narrow, widen};
 // For the benches of this crate.
 #[doc(hidden)]

@@ -67,7 +67,8 @@ mod tests {
 
     #[test]
     fn nobody_connects_to_himself() {
-        // More often than the system has ports to give; it gives even ones first.
+        // More often than there are ports to give. Linux gives `connect` those of the parity of the range's first one, 32,768, as long as
+        // there are any.
         let ports = (40_000..60_000).step_by(2);
         let address = |port| SocketAddr::from(([127, 0, 0, 1], port));
         let free = ports

@@ -21,11 +21,11 @@ use crate::buffer::{RawBuffer, ReduceOp};
 use crate::call::{MAX_ENTRIES, Operation};
 use crate::error::{CollectiveError, Result};
 use crate::liveness::health::Health;
-use crate::liveness::phase::Stall;
 use crate::liveness::wait::Wait;
 use crate::lock::lock;
 use crate::memory::GroupBuffer;
 use crate::options::GroupOptions;
+use crate::phase::Stall;
 
 /// The ranks of a job, connected. Cheap to clone; the last clone to be dropped leaves the group in good order.
 ///

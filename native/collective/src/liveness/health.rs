@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use super::control_connection::ControlConnection;
 use super::notice::Notice;
-use super::phase::{CurrentPhase, LateRank, Stall};
 use crate::call::Operation;
 use crate::error::{CollectiveError, LossCause};
 use crate::lock::lock;
 use crate::options::GroupOptions;
 use crate::peer::Peer;
+use crate::phase::{CurrentPhase, LateRank, Stall};
 
 /// `Member::left` of a rank that has not left.
 const PRESENT: u64 = u64::MAX;
@@ -143,7 +143,7 @@ impl Health {
         (newest, late.collect())
     }
 
-    /// The time between two beats, of which there are a few in that after which a silent rank is lost.
+    /// The time between two beats: at most a quarter of `heartbeat_timeout`, unless `heartbeat_interval` is longer.
     pub(crate) fn beat_interval(&self) -> Duration {
         let options = &self.options;
         let for_all = BETWEEN_BEATS * (self.members.len() - 1) as u32;

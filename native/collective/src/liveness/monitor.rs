@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use super::control_connection::ControlConnection;
 use super::health::Health;
 use super::notice::Notice;
-use super::phase::Stall;
 use crate::bell::Bell;
 use crate::error::{CollectiveError, LossCause, Result};
+use crate::phase::Stall;
 use crate::poll::{self, NOTHING};
 
 /// How long a connection's end waits for a reason from elsewhere: an abort that another rank has sent counts before the

@@ -4,9 +4,9 @@
 
 use std::time::Duration;
 
-use super::phase::{LateRank, MAX_NAME, Phase};
 use crate::error::{CollectiveError, LossCause};
 use crate::peer::Peer;
+use crate::phase::{LateRank, MAX_NAME, Phase};
 use crate::wire::{Reader, Writer};
 
 /// The longest payload that a peer may send.

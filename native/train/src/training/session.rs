@@ -480,7 +480,7 @@ impl<'a> Session<'a> {
         self.agree_on_a_stop()?;
         if self.is_checkpoint_due_after_epoch(epoch) {
             self.checkpoint(epoch - 1)?;
-            // Callbacks that are told of it may end the training too, which it does not say.
+            // Callbacks that are told of the checkpoint may end the training too; the checkpoint does not tell of that.
             self.agree_on_a_stop()?;
         }
         Ok(())
