@@ -18,16 +18,15 @@ gradientCompression; native/train/examples/gradient_speed is timed.
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from harness import ROOT, Case, Child, Contender, Goal, Skipped, peer
+from harness import ROOT, Case, Child, Contender, Goal, Skipped, free_address, peer
 
 KIB, MIB = 1 << 10, 1 << 20
 EVERY_SIZE = [4 * KIB << 2 * step for step in range(8)]
@@ -268,9 +267,3 @@ class Network:
 
 def run(command: str) -> None:
     subprocess.run(command.split(), check=True, stderr=subprocess.PIPE)
-
-
-def free_address() -> str:
-    """An address of this host that was free a moment ago."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import ROOT, Child
+from harness import ROOT, Child, free_address
 
 LOOPS = Path(__file__).with_name("gpu_loops.py")
 
@@ -149,13 +148,6 @@ class Ranks:
                 return {"ended": str(error)}
 
         return list(self._threads.map(ask, self._children, own))
-
-
-def free_address() -> str:
-    """A port of loopback that was free a moment ago, for ranks to meet at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def whole(answers: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import select
+import socket
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
 from importlib.metadata import distributions
@@ -239,6 +242,17 @@ def spark_session(name: str, **conf: str) -> SparkSession:
     for key, value in {**quiet, **conf}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def free_address() -> str:
+    """A port of loopback that was free a moment ago, for ranks to meet at; not one of those that the system
+    gives out, which the ranks' own are: Linux's begin at 32,768.
+    """
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            port = 20_000 + secrets.randbelow(12_000)
+            probe.bind(("127.0.0.1", port))
+            return f"127.0.0.1:{port}"
 
 
 def short(value: float) -> str:

@@ -10,10 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import resource
-import secrets
-import socket
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +39,6 @@ def train(
     text = _native.train(json.dumps(job), rank, world_size, all_gather, SECRET, "127.0.0.1", adapter)
     result: dict[str, Any] = json.loads(text)
     return result
-
-
-def free_address() -> str:
-    """A port of loopback that was free a moment ago, for ranks to meet at; not one of those that the system
-    gives out, which the ranks' own are.
-    """
-    while True:
-        with socket.socket() as probe, suppress(OSError):
-            port = 20_000 + secrets.randbelow(12_000)
-            probe.bind(("127.0.0.1", port))
-            return f"127.0.0.1:{port}"
 
 
 def cost(job: dict[str, Any], program: str, rank: int, world_size: int, address: str) -> dict[str, Any]:

@@ -30,8 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from harness import FIXED, ITSELF, ROOT, Case, Child, Contender, Goal
-from rank import free_address
+from harness import FIXED, ITSELF, ROOT, Case, Child, Contender, Goal, free_address
 from torch import nn
 
 LINEAR = 1 / 1.1

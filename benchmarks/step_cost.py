@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import rank
 import torch
-from harness import FIXED, Case, Child, Goal, serve
+from harness import FIXED, Case, Child, Goal, free_address, serve
 from torch import nn
 
 NUM_STEPS = 4_000
@@ -87,7 +87,7 @@ class Ranks:
 
     def ours(self) -> float:
         """The mean over the ranks."""
-        world_size, address = len(self._children), rank.free_address()
+        world_size, address = len(self._children), free_address()
         shared = {"loop": "ours", "job": self._job(), "world_size": world_size, "address": address}
         return self._call([{**shared, "place": place} for place in range(world_size)])
 
