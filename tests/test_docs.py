@@ -44,10 +44,11 @@ def flights() -> pd.DataFrame:
 @pytest.fixture(scope="module")
 def outcomes(flights: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     """What each page failed with, of all that run: one after the other in one process with one session, in a
-    directory that holds the `flights.parquet` that they read.
+    directory that holds the flights that they read.
     """
     directory = tmp_path_factory.mktemp("pages")
-    flights.to_parquet(directory / "flights.parquet", index=False)
+    (directory / "build" / "flights").mkdir(parents=True)
+    flights.to_parquet(directory / "build" / "flights" / "flights.parquet", index=False)
     programs = {name: directory / f"{Path(name).stem}.py" for name in PAGES}
     for name, program in programs.items():
         program.write_text(python_blocks(ROOT / name))
