@@ -241,14 +241,6 @@ impl TrainingJob {
 
     /// Checks what no single param's bounds can say.
     fn validate(&self) -> Result<(), JobError> {
-        let params = &self.params;
-        let refuse = |param: &str, value: String, allowed: String| {
-            Err(JobError::Invalid {
-                param: param.into(),
-                value,
-                allowed,
-            })
-        };
         if self.format != FORMAT {
             return refuse("format", self.format.to_string(), format!("{FORMAT}"));
         }
@@ -256,6 +248,21 @@ impl TrainingJob {
             return refuse("data.train", "[]".into(), "at least one shard".into());
         }
         self.data.spec.validate().map_err(JobError::Spec)?;
+        if let Some(profile) = &self.params.profile {
+            Profile::parse(profile)?;
+        }
+        self.check_attempt()?;
+        self.check_runtime()?;
+        self.check_range_test()?;
+        self.check_gradients()?;
+        self.check_schedule()?;
+        self.check_lanes()?;
+        self.check_inputs()
+    }
+
+    /// The attempt, its run and its checkpoints.
+    fn check_attempt(&self) -> Result<(), JobError> {
+        let params = &self.params;
         let id = &self.attempt.id;
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         for (name, id) in [("attempt.id", Some(id)), ("runId", params.run_id.as_ref())] {
@@ -272,22 +279,15 @@ impl TrainingJob {
         if self.attempt.work_dir.is_empty() {
             return refuse("attempt.workDir", "\"\"".into(), "a path or a URI".into());
         }
-        if let Some(profile) = &params.profile {
-            Profile::parse(profile)?;
-        }
         if params.checkpoint_interval == 0 {
             return refuse("checkpointInterval", "0".into(), "-1, or at least 1".into());
         }
-        if params.precision == Precision::Fp16 && params.gradient_compression.has_state() {
-            let name = serde_json::to_string(&params.gradient_compression).expect("a name is JSON");
-            return refuse(
-                "gradientCompression",
-                name,
-                "none, fp16 or bf16 with precision fp16: what is not sent in one step would meet the next ones in \
-                 another loss scale"
-                    .into(),
-            );
-        }
+        Ok(())
+    }
+
+    /// What the native runtime does not do, and its metrics.
+    fn check_runtime(&self) -> Result<(), JobError> {
+        let params = &self.params;
         if params.compile && self.program.is_some() {
             return refuse(
                 "compile",
@@ -304,6 +304,15 @@ impl TrainingJob {
                     .into(),
             );
         }
+        if let Some(program) = &self.program {
+            self.check_metrics(&MetricNames::of_both(program.metrics.clone()))?;
+        }
+        Ok(())
+    }
+
+    /// A test of learning rates, which is a whole training of its own.
+    fn check_range_test(&self) -> Result<(), JobError> {
+        let params = &self.params;
         if let Some(test) = &self.range_test
             && params.learning_rate != Some(test.min_rate)
         {
@@ -320,6 +329,22 @@ impl TrainingJob {
                 "attempt.resume",
                 format!("{uri:?}"),
                 "left unset with rangeTest: a test has the losses of all its steps, so it begins with the first".into(),
+            );
+        }
+        Ok(())
+    }
+
+    /// What is done to gradients: compressed, clipped, averaged.
+    fn check_gradients(&self) -> Result<(), JobError> {
+        let params = &self.params;
+        if params.precision == Precision::Fp16 && params.gradient_compression.has_state() {
+            let name = serde_json::to_string(&params.gradient_compression).expect("a name is JSON");
+            return refuse(
+                "gradientCompression",
+                name,
+                "none, fp16 or bf16 with precision fp16: what is not sent in one step would meet the next ones in \
+                 another loss scale"
+                    .into(),
             );
         }
         if let (Some(value), Some(_)) = (params.gradient_clip_value, params.gradient_clip_norm) {
@@ -352,6 +377,12 @@ impl TrainingJob {
                 ),
             );
         }
+        Ok(())
+    }
+
+    /// The learning rate's warm-up.
+    fn check_schedule(&self) -> Result<(), JobError> {
+        let params = &self.params;
         if params.lr_schedule == LrSchedule::OneCycle && params.warmup_epochs > 0.0 {
             return refuse(
                 "warmupEpochs",
@@ -366,9 +397,12 @@ impl TrainingJob {
                 format!("at most epochs ({})", params.epochs),
             );
         }
-        if let Some(program) = &self.program {
-            self.check_metrics(&MetricNames::of_both(program.metrics.clone()))?;
-        }
+        Ok(())
+    }
+
+    /// The lanes that the rows are dealt to, beside the workers and their batches.
+    fn check_lanes(&self) -> Result<(), JobError> {
+        let params = &self.params;
         let (lanes, workers) = (params.lanes(), params.num_workers);
         if lanes < workers {
             return refuse(
@@ -388,6 +422,12 @@ impl TrainingJob {
                 ),
             );
         }
+        Ok(())
+    }
+
+    /// Lists that have an entry for each input.
+    fn check_inputs(&self) -> Result<(), JobError> {
+        let params = &self.params;
         let num_inputs = params.input_cols.as_ref().map_or(1, Vec::len);
         let lengths = [
             ("inputNames", params.input_names.as_ref().map(Vec::len)),
@@ -405,6 +445,14 @@ impl TrainingJob {
         }
         Ok(())
     }
+}
+
+fn refuse(param: &str, value: String, allowed: String) -> Result<(), JobError> {
+    Err(JobError::Invalid {
+        param: param.into(),
+        value,
+        allowed,
+    })
 }
 
 /// Makes one line of each description: where the source breaks its lines is none of a reader's business.

@@ -420,31 +420,7 @@ impl<'a> Session<'a> {
         let resources = self.share_cost(&throughput)?;
         let totals = LossTotals::from_bits(&self.position.totals);
         let metrics = evaluation::finish_metrics(self.stepper.model, Split::Training, &totals)?;
-        let validation = match &mut self.datasets.validation {
-            None => None,
-            Some(dataset) => {
-                let (group, num_metrics) = (&self.group, totals.metrics().len());
-                self.stepper.phases.enter(Phase::Evaluation);
-                let evaluated = self.stepper.with_fitted(|model| {
-                    evaluation::evaluate(model, group, &mut dataset.reader, num_metrics)
-                })?;
-                self.stepper.phases.enter(Phase::Loop);
-                Some(evaluated)
-            }
-        };
-        if validation
-            .as_ref()
-            .is_some_and(|validation| validation.loss.is_none())
-        {
-            self.warnings.push(format!(
-                "the validation loss of epoch {} is not finite",
-                self.position.epoch
-            ));
-        }
-        let validation = validation.unwrap_or(Evaluation {
-            loss: None,
-            metrics: vec![],
-        });
+        let validation = self.evaluate(totals.metrics().len())?;
         let record = EpochRecord {
             epoch: self.position.epoch,
             steps: self.position.step,
@@ -484,6 +460,29 @@ impl<'a> Session<'a> {
             self.agree_on_a_stop()?;
         }
         Ok(())
+    }
+
+    /// The figures of the rows that are kept out of the training; none where there are no such rows.
+    fn evaluate(&mut self, num_metrics: usize) -> Result<Evaluation, Cause> {
+        let Some(dataset) = &mut self.datasets.validation else {
+            return Ok(Evaluation {
+                loss: None,
+                metrics: vec![],
+            });
+        };
+        let group = &self.group;
+        self.stepper.phases.enter(Phase::Evaluation);
+        let validation = self.stepper.with_fitted(|model| {
+            evaluation::evaluate(model, group, &mut dataset.reader, num_metrics)
+        })?;
+        self.stepper.phases.enter(Phase::Loop);
+        if validation.loss.is_none() {
+            self.warnings.push(format!(
+                "the validation loss of epoch {} is not finite",
+                self.position.epoch
+            ));
+        }
+        Ok(validation)
     }
 
     /// Asks all ranks whether a callback of one ends the training.
