@@ -69,12 +69,19 @@ def environment(folder: Path, *packages: object) -> Path:
     return folder / "bin" / "python"
 
 
-def outcome(python: Path, folder: Path, confs: dict[str, str] | None = None) -> dict[str, Any]:
-    """What the program of the README prints in an environment; `folder` is all that it may write to."""
-    given = ["--confs", json.dumps(confs)] if confs else []
+def run_in(folder: Path, workers: Path, *command: object) -> str:
+    """Runs a command whose Python workers are those of an environment; `folder` is all that it may write
+    to.
+    """
     inherited = {name: os.environ[name] for name in ("JAVA_HOME", "PATH", "HOME")}
-    own = {"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1", "TMPDIR": str(folder)}
-    printed = run(python, PROGRAM, *given, cwd=folder, env=inherited | own)
+    own = {"PYSPARK_PYTHON": str(workers), "SPARK_LOCAL_IP": "127.0.0.1", "TMPDIR": str(folder)}
+    return run(*command, cwd=folder, env=inherited | own)
+
+
+def outcome(python: Path, folder: Path, confs: dict[str, str] | None = None) -> dict[str, Any]:
+    """What a program like the README's prints in an environment."""
+    given = ["--confs", json.dumps(confs)] if confs else []
+    printed = run_in(folder, python, python, PROGRAM, *given)
     line = next(line for line in printed.splitlines() if line.startswith("OUTCOME "))
     told: dict[str, Any] = json.loads(line.removeprefix("OUTCOME "))
     return told
@@ -82,10 +89,8 @@ def outcome(python: Path, folder: Path, confs: dict[str, str] | None = None) -> 
 
 def client_outcome(python: Path, workers: Path, folder: Path) -> dict[str, Any]:
     """What the client's program prints in an environment, with Python's workers of another."""
-    inherited = {name: os.environ[name] for name in ("JAVA_HOME", "PATH", "HOME")}
-    own = {"PYSPARK_PYTHON": str(workers), "SPARK_LOCAL_IP": "127.0.0.1", "TMPDIR": str(folder)}
     work = Path(tempfile.mkdtemp(dir=folder))
-    printed = run(python, PROGRAM.with_name("client.py"), work, cwd=folder, env=inherited | own)
+    printed = run_in(folder, workers, python, PROGRAM.with_name("client.py"), work)
     told: dict[str, Any] = json.loads(printed.split("OUTCOME ")[1].splitlines()[0].replace(str(work), "."))
     return told
 
@@ -172,7 +177,19 @@ def test_a_runtimes_own_packages_stay(wheel: Path, constraints: Path, tmp_path: 
     assert "flambeau @" in solved
 
 
-def test_it_runs_as_the_readme_says(python: Path, tmp_path: Path) -> None:
+def test_the_first_example_of_the_readme_runs_as_it_stands_there(python: Path, tmp_path: Path) -> None:
+    block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert block
+    (tmp_path / "first.py").write_text(block[1])
+    (tmp_path / "build" / "flights").mkdir(parents=True)
+    columns = ["dep_delay", "distance", "arr_delay"]
+    rows = f"numpy.random.default_rng(1).integers(0, 100, (1000, 3)), columns={columns}"
+    written = f"pandas.DataFrame({rows}).to_parquet('build/flights/flights.parquet')"
+    run_in(tmp_path, python, python, "-c", f"import numpy, pandas; {written}")
+    assert "|arr_delay|" in run_in(tmp_path, python, python, "first.py")
+
+
+def test_it_runs_with_the_jars_that_it_brings(python: Path, tmp_path: Path) -> None:
     check(outcome(python, tmp_path), python, "flambeau-spark4_2.13-")
 
 
