@@ -1,9 +1,10 @@
-"""Hold Scala's packages and the modules of native/train to their layers: each knows only what is below it, so
-that there is no circle.
+"""Hold Scala's packages and the modules of native crates to their layers: each knows only what is below it,
+so that there is no circle.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,7 +26,39 @@ TOP = re.compile(
     "|ListenerException"
 )
 IMPORT = re.compile(r"^import flambeau\.(?:internal\.)?(?:\{([^}]*)\}|(\w+))", re.MULTILINE)
-TRAIN = ["error digest", "model", "record", "job", "device", "gradients", "checkpoint", "training"]
+NATIVE = {
+    "data": [
+        "buffer error memory",
+        "spec store table",
+        "batch files",
+        "manifest",
+        "order",
+        "decode",
+        "footers reader",
+        "contents",
+    ],
+    "supervisor": [
+        "error failure id rows",
+        "work_directory",
+        "claim logs prepared run",
+        "attempt checkpoints sweep",
+        "question",
+    ],
+    "train": ["error digest", "model", "record", "job", "device", "gradients", "checkpoint", "training"],
+    "torch": [
+        "build error",
+        "border options pieces program purity",
+        "optimizer tensor",
+        "autocast device output random safetensors scores script",
+        "buckets classes cuda exported rows state weights",
+        "gradients loss",
+        "metrics",
+        "model",
+        "judge load",
+        "job scoring",
+        "describe",
+    ],
+}
 
 
 def scala_layer(name: str) -> str:
@@ -43,9 +76,10 @@ def scala_uses(text: str) -> list[str]:
     return [scala_layer(name.strip()) for names in several for name in names.split(",")]
 
 
-def train_uses(text: str) -> list[str]:
-    """The modules that a file names, but for what the crate gives to others."""
-    return re.findall(r"\bcrate::([a-z]\w*)", text)
+def native_uses(text: str) -> list[str]:
+    """The modules of its crate that a file names, but for what the crate gives to others."""
+    several = [one or many for many, one in re.findall(r"\bcrate::(?:\{(.*?)\}|([a-z]\w*))", text, re.DOTALL)]
+    return re.findall(r"(?:^|,)\s*([a-z]\w*)", "\n,".join(several))
 
 
 def breaches(
@@ -56,11 +90,11 @@ def breaches(
     for path in sorted(paths):
         own = own_of(path)
         for used in uses(path.read_text()):
-            if used != own and depths.get(used, len(layers)) >= depths[own]:
+            if used != own and depths.get(used, len(layers)) >= depths.get(own, -1):
                 yield f"{path.relative_to(ROOT)} is of {own}, and uses {used}"
 
 
-jvm, train = ROOT / "jvm/src/main/scala/flambeau", ROOT / "native/train/src"
+jvm = ROOT / "jvm/src/main/scala/flambeau"
 
 
 def first_part(path: Path, root: Path) -> str:
@@ -68,14 +102,10 @@ def first_part(path: Path, root: Path) -> str:
     return next(part for part in path.relative_to(root).parts if part != "internal").partition(".")[0]
 
 
-wrong = [
-    *breaches(jvm.rglob("*.scala"), SCALA, lambda path: scala_layer(first_part(path, jvm)), scala_uses),
-    *breaches(
-        (path for path in train.rglob("*.rs") if path.name != "lib.rs"),
-        TRAIN,
-        lambda path: first_part(path, train),
-        train_uses,
-    ),
-]
+wrong = [*breaches(jvm.rglob("*.scala"), SCALA, lambda path: scala_layer(first_part(path, jvm)), scala_uses)]
+for crate, layers in NATIVE.items():
+    source = ROOT / "native" / crate / "src"
+    files = (path for path in source.rglob("*.rs") if path.name != "lib.rs")
+    wrong += breaches(files, layers, partial(first_part, root=source), native_uses)
 if wrong:
     raise SystemExit("\n".join(wrong))

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use crate::error::SupervisorError;
 use crate::work_directory::WorkDirectory;
 
-const FORMAT: u32 = 8;
+const FORMAT: u32 = 9;
 
 /// What a run may change between its fits, since no bit of its result depends on it.
 const FREE: [&str; 24] = [
@@ -41,8 +41,8 @@ const FREE: [&str; 24] = [
     "workDir",
 ];
 
-/// The objects of a job that are told by digests, which say nothing to a reader.
-const OBJECTS: [&str; 6] = [
+/// What of a job is told by a digest, which says nothing to a reader.
+const DIGESTED: [&str; 6] = [
     "model",
     "program",
     "loss",
@@ -70,7 +70,7 @@ pub(crate) struct RunFile {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Identity {
-    /// Every param, and what stands for the objects, by name.
+    /// Every param by name; of objects, and of an initial model, the digest.
     job: Map<String, Value>,
     /// What `digestFiles` gave for the shards.
     rows: Vec<String>,
@@ -209,7 +209,7 @@ pub(crate) fn compare(
         .collect();
     different.sort();
     let said = match different.first() {
-        Some(name) if OBJECTS.contains(&name.as_str()) => format!("its {name} was another"),
+        Some(name) if DIGESTED.contains(&name.as_str()) => format!("its {name} was another"),
         Some(name) => {
             let shown = |value: Option<&Value>| value.map_or("not set".into(), Value::to_string);
             format!(

@@ -46,6 +46,21 @@ pub enum JobError {
     },
 }
 
+impl JobError {
+    /// [`JobError::Invalid`] of a param or field that is `value`.
+    pub(crate) fn invalid(
+        param: impl Into<String>,
+        value: impl ToString,
+        allowed: impl Into<String>,
+    ) -> JobError {
+        JobError::Invalid {
+            param: param.into(),
+            value: value.to_string(),
+            allowed: allowed.into(),
+        }
+    }
+}
+
 /// What sort of error ended a training; front ends map these to their own classes and decide on restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {

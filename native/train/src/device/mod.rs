@@ -161,11 +161,11 @@ fn choose(
     match assign(choice, &offers) {
         Ok(Assignment::Cpu) => Ok((None, unused(&offers))),
         Ok(Assignment::Cuda(indices)) => Ok((Some(indices[group.rank()]), None)),
-        Err(allowed) => Err(JobError::Invalid {
-            param: "device".into(),
-            value: format!("{choice:?}").to_lowercase(),
-            allowed: format!("{allowed} ({})", inventory(&offers, &hosts)),
-        }
+        Err(allowed) => Err(JobError::invalid(
+            "device",
+            format!("{choice:?}").to_lowercase(),
+            format!("{allowed} ({})", inventory(&offers, &hosts)),
+        )
         .into()),
     }
 }

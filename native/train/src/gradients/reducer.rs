@@ -568,10 +568,5 @@ fn lay_out(
 }
 
 fn refused(param: &str, value: &str, allowed: &str) -> Cause {
-    JobError::Invalid {
-        param: param.into(),
-        value: value.into(),
-        allowed: allowed.into(),
-    }
-    .into()
+    JobError::invalid(param, value, allowed).into()
 }

@@ -113,14 +113,14 @@ fn check_unscaled(parameters: &[ParameterInfo]) -> Result<(), JobError> {
         .find(|parameter| parameter.dtype == DType::Float16)
     {
         None => Ok(()),
-        Some(parameter) => Err(JobError::Invalid {
-            param: "precision".into(),
-            value: "fp16".into(),
-            allowed: format!(
+        Some(parameter) => Err(JobError::invalid(
+            "precision",
+            "fp16",
+            format!(
                 "float32 for a module whose weights are float16, such as {}; or give the module in float32",
                 parameter.name
             ),
-        }),
+        )),
     }
 }
 

@@ -149,9 +149,5 @@ fn allowed(schema: &Value) -> String {
 }
 
 fn invalid(param: &str, value: &Value, allowed: String) -> JobError {
-    JobError::Invalid {
-        param: param.into(),
-        value: value.to_string(),
-        allowed,
-    }
+    JobError::invalid(param, value, allowed)
 }

@@ -59,11 +59,11 @@ impl Compression {
             Compression::PowerSgd { .. } => "powersgd",
             Compression::TopK { .. } => "topk",
         };
-        Err(JobError::Invalid {
-            param: "gradientCompression".into(),
-            value: name.into(),
-            allowed: "none, fp16 or bf16 on a GPU; or device cpu".into(),
-        })
+        Err(JobError::invalid(
+            "gradientCompression",
+            name,
+            "none, fp16 or bf16 on a GPU; or device cpu",
+        ))
     }
 
     /// Whether something is carried from step to step.

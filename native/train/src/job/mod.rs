@@ -242,10 +242,14 @@ impl TrainingJob {
     /// Checks what no single param's bounds can say.
     fn validate(&self) -> Result<(), JobError> {
         if self.format != FORMAT {
-            return refuse("format", self.format.to_string(), format!("{FORMAT}"));
+            return Err(JobError::invalid(
+                "format",
+                self.format,
+                format!("{FORMAT}"),
+            ));
         }
         if self.data.train.is_empty() {
-            return refuse("data.train", "[]".into(), "at least one shard".into());
+            return Err(JobError::invalid("data.train", "[]", "at least one shard"));
         }
         self.data.spec.validate().map_err(JobError::Spec)?;
         if let Some(profile) = &self.params.profile {
@@ -253,9 +257,12 @@ impl TrainingJob {
         }
         self.check_attempt()?;
         self.check_runtime()?;
+        if let Some(program) = &self.program {
+            self.check_metrics(&MetricNames::of_both(program.metrics.clone()))?;
+        }
         self.check_range_test()?;
         self.check_gradients()?;
-        self.check_schedule()?;
+        self.check_warm_up()?;
         self.check_lanes()?;
         self.check_inputs()
     }
@@ -269,43 +276,47 @@ impl TrainingJob {
             if let Some(id) = id
                 && (id.is_empty() || id.len() > 128 || !id.chars().all(plain))
             {
-                return refuse(
+                return Err(JobError::invalid(
                     name,
                     format!("{id:?}"),
-                    "1 to 128 letters, digits, '-' and '_'".into(),
-                );
+                    "1 to 128 letters, digits, '-' and '_'",
+                ));
             }
         }
         if self.attempt.work_dir.is_empty() {
-            return refuse("attempt.workDir", "\"\"".into(), "a path or a URI".into());
+            return Err(JobError::invalid(
+                "attempt.workDir",
+                "\"\"",
+                "a path or a URI",
+            ));
         }
         if params.checkpoint_interval == 0 {
-            return refuse("checkpointInterval", "0".into(), "-1, or at least 1".into());
+            return Err(JobError::invalid(
+                "checkpointInterval",
+                "0",
+                "-1, or at least 1",
+            ));
         }
         Ok(())
     }
 
-    /// What the native runtime does not do, and its metrics.
+    /// What the native runtime does not do.
     fn check_runtime(&self) -> Result<(), JobError> {
         let params = &self.params;
         if params.compile && self.program.is_some() {
-            return refuse(
+            return Err(JobError::invalid(
                 "compile",
-                "true".into(),
-                "false for the native runtime, whose programs are compiled already".into(),
-            );
+                "true",
+                "false for the native runtime, whose programs are compiled already",
+            ));
         }
         if self.program.is_some() && !self.data.spec.raw_columns.is_empty() {
-            return refuse(
+            return Err(JobError::invalid(
                 "data.spec.rawColumns",
                 format!("{:?}", self.data.spec.raw_columns),
                 "no columns for the native runtime: a program of libtorch takes numbers, as tensors of fixed shapes; make them \
-                 of such columns before the fit, or train an nn.Module with preprocess in Python"
-                    .into(),
-            );
-        }
-        if let Some(program) = &self.program {
-            self.check_metrics(&MetricNames::of_both(program.metrics.clone()))?;
+                 of such columns before the fit, or train an nn.Module with preprocess in Python",
+            ));
         }
         Ok(())
     }
@@ -316,20 +327,20 @@ impl TrainingJob {
         if let Some(test) = &self.range_test
             && params.learning_rate != Some(test.min_rate)
         {
-            return refuse(
+            return Err(JobError::invalid(
                 "learningRate",
                 params
                     .learning_rate
                     .map_or("not set".into(), |rate| format!("{rate:?}")),
                 format!("{:?}, rangeTest's minRate", test.min_rate),
-            );
+            ));
         }
         if let (Some(_), Some(uri)) = (&self.range_test, &self.attempt.resume) {
-            return refuse(
+            return Err(JobError::invalid(
                 "attempt.resume",
                 format!("{uri:?}"),
-                "left unset with rangeTest: a test has the losses of all its steps, so it begins with the first".into(),
-            );
+                "left unset with rangeTest: a test has the losses of all its steps, so it begins with the first",
+            ));
         }
         Ok(())
     }
@@ -339,21 +350,19 @@ impl TrainingJob {
         let params = &self.params;
         if params.precision == Precision::Fp16 && params.gradient_compression.has_state() {
             let name = serde_json::to_string(&params.gradient_compression).expect("a name is JSON");
-            return refuse(
+            return Err(JobError::invalid(
                 "gradientCompression",
                 name,
                 "none, fp16 or bf16 with precision fp16: what is not sent in one step would meet the next ones in \
-                 another loss scale"
-                    .into(),
-            );
+                 another loss scale",
+            ));
         }
         if let (Some(value), Some(_)) = (params.gradient_clip_value, params.gradient_clip_norm) {
-            return refuse(
+            return Err(JobError::invalid(
                 "gradientClipValue",
-                value.to_string(),
-                "left unset where gradientClipNorm is set: gradients are clipped by one of the two"
-                    .into(),
-            );
+                value,
+                "left unset where gradientClipNorm is set: gradients are clipped by one of the two",
+            ));
         }
         let excluded = [
             (
@@ -369,33 +378,33 @@ impl TrainingJob {
         if let Some((_, needed)) = excluded.iter().find(|(is_set, _)| *is_set)
             && params.sync_every > 1
         {
-            return refuse(
+            return Err(JobError::invalid(
                 "syncEvery",
-                params.sync_every.to_string(),
+                params.sync_every,
                 format!(
                     "1, or {needed}: with more than 1 step the workers do not average their gradients"
                 ),
-            );
+            ));
         }
         Ok(())
     }
 
     /// The learning rate's warm-up.
-    fn check_schedule(&self) -> Result<(), JobError> {
+    fn check_warm_up(&self) -> Result<(), JobError> {
         let params = &self.params;
         if params.lr_schedule == LrSchedule::OneCycle && params.warmup_epochs > 0.0 {
-            return refuse(
+            return Err(JobError::invalid(
                 "warmupEpochs",
-                params.warmup_epochs.to_string(),
-                "0 with lrSchedule onecycle, whose own warm-up has the share oneCyclePctStart of the steps".into(),
-            );
+                params.warmup_epochs,
+                "0 with lrSchedule onecycle, whose own warm-up has the share oneCyclePctStart of the steps",
+            ));
         }
         if params.warmup_epochs > params.epochs as f64 {
-            return refuse(
+            return Err(JobError::invalid(
                 "warmupEpochs",
-                params.warmup_epochs.to_string(),
+                params.warmup_epochs,
                 format!("at most epochs ({})", params.epochs),
-            );
+            ));
         }
         Ok(())
     }
@@ -405,22 +414,22 @@ impl TrainingJob {
         let params = &self.params;
         let (lanes, workers) = (params.lanes(), params.num_workers);
         if lanes < workers {
-            return refuse(
+            return Err(JobError::invalid(
                 "dataLanes",
-                lanes.to_string(),
+                lanes,
                 format!("at least numWorkers ({workers})"),
-            );
+            ));
         }
         let batch = params.global_batch();
         if !batch.is_multiple_of(lanes) {
-            return refuse(
+            return Err(JobError::invalid(
                 "dataLanes",
-                lanes.to_string(),
+                lanes,
                 format!(
                     "a divisor of the global batch, batchSize x numWorkers = {} x {workers} = {batch}",
                     params.batch_size
                 ),
-            );
+            ));
         }
         Ok(())
     }
@@ -436,23 +445,15 @@ impl TrainingJob {
         ];
         for (name, length) in lengths {
             if length.is_some_and(|length| length != num_inputs) {
-                return refuse(
+                return Err(JobError::invalid(
                     name,
                     format!("a list of {}", length.unwrap_or(0)),
                     format!("one entry for each input, which is {num_inputs}"),
-                );
+                ));
             }
         }
         Ok(())
     }
-}
-
-fn refuse(param: &str, value: String, allowed: String) -> Result<(), JobError> {
-    Err(JobError::Invalid {
-        param: param.into(),
-        value,
-        allowed,
-    })
 }
 
 /// Makes one line of each description: where the source breaks its lines is none of a reader's business.

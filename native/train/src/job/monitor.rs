@@ -44,19 +44,21 @@ impl Monitor {
                     "; those of validation rows need validationFraction or validationIndicatorCol"
                 }
             };
-            return Err(JobError::Invalid {
-                param: "monitor".into(),
-                value: format!("{name:?}"),
-                allowed: format!("one of {}{without}", names.join(", ")),
-            });
+            return Err(JobError::invalid(
+                "monitor",
+                format!("{name:?}"),
+                format!("one of {}{without}", names.join(", ")),
+            ));
         }
         let is_larger_better = match params.monitor_mode {
             MonitorMode::Min => false,
             MonitorMode::Max => true,
-            MonitorMode::Auto => is_larger_better(&name).ok_or_else(|| JobError::Invalid {
-                param: "monitorMode".into(),
-                value: "auto".into(),
-                allowed: format!("min or max for {name}, whose name does not say what is better"),
+            MonitorMode::Auto => is_larger_better(&name).ok_or_else(|| {
+                JobError::invalid(
+                    "monitorMode",
+                    "auto",
+                    format!("min or max for {name}, whose name does not say what is better"),
+                )
             })?,
         };
         Ok(Monitor {

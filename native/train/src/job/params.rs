@@ -972,11 +972,11 @@ impl TrainingParams {
         ];
         for (param, value) in values {
             if let Some(value) = value {
-                return Err(JobError::Invalid {
-                    param: param.into(),
-                    value: value.to_string(),
-                    allowed: "left unset on a GPU; or device cpu".into(),
-                });
+                return Err(JobError::invalid(
+                    param,
+                    value,
+                    "left unset on a GPU; or device cpu",
+                ));
             }
         }
         Ok(())

@@ -28,13 +28,10 @@ impl Profile {
             let (first, last) = (number(first)?, number(last)?);
             (first <= last && last - first < MOST_STEPS).then_some(Profile { first, last })
         };
-        read().ok_or_else(|| JobError::Invalid {
-            param: "profile".into(),
-            value: format!("{text:?}"),
-            allowed: format!(
-                "\"steps FIRST-LAST\", such as \"steps 100-120\", of at most {MOST_STEPS} steps, counted from 0"
-            ),
-        })
+        let allowed = format!(
+            "\"steps FIRST-LAST\", such as \"steps 100-120\", of at most {MOST_STEPS} steps, counted from 0"
+        );
+        read().ok_or_else(|| JobError::invalid("profile", format!("{text:?}"), allowed))
     }
 
     pub(crate) fn contains(self, step: u64) -> bool {

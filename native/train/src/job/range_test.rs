@@ -32,27 +32,24 @@ impl RangeTest {
     /// Refuses what is no range.
     pub(super) fn validate(&self) -> Result<(), JobError> {
         let (min, max) = (self.min_rate, self.max_rate);
-        let refuse = |param: &str, value: String, allowed: &str| {
-            Err(JobError::Invalid {
-                param: param.into(),
-                value,
-                allowed: allowed.into(),
-            })
-        };
         if !(0.0 < min && min < max && max < f64::INFINITY) {
             let value = format!("{min:?} and maxRate {max:?}");
-            return refuse("minRate", value, "above 0, the latter the larger");
+            return Err(JobError::invalid(
+                "minRate",
+                value,
+                "above 0, the latter the larger",
+            ));
         }
         if (max / min).is_infinite() {
             let value = format!("{min:?} and maxRate {max:?}");
-            return refuse(
+            return Err(JobError::invalid(
                 "minRate",
                 value,
                 "less than 1e308 times smaller than maxRate",
-            );
+            ));
         }
         if self.num_steps < 2 {
-            return refuse("numSteps", self.num_steps.to_string(), "at least 2");
+            return Err(JobError::invalid("numSteps", self.num_steps, "at least 2"));
         }
         Ok(())
     }

@@ -148,10 +148,5 @@ fn reader_threads(group: &ProcessGroup) -> usize {
 }
 
 fn invalid(param: &str, value: impl ToString, allowed: &str) -> Cause {
-    JobError::Invalid {
-        param: param.into(),
-        value: value.to_string(),
-        allowed: allowed.into(),
-    }
-    .into()
+    JobError::invalid(param, value, allowed).into()
 }

@@ -13,6 +13,7 @@ use crate::training::staging::{Staged, Staging};
 const PART: usize = 64 << 20;
 
 /// What an evaluation came to, the same on all ranks.
+#[derive(Default)]
 pub(crate) struct Evaluation {
     pub(crate) loss: Option<f64>,
     pub(crate) metrics: Vec<NamedValue>,

@@ -404,7 +404,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Evaluates, records the epoch, and moves on to the next, if there is to be one.
+    /// Evaluates and records the epoch, moves on to the next, if there is to be one, and writes a checkpoint where one is due.
     fn end_epoch(&mut self, throughput: Throughput) -> Result<(), Cause> {
         self.position.traffic.sent_bytes += self.stepper.average_model()?;
         let model = &mut *self.stepper.model;
@@ -420,7 +420,7 @@ impl<'a> Session<'a> {
         let resources = self.share_cost(&throughput)?;
         let totals = LossTotals::from_bits(&self.position.totals);
         let metrics = evaluation::finish_metrics(self.stepper.model, Split::Training, &totals)?;
-        let validation = self.evaluate(totals.metrics().len())?;
+        let validation = self.validate(totals.metrics().len())?;
         let record = EpochRecord {
             epoch: self.position.epoch,
             steps: self.position.step,
@@ -452,7 +452,7 @@ impl<'a> Session<'a> {
         schedule.follow(&self.monitor, &self.history);
         let (epoch, step) = (self.position.epoch + 1, self.position.step);
         self.position = Position::of_epoch(epoch, step, totals.metrics().len());
-        // Before the checkpoint, which says so.
+        // Before the checkpoint, which holds the stop.
         self.agree_on_a_stop()?;
         if self.is_checkpoint_due_after_epoch(epoch) {
             self.checkpoint(epoch - 1)?;
@@ -462,13 +462,10 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// The figures of the rows that are kept out of the training; none where there are no such rows.
-    fn evaluate(&mut self, num_metrics: usize) -> Result<Evaluation, Cause> {
+    /// Evaluates the validation rows: no loss and no metrics where there are none.
+    fn validate(&mut self, num_metrics: usize) -> Result<Evaluation, Cause> {
         let Some(dataset) = &mut self.datasets.validation else {
-            return Ok(Evaluation {
-                loss: None,
-                metrics: vec![],
-            });
+            return Ok(Evaluation::default());
         };
         let group = &self.group;
         self.stepper.phases.enter(Phase::Evaluation);

@@ -155,22 +155,21 @@ fn check_lanes(job: &TrainingJob, world_size: usize) -> Result<(), JobError> {
     if world_size <= lanes {
         return Ok(());
     }
-    Err(JobError::Invalid {
-        param: "dataLanes".into(),
-        value: lanes.to_string(),
-        allowed: format!("at least the number of ranks, {world_size}"),
-    })
+    Err(JobError::invalid(
+        "dataLanes",
+        lanes,
+        format!("at least the number of ranks, {world_size}"),
+    ))
 }
 
 /// Refuses a timeline on a GPU, where the host's times are not those of the work.
 fn check_profile(job: &TrainingJob, is_on_device: bool) -> Result<(), JobError> {
     match &job.params.profile {
-        Some(profile) if is_on_device => Err(JobError::Invalid {
-            param: "profile".into(),
-            value: format!("{profile:?}"),
-            allowed: "not set where the workers train on GPUs; set device to cpu, or unset profile"
-                .into(),
-        }),
+        Some(profile) if is_on_device => Err(JobError::invalid(
+            "profile",
+            format!("{profile:?}"),
+            "not set where the workers train on GPUs; set device to cpu, or unset profile",
+        )),
         _ => Ok(()),
     }
 }
