@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,14 +48,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(directory: Path, partition: str, month: int, *more: str, name: str | None = None) -> str:
-    """What the example prints for a partition, judged on the hold-out of a month; the night's name is the
-    partition's where none is given.
+    """What the example prints for a partition, judged on the hold-out of a month, which names the night
+    where no name is given.
     """
     done = subprocess.run(
         [
             str(EXAMPLE / "retrain.sh"),
             *("--models", str(directory / "models"), "--program", str(directory / "program.pt")),
-            *("--work-dir", str(directory / "work"), "--run-id", name or partition.replace("=", "-")),
+            *("--work-dir", str(directory / "work"), "--run-id", name or f"2013-{month:02}"),
             *("--partition", str(directory / "train" / partition)),
             *("--holdout", str(directory / "holdout" / f"month={month}")),
             *more,
@@ -95,7 +97,7 @@ def test_the_better_model_is_promoted_and_the_worse_is_not(directory: Path) -> N
     assert pointer.read_text() == first.name
     (checkpoint,) = (directory / "work").glob("attempts/*/checkpoints/*")
     of_first = lineage(pointer.parent / first.name)
-    assert (of_first["runId"], of_first["checkpoint"]) == ("month-1", str(checkpoint))
+    assert (of_first["runId"], of_first["checkpoint"]) == ("2013-01", str(checkpoint))
     assert of_first["initialWeights"] is None and of_first["initialState"] is None
 
     second = retrain(directory, "month=2", month=2)
@@ -117,8 +119,20 @@ def test_the_better_model_is_promoted_and_the_worse_is_not(directory: Path) -> N
 
     # A night before that of the model in use trains nothing, though it would be at its best on its own month,
     # and left nothing when it was killed.
-    assert f"kept {second.name}, which is a later night's" in run(directory, "month=1", 1, name="month-1b")
+    assert f"kept {second.name}, which is a later night's" in run(directory, "month=1", 1, name="2013-01b")
     assert pointer.read_text() == second.name
+
+    # Another model came into use while this one was trained, of the same rows and from the same weights.
+    pointer.write_text(first.name)
+    with ThreadPoolExecutor() as pool:
+        started = len(list((directory / "work" / "attempts").iterdir()))
+        late = pool.submit(run, directory, "month=2", 2, name="2013-02b")
+        while len(list((directory / "work" / "attempts").iterdir())) == started and not late.done():
+            time.sleep(0.1)
+        pointer.write_text(second.name)
+    told = late.result()
+    assert f"another model came into use meanwhile\ncurrent {second.candidate}" in told
+    assert f"kept {second.name}" in told and pointer.read_text() == second.name
 
     # No checkpoint is there to start the optimizer from.
     shutil.rmtree(directory / "work")
@@ -126,5 +140,9 @@ def test_the_better_model_is_promoted_and_the_worse_is_not(directory: Path) -> N
     assert worse.verdict == "kept"
     assert worse.current is not None and worse.candidate > worse.current
     assert pointer.read_text() == worse.name == second.name
-    # Nothing is left beside the two models and the pointer: no spoiled model, no half-written pointer.
-    assert {path.name for path in pointer.parent.iterdir()} == {"CURRENT", first.name, second.name}
+    # Nothing is left beside the models and the pointer: no spoiled model, no half-written pointer.
+    models = {first.name, second.name, "2013-02b"}
+    assert {path.name for path in pointer.parent.iterdir()} == {"CURRENT", *models}
+
+    with pytest.raises(AssertionError, match="--run-id is '2013-9': a night's name begins with its date"):
+        run(directory, "month=1", 1, name="2013-9")

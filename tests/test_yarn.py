@@ -153,7 +153,7 @@ def test_a_night_whose_driver_was_killed_goes_on_when_it_is_submitted_again(
         current, _, verdict, _ = outcome(first)
     assert current == "none" and verdict == f"promoted {on_hdfs(hadoop, '-cat', '/models/CURRENT')}"
     on_hdfs(hadoop, "-cp", "/models", "/undisturbed")
-    with night(hadoop, directory, "/undisturbed", 2, "undisturbed", 60) as undisturbed:
+    with night(hadoop, directory, "/undisturbed", 2, "2013-02", 60) as undisturbed:
         current, expected, _, _ = outcome(undisturbed)
     assert current != "none"
 
@@ -179,7 +179,7 @@ def test_a_night_whose_driver_was_killed_goes_on_when_it_is_submitted_again(
 def test_a_night_without_room_says_by_its_exit_status_that_there_may_be_later(
     hadoop: dict[str, str], directory: Path
 ) -> None:
-    with night(hadoop, directory, "/none", 1, "small", 1, executors=1) as small:
+    with night(hadoop, directory, "/none", 1, "2013-01", 1, executors=1) as small:
         said, logged = small.communicate(timeout=300)
     assert small.returncode == 75, said + logged[-6000:]
     assert (

@@ -12,9 +12,8 @@ import org.apache.spark.sql.{DataFrame, SparkSession}
   *
   * Arguments: `--models DIR` (the models and the pointer to the current one), `--program FILE` (what the first model is
   * trained from), `--partition DIR` (rows to train on), `--holdout DIR` (rows to judge by), `--epochs N`, 3 by
-  * default, `--run-id ID`, the night's name, which a second attempt gives again and which sorts after those of the nights
-  * before, `--work-dir DIR`, which a cluster needs, and `--initial-state none` for an optimizer with
-  * no state of the night before.
+  * default, `--run-id NIGHT`, its name, which begins with the date and which a second attempt gives again, `--work-dir
+  * DIR`, which a cluster needs, and `--initial-state none` for an optimizer with no state of the night before.
   *
   * The exit status is 0 where a model was promoted or kept, and 75 (EX_TEMPFAIL of sysexits.h) where the same command may go
   * better later: with the same run and work directory it goes on where it was. After any other error it
@@ -25,6 +24,9 @@ object Retrain {
     Array("dep_delay", "distance", "scheduled_departure", "scheduled_minutes", "weekday")
   private val Label = "arr_delay"
   private val TryAgain = 75
+
+  /** Whether names sort as nights do: by the date at their beginning. */
+  private def isNight(name: String) = name.matches("[0-9]{4}-[0-9]{2}(-[0-9]{2})?[A-Za-z0-9_-]*")
 
   def main(arguments: Array[String]): Unit =
     try retrain(arguments)
@@ -37,6 +39,13 @@ object Retrain {
 
   private def retrain(arguments: Array[String]): Unit = {
     val options = arguments.grouped(2).map(pair => pair.head.stripPrefix("--") -> pair.last).toMap
+    for (name <- options.get("run-id"))
+      require(
+        isNight(name),
+        s"--run-id is '$name': a night's name begins with its date, 2013-02 or 2013-02-28; letters, digits, - and _ may follow"
+      )
+    val state = options.getOrElse("initial-state", "previous")
+    require(Set("previous", "none")(state), s"--initial-state is $state; allowed: previous, none")
     val spark = SparkSession.builder().appName("retrain").getOrCreate()
     val models = new Path(options("models"))
     val pointer = new CurrentModel(models, spark.sparkContext.hadoopConfiguration)
@@ -45,9 +54,9 @@ object Retrain {
     val now = LocalDateTime.now(ZoneOffset.UTC).format(DateTimeFormatter.ofPattern("yyyyMMdd-HHmmss"))
     val path = new Path(models, options.getOrElse("run-id", now))
     val current = inUse.map(path => path -> TorchRegressionModel.load(path.toString))
-    val night = current.flatMap { case (_, model) => model.lineage.runId }
+    val currentNight = current.flatMap { case (_, model) => model.lineage.runId }.filter(isNight)
     if (inUse.contains(path)) println("this run's model is in use")
-    else if (night.exists(night => options.get("run-id").exists(_ < night)))
+    else if (currentNight.exists(night => options.get("run-id").exists(_ < night)))
       println(s"kept ${inUse.get.getName}, which is a later night's")
     else {
       val wasSaved = pointer.isSaved(path)
@@ -62,7 +71,10 @@ object Retrain {
       val before = current.map { case (_, model) => rmse(model, holdout) }
       val after = rmse(candidate, holdout)
       println(s"current ${before.fold("none")(shown)}, candidate ${shown(after)}")
-      if (before.forall(after < _)) {
+      if (pointer.read() != inUse) {
+        println("another model came into use meanwhile")
+        retrain(arguments)
+      } else if (before.forall(after < _)) {
         pointer.write(path)
         println(s"promoted ${path.getName}")
       } else {
@@ -93,11 +105,8 @@ object Retrain {
     for (path <- options.get("work-dir")) regressor.setWorkDir(path).setKeepCheckpoints(1)
     for ((path, model) <- current) {
       regressor.setInitialModel(path.toString)
-      options.get("initial-state") match {
-        case None         => model.lineage.checkpoint.foreach(regressor.setInitialState)
-        case Some("none") =>
-        case Some(other)  => throw new IllegalArgumentException(s"--initial-state is $other; allowed: none")
-      }
+      if (options.get("initial-state").forall(_ == "previous"))
+        model.lineage.checkpoint.foreach(regressor.setInitialState)
     }
     regressor
   }

@@ -1,7 +1,7 @@
 """Train the model in use further on a new partition, and promote the result where it is the better one.
 
     python examples/retrain/retrain.py --name flights --partition DIR --holdout DIR
-        [--run-id ID] [--work-dir DIR] [--epochs N] [--initial-state none]
+        [--run-id NIGHT] [--work-dir DIR] [--epochs N] [--initial-state none]
 
 The same as Retrain.scala, from PySpark and with MLflow's registry, which MLFLOW_TRACKING_URI names: the model
 in use is the version of the registered model with the alias "champion", and promoting is giving that alias to
@@ -14,6 +14,7 @@ After any other error it is 1.
 
 import argparse
 import os
+import re
 import sys
 
 import mlflow
@@ -29,6 +30,7 @@ from flambeau.errors import FlambeauError
 
 ALIAS = "champion"
 RUN = "run-id"  # the tag of a run of MLflow's that names its night
+NIGHT = re.compile(r"[0-9]{4}-[0-9]{2}(-[0-9]{2})?[A-Za-z0-9_-]*")  # by which names sort as nights do
 EX_TEMPFAIL = 75
 
 
@@ -42,14 +44,16 @@ def main() -> int:
     parser.add_argument("--holdout", required=True, help="rows to judge by")
     parser.add_argument(
         "--run-id",
-        help="this night's name, which sorts after earlier nights'; a second attempt gives it again",
+        type=night,
+        help="this night's name, which begins with its date, as 2013-02-28; a second attempt gives it again",
     )
     parser.add_argument("--work-dir", help="a directory that all workers see, which a cluster needs")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument(
         "--initial-state",
-        choices=["none"],
-        help="none for an optimizer that starts without the state which the night before left",
+        choices=["previous", "none"],
+        default="previous",
+        help="the optimizer's: that which the night before left (the default), or none",
     )
     options = parser.parse_args()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -63,18 +67,29 @@ def main() -> int:
     return 0
 
 
+def night(name: str) -> str:
+    """The name of a night."""
+    if not NIGHT.fullmatch(name):
+        raise argparse.ArgumentTypeError(
+            f"{name!r}: a night's name begins with its date, 2013-02 or 2013-02-28; letters, digits, - and _ "
+            "may follow"
+        )
+    return name
+
+
 def retrain(spark: SparkSession, options: argparse.Namespace) -> None:
     """Trains the model in use further, and gives its alias to the result where that is better."""
     registry = mlflow.MlflowClient()
     in_use = champion(registry, options.name)
     current = None if in_use is None else flambeau.mlflow.load_model(f"models:/{options.name}/{in_use}")
-    night = None if current is None else current.lineage.runId
-    if night is not None and options.run_id == night:
-        print("this run's model is in use")
-        return
-    if night is not None and options.run_id is not None and options.run_id < night:
-        print(f"kept version {in_use}, which is a later night's")
-        return
+    current_night = None if current is None else current.lineage.runId
+    if current_night is not None and options.run_id is not None and NIGHT.fullmatch(current_night):
+        if options.run_id == current_night:
+            print("this run's model is in use")
+            return
+        if options.run_id < current_night:
+            print(f"kept version {in_use}, which is a later night's")
+            return
     version = version_of(options.name, options.run_id) or trained(spark, options, current)
     candidate = flambeau.mlflow.load_model(f"models:/{options.name}/{version}")
 
@@ -82,7 +97,10 @@ def retrain(spark: SparkSession, options: argparse.Namespace) -> None:
     before = None if current is None else rmse(current, holdout)
     after = rmse(candidate, holdout)
     print(f"current {'none' if before is None else f'{before:.4f}'}, candidate {after:.4f}")
-    if before is None or after < before:
+    if champion(registry, options.name) != in_use:
+        print("another model came into use meanwhile")
+        retrain(spark, options)
+    elif before is None or after < before:
         registry.set_registered_model_alias(options.name, ALIAS, version)
         print(f"promoted version {version}")
     else:
@@ -103,7 +121,7 @@ def trained(spark: SparkSession, options: argparse.Namespace, current: TorchMode
         epochs=options.epochs,
         seed=1,
         initialModel=current,
-        initialState=None if current is None or options.initial_state else current.lineage.checkpoint,
+        initialState=current.lineage.checkpoint if current and options.initial_state == "previous" else None,
         # The next night's initialState; a temporary work directory is gone by then.
         keepCheckpoints=1 if options.work_dir else 0,
         runId=options.run_id,

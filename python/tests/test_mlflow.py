@@ -868,7 +868,7 @@ def retrained(server: Server, folder: Path, night: int, master: str = "local[2]"
         frame.to_parquet(folder / f"{part}-{night}" / "rows.parquet")
     command = [sys.executable, str(ROOT / "examples" / "retrain" / "retrain.py"), "--name", "nightly"]
     command += ["--partition", str(folder / f"train-{night}"), "--holdout", str(folder / f"holdout-{night}")]
-    command += ["--run-id", f"night-{night}", "--work-dir", str(folder / "work"), "--epochs", "4"]
+    command += ["--run-id", f"2013-{night:02}", "--work-dir", str(folder / "work"), "--epochs", "4"]
     submitted = {"PYSPARK_SUBMIT_ARGS": f"--master {master} pyspark-shell", "SPARK_LOCAL_IP": "127.0.0.1"}
     done = subprocess.run(
         command,
@@ -889,7 +889,7 @@ def test_a_night_promotes_the_better_model_by_an_alias(server: Server, client: A
 
     assert retrained(server, tmp_path, 1) == (0, "promoted version 1")
     first = champion()[1].lineage
-    assert first.runId == "night-1" and first.initialState is None
+    assert first.runId == "2013-01" and first.initialState is None
     assert retrained(server, tmp_path, 2) == (0, "promoted version 2")
     assert retrained(server, tmp_path, 2) == (0, "this run's model is in use")
     version, model = champion()
