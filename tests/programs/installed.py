@@ -1,4 +1,4 @@
-"""The README's first example on a few rows, in a session with the jars of an installed Flambeau.
+"""A pipeline like the README's second example, in a session with the jars of an installed Flambeau.
 
     installed.py [--confs JSON]
 
