@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import socket
 import stat
 import tempfile
 import threading
@@ -17,8 +16,8 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from flambeau._version import HAS_EXTENSION, NATIVE_PLATFORM
-from flambeau.errors import DataError, EnvironmentMismatchError, FlambeauError
+from flambeau._version import check_extension
+from flambeau.errors import DataError, FlambeauError
 
 fcntl: ModuleType | None
 try:
@@ -49,11 +48,7 @@ def open_store(options: Mapping[str, str]) -> Any:
     """The store layer over all URIs that Flambeau knows; `options` configure the object stores. Raises
     EnvironmentMismatchError where this machine has no extension.
     """
-    if not HAS_EXTENSION:
-        raise EnvironmentMismatchError(
-            f"the flambeau of {socket.gethostname()} has no native parts, which read and write stores: they "
-            f"are for {NATIVE_PLATFORM}"
-        )
+    check_extension()
     from flambeau import _native
 
     return _native.Store(dict(options))

@@ -26,12 +26,8 @@ class FlambeauError(Exception):
         super().__init__(*args)
         if is_transient is not None:
             self.is_transient = is_transient
-        self.add_note(f"docs/errors.md#{public_class(type(self)).__name__.lower()} says more")
-
-
-def public_class(kind: type[FlambeauError]) -> type[FlambeauError]:
-    """The class of this module that a class of errors is, or is derived from."""
-    return next(base for base in kind.__mro__ if base.__module__ == __name__)
+        public = next(kind for kind in type(self).__mro__ if kind.__module__ == __name__)
+        self.add_note(f"docs/errors.md#{public.__name__.lower()} says more")
 
 
 class ParamError(FlambeauError, ValueError):

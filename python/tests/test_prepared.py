@@ -36,9 +36,10 @@ from flambeau import (
     TorchRegressor,
 )
 from flambeau._spark import session
-from flambeau._spark.fit import prepare
+from flambeau._spark.fit import cluster, prepare
 from flambeau._spark.rows import shards
 from flambeau._spark.rows.shards import DataFile
+from flambeau._spark.work_directory import PROBES, WorkDirectory
 
 
 @pytest.fixture(scope="module")
@@ -246,6 +247,16 @@ def test_a_directory_that_workers_do_not_reach_is_refused_first(
     estimator = regressor(workDir=str(tmp_path / "work"))
     with pytest.raises(StoreError, match="is not a directory that all workers reach"):
         estimator.prepare(df, str(tmp_path / "file" / "there"))
+
+    # The same call may go well when the store answers.
+    def busy(spark: SparkSession, work: WorkDirectory, *_: object) -> None:
+        Path(work.path(PROBES)).mkdir(parents=True)
+        raise StoreError("503 Slow Down", is_transient=True)
+
+    monkeypatch.setattr(cluster, "probe", busy)
+    with pytest.raises(StoreError, match="503 Slow Down"):
+        estimator.prepare(df, str(tmp_path / "there"))
+    assert not (tmp_path / "there").exists()
 
 
 def test_a_strangers_directory_runs_no_code(

@@ -21,7 +21,15 @@ from test_native_runtime import await_children, in_background
 from test_stuck_workers import regressor, rows, weights
 from torch import Tensor, nn
 
-from flambeau import Callback, CancelledError, ParamError, RunInUseError, StoreError, WorkerLost
+from flambeau import (
+    Callback,
+    CancelledError,
+    FlambeauError,
+    ParamError,
+    RunInUseError,
+    StoreError,
+    WorkerLost,
+)
 from flambeau._spark import session, work_directory
 from flambeau._spark.fit import claim, run
 from flambeau._spark.fit.launch import Launch
@@ -119,6 +127,8 @@ def test_a_run_is_read_where_its_directory_is_seen(spark: SparkSession, tmp_path
             run.Run(other, "nightly", lambda: {"epochs": 1}, shards).attempts()
     here = run.Run(seen, "nightly", dict, shards)._all_rows
     assert run._digests_by_tasks(unseen, shards) == here
+    with pytest.raises(FlambeauError, match="gone"):
+        run._digests_by_tasks(unseen, [*shards, str(tmp_path / "gone")])
 
 
 @pytest.mark.skipif(

@@ -128,7 +128,7 @@ class RankOutcome:
 
 def versions() -> dict[str, str]:
     """What must agree between driver and workers, by name: Python to its minor version, torch without its
-    build, and without an import of it.
+    build. Nothing is imported for that.
     """
     major, minor, _ = platform.python_version_tuple()
     return {"Python": f"{major}.{minor}", "torch": metadata.version("torch").split("+")[0]}

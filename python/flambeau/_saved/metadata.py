@@ -41,7 +41,7 @@ def _with_derived(base: type[Any]) -> Iterator[type[Any]]:
         yield from _with_derived(derived)
 
 
-def versions() -> dict[str, Any]:
+def written_by() -> dict[str, Any]:
     """What wrote a directory."""
     import torch
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flambeau._spark import session
-from flambeau._version import HAS_EXTENSION, NATIVE_PLATFORM
+from flambeau._version import HAS_EXTENSION, NATIVE_PLATFORM, check_extension
 from flambeau.errors import EnvironmentMismatchError
 
 if TYPE_CHECKING:
@@ -36,12 +36,7 @@ def ask_worker(spark: SparkSession, ask: Callable[[], Any]) -> Any:
     """
 
     def answer() -> Any:
-        from flambeau import _version
-
-        if not _version.HAS_EXTENSION:
-            raise EnvironmentMismatchError(
-                f"the workers' flambeau has no native parts: they are for {_version.NATIVE_PLATFORM}"
-            )
+        check_extension()
         return ask()
 
     return session.on_worker(spark, answer)

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from flambeau._saved.weights import WeightsRef, read_range
-from flambeau._spark.session import setting
+from flambeau._spark.session import ANSWER, answer_of, answered, setting
 from flambeau._store import cached
 from flambeau.errors import StoreError
 
@@ -104,21 +105,13 @@ def _read_range(spark: SparkSession, ref: WeightsRef, start: int, stop: int) -> 
     pieces = [(at, min(at + step, stop)) for at in range(start, stop, step)]
 
     def read(batches: Iterator[Any]) -> Iterator[Any]:
-        import pyarrow as pa
-
         for batch in batches:
             for index in batch.column(0).to_pylist():
-                data = read_range(ref, *pieces[index])
-                yield pa.RecordBatch.from_arrays(
-                    [pa.array([index]), pa.array([data], pa.binary())], ["index", "data"]
-                )
+                yield answer_of(partial(read_range, ref, *pieces[index]))
 
-    rows = (
-        spark.range(0, len(pieces), 1, len(pieces))
-        .mapInArrow(cast(Any, read), "index long, data binary")
-        .collect()
-    )
-    data = b"".join(bytes(row["data"]) for row in sorted(rows, key=lambda row: row["index"]))
+    # Answers come in the order of their partitions.
+    answers = spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(cast(Any, read), ANSWER).collect()
+    data = b"".join(map(answered, answers))
     if len(data) != stop - start:
         raise StoreError(f"{ref.uri} is shorter than its {ref.size} bytes")
     return data

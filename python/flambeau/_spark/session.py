@@ -14,19 +14,19 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import uuid4
 
 from flambeau import errors
 from flambeau._reason import first_line
-from flambeau.errors import CancelledError, FlambeauError, public_class
+from flambeau.errors import CancelledError, FlambeauError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Row, SparkSession
 
 log = logging.getLogger("flambeau")
 
@@ -296,7 +296,8 @@ def bytes_on_worker(spark: SparkSession, function: Callable[[], bytes]) -> bytes
             pass
         yield answer_of(function)
 
-    return answered(spark.range(0, 1, 1, 1).mapInArrow(task, ANSWER).collect())
+    (row,) = spark.range(0, 1, 1, 1).mapInArrow(task, ANSWER).collect()
+    return answered(row)
 
 
 ANSWER = "result binary, error string"
@@ -313,8 +314,8 @@ def answer_of(function: Callable[[], bytes]) -> pa.RecordBatch:
     try:
         result = function()
     except FlambeauError as failure:
-        kind, is_transient = public_class(type(failure)).__name__, failure.is_transient
-        error = json.dumps({"class": kind, "message": str(failure), "isTransient": is_transient})
+        kind = type(failure).__name__
+        error = json.dumps({"class": kind, "message": str(failure), "isTransient": failure.is_transient})
     return pyarrow.RecordBatch.from_pydict(
         {
             "result": pyarrow.array([result], pyarrow.binary()),
@@ -323,12 +324,11 @@ def answer_of(function: Callable[[], bytes]) -> pa.RecordBatch:
     )
 
 
-def answered(rows: Sequence[Any]) -> bytes:
-    """The result in the row of `answer_of`. Raises the error in it."""
-    (row,) = rows
+def answered(row: Row) -> bytes:
+    """The result in a row of `answer_of`. Raises the error in it, as its class of `flambeau.errors`."""
     if row["error"] is None:
         return bytes(row["result"])
     told = json.loads(row["error"])
-    error: FlambeauError = getattr(errors, told["class"])(told["message"])
+    error: FlambeauError = getattr(errors, told["class"], FlambeauError)(told["message"])
     error.is_transient = told["isTransient"]
     raise error

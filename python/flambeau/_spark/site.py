@@ -11,8 +11,8 @@ import os
 import posixpath
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +22,14 @@ from flambeau._spark.directory import qualified
 from flambeau._spark.extension import ask_worker
 from flambeau._spark.work_directory import (
     LEASE_SECONDS,
+    PROBES,
     WorkDirectory,
     beating,
     new_id,
     temporary_directory,
 )
 from flambeau._store import STORE_SCHEMES, local_path
-from flambeau.errors import ParamError
+from flambeau.errors import FlambeauError, ParamError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,10 +60,12 @@ class Site:
 
     def ask(self, ask: str, **fields: Any) -> Any:
         """The supervisor's answer to a question about the directory, as `WorkDirectory.ask`."""
-        if self.visible:
-            return self.work.ask(ask, **fields)
+        return self.here(lambda work: work.ask(ask, **fields))
+
+    def here(self, act: Callable[[WorkDirectory], Any]) -> Any:
+        """What `act` returns, which is JSON, where the directory is seen. Raises what it raises there."""
         work = self.work
-        return ask_worker(self.spark, lambda: work.ask(ask, **fields))
+        return act(work) if self.visible else ask_worker(self.spark, lambda: act(work))
 
     def put(self, uri: str, data: bytes) -> None:
         """Writes a file, however large. Raises StoreError."""
@@ -87,7 +90,8 @@ class Site:
         starts = range(0, len(data), _CHUNK_BYTES)
         chunks = [(start, bytearray(data[start : start + _CHUNK_BYTES])) for start in starts]
         rows = self.spark.createDataFrame(chunks, "start long, chunk binary").repartition(1)
-        session.answered(rows.sortWithinPartitions("start").mapInArrow(write, session.ANSWER).collect())
+        (row,) = rows.sortWithinPartitions("start").mapInArrow(write, session.ANSWER).collect()
+        session.answered(row)
 
     def remove(self, *parts: str) -> None:
         """Deletes what lies under a path of the directory. A failure is told and no more, so that it hides
@@ -122,11 +126,13 @@ def _is_visible(spark: SparkSession, work: WorkDirectory) -> bool:
     """
     if session.classic_context(spark) is not None and session.is_local(spark):
         return True
-    probe = f"probes/{new_id()}"
+    probe = f"{PROBES}/{new_id()}"
     uri = work.path(probe, "seen")
     ask_worker(spark, lambda: work.store().put(uri, b"seen"))
     visible = work.sees(uri)
-    ask_worker(spark, lambda: work.ask("remove", path=probe))
+    # What stays is swept later.
+    with suppress(FlambeauError):
+        ask_worker(spark, lambda: work.ask("remove", path=probe))
     return visible
 
 

@@ -22,6 +22,9 @@ from flambeau.errors import FlambeauError
 log = logging.getLogger("flambeau")
 
 
+PROBES = "probes"
+"""The directory below it in which a fit tries who sees what."""
+
 LEASE_SECONDS = 3600.0
 _LAST_BEAT_SECONDS = 60.0
 _lock = threading.Lock()

@@ -7,15 +7,17 @@ from __future__ import annotations
 import json
 import logging
 import re
+import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from flambeau._rank.imports import start_importing
+from flambeau._rank.worker import versions
 from flambeau._spark import session
-from flambeau._spark.work_directory import WorkDirectory, new_id
-from flambeau.errors import ClusterError, EnvironmentMismatchError, StoreError
+from flambeau._spark.work_directory import PROBES, WorkDirectory, new_id
+from flambeau.errors import ClusterError, EnvironmentMismatchError, FlambeauError, StoreError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -142,39 +144,36 @@ def probe(
     spark: SparkSession,
     work: WorkDirectory,
     num_workers: int,
-    versions: Mapping[str, str],
+    expected: Mapping[str, str],
     modules: Sequence[str] = (),
 ) -> list[tuple[str, dict[str, str]]]:
-    """Has every worker write into the work directory and read what the others wrote, and compares versions.
-    Returns each worker's host and its versions, by name; pyarrow's, which need not be the driver's, too.
+    """Has every worker write into the work directory and read what the others wrote, and compares its
+    versions with those that are expected. Returns each worker's host and its versions, by name; pyarrow's,
+    which need not be the driver's, too.
 
     One barrier stage, whose workers go on to import `modules` when it has ended. Raises StoreError where the
-    directory is not shared, and EnvironmentMismatchError where a worker lacks the native parts or versions
-    differ.
+    directory is not shared, transient where its store did not answer, and EnvironmentMismatchError where a
+    worker lacks the native parts or versions differ.
     """
-    directory = work.path("probes", new_id())
+    directory = work.path(PROBES, new_id())
     task = _probe_task(work, directory, tuple(modules))
-    rows = spark.range(0, num_workers, 1, num_workers).mapInArrow(
-        task, "host string, lacks string, error string, isTransient boolean, versions string", barrier=True
-    )
-    answers = [row.asDict() for row in rows.collect()]
-    for answer in answers:
-        if answer["lacks"]:
-            raise EnvironmentMismatchError(f"the worker on {answer['host']} cannot train: {answer['lacks']}")
-    for answer in answers:
-        if answer["error"] and answer["isTransient"]:
-            raise StoreError(f"workDir: on {answer['host']}, {answer['error']}", is_transient=True)
-        if answer["error"]:
-            raise StoreError(
-                f"workDir {work.uri} is not a directory that all workers reach: on {answer['host']}, "
-                f"{answer['error']}; give a path on storage that they share"
-            )
-    found = [(answer["host"], json.loads(answer["versions"])) for answer in answers]
+    rows = spark.range(0, num_workers, 1, num_workers).mapInArrow(task, session.ANSWER, barrier=True)
+    found: list[tuple[str, dict[str, str]]] = []
+    failures: list[FlambeauError] = []
+    for row in rows.collect():
+        try:
+            host, has = json.loads(session.answered(row))
+            found.append((host, has))
+        except FlambeauError as failure:
+            failures.append(failure)
+    if failures:
+        # What a machine lacks before what a store does, and what stays so before what may pass.
+        raise min(failures, key=lambda error: (isinstance(error, StoreError), error.is_transient))
     for host, has in found:
         for name, version in has.items():
-            if versions.get(name, version) != version:
+            if expected.get(name, version) != version:
                 raise EnvironmentMismatchError(
-                    f"{name} is {versions[name]} on the driver and {version} on the worker {host}: "
+                    f"{name} is {expected[name]} on the driver and {version} on the worker {host}: "
                     f"install the same version on both"
                 )
     return found
@@ -184,48 +183,58 @@ def _probe_task(work: WorkDirectory, directory: str, modules: tuple[str, ...]) -
     """What each task of `probe` runs."""
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        import socket
-
-        import pyarrow
-        from pyspark import BarrierTaskContext
-
-        from flambeau._rank.worker import versions
-
         for _ in batches:
             pass
-        context = BarrierTaskContext.get()
-        rank, world_size = context.partitionId(), len(context.getTaskInfos())
-        lacks = error = None
-        is_transient = False
-        try:
-            store = work.store()
-            store.put(f"{directory}/{rank}", socket.gethostname().encode())
-        except EnvironmentMismatchError as failure:
-            lacks = str(failure)
-        except (OSError, ValueError) as failure:
-            error, is_transient = str(failure), getattr(failure, "is_transient", False)
-        if not any(context.allGather(lacks or error or "")):
-            try:
-                sizes = [store.size(f"{directory}/{other}") for other in range(world_size)]
-                missing = [other for other, size in enumerate(sizes) if size is None]
-                error = f"files that workers {missing} wrote are not seen" if missing else None
-            except StoreError as failure:
-                error, is_transient = str(failure), failure.is_transient
-            context.barrier()
-            if rank == 0:
-                # What stays is swept later.
-                with suppress(StoreError):
-                    store.delete_prefix(directory)
-        found = {**versions(), "pyarrow": pyarrow.__version__}
-        yield pyarrow.RecordBatch.from_pydict(
-            {
-                "host": [socket.gethostname()],
-                "lacks": [lacks],
-                "error": [error],
-                "isTransient": [is_transient],
-                "versions": [json.dumps(found)],
-            }
-        )
+        yield session.answer_of(lambda: _probed(work, directory))
         start_importing(modules)
 
     return task
+
+
+def _probed(work: WorkDirectory, directory: str) -> bytes:
+    """This worker's host and versions, as JSON, when all workers have written and seen each other's files.
+    Raises what keeps this one from training.
+    """
+    import pyarrow
+    from pyspark import BarrierTaskContext
+
+    context = BarrierTaskContext.get()
+    rank, world_size = context.partitionId(), len(context.getTaskInfos())
+    host = socket.gethostname()
+    failure = _failure(work, host, lambda: work.store().put(f"{directory}/{rank}", host.encode()))
+    if not any(context.allGather("failed" if failure else "")):
+        failure = _failure(work, host, lambda: _check_seen(work, directory, world_size))
+        context.barrier()
+    if rank == 0:
+        # What stays is swept later.
+        with suppress(FlambeauError):
+            work.store().delete_prefix(directory)
+    if failure is not None:
+        raise failure
+    return json.dumps([host, {**versions(), "pyarrow": pyarrow.__version__}]).encode()
+
+
+def _check_seen(work: WorkDirectory, directory: str, world_size: int) -> None:
+    """Raises StoreError where a file of another worker is not seen."""
+    store = work.store()
+    missing = [rank for rank in range(world_size) if store.size(f"{directory}/{rank}") is None]
+    if missing:
+        raise StoreError(f"files that workers {missing} wrote are not seen")
+
+
+def _failure(work: WorkDirectory, host: str, act: Callable[[], None]) -> FlambeauError | None:
+    """What `act` raises, as the driver is to tell it: something that this machine lacks, or the work
+    directory.
+    """
+    try:
+        act()
+    except EnvironmentMismatchError as failure:
+        return EnvironmentMismatchError(f"the worker on {host} cannot train: {failure}")
+    except (OSError, ValueError) as failure:
+        if getattr(failure, "is_transient", False):
+            return StoreError(f"workDir: on {host}, {failure}", is_transient=True)
+        return StoreError(
+            f"workDir {work.uri} is not a directory that all workers reach: on {host}, {failure}; "
+            "give a path on storage that they share"
+        )
+    return None

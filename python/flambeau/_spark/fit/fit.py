@@ -262,9 +262,8 @@ class Fit:
         def what() -> dict[str, Any]:
             # Of objects that no probe has run.
             objects = program_of(estimator, spark, self.initial).objects
-            job = job_of(estimator._job_params(), estimator.getRuntime(), objects)
-            # By its contents, wherever they lie.
-            return job if self.initial is None else {**job, "initialModel": self.initial.file.sha256}
+            initial = None if self.initial is None else self.initial.file.sha256
+            return job_of(estimator._job_params(), estimator.getRuntime(), objects, initial)
 
         launch = Launch(
             id=id,

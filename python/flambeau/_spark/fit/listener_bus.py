@@ -228,9 +228,8 @@ class ListenerBus:
             site.work.uri,
         )
         self._context._is_late = True
-        work = site.work
         try:
-            events, reason = session.on_worker(site.spark, lambda: EventFiles(work, id).read_all())
+            events, reason = site.here(lambda work: EventFiles(work, id).read_all())
         except Exception as error:
             self._warn(first_line(error))
             return

@@ -80,7 +80,12 @@ def _place(fit: Fit, path: str | None) -> Site:
             f"path: {there.uri} is there already: give one that is not, or take up what was prepared there "
             "with PreparedData.open"
         )
-    return _site(fit, there)
+    try:
+        return _site(fit, there)
+    except BaseException:
+        # The same call may go well later, and then finds it as this one did.
+        prepared.remove_empty(Site(spark, there, visible=session.is_local(spark)))
+        raise
 
 
 def _site(fit: Fit, work: WorkDirectory) -> Site:

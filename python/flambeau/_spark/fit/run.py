@@ -5,9 +5,10 @@ What its file says, and which fit may go on, `native/supervisor` knows; what tel
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from flambeau._spark import session
@@ -104,13 +105,17 @@ class Run:
         return found
 
 
-def job_of(params: Mapping[str, Any], runtime: str, objects: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells a job apart from others, as JSON: its params, and a digest of each object.
+def job_of(
+    params: Mapping[str, Any], runtime: str, objects: Mapping[str, Any], initial: str | None = None
+) -> dict[str, Any]:
+    """What tells a job apart from others, as JSON: its params, a digest of each object, and that of the
+    `initial` weights, which count by their contents, wherever they lie.
 
     Parameters and buffers of the model do not count by their values, which a run takes from its checkpoints.
     """
     digests = {name: digest_of(value, trained=name == "model") for name, value in objects.items()}
-    return {**params, "runtime": runtime} | digests
+    job = {**params, "runtime": runtime, **digests}
+    return job if initial is None else {**job, "initialModel": initial}
 
 
 def _digests_by_tasks(site: Site, files: Sequence[str]) -> list[str]:
@@ -118,14 +123,14 @@ def _digests_by_tasks(site: Site, files: Sequence[str]) -> list[str]:
     work = site.work
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        import pyarrow
-
         for batch in batches:
-            numbers = batch.column(0).to_pylist()
-            found = work.ask("digestFiles", files=[files[number] for number in numbers], ends=False)
-            yield pyarrow.RecordBatch.from_pydict({"number": numbers, "digest": found})
+            yield session.answer_of(partial(digests, batch.column(0).to_pylist()))
+
+    def digests(numbers: Sequence[int]) -> bytes:
+        found = work.ask("digestFiles", files=[files[number] for number in numbers], ends=False)
+        return json.dumps(list(zip(numbers, found, strict=True))).encode()
 
     tasks = site.spark.range(0, len(files), 1, min(len(files), _MAX_TASKS))
-    rows = tasks.mapInArrow(task, "number long, digest string").collect()
-    found = {row.number: row.digest for row in rows}
+    answers = tasks.mapInArrow(task, session.ANSWER).collect()
+    found = dict(pair for answer in answers for pair in json.loads(session.answered(answer)))
     return [found[number] for number in range(len(files))]

@@ -22,7 +22,7 @@ from flambeau._spark.rows import shards as shard_files
 from flambeau._spark.rows.shards import DataColumns, Selection, ShardSet, Split
 from flambeau._spark.session import store_options
 from flambeau._spark.site import Site, store_uri
-from flambeau._spark.work_directory import WorkDirectory, new_id, spark_path
+from flambeau._spark.work_directory import PROBES, WorkDirectory, new_id, spark_path
 from flambeau._store import local_path
 from flambeau.errors import DataError, ParamError
 
@@ -277,29 +277,28 @@ def write(
         shard_files.refuse_none(manifest["numRows"], manifest["numValidationRows"])
     except BaseException:
         site.remove(own)
-        _remove_empty(site)
+        remove_empty(site)
         raise
     return PreparedData(site, manifest, is_private=fold is not None)
 
 
-def _remove_empty(site: Site) -> None:
-    """Removes the directory where nothing is in it. A failure is told and no more."""
-    work = site.work
+def remove_empty(site: Site) -> None:
+    """Removes the directory of prepared rows where nothing is in it. A failure is told and no more."""
 
-    def remove() -> None:
+    def remove(work: WorkDirectory) -> None:
         root = local_path(work.uri)
         if root is not None:
             # Unlike a recursive removal, this takes nothing that another writes just now.
-            for directory in (root / _FILES, root):
+            for directory in (root / _FILES, root / PROBES, root):
                 with suppress(OSError):
                     directory.rmdir()
         elif not work.store().list(work.uri):
             work.store().delete_prefix(work.uri)
 
     try:
-        remove() if site.visible else session.on_worker(site.spark, remove)
+        site.here(remove)
     except Exception as error:
-        log.warning("%s could not be removed: %s", work.uri, first_line(error))
+        log.warning("%s could not be removed: %s", site.work.uri, first_line(error))
 
 
 def _check_types(path: str, schema: Any) -> None:

@@ -29,7 +29,7 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, 
 
 from flambeau._module.named import is_named
 from flambeau._redacted import redacted
-from flambeau._saved.metadata import class_of, versions
+from flambeau._saved.metadata import class_of, written_by
 from flambeau._saved.program import FILE_NAMES, OutputSpec, compile_programs, instantiate, is_wide
 from flambeau._saved.weights import FILE_NAME, WeightsRef, load_into
 from flambeau._spark.directory import Directory, load_metadata
@@ -113,7 +113,7 @@ class PlainWriter(MLWriter):
         """
         spark = None if directory.is_here else self.sparkSession
         params = {p.name: value for p, value in instance._paramMap.items() if p.name not in skip}
-        extra = {"flambeau": {**versions(), **ours}}
+        extra = {"flambeau": {**written_by(), **ours}}
         version: Any = SimpleNamespace(version=pyspark.__version__) if spark is None else spark
         text = DefaultParamsWriter._get_metadata_to_save(instance, version, extra, params)
         metadata = json.loads(text)

@@ -74,67 +74,63 @@ private[flambeau] object Cluster {
 
   /** Has every worker write into the work directory and read what the others wrote. One barrier stage.
     *
-    * Throws StoreException where the directory is not shared, and ClusterException where a worker has no libtorch.
+    * Throws StoreException where the directory is not shared, TransientStoreException where its store did not answer, and
+    * ClusterException where a worker has no libtorch.
     */
   def probe(spark: SparkSession, work: WorkDirectory, numWorkers: Int): Unit = {
-    val directory = work.path("probes", work.newId())
-    val answers = Session.interruptible(spark.sparkContext) {
+    val directory = work.path(WorkDirectory.Probes, work.newId())
+    val problems = Session.interruptible(spark.sparkContext) {
       spark.sparkContext
         .parallelize(0 until numWorkers, numWorkers)
         .barrier()
-        .mapPartitions(_ => Iterator.single(probeFrom(work, directory)))
+        .mapPartitions(_ => problemOf(work, directory).iterator)
         .collect()
     }
-    for (
-      Answer(host, Some(Problem(isEnvironment, text, isTransient))) <-
-        answers.sortBy(!_.problem.exists(_.isEnvironment))
-    )
-      throw (
-        if (isEnvironment) new ClusterException(s"the worker on $host cannot train: $text")
-        else if (isTransient) new TransientStoreException(s"workDir: on $host, $text")
-        else
-          new StoreException(
-            s"workDir ${work.uri} is not a directory that all workers reach: on $host, $text; " +
-              "give a path on storage that they share"
-          )
-      )
+    // What a machine lacks before what a store does, and what stays so before what may pass.
+    val sorted = problems.sortBy(problem => (problem.isInstanceOf[StoreException], problem.isTransient))
+    sorted.headOption.foreach(throw _)
   }
 
-  /** What keeps a worker from training: something that its machine lacks, or the work directory. */
-  private final case class Problem(isEnvironment: Boolean, text: String, isTransient: Boolean)
-  private final case class Answer(host: String, problem: Option[Problem])
-
-  /** What each task of `probe` runs. */
-  private def probeFrom(work: WorkDirectory, directory: String): Answer = {
+  /** What keeps this worker from training, when all workers have written and seen each other's files. */
+  private def problemOf(work: WorkDirectory, directory: String): Option[FlambeauException] = {
     val context = BarrierTaskContext.get()
     val rank = context.partitionId()
-    def attempt(isEnvironment: Boolean)(action: => Unit): Option[Problem] =
+    val host = Machine.hostName
+
+    def attempt(told: Throwable => FlambeauException)(action: => Unit): Option[FlambeauException] =
       try {
         action
         None
-      } catch {
-        case error: FlambeauException => Some(Problem(isEnvironment, error.getMessage, error.isTransient))
-        case NonFatal(error) =>
-          Some(Problem(isEnvironment, String.valueOf(error.getMessage), isTransient = false))
-      }
+      } catch { case NonFatal(error) => Some(told(error)) }
+    def lack(error: Throwable) =
+      new ClusterException(s"the worker on $host cannot train: ${error.getMessage}")
+    def unreached(error: Throwable) = error match {
+      case error: FlambeauException if error.isTransient =>
+        new TransientStoreException(s"workDir: on $host, ${error.getMessage}")
+      case _ =>
+        new StoreException(
+          s"workDir ${work.uri} is not a directory that all workers reach: on $host, ${error.getMessage}; " +
+            "give a path on storage that they share"
+        )
+    }
 
-    val own = attempt(isEnvironment = true) {
+    val own = attempt(lack) {
       NativeLibrary.store(work.settings.get)
       NativeLibrary.torch(work.settings.get)
-    }.orElse(attempt(isEnvironment = false)(work.write(s"$directory/$rank", Machine.hostName.getBytes)))
-    val isWritten = context.allGather(if (own.isEmpty) "+" else "-").forall(_ == "+")
-    val seen = if (!isWritten) own
-    else {
-      val problem = attempt(isEnvironment = false) {
-        val missing = context.getTaskInfos().indices.filterNot(other => work.has(s"$directory/$other"))
-        if (missing.nonEmpty)
-          throw new StoreException(s"files that workers ${missing.mkString(", ")} wrote are not seen")
+    }.orElse(attempt(unreached)(work.write(s"$directory/$rank", host.getBytes)))
+    val problem =
+      if (context.allGather(if (own.isEmpty) "+" else "-").contains("-")) own
+      else {
+        val unseen = attempt(unreached) {
+          val missing = context.getTaskInfos().indices.filterNot(other => work.has(s"$directory/$other"))
+          if (missing.nonEmpty)
+            throw new StoreException(s"files that workers ${missing.mkString(", ")} wrote are not seen")
+        }
+        context.barrier()
+        unseen
       }
-      context.barrier()
-      // What stays is swept later.
-      if (rank == 0) attempt(isEnvironment = false)(work.delete("probes", directory.split('/').last))
-      problem
-    }
-    Answer(Machine.hostName, seen)
+    // What stays is swept later.
+    if (rank == 0) attempt(unreached)(work.delete(WorkDirectory.Probes, directory.split('/').last))
+    problem
   }
 }

@@ -18,7 +18,7 @@ private[flambeau] object Prepare {
     val (spark, fit) = (df.sparkSession, Fit.of(estimator, df.sparkSession))
     Session.interruptible(spark.sparkContext) {
       val columns = fit.columns(new FrameRows(df))
-      val site = path.fold(below(fit.place(), "prepared"))(there => fit.reach(free(spark, fit.work, there)))
+      val site = path.fold(below(fit.place(), "prepared"))(at(spark, fit, _))
       PreparedRows.write(df, Seq(columns), site)
     }
   }
@@ -41,14 +41,20 @@ private[flambeau] object Prepare {
   private def below(site: Site, kind: String): Site =
     site.copy(work = site.work.copy(uri = site.work.path(kind, site.work.newId())))
 
-  /** The directory that a user gives. Throws ParamException where it is there already. */
-  private def free(spark: SparkSession, work: WorkDirectory, path: String): WorkDirectory = {
-    val there = WorkDirectory(WorkDirectory.uriOf(spark, "path", path), work.settings)
+  /** The site of a directory that a user gives. Throws ParamException where it is there already. */
+  private def at(spark: SparkSession, fit: Fit, path: String): Site = {
+    val there = WorkDirectory(WorkDirectory.uriOf(spark, "path", path), fit.work.settings)
     if (new Directory(spark, WorkDirectory.sparkPath(there.uri)).exists())
       throw new ParamException(
         s"path: ${there.uri} is there already: give one that is not, or take up what was prepared there with " +
           "PreparedData.open"
       )
-    there
+    try fit.reach(there)
+    catch {
+      case error: Throwable =>
+        // The same call may go well later, and then finds it as this one did.
+        PreparedRows.removeEmpty(Site(spark, there, isVisible = Session.isLocal(spark)))
+        throw error
+    }
   }
 }

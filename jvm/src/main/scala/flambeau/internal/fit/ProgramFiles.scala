@@ -29,14 +29,14 @@ private[flambeau] object ProgramFiles {
     here(site.spark, file) match {
       case None => if (Session.isLocal(site.spark)) onDriver(site.spark, file) else file
       case Some(local) =>
-        val (spark, work) = (site.spark, site.work)
+        val work = site.work
         val target = work.path("programs", id, name)
         if (site.isVisible)
           NativeLibrary.store(work.settings.get).putFile(work.settings.storeJson, target, local.toString)
         else {
-          val bytes = spark.sparkContext.broadcast(Files.readAllBytes(local))
-          Session.onWorker(spark)(() => work.write(target, bytes.value))
-          bytes.destroy()
+          val bytes = site.spark.sparkContext.broadcast(Files.readAllBytes(local))
+          try site.here(_.write(target, bytes.value))
+          finally bytes.destroy()
         }
         file.copy(uri = target)
     }

@@ -111,7 +111,9 @@ private[flambeau] final class Run(
     if (ends || isHere) site.here(digestsOf(_, all, ends)).toSeq
     else {
       val tasks = site.spark.sparkContext.parallelize(files, math.min(files.length, MaxTasks))
-      tasks.mapPartitions(part => digestsOf(work, part.toArray, ends).iterator).collect().toSeq
+      val answers =
+        tasks.mapPartitions(part => Iterator(Session.answerOf(digestsOf(work, part.toArray, ends)))).collect()
+      answers.toSeq.flatMap(_.fold(throw _, _.toSeq))
     }
   }
 }

@@ -272,13 +272,15 @@ private[flambeau] object PreparedRows {
     json
   }
 
-  /** Removes the directory where nothing is in it. A failure is told and no more. */
-  private def removeEmpty(site: Site): Unit =
+  /** Removes the directory of prepared rows where nothing is in it. A failure is told and no more. */
+  def removeEmpty(site: Site): Unit =
     try site.here { work =>
         StoredFile.localPath(work.uri) match {
           // Unlike a recursive removal, this takes nothing that another writes just now.
-          case Some(root) => for (directory <- Seq(root.resolve(Data), root)) Try(Files.delete(directory))
-          case None       => if (work.list(work.uri).isEmpty) work.delete()
+          case Some(root) =>
+            for (directory <- Seq(root.resolve(Data), root.resolve(WorkDirectory.Probes), root))
+              Try(Files.delete(directory))
+          case None => if (work.list(work.uri).isEmpty) work.delete()
         }
       }
     catch {

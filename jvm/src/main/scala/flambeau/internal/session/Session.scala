@@ -3,9 +3,9 @@ package flambeau.internal.session
 import java.util.UUID
 import java.util.concurrent.TimeoutException
 
-import scala.reflect.ClassTag
 import scala.util.control.NonFatal
 
+import flambeau.FlambeauException
 import flambeau.internal.util.Failures
 import org.apache.spark.{JobExecutionStatus, SparkContext}
 import org.apache.spark.sql.SparkSession
@@ -27,9 +27,20 @@ private[flambeau] object Session {
   /** Whether workers run on this machine, in one JVM or several. */
   def sharesMachine(spark: SparkSession): Boolean = spark.sparkContext.master.startsWith("local")
 
-  /** Runs `function` in one Spark task and returns its result: for what only workers can reach. */
-  def onWorker[T: ClassTag](spark: SparkSession)(function: () => T): T =
-    spark.sparkContext.parallelize(Seq(0), 1).map(_ => function()).collect().head
+  /** Runs `function` in one Spark task and returns its result: for what only workers can reach. Throws the
+    * FlambeauException that it throws there.
+    */
+  def onWorker[T](spark: SparkSession)(function: () => T): T = {
+    val answers = spark.sparkContext.parallelize(Seq(0), 1).map(_ => answerOf(function())).collect()
+    answers.head.fold(throw _, identity)
+  }
+
+  /** What `act` returns, or the FlambeauException that it throws, for a task to give: Spark would make an exception of its
+    * own of that.
+    */
+  def answerOf[T](act: => T): Either[FlambeauException, T] =
+    try Right(act)
+    catch { case error: FlambeauException => Left(error) }
 
   /** Runs `action`, which is given what cancels the Spark jobs that it runs on this thread. */
   def cancellable[T](sc: SparkContext)(action: (() => Unit) => T): T =

@@ -2,13 +2,12 @@ package flambeau.internal.storage
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
-import flambeau.FlambeauException
 import flambeau.internal.session.Session
 import flambeau.internal.util.{Failures, Json}
 import org.apache.spark.sql.SparkSession
 import org.slf4j.LoggerFactory
 
-import scala.reflect.ClassTag
+import scala.util.Try
 import scala.util.control.NonFatal
 
 /** A work directory as a driver reaches it: by itself where it sees the directory, else in a Spark task.
@@ -20,8 +19,11 @@ private[flambeau] final case class Site(spark: SparkSession, work: WorkDirectory
   import Site._
 
   /** Does something with the directory where it is seen. */
-  def here[T: ClassTag](act: WorkDirectory => T): T =
-    if (isVisible) act(work) else onWorker(spark, work)(act)
+  def here[T](act: WorkDirectory => T): T = {
+    // A copy without this object, which does not travel with tasks.
+    val work = this.work
+    if (isVisible) act(work) else Session.onWorker(spark)(() => act(work))
+  }
 
   /** The supervisor's answer to a question about the directory. */
   def ask(question: ObjectNode): JsonNode = {
@@ -68,19 +70,11 @@ private[flambeau] object Site {
 
   private def sees(spark: SparkSession, work: WorkDirectory): Boolean = {
     val name = work.newId()
-    val file = work.path("probes", name, "seen")
-    onWorker(spark, work)(_.write(file, "seen".getBytes))
+    val file = work.path(WorkDirectory.Probes, name, "seen")
+    Session.onWorker(spark)(() => work.write(file, "seen".getBytes))
     val isSeen = work.sees(file)
-    onWorker(spark, work)(_.delete("probes", name))
+    // What stays is swept later.
+    Try(Session.onWorker(spark)(() => work.delete(WorkDirectory.Probes, name)))
     isSeen
-  }
-
-  /** Does something with the directory in a Spark task, whose FlambeauException is thrown here as itself. */
-  private def onWorker[T: ClassTag](spark: SparkSession, work: WorkDirectory)(act: WorkDirectory => T): T = {
-    val done = Session.onWorker[Either[FlambeauException, T]](spark) { () =>
-      try Right(act(work))
-      catch { case error: FlambeauException => Left(error) }
-    }
-    done.fold(throw _, identity)
   }
 }

@@ -60,6 +60,9 @@ private[flambeau] final case class WorkDirectory(
 private[flambeau] object WorkDirectory {
   private val log = LoggerFactory.getLogger("flambeau")
 
+  /** The directory below it in which a fit tries who sees what. */
+  val Probes = "probes"
+
   /** The setting that names the work directory of fits whose `workDir` is not set. */
   val Key = "spark.flambeau.workDir"
 
