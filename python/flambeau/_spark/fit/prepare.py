@@ -18,7 +18,7 @@ from flambeau._spark.rows.shards import DataColumns, exists
 from flambeau._spark.rows.sources import FrameRows
 from flambeau._spark.site import Site, leased, store_uri, sweep
 from flambeau._spark.work_directory import WorkDirectory, new_id, spark_path
-from flambeau.errors import ParamError
+from flambeau.errors import EnvironmentMismatchError, ParamError, StoreError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -82,8 +82,9 @@ def _place(fit: Fit, path: str | None) -> Site:
         )
     try:
         return _site(fit, there)
-    except BaseException:
-        # The same call may go well later, and then finds it as this one did.
+    except (EnvironmentMismatchError, StoreError):
+        # The same call may go well later, and then finds it as this one did. Where slots are missing, nothing
+        # has begun.
         prepared.remove_empty(Site(spark, there, visible=session.is_local(spark)))
         raise
 

@@ -1,6 +1,6 @@
 package flambeau.internal.fit
 
-import flambeau.ParamException
+import flambeau.{FlambeauException, ParamException, StoreException}
 import flambeau.internal.rows.{FrameRows, PreparedRows}
 import flambeau.internal.session.Session
 import flambeau.internal.storage.{Directory, Lease, Site, WorkDirectory}
@@ -51,8 +51,8 @@ private[flambeau] object Prepare {
       )
     try fit.reach(there)
     catch {
-      case error: Throwable =>
-        // The same call may go well later, and then finds it as this one did.
+      // The same call may go well later, and then finds it as this one did. Where slots are missing, nothing has begun.
+      case error: FlambeauException if error.isInstanceOf[StoreException] || !error.isTransient =>
         PreparedRows.removeEmpty(Site(spark, there, isVisible = Session.isLocal(spark)))
         throw error
     }
