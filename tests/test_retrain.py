@@ -141,8 +141,10 @@ def test_the_better_model_is_promoted_and_the_worse_is_not(directory: Path) -> N
     assert worse.current is not None and worse.candidate > worse.current
     assert pointer.read_text() == worse.name == second.name
     # Nothing is left beside the models and the pointer: no spoiled model, no half-written pointer.
-    models = {first.name, second.name, "2013-02b"}
-    assert {path.name for path in pointer.parent.iterdir()} == {"CURRENT", *models}
+    assert {path.name for path in pointer.parent.iterdir()} == {"CURRENT", first.name, second.name}
 
-    with pytest.raises(AssertionError, match="--run-id is '2013-9': a night's name begins with its date"):
-        run(directory, "month=1", 1, name="2013-9")
+
+@pytest.mark.parametrize("name", ["2013-9", "2013-02-9", "2013-02-281", "CURRENT", "../2013-02"])
+def test_a_name_that_does_not_sort_as_nights_do_is_refused(directory: Path, name: str) -> None:
+    with pytest.raises(AssertionError, match=r"--run-id is '.*': a night's name is its date"):
+        run(directory, "month=1", 1, name=name)

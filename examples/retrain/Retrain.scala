@@ -12,8 +12,8 @@ import org.apache.spark.sql.{DataFrame, SparkSession}
   *
   * Arguments: `--models DIR` (the models and the pointer to the current one), `--program FILE` (what the first model is
   * trained from), `--partition DIR` (rows to train on), `--holdout DIR` (rows to judge by), `--epochs N`, 3 by
-  * default, `--run-id NIGHT`, its name, which begins with the date and which a second attempt gives again, `--work-dir
-  * DIR`, which a cluster needs, and `--initial-state none` for an optimizer with no state of the night before.
+  * default, `--run-id NIGHT`, its name, which is its date and which a second attempt gives again, `--work-dir DIR`,
+  * which a cluster needs, and `--initial-state previous|none`, none for an optimizer with no state of the night before.
   *
   * The exit status is 0 where a model was promoted or kept, and 75 (EX_TEMPFAIL of sysexits.h) where the same command may go
   * better later: with the same run and work directory it goes on where it was. After any other error it
@@ -26,7 +26,7 @@ object Retrain {
   private val TryAgain = 75
 
   /** Whether names sort as nights do: by the date at their beginning. */
-  private def isNight(name: String) = name.matches("[0-9]{4}-[0-9]{2}(-[0-9]{2})?[A-Za-z0-9_-]*")
+  private def isNight(name: String) = name.matches("[0-9]{4}-[0-9]{2}(-[0-9]{2})?([A-Za-z_][A-Za-z0-9_-]*)?")
 
   def main(arguments: Array[String]): Unit =
     try retrain(arguments)
@@ -37,12 +37,15 @@ object Retrain {
         sys.exit(TryAgain)
     }
 
-  private def retrain(arguments: Array[String]): Unit = {
+  /** @param ours
+    *   a model that this job trained and compared with another one, which is not in use any more
+    */
+  private def retrain(arguments: Array[String], ours: Option[Path] = None): Unit = {
     val options = arguments.grouped(2).map(pair => pair.head.stripPrefix("--") -> pair.last).toMap
     for (name <- options.get("run-id"))
       require(
         isNight(name),
-        s"--run-id is '$name': a night's name begins with its date, 2013-02 or 2013-02-28; letters, digits, - and _ may follow"
+        s"--run-id is '$name': a night's name is its date, 2013-02 or 2013-02-28, and what follows begins with a letter, 2013-02-28b"
       )
     val state = options.getOrElse("initial-state", "previous")
     require(Set("previous", "none")(state), s"--initial-state is $state; allowed: previous, none")
@@ -52,18 +55,19 @@ object Retrain {
     val inUse = pointer.read()
     // A night that was killed finds what it has saved under its own name.
     val now = LocalDateTime.now(ZoneOffset.UTC).format(DateTimeFormatter.ofPattern("yyyyMMdd-HHmmss"))
-    val path = new Path(models, options.getOrElse("run-id", now))
+    val path = ours.getOrElse(new Path(models, options.getOrElse("run-id", now)))
     val current = inUse.map(path => path -> TorchRegressionModel.load(path.toString))
     val currentNight = current.flatMap { case (_, model) => model.lineage.runId }.filter(isNight)
     if (inUse.contains(path)) println("this run's model is in use")
-    else if (currentNight.exists(night => options.get("run-id").exists(_ < night)))
+    else if (currentNight.exists(night => options.get("run-id").exists(_ < night))) {
+      ours.foreach(pointer.remove)
       println(s"kept ${inUse.get.getName}, which is a later night's")
-    else {
+    } else {
       val wasSaved = pointer.isSaved(path)
       val candidate =
         if (wasSaved) TorchRegressionModel.load(path.toString)
         else {
-          val trained = regressor(options, current).fit(spark.read.parquet(options("partition")))
+          val trained = regressor(options, current, state).fit(spark.read.parquet(options("partition")))
           trained.write.overwrite().save(path.toString)
           trained
         }
@@ -71,15 +75,16 @@ object Retrain {
       val before = current.map { case (_, model) => rmse(model, holdout) }
       val after = rmse(candidate, holdout)
       println(s"current ${before.fold("none")(shown)}, candidate ${shown(after)}")
+      // One that was there before may have been in use.
+      val isOurs = ours.nonEmpty || !wasSaved
       if (pointer.read() != inUse) {
         println("another model came into use meanwhile")
-        retrain(arguments)
+        retrain(arguments, if (isOurs) Some(path) else None)
       } else if (before.forall(after < _)) {
         pointer.write(path)
         println(s"promoted ${path.getName}")
       } else {
-        // One that was there before may have been in use.
-        if (!wasSaved) pointer.remove(path)
+        if (isOurs) pointer.remove(path)
         println(s"kept ${inUse.get.getName}")
       }
     }
@@ -88,7 +93,8 @@ object Retrain {
 
   private def regressor(
       options: Map[String, String],
-      current: Option[(Path, TorchRegressionModel)]
+      current: Option[(Path, TorchRegressionModel)],
+      state: String
   ): TorchRegressor = {
     val regressor = new TorchRegressor()
       .setModel(options("program"))
@@ -105,7 +111,7 @@ object Retrain {
     for (path <- options.get("work-dir")) regressor.setWorkDir(path).setKeepCheckpoints(1)
     for ((path, model) <- current) {
       regressor.setInitialModel(path.toString)
-      if (options.get("initial-state").forall(_ == "previous"))
+      if (state == "previous")
         model.lineage.checkpoint.foreach(regressor.setInitialState)
     }
     regressor

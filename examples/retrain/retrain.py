@@ -1,7 +1,7 @@
 """Train the model in use further on a new partition, and promote the result where it is the better one.
 
     python examples/retrain/retrain.py --name flights --partition DIR --holdout DIR
-        [--run-id NIGHT] [--work-dir DIR] [--epochs N] [--initial-state none]
+        [--run-id NIGHT] [--work-dir DIR] [--epochs N] [--initial-state previous|none]
 
 The same as Retrain.scala, from PySpark and with MLflow's registry, which MLFLOW_TRACKING_URI names: the model
 in use is the version of the registered model with the alias "champion", and promoting is giving that alias to
@@ -30,7 +30,8 @@ from flambeau.errors import FlambeauError
 
 ALIAS = "champion"
 RUN = "run-id"  # the tag of a run of MLflow's that names its night
-NIGHT = re.compile(r"[0-9]{4}-[0-9]{2}(-[0-9]{2})?[A-Za-z0-9_-]*")  # by which names sort as nights do
+# Names that sort as nights do.
+NIGHT = re.compile(r"[0-9]{4}-[0-9]{2}(-[0-9]{2})?([A-Za-z_][A-Za-z0-9_-]*)?")
 EX_TEMPFAIL = 75
 
 
@@ -45,7 +46,7 @@ def main() -> int:
     parser.add_argument(
         "--run-id",
         type=night,
-        help="this night's name, which begins with its date, as 2013-02-28; a second attempt gives it again",
+        help="this night's name, its date, as 2013-02-28; a second attempt gives it again",
     )
     parser.add_argument("--work-dir", help="a directory that all workers see, which a cluster needs")
     parser.add_argument("--epochs", type=int, default=3)
@@ -71,14 +72,16 @@ def night(name: str) -> str:
     """The name of a night."""
     if not NIGHT.fullmatch(name):
         raise argparse.ArgumentTypeError(
-            f"{name!r}: a night's name begins with its date, 2013-02 or 2013-02-28; letters, digits, - and _ "
-            "may follow"
+            f"{name!r}: a night's name is its date, 2013-02 or 2013-02-28, and what follows begins with a "
+            "letter, 2013-02-28b"
         )
     return name
 
 
-def retrain(spark: SparkSession, options: argparse.Namespace) -> None:
-    """Trains the model in use further, and gives its alias to the result where that is better."""
+def retrain(spark: SparkSession, options: argparse.Namespace, version: str | None = None) -> None:
+    """Trains the model in use further, and gives its alias to the result where that is better. `version` is
+    a result that was compared with another model, which is not in use any more.
+    """
     registry = mlflow.MlflowClient()
     in_use = champion(registry, options.name)
     current = None if in_use is None else flambeau.mlflow.load_model(f"models:/{options.name}/{in_use}")
@@ -90,7 +93,7 @@ def retrain(spark: SparkSession, options: argparse.Namespace) -> None:
         if options.run_id < current_night:
             print(f"kept version {in_use}, which is a later night's")
             return
-    version = version_of(options.name, options.run_id) or trained(spark, options, current)
+    version = version or version_of(options.name, options.run_id) or trained(spark, options, current)
     candidate = flambeau.mlflow.load_model(f"models:/{options.name}/{version}")
 
     holdout = spark.read.parquet(options.holdout)
@@ -99,7 +102,7 @@ def retrain(spark: SparkSession, options: argparse.Namespace) -> None:
     print(f"current {'none' if before is None else f'{before:.4f}'}, candidate {after:.4f}")
     if champion(registry, options.name) != in_use:
         print("another model came into use meanwhile")
-        retrain(spark, options)
+        retrain(spark, options, version)
     elif before is None or after < before:
         registry.set_registered_model_alias(options.name, ALIAS, version)
         print(f"promoted version {version}")

@@ -167,7 +167,7 @@ def test_a_store_that_is_busy_as_it_is_tried_may_answer_later(
             kept = WorkDirectory.store(self)
             if cast("TaskContext", TaskContext.get()).partitionId() == 0:
                 return kept
-            ways = {name: getattr(kept, name) for name in ("put", "size")}
+            ways = {name: getattr(kept, name) for name in ("put", "size", "delete_prefix")}
             return SimpleNamespace(**{**ways, busy: refuse})
 
     with pytest.raises(StoreError, match="503 Slow Down") as failure:

@@ -435,6 +435,8 @@ def test_chunks_are_small_and_whole(spark: SparkSession, tmp_path: Path) -> None
         assert (tmp_path / "copy").read_bytes() == data
     with pytest.raises(StoreError, match="shorter"):
         read_through_spark(spark, WeightsRef(ref.uri, ref.size + 1, ref.sha256), tmp_path / "copy")
+    with pytest.raises(StoreError, match=r"gone cannot be read: .*No such file"):
+        read_through_spark(spark, WeightsRef(f"{ref.uri}gone", ref.size, ref.sha256), tmp_path / "copy")
     assert chunk_size(spark) == 64 << 20
 
 

@@ -281,10 +281,13 @@ def _fetched(ref: WeightsRef) -> Path:
 
 
 def read_range(ref: WeightsRef, start: int, stop: int) -> bytes:
-    """Bytes `start` to `stop` of the file, as this process sees it."""
+    """Bytes `start` to `stop` of the file, as this process sees it. Raises StoreError."""
     path = local_path(ref.uri)
     if path is None:
         return bytes(open_store(ref.store_options).get_range(ref.uri, start, stop))
-    with path.open("rb") as file:
-        file.seek(start)
-        return file.read(stop - start)
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read(stop - start)
+    except OSError as error:
+        raise StoreError(f"{ref.uri} cannot be read: {error}") from error

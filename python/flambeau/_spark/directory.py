@@ -263,10 +263,7 @@ class Directory:
             with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
                 read_through_spark(self._spark, ref, Path(folder) / "file")
                 return (Path(folder) / "file").read_bytes()
-        try:
-            return read_range(ref, 0, size)
-        except OSError as error:
-            raise StoreError(f"{ref.uri} cannot be read: {error}") from error
+        return read_range(ref, 0, size)
 
     def _size(self, name: str) -> int:
         """The size of a file in the store; -1 where there is none."""

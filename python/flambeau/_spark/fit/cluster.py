@@ -202,11 +202,14 @@ def _probed(work: WorkDirectory, directory: str) -> bytes:
     rank, world_size = context.partitionId(), len(context.getTaskInfos())
     host = socket.gethostname()
     failure = _failure(work, host, lambda: work.store().put(f"{directory}/{rank}", host.encode()))
-    if not any(context.allGather("failed" if failure else "")):
+    has_written = failure is None
+    is_well = not any(context.allGather("failed" if failure else ""))
+    if is_well:
         failure = _failure(work, host, lambda: _check_seen(work, directory, world_size))
+        is_well = failure is None
         context.barrier()
-    if rank == 0:
-        # What stays is swept later.
+    if has_written and (rank == 0 or not is_well):
+        # Each its own where they do not see the same. What stays in a work directory is swept later.
         with suppress(FlambeauError):
             work.store().delete_prefix(directory)
     if failure is not None:
@@ -230,7 +233,7 @@ def _failure(work: WorkDirectory, host: str, act: Callable[[], None]) -> Flambea
         act()
     except EnvironmentMismatchError as failure:
         return EnvironmentMismatchError(f"the worker on {host} cannot train: {failure}")
-    except (OSError, ValueError) as failure:
+    except (FlambeauError, OSError, ValueError) as failure:
         if getattr(failure, "is_transient", False):
             return StoreError(f"workDir: on {host}, {failure}", is_transient=True)
         return StoreError(

@@ -17,8 +17,8 @@ from flambeau._spark.rows.prepared import PreparedData
 from flambeau._spark.rows.shards import DataColumns, exists
 from flambeau._spark.rows.sources import FrameRows
 from flambeau._spark.site import Site, leased, store_uri, sweep
-from flambeau._spark.work_directory import WorkDirectory, new_id, spark_path
-from flambeau.errors import EnvironmentMismatchError, ParamError, StoreError
+from flambeau._spark.work_directory import PROBES, WorkDirectory, new_id, spark_path
+from flambeau.errors import ParamError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -80,12 +80,14 @@ def _place(fit: Fit, path: str | None) -> Site:
             f"path: {there.uri} is there already: give one that is not, or take up what was prepared there "
             "with PreparedData.open"
         )
+    _check_slots(fit)
     try:
-        return _site(fit, there)
-    except (EnvironmentMismatchError, StoreError):
-        # The same call may go well later, and then finds it as this one did. Where slots are missing, nothing
-        # has begun.
-        prepared.remove_empty(Site(spark, there, visible=session.is_local(spark)))
+        return _shared(fit, there)
+    except BaseException:
+        # The same call may go well later, and then finds it as this one did.
+        site = Site(spark, there, visible=False)
+        site.remove(PROBES)
+        prepared.remove_empty(site)
         raise
 
 
@@ -93,9 +95,21 @@ def _site(fit: Fit, work: WorkDirectory) -> Site:
     """The site of a directory; on a cluster, of one that all workers reach. Raises ClusterError and
     StoreError.
     """
+    _check_slots(fit)
+    return _shared(fit, work)
+
+
+def _check_slots(fit: Fit) -> None:
+    """On a cluster, that all workers can run at once. Raises ClusterError."""
     estimator, spark = fit.estimator, fit.rows.spark
     if not session.is_local(spark):
-        num_workers = estimator.getNumWorkers()
-        cluster.check_slots(spark, num_workers, estimator.getSlotTimeout(), estimator.getNumGpusPerWorker())
-        cluster.probe(spark, work, num_workers, versions())
+        num_workers, num_gpus = estimator.getNumWorkers(), estimator.getNumGpusPerWorker()
+        cluster.check_slots(spark, num_workers, estimator.getSlotTimeout(), num_gpus)
+
+
+def _shared(fit: Fit, work: WorkDirectory) -> Site:
+    """The site of a directory; on a cluster, where the workers run, of one that all of them reach."""
+    spark = fit.rows.spark
+    if not session.is_local(spark):
+        cluster.probe(spark, work, fit.estimator.getNumWorkers(), versions())
     return Site.of(spark, work)

@@ -118,8 +118,9 @@ private[flambeau] object Cluster {
       NativeLibrary.store(work.settings.get)
       NativeLibrary.torch(work.settings.get)
     }.orElse(attempt(unreached)(work.write(s"$directory/$rank", host.getBytes)))
+    val allWrote = !context.allGather(if (own.isEmpty) "+" else "-").contains("-")
     val problem =
-      if (context.allGather(if (own.isEmpty) "+" else "-").contains("-")) own
+      if (!allWrote) own
       else {
         val unseen = attempt(unreached) {
           val missing = context.getTaskInfos().indices.filterNot(other => work.has(s"$directory/$other"))
@@ -129,8 +130,9 @@ private[flambeau] object Cluster {
         context.barrier()
         unseen
       }
-    // What stays is swept later.
-    if (rank == 0) attempt(unreached)(work.delete(WorkDirectory.Probes, directory.split('/').last))
+    // Each its own where they do not see the same. What stays in a work directory is swept later.
+    if (own.isEmpty && (rank == 0 || !allWrote || problem.nonEmpty))
+      attempt(unreached)(work.delete(WorkDirectory.Probes, directory.split('/').last))
     problem
   }
 }

@@ -123,10 +123,24 @@ private[flambeau] final class Fit private (
   /** Makes sure that there are slots for the workers and that these share a directory; returns how this process reaches it.
     * Throws ClusterException and StoreException.
     */
-  def reach(directory: WorkDirectory): Site = {
-    val numWorkers = estimator.getNumWorkers
-    Cluster.checkSlots(spark, numWorkers, estimator.getNumGpusPerWorker, estimator.getSlotTimeout)
-    if (!Session.isLocal(spark)) Cluster.probe(spark, directory, numWorkers)
+  private def reach(directory: WorkDirectory): Site = {
+    checkSlots()
+    shared(directory)
+  }
+
+  /** Makes sure that all workers can run at once. Throws ClusterException. */
+  def checkSlots(): Unit = Cluster.checkSlots(
+    spark,
+    estimator.getNumWorkers,
+    estimator.getNumGpusPerWorker,
+    estimator.getSlotTimeout
+  )
+
+  /** Makes sure that the workers, where they run, share a directory; returns how this process reaches it. Throws
+    * ClusterException and StoreException.
+    */
+  def shared(directory: WorkDirectory): Site = {
+    if (!Session.isLocal(spark)) Cluster.probe(spark, directory, estimator.getNumWorkers)
     Site.of(spark, directory)
   }
 

@@ -1,6 +1,6 @@
 package flambeau.internal.fit
 
-import flambeau.{FlambeauException, ParamException, StoreException}
+import flambeau.ParamException
 import flambeau.internal.rows.{FrameRows, PreparedRows}
 import flambeau.internal.session.Session
 import flambeau.internal.storage.{Directory, Lease, Site, WorkDirectory}
@@ -49,11 +49,14 @@ private[flambeau] object Prepare {
         s"path: ${there.uri} is there already: give one that is not, or take up what was prepared there with " +
           "PreparedData.open"
       )
-    try fit.reach(there)
+    fit.checkSlots()
+    try fit.shared(there)
     catch {
-      // The same call may go well later, and then finds it as this one did. Where slots are missing, nothing has begun.
-      case error: FlambeauException if error.isInstanceOf[StoreException] || !error.isTransient =>
-        PreparedRows.removeEmpty(Site(spark, there, isVisible = Session.isLocal(spark)))
+      case error: Throwable =>
+        // The same call may go well later, and then finds it as this one did.
+        val site = Site(spark, there, isVisible = false)
+        site.remove(WorkDirectory.Probes)
+        PreparedRows.removeEmpty(site)
         throw error
     }
   }
