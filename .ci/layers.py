@@ -89,8 +89,10 @@ def breaches(
     depths = {name: depth for depth, names in enumerate(layers) for name in names.split()}
     for path in sorted(paths):
         own = own_of(path)
+        if own not in depths:
+            yield f"{path.relative_to(ROOT)} is of {own}, which is in no layer"
         for used in uses(path.read_text()):
-            if used != own and depths.get(used, len(layers)) >= depths.get(own, -1):
+            if used != own and depths.get(used, len(layers)) >= depths.get(own, len(layers)):
                 yield f"{path.relative_to(ROOT)} is of {own}, and uses {used}"
 
 

@@ -26,7 +26,7 @@ object Retrain {
   private val TryAgain = 75
 
   /** Whether names sort as nights do: by the date at their beginning. */
-  private def isNight(name: String) = name.matches("[0-9]{4}-[0-9]{2}(-[0-9]{2})?([A-Za-z_][A-Za-z0-9_-]*)?")
+  private def isNight(name: String) = name.matches("[0-9]{4}-[0-9]{2}(-[0-9]{2})?([A-Za-z][A-Za-z0-9_-]*)?")
 
   def main(arguments: Array[String]): Unit =
     try retrain(arguments)

@@ -31,7 +31,7 @@ from flambeau.errors import FlambeauError
 ALIAS = "champion"
 RUN = "run-id"  # the tag of a run of MLflow's that names its night
 # Names that sort as nights do.
-NIGHT = re.compile(r"[0-9]{4}-[0-9]{2}(-[0-9]{2})?([A-Za-z_][A-Za-z0-9_-]*)?")
+NIGHT = re.compile(r"[0-9]{4}-[0-9]{2}(-[0-9]{2})?([A-Za-z][A-Za-z0-9_-]*)?")
 EX_TEMPFAIL = 75
 
 

@@ -59,8 +59,8 @@ class ClusterError(FlambeauError, RuntimeError):
 
 
 class EnvironmentMismatchError(FlambeauError, RuntimeError):
-    """A machine that lacks what a fit needs there: mostly a worker, of what the driver has, as a module, a
-    version of Python or torch, or the native parts.
+    """A machine, mostly a worker's, that lacks what a fit needs there: a module, the driver's version of
+    Python or torch, or the native parts.
     """
 
 

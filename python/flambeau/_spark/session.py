@@ -326,7 +326,8 @@ def answer_of(function: Callable[[], bytes]) -> pa.RecordBatch:
 
 def answered(row: Row) -> bytes:
     """The result in a row of `answer_of`. Raises the error in it, of its class where that is one of
-    `flambeau.errors`, else as FlambeauError."""
+    `flambeau.errors`, else as FlambeauError.
+    """
     if row["error"] is None:
         return bytes(row["result"])
     told = json.loads(row["error"])

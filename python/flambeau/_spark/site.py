@@ -60,10 +60,10 @@ class Site:
 
     def ask(self, ask: str, **fields: Any) -> Any:
         """The supervisor's answer to a question about the directory, as `WorkDirectory.ask`."""
-        return self.here(lambda work: work.ask(ask, **fields))
+        return self.where_seen(lambda work: work.ask(ask, **fields))
 
-    def here(self, act: Callable[[WorkDirectory], Any]) -> Any:
-        """What `act` returns, which is JSON, where the directory is seen. Raises what it raises there."""
+    def where_seen(self, act: Callable[[WorkDirectory], Any]) -> Any:
+        """What `act` returns where the directory is seen, which must be JSON. Raises what it raises there."""
         work = self.work
         return act(work) if self.visible else ask_worker(self.spark, lambda: act(work))
 

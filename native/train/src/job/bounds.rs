@@ -14,7 +14,7 @@ use crate::job::params::TrainingParams;
 /// [`JobError::Unknown`] or [`JobError::Invalid`], naming the param, its value and what is allowed.
 pub(crate) fn check_params(params: &Value) -> Result<(), JobError> {
     let Some(params) = params.as_object() else {
-        return Err(invalid("params", params, "an object".into()));
+        return Err(JobError::invalid("params", params, "an object"));
     };
     let properties = properties();
     for (name, value) in params {
@@ -44,7 +44,7 @@ fn properties() -> &'static Map<String, Value> {
 
 fn check(name: &str, value: &Value, schema: &Value) -> Result<(), JobError> {
     if !has_type(value, schema) || !within(value, schema) {
-        return Err(invalid(name, value, allowed(schema)));
+        return Err(JobError::invalid(name, value, allowed(schema)));
     }
     if let (Some(items), Some(elements)) = (schema.get("items"), value.as_array()) {
         for (index, element) in elements.iter().enumerate() {
@@ -146,8 +146,4 @@ fn allowed(schema: &Value) -> String {
         text = format!("{text}, {}", limits.join(" and "));
     }
     text
-}
-
-fn invalid(param: &str, value: &Value, allowed: String) -> JobError {
-    JobError::invalid(param, value, allowed)
 }

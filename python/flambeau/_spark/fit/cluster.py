@@ -203,12 +203,11 @@ def _probed(work: WorkDirectory, directory: str) -> bytes:
     host = socket.gethostname()
     failure = _failure(work, host, lambda: work.store().put(f"{directory}/{rank}", host.encode()))
     has_written = failure is None
-    is_well = not any(context.allGather("failed" if failure else ""))
-    if is_well:
+    all_wrote = not any(context.allGather("failed" if failure else ""))
+    if all_wrote:
         failure = _failure(work, host, lambda: _check_seen(work, directory, world_size))
-        is_well = failure is None
         context.barrier()
-    if has_written and (rank == 0 or not is_well):
+    if has_written and (rank == 0 or not all_wrote or failure is not None):
         # Each its own where they do not see the same. What stays in a work directory is swept later.
         with suppress(FlambeauError):
             work.store().delete_prefix(directory)

@@ -229,7 +229,7 @@ class ListenerBus:
         )
         self._context._is_late = True
         try:
-            events, reason = site.here(lambda work: EventFiles(work, id).read_all())
+            events, reason = site.where_seen(lambda work: EventFiles(work, id).read_all())
         except Exception as error:
             self._warn(first_line(error))
             return

@@ -17,8 +17,8 @@ from flambeau._spark.rows.prepared import PreparedData
 from flambeau._spark.rows.shards import DataColumns, exists
 from flambeau._spark.rows.sources import FrameRows
 from flambeau._spark.site import Site, leased, store_uri, sweep
-from flambeau._spark.work_directory import PROBES, WorkDirectory, new_id, spark_path
-from flambeau.errors import ParamError
+from flambeau._spark.work_directory import WorkDirectory, new_id, spark_path
+from flambeau.errors import FlambeauError, ParamError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -83,11 +83,10 @@ def _place(fit: Fit, path: str | None) -> Site:
     _check_slots(fit)
     try:
         return _shared(fit, there)
-    except BaseException:
-        # The same call may go well later, and then finds it as this one did.
-        site = Site(spark, there, visible=False)
-        site.remove(PROBES)
-        prepared.remove_empty(site)
+    except FlambeauError:
+        # The same call may go well later, and then finds it as this one did. Workers have answered, so that
+        # there is one for this.
+        prepared.remove_empty(Site(spark, there, visible=False))
         raise
 
 

@@ -289,14 +289,16 @@ def remove_empty(site: Site) -> None:
         root = local_path(work.uri)
         if root is not None:
             # Unlike a recursive removal, this takes nothing that another writes just now.
-            for directory in (root / _FILES, root / PROBES, root):
+            for path in (root / _FILES, root / PROBES, root):
                 with suppress(OSError):
-                    directory.rmdir()
+                    path.rmdir()
         elif not work.store().list(work.uri):
-            work.store().delete_prefix(work.uri)
+            # Azure's hierarchical namespace keeps directories, and lets go of one that has none.
+            for directory in (work.path(_FILES), work.path(PROBES), work.uri):
+                work.store().delete_prefix(directory)
 
     try:
-        site.here(remove)
+        site.where_seen(remove)
     except Exception as error:
         log.warning("%s could not be removed: %s", site.work.uri, first_line(error))
 

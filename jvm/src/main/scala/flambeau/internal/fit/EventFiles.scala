@@ -36,7 +36,7 @@ private[flambeau] final class EventFiles(site: Site, attempt: String) {
     */
   def readAll(): (Seq[JsonNode], Option[String]) = {
     val listed = directory
-    val (events, reason) = site.here { work =>
+    val (events, reason) = site.whereSeen { work =>
       val read = work.list(listed).map(file => () => Try(eventsOf(textOf(work, file))))
       val found = atOnce(read)
       val reason = found.collectFirst { case Failure(error) => Failures.firstLine(error) }

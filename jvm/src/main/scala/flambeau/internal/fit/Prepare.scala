@@ -1,6 +1,6 @@
 package flambeau.internal.fit
 
-import flambeau.ParamException
+import flambeau.{FlambeauException, ParamException}
 import flambeau.internal.rows.{FrameRows, PreparedRows}
 import flambeau.internal.session.Session
 import flambeau.internal.storage.{Directory, Lease, Site, WorkDirectory}
@@ -52,11 +52,10 @@ private[flambeau] object Prepare {
     fit.checkSlots()
     try fit.shared(there)
     catch {
-      case error: Throwable =>
-        // The same call may go well later, and then finds it as this one did.
-        val site = Site(spark, there, isVisible = false)
-        site.remove(WorkDirectory.Probes)
-        PreparedRows.removeEmpty(site)
+      case error: FlambeauException =>
+        // The same call may go well later, and then finds it as this one did. Workers have answered, so that there is one
+        // for this.
+        PreparedRows.removeEmpty(Site(spark, there, isVisible = false))
         throw error
     }
   }

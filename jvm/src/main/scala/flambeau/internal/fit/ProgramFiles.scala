@@ -35,7 +35,7 @@ private[flambeau] object ProgramFiles {
           NativeLibrary.store(work.settings.get).putFile(work.settings.storeJson, target, local.toString)
         else {
           val bytes = site.spark.sparkContext.broadcast(Files.readAllBytes(local))
-          try site.here(_.write(target, bytes.value))
+          try site.whereSeen(_.write(target, bytes.value))
           finally bytes.destroy()
         }
         file.copy(uri = target)

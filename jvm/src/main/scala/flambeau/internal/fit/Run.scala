@@ -108,7 +108,7 @@ private[flambeau] final class Run(
       Session.isLocal(site.spark) && files.forall(StoredFile.localPath(_).exists(Files.isRegularFile(_)))
     // Copies without this object, which does not travel with tasks.
     val (work, all) = (site.work, files.toArray)
-    if (ends || isHere) site.here(digestsOf(_, all, ends)).toSeq
+    if (ends || isHere) site.whereSeen(digestsOf(_, all, ends)).toSeq
     else {
       val tasks = site.spark.sparkContext.parallelize(files, math.min(files.length, MaxTasks))
       val answers =

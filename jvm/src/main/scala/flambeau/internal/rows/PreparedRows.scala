@@ -274,13 +274,19 @@ private[flambeau] object PreparedRows {
 
   /** Removes the directory of prepared rows where nothing is in it. A failure is told and no more. */
   def removeEmpty(site: Site): Unit =
-    try site.here { work =>
+    try site.whereSeen { work =>
         StoredFile.localPath(work.uri) match {
           // Unlike a recursive removal, this takes nothing that another writes just now.
           case Some(root) =>
             for (directory <- Seq(root.resolve(Data), root.resolve(WorkDirectory.Probes), root))
               Try(Files.delete(directory))
-          case None => if (work.list(work.uri).isEmpty) work.delete()
+          case None =>
+            // Azure's hierarchical namespace keeps directories, and lets go of one that has none.
+            if (work.list(work.uri).isEmpty) {
+              work.delete(Data)
+              work.delete(WorkDirectory.Probes)
+              work.delete()
+            }
         }
       }
     catch {

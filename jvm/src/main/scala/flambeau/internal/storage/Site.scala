@@ -19,7 +19,7 @@ private[flambeau] final case class Site(spark: SparkSession, work: WorkDirectory
   import Site._
 
   /** Does something with the directory where it is seen. */
-  def here[T](act: WorkDirectory => T): T = {
+  def whereSeen[T](act: WorkDirectory => T): T = {
     // A copy without this object, which does not travel with tasks.
     val work = this.work
     if (isVisible) act(work) else Session.onWorker(spark)(() => act(work))
@@ -28,11 +28,11 @@ private[flambeau] final case class Site(spark: SparkSession, work: WorkDirectory
   /** The supervisor's answer to a question about the directory. */
   def ask(question: ObjectNode): JsonNode = {
     val text = Json.text(question)
-    Json.parse(here(_.ask(text)))
+    Json.parse(whereSeen(_.ask(text)))
   }
 
   /** Writes a file of the directory whole. Throws StoreException. */
-  def write(file: String, bytes: Array[Byte]): Unit = here(_.write(file, bytes))
+  def write(file: String, bytes: Array[Byte]): Unit = whereSeen(_.write(file, bytes))
 
   /** Deletes a path of the directory. A failure is told and no more, so that it hides neither a result nor an earlier
     * error.
