@@ -1,5 +1,6 @@
-"""Cost as work grows, one axis at a time: rows, columns, ranks, parameters; and what a cluster of hundreds of
-ranks and tables of many files would meet, as far as one machine shows that.
+"""Cost as work grows, one axis at a time: rows, columns, parameters, files, and ranks that train or meet.
+
+Hundreds of ranks and tables of many files are measured as far as one machine shows them.
 
 Each size is held against the next smaller one of its axis, in proportion, in the same round: a ratio of 1 is
 linear, and more than 1 is better than that.
