@@ -91,8 +91,9 @@ def breaches(
         own = own_of(path)
         if own not in depths:
             yield f"{path.relative_to(ROOT)} is of {own}, which is in no layer"
+            continue
         for used in uses(path.read_text()):
-            if used != own and depths.get(used, len(layers)) >= depths.get(own, len(layers)):
+            if used != own and depths.get(used, len(layers)) >= depths[own]:
                 yield f"{path.relative_to(ROOT)} is of {own}, and uses {used}"
 
 
