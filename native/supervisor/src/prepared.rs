@@ -13,11 +13,13 @@ use serde_json::Value;
 
 use crate::error::SupervisorError;
 use crate::rows;
-use crate::work_directory::WorkDirectory;
+use crate::work_directory::{PROBES, WorkDirectory};
 
 const FORMAT: u32 = 3;
 /// The file that says what was prepared.
 pub(crate) const MANIFEST: &str = "manifest.json";
+/// The directory that front ends write the files into; they name it so too.
+const FILES: &str = "data";
 /// The partition column that is true for validation rows.
 const VALIDATION: &str = "flambeau_validation";
 /// The partition column with the number of a row's fold.
@@ -285,6 +287,15 @@ pub(crate) fn read(work: &WorkDirectory<'_>) -> Result<Option<Found>, DataError>
     Ok(Some(Found {
         prepared: prepared.filter(|prepared| prepared.format == FORMAT),
     }))
+}
+
+/// Removes what is empty of a directory in which rows were to be prepared, `data`, `probes` and then itself. What another
+/// writes there just now stays.
+pub(crate) fn remove_empty(work: &WorkDirectory<'_>) -> Result<(), DataError> {
+    for directory in [work.path(FILES), work.path(PROBES), work.uri().into()] {
+        work.store.delete_empty(&directory)?;
+    }
+    Ok(())
 }
 
 /// What differs from the manifest in the files: a text for each of those. Reads no more than the files' ends.

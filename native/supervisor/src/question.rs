@@ -104,6 +104,8 @@ enum Question {
     /// The job's data, as prepared files hold it: `{"spec", "train", "validation", "numRows", "numValidationRows"}`. Refuses
     /// what they do not hold. Reads nothing.
     PreparedData { prepared: Prepared, asked: Asked },
+    /// Removes what is empty of a directory in which rows were to be prepared, and it where nothing else is in it.
+    RemoveEmptyPrepared,
     /// Removes what fits left behind, and tells what that was.
     Sweep,
     /// Removes a file or a directory of the work directory, with all that is in it.
@@ -186,6 +188,7 @@ fn answered(work: &WorkDirectory<'_>, question: Question) -> Result<Value, Super
         Question::ReadPrepared => json(prepared::read(work)?),
         Question::PreparedChanges { prepared } => json(prepared::changes(work, &prepared)?),
         Question::PreparedData { prepared, asked } => json(prepared::data(work, &prepared, asked)?),
+        Question::RemoveEmptyPrepared => json(prepared::remove_empty(work)?),
         Question::Sweep => json(work.sweep(Utc::now())?),
         Question::Remove { path } => json(work.store.delete_prefix(&work.path(&path))?),
     })

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::id::age_of;
 use crate::prepared::MANIFEST;
 use crate::run;
-use crate::work_directory::{KEPT, LEASES, WorkDirectory};
+use crate::work_directory::{KEPT, LEASES, PROBES, WorkDirectory};
 
 /// What is older than this, and than each fit that holds a lease, was left behind.
 const SWEEP_AGE: TimeDelta = TimeDelta::days(7);
@@ -18,7 +18,7 @@ const SWEPT: [&str; 7] = [
     "shards",
     "programs",
     "attempts",
-    "probes",
+    PROBES,
     "runs",
     "prepared",
     "timelines",

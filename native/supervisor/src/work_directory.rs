@@ -13,6 +13,8 @@ use flambeau_data::{DataError, Store};
 use crate::id::new_id;
 
 pub(crate) const LEASES: &str = "leases";
+/// Where a fit tries who sees what.
+pub(crate) const PROBES: &str = "probes";
 /// The file of an attempt that no sweep removes.
 pub(crate) const KEPT: &str = "KEPT";
 

@@ -206,6 +206,21 @@ pub(super) fn delete_directory(path: &Path) -> io::Result<()> {
     }
 }
 
+pub(super) fn delete_empty(path: &Path) -> io::Result<()> {
+    match fs::remove_dir(path) {
+        Err(error) if is_absent(&error) || is_filled(&error) => Ok(()),
+        result => result,
+    }
+}
+
+/// As rmdir(2) says it of a directory that is not empty: by either.
+fn is_filled(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists
+    )
+}
+
 pub(super) fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }

@@ -205,6 +205,20 @@ impl Store {
         }
     }
 
+    /// Removes a directory that has nothing in it. One that has something in it, as another may be writing there, stays, and
+    /// is no error, nor is one that is not there.
+    pub fn delete_empty(&self, directory: &str) -> Result<(), DataError> {
+        match self.target(directory)? {
+            Target::Local(path) => {
+                local::delete_empty(&path).map_err(io_error("delete", directory))
+            }
+            Target::Remote(bucket, path) => self
+                .remote(directory)?
+                .delete_empty(bucket.as_ref(), &path)
+                .map_err(store_error("delete", directory)),
+        }
+    }
+
     /// Whether reading costs a request over the network.
     pub(crate) fn is_remote(&self, uri: &str) -> Result<bool, DataError> {
         Ok(matches!(Location::parse(uri)?, Location::Remote { .. }))

@@ -292,25 +292,55 @@ impl Remote {
             }
             Ok::<_, Cause>(())
         })?;
-        // Azure's hierarchical namespace keeps directories as objects, which no list shows and which go when they are empty.
-        let keeps_directories = bucket.to_string().starts_with("MicrosoftAzure");
-        for parent in between.iter().rev().filter(|_| keeps_directories) {
+        let keeps = keeps_directories(bucket);
+        for parent in between.iter().rev().filter(|_| keeps) {
             let _ = self.delete(bucket, parent);
         }
         // A list of what lies below does not have a file of that very name; the bucket itself is none.
         if directory.as_ref().is_empty() {
             return Ok(());
         }
-        match self.delete(bucket, directory) {
-            // One that is not empty has empty ones in it, now that all files are gone.
+        // One that is not empty has empty ones in it, now that all files are gone.
+        self.delete_unless_filled(bucket, directory)
+    }
+
+    /// Removes a directory that is an object, unless something is in it.
+    pub(super) fn delete_empty(
+        &self,
+        bucket: &dyn ObjectStore,
+        directory: &ObjectPath,
+    ) -> Result<(), Cause> {
+        if !keeps_directories(bucket) || directory.as_ref().is_empty() {
+            return Ok(());
+        }
+        match self.size(bucket, directory)? {
+            // Directories have no bytes, and object_store finds no object where Azure says that one is a directory.
+            None | Some(0) => self.delete_unless_filled(bucket, directory),
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn delete_unless_filled(
+        &self,
+        bucket: &dyn ObjectStore,
+        path: &ObjectPath,
+    ) -> Result<(), Cause> {
+        match self.delete(bucket, path) {
             Err(error)
-                if keeps_directories && error.to_string().contains("non-empty directory") =>
+                if keeps_directories(bucket)
+                    && error.to_string().contains("non-empty directory") =>
             {
                 Ok(())
             }
             result => result,
         }
     }
+}
+
+/// Whether directories may be objects, which no list shows and which go when they are empty: as in Azure's hierarchical
+/// namespace.
+fn keeps_directories(bucket: &dyn ObjectStore) -> bool {
+    bucket.to_string().starts_with("MicrosoftAzure")
 }
 
 /// The directories between a directory and an object below it.

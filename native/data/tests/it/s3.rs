@@ -60,6 +60,9 @@ fn objects_are_written_read_listed_and_deleted() {
     store.delete_prefix("s3://bucket/a").unwrap();
     // What may be a directory or a file, as on local disks.
     store.put("s3://bucket/run.json", "{}".into()).unwrap();
+    // Which is no empty directory either.
+    store.delete_empty("s3://bucket/run.json").unwrap();
+    assert_eq!(store.names("s3://bucket").unwrap(), ["run.json"]);
     store.delete_prefix("s3://bucket/run.json").unwrap();
     assert!(bucket.objects.lock().unwrap().is_empty());
 }

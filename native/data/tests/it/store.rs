@@ -57,6 +57,12 @@ fn files_are_written_read_listed_and_deleted() {
         store.get(&uri("a/one")),
         Err(DataError::NotFound { .. })
     ));
+    // What is empty goes, and nothing else; a file is no directory.
+    for name in ["a", "b=1", "b=1/t%25wo", "none"] {
+        store.delete_empty(&uri(name)).unwrap();
+    }
+    assert_eq!(store.names(&uri("")).unwrap(), ["b=1"]);
+    assert_eq!(store.names(&uri("b=1")).unwrap(), ["t%wo"]);
     store.delete_prefix(&uri("")).unwrap();
     store.delete_prefix(&uri("")).unwrap();
     assert!(!directory.path().join("work dir").exists());

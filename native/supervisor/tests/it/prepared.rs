@@ -281,6 +281,23 @@ fn a_file_that_is_another_or_gone_is_told() {
 }
 
 #[test]
+fn an_empty_directory_goes_and_what_another_writes_there_stays() {
+    let work = directory();
+    let remove = || ask(&work, "removeEmptyPrepared", json!({})).unwrap();
+    for empty in ["data", "probes"] {
+        fs::create_dir(work.path().join(empty)).unwrap();
+    }
+    write(&work, "data/other/part-0.parquet", "");
+    remove();
+    assert!(is_there(&work, "data/other/part-0.parquet"));
+    assert!(!is_there(&work, "probes"));
+    fs::remove_dir_all(work.path().join("data/other")).unwrap();
+    remove();
+    assert!(!work.path().exists());
+    remove();
+}
+
+#[test]
 fn what_is_no_manifest_and_what_has_no_rows() {
     let work = directory();
     assert_eq!(ask(&work, "readPrepared", json!({})).unwrap(), Value::Null);

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,8 +21,7 @@ from flambeau._spark.rows import shards as shard_files
 from flambeau._spark.rows.shards import DataColumns, Selection, ShardSet, Split
 from flambeau._spark.session import store_options
 from flambeau._spark.site import Site, store_uri
-from flambeau._spark.work_directory import PROBES, WorkDirectory, new_id, spark_path
-from flambeau._store import local_path
+from flambeau._spark.work_directory import WorkDirectory, new_id, spark_path
 from flambeau.errors import DataError, ParamError
 
 if TYPE_CHECKING:
@@ -283,22 +281,9 @@ def write(
 
 
 def remove_empty(site: Site) -> None:
-    """Removes the directory of prepared rows where nothing is in it. A failure is told and no more."""
-
-    def remove(work: WorkDirectory) -> None:
-        root = local_path(work.uri)
-        if root is not None:
-            # Unlike a recursive removal, this takes nothing that another writes just now.
-            for path in (root / _FILES, root / PROBES, root):
-                with suppress(OSError):
-                    path.rmdir()
-        elif not work.store().list(work.uri):
-            # Azure's hierarchical namespace keeps directories, and lets go of one that has none.
-            for directory in (work.path(_FILES), work.path(PROBES), work.uri):
-                work.store().delete_prefix(directory)
-
+    """Removes the directory of prepared rows, or what of it is empty. A failure is told and no more."""
     try:
-        site.where_seen(remove)
+        site.ask("removeEmptyPrepared")
     except Exception as error:
         log.warning("%s could not be removed: %s", site.work.uri, first_line(error))
 

@@ -1,11 +1,8 @@
 package flambeau.internal.rows
 
-import java.nio.file.Files
-
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
 import flambeau.{DataException, ParamException}
-import flambeau.jni.StoredFile
 import flambeau.internal.session.{Session, Settings}
 import flambeau.internal.storage.{Site, WorkDirectory}
 import flambeau.internal.util.{Failures, Json}
@@ -14,7 +11,6 @@ import org.apache.spark.sql.types.{DataType, StructType}
 import org.apache.spark.sql.{Column, DataFrame, SparkSession}
 import org.slf4j.LoggerFactory
 
-import scala.util.Try
 import scala.util.control.NonFatal
 
 /** The rows of a DataFrame, written once as Parquet files for any number of fits.
@@ -272,23 +268,9 @@ private[flambeau] object PreparedRows {
     json
   }
 
-  /** Removes the directory of prepared rows where nothing is in it. A failure is told and no more. */
+  /** Removes the directory of prepared rows, or what of it is empty. A failure is told and no more. */
   def removeEmpty(site: Site): Unit =
-    try site.whereSeen { work =>
-        StoredFile.localPath(work.uri) match {
-          // Unlike a recursive removal, this takes nothing that another writes just now.
-          case Some(root) =>
-            for (directory <- Seq(root.resolve(Data), root.resolve(WorkDirectory.Probes), root))
-              Try(Files.delete(directory))
-          case None =>
-            // Azure's hierarchical namespace keeps directories, and lets go of one that has none.
-            if (work.list(work.uri).isEmpty) {
-              work.delete(Data)
-              work.delete(WorkDirectory.Probes)
-              work.delete()
-            }
-        }
-      }
+    try site.ask(Site.question("removeEmptyPrepared"))
     catch {
       case NonFatal(error) =>
         log.warn(s"${site.work.uri} could not be removed: ${Failures.firstLine(error)}")
