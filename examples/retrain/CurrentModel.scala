@@ -30,10 +30,15 @@ class CurrentModel(models: Path, configuration: Configuration) {
     }
 
   /** Whether a directory holds a model that was saved to its end: its metadata are written last. */
-  def isSaved(model: Path): Boolean = files.exists(new Path(model, "metadata/_SUCCESS"))
+  def isSaved(model: Path): Boolean = files.exists(marker(model))
 
-  /** Removes a model that is not the current one. */
-  def remove(model: Path): Unit = files.delete(model, true)
+  /** Removes a model that is not the current one. The marker goes first: what a job that dies on the way leaves was not saved to
+    * its end.
+    */
+  def remove(model: Path): Unit = {
+    files.delete(marker(model), false)
+    files.delete(model, true)
+  }
 
   /** Makes `model`, a directory beside the pointer that is written to its end, the current one.
     *
@@ -52,6 +57,8 @@ class CurrentModel(models: Path, configuration: Configuration) {
     case other =>
       throw new IllegalArgumentException(s"$models: no atomic rename on $other; use a path on HDFS")
   }
+
+  private def marker(model: Path) = new Path(model, "metadata/_SUCCESS")
 
   private def writtenBeside(model: Path): Path = {
     val written = new Path(models, s".CURRENT-${UUID.randomUUID}")
