@@ -29,12 +29,7 @@ from flambeau import (
     WorkerError,
     WorkerLost,
 )
-from flambeau._rank.worker import (
-    RankOutcome,
-    WorkerRequest,
-    failed_outcome,
-    versions,
-)
+from flambeau._rank.worker import RankOutcome, WorkerRequest, failed_outcome
 from flambeau._spark import session
 from flambeau._spark.fit import cluster, launch
 from flambeau._spark.fit.python_program import PythonProgram
@@ -128,16 +123,19 @@ def test_paths_as_spark_takes_them() -> None:
 def test_the_work_directory_is_seen_and_probed(any_spark: SparkSession, tmp_path: Path) -> None:
     work = WorkDirectory(str(tmp_path / "work"))
     assert Site.of(any_spark, work).visible
-    cluster.probe(any_spark, work, 2, versions())
+    cluster.probe(any_spark, work, 2)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_the_probe_names_what_workers_cannot_reach(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_probe_names_what_workers_cannot_reach(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(FlambeauError, match="not a directory that all workers reach"):
-        cluster.probe(spark, WorkDirectory(str(tmp_path / "file")), 2, versions())
+        cluster.probe(spark, WorkDirectory(str(tmp_path / "file")), 2)
+    monkeypatch.setattr(cluster, "versions", lambda: {"torch": "0.1"})
     with pytest.raises(EnvironmentMismatchError, match=r"torch is 0\.1 on the driver"):
-        cluster.probe(spark, WorkDirectory(str(tmp_path / "work")), 2, versions() | {"torch": "0.1"})
+        cluster.probe(spark, WorkDirectory(str(tmp_path / "work")), 2)
 
 
 def test_a_worker_without_native_parts_is_no_matter_of_the_work_directory(
@@ -148,7 +146,7 @@ def test_a_worker_without_native_parts_is_no_matter_of_the_work_directory(
             raise EnvironmentMismatchError("no native parts here")
 
     with pytest.raises(EnvironmentMismatchError, match=r"the worker on .* cannot train: no native"):
-        cluster.probe(spark, Lacking(str(tmp_path)), 2, versions())
+        cluster.probe(spark, Lacking(str(tmp_path)), 2)
 
 
 @pytest.mark.parametrize("busy", ["put", "size"])
@@ -171,7 +169,7 @@ def test_a_store_that_is_busy_as_it_is_tried_may_answer_later(
             return SimpleNamespace(**{**ways, busy: refuse})
 
     with pytest.raises(StoreError, match="503 Slow Down") as failure:
-        cluster.probe(spark, Busy(str(tmp_path)), 2, versions())
+        cluster.probe(spark, Busy(str(tmp_path)), 2)
     assert failure.value.is_transient
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 

@@ -9,7 +9,7 @@ import logging
 import re
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -144,17 +144,17 @@ def probe(
     spark: SparkSession,
     work: WorkDirectory,
     num_workers: int,
-    expected: Mapping[str, str],
     modules: Sequence[str] = (),
 ) -> list[tuple[str, dict[str, str]]]:
     """Has every worker write into the work directory and read what the others wrote, and compares its
-    versions with those that are expected. Returns each worker's host and its versions, by name; pyarrow's,
+    versions with the driver's. Returns each worker's host and its versions, by name; pyarrow's,
     which need not be the driver's, too.
 
     One barrier stage, whose workers go on to import `modules` when it has ended. Raises StoreError where the
     directory is not shared, transient where its store did not answer, and EnvironmentMismatchError where a
     worker lacks the native parts or versions differ.
     """
+    own = versions()
     directory = work.path(PROBES, new_id())
     task = _probe_task(work, directory, tuple(modules))
     rows = spark.range(0, num_workers, 1, num_workers).mapInArrow(task, session.ANSWER, barrier=True)
@@ -171,9 +171,9 @@ def probe(
         raise min(failures, key=lambda error: (isinstance(error, StoreError), error.is_transient))
     for host, has in found:
         for name, version in has.items():
-            if expected.get(name, version) != version:
+            if own.get(name, version) != version:
                 raise EnvironmentMismatchError(
-                    f"{name} is {expected[name]} on the driver and {version} on the worker {host}: "
+                    f"{name} is {own[name]} on the driver and {version} on the worker {host}: "
                     f"install the same version on both"
                 )
     return found

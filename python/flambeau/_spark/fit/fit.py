@@ -12,7 +12,6 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from flambeau._callbacks import on_driver, on_workers
-from flambeau._rank.worker import versions
 from flambeau._saved.program import OutputSpec, by_keyword, forward_arguments, is_wide, probe_output
 from flambeau._saved.weights import WeightsRef
 from flambeau._spark import session
@@ -195,7 +194,7 @@ class Fit:
         num_workers, num_gpus = estimator.getNumWorkers(), estimator.getNumGpusPerWorker()
         cluster.check_slots(spark, num_workers, estimator.getSlotTimeout(), num_gpus)
         if not session.is_local(spark):
-            cluster.probe(spark, self.work, num_workers, versions(), self.program.modules)
+            cluster.probe(spark, self.work, num_workers, self.program.modules)
             warm_up.used(spark)
         site = Site.of(spark, self.work)
         if self.initial_state is not None:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from flambeau._rank.worker import versions
 from flambeau._reason import worker_line
 from flambeau._report import Fact
 from flambeau._spark import session
@@ -41,7 +40,7 @@ def _of_workers(spark: SparkSession, num_workers: int, work_dir: str | None) -> 
     """What so many workers have, and whether they and the driver share the work directory."""
     try:
         work = work_directory(spark, work_dir, session.store_options(spark))
-        found = cluster.probe(spark, work, num_workers, versions())
+        found = cluster.probe(spark, work, num_workers)
     except (ParamError, StoreError) as error:
         yield _refused("work directory", error)
         return

@@ -7,7 +7,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flambeau._rank.worker import versions
 from flambeau._spark import session
 from flambeau._spark.fit import cluster
 from flambeau._spark.fit.fit import Fit
@@ -110,5 +109,5 @@ def _shared(fit: Fit, work: WorkDirectory) -> Site:
     """The site of a directory; on a cluster, where the workers run, of one that all of them reach."""
     spark = fit.rows.spark
     if not session.is_local(spark):
-        cluster.probe(spark, work, fit.estimator.getNumWorkers(), versions())
+        cluster.probe(spark, work, fit.estimator.getNumWorkers())
     return Site.of(spark, work)
