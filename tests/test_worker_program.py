@@ -220,7 +220,7 @@ def test_no_rank_outlives_its_launch(tmp_path: Path, program: Path, rows: Path, 
         assert "progress" in json.loads(launcher.stdout.readline())
         pids = pids_of(launcher)
         launcher.send_signal(ends)
-        launcher.wait(5)
+        launcher.wait(10)
     assert len(pids) == 2
     deadline = time.monotonic() + 5
     while any(map(is_running, pids)) and time.monotonic() < deadline:
@@ -291,7 +291,7 @@ def test_a_rank_that_segfaults_in_libtorch_frees_the_other(tmp_path: Path) -> No
     job = job_of(tmp_path, program, [rows], numWorkers=2, batchSize=10, shuffle=False)
     with Ranks(job, 2) as ranks:
         error = ranks.meet()[0].outcome(20)["error"]
-        assert ranks[1].process.wait(5) == -signal.SIGSEGV
+        assert ranks[1].process.wait(10) == -signal.SIGSEGV
     assert error["kind"] == "collective" and not error["isCause"]
     assert "rank 1" in error["message"] and error["step"] == 29
 
@@ -329,7 +329,7 @@ def test_it_is_gone_when_standard_input_closes(tmp_path: Path, program: Path, ro
         stdin = ranks[0].process.stdin
         assert stdin is not None
         stdin.close()
-        assert ranks[0].process.wait(1) == 1
+        assert ranks[0].process.wait(10) == 1
 
 
 def test_a_cancelled_training_ends_after_the_same_step(tmp_path: Path, program: Path, rows: Path) -> None:
