@@ -316,7 +316,7 @@ mod tests {
             proof: &proof,
         };
         let outcome = acceptor.accept(Purpose::Data, &expected, &deadline);
-        assert!(started.elapsed() < Duration::from_secs(2));
+        assert!(started.elapsed() < Duration::from_secs(20));
         match outcome {
             Err(Refusal::Missing { trouble, .. }) => (listener.1.get(), trouble.text()),
             _ => panic!("nobody came"),

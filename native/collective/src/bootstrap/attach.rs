@@ -281,7 +281,7 @@ mod tests {
                 .map(|_| UnixStream::connect_addr(address).unwrap())
                 .collect()
         });
-        assert!(took < Duration::from_secs(3), "{took:?}");
+        assert!(took < Duration::from_secs(15), "{took:?}");
     }
 
     /// Even one that holds the secret.

@@ -37,7 +37,7 @@ fn disagree(
                 (error, group)
             },
         );
-        assert!(started.elapsed() < Duration::from_secs(5));
+        assert!(started.elapsed() < Duration::from_secs(30));
         for (error, _) in errors {
             let CollectiveError::Mismatch { sequence: 2, calls } = &error else {
                 panic!("{error:?} over {placement:?}")

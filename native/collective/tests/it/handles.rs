@@ -148,9 +148,8 @@ fn an_interrupt_ends_every_wait_and_frees_the_others() {
                     }
                     .unwrap_err();
                     assert!(matches!(error, CollectiveError::Interrupted), "{error:?}");
-                    // Ten times what it takes where nothing else runs.
                     assert!(
-                        started.elapsed() < Duration::from_secs(5),
+                        started.elapsed() < Duration::from_secs(20),
                         "{:?}",
                         started.elapsed()
                     );
@@ -180,7 +179,7 @@ fn a_panic_inside_a_call_frees_the_others() {
             group.barrier().unwrap();
             if group.rank() == 1 {
                 let started = Instant::now();
-                while group.failure().is_none() && started.elapsed() < Duration::from_secs(5) {
+                while group.failure().is_none() && started.elapsed() < harness::PATIENCE {
                     thread::sleep(Duration::from_millis(5));
                 }
                 let failure = group.failure();

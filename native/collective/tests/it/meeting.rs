@@ -246,7 +246,7 @@ fn a_missing_rank_is_named() {
         for rank in 0..2 {
             let address = &address;
             scope.spawn(move || {
-                let mut rendezvous = TcpRendezvous::new(address, rank, 3, SECRET, SECOND).unwrap();
+                let mut rendezvous = TcpRendezvous::new(address, rank, 3, SECRET, 3 * SECOND).unwrap();
                 let error = rendezvous.all_gather(b"here").unwrap_err();
                 assert!(error.to_string().contains("rank 2"), "{error}");
                 if rank == 0 {
@@ -262,7 +262,7 @@ fn a_wrong_secret_is_refused_at_the_rendezvous() {
     let address = held_address();
     thread::scope(|scope| {
         scope.spawn(|| {
-            let mut rendezvous = TcpRendezvous::new(&address, 0, 2, SECRET, 2 * SECOND).unwrap();
+            let mut rendezvous = TcpRendezvous::new(&address, 0, 2, SECRET, 3 * SECOND).unwrap();
             let error = rendezvous.all_gather(b"").unwrap_err();
             assert!(error.to_string().contains("could not prove"), "{error}");
         });
@@ -272,7 +272,7 @@ fn a_wrong_secret_is_refused_at_the_rendezvous() {
             let started = Instant::now();
             let error = rendezvous.all_gather(b"").unwrap_err();
             assert!(error.to_string().contains("secret"), "{error}");
-            assert!(started.elapsed() < 5 * SECOND);
+            assert!(started.elapsed() < 20 * SECOND);
         });
     });
 }
@@ -285,7 +285,7 @@ fn a_wrong_secret_is_refused_between_peers() {
         } else {
             SECRET.to_vec()
         },
-        connect_timeout: 2 * SECOND,
+        connect_timeout: 3 * SECOND,
         ..Placement::OneHost.options(rank)
     };
     for (rank, error) in harness::connecting(2, options, Result::unwrap_err)

@@ -112,7 +112,7 @@ fn ranks_that_cannot_attach_fall_back_to_tcp() {
 #[test]
 fn ranks_in_two_namespaces_work_together_until_the_wire_is_cut() {
     let Some(network) = network() else { return };
-    let processes = start(&network, &[("HEARTBEAT", "2.5")]);
+    let processes = start(&network, &[("HEARTBEAT", "4")]);
     all_say(&processes, "ready");
     for (rank, process) in processes.iter().enumerate() {
         assert_eq!(process.hear(PATIENCE), "10", "rank {rank}");
@@ -122,9 +122,9 @@ fn ranks_in_two_namespaces_work_together_until_the_wire_is_cut() {
     let cut = Instant::now();
     ip(&format!("-n {} link set {device} down", network.names[0])).unwrap();
     for (rank, process) in processes.iter().enumerate() {
-        let said = process.hear(Duration::from_secs(10));
+        let said = process.hear(Duration::from_secs(25));
         assert!(
-            cut.elapsed() < Duration::from_secs(5),
+            cut.elapsed() < Duration::from_secs(20),
             "rank {rank} took {:?}",
             cut.elapsed()
         );

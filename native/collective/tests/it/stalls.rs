@@ -12,8 +12,8 @@ use flambeau_collective::{
 
 use crate::harness::{self, PATIENCE, Placement};
 
-/// Four beats, by which what a rank is in is known to the others.
-const AFTER: Duration = Duration::from_secs(1);
+/// Eight beats, by which what a rank is in is known to the others.
+const AFTER: Duration = Duration::from_secs(2);
 
 fn placements() -> [Placement; 3] {
     [
@@ -42,63 +42,69 @@ fn reduce(group: &ProcessGroup, len: usize) -> Result<()> {
 #[test]
 fn a_late_rank_is_told_of_once_with_what_it_is_in() {
     // Rank 0 listens, and tells of itself too.
-    for (placement, late) in placements().into_iter().zip([1, 2, 0]) {
-        let (sender, told) = mpsc::channel();
-        let told = Mutex::new(told);
-        let num_in_phase = AtomicUsize::new(0);
-        let found = harness::ranks(
-            3,
-            |rank| placement.options(rank),
-            |group| {
-                if group.rank() == 0 {
-                    let sender = sender.clone();
-                    group.watch_stalls(AFTER, move |stall| sender.send(stall).unwrap());
-                }
+    thread::scope(|scope| {
+        for (placement, late) in placements().into_iter().zip([1, 2, 0]) {
+            scope.spawn(move || tells_of(&placement, late));
+        }
+    });
+}
+
+fn tells_of(placement: &Placement, late: usize) {
+    let (sender, told) = mpsc::channel();
+    let told = Mutex::new(told);
+    let num_in_phase = AtomicUsize::new(0);
+    let found = harness::ranks(
+        3,
+        |rank| placement.options(rank),
+        |group| {
+            if group.rank() == 0 {
+                let sender = sender.clone();
+                group.watch_stalls(AFTER, move |stall| sender.send(stall).unwrap());
+            }
+            reduce(&group, 10).unwrap();
+            let began = Instant::now();
+            group.enter_phase("forward and backward");
+            num_in_phase.fetch_add(1, Ordering::Relaxed);
+            wait_for(&num_in_phase, 3);
+            let mut stall = None;
+            if group.rank() == late {
+                // Another one may be told of where the machine is busy.
+                let told = told.lock().unwrap();
+                let of_second = || loop {
+                    let stall: Stall = told.recv_timeout(PATIENCE).unwrap();
+                    if stall.sequence == 2 {
+                        return stall;
+                    }
+                };
+                stall = Some((of_second(), began.elapsed()));
+            }
+            group.enter_phase("gradient reduction");
+            // More than one, so that a second telling would be seen.
+            for _ in 0..3 {
                 reduce(&group, 10).unwrap();
-                let began = Instant::now();
-                group.enter_phase("forward and backward");
-                num_in_phase.fetch_add(1, Ordering::Relaxed);
-                wait_for(&num_in_phase, 3);
-                let mut stall = None;
-                if group.rank() == late {
-                    // Another one may be told of where the machine is busy.
-                    let told = told.lock().unwrap();
-                    let of_second = || loop {
-                        let stall: Stall = told.recv_timeout(PATIENCE).unwrap();
-                        if stall.sequence == 2 {
-                            return stall;
-                        }
-                    };
-                    stall = Some((of_second(), began.elapsed()));
-                }
-                group.enter_phase("gradient reduction");
-                // More than one, so that a second telling would be seen.
-                for _ in 0..3 {
-                    reduce(&group, 10).unwrap();
-                }
-                stall
-            },
-        );
-        let (stall, most) = found.into_iter().flatten().next().unwrap();
-        assert!(stall.waited >= AFTER, "{stall:?}");
-        let of_late = |rank: &&LateRank| rank.peer.rank == late;
-        let phase = stall.late.iter().find(of_late).unwrap().phase.clone();
-        let phase = phase.unwrap();
-        assert_eq!(phase.name, "forward and backward", "{placement:?}");
-        // What a beat takes is no part of it.
-        assert!(
-            phase.lasted >= AFTER / 2 && phase.lasted <= most,
-            "{phase:?}"
-        );
-        let again: Vec<Stall> = told.into_inner().unwrap().try_iter().collect();
-        assert!(again.iter().all(|stall| stall.sequence != 2), "{again:?}");
-    }
+            }
+            stall
+        },
+    );
+    let (stall, most) = found.into_iter().flatten().next().unwrap();
+    assert!(stall.waited >= AFTER, "{stall:?}");
+    let of_late = |rank: &&LateRank| rank.peer.rank == late;
+    let phase = stall.late.iter().find(of_late).unwrap().phase.clone();
+    let phase = phase.unwrap();
+    assert_eq!(phase.name, "forward and backward", "{placement:?}");
+    // What a beat takes is no part of it.
+    assert!(
+        phase.lasted >= AFTER / 2 && phase.lasted <= most,
+        "{phase:?}"
+    );
+    let again: Vec<Stall> = told.into_inner().unwrap().try_iter().collect();
+    assert!(again.iter().all(|stall| stall.sequence != 2), "{again:?}");
 }
 
 #[test]
 fn a_time_out_says_what_the_missing_rank_is_in() {
     let options = |rank| GroupOptions {
-        timeout: 3 * AFTER,
+        timeout: 2 * AFTER,
         ..Placement::Tcp.options(rank)
     };
     let num_errors = AtomicUsize::new(0);

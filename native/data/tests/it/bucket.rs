@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// What is asked of the server's state.
+pub type Condition = Box<dyn Fn(&Bucket) -> bool + Send + Sync>;
 
 /// What the server holds and what it was asked.
 #[derive(Default)]
@@ -14,6 +17,8 @@ pub struct Bucket {
     pub requests: Mutex<Vec<String>>,
     /// How much longer requests take whose method is this one and whose key contains that.
     pub slow: Option<(&'static str, &'static str, Duration)>,
+    /// What ends that before.
+    pub is_slow_enough: Option<Condition>,
 }
 
 struct Request {
@@ -57,7 +62,11 @@ fn answer_all(bucket: &Bucket, connection: TcpStream) {
             && request.method == method
             && request.path.contains(part)
         {
-            std::thread::sleep(time);
+            let began = Instant::now();
+            let is_enough = || bucket.is_slow_enough.as_ref().is_some_and(|is| is(bucket));
+            while began.elapsed() < time && !is_enough() {
+                std::thread::sleep(Duration::from_millis(10));
+            }
         }
         let (status, headers, body) = answer(bucket, &request);
         let length = if request.method == "HEAD" {

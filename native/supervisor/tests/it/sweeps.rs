@@ -110,20 +110,24 @@ fn a_run_is_as_old_as_its_newest_attempt() {
 /// A file that is being written in place is empty for a moment.
 #[test]
 fn a_lease_that_cannot_be_read_is_looked_at_again() {
-    let work = directory();
-    let nine = id_of(9);
-    write(&work, &format!("shards/{nine}/file"), "");
-    write(&work, &format!("leases/{nine}"), "");
-    let rewritten = std::thread::scope(|scope| {
-        scope.spawn(|| {
-            std::thread::sleep(std::time::Duration::from_millis(300));
-            ask(&work, "holdLease", json!({"lease": nine})).unwrap();
+    let is_kept = |_| {
+        let work = directory();
+        let nine = id_of(9);
+        write(&work, &format!("shards/{nine}/file"), "");
+        write(&work, &format!("leases/{nine}"), "");
+        let swept = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(std::time::Duration::from_millis(300));
+                ask(&work, "holdLease", json!({"lease": nine})).unwrap();
+            });
+            ask(&work, "sweep", json!({})).unwrap()
         });
-        ask(&work, "sweep", json!({})).unwrap()
-    });
-    assert_eq!(rewritten, json!([]));
-    assert!(is_there(&work, &format!("shards/{nine}/file")));
-    assert!(is_there(&work, &format!("leases/{nine}")));
+        swept == json!([])
+            && is_there(&work, &format!("shards/{nine}/file"))
+            && is_there(&work, &format!("leases/{nine}"))
+    };
+    // On a busy machine it may be rewritten too late.
+    assert!((0..3).any(is_kept));
 }
 
 /// Such as another user's.

@@ -214,7 +214,7 @@ fn an_error_of_a_hook_is_its_ranks_and_aborts_the_others() {
             }
             Ok(false)
         });
-        assert!(began.elapsed() < Duration::from_secs(5), "{fails}");
+        assert!(began.elapsed() < Duration::from_secs(30), "{fails}");
         let errors: Vec<_> = outcomes
             .iter()
             .map(|outcome| outcome.result.as_ref().unwrap_err())

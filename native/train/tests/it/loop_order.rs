@@ -127,8 +127,24 @@ fn the_next_epochs_rows_are_read_while_this_one_is_evaluated() {
     // All rows stay in memory, so that nothing is read ahead.
     let expected = train(&bench.job("resident", params.clone(), false), 1, &config);
 
+    let num_reads = |bucket: &Bucket| {
+        let requests = bucket.requests.lock().unwrap();
+        let is_read = |request: &&String| request.starts_with("GET") && request.contains("train");
+        requests.iter().filter(is_read).count()
+    };
+    // How often training rows were read, by the end of the first epoch's last step and of its evaluation.
+    let [after_steps, after_evaluation] = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
+    // Once the steps are done, an evaluation waits for the rows of the next epoch's.
+    let is_slow_enough = {
+        let after_steps = after_steps.clone();
+        move |bucket: &Bucket| {
+            let before = after_steps.load(Ordering::Relaxed);
+            before == 0 || num_reads(bucket) > before
+        }
+    };
     let bucket = Arc::new(Bucket {
-        slow: Some(("GET", "validation", Duration::from_millis(300))),
+        slow: Some(("GET", "validation", Duration::from_secs(60))),
+        is_slow_enough: Some(Box::new(is_slow_enough)),
         ..Bucket::default()
     });
     let store = Store::new(&bucket::serve(&bucket)).unwrap();
@@ -143,19 +159,12 @@ fn the_next_epochs_rows_are_read_while_this_one_is_evaluated() {
         store.put_file(&there, path).unwrap();
         *file = DataFile::Whole(there);
     }
-    let num_reads = move || {
-        let requests = bucket.requests.lock().unwrap();
-        let is_read = |request: &&String| request.starts_with("GET") && request.contains("train");
-        requests.iter().filter(is_read).count()
-    };
-    // How often training rows were read, by the end of the first epoch's last step and of its evaluation.
-    let [after_steps, after_evaluation] = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
     let hooks = Hooks {
         on_step: Some({
-            let (num_reads, after_steps) = (num_reads.clone(), after_steps.clone());
+            let (bucket, after_steps) = (bucket.clone(), after_steps.clone());
             Arc::new(move |report: &StepReport| {
                 if report.epoch == 0 {
-                    after_steps.store(num_reads(), Ordering::Relaxed);
+                    after_steps.store(num_reads(&bucket), Ordering::Relaxed);
                 }
                 Ok(())
             })
@@ -166,7 +175,7 @@ fn the_next_epochs_rows_are_read_while_this_one_is_evaluated() {
                 if let Event::Epoch(record) = event
                     && record.epoch == 0
                 {
-                    after_evaluation.store(num_reads(), Ordering::Relaxed);
+                    after_evaluation.store(num_reads(&bucket), Ordering::Relaxed);
                 }
                 Ok(())
             })

@@ -93,7 +93,7 @@ pub fn slow_producer(group: &ProcessGroup) {
 
 #[test]
 fn calls_are_grouped_between_the_events_that_order_them() {
-    let ranks = Ranks::new(2).control(None, "POLLS", "5");
+    let ranks = Ranks::new(2).control(None, "POLLS", "200");
     let log = ranks.path("log");
     let ranks = ranks.control(Some(1), "LOG", log.to_str().unwrap());
     let mut processes = ranks.run("order");
