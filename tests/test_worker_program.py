@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +122,22 @@ def pids_of(launcher: subprocess.Popen[str]) -> list[int]:
 def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def end(pid: int, by: signal.Signals) -> None:
+    """Sends a signal; SIGSEGV until the process ends.
+
+    Rust's own handler lets the first one pass that no instruction caused, and two may arrive as one.
+    """
+    os.kill(pid, by)
+    deadline = time.monotonic() + 20
+    while by == signal.SIGSEGV and is_running(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+        with suppress(ProcessLookupError):
+            os.kill(pid, by)
 
 
 LAUNCHED: dict[str, Any] = {"numWorkers": 2, "batchSize": 10, "epochs": 40, "checkpointSteps": 20}
@@ -133,7 +148,8 @@ def test_a_launch_goes_on_after_a_rank_that_ended(
     tmp_path: Path, program: Path, rows: Path, ends: str
 ) -> None:
     undisturbed = launch(job_of(tmp_path, program, [rows], "undisturbed", **LAUNCHED))[-1]
-    job = job_of(tmp_path, program, [rows], "job", heartbeatTimeout=2.0, **LAUNCHED)
+    more = {"heartbeatTimeout": 4.0} if ends == "SIGSTOP" else {}
+    job = job_of(tmp_path, program, [rows], "job", **more, **LAUNCHED)
     with start_launch(job, "--report-steps") as launcher:
         try:
             assert launcher.stdout is not None and launcher.stderr is not None
@@ -143,10 +159,7 @@ def test_a_launch_goes_on_after_a_rank_that_ended(
                 lines.append(json.loads(text))
                 if not victim and lines[-1].get("step", {}).get("step") == 100:
                     victim = pids_of(launcher)[1]
-                    # Rust's own handler lets the first SIGSEGV pass that no instruction caused.
-                    for _ in range(2 if ends == "SIGSEGV" else 1):
-                        os.kill(victim, signal.Signals[ends])
-                        time.sleep(0.1)
+                    end(victim, signal.Signals[ends])
             assert launcher.wait(10) == 0
             said = launcher.stderr.read()
         finally:
@@ -222,7 +235,7 @@ def test_no_rank_outlives_its_launch(tmp_path: Path, program: Path, rows: Path, 
         launcher.send_signal(ends)
         launcher.wait(10)
     assert len(pids) == 2
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while any(map(is_running, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(is_running, pids))
@@ -260,8 +273,8 @@ def test_a_rank_that_is_killed_frees_the_other(tmp_path: Path, program: Path, ro
         ranks.meet()[0].wait_for("progress")
         began = time.monotonic()
         ranks[1].process.kill()
-        error = ranks[0].outcome(20)["error"]
-        assert time.monotonic() - began < 8
+        error = ranks[0].outcome(30)["error"]
+        assert time.monotonic() - began < 20
     assert error["kind"] == "collective" and not error["isCause"]
     assert "rank 1" in error["message"] and error["rank"] == 0 and error["step"] > 0
 
@@ -337,7 +350,7 @@ def test_a_cancelled_training_ends_after_the_same_step(tmp_path: Path, program: 
     with Ranks(job, 2) as ranks:
         ranks.meet()[0].wait_for("progress")
         ranks[1].tell({"cancel": True})
-        errors = [outcome["error"] for outcome in ranks.outcomes(10)]
+        errors = [outcome["error"] for outcome in ranks.outcomes(30)]
     assert {error["kind"] for error in errors} == {"cancelled"}
     assert errors[0]["step"] == errors[1]["step"]
 
@@ -346,7 +359,7 @@ def test_a_rank_that_left_before_the_meeting_is_named(tmp_path: Path, program: P
     with Ranks(job_of(tmp_path, program, [rows], numWorkers=2), 2) as ranks:
         ranks[0].wait_for("gather")
         ranks[0].tell({"left": {"rank": 1}})
-        error = ranks[0].outcome(10)["error"]
+        error = ranks[0].outcome(30)["error"]
     assert not error["isCause"] and "rank 1" in error["message"]
 
 

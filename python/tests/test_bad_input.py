@@ -159,7 +159,7 @@ def test_more_workers_than_slots(spark: SparkSession) -> None:
     start = time.monotonic()
     with pytest.raises(ClusterError, match="numWorkers is 3 and the cluster has 2 task slots"):
         regressor(numWorkers=3).fit(rows(spark))
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
 
 
 def test_an_indicator_that_is_not_boolean(spark: SparkSession) -> None:

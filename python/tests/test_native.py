@@ -255,7 +255,7 @@ def test_a_killed_rank_is_named(tmp_path: Path, columns) -> None:
     ranks.processes[1].kill()
     began = time.monotonic()
     outcomes = ranks.wait(30)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert outcomes[1] is None and outcomes[0] is not None
     assert outcomes[0].error_kind == "collective" and "rank 1" in (outcomes[0].message or "")
     assert outcomes[0].error_type == "flambeau.errors.WorkerLost"

@@ -434,7 +434,7 @@ def test_a_cancelled_fit_leaves_no_process(spark: SparkSession) -> None:
     thread, outcome = in_background(lambda: regressor(epochs=1_000_000, batchSize=4).fit(df))
     await_children(2, 60)
     spark.sparkContext.cancelAllJobs()
-    await_children(0, 5)
+    await_children(0, 20)
     thread.join(30)
     assert isinstance(outcome[0], Exception)
 

@@ -378,7 +378,7 @@ def test_two_threads_that_make_programs_leave_the_process_as_it_was(
 
 def test_threads_without_warnings_wait_for_no_other() -> None:
     """As for one whose forward hangs."""
-    before, both = list(warnings.filters), threading.Barrier(2, timeout=5)
+    before, both = list(warnings.filters), threading.Barrier(2, timeout=60)
 
     def run() -> None:
         with without_warnings():

@@ -184,7 +184,7 @@ def test_fits_without_names_read_no_rows_as_they_fail(
 def test_a_run_has_one_fit_at_a_time(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim, "_BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(claim, "_BEAT_SECONDS", 1.0)
     work = WorkDirectory(str(tmp_path))
     owner = tmp_path / "runs" / "nightly.owner"
     params: dict[str, Any] = {"workDir": str(tmp_path), "runId": "nightly"}
@@ -205,6 +205,7 @@ def test_a_run_has_one_fit_at_a_time(
         assert files_of(tmp_path) == ["runs"]
     assert not owner.exists()
     # What a driver left that was killed, whole or in the middle of a write.
+    monkeypatch.setattr(claim, "_BEAT_SECONDS", 0.1)
     for left in (first, b"", b"\xff"):
         owner.write_bytes(left)
         with claim.claimed(work, True, "nightly"):
@@ -216,7 +217,7 @@ def test_a_run_has_one_fit_at_a_time(
     threading.Timer(0.1, owner.unlink).start()
     start = time.monotonic()
     with claim.claimed(work, True, "nightly"):
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 10
 
 
 def test_a_run_that_another_driver_took_is_left_to_it(
@@ -276,7 +277,7 @@ def test_an_interrupt_ends_the_watching(spark: SparkSession, tmp_path: Path) -> 
     start = time.monotonic()
     with pytest.raises(CancelledError):
         session.interruptible(spark, watch, interrupted)
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < 30
     assert not claim._held
 
 
@@ -302,7 +303,7 @@ def test_the_end_of_a_fit_waits_for_no_slot(monkeypatch: pytest.MonkeyPatch) -> 
     with beating("a lease", beat, lambda: None, 0.01, begins=True):
         assert beats.acquire(timeout=10) and beats.acquire(timeout=10)
     never.set()
-    assert time.monotonic() - start < 9
+    assert time.monotonic() - start < 30
 
 
 class Stops(Callback):

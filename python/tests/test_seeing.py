@@ -168,8 +168,9 @@ def test_a_worker_that_is_waited_for_is_told_of_while_it_is(
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="flambeau"):
         regressor(tmp_path, model=Sleeps(4.0), collectiveTimeout=12.0, verbose=1).fit(rows(spark))
-    [told] = [message for message in caplog.messages if "have waited" in message]
-    assert re.search(r"for rank 1 on .* \(in forward and backward for [1-4]\.\ds\)", told)
+    # Another one may be told of where the machine is busy.
+    said = r"have waited .* for rank 1 on .* \(in forward and backward for [1-4]\.\ds\)"
+    assert any(re.search(said, message) for message in caplog.messages)
 
 
 def test_a_failure_tells_what_the_worker_wrote_last_and_where_all_of_it_is(
