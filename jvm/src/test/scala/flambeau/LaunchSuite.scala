@@ -73,18 +73,19 @@ class LaunchSuite extends SparkSuite {
       (new RankLog(0, s"$place/rank-0.log", bytes => written.add(new String(bytes, UTF_8))), written)
     }
     val began = System.nanoTime
-    for (line <- 1 to 4) {
+    var line = 0
+    def areWritten: Boolean = logs.forall(_._2.size >= 1) && logs.take(2).forall(_._2.size >= 2)
+    // Where the machine is busy writes come late.
+    while (line < 4 || (!areWritten && line < 60)) {
+      line += 1
       logs.foreach(_._1.add(s"line $line"))
       Thread.sleep(1000)
     }
     val counts = logs.map(_._2.size)
     val most = 1 + (System.nanoTime - began) / 10000000000L
-    assert(
-      counts.take(2).forall(_ >= 2) && counts.drop(2).forall(count => 1 <= count && count <= most),
-      counts
-    )
+    assert(areWritten && counts.drop(2).forall(_ <= most), counts)
     logs.foreach(_._1.close())
-    for ((_, written) <- logs) assert(written.asScala.last.contains("line 4"))
+    for ((_, written) <- logs) assert(written.asScala.last.contains(s"line $line"))
   }
 
   test("what could not be written of a log is written at the end") {

@@ -2,7 +2,7 @@ package flambeau.jni
 
 import java.util.concurrent.atomic.AtomicInteger
 
-import flambeau.{ParamException, SavedModels, SparkSuite, TorchModel}
+import flambeau.{ParamException, SavedModels, SparkSuite, TorchModel, Workers}
 import org.apache.spark.TaskContext
 
 /** Which GPU a task scores on, and how many tasks use one at a time. */
@@ -55,6 +55,7 @@ class GpusSuite extends SparkSuite {
         for (_ <- 0 until 2) GpuSlots.hold(gpu, numSlots, TaskContext.get())
         val present = GpusSuite.present.incrementAndGet()
         GpusSuite.most.accumulateAndGet(present, (a, b) => math.max(a, b))
+        Workers.await("as many tasks at a time", 60)(GpusSuite.most.get >= numSlots)
         Thread.sleep(100)
         GpusSuite.present.decrementAndGet()
         rows

@@ -3,7 +3,7 @@ package flambeau.jni
 import java.nio.charset.StandardCharsets.UTF_8
 import java.nio.file.{Files, Path}
 import java.nio.{ByteBuffer, ByteOrder}
-import java.util.concurrent.{Callable, Executors, TimeUnit}
+import java.util.concurrent.{Callable, CountDownLatch, Executors, TimeUnit}
 
 import flambeau.{DataException, FlambeauException}
 import org.scalatest.funsuite.AnyFunSuite
@@ -122,6 +122,7 @@ class TorchApiSuite extends AnyFunSuite {
   test("many threads score with one scorer while it is closed under them") {
     val handle = openSum()
     val threads = Executors.newFixedThreadPool(8)
+    val begun = new CountDownLatch(8)
     try {
       val results = (0 until 8).map { thread =>
         threads.submit(new Callable[(Int, Int)] {
@@ -133,13 +134,14 @@ class TorchApiSuite extends AnyFunSuite {
                 val scores = api.score(handle, 1, Array(floats(x, 0, 0)))
                 assert(scores(0).asInstanceOf[Array[Double]].toSeq == Seq(2.0 * x + 1))
                 scored += 1
+                if (scored == 1) begun.countDown()
               } catch { case error: FlambeauException if error.getMessage.contains("closed") => refused += 1 }
             }
             (scored, refused)
           }
         })
       }
-      Thread.sleep(500)
+      assert(begun.await(60, TimeUnit.SECONDS))
       api.closeScorer(handle)
       val counts = results.map(_.get(30, TimeUnit.SECONDS))
       assert(counts.forall { case (scored, refused) => scored > 0 && refused == 1 })
