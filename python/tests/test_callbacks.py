@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -349,24 +350,29 @@ def test_a_stop_is_asked_again_of_the_next_attempt(spark: SparkSession, tmp_path
 
 
 class Dies(Callback):
-    """Kills the process of rank 1 once, in the second epoch."""
+    """Kills the process of rank 1 once, in the second epoch, when what was to be told by then `is_told`."""
 
     where = "ranks"
 
-    def __init__(self, marker: Path) -> None:
-        self.marker = str(marker)
+    def __init__(self, marker: Path, is_told: Callable[[], bool]) -> None:
+        self.marker, self.is_told = str(marker), is_told
 
     def on_step_end(self, context: Context) -> None:
         if context.rank == 1 and context.step == 5 and not os.path.exists(self.marker):
             open(self.marker, "w").close()
             # The others wait, and rank 0 writes what it has told.
-            time.sleep(2.5)
+            deadline = time.monotonic() + 60
+            while not self.is_told():
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_after_a_restart_the_epochs_to_come_are_told(spark: SparkSession, tmp_path: Path) -> None:
-    callbacks = [Everything(tmp_path, "driver"), Everything(tmp_path), Dies(tmp_path / "died")]
-    model = regressor(callbacks=callbacks, epochs=3, heartbeatTimeout=2.0).fit(rows(spark))
+    on_driver = tmp_path / "driver-None"
+    dies = Dies(tmp_path / "died", lambda: on_driver.exists() and '"at": [1, 3]' in on_driver.read_text())
+    callbacks = [Everything(tmp_path, "driver"), Everything(tmp_path), dies]
+    model = regressor(callbacks=callbacks, epochs=3).fit(rows(spark))
     assert (tmp_path / "died").exists()
     told = noted(tmp_path, "driver", None)
     live = [call for call in calls(told) if not call.startswith("step_end")]

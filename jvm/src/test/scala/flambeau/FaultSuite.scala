@@ -77,16 +77,20 @@ class FaultSuite extends SparkSuite {
     files.getOrElse(false)
   }
 
-  /** Ends a worker by a signal. Rust's own handler lets the first SIGSEGV pass that no instruction caused. */
+  /** Sends a worker a signal; SIGSEGV until it ends: Rust's own handler lets the first one pass that no instruction
+    * caused, and two may arrive as one.
+    */
   private def kill(signal: String, worker: Long): Unit = {
     Workers.signal(signal, worker)
-    if (signal == "SEGV") {
-      Thread.sleep(100)
-      Workers.signal(signal, worker)
-    }
+    if (signal == "SEGV")
+      Workers.await("the end of the worker", 20) {
+        val isRunning = Workers.pids().contains(worker)
+        if (isRunning) Try(Workers.signal(signal, worker))
+        !isRunning
+      }
   }
 
-  private def assertNoWorker(): Unit = Workers.await("the end of all workers", 5)(Workers.pids().isEmpty)
+  private def assertNoWorker(): Unit = Workers.await("the end of all workers", 20)(Workers.pids().isEmpty)
 
   for (signal <- Seq("KILL", "SEGV"))
     test(s"a worker that SIG$signal ends costs nothing but time") {

@@ -89,7 +89,7 @@ class ListenerSuite extends SparkSuite {
     assert(error.getSuppressed.map(_.getMessage).toSeq == Seq(s"thrown by $name.onEpochEnd"))
     assert(before.without("onProgress").map(place).last == "onEpochEnd 0 40")
     assert(after.of("onEpochEnd").isEmpty && after.of("onTrainEnd").isEmpty)
-    Workers.await("the end of all workers", 5)(Workers.pids().isEmpty)
+    Workers.await("the end of all workers", 20)(Workers.pids().isEmpty)
     assert(spark.range(10).count() == 10)
   }
 
@@ -208,9 +208,9 @@ class ListenerSuite extends SparkSuite {
       Thread.sleep(1200)
       assert(!isAsked("a"))
       write(at, "a", 2, s"[${epoch(0)}]")
-      Workers.await("the request", 5)(isAsked("a"))
+      Workers.await("the request", 20)(isAsked("a"))
     }
-    during(bus, "b")(Workers.await("the request", 5)(isAsked("b")))
+    during(bus, "b")(Workers.await("the request", 20)(isAsked("b")))
     assert(ListenerBus.of(at, Nil, verbose = 1).stopFile("c").isEmpty)
   }
 
