@@ -160,6 +160,17 @@ impl Loader {
             if let Some(live) = live.filter(|live| live.arena.are_ready(row_groups)) {
                 return Ok(live.arena.clone());
             }
+            let waited = started.elapsed();
+            if waited > options.timeout {
+                let awaited = state
+                    .tasks
+                    .front()
+                    .map(|task| task.arena.units()[task.unit].row_group);
+                let uri = awaited
+                    .map_or("the training data", |group| self.shared.decoder.uri(group))
+                    .to_owned();
+                return Err(DataError::Timeout { uri, waited });
+            }
             if self.threads.is_empty() {
                 // Without threads the caller decodes.
                 match self.shared.next_task(&mut state) {
@@ -180,17 +191,6 @@ impl Loader {
                     return Err(DataError::Interrupted);
                 }
                 state = self.shared.lock();
-            }
-            let waited = started.elapsed();
-            if waited > options.timeout {
-                let awaited = state
-                    .tasks
-                    .front()
-                    .map(|task| task.arena.units()[task.unit].row_group);
-                let uri = awaited
-                    .map_or("the training data", |group| self.shared.decoder.uri(group))
-                    .to_owned();
-                return Err(DataError::Timeout { uri, waited });
             }
         }
     }
