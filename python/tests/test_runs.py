@@ -5,6 +5,7 @@ them to the bits of a fit that nothing stopped.
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import time
@@ -26,6 +27,7 @@ from flambeau import (
     CancelledError,
     FlambeauError,
     ParamError,
+    PreparedData,
     RunInUseError,
     StoreError,
     WorkerLost,
@@ -103,6 +105,61 @@ def test_a_failed_fit_is_gone_on_with(
     assert files_of(work) == ["models"]
     # The run has ended: the next fit of that name begins anew, with any job.
     assert len(regressor(nn.Linear(4, 1), **params).fit(df).history["loss"]) == 4
+
+
+class Dies(Fails):
+    """One whose worker is killed then."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            return super().forward(x)
+        except LookupError:
+            os.kill(os.getpid(), signal.SIGKILL)
+            raise
+
+
+class Steps(Callback):
+    """Keeps the epochs that the driver is told of."""
+
+    where = "driver"
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def on_epoch_end(self, context: Context) -> None:
+        self.told.append(context.epoch)
+
+
+@pytest.mark.long
+def test_a_run_on_prepared_data_is_gone_on_with(spark: SparkSession, tmp_path: Path) -> None:
+    """On the rows that were prepared, where the DataFrame has others each time."""
+    work, fuse = tmp_path / "work", tmp_path / "fuse"
+    drawn = F.udf(lambda label: label + random.random(), "float").asNondeterministic()
+    df = rows(spark).withColumn("label", drawn("label"))
+    params: dict[str, Any] = {"workDir": str(work), "runId": "nightly", "epochs": 4, "maxRestarts": 0}
+    torch.manual_seed(1)
+    net = Dies(fuse)
+    with regressor(net).prepare(df, str(tmp_path / "prepared")) as prepared:
+        files = {path: path.read_bytes() for path in Path(prepared.path).rglob("*") if path.is_file()}
+        undisturbed = regressor(net, epochs=4).fit(prepared)
+        fuse.touch()
+        with pytest.raises(WorkerLost):
+            regressor(net, **params).fit(prepared)
+        assert files_of(work) == ["attempts", "runs"]
+        fuse.unlink()
+        with pytest.raises(ParamError, match="its rows were others"):
+            regressor(net, **params).fit(df)
+        # As another process would tomorrow.
+        again, steps = PreparedData.open(prepared.path, spark), Steps()
+        resumed = regressor(net, callbacks=[steps], **params).fit(again)
+        assert steps.told == [2, 3]
+        assert resumed.history["loss"] == undisturbed.history["loss"]
+        for name, weight in undisturbed.module().state_dict().items():
+            assert torch.equal(resumed.module().state_dict()[name], weight), name
+        assert files_of(work) == ["models"]
+        for path, content in files.items():
+            assert path.read_bytes() == content
+        assert {path for path in Path(prepared.path).rglob("*") if path.is_file()} == set(files)
 
 
 def test_a_run_is_read_where_its_directory_is_seen(spark: SparkSession, tmp_path: Path) -> None:

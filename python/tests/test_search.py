@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from flambeau import Callback, ParamError, TorchRegressor
 from flambeau._spark import site
+from flambeau._spark.rows import shards
 from flambeau.callbacks import Context
 from flambeau.optuna import PruningCallback
 
@@ -293,6 +294,38 @@ def test_trials_run_side_by_side(rows: DataFrame, tmp_path: Path) -> None:
     for trial in study.trials:
         expected = curve(trial.params["rate"], 9)
         assert list(trial.intermediate_values.values()) == pytest.approx(expected, rel=1e-4)
+
+
+def test_trials_on_prepared_data_write_no_rows(
+    rows: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Side by side."""
+    work = tmp_path / "work"
+
+    def files() -> dict[Path, tuple[int, int]]:
+        found = [path for path in work.rglob("*") if path.is_file() and "prepared" in path.parts]
+        return {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in found}
+
+    with regressor(workDir=str(work)).prepare(rows) as prepared:
+        written = files()
+        monkeypatch.delattr(shards, "save")
+        (tmp_path / "met").mkdir()
+
+        def objective(trial: optuna.Trial) -> float:
+            rate = trial.suggest_float("rate", 1e-3, 1.0)
+            callbacks = [Meets(tmp_path / "met", 2), PruningCallback(trial)]
+            estimator = regressor(learningRate=rate, callbacks=callbacks, workDir=str(work))
+            return float(estimator.fit(prepared).history["val_loss"][-1])
+
+        study = optuna.create_study(pruner=optuna.pruners.NopPruner())
+        for rate in RATES[1:3]:
+            study.enqueue_trial({"rate": rate})
+        study.optimize(objective, n_trials=2, n_jobs=2)
+        for trial in study.trials:
+            expected = curve(trial.params["rate"], 9)
+            assert list(trial.intermediate_values.values()) == pytest.approx(expected, rel=1e-4)
+        assert len(written) > 2 and files() == written
+        assert left_in(work) == {"models", "prepared"}
 
 
 class Spans(Callback):
