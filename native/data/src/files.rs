@@ -28,10 +28,21 @@ pub struct SelectedRows {
     /// The file's URI.
     pub uri: String,
     /// Which rows are read.
-    pub rows: BitmapRange,
+    pub rows: FileRows,
     /// Values of the table's partition columns, as text; of those that are not given, `key=value` directories tell.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub values: BTreeMap<String, String>,
+}
+
+/// Which rows of a file are read. As JSON it is a number, or an object.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+pub enum FileRows {
+    /// So many, from the first on, which may be all.
+    First(u64),
+    /// Those of a bitmap.
+    Bitmap(BitmapRange),
 }
 
 /// Where a bitmap lies that has a bit for each row of a file, eight in a byte, the lowest first: 1 where the row is read. Rows after its
@@ -58,7 +69,7 @@ impl DataFile {
     }
 
     /// Which rows are read; `None` for all.
-    pub fn bitmap(&self) -> Option<&BitmapRange> {
+    pub fn rows(&self) -> Option<&FileRows> {
         match self {
             DataFile::Whole(_) => None,
             DataFile::Selected(selected) => Some(&selected.rows),
@@ -76,6 +87,29 @@ impl DataFile {
     /// Files that are read as a whole.
     pub fn whole(uris: &[String]) -> Vec<DataFile> {
         uris.iter().cloned().map(DataFile::Whole).collect()
+    }
+}
+
+impl FileRows {
+    /// A bit for each, for a file `of` so many rows.
+    pub(crate) fn read_all(
+        &self,
+        store: &Store,
+        of: &str,
+        num_rows: u64,
+    ) -> Result<Bitmap, DataError> {
+        match self {
+            FileRows::Bitmap(range) => range.read_all(store, of, num_rows),
+            FileRows::First(first) if *first <= num_rows => Ok(Bitmap {
+                bytes: vec![0xff; first.div_ceil(8) as usize].into(),
+                shift: 0,
+                num_rows: *first as usize,
+            }),
+            FileRows::First(first) => Err(DataError::ShardChanged {
+                uri: of.to_owned(),
+                reason: format!("it has {num_rows} rows, and the first {first} are to be read"),
+            }),
+        }
     }
 }
 

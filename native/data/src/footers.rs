@@ -17,7 +17,7 @@ use crate::decode::{
     shape_of_first,
 };
 use crate::error::DataError;
-use crate::files::{Bitmap, DataFile};
+use crate::files::{Bitmap, DataFile, FileRows};
 use crate::manifest::{
     ColumnInfo, ColumnKind, Element, MAX_GROUP_ROWS, Manifest, RowGroup, Shard, row_shape,
 };
@@ -227,8 +227,9 @@ fn read(store: &Store, file: &DataFile, columns: &[&str]) -> Result<Footer, Data
             .collect()
     })?;
     let stored_rows = row_groups.iter().map(|group| group.stored_rows).sum();
-    let bitmap = (file.bitmap())
-        .map(|range| range.read_all(store, uri, stored_rows))
+    let rows = (file.rows()).filter(|rows| **rows != FileRows::First(stored_rows));
+    let bitmap = rows
+        .map(|rows| rows.read_all(store, uri, stored_rows))
         .transpose()?;
     if let Some(bitmap) = &bitmap {
         let mut first = 0;
@@ -244,7 +245,7 @@ fn read(store: &Store, file: &DataFile, columns: &[&str]) -> Result<Footer, Data
     let shard = Shard {
         uri: uri.to_owned(),
         size,
-        bitmap: file.bitmap().cloned(),
+        rows: rows.cloned(),
         row_groups,
         partitions,
     };

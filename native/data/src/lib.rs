@@ -30,7 +30,7 @@ pub use batch::{Batch, HostTensor};
 pub use buffer::AlignedBuffer;
 pub use contents::{Contents, StoredColumn};
 pub use error::DataError;
-pub use files::{BitmapRange, DataFile, SelectedRows};
+pub use files::{BitmapRange, DataFile, FileRows, SelectedRows};
 pub use manifest::{ColumnInfo, ColumnKind, Element, Manifest, RowGroup, Shard};
 pub use order::{Chunk, LaneOrder, OrderConfig, SampleOrder, WindowSpan};
 pub use reader::{BatchReader, ReaderOptions};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::error::DataError;
-use crate::files::BitmapRange;
+use crate::files::FileRows;
 use crate::spec::{DatasetSpec, TensorSpec};
 
 /// The elements of a column, before they become a tensor's dtype.
@@ -87,7 +87,7 @@ pub struct Shard {
     pub size: u64,
     /// Which of its rows are read; `None` for all.
     #[serde(default)]
-    pub bitmap: Option<BitmapRange>,
+    pub rows: Option<FileRows>,
     /// Its row groups in file order.
     pub row_groups: Vec<RowGroup>,
     /// The `key=value` directories of its path, unescaped.
@@ -145,7 +145,7 @@ impl Manifest {
             }
         }
         for (shard, group) in manifest.row_groups() {
-            let reads_all = manifest.shards[shard].bitmap.is_none();
+            let reads_all = manifest.shards[shard].rows.is_none();
             let RowGroup {
                 num_rows,
                 stored_rows,

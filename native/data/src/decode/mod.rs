@@ -22,6 +22,7 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData};
 
 use crate::error::DataError;
+use crate::files::FileRows;
 use crate::manifest::{ColumnInfo, ColumnKind, Element, Manifest};
 use crate::memory::{Charge, Meter};
 use crate::order::Chunk;
@@ -525,8 +526,11 @@ impl Decoder {
     fn read_rows(&self, place: Place) -> Result<ReadRows, DataError> {
         let shard = &self.manifest.shards()[place.shard];
         let num_stored = place.stored_rows as u64;
-        let range = match &shard.bitmap {
-            Some(range) if place.num_rows < num_stored => range,
+        let range = match &shard.rows {
+            Some(FileRows::Bitmap(range)) if place.num_rows < num_stored => range,
+            Some(FileRows::First(_)) if place.num_rows < num_stored => {
+                return Ok(ReadRows(Some((0..place.num_rows as u32).collect())));
+            }
             _ => return Ok(ReadRows(None)),
         };
         let bitmap = range.read_rows(&self.store, &shard.uri, place.first_stored, num_stored)?;

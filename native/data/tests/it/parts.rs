@@ -6,8 +6,8 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, BinaryArray, Float32Array, Float64Array, Int64Array, ListArray};
 use flambeau_data::{
-    BatchReader, BitmapRange, DType, DataError, DataFile, DatasetSpec, Manifest, OrderConfig,
-    ReaderOptions, SampleOrder, SelectedRows, TensorSpec,
+    BatchReader, BitmapRange, DType, DataError, DataFile, DatasetSpec, FileRows, Manifest,
+    OrderConfig, ReaderOptions, SampleOrder, SelectedRows, TensorSpec,
 };
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -33,11 +33,11 @@ fn parts(
         bits.truncate(offset + last.map_or(0, |last| last + 1));
         parts.push(DataFile::Selected(SelectedRows {
             uri: uri.clone(),
-            rows: BitmapRange {
+            rows: FileRows::Bitmap(BitmapRange {
                 uri: at.to_str().unwrap().into(),
                 offset: offset as u64,
                 length: (bits.len() - offset) as u64,
-            },
+            }),
             values: Default::default(),
         }));
     }
@@ -114,6 +114,52 @@ proptest! {
         let budget = if resident { 1 << 30 } else { 0 };
         prop_assert_eq!(ids_of(&manifest, config, world, budget), expected);
     }
+}
+
+#[test]
+fn the_first_rows_of_files_are_read() {
+    let sizes = [1000, 0, 777, 8];
+    let data = numbered(&sizes, 300);
+    let first = |counts: [u64; 4]| -> Vec<DataFile> {
+        let files = data.uris.iter().zip(counts);
+        files
+            .map(|(uri, count)| {
+                DataFile::Selected(SelectedRows {
+                    uri: uri.clone(),
+                    rows: FileRows::First(count),
+                    values: Default::default(),
+                })
+            })
+            .collect()
+    };
+    for counts in [
+        [1000, 0, 777, 8],
+        [600, 0, 1, 8],
+        [299, 0, 0, 7],
+        [1, 0, 776, 0],
+    ] {
+        let files = first(counts);
+        let manifest = Manifest::read(&store(), &files, data.manifest.spec()).unwrap();
+        for ((shard, count), size) in manifest.shards().iter().zip(counts).zip(sizes) {
+            assert_eq!(shard.rows.is_none(), count == size as u64);
+        }
+        let sent = Manifest::from_json(&serde_json::to_vec(&manifest).unwrap()).unwrap();
+        assert_eq!(sent, manifest);
+        let starts = [0, 1000, 1000, 1777];
+        let expected: Vec<i64> = (starts.into_iter().zip(counts))
+            .flat_map(|(start, count)| start..start + count as i64)
+            .collect();
+        let manifest = Arc::new(manifest);
+        for budget in [0, 1 << 30] {
+            assert_eq!(ids_of(&manifest, order_config(3, 5), 2, budget), expected);
+        }
+    }
+    let more = Manifest::read(&store(), &first([1000, 0, 778, 8]), data.manifest.spec());
+    let error = more.unwrap_err().to_string();
+    assert!(
+        error.contains("it has 777 rows, and the first 778 are to be read"),
+        "{error}"
+    );
 }
 
 /// A column of each kind that the parquet reader decodes, with what a training would refuse in every third row.
@@ -292,7 +338,10 @@ fn bitmaps_that_do_not_suit_their_files_are_refused() {
         let DataFile::Selected(last) = &mut files[1] else {
             unreachable!()
         };
-        change(&mut last.rows);
+        let FileRows::Bitmap(range) = &mut last.rows else {
+            unreachable!()
+        };
+        change(range);
         Manifest::read(&store(), &files, spec).unwrap_err()
     };
     for (length, expected) in [
@@ -347,12 +396,18 @@ fn a_file_is_a_text_or_an_object() {
     assert_eq!(whole, DataFile::Whole("s3://bucket/x".into()));
     let text = r#"{"uri":"x","rows":{"uri":"y","offset":8,"length":2}}"#;
     let part: DataFile = serde_json::from_str(text).unwrap();
-    assert_eq!((part.uri(), part.bitmap().unwrap().offset), ("x", 8));
+    assert_eq!(part.uri(), "x");
+    assert!(matches!(part.rows(), Some(FileRows::Bitmap(range)) if range.offset == 8));
     assert_eq!(serde_json::to_string(&part).unwrap(), text);
+    let text = r#"{"uri":"x","rows":7}"#;
+    let first: DataFile = serde_json::from_str(text).unwrap();
+    assert_eq!(first.rows(), Some(&FileRows::First(7)));
+    assert_eq!(serde_json::to_string(&first).unwrap(), text);
     for bad in [
         r#"{"uri":"x"}"#,
         "1",
         r#"{"uri":"x","rows":{"uri":"y","offset":-1,"length":2}}"#,
+        r#"{"uri":"x","rows":-1}"#,
     ] {
         assert!(serde_json::from_str::<DataFile>(bad).is_err(), "{bad}");
     }
