@@ -53,11 +53,12 @@ def path(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @contextmanager
-def shards_of(rows: Rows, work: Path, **params: Any) -> Iterator[ShardSet]:
+def shards_of(rows: Rows, work: Path | WorkDirectory, **params: Any) -> Iterator[ShardSet]:
     """What a fit with these params reads."""
     estimator = TorchEstimator(**{"inputCols": ["id", "x"], "inPlace": "always"} | params)
     reading = Reading(estimator, "float32", False)
-    site = Site(rows.spark, WorkDirectory(str(work), ()), visible=True)
+    work = work if isinstance(work, WorkDirectory) else WorkDirectory(str(work), ())
+    site = Site(rows.spark, work, visible=True)
     with rows.shards(rows.columns(reading), reading, site, nullcontext) as shards:
         yield shards
 
@@ -70,11 +71,13 @@ def values(files: Sequence[DataFile], column: str = "id") -> list[Any]:
         where = urlsplit(uri)
         table = pq.ParquetFile(unquote(where.path) if where.scheme else uri).read(columns=[column])
         here = np.ones(len(table), bool)
-        if not isinstance(file, str):
-            at = file["rows"]
+        if not isinstance(file, str) and isinstance(at := file["rows"], int):
+            assert at <= len(table)
+            here[at:] = False
+        elif not isinstance(file, str):
             data = Path(at["uri"]).read_bytes()[at["offset"] : at["offset"] + at["length"]]
             bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
-            assert not bits[len(table) :].any()
+            assert not bits[len(table) :].any() and not bits.all()
             here = np.zeros(len(table), bool)
             here[: len(bits)] = bits[: len(table)]
         found += table.column(column).filter(here).to_pylist()
@@ -93,6 +96,23 @@ def test_all_rows_of_files_take_no_job(spark: SparkSession, path: str, tmp_path:
         assert sorted(values(shards.train)) == list(range(NUM_ROWS))
         assert [(one.name, one.shape) for one in shards.columns.inputs] == [("id", ()), ("x", ())]
         assert not tmp_path.exists() or not any(tmp_path.iterdir())
+
+
+def test_files_of_which_all_rows_are_left_have_no_bitmap(
+    spark: SparkSession, path: str, tmp_path: Path
+) -> None:
+    """Nor have those of which the first ones are; each file has half of the rows."""
+    df, half = spark.read.parquet(path), NUM_ROWS // 2
+    for condition, numbers in [("id >= 0", [half, half]), (f"id < {half + 7}", [half, 7])]:
+        with shards_of(FrameRows(df.where(condition)), tmp_path) as shards:
+            assert [not isinstance(file, str) and file["rows"] for file in shards.train] == numbers
+            assert shards.num_rows == sum(numbers)
+            assert sorted(values(shards.train)) == of_spark(df.where(condition))
+            assert not any(path.is_file() for path in tmp_path.rglob("*"))
+    with shards_of(FrameRows(df.where(f"id < {half} or id % 2 = 0")), tmp_path) as shards:
+        whole, other = shards.train
+        assert not isinstance(whole, str) and whole["rows"] == half
+        assert not isinstance(other, str) and other["rows"]["offset"] == 0
 
 
 def test_a_filter_and_a_split_of_any_expression(spark: SparkSession, path: str, tmp_path: Path) -> None:
@@ -208,10 +228,53 @@ def test_what_cannot_be_read_in_place(
         assert sorted(values(shards.train)) == list(range(NUM_ROWS))
         assert all(str(file).startswith("file:") and str(tmp_path) in str(file) for file in shards.train)
     caplog.clear()
-    with shards_of(FrameRows(rows(spark, 10)), tmp_path, inPlace="auto"):
-        assert not caplog.text
+    local, read = rows(spark, 10), spark.read.parquet(path).where("id < 10")
+    for frame in (local, local.union(local), local.join(local.select("id"), "id")):
+        with shards_of(FrameRows(frame), tmp_path, inPlace="auto"):
+            assert not caplog.text
+    for frame in (read.union(local), local.join(read.select("id"), "id")):
+        with (
+            caplog.at_level(logging.INFO, "flambeau"),
+            shards_of(FrameRows(frame), tmp_path, inPlace="auto") as shards,
+        ):
+            [record] = caplog.records
+            told = "the rows are written as shards, and not read in place: it is made of several tables"
+            assert record.getMessage() == told
+            assert sorted(values(shards.train)) == of_spark(frame)
+        caplog.clear()
     with shards_of(FrameRows(spark.read.parquet(path)), tmp_path, inPlace="never") as shards:
         assert all(str(tmp_path) in str(file) for file in shards.train)
+
+
+def test_files_that_workers_may_not_reach_are_written(
+    spark: SparkSession, path: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those in another kind of store than the work directory, unless options of stores are set: then they
+    are tried, and the store's own reason is told.
+    """
+    conf, link = spark._jsc.hadoopConfiguration(), "fs.viewfs.mounttable.elsewhere.link./rows"
+    conf.set(link, Path(path).parent.as_uri())
+    told = "written as shards, and not read in place: "
+    try:
+        df = spark.read.parquet(f"viewfs://elsewhere/rows/{Path(path).name}")
+        assert all(file.startswith("viewfs://elsewhere/rows/") for file in df.inputFiles())
+        for options, reason in [
+            ((), "its store is not that of workDir, and no spark.flambeau.store option is set"),
+            ((("access_key_id", "any"),), "viewfs"),
+        ]:
+            work = WorkDirectory(str(tmp_path), options)
+            with (
+                caplog.at_level(logging.INFO, "flambeau"),
+                shards_of(FrameRows(df), work, inPlace="auto") as shards,
+            ):
+                [record] = caplog.records
+                before, _, found = record.getMessage().partition(told)
+                assert before == "the rows are " and found.partition(" (")[0].find(reason) >= 0
+                assert ("its store" in found) == (not options)
+                assert sorted(values(shards.train)) == list(range(NUM_ROWS))
+            caplog.clear()
+    finally:
+        conf.unset(link)
 
 
 def test_few_rows_of_files_are_written(

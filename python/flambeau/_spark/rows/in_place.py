@@ -1,8 +1,9 @@
 """The rows of a DataFrame where they lie: in the files that it is read from, of which it may have some.
 
 Spark stays the authority. One aggregate asks it where each row of the DataFrame lies, as a bitmap of each
-file's rows, after filters, deletion vectors, time travel and whatever else a table's format knows; the
-columns that a fit reads must be the files' own, which the optimized plan tells.
+file's rows, or their number where they are its first ones or all, after filters, deletion vectors, time
+travel and whatever else a table's format knows; the columns that a fit reads must be the files' own, which
+the optimized plan tells.
 """
 
 from __future__ import annotations
@@ -61,6 +62,9 @@ _KEEP_ROWS = _KEEP_ORDER | {
     "Window",
 }
 """Those that give some, in any order. Others make rows, or drop some by their hidden columns too."""
+
+_TABLES = {"LogicalRelation", "DataSourceV2ScanRelation"}
+"""What plans read tables and files by."""
 
 _STORES = {"s3a": "s3", "abfss": "abfs"}
 """Schemes that mean the same store as others."""
@@ -149,8 +153,8 @@ class Scan:
         return cls(df, format, files, place, has_all, constants)
 
     def shards(self, columns: DataColumns, site: Site, bitmaps: str) -> ShardSet:
-        """The rows. Runs a Spark job where these are not all rows of the files, and writes `bitmaps` then, a
-        file of the work directory.
+        """The rows. Runs a Spark job where the plan doesn't say that these are all rows of the files, and
+        writes `bitmaps`, a file of the work directory, where they are not the first ones of each.
 
         Raises DataError and StoreError for what workers would not read, and NotInPlace.
         """
@@ -159,23 +163,25 @@ class Scan:
         data = bytearray()
         train: list[dict[str, Any]] = []
         validation: list[dict[str, Any]] = []
-        for uri, is_validation, bitmap, values in self._bitmaps(columns.split):
-            rows = {"uri": bitmaps, "offset": len(data), "length": len(bitmap)}
+        told: list[Any] = []
+        for uri, is_validation, found, values in self._parts(columns.split):
+            rows: Any = found
+            if isinstance(found, bytes):
+                rows = {"uri": bitmaps, "offset": len(data), "length": len(found)}
+                data += found
             file = {"uri": uri, "rows": rows} | ({"values": values} if values else {})
             (validation if is_validation else train).append(file)
-            data += bitmap
-        site.put(bitmaps, bytes(data))
-        told = [
-            [[file["rows"]["length"], file.get("values")] for file in files] for files in (train, validation)
-        ]
+            told.append([is_validation, found if isinstance(found, int) else [len(found)], values])
+        if data:
+            site.put(bitmaps, bytes(data))
         digest = hashlib.sha256(json.dumps(told).encode() + data).hexdigest()
         shards = ShardSet.inspected(columns, site, train, validation, in_place=True)
         return replace(shards, bitmaps_digest=digest)
 
-    def _bitmaps(self, split: Split | None) -> list[tuple[str, bool, bytes, dict[str, str]]]:
-        """Of each file with rows, the URI, whether they are for validation, which they are (a bit for each
-        of the file's, from the first on, up to the last of them), and its values of `constants`. Ordered by
-        the file.
+    def _parts(self, split: Split | None) -> list[tuple[str, bool, int | bytes, dict[str, str]]]:
+        """Of each file with rows, the URI, whether they are for validation, which they are (their number
+        where they are the file's first ones, else a bit for each of the file's, from the first on, up to the
+        last of them), and its values of `constants`. Ordered by the file.
         """
         flag = F.lit(False) if split is None else flag_of(split)
         values = [F.max(f"value{place}").alias(f"value{place}") for place in range(len(self.constants))]
@@ -201,7 +207,7 @@ class Scan:
             )
             told = "".join(f", value{place} string" for place in range(len(values)))
             joined = of_files.mapInArrow(
-                _joined, f"file string, flag boolean{told}, repeats boolean, bitmap binary"
+                _joined, f"file string, flag boolean, n long{told}, repeats boolean, bitmap binary"
             )
             with refusals():
                 found = joined.collect()
@@ -218,7 +224,7 @@ class Scan:
         if any(row.repeats for row in found):
             raise NotInPlace("it has some rows of its files more than once")
         of_file = {(self._uri(row.file), row.flag): row for row in found}
-        bitmaps = []
+        parts: list[tuple[str, bool, int | bytes, dict[str, str]]] = []
         for uri in in_order({uri for uri, _ in of_file}):
             for is_validation in (False, True):
                 if (row := of_file.get((uri, is_validation))) is None:
@@ -227,8 +233,9 @@ class Scan:
                 for name, value in constants.items():
                     if value is None:
                         raise NotInPlace(f"column {name!r} holds a null")
-                bitmaps.append((uri, is_validation, bytes(row.bitmap), constants))
-        return bitmaps
+                rows_read = row.n if row.bitmap is None else bytes(row.bitmap)
+                parts.append((uri, is_validation, rows_read, constants))
+        return parts
 
     def _uri(self, file: str) -> str:
         if not self.format.gives_paths or "://" not in file:
@@ -248,8 +255,8 @@ class Scan:
 
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-    """The words of each file as one bitmap, without the zeros at its end, and whether they have fewer bits
-    than rows were counted.
+    """The words of each file as one bitmap, without the zeros at its end, and none where the rows are the
+    file's first ones; and whether they have fewer bits than rows were counted.
     """
     import numpy as np
     import pyarrow
@@ -261,10 +268,12 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
             whole = np.zeros(int(word.max()) + 1, "<i8")
             whole[word] = bits
             data = whole.view(np.uint8)
-            bitmaps.append(data.tobytes().rstrip(b"\0"))
-            repeats.append(int(np.unpackbits(data).sum(dtype=np.int64)) != count)
-        kept = {name: batch.column(name) for name in batch.schema.names if name not in ("n", "words")}
-        yield pyarrow.RecordBatch.from_pydict(kept | {"repeats": repeats, "bitmap": bitmaps})
+            bits = np.unpackbits(data, bitorder="little")
+            bitmaps.append(None if bits[:count].all() else data.tobytes().rstrip(b"\0"))
+            repeats.append(int(bits.sum(dtype=np.int64)) != count)
+        kept = {name: batch.column(name) for name in batch.schema.names if name != "words"}
+        made = {"repeats": repeats, "bitmap": pyarrow.array(bitmaps, pyarrow.binary())}
+        yield pyarrow.RecordBatch.from_pydict(kept | made)
 
 
 def _as_text(df: DataFrame, name: str) -> Column:
@@ -361,7 +370,9 @@ def _chain(plan: Any) -> tuple[set[str], Any]:
         operators.add(plan.nodeName())
         plan = children.apply(0)
     if children.size() > 1:
-        raise NotInPlace("it is made of several tables", is_notable=False)
+        leaves = plan.collectLeaves()
+        kinds = {leaves.apply(place).getClass().getSimpleName() for place in range(leaves.size())}
+        raise NotInPlace("it is made of several tables", is_notable=bool(kinds & _TABLES))
     return operators, plan
 
 
