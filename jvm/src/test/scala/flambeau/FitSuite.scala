@@ -4,16 +4,11 @@ import java.nio.charset.StandardCharsets.UTF_8
 import java.nio.file.{Files, Paths}
 import java.util.concurrent.{ConcurrentLinkedQueue, Executors}
 
-import scala.collection.JavaConverters._
 import scala.concurrent.duration.DurationInt
 import scala.concurrent.{Await, ExecutionContext, Future}
 
 import flambeau.internal.model.History
 import flambeau.internal.util.Json
-import org.apache.logging.log4j.{Level, LogManager}
-import org.apache.logging.log4j.core.{LogEvent, Logger}
-import org.apache.logging.log4j.core.appender.AbstractAppender
-import org.apache.logging.log4j.core.config.Property
 import org.apache.spark.ml.evaluation.{MulticlassClassificationEvaluator, RegressionEvaluator}
 import org.apache.spark.ml.feature.VectorAssembler
 import org.apache.spark.ml.param.ParamMap
@@ -68,29 +63,9 @@ class FitSuite extends SparkSuite {
     for ((a, b) <- found.zip(expected)) assert(math.abs(a - b) <= relative * math.abs(b), s"$a is not $b")
   }
 
-  /** What the logger `flambeau` has at the level INFO while `use` runs, and what that gives. */
-  private def logged[T](use: => T): (Seq[String], T) = {
-    val lines = new ConcurrentLinkedQueue[String]
-    val appender = new AbstractAppender("lines", null, null, false, Property.EMPTY_ARRAY) {
-      override def append(event: LogEvent): Unit = lines.add(event.getMessage.getFormattedMessage)
-    }
-    appender.start()
-    val logger = LogManager.getLogger("flambeau").asInstanceOf[Logger]
-    val level = logger.getLevel
-    logger.addAppender(appender)
-    logger.setLevel(Level.INFO)
-    try {
-      val result = use
-      (lines.asScala.toList, result)
-    } finally {
-      logger.setLevel(level)
-      logger.removeAppender(appender)
-    }
-  }
-
   test("what held a fit up, and what to change about it, is told after its epochs") {
     val slow = TrainingCases.slow().setNumWorkers(1).setEpochs(2)
-    val (lines, model) = logged(slow.setVerbose(1).fit(rows("slow")))
+    val (lines, model) = Logged(slow.setVerbose(1).fit(rows("slow")))
     val history = model.history
     val seconds =
       Seq("data", "model", "reduce", "optimizer").map(part => part -> history(s"${part}_seconds").sum)
@@ -104,7 +79,7 @@ class FitSuite extends SparkSuite {
     val lastEpoch = lines.indexWhere(_.startsWith("epoch 2 of 2"))
     assert(lastEpoch >= 0 && lines.indices.filter(lines(_) == found.advice).forall(_ > lastEpoch))
     assert(lines.count(_ == found.advice) == 1)
-    val (silent, _) = logged(slow.setVerbose(0).fit(rows("slow")))
+    val (silent, _) = Logged(slow.setVerbose(0).fit(rows("slow")))
     assert(!silent.exists(line => line.startsWith("epoch ") || line.contains("of the workers' time")))
   }
 

@@ -6,7 +6,9 @@ import java.util.BitSet
 
 import scala.collection.JavaConverters._
 
-import flambeau.internal.rows.{DataFile, FrameRows, ParquetRows, Reading, Rows, ShardSet}
+import flambeau.internal.rows.{
+  BitmapRange, DataFile, FirstRows, FrameRows, ParquetRows, Reading, Rows, ShardSet
+}
 import flambeau.internal.session.Settings
 import flambeau.internal.storage.{Site, WorkDirectory}
 import org.apache.spark.ml.linalg.Vectors
@@ -67,13 +69,19 @@ class InPlaceSuite extends SparkSuite {
   private def ids(files: Seq[DataFile]): Seq[Long] = files.flatMap { file =>
     val all = spark.read.parquet(Paths.get(new URI(file.uri)).toString)
       .select($"_metadata.row_index", $"id").as[(Long, Long)].collect().sorted.toSeq
-    file.rows.fold(all) { rows =>
-      val bytes =
-        Files.readAllBytes(Paths.get(rows.uri)).slice(rows.offset.toInt, (rows.offset + rows.length).toInt)
-      val bits = BitSet.valueOf(bytes)
-      assert(bits.length <= all.length && bytes.length == (bits.length + 7) / 8)
-      all.filter { case (row, _) => bits.get(row.toInt) }
-    }.map(_._2)
+    val read = file.rows match {
+      case None => all
+      case Some(FirstRows(count)) =>
+        assert(count <= all.length)
+        all.take(count.toInt)
+      case Some(BitmapRange(uri, offset, length)) =>
+        val bytes = Files.readAllBytes(Paths.get(uri)).slice(offset.toInt, (offset + length).toInt)
+        val bits = BitSet.valueOf(bytes)
+        assert(bits.length <= all.length && bytes.length == (bits.length + 7) / 8)
+        assert(bits.cardinality < bits.length)
+        all.filter { case (row, _) => bits.get(row.toInt) }
+    }
+    read.map(_._2)
   }
 
   private def ids(df: DataFrame): Seq[Long] = df.select("id").as[Long].collect().sorted.toSeq
@@ -85,6 +93,20 @@ class InPlaceSuite extends SparkSuite {
       assert(ids(shards.train) == (0L until NumRows))
       assert(shards.columns.inputs.map(_.shape) == Seq(Some(Nil), Some(Nil)))
       assert(left.isEmpty)
+    }
+  }
+
+  test("of files whose rows are all read, or the first ones, there are numbers and no bitmaps") {
+    val half = NumRows / 2
+    for ((condition, counts) <- Seq("id >= 0" -> Seq(half, half), s"id < ${half + 7}" -> Seq(half, 7L)))
+      of(new FrameRows(table.where(condition))) { shards =>
+        assert(shards.train.map(_.rows) == counts.map(count => Some(FirstRows(count))))
+        assert(shards.numRows == counts.sum && ids(shards.train) == ids(table.where(condition)))
+        assert(left.isEmpty && shards.bitmapsDigest.isDefined)
+      }
+    of(new FrameRows(table.where($"id" < half || $"id" % 2 === 0))) { shards =>
+      val Seq(whole, other) = shards.train.flatMap(_.rows)
+      assert(whole == FirstRows(half) && other.asInstanceOf[BitmapRange].offset == 0)
     }
   }
 
@@ -157,6 +179,50 @@ class InPlaceSuite extends SparkSuite {
     ))
     of(new FrameRows(table), params().setInPlace("never")) { shards =>
       assert(shards.train.forall(_.uri.contains(path("work"))))
+    }
+  }
+
+  test("of a query over a table that is no plain scan it is told why its rows are written") {
+    val auto = params().setInPlace("auto")
+    val few = table.where("id < 10").select("id", "x", "label")
+    val local = spark.range(10).select($"id", $"id".cast("float").as("x"), $"id".cast("float").as("label"))
+    def told(df: DataFrame): Seq[String] = {
+      val (lines, _) =
+        Logged(of(new FrameRows(df), auto)(shards => assert(ids(shards.train).sorted == ids(df))))
+      lines
+    }
+    for (df <- Seq(few.union(local), local.join(few.select("id"), "id")))
+      assert(told(df) == Seq(
+        "the rows are written as shards, and not read in place: it is made of several tables"
+      ))
+    for (df <- Seq(local, local.union(local), local.join(local.select("id"), "id"))) assert(told(df).isEmpty)
+  }
+
+  test(
+    "files in another kind of store than the work directory are written, unless options of stores are set"
+  ) {
+    val (conf, link) =
+      (spark.sparkContext.hadoopConfiguration, "fs.viewfs.mounttable.elsewhere.link./rows")
+    conf.set(link, directory.toUri.toString)
+    val option = "spark.flambeau.store.access_key_id"
+    def told(): String = {
+      val df = spark.read.parquet(s"viewfs://elsewhere/rows/${Paths.get(place).getFileName}")
+      assert(df.inputFiles.forall(_.startsWith("viewfs://elsewhere/rows/")))
+      val (lines, _) = Logged(of(new FrameRows(df), params().setInPlace("auto")) { shards =>
+        assert(ids(shards.train).sorted == (0L until NumRows))
+      })
+      assert(lines.length == 1)
+      lines.head.stripPrefix("the rows are written as shards, and not read in place: ")
+    }
+    try {
+      assert(told() == "its store is not that of workDir, and no spark.flambeau.store option is set")
+      // They are tried, and the store's own reason is told.
+      spark.conf.set(option, "any")
+      val reason = told()
+      assert(reason.contains("viewfs") && !reason.contains("its store is not"))
+    } finally {
+      spark.conf.unset(option)
+      conf.unset(link)
     }
   }
 

@@ -5,15 +5,10 @@ import java.nio.charset.StandardCharsets.UTF_8
 import java.nio.file.attribute.{FileTime, PosixFilePermissions}
 import java.nio.file.{Files, Path, Paths}
 import java.time.{Duration, Instant}
-import java.util.concurrent.ConcurrentLinkedQueue
 
-import flambeau.{FlambeauException, SparkSuite, StoreException}
+import flambeau.{FlambeauException, Logged, SparkSuite, StoreException}
 import org.apache.hadoop.conf.Configuration
 import org.apache.hadoop.fs.RawLocalFileSystem
-import org.apache.logging.log4j.LogManager
-import org.apache.logging.log4j.core.{LogEvent, Logger}
-import org.apache.logging.log4j.core.appender.AbstractAppender
-import org.apache.logging.log4j.core.config.Property
 
 class ScorerSuite extends SparkSuite {
   import ScorerSuite.put
@@ -63,27 +58,19 @@ class ScorerSuite extends SparkSuite {
   }
 
   test("rows are halved where memory runs out, which is told once") {
-    val lines = new ConcurrentLinkedQueue[String]
-    val appender = new AbstractAppender("lines", null, null, false, Property.EMPTY_ARRAY) {
-      override def append(event: LogEvent): Unit = lines.add(event.getMessage.getFormattedMessage)
-    }
-    appender.start()
-    val logger = LogManager.getLogger("flambeau").asInstanceOf[Logger]
-    logger.addAppender(appender)
     val output = Seq(TensorRows(None, "float32", Seq(3L)))
     val scorer = Scorer(spec(64).copy(program = StoredFile.of(Programs.hungry), output = output), none)
-    try
-      for (_ <- 0 until 2) {
-        val batch = scorer.newBatch()
-        for (row <- 0 until 50) put(batch, row.toFloat, -row.toFloat, 0.5f)
-        assert(scorer.score(batch)(0).asInstanceOf[Array[Float]].toSeq ==
-          (0 until 50).flatMap(row => Seq(2f * row, -2f * row, 1f)))
-      }
-    finally {
-      scorer.close()
-      logger.removeAppender(appender)
-    }
-    assert(lines.size == 1 && lines.peek.contains("50 rows at once"), lines)
+    val (lines, _) =
+      try Logged {
+          for (_ <- 0 until 2) {
+            val batch = scorer.newBatch()
+            for (row <- 0 until 50) put(batch, row.toFloat, -row.toFloat, 0.5f)
+            assert(scorer.score(batch)(0).asInstanceOf[Array[Float]].toSeq ==
+              (0 until 50).flatMap(row => Seq(2f * row, -2f * row, 1f)))
+          }
+        }
+      finally scorer.close()
+    assert(lines.length == 1 && lines.head.contains("50 rows at once"), lines)
   }
 
   test("rows lie one after another, of the width that their input has") {

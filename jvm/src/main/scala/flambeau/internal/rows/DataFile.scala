@@ -1,7 +1,7 @@
 package flambeau.internal.rows
 
 import com.fasterxml.jackson.databind.JsonNode
-import com.fasterxml.jackson.databind.node.TextNode
+import com.fasterxml.jackson.databind.node.{LongNode, TextNode}
 import flambeau.internal.util.Json
 import org.apache.spark.sql.DataFrame
 
@@ -14,22 +14,35 @@ import org.apache.spark.sql.DataFrame
   */
 private[flambeau] final case class DataFile(
     uri: String,
-    rows: Option[BitmapRange] = None,
+    rows: Option[FileRows] = None,
     values: Map[String, String] = Map.empty
 ) {
 
   /** The file as the training job names it. */
   def json: JsonNode = rows.fold[JsonNode](new TextNode(uri)) { rows =>
-    val bitmap = Json.obj().put("uri", rows.uri).put("offset", rows.offset).put("length", rows.length)
     val file = Json.obj().put("uri", uri)
-    file.replace("rows", bitmap)
+    file.replace("rows", rows.json)
     if (values.nonEmpty) file.replace("values", Json.of(values, "values"))
     file
   }
 }
 
+/** Which rows of a file are read. */
+private[flambeau] sealed trait FileRows {
+
+  /** These as the training job names them. */
+  def json: JsonNode
+}
+
+/** So many, from the file's first on, which may be all. */
+private[flambeau] final case class FirstRows(count: Long) extends FileRows {
+  override def json: JsonNode = LongNode.valueOf(count)
+}
+
 /** Bytes of a file in which each bit, the lowest of a byte first, says whether a row of another file is read. */
-private[flambeau] final case class BitmapRange(uri: String, offset: Long, length: Long)
+private[flambeau] final case class BitmapRange(uri: String, offset: Long, length: Long) extends FileRows {
+  override def json: JsonNode = Json.obj().put("uri", uri).put("offset", offset).put("length", length)
+}
 
 private[flambeau] object DataFile {
 

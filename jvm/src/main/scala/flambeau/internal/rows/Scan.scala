@@ -17,16 +17,16 @@ import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
 import org.apache.spark.sql.execution.columnar.InMemoryRelation
 import org.apache.spark.sql.execution.datasources.{HadoopFsRelation, LogicalRelation}
 import org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat
-import org.apache.spark.sql.execution.datasources.v2.DataSourceV2ScanRelation
+import org.apache.spark.sql.execution.datasources.v2.{DataSourceV2Relation, DataSourceV2ScanRelation}
 import org.apache.spark.sql.flambeau.Plans
 import org.apache.spark.sql.functions._
 import org.apache.spark.sql.types.{BooleanType, FloatType}
 
 /** A DataFrame whose rows are some of those of files, each once, which are read there.
   *
-  * Spark stays the authority. One aggregate asks it where each row lies, as a bitmap of each file's rows, after filters,
-  * deletion vectors, time travel and whatever else a table's format knows; the columns that a fit reads must be the files'
-  * own, which the optimized plan tells.
+  * Spark stays the authority. One aggregate asks it where each row lies, as a bitmap of each file's rows, or their number where
+  * they are its first ones or all, after filters, deletion vectors, time travel and whatever else a table's format knows; the
+  * columns that a fit reads must be the files' own, which the optimized plan tells.
   *
   * @param file
   *   the hidden column that has the file of a row
@@ -52,8 +52,8 @@ private[rows] final case class Scan(
 ) {
   import Scan._
 
-  /** The rows, which those columns are read of and split by. Runs Spark jobs where they are not all rows of the files, and
-    * writes `bitmaps` then, a file of the work directory.
+  /** The rows, which those columns are read of and split by. Runs Spark jobs where the plan doesn't say that they are
+    * all rows of the files, and writes `bitmaps`, a file of the work directory, where they are not the first ones of each.
     *
     * Throws DataException and StoreException for what workers would not read, and NotInPlace.
     */
@@ -62,17 +62,19 @@ private[rows] final case class Scan(
       ShardSet.inspected(columns, site, whole.sorted(DataFile.order).map(DataFile(_)), Nil, inPlace = true)
     case _ =>
       val found = parts(columns.split)
-      val data = Array.concat(found.map(_.rows): _*)
-      site.write(bitmaps, data)
-      val offsets = found.scanLeft(0L)(_ + _.rows.length)
+      val data = Array.concat(found.flatMap(_.bitmap): _*)
+      if (data.nonEmpty) site.write(bitmaps, data)
+      val offsets = found.scanLeft(0L)(_ + _.numBytes)
       val (validation, train) = found.zip(offsets).partition(_._1.isForValidation)
       def files(of: Seq[(Part, Long)]): Seq[DataFile] = of.map { case (part, offset) =>
-        DataFile(part.uri, Some(BitmapRange(bitmaps, offset, part.rows.length)), part.values)
+        val rows =
+          if (part.bitmap.isEmpty) FirstRows(part.numRows) else BitmapRange(bitmaps, offset, part.numBytes)
+        DataFile(part.uri, Some(rows), part.values)
       }
       val digest = MessageDigest.getInstance("SHA-256")
       digest.update(
         found.map(part =>
-          s"${part.isForValidation} ${part.rows.length} ${part.values.toSeq.sorted.mkString(" ")}"
+          s"${part.isForValidation} ${part.numRows} ${part.numBytes} ${part.values.toSeq.sorted.mkString(" ")}"
         ).mkString(",").getBytes(UTF_8)
       )
       val all = digest.digest(data).map("%02x".format(_)).mkString
@@ -104,19 +106,20 @@ private[rows] final case class Scan(
           throw new NotInPlace(reason, cause = error)
       }
     val parts = found.map { row =>
-      val bitmap = row.getAs[Array[Byte]]("bitmap")
-      if (BitSet.valueOf(bitmap).cardinality != row.getAs[Long]("n"))
+      val (bitmap, numRows) = (Option(row.getAs[Array[Byte]]("bitmap")), row.getAs[Long]("n"))
+      if (bitmap.exists(BitSet.valueOf(_).cardinality != numRows))
         throw new NotInPlace("it has some rows of its files more than once")
       val values = constants.zip(valueNames).map { case (name, value) =>
         name -> Option(row.getAs[String](value))
           .getOrElse(throw new NotInPlace(s"column '$name' holds a null"))
       }
-      Part(uri(row.getAs[String]("file")), row.getAs[Boolean]("flag"), bitmap, values.toMap)
+      Part(uri(row.getAs[String]("file")), row.getAs[Boolean]("flag"), numRows, bitmap, values.toMap)
     }
     parts.sortBy(_.isForValidation).sortBy(_.uri)(DataFile.order)
   }
 
-  /** A row for each file and for being for validation, with the number of rows and the bitmap of these.
+  /** A row for each file and for being for validation, with the number of rows, and the bitmap of these where they are not the
+    * file's first ones.
     *
     * Numbers are hashed; for Spark's own bitmaps (`bitmap_construct_agg`) all rows would be sorted first, which takes three
     * times as long.
@@ -140,7 +143,7 @@ private[rows] final case class Scan(
           ): _*
         )
         .select(
-          Seq(col("file"), col("flag"), col("n"), bitmap(col("words"), col("bits")).as("bitmap")) ++
+          Seq(col("file"), col("flag"), col("n"), bitmap(col("n"), col("words"), col("bits")).as("bitmap")) ++
             valueNames.map(col): _*
         )
     catch {
@@ -160,13 +163,18 @@ private[rows] final case class Scan(
 
 private[rows] object Scan {
 
-  /** A file, and a bit for each of its rows from the first on, up to the last that is read. */
+  /** A file, and how many of its rows are read: the first ones, or those of a bitmap, which has a bit for each from the first
+    * on, up to the last that is read.
+    */
   private final case class Part(
       uri: String,
       isForValidation: Boolean,
-      rows: Array[Byte],
+      numRows: Long,
+      bitmap: Option[Array[Byte]],
       values: Map[String, String]
-  )
+  ) {
+    def numBytes: Int = bitmap.fold(0)(_.length)
+  }
 
   private val Iceberg = "org.apache.iceberg.spark.source.SparkTable"
   private val IcebergBase = "org.apache.iceberg.BaseTable"
@@ -188,11 +196,12 @@ private[rows] object Scan {
   /** Schemes that mean the same store as others. */
   private val Stores = Map("s3a" -> "s3", "abfss" -> "abfs")
 
-  /** One bitmap of words of 64 rows each, without the zeros at its end. */
-  private val bitmap = udf { (words: Seq[Long], bits: Seq[Long]) =>
+  /** One bitmap of words of 64 rows each, without the zeros at its end; none for the first `numRows` of a file. */
+  private val bitmap = udf { (numRows: Long, words: Seq[Long], bits: Seq[Long]) =>
     val all = new Array[Long](words.max.toInt + 1)
     for ((word, rows) <- words.zip(bits)) all(word.toInt) = rows
-    BitSet.valueOf(all).toByteArray
+    val rows = BitSet.valueOf(all)
+    if (rows.length == numRows && rows.cardinality == numRows) null else rows.toByteArray
   }
 
   /** How the rows of a DataFrame are read of its files, of which those columns are to be; with `keepsOrder` as the DataFrame
@@ -229,7 +238,13 @@ private[rows] object Scan {
   private def read(plan: LogicalPlan): (Seq[String], LogicalPlan) = {
     val operators = Iterator.iterate(plan)(_.children.head).takeWhile(_.children.length == 1).toList
     val last = operators.lastOption.fold(plan)(_.children.head)
-    if (last.children.nonEmpty) throw new NotInPlace("it is made of several tables", isNotable = false)
+    if (last.children.nonEmpty) {
+      val hasTable = last.collectLeaves().exists {
+        case _: LogicalRelation | _: DataSourceV2Relation | _: DataSourceV2ScanRelation => true
+        case _                                                                          => false
+      }
+      throw new NotInPlace("it is made of several tables", isNotable = hasTable)
+    }
     (operators.map(_.nodeName), last)
   }
 
