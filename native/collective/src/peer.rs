@@ -11,6 +11,15 @@ pub struct Peer {
     pub host: String,
 }
 
+/// The ranks that one works with directly in each collective, by the way there.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Peers {
+    /// The others of its host, whose memory it shares.
+    pub shared_memory: Vec<usize>,
+    /// The leaders of the other hosts, where it leads its own.
+    pub tcp: Vec<usize>,
+}
+
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} on {}", self.rank, self.host)

@@ -43,7 +43,7 @@ use crate::liveness::monitor::Monitor;
 use crate::liveness::wait::Wait;
 use crate::memory::region::Registry;
 use crate::options::{GroupOptions, TransportChoice};
-use crate::peer::Peer;
+use crate::peer::{Peer, Peers};
 use crate::shared_memory::SharedMemory;
 use crate::shared_memory::host::Host;
 use crate::tcp::Tcp;
@@ -58,6 +58,7 @@ pub(crate) struct Connected {
     pub(crate) registry: Arc<Registry>,
     /// `None` for a group of one rank.
     pub(crate) transport: Option<Box<dyn Transport>>,
+    pub(crate) peers: Peers,
 }
 
 /// Connects this rank to all others.
@@ -80,6 +81,7 @@ pub(crate) fn connect(rendezvous: &mut dyn Rendezvous, options: GroupOptions) ->
             monitor: None,
             registry,
             transport: None,
+            peers: Peers::default(),
         });
     }
     handshake::check(&options.secret)?;
@@ -159,6 +161,7 @@ pub(crate) fn connect(rendezvous: &mut dyn Rendezvous, options: GroupOptions) ->
     let (topology, attachment) = share_memory(local, &infos, &proof, &health, &wait)?;
     let host = attachment
         .map(|Attachment { board, links }| Host::new(board, links, registry.clone(), world_size));
+    let direct = topology.peers(rank);
     let tcp = if topology.hosts.len() > 1 {
         let connections = connect_leaders(&full_mesh, &topology, &health, &deadline)?;
         Some(Tcp::new(topology, connections))
@@ -179,6 +182,7 @@ pub(crate) fn connect(rendezvous: &mut dyn Rendezvous, options: GroupOptions) ->
         monitor: Some(monitor),
         registry,
         transport,
+        peers: direct,
     })
 }
 

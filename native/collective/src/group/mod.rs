@@ -25,6 +25,7 @@ use crate::liveness::wait::Wait;
 use crate::lock::lock;
 use crate::memory::GroupBuffer;
 use crate::options::GroupOptions;
+use crate::peer::Peers;
 use crate::phase::Stall;
 
 /// The ranks of a job, connected. Cheap to clone; the last clone to be dropped leaves the group in good order.
@@ -116,6 +117,11 @@ impl ProcessGroup {
     /// The name of the host that `rank` runs on. Panics when `rank` is outside the group.
     pub fn host_of(&self, rank: usize) -> &str {
         &self.core().health.members[rank].peer.host
+    }
+
+    /// The ranks that this one works with directly in each collective.
+    pub fn peers(&self) -> &Peers {
+        &self.core().peers
     }
 
     /// The first cause of the group's failure, if it has failed. Never blocks.

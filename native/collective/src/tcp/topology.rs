@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::call::{Piece, Ranks};
+use crate::peer::Peers;
 
 /// Consecutive ranks on one host, whose elements are added one after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,6 +75,18 @@ impl Topology {
         self.hosts[host][0]
     }
 
+    /// Whom a rank of this host works with directly.
+    pub(crate) fn peers(&self, rank: usize) -> Peers {
+        let leaders = (0..self.hosts.len()).map(|host| self.leader(host));
+        Peers {
+            shared_memory: others(self.members().iter().copied(), rank),
+            tcp: match self.leader(self.here) == rank {
+                true => others(leaders, rank),
+                false => vec![],
+            },
+        }
+    }
+
     /// Whether any host has several members.
     pub(crate) fn is_hierarchical(&self) -> bool {
         self.hosts.iter().any(|members| members.len() > 1)
@@ -136,6 +149,10 @@ impl Topology {
         route.extend(rest.into_iter().filter(|host| *host != last));
         route
     }
+}
+
+fn others(ranks: impl Iterator<Item = usize>, rank: usize) -> Vec<usize> {
+    ranks.filter(|other| *other != rank).collect()
 }
 
 #[cfg(test)]

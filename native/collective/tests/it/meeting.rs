@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use flambeau_collective::{
-    CollectiveError, GroupOptions, ProcessGroup, Rendezvous, TcpRendezvous, TransportChoice,
+    CollectiveError, GroupOptions, Peers, ProcessGroup, Rendezvous, TcpRendezvous, TransportChoice,
 };
 
 use crate::harness::{self, PATIENCE, Placement, SECRET, held_address, unlisten};
@@ -424,6 +424,35 @@ fn the_address_of_another_family_works() {
         assert_eq!(group.world_size(), 2);
         assert!(!group.host_of(1).is_empty());
     });
+}
+
+#[test]
+fn ranks_work_with_those_of_their_host_and_leaders_with_each_other() {
+    let of = |shared_memory: &[usize], tcp: &[usize]| Peers {
+        shared_memory: shared_memory.into(),
+        tcp: tcp.into(),
+    };
+    let cases = [
+        (
+            Placement::OneHost,
+            [of(&[1, 2], &[]), of(&[0, 2], &[]), of(&[0, 1], &[])],
+        ),
+        (
+            Placement::Tcp,
+            [of(&[], &[1, 2]), of(&[], &[0, 2]), of(&[], &[0, 1])],
+        ),
+        (
+            Placement::Hosts(vec![0, 1, 0]),
+            [of(&[2], &[1]), of(&[], &[0]), of(&[0], &[])],
+        ),
+    ];
+    for (placement, expected) in cases {
+        harness::ranks(
+            3,
+            |rank| placement.options(rank),
+            |group| assert_eq!(group.peers(), &expected[group.rank()], "{placement:?}"),
+        );
+    }
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! A timeline of some steps on all ranks: recorded by each, gathered, and written by rank 0 as one trace.
 
+use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use flambeau_collective::{CallRecord, ProcessGroup};
+use flambeau_collective::{CallRecord, Peers, ProcessGroup};
 use flambeau_data::Store;
 
 use super::evaluation::gather;
@@ -106,6 +107,7 @@ impl Timeline {
         let base = recording.base;
         let record = RankRecord {
             host: self.group.host_of(self.group.rank()).into(),
+            peers: peers_of(self.group.peers()),
             began: recording.began,
             meetings: recording.meetings,
             phases: timed(base, &recorded.phases, |phase| phase.name().into()),
@@ -162,6 +164,13 @@ fn timed<T: Copy, U>(base: Instant, spans: &[Span<T>], name: impl Fn(T) -> U) ->
         ended: nanos(base, span.ended),
     };
     spans.iter().map(timed).collect()
+}
+
+fn peers_of(peers: &Peers) -> BTreeMap<String, String> {
+    let ways = [("sharedMemory", &peers.shared_memory), ("tcp", &peers.tcp)];
+    let told = ways.into_iter().filter(|(_, ranks)| !ranks.is_empty());
+    told.map(|(way, ranks)| (way.into(), trace::ranges(ranks)))
+        .collect()
 }
 
 fn call_of(base: Instant, call: CallRecord) -> Timed<Call> {

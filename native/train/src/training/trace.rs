@@ -5,7 +5,7 @@
 //! before everybody has come, so a rank whose clock is ahead of rank 0's by `d` has, of each meeting,
 //! `entered - left0 <= d <= left - entered0`: all meetings together give an interval, whose middle is taken.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -18,6 +18,8 @@ const COLLECTIVES: u32 = 1;
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct RankRecord {
     pub(crate) host: String,
+    /// The ranks that its collectives work with directly, by the way there, each as `ranges` tells them.
+    pub(crate) peers: BTreeMap<String, String>,
     /// That beginning by the rank's clock, in seconds since 1970.
     pub(crate) began: f64,
     /// When it entered and left each meeting.
@@ -124,7 +126,7 @@ pub(crate) fn merge(records: &[RankRecord]) -> Vec<u8> {
                 let here = at + offset.value;
                 (here.clamp(call.began, call.ended), *last)
             });
-            for event in lanes.call(call, arrival) {
+            for event in lanes.call(call, &record.peers, arrival) {
                 append(&mut trace, &event);
             }
         }
@@ -219,14 +221,23 @@ impl Lanes {
     }
 
     /// A collective, with its wait for the last rank and what followed where all ranks' beginnings are known.
-    fn call(&self, call: &Timed<Call>, arrival: Option<(i64, usize)>) -> Vec<Value> {
+    fn call(
+        &self,
+        call: &Timed<Call>,
+        peers: &BTreeMap<String, String>,
+        arrival: Option<(i64, usize)>,
+    ) -> Vec<Value> {
         let (began, ended, of) = (call.began, call.ended, &call.of);
         let name = match &of.label {
             Some(label) => format!("{} of {label}", of.operation),
             None => of.operation.clone(),
         };
-        let mut args =
-            json!({ "operation": of.operation, "sequence": of.sequence, "bytes": of.num_bytes });
+        let mut args = json!({
+            "operation": of.operation,
+            "sequence": of.sequence,
+            "bytes": of.num_bytes,
+            "peers": peers,
+        });
         let mut parts = vec![];
         if let Some((arrived, last)) = arrival {
             args["waitMicroseconds"] = micros(arrived - began);
@@ -248,6 +259,17 @@ impl Lanes {
     }
 }
 
+/// Ascending ranks, those that follow one another by the first and the last of them: `0-2, 5`. A list of all in each event would be
+/// most of the file where there are many.
+pub(crate) fn ranges(ranks: &[usize]) -> String {
+    let runs = ranks.chunk_by(|rank, next| rank + 1 == *next);
+    let told = runs.map(|run| match run {
+        [rank] => rank.to_string(),
+        _ => format!("{}-{}", run[0], run[run.len() - 1]),
+    });
+    told.collect::<Vec<_>>().join(", ")
+}
+
 /// Nanoseconds in microseconds.
 fn micros(nanos: i64) -> Value {
     json!(nanos as f64 / 1e3)
@@ -267,6 +289,7 @@ mod tests {
         };
         RankRecord {
             host: "here".into(),
+            peers: BTreeMap::from([("sharedMemory".into(), ranges(&[0, 1, 2, 5, 7, 8]))]),
             began: 100.0,
             meetings: meetings
                 .iter()
@@ -321,5 +344,9 @@ mod tests {
         assert_eq!(whole["name"], "all_reduce of bucket 1");
         assert_eq!(whole["args"]["lastRank"], 1);
         assert_eq!(whole["args"]["bytes"], 40);
+        assert_eq!(
+            whole["args"]["peers"],
+            json!({"sharedMemory": "0-2, 5, 7-8"})
+        );
     }
 }

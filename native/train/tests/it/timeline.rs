@@ -203,6 +203,10 @@ fn a_timeline_has_all_ranks_steps_and_lanes_and_adds_up_to_the_history() {
         assert_eq!(reduced.len(), 9);
         for call in reduced {
             check_parts(&spans, &call);
+            assert_eq!(
+                call.args["peers"],
+                json!({ "sharedMemory": (1 - rank).to_string() })
+            );
             // The module's 31 float64 and the sums.
             assert!(call.args["bytes"].as_u64().unwrap() > 31 * 8, "{call:?}");
         }
@@ -251,6 +255,10 @@ fn buckets_that_are_reduced_while_backward_goes_on_are_shown_beside_it() {
             check_parts(&spans, first);
             check_parts(&spans, second);
             assert!(first.ended <= second.began + ROUNDING);
+            assert_eq!(
+                first.args["peers"],
+                json!({ "tcp": (1 - rank).to_string() })
+            );
             // `w2` fills the first, `w1` and `b1` are in the second.
             assert!(bytes(first) >= 8 * hidden as u64);
             assert!(bytes(second) >= 8 * 5 * hidden as u64);
