@@ -44,6 +44,7 @@ DEFAULT_OF_SPARK = {"threshold"}
 
 # Params whose values JSON's types do not tell whole: type and check in Python.
 PYTHON_KINDS = {
+    "gradientGroups": ("list[list[str]]", "groups_of_names"),
     "initialModel": ("str | Model", "saved_model"),
     "inputShapes": ("list[list[int]]", "shapes"),
     "inputTypes": ("list[str]", "input_types"),
@@ -53,6 +54,7 @@ PYTHON_KINDS = {
 }
 # The same in Scala: the param's class, the value's type, and the check.
 SCALA_KINDS = {
+    "gradientGroups": ("GroupsParam", "Array[Array[String]]", "Groups"),
     "inputShapes": ("ShapesParam", "Array[Array[Int]]", "Shapes"),
     "inputTypes": ("StringArrayParam", "Array[String]", "InputTypes"),
     "outputCols": ("StringArrayParam", "Array[String]", "OutputColumns"),
@@ -498,7 +500,7 @@ def scala(found: list[Group]) -> str:
     """The file with the params of Scala."""
     params = [param for group in found for param in group.params]
     ours = {scala_kind(param)[0].split("[")[0] for param in params if is_declared_in_scala(param)}
-    kinds = sorted(ours - {"ShapesParam"})
+    kinds = sorted(ours - {"GroupsParam", "ShapesParam"})
     mixins = sorted(SPARK[param.name] for param in params if param.name in SPARK)
     lines = [
         "package flambeau",

@@ -157,9 +157,11 @@ def validate_job(
     job_json: str,
     training_metrics: Sequence[str] | None = None,
     validation_metrics: Sequence[str] | None = None,
+    parameters: Sequence[str] | None = None,
 ) -> None:
     """Checks a training job, with the names of the metrics that training rows have and of those that
-    validation rows have, where they are known and it does not hold them.
+    validation rows have, where they are known and it does not hold them, and those of the parameters that
+    are trained.
 
     Raises `flambeau.errors.ParamError` (a ValueError) naming param and value.
     """

@@ -174,6 +174,18 @@ def test_lanes_that_do_not_divide_the_batch(spark: SparkSession) -> None:
         regressor(dataLanes=3).fit(rows(spark))
 
 
+@pytest.mark.parametrize("runtime", ["python", "native"])
+def test_a_gradient_group_of_a_parameter_that_is_not_trained(spark: SparkSession, runtime: str) -> None:
+    """Before slots are waited for, of which there are none."""
+    module = nn.Linear(1, 1)
+    module.bias.requires_grad_(False)
+    trained = "but must be the name of a parameter that is trained, such as weight"
+    for name in ("wieght", "bias"):
+        grouped = regressor(model=module, runtime=runtime, gradientGroups=[[name]], numWorkers=64)
+        with pytest.raises(ParamError, match=re.escape(f'gradientGroups[0][0] is "{name}", {trained}')):
+            grouped.fit(rows(spark))
+
+
 def test_forward_with_other_arguments(spark: SparkSession) -> None:
     with pytest.raises(DataError, match=r"forward.*can't be called with the 1 input tensors x"):
         regressor(model=TwoArguments()).fit(rows(spark))

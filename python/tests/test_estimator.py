@@ -403,7 +403,7 @@ def test_the_same_seed_gives_the_same_bits(spark: SparkSession) -> None:
 
 
 def test_an_estimator_is_saved_with_its_objects(spark: SparkSession, tmp_path: Path) -> None:
-    estimator = regressor(epochs=2, weightCol="x0", metrics=["mae"])
+    estimator = regressor(epochs=2, weightCol="x0", metrics=["mae"], gradientGroups=[["bias", "weight"]])
     path = str(tmp_path / "estimator")
     estimator.save(path)
     estimator.write().overwrite().save(path)

@@ -186,6 +186,7 @@ ALL = {
     "emaDecay": 0.8,
     "gradientClipValue": 0.05,
     "bucketSize": 256,
+    "gradientGroups": [["bias", "weight"]],
     "lrSchedule": "onecycle",
     "learningRate": 0.05,
     "validationFraction": 0.2,

@@ -15,6 +15,9 @@ import torch
 from harness import make_job, tensor, train, write_shards
 from torch import nn
 
+GROUPS = [["5.bias", "0.weight"], ["1.weight", "0.bias"]]
+"""Of the parameters of `mlp`, those that are reduced together."""
+
 
 def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
@@ -48,7 +51,7 @@ def lanes(num_rows: int, num_lanes: int) -> list[range]:
 
 @pytest.mark.parametrize(
     ("make", "transport", "params"),
-    [(mlp, "auto", {}), (mlp, "tcp", {"bucketSize": 100}), (wide_mlp, "auto", {})],
+    [(mlp, "auto", {}), (mlp, "tcp", {"bucketSize": 100, "gradientGroups": GROUPS}), (wide_mlp, "auto", {})],
 )
 def test_two_hundred_steps_are_ddps_to_the_bit(
     tmp_path: Path, make: Callable[[], nn.Module], transport: str, params: dict[str, Any]

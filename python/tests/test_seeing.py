@@ -53,9 +53,10 @@ def jobs(spark: SparkSession) -> list[tuple[str | None, str | None]]:
 
 @pytest.fixture(scope="module")
 def fitted(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> TorchModel:
-    """A fit whose second epoch has a timeline."""
+    """A fit whose second epoch has a timeline, with one group of gradients that would else be two buckets."""
     work = tmp_path_factory.mktemp("work")
-    return regressor(work, profile="steps 6-11").fit(rows(spark))
+    grouped: dict[str, Any] = {"bucketSize": 1, "gradientGroups": [["bias", "weight"]]}
+    return regressor(work, profile="steps 6-11", **grouped).fit(rows(spark))
 
 
 def test_the_timeline_is_told_and_has_both_workers_and_their_steps(fitted: TorchModel) -> None:

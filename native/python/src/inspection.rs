@@ -10,22 +10,27 @@ use pyo3::prelude::*;
 use crate::error;
 
 /// Checks a training job, with the names of the metrics that training rows have and of those that validation rows have, where
-/// they are known and the job does not hold them. Raises `flambeau.errors.ParamError` (a ValueError) that names the param, its
-/// value and what is allowed.
+/// they are known and the job does not hold them, and with those of the parameters that are trained. Raises
+/// `flambeau.errors.ParamError` (a ValueError) that names the param, its value and what is allowed.
 #[pyfunction]
-#[pyo3(signature = (job_json, training_metrics = None, validation_metrics = None))]
+#[pyo3(signature = (job_json, training_metrics = None, validation_metrics = None, parameters = None))]
 pub(crate) fn validate_job(
     py: Python<'_>,
     job_json: &str,
     training_metrics: Option<Vec<String>>,
     validation_metrics: Option<Vec<String>>,
+    parameters: Option<Vec<String>>,
 ) -> PyResult<()> {
     let names = training_metrics.map(|training| MetricNames {
         training,
         validation: validation_metrics.unwrap_or_default(),
     });
     TrainingJob::from_json(job_json)
-        .and_then(|job| names.map_or(Ok(()), |names| job.check_metrics(&names)))
+        .and_then(|job| {
+            names.map_or(Ok(()), |names| job.check_metrics(&names))?;
+            let parameters = parameters.map(|all| job.check_parameters(&all));
+            parameters.unwrap_or(Ok(()))
+        })
         .map_err(|failure| error::from_job(py, &failure))
 }
 

@@ -81,6 +81,9 @@ pub fn build(job: &TrainingJob, store: &Store) -> Result<TorchModel, TorchError>
 /// As [`build`]; and what fails on those rows, such as inputs of other shapes than `forward` takes.
 pub fn check_job(job: &TrainingJob, store: &Store) -> Result<JobCheck, TorchError> {
     let parts = parts(job, store)?;
+    let trained = parts.tensors.trained.iter();
+    job.check_parameters(&trained.map(|entry| &*entry.name).collect::<Vec<_>>())
+        .map_err(|error| TorchError::Param(error.to_string()))?;
     let spec = &job.data.spec;
     let output = random::forked(|| {
         if !spec.inputs.iter().all(is_known) {

@@ -146,6 +146,24 @@ def shapes(value: Any) -> list[list[int]]:
     raise ParamError(f"must be a list with a shape for each input, such as [[3, 32, 32]], got {value!r}")
 
 
+def groups_of_names(value: Any) -> list[list[str]]:
+    """A list of lists of strings, at least one in each, all of them different."""
+    if (
+        isinstance(value, (list, tuple))
+        and value
+        and all(isinstance(group, (list, tuple)) and group for group in value)
+    ):
+        names = [name for group in value for name in group]
+        if all(isinstance(name, str) and name for name in names):
+            if len(set(names)) == len(names):
+                return [list(group) for group in value]
+            raise ParamError(f"must name each parameter once, got {value!r}")
+    raise ParamError(
+        "must be a list of groups, each a list of names of parameters, such as "
+        f"[['encoder.weight', 'encoder.bias']], got {value!r}"
+    )
+
+
 def input_types(value: Any) -> list[str]:
     """A list of tensor types."""
     if isinstance(value, (list, tuple)) and value and all(item in INPUT_TYPES for item in value):

@@ -30,6 +30,7 @@ from flambeau.params.converters import (
     Integer,
     Number,
     boolean,
+    groups_of_names,
     input_types,
     one_of,
     output_columns,
@@ -515,7 +516,7 @@ class HasTrainingLoop(CheckedParams, HasSeed):
         "Steps of the optimizer between two averages. With 1 the workers average their gradients in each "
         "step. With more each steps on its own gradients, and after so many steps, before each checkpoint "
         "and at the end of each epoch the weights and the optimizer's state are averaged (local SGD). Not on "
-        "GPUs, nor with gradientCompression, emaDecay or precision fp16.",
+        "GPUs, nor with gradientCompression, gradientGroups, emaDecay or precision fp16.",
         Integer(1, 1_000_000),
     )
 
@@ -526,6 +527,16 @@ class HasTrainingLoop(CheckedParams, HasSeed):
         "its gradients are there. The first one is closed at 1 MiB where that is less. Larger ones make "
         "fewer messages, smaller ones begin earlier.",
         Integer(1, 1_073_741_824),
+    )
+
+    gradientGroups: Param[list[list[str]]] = Param(
+        Params._dummy(),
+        "gradientGroups",
+        "Names of parameters whose gradients are reduced together, as soon as the last of them is there, a "
+        'list for each group, such as [["encoder.weight", "encoder.bias"]]: a group is a bucket of its own, '
+        "whatever its bytes, and one for each type where its parameters have several. The others are in "
+        "buckets by bucketSize, as all are when it is not set.",
+        groups_of_names,
     )
 
     gradientCompression: Param[str] = Param(
@@ -694,6 +705,14 @@ class HasTrainingLoop(CheckedParams, HasSeed):
     def getBucketSize(self) -> int:
         """The value of `bucketSize`, or its default."""
         return self.getOrDefault(self.bucketSize)
+
+    def setGradientGroups(self, value: list[list[str]] | None) -> Self:
+        """Sets `gradientGroups`; None unsets it."""
+        return self._set(gradientGroups=value)
+
+    def getGradientGroups(self) -> list[list[str]] | None:
+        """The value of `gradientGroups`, None when it is not set."""
+        return self._value("gradientGroups")
 
     def setGradientCompression(self, value: str | None) -> Self:
         """Sets `gradientCompression`; None unsets it."""
@@ -1499,6 +1518,7 @@ class EstimatorArguments(OtherNames, total=False):
     emaDecay: float | None
     syncEvery: int | None
     bucketSize: int | None
+    gradientGroups: list[list[str]] | None
     gradientCompression: str | None
     powerSgdRank: int | None
     powerSgdStartStep: int | None
@@ -1602,6 +1622,7 @@ class HasConstructor(CheckedParams):
         emaDecay: float | None = None,
         syncEvery: int = 1,
         bucketSize: int = 26214400,
+        gradientGroups: list[list[str]] | None = None,
         gradientCompression: str = "none",
         powerSgdRank: int = 1,
         powerSgdStartStep: int = 1000,
@@ -1791,11 +1812,17 @@ class HasConstructor(CheckedParams):
             Steps of the optimizer between two averages. With 1 the workers average their gradients in
             each step. With more each steps on its own gradients, and after so many steps, before each
             checkpoint and at the end of each epoch the weights and the optimizer's state are averaged
-            (local SGD). Not on GPUs, nor with gradientCompression, emaDecay or precision fp16.
+            (local SGD). Not on GPUs, nor with gradientCompression, gradientGroups, emaDecay or precision
+            fp16.
         bucketSize : int, default 26214400 (expert)
             Bytes of gradients that are reduced at once: while backward goes on, a bucket is reduced as
             soon as its gradients are there. The first one is closed at 1 MiB where that is less. Larger
             ones make fewer messages, smaller ones begin earlier.
+        gradientGroups : list[list[str]], default not set (expert)
+            Names of parameters whose gradients are reduced together, as soon as the last of them is
+            there, a list for each group, such as [["encoder.weight", "encoder.bias"]]: a group is a
+            bucket of its own, whatever its bytes, and one for each type where its parameters have
+            several. The others are in buckets by bucketSize, as all are when it is not set.
         gradientCompression : str, default 'none'
             What float32 gradients travel as between the workers: none, as they are; fp16 or bf16, as
             16-bit floats, summed in float32 between CPUs, where fp16 has more digits and bf16 the range

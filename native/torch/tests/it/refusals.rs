@@ -103,6 +103,18 @@ fn shapes_that_do_not_fit_are_refused_before_the_training() {
 }
 
 #[test]
+fn a_group_of_gradients_with_an_unknown_parameter_is_refused_by_name() {
+    let fields = json!({"loss": {"name": "mse"}, "optimizer": {"name": "adam"}});
+    let mut job = job(&path("linear-float32.pt"), DType::Float32, 34, 0, fields);
+    job.params.gradient_groups = Some(vec![vec!["wieght".into()]]);
+    let error = check_job(&job, &store()).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "gradientGroups[0][0] is \"wieght\", but must be the name of a parameter that is trained, such as a"
+    );
+}
+
+#[test]
 fn a_job_is_described() {
     let fields =
         json!({"loss": {"name": "mse"}, "optimizer": {"name": "adam"}, "metrics": ["rmse"]});

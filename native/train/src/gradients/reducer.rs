@@ -82,10 +82,12 @@ struct Sums {
 }
 
 /// How a reducer lays out and launches its buckets.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReducerOptions {
     /// How large buckets may be.
     pub sizes: BucketSizes,
+    /// The parameters, each in one group at most, that have buckets of their own. Default none.
+    pub groups: Vec<Vec<usize>>,
     /// Whether full buckets are reduced on the group's communication thread while backward goes on. Worth it where ranks
     /// wait for a network, or there is a core to spare for that thread: its hand-over costs more than a small reduction in
     /// shared memory. Default false.
@@ -121,7 +123,7 @@ impl GradientReducer {
                 "on the CPU",
             ));
         }
-        let layout = Arc::new(lay_out(&parameters, order, options.sizes));
+        let layout = Arc::new(lay_out(&parameters, order, &options));
         let buckets = HostBuckets::new(
             group.clone(),
             &parameters,
@@ -162,7 +164,7 @@ impl GradientReducer {
                 &allowed,
             ));
         }
-        let layout = Arc::new(lay_out(&parameters, order, options.sizes));
+        let layout = Arc::new(lay_out(&parameters, order, &options));
         let halves = options.compression.on_device()?;
         let gradients = allocate(&layout.buckets, halves);
         let gradients = gradients.map_err(Cause::Model)?;
@@ -556,15 +558,11 @@ fn check(parameters: &[ParameterInfo]) -> Result<(), Cause> {
 fn lay_out(
     parameters: &[ParameterInfo],
     order: Option<&[usize]>,
-    sizes: BucketSizes,
+    options: &ReducerOptions,
 ) -> BucketLayout {
-    match order {
-        Some(order) => BucketLayout::new(parameters, order, sizes),
-        None => {
-            let reversed: Vec<usize> = (0..parameters.len()).rev().collect();
-            BucketLayout::new(parameters, &reversed, sizes)
-        }
-    }
+    let reversed: Vec<usize> = (0..parameters.len()).rev().collect();
+    let order = order.unwrap_or(&reversed);
+    BucketLayout::new(parameters, order, options.sizes, &options.groups)
 }
 
 fn refused(param: &str, value: &str, allowed: &str) -> Cause {

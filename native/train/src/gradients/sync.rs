@@ -11,6 +11,7 @@ use crate::gradients::average::ModelAverage;
 use crate::gradients::compression::CompressionState;
 use crate::gradients::reducer::{GradientReducer, ReducerOptions};
 use crate::job::compression::Compression;
+use crate::job::groups;
 use crate::job::params::{Precision, TrainingParams};
 use crate::model::Model;
 use crate::model::layout::{BucketLayout, BucketSizes, ParameterInfo};
@@ -88,8 +89,11 @@ pub(crate) fn new(
     if params.precision == Precision::Fp16 {
         check_unscaled(&parameters)?;
     }
+    let names: Vec<&str> = parameters.iter().map(|info| &*info.name).collect();
+    let groups = params.gradient_groups.as_deref().unwrap_or_default();
     let options = ReducerOptions {
         sizes: BucketSizes::up_to(params.bucket_size),
+        groups: groups::places(groups, &names)?,
         overlaps,
         compression: Compression::of(params),
         is_local: params.sync_every > 1,
@@ -156,7 +160,7 @@ impl AllReduce {
             accelerator.as_ref(),
             parameters,
             None,
-            options,
+            &options,
         )?;
         Ok(AllReduce {
             group,
@@ -188,7 +192,8 @@ impl AllReduce {
             .map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize)
             .collect();
         let parameters = self.reducer.parameters();
-        if BucketLayout::new(parameters, &order, self.options.sizes) == *present {
+        let ReducerOptions { sizes, groups, .. } = &self.options;
+        if BucketLayout::new(parameters, &order, *sizes, groups) == *present {
             return Ok(());
         }
         let reducer = reducer(
@@ -197,7 +202,7 @@ impl AllReduce {
             self.accelerator.as_ref(),
             parameters.to_vec(),
             Some(&order),
-            self.options,
+            &self.options,
         )?;
         reducer.restore(
             self.reducer.num_steps(),
@@ -298,9 +303,9 @@ fn reducer(
     accelerator: Option<&Accelerator>,
     parameters: Vec<ParameterInfo>,
     order: Option<&[usize]>,
-    options: ReducerOptions,
+    options: &ReducerOptions,
 ) -> Result<Arc<GradientReducer>, Cause> {
-    let group = group.clone();
+    let (group, options) = (group.clone(), options.clone());
     let reducer = match accelerator {
         None => GradientReducer::new(group, parameters, order, options),
         Some(accelerator) => {

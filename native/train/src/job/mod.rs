@@ -2,6 +2,7 @@
 
 mod bounds;
 pub(crate) mod compression;
+pub(crate) mod groups;
 pub(crate) mod monitor;
 pub(crate) mod params;
 pub(crate) mod profile;
@@ -172,6 +173,16 @@ impl TrainingJob {
     /// [`JobError::Invalid`] for a `monitor` that names none of them.
     pub fn check_metrics(&self, names: &MetricNames) -> Result<(), JobError> {
         Monitor::new(&self.params, names).map(drop)
+    }
+
+    /// Checks what the params say of the parameters, for a model that trains those of these names.
+    ///
+    /// # Errors
+    ///
+    /// [`JobError::Invalid`] for `gradientGroups` with a name that is none of theirs.
+    pub fn check_parameters(&self, names: &[impl AsRef<str>]) -> Result<(), JobError> {
+        let groups = self.params.gradient_groups.as_deref().unwrap_or_default();
+        groups::places(groups, names).map(drop)
     }
 
     /// What all ranks must have alike, by name, for `GroupOptions::terms`: each param but those that concern one machine or what
@@ -364,12 +375,17 @@ impl TrainingJob {
                 "left unset where gradientClipNorm is set: gradients are clipped by one of the two",
             ));
         }
+        groups::check(params.gradient_groups.as_deref().unwrap_or_default())?;
         let excluded = [
             (
                 params.gradient_compression != GradientCompression::None,
                 "gradientCompression none",
             ),
             (params.ema_decay.is_some(), "emaDecay left unset"),
+            (
+                params.gradient_groups.is_some(),
+                "gradientGroups left unset",
+            ),
             (
                 params.precision == Precision::Fp16,
                 "another precision than fp16",

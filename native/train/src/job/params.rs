@@ -327,6 +327,7 @@ const GROUPS: [(&str, &str, &[&str]); 11] = [
             "emaDecay",
             "syncEvery",
             "bucketSize",
+            "gradientGroups",
             "gradientCompression",
             "powerSgdRank",
             "powerSgdStartStep",
@@ -396,10 +397,11 @@ const GROUPS: [(&str, &str, &[&str]); 11] = [
 ];
 
 /// Params whose defaults serve in all but special cases: Spark ML's expert params.
-const EXPERT: [&str; 18] = [
+const EXPERT: [&str; 19] = [
     "shuffleWindow",
     "syncEvery",
     "bucketSize",
+    "gradientGroups",
     "powerSgdRank",
     "powerSgdStartStep",
     "topKRatio",
@@ -692,8 +694,8 @@ pub struct TrainingParams {
 
     /// Steps of the optimizer between two averages. With 1 the workers average their gradients in each step. With more each
     /// steps on its own gradients, and after so many steps, before each checkpoint and at the end of each epoch the weights
-    /// and the optimizer's state are averaged (local SGD). Not on GPUs, nor with gradientCompression, emaDecay or
-    /// precision fp16.
+    /// and the optimizer's state are averaged (local SGD). Not on GPUs, nor with gradientCompression, gradientGroups,
+    /// emaDecay or precision fp16.
     #[schemars(title = "Steps between averages", range(min = 1, max = 1_000_000))]
     pub sync_every: u64,
 
@@ -702,6 +704,17 @@ pub struct TrainingParams {
     /// earlier.
     #[schemars(title = "Bucket size", range(min = 1, max = 1_073_741_824))]
     pub bucket_size: usize,
+
+    /// Names of parameters whose gradients are reduced together, as soon as the last of them is there, a list for each
+    /// group, such as [["encoder.weight", "encoder.bias"]]: a group is a bucket of its own, whatever its bytes, and one
+    /// for each type where its parameters have several. The others are in buckets by bucketSize, as all are when it is not
+    /// set.
+    #[schemars(
+        title = "Gradient groups",
+        length(min = 1),
+        inner(length(min = 1), inner(length(min = 1)))
+    )]
+    pub gradient_groups: Option<Vec<Vec<String>>>,
 
     /// What float32 gradients travel as between the workers: none, as they are; fp16 or bf16, as 16-bit floats, summed in
     /// float32 between CPUs, where fp16 has more digits and bf16 the range of float32; powersgd, matrices as products of two
@@ -907,6 +920,7 @@ impl Default for TrainingParams {
             ema_decay: None,
             sync_every: 1,
             bucket_size: 25 << 20,
+            gradient_groups: None,
             gradient_compression: GradientCompression::None,
             power_sgd_rank: 1,
             power_sgd_start_step: 1000,

@@ -100,10 +100,24 @@ pub struct BucketLayout {
 }
 
 impl BucketLayout {
-    /// Fills buckets with the parameters in `order`, one open bucket for each dtype and device.
+    /// Fills buckets with the parameters in `order`, one open bucket for each dtype and device. The parameters of each of
+    /// `groups` have buckets of their own, which are closed with the last of the group and whatever their size.
     ///
-    /// `order` holds every index of `parameters` once.
-    pub fn new(parameters: &[ParameterInfo], order: &[usize], sizes: BucketSizes) -> BucketLayout {
+    /// `order` holds every index of `parameters` once, `groups` each at most once.
+    pub fn new(
+        parameters: &[ParameterInfo],
+        order: &[usize],
+        sizes: BucketSizes,
+        groups: &[Vec<usize>],
+    ) -> BucketLayout {
+        let mut group_of = vec![None; parameters.len()];
+        for (group, members) in groups.iter().enumerate() {
+            members
+                .iter()
+                .for_each(|&index| group_of[index] = Some(group));
+        }
+        // Of each group, the parameters that are in no bucket yet.
+        let mut missing: Vec<usize> = groups.iter().map(Vec::len).collect();
         let mut views = vec![
             View {
                 bucket: 0,
@@ -112,15 +126,15 @@ impl BucketLayout {
             };
             parameters.len()
         ];
-        let mut open: Vec<BucketInfo> = vec![];
+        let mut open: Vec<(Option<usize>, BucketInfo)> = vec![];
         let mut closed: Vec<BucketInfo> = vec![];
         for &index in order {
-            let info = &parameters[index];
-            let position = open
-                .iter()
-                .position(|b| b.dtype == info.dtype && b.device == info.device);
+            let (info, group) = (&parameters[index], group_of[index]);
+            let position = open.iter().position(|(of, bucket)| {
+                *of == group && bucket.dtype == info.dtype && bucket.device == info.device
+            });
             let mut bucket = match position {
-                Some(position) => open.remove(position),
+                Some(position) => open.remove(position).1,
                 None => BucketInfo {
                     dtype: info.dtype,
                     device: info.device,
@@ -143,14 +157,22 @@ impl BucketLayout {
                 sizes.others
             };
             // Pushed last, so that buckets that stay open are ordered by when their last parameter is ready.
-            if bucket.num_bytes() >= limit {
-                closed.push(bucket)
-            } else {
-                open.push(bucket)
+            let is_full = bucket.num_bytes() >= limit;
+            match group {
+                None if is_full => closed.push(bucket),
+                None => open.push((None, bucket)),
+                Some(number) => {
+                    open.push((group, bucket));
+                    missing[number] -= 1;
+                    if missing[number] == 0 {
+                        let whole = open.extract_if(.., |(of, _)| *of == group);
+                        closed.extend(whole.map(|(_, bucket)| bucket));
+                    }
+                }
             }
         }
         let mut buckets = closed;
-        buckets.append(&mut open);
+        buckets.extend(open.into_iter().map(|(_, bucket)| bucket));
         for (number, bucket) in buckets.iter().enumerate() {
             for &index in &bucket.parameters {
                 views[index].bucket = number;

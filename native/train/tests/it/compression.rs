@@ -21,7 +21,7 @@ fn options(compression: Compression, overlaps: bool) -> ReducerOptions {
         },
         overlaps,
         compression,
-        is_local: false,
+        ..ReducerOptions::default()
     }
 }
 
@@ -321,9 +321,10 @@ fn a_reducer_goes_on_where_another_stopped_to_the_bit() {
         let resumed = ranks(2, |group| {
             let rank = group.rank();
             let of = |number: usize| move |index, element| gradient(rank, number, index, element);
-            // Buckets of another size: what is carried does not depend on them.
+            // Other buckets, one of them a group's: what is carried does not depend on them.
             let first = ReducerOptions {
                 compression,
+                groups: vec![vec![0, 3]],
                 ..ReducerOptions::default()
             };
             let first =

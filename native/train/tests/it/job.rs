@@ -225,6 +225,26 @@ fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowe
         ),
         ("inputShapes", json!([[-1]]), "inputShapes[0][0] is -1"),
         (
+            "gradientGroups",
+            json!([]),
+            "gradientGroups is [], but must be a list that is not empty or null",
+        ),
+        (
+            "gradientGroups",
+            json!([["a"], []]),
+            "gradientGroups[1] is [], but must be a list that is not empty",
+        ),
+        (
+            "gradientGroups",
+            json!([["a", ""]]),
+            "gradientGroups[0][1] is \"\", but must be a text that is not empty",
+        ),
+        (
+            "gradientGroups",
+            json!([["a", "b"], ["c", "a"]]),
+            "gradientGroups[1][1] is \"a\", but must be a name that is given once",
+        ),
+        (
             "inputTypes",
             json!(["float16"]),
             "inputTypes[0] is \"float16\", but must be one of auto, float32",
@@ -264,6 +284,36 @@ fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowe
             read(&job(params)).unwrap();
         }
     }
+}
+
+#[test]
+fn gradient_groups_are_of_parameters_that_are_trained_and_reduced() {
+    let names = ["encoder.0.weight", "encoder.0.bias", "head.weight"];
+    let check = |groups: Value| {
+        let job = read(&job(json!({ "gradientGroups": groups }))).unwrap();
+        job.check_parameters(&names)
+            .map_err(|error| error.to_string())
+    };
+    assert_eq!(check(Value::Null), Ok(()));
+    assert_eq!(check(json!([["head.weight"], ["encoder.0.bias"]])), Ok(()));
+    for (wrong, like) in [
+        ("encoder.0.wieght", names[0]),
+        ("encoder.bias", names[1]),
+        ("head", names[2]),
+    ] {
+        assert_eq!(
+            check(json!([["head.weight"], ["encoder.0.bias", wrong]])),
+            Err(format!(
+                "gradientGroups[1][1] is {wrong:?}, but must be the name of a parameter that is trained, such as {like}"
+            ))
+        );
+    }
+    let params = json!({"gradientGroups": [["a"]], "syncEvery": 8});
+    let error = read(&job(params)).unwrap_err().to_string();
+    assert!(
+        error.starts_with("syncEvery is 8, but must be 1, or gradientGroups left unset: "),
+        "{error}"
+    );
 }
 
 #[test]

@@ -299,9 +299,10 @@ fn buckets_that_are_laid_out_anew_after_the_first_step_change_nothing() {
 #[test]
 fn buckets_of_any_size_give_the_same_weights() {
     let bench = Bench::new(61, 0);
-    let train_with = |attempt: &str, bucket_size: usize| {
-        let params =
-            json!({"numWorkers": 3, "batchSize": 4, "epochs": 2, "bucketSize": bucket_size});
+    let train_in = |attempt: &str, bucket_size: usize, groups: Value| {
+        let params = json!({
+            "numWorkers": 3, "batchSize": 4, "epochs": 2, "bucketSize": bucket_size, "gradientGroups": groups,
+        });
         let config = Config {
             is_forward: true,
             ..Config::new(MLP, SGD)
@@ -310,10 +311,16 @@ fn buckets_of_any_size_give_the_same_weights() {
             .swap_remove(0)
             .model
     };
+    let train_with = |attempt: &str, bucket_size| train_in(attempt, bucket_size, Value::Null);
     let (whole, small) = (train_with("whole", 25 << 20), train_with("small", 64));
     assert_eq!((whole.num_attached, small.num_attached), (1, 2));
     for (a, b) in paired(&small.values.concat(), &whole.values.concat()) {
         assert_close(*a, *b, "a weight of small buckets");
     }
     assert_eq!(train_with("again", 64).bits(), small.bits());
+    // Those of all in one bucket, and of some.
+    let all = train_in("all", 64, json!([["b2", "w1", "b1", "w2"]]));
+    let some = train_in("some", 64, json!([["w2", "b1"]]));
+    assert_eq!((all.num_attached, all.bits()), (1, whole.bits()));
+    assert_eq!(some.bits(), small.bits());
 }

@@ -77,7 +77,11 @@ fn read(reducer: &GradientReducer, index: usize) -> Vec<f64> {
 #[test]
 fn buckets_of_several_types_are_averaged_whatever_order_they_become_ready_in() {
     let types = [DType::Float32, DType::Float64, DType::BFloat16];
-    for overlaps in [false, true] {
+    for (overlaps, groups) in [
+        (false, vec![]),
+        (true, vec![]),
+        (true, vec![vec![8, 0, 4, 2], vec![3]]),
+    ] {
         ranks(4, |group| {
             let rank = group.rank();
             let parameters: Vec<_> = (0..9)
@@ -89,6 +93,7 @@ fn buckets_of_several_types_are_averaged_whatever_order_they_become_ready_in() {
                     others: 1024,
                 },
                 overlaps,
+                groups: groups.clone(),
                 ..ReducerOptions::default()
             };
             let reducer = GradientReducer::new(group, parameters, None, options).unwrap();
@@ -243,7 +248,7 @@ fn the_observed_order_is_that_of_readiness_and_makes_the_same_buckets_on_all_ran
             ..ReducerOptions::default()
         };
         let reducer =
-            GradientReducer::new(group.clone(), parameters.clone(), None, options).unwrap();
+            GradientReducer::new(group.clone(), parameters.clone(), None, options.clone()).unwrap();
         reducer.begin(true, true);
         for index in [2, 0, 5, 1] {
             reducer.mark_ready(index).unwrap();
@@ -254,7 +259,7 @@ fn the_observed_order_is_that_of_readiness_and_makes_the_same_buckets_on_all_ran
         let again = GradientReducer::new(group, parameters.clone(), Some(&order), options).unwrap();
         assert_eq!(
             again.layout(),
-            &BucketLayout::new(&parameters, &order, sizes)
+            &BucketLayout::new(&parameters, &order, sizes, &[])
         );
         let of_buckets: Vec<_> = again
             .layout()
@@ -297,13 +302,21 @@ proptest! {
         first in 1usize..4000,
         others in 1usize..9000,
         seed in any::<u64>(),
+        num_groups in 0usize..5,
     ) {
         let types = [DType::Float32, DType::Float64, DType::BFloat16];
         let parameters: Vec<_> =
             sizes.iter().enumerate().map(|(i, &(numel, dtype))| parameter(i, numel, types[dtype])).collect();
         let mut order: Vec<usize> = (0..parameters.len()).collect();
         order.sort_by_key(|&i| (i as u64 + 1).wrapping_mul(seed | 1));
-        let layout = BucketLayout::new(&parameters, &order, BucketSizes { first, others });
+        let mut groups = vec![vec![]; num_groups];
+        for &index in order.iter().step_by(2) {
+            if let Some(group) = groups.get_mut(index % 5) {
+                group.push(index);
+            }
+        }
+        let group_of = |index: usize| groups.iter().position(|group| group.contains(&index));
+        let layout = BucketLayout::new(&parameters, &order, BucketSizes { first, others }, &groups);
         let mut seen = vec![0; parameters.len()];
         for (number, bucket) in layout.buckets.iter().enumerate() {
             let mut end = 0;
@@ -318,5 +331,26 @@ proptest! {
             prop_assert_eq!(end, bucket.num_bytes());
         }
         prop_assert!(seen.iter().all(|&count| count == 1));
+        // A group has one bucket for each of its types, and nothing else is in it.
+        for (number, group) in groups.iter().enumerate() {
+            for dtype in types {
+                let mut members: Vec<_> =
+                    order.iter().copied().filter(|index| group.contains(index)).collect();
+                members.retain(|&index| parameters[index].dtype == dtype);
+                let buckets = layout.buckets.iter().filter(|bucket| {
+                    bucket.dtype == dtype
+                        && bucket.parameters.iter().any(|&index| group_of(index) == Some(number))
+                });
+                let found: Vec<_> = buckets.map(|bucket| bucket.parameters.clone()).collect();
+                prop_assert_eq!(found, Vec::from_iter((!members.is_empty()).then_some(members)));
+            }
+        }
+        // The bucket that becomes full first is the first.
+        let place = |index: &usize| order.iter().position(|other| other == index).unwrap();
+        let last = |group: &Vec<usize>| group.iter().map(place).max();
+        let mut whole: Vec<_> = groups.iter().filter(|group| !group.is_empty()).collect();
+        whole.sort_by_key(|group| last(group));
+        let firsts: Vec<_> = whole.iter().map(|group| layout.views[group[0]].bucket).collect();
+        prop_assert!(firsts.is_sorted(), "{:?}", firsts);
     }
 }

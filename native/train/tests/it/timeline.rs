@@ -269,6 +269,32 @@ fn buckets_that_are_reduced_while_backward_goes_on_are_shown_beside_it() {
     assert!(num_overlapping > 0);
 }
 
+/// Of four parameters, which a small bucketSize reduces one by one, three are one transfer.
+#[test]
+fn a_group_of_gradients_is_one_transfer() {
+    let bench = Bench::new(97, 0);
+    let mut job = job(&bench, "grouped", Some("steps 1-8"));
+    job.params.bucket_size = 1;
+    job.params.gradient_groups = Some(vec![["w1", "b2", "b1"].map(String::from).into()]);
+    let spans = spans(&traced(&train(&job, 2, &config())));
+    let of_buckets = spans
+        .iter()
+        .filter(|span| span.name.starts_with("all_reduce of bucket "));
+    let told: Vec<_> = of_buckets
+        .map(|span| (&*span.name, span.args["bytes"].as_u64().unwrap()))
+        .collect();
+    let (alone, group): (Vec<_>, Vec<_>) = told
+        .into_iter()
+        .partition(|(name, _)| *name == "all_reduce of bucket 0");
+    // On two ranks, of float64: `w2`, and the others with the sums, as the last of them is the last of all.
+    assert_eq!((alone.len(), group.len()), (16, 16));
+    assert!(alone.iter().all(|(_, bytes)| *bytes == 5 * 8));
+    for (name, bytes) in group {
+        assert_eq!(name, "all_reduce of bucket 1 and the sums");
+        assert!(bytes > (25 + 5 + 1) * 8, "{bytes}");
+    }
+}
+
 #[test]
 fn a_timeline_ends_with_the_training_and_does_not_change_it() {
     let bench = Bench::new(97, 31);

@@ -164,6 +164,7 @@ class Fit:
     def _check(self, columns: DataColumns, preprocessed: PreprocessProbe | None) -> None:
         """Refuses what a worker would refuse of the objects on such inputs."""
         from flambeau._module.assembly import check_program
+        from flambeau._module.checks import trainable
 
         params = self.estimator
         has_schedule = (
@@ -175,6 +176,8 @@ class Fit:
         test = self.range_test
         rate = params.getLearningRate() if test is None else test["minRate"]
         check_program(self.program.objects, layout, rate, has_schedule)
+        if params.isSet("gradientGroups"):
+            _validate(_draft(params), None, None, trainable(self.program.module)[0])
 
     def _layout(self, columns: DataColumns, preprocessed: PreprocessProbe | None) -> Layout:
         """What a batch of these columns is made of."""
@@ -381,17 +384,17 @@ def _validates(estimator: Trainable) -> bool:
     return estimator.getValidationFraction() > 0 or estimator.isSet("validationIndicatorCol")
 
 
-def _validate(job: str, *metrics: Sequence[str] | None) -> None:
+def _validate(job: str, *names: Sequence[str] | None) -> None:
     """Raises ParamError for a job that `native/train` refuses, whose module has these metrics, of training
-    rows and of validation rows.
+    rows and of validation rows, and trains these parameters.
     """
-    with_extension(partial(_validated, job, *metrics))
+    with_extension(partial(_validated, job, *names))
 
 
-def _validated(job: str, *metrics: Sequence[str] | None) -> None:
+def _validated(job: str, *names: Sequence[str] | None) -> None:
     from flambeau import _native
 
-    _native.validate_job(job, *metrics)
+    _native.validate_job(job, *names)
 
 
 def _check_monitors(estimator: Trainable, *metrics: Sequence[str] | None) -> None:

@@ -116,6 +116,19 @@ private[flambeau] object Check {
       "a list with a shape for each input, such as [[3, 32, 32]], of sizes of at least 1"
   }
 
+  /** Groups of names, at least one in each, and each name once. */
+  case object Groups extends Check {
+    override def allows(value: Any): Boolean = value match {
+      case groups: Array[Array[String]] =>
+        val names = groups.filter(_ != null).flatten
+        groups.nonEmpty && groups.forall(group => group != null && group.nonEmpty) &&
+        names.forall(Text.allows) && names.distinct.length == names.length
+      case _ => false
+    }
+    override def toString: String =
+      "a list of groups, each a list of names of parameters, such as [['encoder.weight', 'encoder.bias']], and each name once"
+  }
+
   /** The names of tensor types, at least one. */
   case object InputTypes extends Check {
     val names: Seq[String] = Seq("auto", "float32", "float64", "int64", "bool", "uint8")

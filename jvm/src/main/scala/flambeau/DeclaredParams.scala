@@ -583,7 +583,7 @@ trait HasTrainingLoop extends CheckedParams with HasSeed {
     "Steps of the optimizer between two averages. With 1 the workers average their gradients in each " +
       "step. With more each steps on its own gradients, and after so many steps, before each checkpoint " +
       "and at the end of each epoch the weights and the optimizer's state are averaged (local SGD). Not " +
-      "on GPUs, nor with gradientCompression, emaDecay or precision fp16.",
+      "on GPUs, nor with gradientCompression, gradientGroups, emaDecay or precision fp16.",
     Check.Integer(1, 1000000).of("syncEvery")
   )
 
@@ -620,6 +620,29 @@ trait HasTrainingLoop extends CheckedParams with HasSeed {
     * @group expertGetParam
     */
   def getBucketSize: Int = $(bucketSize)
+
+  /** @group expertParam */
+  final val gradientGroups: GroupsParam = new GroupsParam(
+    this,
+    "gradientGroups",
+    "Names of parameters whose gradients are reduced together, as soon as the last of them is there, a " +
+      "list for each group, such as [[\"encoder.weight\", \"encoder.bias\"]]: a group is a bucket of its own, " +
+      "whatever its bytes, and one for each type where its parameters have several. The others are in " +
+      "buckets by bucketSize, as all are when it is not set.",
+    Check.Groups.of("gradientGroups")
+  )
+
+  /** Sets `gradientGroups`.
+    *
+    * @group expertSetParam
+    */
+  def setGradientGroups(value: Array[Array[String]]): this.type = setChecked(gradientGroups, value)
+
+  /** The value of `gradientGroups`; NoSuchElementException where it is not set.
+    *
+    * @group expertGetParam
+    */
+  def getGradientGroups: Array[Array[String]] = $(gradientGroups)
 
   /** @group param */
   final val gradientCompression: Param[String] = new Param[String](

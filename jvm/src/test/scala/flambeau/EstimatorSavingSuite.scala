@@ -18,6 +18,7 @@ class EstimatorSavingSuite extends SparkSuite {
       .setOptimizer("sgd", Map("momentum" -> 0.9, "nesterov" -> true))
       .setMetrics(Array("rmse"))
       .setEpochs(3)
+      .setGradientGroups(Array(Array("0.weight", "2.bias"), Array("0.bias")))
     val saved = path("estimator")
     estimator.write.save(saved)
     val metadata = Metadata.read(spark, saved)
@@ -26,10 +27,15 @@ class EstimatorSavingSuite extends SparkSuite {
       """{"loss":{"name":"huber","options":{"delta":1.5}},"optimizer":{"name":"sgd","options":""" +
       """{"momentum":0.9,"nesterov":true}},"metrics":["rmse"]}""")
     assert(Json.text(metadata.ours.get("programs")) == """{"scripted":"program.pt"}""")
-    assert(Json.fields(metadata.json.get("paramMap")).map(_._1).toSet == Set("featuresCols", "epochs"))
+    assert(Json.fields(metadata.json.get("paramMap")).map(_._1).toSet == Set(
+      "featuresCols",
+      "epochs",
+      "gradientGroups"
+    ))
 
     val read = TorchRegressor.load(saved)
     assert(read.uid == estimator.uid && read.getEpochs == 3 && read.getFeaturesCols.toSeq == Seq("a", "b"))
+    assert(read.getGradientGroups.map(_.toSeq).toSeq == Seq(Seq("0.weight", "2.bias"), Seq("0.bias")))
     assert(read.getLoss == estimator.getLoss && read.getOptimizer == estimator.getOptimizer)
     assert(read.getMetrics.toSeq == Seq("rmse") && read.getModel == saved)
     val file = ProgramSource.open(spark, read.getModel).files("scripted")

@@ -66,7 +66,7 @@ class ParamsSuite extends AnyFunSuite {
         case "boolean" => param.isInstanceOf[BooleanParam]
         case "array" =>
           param.isInstanceOf[StringArrayParam] || param.isInstanceOf[ShapesParam] ||
-          param.isInstanceOf[DoubleArrayParam]
+          param.isInstanceOf[GroupsParam] || param.isInstanceOf[DoubleArrayParam]
         case "string" => param.getClass == classOf[Param[_]]
       }
       assert(fits, s"$param is a ${param.getClass} where the schema has $types")
@@ -113,6 +113,7 @@ class ParamsSuite extends AnyFunSuite {
       test(s"$name: no empty list") {
         val empty: Any = (fresh().getParam(name): Any) match {
           case _: ShapesParam      => Array.empty[Array[Int]]
+          case _: GroupsParam      => Array.empty[Array[String]]
           case _: DoubleArrayParam => Array.empty[Double]
           case _                   => Array.empty[String]
         }
@@ -174,6 +175,22 @@ class ParamsSuite extends AnyFunSuite {
       Seq(3, 32, 32),
       Nil
     ))
+  }
+
+  test("groups of gradients: each name once, in no empty group") {
+    val groups = Array(Array("head.weight"), Array("encoder.weight", "encoder.bias"))
+    val params = fresh().setGradientGroups(groups)
+    assert(Json.text(params.jobParams.get("gradientGroups")) ==
+      """[["head.weight"],["encoder.weight","encoder.bias"]]""")
+    assert(params.gradientGroups.jsonDecode(params.gradientGroups.jsonEncode(groups)).map(_.toSeq).toSeq ==
+      groups.map(_.toSeq).toSeq)
+    for (
+      wrong <-
+        Seq(Array(Array("a"), Array.empty[String]), Array(Array("a", "b"), Array("a")), Array(Array("")))
+    )
+      assert(intercept[ParamException](fresh().setGradientGroups(wrong)).getMessage.startsWith(
+        "gradientGroups must be a list of groups, each a list of names of parameters, such as "
+      ))
   }
 
   test("Spark ML's own traits are there, with our docs") {
