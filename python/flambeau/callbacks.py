@@ -43,12 +43,10 @@ class Context:
     known: all at the end of an epoch, `loss` after a step. None stands for what is not a finite number.
     """
     learning_rate: float | None = None
-    """That of the last step, of the optimizer's first group of parameters; on the driver that of the last
-    step of the last epoch that has ended.
-    """
+    """That of the last step that was told, of the optimizer's first group of parameters."""
     gradient_norm: float | None = None
-    """The 2-norm of all gradients of the last step, with `logGradientNorm` or `gradientClipNorm`; None on the
-    driver.
+    """The 2-norm of all gradients of the last step that was told, with `logGradientNorm` or
+    `gradientClipNorm`.
     """
     rows_per_second: float | None = None
     """Training rows that all workers went through in a second, as last told; to rank 0 and the driver within

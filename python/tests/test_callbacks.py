@@ -148,7 +148,7 @@ def test_hooks_are_called_in_their_order(any_spark: SparkSession, tmp_path: Path
     """In every worker, in that of rank 0, and on the driver."""
     places = ["rank0", "ranks", "driver"]
     callbacks = [Everything(tmp_path, where) for where in places]
-    model = regressor(callbacks=callbacks).fit(rows(any_spark))
+    model = regressor(callbacks=callbacks, lrSchedule="linear", logGradientNorm=True).fit(rows(any_spark))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "driver-None",
         "rank0-0",
@@ -177,10 +177,15 @@ def test_hooks_are_called_in_their_order(any_spark: SparkSession, tmp_path: Path
     steps = [one for one in noted(tmp_path, "ranks", 0) if one["hook"] == "on_step_end"]
     mean = np.mean([one["metrics"]["loss"] for one in steps[3:]])
     assert mean == pytest.approx(model.history["loss"][1], rel=1e-6)
-    assert [one["lr"] for one in steps] == [0.1] * 6
-    losses = {one["at"][1]: one["metrics"]["loss"] for one in steps}
+    assert [one["lr"] for one in steps] == pytest.approx([0.1 * (1 - step / 6) for step in range(6)])
+    norms = [one["norm"] for one in steps]
+    assert [np.mean(norms[:3]), np.mean(norms[3:])] == pytest.approx(model.history["gradient_norm"])
     of_driver = [one for one in on_driver if one["hook"] == "on_step_end"]
-    assert of_driver and all(one["metrics"]["loss"] == losses[one["at"][1]] for one in of_driver)
+    told_of_a_step = ("metrics", "lr", "norm")
+    assert of_driver
+    for one in of_driver:
+        same = steps[one["at"][1] - 1]
+        assert [one[name] for name in told_of_a_step] == [same[name] for name in told_of_a_step]
 
 
 def test_without_validation_rows_nothing_is_told_of_them(spark: SparkSession, tmp_path: Path) -> None:

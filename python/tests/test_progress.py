@@ -43,6 +43,8 @@ PROGRESS = {
     "rowsPerSecond": 12345.6,
     "loss": 0.5,
     "stepLoss": 0.25,
+    "learningRate": 0.1,
+    "gradientNorm": None,
 }
 EPOCH = {
     "kind": "epoch",

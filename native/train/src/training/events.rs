@@ -129,4 +129,8 @@ pub struct Progress {
     pub loss: Option<f64>,
     /// The mean loss of the last step, over all ranks.
     pub step_loss: Option<f64>,
+    /// Of the last step, as in a [`StepReport`](crate::StepReport).
+    pub learning_rate: Option<f64>,
+    /// Of the last step, as in a [`StepReport`](crate::StepReport).
+    pub gradient_norm: Option<f64>,
 }

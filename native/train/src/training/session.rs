@@ -352,7 +352,7 @@ impl<'a> Session<'a> {
                 .as_mut()
                 .is_some_and(|test| test.add(plan.step, outcome.loss));
             self.is_stopping = outcome.is_stopped || is_tested;
-            self.report_progress(&totals, outcome.loss)?;
+            self.report_progress(&totals, &outcome)?;
             if self.is_checkpoint_due_after_step(num_batches) {
                 let (before, used) = (Instant::now(), ProcessUsage::now());
                 self.position.totals = totals.to_bits();
@@ -640,11 +640,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn report_progress(
-        &mut self,
-        totals: &LossTotals,
-        step_loss: Option<f64>,
-    ) -> Result<(), Cause> {
+    fn report_progress(&mut self, totals: &LossTotals, outcome: &StepOutcome) -> Result<(), Cause> {
         let writer = self.writer.as_mut();
         if !writer.is_some_and(Writer::is_progress_due) {
             return Ok(());
@@ -657,7 +653,9 @@ impl<'a> Session<'a> {
             steps_per_epoch: self.steps_per_epoch(),
             rows_per_second: self.progress_rate.take(self.position.num_rows),
             loss: totals.mean(),
-            step_loss,
+            step_loss: outcome.loss,
+            learning_rate: self.stepper.model.learning_rate().map_err(Cause::Model)?,
+            gradient_norm: outcome.gradient_norm,
         };
         self.tell(Event::Progress(progress))
     }

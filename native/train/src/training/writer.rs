@@ -373,6 +373,8 @@ mod tests {
             rows_per_second: 1.0,
             loss: None,
             step_loss: None,
+            learning_rate: None,
+            gradient_norm: None,
         })
     }
 

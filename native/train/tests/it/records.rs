@@ -227,6 +227,15 @@ fn events_tell_the_start_every_epoch_and_the_end_in_numbered_files() {
         (progress.epoch, progress.step, progress.epoch_step),
         (0, 1, 1)
     );
+    let report = outcomes[0].reports[0];
+    assert_eq!(
+        (
+            progress.step_loss,
+            progress.learning_rate,
+            progress.gradient_norm
+        ),
+        (report.loss, report.learning_rate, report.gradient_norm)
+    );
     assert_eq!(events.last(), Some(&Event::End));
     let epochs: Vec<_> = events
         .iter()

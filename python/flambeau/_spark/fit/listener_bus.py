@@ -297,6 +297,8 @@ class ListenerBus:
         if event["kind"] == "progress":
             self._context.epoch, self._context.step = event["epoch"], event["step"]
             self._context.metrics = {"loss": event["stepLoss"]}
+            self._context.learning_rate = event["learningRate"]
+            self._context.gradient_norm = event["gradientNorm"]
             self._hooks.call("on_step_end")
 
     def _end(self, model: Any) -> None:

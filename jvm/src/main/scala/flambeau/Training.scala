@@ -17,11 +17,10 @@ import java.util.concurrent.atomic.AtomicBoolean
   *   from its end on each metric too, and with validation rows `val_loss` and `val_<metric>`. NaN stands where a value is no
   *   finite number. Empty when an epoch begins
   * @param learningRate
-  *   that of the last step of the last epoch that ended; none before
+  *   that of the last step that was told; none before
   * @param gradientNorm
-  *   with `logGradientNorm` or `gradientClipNorm`, what the `history` has as `gradient_norm` of the last epoch that ended, the mean
-  *   over its steps, where Python's callbacks in workers are told each step's; none
-  *   before
+  *   with `logGradientNorm` or `gradientClipNorm`, the 2-norm of all gradients of the last step that was told, and at the end of an
+  *   epoch what the `history` has as `gradient_norm`, the mean over its steps; none before
   * @param rowsPerSecond
   *   training rows per second over all workers: in the last second or more while an epoch runs, and over the epoch at its end;
   *   none before

@@ -45,6 +45,7 @@ class ListenerSuite extends SparkSuite {
     assert(recorder.of("onCheckpoint").forall(_.checkpoint.exists(_.contains("/checkpoints/"))))
   }
 
+    assert(progress.forall(one => one.learningRate.contains(0.001) && one.gradientNorm.isEmpty))
   test("what is told of an epoch is what the model's history has") {
     val recorder = new Recorder
     val model = slow(recorder).setMetrics(Array("rmse", "mae")).setValidationFraction(0.25)
@@ -63,6 +64,9 @@ class ListenerSuite extends SparkSuite {
     val hooks = recorder.without("onProgress").map(_._1)
     assert(hooks.sliding(2).count(_ == Seq("onValidationEnd", "onEpochEnd")) == 3)
   }
+    val progress = recorder.of("onProgress")
+    assert(progress.forall(one => Math.abs(one.learningRate.get - 0.001 * Math.pow(0.1, one.epoch.toDouble)) < 1e-15))
+    assert(progress.nonEmpty && progress.forall(_.gradientNorm.exists(_ > 0)))
 
   test("a listener stops the training in the middle of an epoch, and there is a model") {
     val recorder = new Recorder

@@ -206,6 +206,8 @@ private[flambeau] final class ListenerBus private (
           rowsPerSecond = double("rowsPerSecond")
         )
         if (isValidated) call("onValidationEnd")(_.onValidationEnd(training))
+          learningRate = double("learningRate"),
+          gradientNorm = double("gradientNorm"),
         call("onEpochEnd")(_.onEpochEnd(training))
       case "checkpoint" =>
         training = training.copy(epoch = long("epoch"), step = long("step"), checkpoint = text("uri"))
