@@ -87,8 +87,8 @@ pub struct Late {
     pub rank: usize,
     /// The host that it runs on.
     pub host: String,
-    /// What it was last known to be in, such as `data`, `forward and backward`, `optimizer`, `evaluation`, `checkpoint` or
-    /// `a callback`.
+    /// What it was last known to be in, such as `data`, `forward and backward`, `optimizer`, `evaluation`, `checkpoint`,
+    /// `a callback` or `logging`.
     pub phase: Option<String>,
     /// For how long, in seconds.
     pub phase_seconds: Option<f64>,

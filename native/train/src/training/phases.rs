@@ -21,6 +21,8 @@ pub(crate) enum Phase {
     Checkpoint,
     /// Whoever is told of steps and events.
     Callback,
+    /// What TensorBoard is told of a step.
+    Log,
     /// The final weights.
     Weights,
     /// What lies between the others.
@@ -38,6 +40,7 @@ impl Phase {
             Phase::Evaluation => "evaluation",
             Phase::Checkpoint => "checkpoint",
             Phase::Callback => "a callback",
+            Phase::Log => "logging",
             Phase::Weights => "the writing of weights",
             Phase::Loop => "the training loop",
         }

@@ -620,22 +620,30 @@ impl<'a> Session<'a> {
         if hook.is_none() && !is_logged {
             return Ok(());
         }
-        let report = StepReport {
-            epoch: plan.epoch,
-            step: plan.step,
-            steps_per_epoch: self.steps_per_epoch(),
-            num_rows: plan.num_rows,
-            loss: outcome.loss,
-            gradient_norm: outcome.gradient_norm,
-            learning_rate: self.stepper.model.learning_rate().map_err(Cause::Model)?,
+        let steps_per_epoch = self.steps_per_epoch();
+        let Stepper { model, phases, .. } = &mut self.stepper;
+        let phase = match hook {
+            Some(_) => Phase::Callback,
+            None => Phase::Log,
         };
-        if let Some(hook) = hook {
-            let phases = &mut self.stepper.phases;
-            let told = phases.within(Phase::Callback, || hook(&report));
-            told.map_err(Cause::Hook)?;
-        }
+        let report = phases.within(phase, || {
+            let report = StepReport {
+                epoch: plan.epoch,
+                step: plan.step,
+                steps_per_epoch,
+                num_rows: plan.num_rows,
+                loss: outcome.loss,
+                gradient_norm: outcome.gradient_norm,
+                learning_rate: model.learning_rate().map_err(Cause::Model)?,
+            };
+            match hook {
+                Some(hook) => hook(&report).map_err(Cause::Hook).map(|()| report),
+                None => Ok(report),
+            }
+        })?;
         if let Some(writer) = self.writer.as_ref().filter(|_| is_logged) {
-            writer.log(report, self.log_rate.take(self.position.num_rows));
+            let rows_per_second = self.log_rate.take(self.position.num_rows);
+            phases.within(Phase::Log, || writer.log(report, rows_per_second));
         }
         Ok(())
     }

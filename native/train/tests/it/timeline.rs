@@ -143,7 +143,10 @@ fn traced(outcomes: &[Outcome]) -> Value {
 #[test]
 fn a_timeline_has_all_ranks_steps_and_lanes_and_adds_up_to_the_history() {
     let bench = Bench::new(97, 31);
-    let outcomes = train(&job(&bench, "traced", Some("steps 0-8")), 2, &config());
+    let mut job = job(&bench, "traced", Some("steps 0-8"));
+    job.params.tensor_board_dir = Some(bench.path("board").to_str().unwrap().into());
+    job.params.log_every_n_steps = 2;
+    let outcomes = train(&job, 2, &config());
     let trace = traced(&outcomes);
     let spans = spans(&trace);
     check_nesting(&spans);
@@ -198,6 +201,8 @@ fn a_timeline_has_all_ranks_steps_and_lanes_and_adds_up_to_the_history() {
         }
         assert_eq!(of(rank, "evaluation").len(), 1);
         assert_eq!(of(rank, "checkpoint").len(), 1);
+        // Rank 0 tells TensorBoard of every other step.
+        assert_eq!(of(rank, "logging").len(), if rank == 0 { 4 } else { 0 });
         // An all-reduce of each step, with its wait and its transfer, which make it up.
         let reduced = of(rank, "all_reduce of bucket 0 and the sums");
         assert_eq!(reduced.len(), 9);
