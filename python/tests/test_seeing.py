@@ -18,9 +18,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from torch import nn
 
-from flambeau import ParamError, TorchModel, TorchRegressor
+from flambeau import Callback, ParamError, TorchModel, TorchRegressor
 from flambeau._rank import log
 from flambeau._rank.log import logged
+from flambeau.callbacks import Context
 from flambeau.errors import StoreError
 
 
@@ -133,6 +134,24 @@ def test_a_group_and_a_description_of_the_callers_stay(spark: SparkSession, tmp_
     told = [str(told).removeprefix(own) for group, told in jobs(spark) if group == "nightly"]
     assert set(told) == {"find or write the rows", "train, attempt 1", "the nightly job"}
     assert told[-1] == "the nightly job"
+
+
+class RaisesOnce(Callback):
+    """Fails in the second epoch."""
+
+    def on_epoch_begin(self, context: Context) -> None:
+        if context.epoch == 1:
+            raise KeyError("once")
+
+
+def test_sparks_ui_says_where_an_attempt_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    estimator = regressor(tmp_path, runId="nightly", callbacks=[RaisesOnce()])
+    with pytest.raises(KeyError):
+        estimator.fit(rows(spark))
+    estimator.setCallbacks([]).fit(rows(spark))
+    name = f"{estimator.uid} (run nightly)"
+    trained = [told for _, told in jobs(spark) if told and told.startswith(f"{name}: train")]
+    assert trained == [f"{name}: train, attempt 1", f"{name}: train from epoch 1, attempt 1"]
 
 
 @pytest.mark.parametrize("profile", ["steps 5", "steps 7-3", "all"])

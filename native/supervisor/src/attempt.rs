@@ -30,6 +30,8 @@ pub(crate) struct Attempt {
     id: String,
     /// The URI of the checkpoint that it goes on from: the newest whole one of the attempts before it.
     resume: Option<String>,
+    /// The epoch, counted from 0, that it goes on with from there; none without a checkpoint.
+    epoch: Option<u64>,
     /// The digest of the rows that the run is compared by; none of a fit that is none's.
     rows: Option<String>,
     /// Base64 of what proves that ranks belong to it. Every attempt has its own, so that a rank that an earlier one left behind meets
@@ -57,8 +59,13 @@ pub(crate) fn begin(
         attempts.push(id.clone());
         rows = Some(run::write(work, &run.id, attempts, run.what)?);
     }
+    let epoch = newest
+        .as_ref()
+        .map(|found| checkpoint::epoch(work.store, &found.uri))
+        .transpose()?;
     Ok(Attempt {
         id,
+        epoch: epoch.flatten(),
         resume: newest.map(|found| found.uri),
         rows,
         secret: BASE64.encode(rand::random::<[u8; SECRET_BYTES]>()),

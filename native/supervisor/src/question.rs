@@ -31,7 +31,7 @@ use crate::work_directory::WorkDirectory;
 enum Question {
     /// A name for what a fit makes in the work directory, with the time of another one where `since` is one.
     NewId { since: Option<String> },
-    /// The attempt of that name after those, noted where the fit is one of a run: `{"id", "resume", "rows", "secret",
+    /// The attempt of that name after those, noted where the fit is one of a run: `{"id", "resume", "epoch", "rows", "secret",
     /// "graceSeconds"}`.
     BeginAttempt {
         id: String,

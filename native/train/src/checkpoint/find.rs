@@ -175,6 +175,17 @@ pub fn describe(store: &Store, uri: &str) -> Result<Option<CheckpointContents>, 
     }))
 }
 
+/// The epoch, counted from 0, that training goes on with from a checkpoint; none where its state cannot be told.
+///
+/// # Errors
+///
+/// What the store says.
+pub fn epoch(store: &Store, uri: &str) -> Result<Option<u64>, DataError> {
+    let state = read_if_there(store, uri, STATE)?;
+    let state = state.and_then(|bytes| serde_json::from_slice::<State>(&bytes).ok());
+    Ok(state.map(|state| state.position.epoch))
+}
+
 /// A checkpoint that has the weights as a model reads them.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]

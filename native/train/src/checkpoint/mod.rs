@@ -17,7 +17,7 @@ pub(crate) mod weights;
 mod write;
 
 pub use find::{
-    CheckpointContents, CheckpointInfo, CheckpointState, KeptCheckpoint, describe, finished,
+    CheckpointContents, CheckpointInfo, CheckpointState, KeptCheckpoint, describe, epoch, finished,
     newest, objection, with_weights,
 };
 pub(crate) use read::{Checkpoint, read_shared};

@@ -255,7 +255,8 @@ class Launch:
             self.site.remove("programs", self.id)
 
     def _begin(self, restarts: int) -> dict[str, Any]:
-        """The next attempt as the supervisor begins it: `id`, `resume`, `rows`, `secret`, `graceSeconds`."""
+        """The next attempt as the supervisor begins it: `id`, `resume`, `epoch`, `rows`, `secret`,
+        `graceSeconds`."""
         run = self.run_of.note() if self.run_of.is_named else None
         # The first one of a run that has no name needs nothing of the directory.
         ask = self.site.ask if self.attempts or run else self.site.work.ask
@@ -276,7 +277,8 @@ class Launch:
             attempt = self._begin(restarts)
         except Exception as failure:
             return [], failure
-        self.say(f"train, attempt {restarts + 1}")
+        begins = "" if attempt["epoch"] is None else f" from epoch {attempt['epoch']}"
+        self.say(f"train{begins}, attempt {restarts + 1}")
         spark, work = self.site.spark, self.site.work
         where = {"id": attempt["id"], "workDir": work.uri, "resume": attempt["resume"]}
         where["restarts"] = restarts

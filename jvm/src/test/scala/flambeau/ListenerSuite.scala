@@ -11,6 +11,9 @@ import flambeau.internal.fit.ListenerBus
 import flambeau.internal.session.Settings
 import flambeau.internal.storage.{Site, WorkDirectory}
 import org.apache.spark.ml.param.ParamMap
+import org.apache.spark.scheduler.{SparkListener, SparkListenerJobStart}
+import org.scalatest.concurrent.Eventually.{eventually, timeout}
+import org.scalatest.time.{Seconds, Span}
 
 /** Who is told of a fit, of what, and what they can do. */
 class ListenerSuite extends SparkSuite {
@@ -42,10 +45,10 @@ class ListenerSuite extends SparkSuite {
     val progress = recorder.of("onProgress")
     assert(progress.nonEmpty && progress.forall(one => one.metrics.keySet == Set("loss")))
     assert(progress.forall(_.rowsPerSecond.exists(_ > 0)))
+    assert(progress.forall(one => one.learningRate.contains(0.001) && one.gradientNorm.isEmpty))
     assert(recorder.of("onCheckpoint").forall(_.checkpoint.exists(_.contains("/checkpoints/"))))
   }
 
-    assert(progress.forall(one => one.learningRate.contains(0.001) && one.gradientNorm.isEmpty))
   test("what is told of an epoch is what the model's history has") {
     val recorder = new Recorder
     val model = slow(recorder).setMetrics(Array("rmse", "mae")).setValidationFraction(0.25)
@@ -61,12 +64,12 @@ class ListenerSuite extends SparkSuite {
     assert(recorder.of("onTrainEnd").map(_.metrics) == ended.takeRight(1).map(_.metrics))
     val evaluated = recorder.of("onValidationEnd")
     assert(evaluated.map(one => (one.step, one.metrics)) == ended.map(one => (one.step, one.metrics)))
-    val hooks = recorder.without("onProgress").map(_._1)
-    assert(hooks.sliding(2).count(_ == Seq("onValidationEnd", "onEpochEnd")) == 3)
-  }
     val progress = recorder.of("onProgress")
     assert(progress.forall(one => Math.abs(one.learningRate.get - 0.001 * Math.pow(0.1, one.epoch.toDouble)) < 1e-15))
     assert(progress.nonEmpty && progress.forall(_.gradientNorm.exists(_ > 0)))
+    val hooks = recorder.without("onProgress").map(_._1)
+    assert(hooks.sliding(2).count(_ == Seq("onValidationEnd", "onEpochEnd")) == 3)
+  }
 
   test("a listener stops the training in the middle of an epoch, and there is a model") {
     val recorder = new Recorder
@@ -111,7 +114,15 @@ class ListenerSuite extends SparkSuite {
         }
     }
     // More epochs than are trained within the two seconds until the end of one of them is told.
-    val model = slow(recorder, killing).setBatchSize(10).setEpochs(12).fit(rows)
+    val parts = new ConcurrentLinkedQueue[String]
+    val jobs = new SparkListener {
+      override def onJobStart(start: SparkListenerJobStart): Unit =
+        Option(start.properties.getProperty("spark.job.description")).foreach(parts.add)
+    }
+    spark.sparkContext.addSparkListener(jobs)
+    val model =
+      try slow(recorder, killing).setBatchSize(10).setEpochs(12).fit(rows)
+      finally spark.sparkContext.removeSparkListener(jobs)
     assert(isKilled.get)
     val told = recorder.without("onProgress").map(place)
     val undisturbed = "onTrainBegin 0 0" +: (0 until 12).flatMap { epoch =>
@@ -123,6 +134,10 @@ class ListenerSuite extends SparkSuite {
     assert(first == undisturbed.take(first.length))
     val lastWritten = undisturbed.indexOf(first.filter(_.startsWith("onCheckpoint")).last)
     assert(second == undisturbed.drop(lastWritten + 1))
+    val next = first.count(_.startsWith("onCheckpoint"))
+    eventually(timeout(Span(10, Seconds))) {
+      assert(parts.asScala.exists(_.endsWith(s": train from epoch $next, attempt 2")), parts)
+    }
     val last = recorder.of("onEpochEnd").map(training => training.epoch -> training).toMap
     assert((0 until 12).map(epoch => last(epoch.toLong).metrics("loss")) == model.history("loss").toSeq)
   }

@@ -83,7 +83,8 @@ private[flambeau] final class Launch(
   private def train(restarts: Int, before: Option[Throwable] = None): JsonNode = {
     val ended: Ended = Try(begin(restarts)) match {
       case Success(begun) =>
-        labels.say(s"train, attempt ${restarts + 1}")
+        val begins = Option(begun.get("epoch")).filterNot(_.isNull).fold("")(epoch => s" from epoch $epoch")
+        labels.say(s"train$begins, attempt ${restarts + 1}")
         attempt(begun, restarts)
       case Failure(error) => Left(error)
     }
@@ -185,7 +186,7 @@ private[flambeau] final class Launch(
     result.put("rowsSha256", rows.orNull)
   }
 
-  /** The next attempt as the supervisor begins it: `id`, `resume`, `rows`, `secret` and `graceSeconds`. */
+  /** The next attempt as the supervisor begins it: `id`, `resume`, `epoch`, `rows`, `secret` and `graceSeconds`. */
   private def begin(restarts: Int): JsonNode = {
     val question = Site.question("beginAttempt").put("id", work.newId())
     question.set[ObjectNode]("attempts", Json.strings(attempts))
