@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -93,6 +96,63 @@ def test_a_fit_is_there_as_torch_has_it(spark: SparkSession, tmp_path: Path, run
     again = copy.copy(estimator).fit(df, {estimator.logEveryNSteps: 5}).history
     assert again["val_loss"] == history["val_loss"]
     assert len(list((tmp_path / "board").iterdir())) == 2
+
+
+class Objects(BaseHTTPRequestHandler):
+    """Keeps what is put into a bucket of S3 as files of the directory `below`, and lists none."""
+
+    protocol_version = "HTTP/1.1"
+    below: ClassVar[Path]
+
+    def do_PUT(self) -> None:
+        file = self.below / self.path.partition("?")[0].lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(self.rfile.read(int(self.headers["Content-Length"])))
+        self.answer(b"")
+
+    def do_GET(self) -> None:
+        self.answer(b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>")
+
+    def answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("ETag", '"tag"')
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def bucket(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The directory of the objects that the session's fits put into `s3://bucket`."""
+    monkeypatch.setattr(Objects, "below", tmp_path, raising=False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Objects) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        confs = {
+            "spark.flambeau.store.aws_endpoint": f"http://127.0.0.1:{server.server_port}",
+            "spark.flambeau.store.aws_allow_http": "true",
+            "spark.flambeau.store.aws_skip_signature": "true",
+            "spark.flambeau.store.aws_region": "us-east-1",
+        }
+        for name, value in confs.items():
+            spark.conf.set(name, value)
+        try:
+            yield tmp_path / "bucket"
+        finally:
+            for name in confs:
+                spark.conf.unset(name)
+            server.shutdown()
+
+
+def test_the_objects_of_a_bucket_are_there_too(spark: SparkSession, bucket: Path) -> None:
+    history = regressor(tensorBoardDir="s3://bucket/the/board", logEveryNSteps=2).fit(rows(spark)).history
+    read = points(only_run(bucket / "the" / "board"))
+    assert [step for step, _ in read["train/loss_step"]] == [2, 4, 6]
+    for tag, name in {"train/loss_epoch": "loss", "validation/loss": "val_loss"}.items():
+        assert [step for step, _ in read[tag]] == history["steps"], tag
+        assert [value for _, value in read[tag]] == pytest.approx(history[name], rel=1e-6), tag
 
 
 def test_a_fit_that_was_restarted_is_one_run(spark: SparkSession, tmp_path: Path) -> None:
