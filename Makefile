@@ -305,7 +305,7 @@ BILLS := build/native/META-INF/sbom
 
 # From the same commit and directory come the same bytes: all dates are the commit's.
 $(DIST)/.built: build/native/.built $(LICENCES) $(CARGO_CYCLONEDX) $(JVM) $(PACKAGE)
-	@echo "flambeau: building the wheel and the jars of $(DIST)"
+	@echo "flambeau: building the wheels and the jars of $(DIST)"
 	@rm -rf $(DIST) $(BILLS) && mkdir $(BILLS)
 	@# The bills of the native parts but the extension, whose maturin writes. The tool leaves each beside its Cargo.toml.
 	@$(DATED) $(RUN) build/cargo-cyclonedx/bin/cargo-cyclonedx cyclonedx --quiet --format json --no-build-deps \
@@ -318,7 +318,7 @@ $(DIST)/.built: build/native/.built $(LICENCES) $(CARGO_CYCLONEDX) $(JVM) $(PACK
 	@cd python && $(DATED) ../$(RUN) $(BIN)/maturin build --release --locked --quiet --compatibility manylinux_2_34 \
 		--compression-level 9 --interpreter $(BIN)/python --sbom-include $(abspath $(BILLS))/flambeau-{worker,jni-torch}.cdx.json \
 		--out $(abspath $(DIST))
-	@$(BIN)/python .ci/client_wheel.py $(DIST)
+	@$(BIN)/python .ci/wheels.py $(DIST)
 	@# A later build's natives are not those of these bills.
 	@rm -r $(BILLS)
 	@touch $@
