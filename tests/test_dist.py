@@ -9,8 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,23 @@ pytest.importorskip("auditwheel", reason="`make test-dist` runs it in an environ
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "build" / "dist"
-PROGRAM = ROOT / "tests" / "programs" / "installed.py"
+PROGRAMS = ROOT / "tests" / "programs"
 CONSTRAINTS = sorted((ROOT / "tests" / "constraints").glob("*.txt"))
 BIN = Path(sys.executable).parent
-EXTRAS = "spark,mlflow,optuna,plot,tensorboard"
+FEATURES = {
+    "mlflow": "import flambeau.mlflow; flambeau.mlflow.autolog()",
+    "optuna": "import optuna, flambeau.optuna as o; o.PruningCallback(optuna.create_study().ask())",
+    "plot": "from flambeau._plot import axes_of; axes_of(None)",
+    "tensorboard": "import flambeau, tensorboard.summary",
+}
+"""The extras that bring no Spark, with a program that needs each."""
+REPLACED = {
+    "databricks-16.4": {"mlflow"},
+    "databricks-16.4-ml": {"mlflow", "optuna"},
+    "databricks-17.3-ml": {"optuna"},
+}
+"""The extras that need a newer package than a runtime has; docs/install.md tells so."""
+COMPILERS = ("cc", "gcc", "g++", "clang", "make", "rustc", "cargo", "javac", "scalac")
 MOST_BYTES = 25_000_000
 NEXT_DEBIAN = "trixie"
 
@@ -62,50 +75,92 @@ def client_wheel() -> Path:
     return found
 
 
-def environment(folder: Path, *packages: object) -> Path:
-    """A new environment with pip and these packages; its Python."""
-    uv("venv", "--seed", "--python", BIN / "python", folder)
-    uv("pip", "install", "--python", folder / "bin" / "python", *packages)
-    return folder / "bin" / "python"
-
-
-def run_in(folder: Path, workers: Path, *command: object) -> str:
-    """Runs a command whose Python workers are those of an environment; `folder` is all that it may write
-    to.
-    """
-    inherited = {name: os.environ[name] for name in ("JAVA_HOME", "PATH", "HOME")}
-    own = {"PYSPARK_PYTHON": str(workers), "SPARK_LOCAL_IP": "127.0.0.1", "TMPDIR": str(folder)}
-    return run(*command, cwd=folder, env=inherited | own)
-
-
-def outcome(python: Path, folder: Path, confs: dict[str, str] | None = None) -> dict[str, Any]:
-    """What a program like the README's prints in an environment."""
-    given = ["--confs", json.dumps(confs)] if confs else []
-    printed = run_in(folder, python, python, PROGRAM, *given)
-    line = next(line for line in printed.splitlines() if line.startswith("OUTCOME "))
-    told: dict[str, Any] = json.loads(line.removeprefix("OUTCOME "))
+def outcome(printed: str) -> dict[str, Any]:
+    """What one of the programs told."""
+    told: dict[str, Any] = json.loads(printed.split("OUTCOME ")[1].splitlines()[0])
     return told
 
 
-def client_outcome(python: Path, workers: Path, folder: Path) -> dict[str, Any]:
-    """What the client's program prints in an environment, with Python's workers of another."""
-    work = Path(tempfile.mkdtemp(dir=folder))
-    printed = run_in(folder, workers, python, PROGRAM.with_name("client.py"), work)
-    told: dict[str, Any] = json.loads(printed.split("OUTCOME ")[1].splitlines()[0].replace(str(work), "."))
-    return told
-
-
-def check(told: dict[str, Any], python: Path, jar: str) -> None:
-    assert Path(told["from"]).is_relative_to(python.parents[1])
+def check(told: dict[str, Any], python: str | Path, jar: str) -> None:
+    assert Path(told["from"]).is_relative_to(Path(python).parents[1])
     assert told["epochs"] == 2
     assert jar in told["jars"]
     assert told["in the JVM"] and told["difference"] < 1e-4
 
 
+def packages_line(artifact: str, program: str) -> str:
+    """The line of docs/install.md that submits with `--packages`, for an artifact and a program."""
+    line = re.search(
+        r"^    (spark-submit .*--packages .*) \.\.\.$", (ROOT / "docs" / "install.md").read_text(), re.M
+    )
+    assert line
+    return f"{line[1]} {program}".replace("spark4_2.13", artifact)
+
+
+class Machine:
+    """A root of Debian's next release, with that release's Python, C library and Java, and no compiler."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.before: dict[str, set[str]] = {}
+        """All files before the wheel came into an environment, by its name."""
+
+    def run(self, *command: object, **variables: object) -> str:
+        """Runs a command there in /work, which has nothing of this machine's environment."""
+        own = {"PATH": "/usr/bin:/bin", "HOME": "/root", "SPARK_LOCAL_IP": "127.0.0.1"} | variables
+        settings = [f"{name}={value}" for name, value in own.items()]
+        return run("chroot", self.root, "env", "-i", "-C", "/work", *settings, *command)
+
+    def install(self, name: str, wheel: Path, extras: str, *more: str) -> str:
+        """A new environment there into which its pip has installed a wheel; its Python. What the wheel needs
+        is there before, from uv's cache.
+        """
+        folder = f"/opt/{name}"
+        self.run("python3", "-m", "venv", folder)
+        (site,) = (self.root / "opt" / name).glob("lib/python*/site-packages")
+        version = ("--python-version", site.parent.name.removeprefix("python"))
+        there = ("--target", site, *version, "--python-platform", "x86_64-manylinux_2_34")
+        uv("pip", "install", *there, f"{wheel}[{extras}]", *more)
+        uv("pip", "uninstall", "--target", site, "flambeau")
+        self.before[name] = self.files()
+        pip = (f"{folder}/bin/pip", "--no-cache-dir")
+        self.run(*pip, "install", "--no-index", f"/path/to/build/dist/{wheel.name}[{extras}]")
+        self.run(*pip, "check")
+        return f"{folder}/bin/python"
+
+    def files(self) -> set[str]:
+        """All that is there, but for /proc."""
+        found = run("find", self.root, "-path", self.root / "proc", "-prune", "-o", "-printf", r"%P\n")
+        return set(found.splitlines())
+
+
 @pytest.fixture(scope="module")
-def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment that has the wheel with all its extras."""
-    return environment(tmp_path_factory.mktemp("all") / "venv", f"{wheel}[{EXTRAS}]")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    if os.geteuid():
+        pytest.skip("SKIPPED: debootstrap needs root")
+    if not shutil.which("debootstrap"):
+        pytest.skip("SKIPPED: debootstrap is missing")
+    root = tmp_path_factory.mktemp("machine") / "root"
+    wanted = "python3,python3-venv,openjdk-21-jre-headless,procps,ca-certificates"
+    run("debootstrap", "--variant=minbase", f"--include={wanted}", NEXT_DEBIAN, root)
+    # Nothing but the repository of `make dist` is to be had there.
+    (root / "etc" / "resolv.conf").unlink()
+    assert not [name for name in COMPILERS if shutil.which(name, path=root / "usr" / "bin")]
+    (root / "work").mkdir()
+    shutil.copytree(PROGRAMS, root / "programs")
+    # Where docs/install.md has it.
+    shutil.copytree(DIST, root / "path" / "to" / "build" / "dist")
+    run("mount", "-t", "proc", "proc", root / "proc")
+    try:
+        yield Machine(root)
+    finally:
+        run("umount", root / "proc")
+
+
+@pytest.fixture(scope="module")
+def python(machine: Machine, wheel: Path) -> str:
+    """The Python of an environment there that has the wheel and Spark."""
+    return machine.install("spark", wheel, "spark")
 
 
 def test_the_wheel_is_what_its_name_says(wheel: Path) -> None:
@@ -116,6 +171,15 @@ def test_the_wheel_is_what_its_name_says(wheel: Path) -> None:
     run(BIN / "check-wheel-contents", wheel)
     run(BIN / "twine", "check", "--strict", wheel)
     assert wheel.stat().st_size < MOST_BYTES
+
+
+def test_the_descriptions_need_no_other_file(wheel: Path, client_wheel: Path) -> None:
+    for file in (wheel, client_wheel):
+        with zipfile.ZipFile(file) as archive:
+            (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+            description = archive.read(name).decode().split("\n\n", 1)[1]
+        assert description.startswith("# Flambeau\n") and "TorchRegressor(" in description
+        assert re.findall(r"\]\((?!https:)|!\[|<img", description) == []
 
 
 def test_the_wheel_holds_each_part_once(wheel: Path) -> None:
@@ -166,75 +230,119 @@ def test_another_build_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("constraints", CONSTRAINTS, ids=[path.stem for path in CONSTRAINTS])
-def test_a_runtimes_own_packages_stay(wheel: Path, constraints: Path, tmp_path: Path) -> None:
-    """With each at the runtime's version there is a solution, so that pip replaces none.
-
-    For Python 3.11: some of those versions have no wheels for the runtimes' 3.12 elsewhere.
+def test_a_runtimes_own_packages_stay(wheel: Path, constraints: Path) -> None:
+    """With each at the runtime's version there is a solution, so that pip replaces none: of the wheel with
+    all extras but Spark, which a runtime has, and those of which docs/install.md says otherwise.
     """
-    given = tmp_path / "requirements.in"
-    given.write_text(f"flambeau @ {wheel.as_uri()}\n")
-    solved = uv("pip", "compile", "--python-version", "3.11", "--constraint", constraints, given)
-    assert "flambeau @" in solved
+
+    def solve(*extras: str) -> str:
+        given = f"flambeau[{','.join(extras)}] @ {wheel.as_uri()}\n"
+        solving = ("pip", "compile", "--python-version", "3.12", "--constraint", constraints)
+        return run(BIN / "uv", "--no-progress", *solving, "-", input=given)
+
+    replaced = REPLACED.get(constraints.stem, set())
+    assert "flambeau" in solve(*(FEATURES.keys() - replaced))
+    for extra in replaced:
+        with pytest.raises(AssertionError, match="No solution found"):
+            solve(extra)
 
 
-def test_the_first_example_of_the_readme_runs_as_it_stands_there(python: Path, tmp_path: Path) -> None:
+def test_the_first_example_of_the_readme_runs_as_it_stands_there(machine: Machine, python: str) -> None:
     block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert block
-    (tmp_path / "first.py").write_text(block[1])
-    (tmp_path / "build" / "flights").mkdir(parents=True)
+    work = machine.root / "work"
+    (work / "first.py").write_text(block[1])
+    (work / "build" / "flights").mkdir(parents=True)
     columns = ["dep_delay", "distance", "arr_delay"]
     rows = f"numpy.random.default_rng(1).integers(0, 100, (1000, 3)), columns={columns}"
     written = f"pandas.DataFrame({rows}).to_parquet('build/flights/flights.parquet')"
-    run_in(tmp_path, python, python, "-c", f"import numpy, pandas; {written}")
-    assert "|arr_delay|" in run_in(tmp_path, python, python, "first.py")
+    machine.run(python, "-c", f"import numpy, pandas; {written}")
+    assert "|arr_delay|" in machine.run(python, "first.py", PYSPARK_PYTHON=python)
 
 
-def test_it_runs_with_the_jars_that_it_brings(python: Path, tmp_path: Path) -> None:
-    check(outcome(python, tmp_path), python, "flambeau-spark4_2.13-")
+def test_it_runs_with_the_jars_that_it_brings(machine: Machine, python: str) -> None:
+    told = outcome(machine.run(python, "/programs/installed.py", PYSPARK_PYTHON=python))
+    check(told, python, "flambeau-spark4_2.13-")
+
+
+def test_packages_brings_the_jar_and_the_natives(machine: Machine, python: str) -> None:
+    """From a file repository, where no other can be reached. Another line's jar is found too; here nothing
+    could be done with it.
+    """
+    spark = machine.run(python, "-c", "import pyspark; print(*pyspark.__path__)").strip()
+
+    def submit(artifact: str, program: str) -> str:
+        line = packages_line(artifact, program)
+        return machine.run("sh", "-c", line, PATH=f"{spark}/bin:/usr/bin:/bin", PYSPARK_PYTHON=python)
+
+    told = outcome(submit("spark4_2.13", "/programs/installed.py --confs {}"))
+    check(told, python, "flambeau-natives-")
+    assert "flambeau-spark4_2.13-" in told["jars"]
+    (machine.root / "work" / "jars.py").write_text(
+        "from pyspark import SparkContext\nprint(SparkContext('local').getConf().get('spark.jars'))\n"
+    )
+    jars = submit("spark35_2.13", "jars.py")
+    assert "flambeau-spark35_2.13-" in jars and "flambeau-natives-" in jars
+
+
+@pytest.mark.parametrize("extra", FEATURES)
+def test_each_other_extra_does_alone(machine: Machine, python: str, wheel: Path, extra: str) -> None:
+    """Beside a Spark of the machine's own, which is that of the other environment."""
+    alone = machine.install(extra, wheel, extra)
+    spark = machine.run(python, "-c", "import pyspark; print(*pyspark.__path__)").strip()
+    path = ":".join(
+        f"/{path.relative_to(machine.root)}" for path in machine.root.glob(f"{spark[1:]}/python/lib/*.zip")
+    )
+    own = {"HOME": f"/opt/{extra}", "TMPDIR": f"/opt/{extra}"}
+    machine.run(alone, "-c", FEATURES[extra], SPARK_HOME=spark, PYTHONPATH=path, **own)
 
 
 def test_it_runs_on_spark_35(wheel: Path, tmp_path: Path) -> None:
-    line = f"{ROOT}/python/pyproject.toml:spark35"
-    installed = environment(tmp_path / "venv", f"{wheel}[spark]", "--group", line)
-    check(outcome(installed, tmp_path), installed, "flambeau-spark35_2.12-")
-
-
-def test_packages_brings_the_jar_and_the_natives(python: Path, tmp_path: Path) -> None:
-    """From a file repository, by Spark's own `--packages`, in a session that knows of no other."""
-    (pom,) = (DIST / "maven").rglob("flambeau-spark4_2.13-*.pom")
-    group = re.search(r"<groupId>(.*?)</groupId>", pom.read_text())
-    assert group
-    settings = tmp_path / "ivysettings.xml"
-    settings.write_text(
-        "<ivysettings><settings defaultResolver='files'/><resolvers>"
-        f"<ibiblio name='files' m2compatible='true' root='{(DIST / 'maven').as_uri()}'/>"
-        "</resolvers></ivysettings>"
-    )
-    confs = {
-        "spark.jars.packages": f"{group[1]}:flambeau-spark4_2.13:{pom.parent.name}",
-        "spark.jars.ivySettings": str(settings),
-        "spark.jars.ivy": str(tmp_path / "ivy"),
-    }
-    check(outcome(python, tmp_path, confs), python, "flambeau-natives-")
+    """With the jars that it brings, and with those that `--packages` brings."""
+    folder = tmp_path / "venv"
+    uv("venv", "--python", BIN / "python", folder)
+    python = folder / "bin" / "python"
+    group = f"{ROOT}/python/pyproject.toml:spark35"
+    uv("pip", "install", "--python", python, f"{wheel}[spark]", "--group", group)
+    path = f"{folder}/bin:{os.environ['PATH']}"
+    own = {"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1", "TMPDIR": str(tmp_path)}
+    own |= {"JAVA_HOME": os.environ["JAVA_HOME"], "HOME": str(tmp_path), "PATH": path}
+    program = PROGRAMS / "installed.py"
+    check(outcome(run(python, program, env=own, cwd=tmp_path)), python, "flambeau-spark35_2.12-")
+    line = packages_line("spark35_2.12", f"{program} --confs {{}}").replace("/path/to/build/dist", str(DIST))
+    told = outcome(run("sh", "-c", line, env=own, cwd=tmp_path))
+    check(told, python, "flambeau-natives-")
+    assert "flambeau-spark35_2.12-" in told["jars"]
 
 
 def test_the_clients_wheel_is_for_every_platform(client_wheel: Path) -> None:
     run(BIN / "check-wheel-contents", client_wheel)
     run(BIN / "twine", "check", "--strict", client_wheel)
     with zipfile.ZipFile(client_wheel) as archive:
-        assert not [name for name in archive.namelist() if name.endswith((".so", ".jar", "flambeau-worker"))]
+        names = archive.namelist()
+        (metadata,) = (archive.read(name).decode() for name in names if name.endswith("/METADATA"))
+    assert not [name for name in names if name.endswith((".so", ".jar", "flambeau-worker", "THIRD-PARTY"))]
+    assert "OS Independent" in metadata and "Linux\n" not in metadata and "THIRD-PARTY" not in metadata
     assert client_wheel.stat().st_size < 1_000_000
 
 
 @pytest.mark.parametrize("pyspark", ["pyspark>=4.1", "pyspark==4.0.*"])
 def test_a_client_without_native_parts_has_its_workers_do_what_needs_them(
-    client_wheel: Path, python: Path, tmp_path: Path, pyspark: str
+    machine: Machine, client_wheel: Path, python: str, pyspark: str
 ) -> None:
     """A client of Spark Connect, beside the same program by one that has them."""
-    own = environment(tmp_path / "venv", f"{client_wheel}[spark]", pyspark)
-    with_parts, without = (client_outcome(one, python, tmp_path) for one in (python, own))
-    assert Path(without.pop("from")).is_relative_to(own.parents[1])
-    assert Path(with_parts.pop("from")).is_relative_to(python.parents[1])
+    version = re.sub(r"\D", "", pyspark)
+    own = machine.install(f"client-{version}", client_wheel, "spark", pyspark)
+
+    def told(client: str) -> dict[str, Any]:
+        work = machine.root / "work" / "clients"
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        return outcome(machine.run(client, "/programs/client.py", "/work/clients", PYSPARK_PYTHON=python))
+
+    with_parts, without = told(python), told(own)
+    assert Path(without.pop("from")).is_relative_to(Path(own).parents[1])
+    assert Path(with_parts.pop("from")).is_relative_to(Path(python).parents[1])
     assert (with_parts.pop("extension"), without.pop("extension")) == (True, False)
     assert without == with_parts
     assert without["runId"] == "nightly" and without["difference"] < 1e-6 and len(without["losses"]) == 3
@@ -242,53 +350,33 @@ def test_a_client_without_native_parts_has_its_workers_do_what_needs_them(
     assert "dataLanes is 3" in without["refusals"][0] and "is no checkpoint" in without["refusals"][1]
 
 
-def test_the_poms_have_what_central_asks_for() -> None:
+def test_the_repository_has_what_central_asks_for() -> None:
     poms = list((DIST / "maven").rglob("*.pom"))
     assert len(poms) == 4
     for pom in poms:
         text = pom.read_text()
         for element in ("name", "description", "url", "licenses", "developers", "scm"):
             assert f"<{element}>" in text, f"{pom} has no {element}"
-        assert "<packaging>pom<" in text or {
-            path.name.removeprefix(pom.stem) for path in pom.parent.iterdir()
-        } == {".pom", ".jar", "-sources.jar", "-javadoc.jar"}
+        files = {path.name.removeprefix(pom.stem) for path in pom.parent.iterdir()}
+        parts = {".pom", ".jar", "-sources.jar", "-javadoc.jar"}
+        if "<packaging>pom<" in text:
+            parts = {".pom", "-linux-x86_64.jar"}
+        assert files == parts | {f"{part}{checksum}" for part in parts for checksum in (".md5", ".sha1")}
+        for part in parts:
+            file = f"{pom.with_suffix('')}{part}"
+            for checksum in ("md5", "sha1"):
+                assert run(f"{checksum}sum", file).split()[0] == Path(f"{file}.{checksum}").read_text()
 
 
-def test_it_runs_on_debians_next_release(wheel: Path, tmp_path: Path) -> None:
-    """In a root of its own, with that release's Python, C library and Java."""
-    if os.geteuid():
-        pytest.skip("SKIPPED: debootstrap needs root")
-    if not shutil.which("debootstrap"):
-        pytest.skip("SKIPPED: debootstrap is missing")
-    root = tmp_path / "root"
-    wanted = "python3,openjdk-21-jre-headless,procps,ca-certificates"
-    run("debootstrap", "--variant=minbase", f"--include={wanted}", NEXT_DEBIAN, root)
-    version = run(
-        "chroot", root, "python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"
-    ).strip()
-    assert version != "3.11"
-    uv(
-        "pip", "install", "--target", root / "opt" / "site", "--python-version", version,
-        "--python-platform", "x86_64-manylinux_2_34", f"{wheel}[spark]",
-    )  # fmt: skip
-    shutil.copy(PROGRAM, root / "opt")
-    (root / "proc").mkdir(exist_ok=True)
-    run("mount", "-t", "proc", "proc", root / "proc")
-    try:
-        printed = run(
-            "chroot", root, "env", "-i", "PATH=/usr/bin:/bin", "PYTHONPATH=/opt/site",
-            "PYSPARK_PYTHON=python3", "SPARK_LOCAL_IP=127.0.0.1", "python3", "/opt/installed.py",
-        )  # fmt: skip
-    finally:
-        run("umount", root / "proc")
-    told = json.loads(printed.split("OUTCOME ")[1].splitlines()[0])
-    assert told["from"].startswith("/opt/site/")
-    assert told["in the JVM"] and told["difference"] < 1e-4
-
-
-def test_uninstalling_leaves_nothing(python: Path) -> None:
+def test_uninstalling_leaves_nothing_but_caches(machine: Machine, python: str) -> None:
     """The last: the others need it."""
-    (site,) = (python.parents[1] / "lib").glob("python*/site-packages")
-    assert (site / "flambeau").is_dir()
-    run(python, "-m", "pip", "uninstall", "--yes", "flambeau")
-    assert list(site.glob("*flambeau*")) == []
+    environment = Path(python).parents[1]
+    (site,) = (machine.root / environment.relative_to("/")).glob("lib/python*/site-packages")
+    assert (site / "flambeau").is_dir() and (site.parents[2] / "bin" / "flambeau").is_file()
+    machine.run(environment / "bin" / "pip", "uninstall", "--yes", "flambeau")
+    left = {path for path in machine.files() - machine.before["spark"] if "/__pycache__" not in path}
+    ours = {"tmp/flambeau-jars-0", "tmp/flambeau-cache-root"}
+    others = {"root/.ivy2.5.2", "tmp/torchinductor_root"}
+    tests = {"work/first.py", "work/build", "work/jars.py", "work/clients"}
+    tests |= {f"opt/{name}" for name in machine.before.keys() - {"spark"}}
+    assert {"/".join(path.split("/")[:2]) for path in left} <= ours | others | tests

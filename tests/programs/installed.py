@@ -36,7 +36,8 @@ class Net(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--confs", type=json.loads)
-    confs = parser.parse_args().confs or flambeau.spark_config()
+    given = parser.parse_args().confs
+    confs = flambeau.spark_config() if given is None else given
     quiet = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
     builder = SparkSession.builder.master("local[2]")
     for name, value in {**quiet, **confs}.items():
