@@ -9,18 +9,22 @@ another version. The first run finds no model, starts from new weights, and prom
 
 The exit status is 0 where a model was promoted or kept, and 75 (EX_TEMPFAIL of sysexits.h) where the same
 command may go better later: with the same --run-id and --work-dir it goes on where it was.
-After any other error it is 1.
+After any other error it is another: 2 of arguments that are refused, else 1.
 """
 
 import argparse
+import logging
 import os
 import re
+import socket
 import sys
+from collections.abc import Iterator
 
 import mlflow
 import torch
 from mlflow.exceptions import MlflowException
 from prepare import COLUMNS, DelayNet
+from py4j.protocol import Py4JJavaError
 from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.sql import DataFrame, SparkSession
 
@@ -33,6 +37,17 @@ RUN = "run-id"  # the tag of a run of MLflow's that names its night
 # Names that sort as nights do.
 NIGHT = re.compile(r"[0-9]{4}-[0-9]{2}(-[0-9]{2})?([A-Za-z][A-Za-z0-9_-]*)?")
 EX_TEMPFAIL = 75
+# Java's exceptions where a service does not answer, or not yet.
+NO_ANSWER = {
+    "java.net.ConnectException",
+    "java.net.NoRouteToHostException",
+    "java.net.SocketTimeoutException",
+    "java.net.UnknownHostException",
+    "org.apache.hadoop.hdfs.server.namenode.SafeModeException",
+    "org.apache.hadoop.ipc.RetriableException",
+    "org.apache.hadoop.ipc.StandbyException",
+    "org.apache.hadoop.net.ConnectTimeoutException",
+}
 
 
 def main() -> int:
@@ -57,15 +72,43 @@ def main() -> int:
         help="the optimizer's: that which the night before left (the default), or none",
     )
     options = parser.parse_args()
+    # A fit tells there what it goes on from.
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
+    logging.getLogger("flambeau").setLevel(logging.INFO)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     try:
         retrain(SparkSession.builder.appName("retrain").getOrCreate(), options)
-    except FlambeauError as error:
-        if not error.is_transient:
+    except Exception as error:
+        if not is_transient(error):
             raise
         print(f"try again later: {error}", file=sys.stderr)
         return EX_TEMPFAIL
     return 0
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same command may go better later: Flambeau says so of its errors, and in the job's own
+    steps a store, a name node or MLflow's server did not answer, or not yet.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, FlambeauError):
+            return cause.is_transient
+        if isinstance(cause, ConnectionError | TimeoutError | socket.gaierror):
+            return True
+        if isinstance(cause, Py4JJavaError) and not NO_ANSWER.isdisjoint(of_java(cause)):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def of_java(error: Py4JJavaError) -> Iterator[str]:
+    """The class of Java's exception, and those of its causes."""
+    thrown = error.java_exception
+    while thrown is not None:
+        name = thrown.getClass().getName()
+        yield thrown.getClassName() if name == "org.apache.hadoop.ipc.RemoteException" else name
+        thrown = thrown.getCause()
 
 
 def night(name: str) -> str:

@@ -24,6 +24,7 @@ import optuna
 import pandas as pd
 import pytest
 import torch
+from killed import killed_while_it_trains
 from ports import held_port
 from pyspark.ml import Pipeline
 from pyspark.ml.evaluation import RegressionEvaluator
@@ -855,9 +856,11 @@ def test_secrets_of_uris_are_not_logged(client: Any, rows: DataFrame, tmp_path: 
     assert "callbacks" not in found and max(map(len, found.values())) <= 6000
 
 
-def retrained(server: Server, folder: Path, night: int, master: str = "local[2]") -> tuple[int, str]:
-    """How examples/retrain/retrain.py ends on a night's rows, and the last line that it prints, or what it
-    says of its end. From the third night on the labels have the wrong sign.
+def retraining(
+    server: Server, folder: Path, night: int, master: str = "local[2]", epochs: int = 4
+) -> dict[str, Any]:
+    """examples/retrain/retrain.py on a night's rows, as `subprocess` takes it. From the third night on the
+    labels have the wrong sign.
     """
     for part, seed in (("train", night), ("holdout", 100)):
         numbers = np.random.default_rng(seed).standard_normal((600, 5))
@@ -868,18 +871,25 @@ def retrained(server: Server, folder: Path, night: int, master: str = "local[2]"
         frame.to_parquet(folder / f"{part}-{night}" / "rows.parquet")
     command = [sys.executable, str(ROOT / "examples" / "retrain" / "retrain.py"), "--name", "nightly"]
     command += ["--partition", str(folder / f"train-{night}"), "--holdout", str(folder / f"holdout-{night}")]
-    command += ["--run-id", f"2013-{night:02}", "--work-dir", str(folder / "work"), "--epochs", "4"]
+    command += ["--run-id", f"2013-{night:02}", "--work-dir", str(folder / "work")]
+    command += ["--epochs", str(epochs)]
     submitted = {"PYSPARK_SUBMIT_ARGS": f"--master {master} pyspark-shell", "SPARK_LOCAL_IP": "127.0.0.1"}
-    done = subprocess.run(
-        command,
-        env={**os.environ, **submitted, "MLFLOW_TRACKING_URI": server.uri},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    environment = {**os.environ, **submitted, "MLFLOW_TRACKING_URI": server.uri}
+    return {"args": command, "env": environment, "cwd": folder}
+
+
+def ran(program: dict[str, Any]) -> tuple[int, str, str]:
+    """How the example ends, the last line that it prints, and what it logs."""
+    done = subprocess.run(**program, capture_output=True, text=True, timeout=300)
     assert done.returncode in (0, 75), done.stdout + done.stderr[-6000:]
-    return done.returncode, (done.stderr if done.returncode else done.stdout).strip().splitlines()[-1]
+    return done.returncode, (done.stdout.strip().splitlines() or [""])[-1], done.stderr
+
+
+def retrained(server: Server, folder: Path, night: int) -> str:
+    """The last line that the example prints of a night that goes well."""
+    status, said, logged = ran(retraining(server, folder, night))
+    assert status == 0, logged[-6000:]
+    return said
 
 
 def test_a_night_promotes_the_better_model_by_an_alias(server: Server, client: Any, tmp_path: Path) -> None:
@@ -887,23 +897,43 @@ def test_a_night_promotes_the_better_model_by_an_alias(server: Server, client: A
         version = client.get_model_version_by_alias("nightly", "champion").version
         return version, flambeau.mlflow.load_model("models:/nightly@champion")
 
-    assert retrained(server, tmp_path, 1) == (0, "promoted version 1")
+    assert retrained(server, tmp_path, 1) == "promoted version 1"
     first = champion()[1].lineage
     assert first.runId == "2013-01" and first.initialState is None
-    assert retrained(server, tmp_path, 2) == (0, "promoted version 2")
-    assert retrained(server, tmp_path, 2) == (0, "this run's model is in use")
+    # Killed in its training, and given again.
+    night = retraining(server, tmp_path, 2, epochs=40)
+    killed = killed_while_it_trains(tmp_path / "work", **night)
+    assert champion()[0] == "1"
+    status, said, logged = ran(night)
+    assert (status, said) == (0, "promoted version 2")
+    assert re.search(rf"going on from (file:)?{killed}/checkpoints/\d+$", logged, re.M), logged[-6000:]
+    assert retrained(server, tmp_path, 2) == "this run's model is in use"
     version, model = champion()
     assert version == "2" and model.lineage.initialState == first.checkpoint is not None
     # As if it had been killed after its training.
     client.set_registered_model_alias("nightly", "champion", "1")
-    assert retrained(server, tmp_path, 2) == (0, "promoted version 2")
+    assert retrained(server, tmp_path, 2) == "promoted version 2"
     assert len(client.search_model_versions("name = 'nightly'")) == 2
-    assert retrained(server, tmp_path, 3) == (0, "kept version 2")
+    assert retrained(server, tmp_path, 3) == "kept version 2"
     # A night before that of the model in use, which left nothing when it was killed.
-    assert retrained(server, tmp_path, 0) == (0, "kept version 2, which is a later night's")
+    assert retrained(server, tmp_path, 0) == "kept version 2, which is a later night's"
     assert champion()[0] == "2" and len(client.search_model_versions("name = 'nightly'")) == 3
-    status, said = retrained(server, tmp_path, 4, master="local[1]")
-    assert status == 75 and "try again later: numWorkers is 2 and the cluster has 1 task slots" in said
+    status, _, logged = ran(retraining(server, tmp_path, 4, master="local[1]"))
+    assert status == 75 and "try again later: numWorkers is 2 and the cluster has 1 task slots" in logged
+
+
+def test_a_night_without_an_answer_may_have_one_later(server: Server, client: Any, tmp_path: Path) -> None:
+    """Of a name node that the rows lie on, and of MLflow's server."""
+    night = retraining(
+        server, tmp_path, 1, master="local[2] --conf spark.hadoop.ipc.client.connect.max.retries=0"
+    )
+    with held_port() as port:  # bound, and nothing listens
+        nowhere = [*night["args"], "--name", "unanswered", "--partition", f"hdfs://127.0.0.1:{port}/train"]
+        status, _, logged = ran({**night, "args": nowhere})
+        assert status == 75 and "java.net.ConnectException" in logged.partition("try again later: ")[2]
+        alone = {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+        status, _, logged = ran({**night, "env": night["env"] | alone})
+        assert status == 75 and "try again later: API request to" in logged
 
 
 def test_the_example_of_the_page_runs(client: Any, rows: DataFrame, spark: SparkSession) -> None:
