@@ -1,10 +1,15 @@
 package flambeau.examples
 
+import java.net.{ConnectException, NoRouteToHostException, SocketTimeoutException, UnknownHostException}
 import java.time.format.DateTimeFormatter
 import java.time.{LocalDateTime, ZoneOffset}
 
+import scala.util.control.NonFatal
+
 import flambeau.{FlambeauException, TorchRegressionModel, TorchRegressor}
 import org.apache.hadoop.fs.Path
+import org.apache.hadoop.hdfs.server.namenode.SafeModeException
+import org.apache.hadoop.ipc.{RemoteException, RetriableException, StandbyException}
 import org.apache.spark.ml.evaluation.RegressionEvaluator
 import org.apache.spark.sql.{DataFrame, SparkSession}
 
@@ -16,8 +21,7 @@ import org.apache.spark.sql.{DataFrame, SparkSession}
   * which a cluster needs, and `--initial-state previous|none`, none for an optimizer with no state of the night before.
   *
   * The exit status is 0 where a model was promoted or kept, and 75 (EX_TEMPFAIL of sysexits.h) where the same command may go
-  * better later: with the same run and work directory it goes on where it was. After any other error it
-  * is 1.
+  * better later: with the same run and work directory it goes on where it was. After any other error it is another.
   */
 object Retrain {
   private val Features =
@@ -32,10 +36,29 @@ object Retrain {
     try retrain(arguments)
     catch {
       // A JAR task of Databricks runs in the cluster's own process, and its policy says what is tried again.
-      case error: FlambeauException if error.isTransient && !sys.env.contains("DATABRICKS_RUNTIME_VERSION") =>
+      case NonFatal(error) if isTransient(error) && !sys.env.contains("DATABRICKS_RUNTIME_VERSION") =>
         System.err.println(s"try again later: $error")
         sys.exit(TryAgain)
     }
+
+  /** Whether the same command may go better later: Flambeau says so of its errors, and in the job's own reads and writes a
+    * store or a name node did not answer, or not yet.
+    */
+  private def isTransient(error: Throwable): Boolean =
+    Iterator
+      .iterate(error)(_.getCause)
+      .takeWhile(_ != null)
+      .map {
+        case remote: RemoteException => remote.unwrapRemoteException()
+        case other                   => other
+      }
+      .collectFirst {
+        case error: FlambeauException => error.isTransient
+        case _: ConnectException | _: NoRouteToHostException | _: SocketTimeoutException | _: UnknownHostException |
+            _: StandbyException | _: RetriableException | _: SafeModeException =>
+          true
+      }
+      .contains(true)
 
   /** @param ours
     *   a model that this job trained and compared with another one, which is not in use any more
