@@ -12,8 +12,8 @@ from typing import Any
 
 
 class FlambeauError(Exception):
-    """The base of all errors that Flambeau raises itself. A note of each names the page that says what to do,
-    which tracebacks show below the message.
+    """The base of all errors that Flambeau raises itself. A note of each, which tracebacks show below the
+    message, names the part of the errors page that says what to do.
 
     `is_transient` says that the same fit may go better when it is tried again: a worker was lost or late,
     task slots were missing, a store could not be reached, or another fit has the run. With `runId` it goes on
@@ -27,7 +27,7 @@ class FlambeauError(Exception):
         if is_transient is not None:
             self.is_transient = is_transient
         public = next(kind for kind in type(self).__mro__ if kind.__module__ == __name__)
-        self.add_note(f"docs/errors.md#{public.__name__.lower()} says more")
+        self.add_note(f"see {public.__name__} on the errors page of Flambeau's documentation")
 
 
 class ParamError(FlambeauError, ValueError):

@@ -1,7 +1,7 @@
 package flambeau
 
 /** The base of all exceptions that Flambeau raises itself. The message says what was given, what is allowed and what to
-  * do, and stack traces name the page that says more.
+  * do, and stack traces name the part of the errors page that says more.
   */
 trait FlambeauException extends RuntimeException {
 
@@ -10,7 +10,11 @@ trait FlambeauException extends RuntimeException {
     */
   def isTransient: Boolean = false
 
-  override def toString: String = s"${super.toString} (docs/errors.md says more)"
+  /** The part of the errors page that tells of it, which is called as its class is in Python. */
+  private[flambeau] def part: String = "FlambeauError"
+
+  override def toString: String =
+    s"${super.toString} (see $part on the errors page of Flambeau's documentation)"
 }
 
 /** What none of the others tells of: a saved model that is damaged, a machine without libtorch. */
@@ -24,11 +28,13 @@ class GeneralException(message: String, cause: Throwable)
 class ParamException(message: String, cause: Throwable)
     extends IllegalArgumentException(message, cause)
     with FlambeauException {
+  private[flambeau] override def part: String = "ParamError"
   def this(message: String) = this(message, null)
 }
 
 /** A `runId` that another fit trains now, which will have ended later. */
 class RunInUseException(message: String, cause: Throwable) extends ParamException(message, cause) {
+  private[flambeau] override def part: String = "RunInUseError"
   override def isTransient: Boolean = true
   def this(message: String) = this(message, null)
 }
@@ -37,6 +43,7 @@ class RunInUseException(message: String, cause: Throwable) extends ParamExceptio
 class DataException(message: String, cause: Throwable)
     extends RuntimeException(message, cause)
     with FlambeauException {
+  private[flambeau] override def part: String = "DataError"
   def this(message: String) = this(message, null)
 }
 
@@ -44,6 +51,7 @@ class DataException(message: String, cause: Throwable)
 class StoreException(message: String, cause: Throwable)
     extends RuntimeException(message, cause)
     with FlambeauException {
+  private[flambeau] override def part: String = "StoreError"
   def this(message: String) = this(message, null)
 }
 
@@ -59,6 +67,7 @@ class TransientStoreException(message: String, cause: Throwable) extends StoreEx
 class ClusterException(message: String, cause: Throwable, override val isTransient: Boolean = false)
     extends RuntimeException(message, cause)
     with FlambeauException {
+  private[flambeau] override def part: String = "ClusterError"
   def this(message: String) = this(message, null)
 }
 
@@ -81,7 +90,9 @@ class WorkerException(
     val step: Option[Long],
     cause: Throwable = null
 ) extends RuntimeException(message, cause)
-    with FlambeauException
+    with FlambeauException {
+  private[flambeau] override def part: String = "WorkerError"
+}
 
 /** A worker that died or stopped answering. */
 class WorkerLostException(
@@ -92,5 +103,6 @@ class WorkerLostException(
     step: Option[Long],
     cause: Throwable = null
 ) extends WorkerException(message, rank, host, epoch, step, cause) {
+  private[flambeau] override def part: String = "WorkerLost"
   override def isTransient: Boolean = true
 }

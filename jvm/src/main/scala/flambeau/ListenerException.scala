@@ -12,4 +12,6 @@ class ListenerException(val model: TorchModel, cause: Throwable)
       s"${Failures.firstLine(cause)}; the model was made all the same: it is the model of this exception",
       cause
     )
-    with FlambeauException
+    with FlambeauException {
+  private[flambeau] override def part: String = "CallbackError"
+}
