@@ -27,7 +27,7 @@ def test_rows_of_a_delta_table(outcome: dict[str, Any], case: str) -> None:
     """With deletion vectors, an update, as of its first version, and with the values that partitions have."""
     assert outcome["delta"]["has deletion vectors"]
     found = outcome["delta"][case]
-    _are_those_of_spark(found)
+    _are_those_of_spark(found, case)
     assert found.get("years") is (True if case == "partition column" else None)
 
 
@@ -35,12 +35,17 @@ def test_rows_of_a_delta_table(outcome: dict[str, Any], case: str) -> None:
 def test_rows_of_an_iceberg_table(outcome: dict[str, Any], case: str) -> None:
     """With position deletes, an update, of its first snapshot, and where the scan itself filters."""
     assert outcome["iceberg"]["has delete files"]
-    _are_those_of_spark(outcome["iceberg"][case])
+    _are_those_of_spark(outcome["iceberg"][case], case)
 
 
-def _are_those_of_spark(found: dict[str, Any]) -> None:
+def _are_those_of_spark(found: dict[str, Any], case: str) -> None:
+    """Files whose rows are all there have no bitmap: before the deletes each, after them those that came
+    later, or were written anew.
+    """
     assert found.get("refusal") is None
     assert found["same"] and found["rows"] == found["count"] > 1000
+    assert (found["bitmaps"] == 0) == (case == "first")
+    assert found["whole files"] > 0 or case in ("filtered", "pushed down")
 
 
 @pytest.mark.parametrize("case", ["fit", "fit of the first"])
@@ -50,7 +55,7 @@ def test_a_fit_on_a_table(outcome: dict[str, Any], format: str, case: str) -> No
     first version of the table.
     """
     fit = outcome[format][case]
-    assert fit["in place"]
+    assert fit["written"] == (["bitmaps"] if case == "fit" else [])
     assert fit["loss"] == pytest.approx(fit["expected"], rel=1e-4)
     assert fit["scala"] == pytest.approx(fit["expected"], rel=1e-4)
 
