@@ -10,34 +10,42 @@ from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "notebooks").glob("*.ipynb"))
 
-# Those that start a session only where there is none.
-FINDERS = [path for path in NOTEBOOKS if "is_own" in path.read_text()]
+# The others take longer.
+FIRST, *OTHERS = NOTEBOOKS
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [FIRST, *(pytest.param(path, marks=pytest.mark.long) for path in OTHERS)],
+    ids=lambda path: path.stem,
+)
 def test_runs_from_top_to_bottom(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cell that raises fails the run. The quickstart does the same on the same rows in each `make test`."""
+    """A cell that raises fails the run."""
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
 
 _FOUND = """
+import os
 from pyspark.sql import SparkSession
-builder = SparkSession.builder.master("local[2]").appName("found")
-spark = builder.config("spark.ui.enabled", "false").getOrCreate()
+os.mkdir("shared")
+builder = SparkSession.builder.master("local[2]").appName("found").config("spark.ui.enabled", "false")
+spark = builder.config("spark.flambeau.workDir", os.path.abspath("shared")).getOrCreate()
 """
 _KEPT = """
 assert spark.sparkContext.appName == "found" and spark.range(3).count() == 3
+assert os.listdir() == ["shared"], os.listdir()
 spark.stop()
 """
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("path", FINDERS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_runs_on_a_session_that_it_finds(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a notebook of Databricks, which has a `spark`: it is used, and goes on after the last cell."""
+    """As in a notebook of Databricks, which has a `spark`: it is used, and goes on after the last cell. Files
+    are written to its work directory alone.
+    """
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     notebook = nbformat.read(path, as_version=4)
     found, kept = map(nbformat.v4.new_code_cell, (_FOUND, _KEPT))
