@@ -344,6 +344,7 @@ class TorchModel(
             inputs=tuple(tensors),
             output=self._output,
             batch_size=self.getInferenceBatchSize(),
+            batch_bytes=self.getInferenceBatchBytes(),
             heads=self._heads(),
             fields=tuple(wanted) if self._class_fields else (),
             sys_path=tuple(sys.path),

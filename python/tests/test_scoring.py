@@ -35,6 +35,7 @@ def scorer(module: nn.Module, inputs: Sequence[TensorColumns], folder: Path, bat
         inputs=inputs,
         output=output,
         batch_size=batch_size,
+        batch_bytes=64 << 20,
         heads=[Head(f"output{index}") for index in range(len(output.tensors))],
     )
 

@@ -464,11 +464,24 @@ def test_older_sparks_take_the_pandas_path(
 
 def test_batches_are_no_larger_than_asked(array_rows: DataFrame, tmp_path: Path) -> None:
     class Rows(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.full((len(x),), float(len(x)))
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
 
-    model = fitted.regressor(tmp_path, Rows(), inferenceBatchSize=7)
-    assert max(column(model.transform(array_rows))) == 7.0
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.layer(x), torch.full((len(x),), float(len(x)))
+
+    module = Rows()
+    estimator = TorchEstimator(loss="mse", outputCols=["out", "rows"])
+    model = fitted.fitted(estimator, module, [fitted.features(4)], tmp_path)
+    with torch.inference_mode():
+        expected = module.layer(torch.as_tensor(ROWS)).reshape(-1)
+    # A row's four floats are the widest of its tensors.
+    for sizes in ({"inferenceBatchSize": 7}, {"inferenceBatchBytes": 7 * 16 + 15}):
+        out = model.copy({model.getParam(name): value for name, value in sizes.items()}).transform(array_rows)
+        found, rows = columns(out, "out", "rows")
+        close(found, expected)
+        assert max(rows) == 7.0
 
 
 def test_mode_and_gradients(array_rows: DataFrame, tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ use crate::work_directory::WorkDirectory;
 const FORMAT: u32 = 9;
 
 /// What a run may change between its fits, since no bit of its result depends on it.
-const FREE: [&str; 24] = [
+const FREE: [&str; 25] = [
     "checkpointInterval",
     "checkpointSteps",
     "collectiveTimeout",
     "heartbeatTimeout",
+    "inferenceBatchBytes",
     "inferenceBatchSize",
     "keepCheckpoints",
     "logEveryNSteps",

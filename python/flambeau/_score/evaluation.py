@@ -23,7 +23,7 @@ from flambeau._module import gathered, losses, metrics
 from flambeau._module.devices import TensorBatch
 from flambeau._module.objectives import Forward, OfLoss
 from flambeau._saved.program import keywords
-from flambeau._score.pieces import Pieces, rows_at_once
+from flambeau._score.pieces import Pieces
 from flambeau._score.scoring import Scorer, prepare_worker
 from flambeau._tensors import TensorColumns
 
@@ -111,7 +111,7 @@ class Evaluator:
         A batch is the columns of the inputs, the labels and the weight, in this order.
         """
         prepare_worker(self.scorer.sys_path)
-        pieces = Pieces(rows_at_once(self.scorer.arguments, self.scorer.output, self.scorer.batch_size))
+        pieces = Pieces(self.scorer.rows_at_once)
         filled = (columns for columns in batches if len(columns[0]))
         first = next(iter(filled), None)
         if first is None:

@@ -3,35 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
-
-from flambeau._saved.program import OutputSpec
-from flambeau._tensors import TensorColumns
-
-if TYPE_CHECKING:
-    import torch
+from collections.abc import Callable
+from typing import TypeVar
 
 log = logging.getLogger("flambeau")
 
 T = TypeVar("T")
-
-MAX_BYTES = 64 << 20
-"""The most bytes that an input's rows, or an output's, take at a time; a single row may take more."""
-
-
-def rows_at_once(inputs: Sequence[TensorColumns], output: OutputSpec, batch_size: int) -> int:
-    """How many rows are scored at once: `batch_size`, or as many as `MAX_BYTES` has room for."""
-    import torch
-
-    def row_bytes(shape: Sequence[int] | None, dtype: str) -> int:
-        size: torch.dtype = getattr(torch, dtype)
-        return math.prod(shape or ()) * size.itemsize
-
-    given = [row_bytes(tensor.shape, tensor.dtype) for tensor in inputs]
-    made = [row_bytes(tensor.shape, tensor.dtype) for tensor in output.tensors]
-    return max(1, min(batch_size, MAX_BYTES // max(1, *given, *made)))
 
 
 class Pieces:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import os
 import sys
 import threading
@@ -28,7 +29,7 @@ from flambeau._saved.program import OutputSpec, OutputTensor, call, instantiate,
 from flambeau._saved.weights import WeightsRef, load_into
 from flambeau._score import gpu_slots
 from flambeau._score.heads import CLASS_FIELDS, Head
-from flambeau._score.pieces import Pieces, rows_at_once
+from flambeau._score.pieces import Pieces
 from flambeau._score.placement import Place, place_of_task
 from flambeau._tensors import TensorColumns
 from flambeau.errors import FlambeauError, ParamError
@@ -60,6 +61,7 @@ class Scorer:
     inputs: Sequence[TensorColumns]
     output: OutputSpec
     batch_size: int
+    batch_bytes: int
     heads: Sequence[Head]
     fields: Sequence[str] = ()
     sys_path: Sequence[str] = field(default=())
@@ -72,6 +74,21 @@ class Scorer:
     def arguments(self) -> Sequence[TensorColumns]:
         """The tensors that the module is called with."""
         return self.inputs if self.preprocess is None else self.preprocess.spec.inputs
+
+    @property
+    def rows_at_once(self) -> int:
+        """How many rows the module gets at once: `batch_size`, or fewer, so that no input or output takes
+        more than `batch_bytes`, but for a single row.
+        """
+        import torch
+
+        def row_bytes(shape: Sequence[int] | None, dtype: str) -> int:
+            size: torch.dtype = getattr(torch, dtype)
+            return math.prod(shape or ()) * size.itemsize
+
+        given = [row_bytes(tensor.shape, tensor.dtype) for tensor in self.arguments]
+        made = [row_bytes(tensor.shape, tensor.dtype) for tensor in self.output.tensors]
+        return max(1, min(self.batch_size, self.batch_bytes // max(1, *given, *made)))
 
     def place(self) -> Place | None:
         """The GPU that the task computes on; None for the CPU, to which `preprocess` belongs. Raises
@@ -122,7 +139,7 @@ class Scorer:
         device = place.device
         with (
             gpu_slots.held(place.uuid, self.gpu_tasks, place.task),
-            explained(device, self.batch_size),
+            explained(device, self.rows_at_once),
             _resident(_module(self.programs, self.weights, device), self.weights, device) as module,
         ):
             yield module
@@ -144,7 +161,7 @@ class Scorer:
 
     def _on_cpu(self, batches: Iterator[Any]) -> Generator[list[Tensor]]:
         module = _module(self.programs, self.weights, "cpu")
-        pieces = Pieces(rows_at_once(self.arguments, self.output, self.batch_size))
+        pieces = Pieces(self.rows_at_once)
         for parts, num_rows in map(self.parts, batches):
             yield self._outputs(module, parts, num_rows, pieces)
 
@@ -157,7 +174,7 @@ class Scorer:
 
         with self._on_device(place) as module:
             pinned = functools.partial(self._results, pin_memory=True)
-            yield from GpuScoring(place.device, self.batch_size, forward, pinned).results(batches)
+            yield from GpuScoring(place.device, self.rows_at_once, forward, pinned).results(batches)
 
     def _array(self, outputs: Sequence[Tensor]) -> pa.Array:
         import torch

@@ -228,11 +228,19 @@ class HasOutputColumns(CheckedParams, HasPredictionCol, HasOutputCols, HasThresh
         Integer(1, 16_777_216),
     )
 
+    inferenceBatchBytes: Param[int] = Param(
+        Params._dummy(),
+        "inferenceBatchBytes",
+        "Bytes that an input or an output may take of the rows given to the module at once, which are fewer "
+        "than inferenceBatchSize where they take more. A single row may take more.",
+        Integer(1, 1_073_741_824),
+    )
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         # Spark's mixin has one, beside which others could not be set.
         self._defaultParamMap.pop(self.threshold, None)
-        self._setDefault(predictionCol="prediction", inferenceBatchSize=4096)
+        self._setDefault(predictionCol="prediction", inferenceBatchSize=4096, inferenceBatchBytes=67108864)
 
     def setPredictionCol(self, value: str | None) -> Self:
         """Sets `predictionCol`; None unsets it."""
@@ -273,6 +281,14 @@ class HasOutputColumns(CheckedParams, HasPredictionCol, HasOutputCols, HasThresh
     def getInferenceBatchSize(self) -> int:
         """The value of `inferenceBatchSize`, or its default."""
         return self.getOrDefault(self.inferenceBatchSize)
+
+    def setInferenceBatchBytes(self, value: int | None) -> Self:
+        """Sets `inferenceBatchBytes`; None unsets it."""
+        return self._set(inferenceBatchBytes=value)
+
+    def getInferenceBatchBytes(self) -> int:
+        """The value of `inferenceBatchBytes`, or its default."""
+        return self.getOrDefault(self.inferenceBatchBytes)
 
 
 class HasClassColumns(CheckedParams, HasRawPredictionCol, HasProbabilityCol):
@@ -1497,6 +1513,7 @@ class EstimatorArguments(OtherNames, total=False):
     threshold: float | None
     thresholds: list[float] | None
     inferenceBatchSize: int | None
+    inferenceBatchBytes: int | None
     rawPredictionCol: str | None
     probabilityCol: str | None
     labelCol: str | None
@@ -1601,6 +1618,7 @@ class HasConstructor(CheckedParams):
         threshold: float | None = None,
         thresholds: list[float] | None = None,
         inferenceBatchSize: int = 4096,
+        inferenceBatchBytes: int = 67108864,
         rawPredictionCol: str = "rawPrediction",
         probabilityCol: str = "probability",
         labelCol: str = "label",
@@ -1749,6 +1767,9 @@ class HasConstructor(CheckedParams):
             probability counts, or what threshold says.
         inferenceBatchSize : int, default 4096
             Number of rows given to the module at once when the fitted model transforms a DataFrame.
+        inferenceBatchBytes : int, default 67108864 (expert)
+            Bytes that an input or an output may take of the rows given to the module at once, which are
+            fewer than inferenceBatchSize where they take more. A single row may take more.
         rawPredictionCol : str, default 'rawPrediction'
             Name of the column that a fitted classifier writes the module's raw outputs (logits) to, as a
             vector. An empty name leaves that column out.

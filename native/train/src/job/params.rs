@@ -289,6 +289,7 @@ const GROUPS: [(&str, &str, &[&str]); 11] = [
             "threshold",
             "thresholds",
             "inferenceBatchSize",
+            "inferenceBatchBytes",
         ],
     ),
     (
@@ -397,7 +398,8 @@ const GROUPS: [(&str, &str, &[&str]); 11] = [
 ];
 
 /// Params whose defaults serve in all but special cases: Spark ML's expert params.
-const EXPERT: [&str; 19] = [
+const EXPERT: [&str; 20] = [
+    "inferenceBatchBytes",
     "shuffleWindow",
     "syncEvery",
     "bucketSize",
@@ -822,6 +824,11 @@ pub struct TrainingParams {
     #[schemars(title = "Inference batch size", range(min = 1, max = 16_777_216))]
     pub inference_batch_size: usize,
 
+    /// Bytes that an input or an output may take of the rows given to the module at once, which are fewer than
+    /// inferenceBatchSize where they take more. A single row may take more.
+    #[schemars(title = "Inference batch bytes", range(min = 1, max = 1_073_741_824))]
+    pub inference_batch_bytes: usize,
+
     /// How much is shown while training: 0 nothing, 1 a progress bar, 2 a line for each epoch.
     #[schemars(title = "Verbosity", range(min = 0, max = 2))]
     pub verbose: u8,
@@ -940,6 +947,7 @@ impl Default for TrainingParams {
             work_dir: None,
             in_place: InPlace::Auto,
             inference_batch_size: 4096,
+            inference_batch_bytes: 64 << 20,
             verbose: 1,
             tensor_board_dir: None,
             log_every_n_steps: 50,

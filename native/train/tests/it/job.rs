@@ -158,6 +158,7 @@ fn a_value_out_of_bounds_or_of_another_type_names_param_value_and_what_is_allowe
         ),
         ("slotTimeout", json!(-1), "slotTimeout is -1"),
         ("inferenceBatchSize", json!(0), "inferenceBatchSize is 0"),
+        ("inferenceBatchBytes", json!(0), "inferenceBatchBytes is 0"),
         (
             "verbose",
             json!(3),

@@ -239,7 +239,28 @@ trait HasOutputColumns
     */
   def getInferenceBatchSize: Int = $(inferenceBatchSize)
 
-  setDefault(predictionCol -> "prediction", inferenceBatchSize -> 4096)
+  /** @group expertParam */
+  final val inferenceBatchBytes: IntParam = new IntParam(
+    this,
+    "inferenceBatchBytes",
+    "Bytes that an input or an output may take of the rows given to the module at once, which are fewer " +
+      "than inferenceBatchSize where they take more. A single row may take more.",
+    Check.Integer(1, 1073741824).of("inferenceBatchBytes")
+  )
+
+  /** Sets `inferenceBatchBytes`.
+    *
+    * @group expertSetParam
+    */
+  def setInferenceBatchBytes(value: Int): this.type = setChecked(inferenceBatchBytes, value)
+
+  /** The value of `inferenceBatchBytes`, or its default.
+    *
+    * @group expertGetParam
+    */
+  def getInferenceBatchBytes: Int = $(inferenceBatchBytes)
+
+  setDefault(predictionCol -> "prediction", inferenceBatchSize -> 4096, inferenceBatchBytes -> 67108864)
 }
 
 /** The further columns that a fitted classifier writes. */

@@ -334,6 +334,7 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
         TensorRows(tensor.name, tensor.dtype, tensor.shape.map(_.toLong))
       ),
       batchSize = getInferenceBatchSize,
+      batchBytes = getInferenceBatchBytes,
       classes = classes,
       fields = if (classes.isDefined) wanted.map(_.stripSuffix("Col")) else Nil,
       store = settings.storeOptions,

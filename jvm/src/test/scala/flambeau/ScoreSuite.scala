@@ -142,6 +142,13 @@ class ScoreSuite extends SparkSuite with AdaptiveSparkPlanHelper {
         val model = load("mlp").setInferenceBatchSize(size)
         assert(isClose(model.transform(rows("mlp"))), s"$size, $read")
       }
+    // Two floats in a row, and a double out of it.
+    for ((bytes, number) <- Seq(1 -> 1, 100 -> 12, 512 -> 64, 1000 -> 64)) {
+      val model = load("mlp").setInferenceBatchBytes(bytes)
+      val spec = model.scorerSpec(model.trained.inputs, Seq("predictionCol"), Settings.of(spark), spark)
+      assert(spec.numRowsAtOnce == number)
+      assert(isClose(model.transform(rows("mlp"))), bytes)
+    }
   }
 
   test("rows of text and of very different sizes keep what they are") {

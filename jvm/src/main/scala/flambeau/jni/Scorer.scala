@@ -13,8 +13,7 @@ private[flambeau] final class Scorer private (api: TorchApi, program: LoadedProg
   private var open = true
   private var hasWarned = false
 
-  /** Memory for rows, `batchSize` or as many as [[ScorerSpec.MaxBytes]] has room for, to be filled, scored, cleared and
-    * filled again.
+  /** Memory for rows, `batchSize` or as many as `batchBytes` has room for, to be filled, scored, cleared and filled again.
     */
   def newBatch(): InputBatch = new InputBatch(spec.tensors, spec.numRowsAtOnce)
 

@@ -14,7 +14,9 @@ import org.apache.spark.util.SerializableConfiguration
   * @param weights
   *   safetensors; none takes the weights in the program's file
   * @param batchSize
-  *   rows that the program sees at once, where they are no more than [[ScorerSpec.MaxBytes]]
+  *   rows that the program sees at once, where they are no more than `batchBytes`
+  * @param batchBytes
+  *   the most that an input's rows, or the outputs', take at a time, but for a single row that takes more
   * @param classes
   *   none, or how a classifier's output reads: `logits`, `log_probabilities` or `probabilities`
   * @param fields
@@ -35,6 +37,7 @@ private[flambeau] final case class ScorerSpec(
     inputs: Seq[TensorRows],
     output: Seq[TensorRows],
     batchSize: Int,
+    batchBytes: Int,
     classes: Option[String],
     fields: Seq[String],
     store: Map[String, String],
@@ -50,14 +53,14 @@ private[flambeau] final case class ScorerSpec(
   private[flambeau] def outputRowBytes: Long = output.map(_.numElements.toLong).sum * 8 * fields.length.max(1)
 
   /** Rows that are read and scored at a time. */
-  private[jni] def numRowsAtOnce: Int = {
+  private[flambeau] def numRowsAtOnce: Int = {
     val rowBytes = (tensors.map(_.rowBytes) :+ outputRowBytes).max.max(1)
-    (ScorerSpec.MaxBytes / rowBytes).max(1).min(batchSize.toLong).toInt
+    (batchBytes / rowBytes).max(1).min(batchSize.toLong).toInt
   }
 
   /** With the names alone of the stores' options, whose values may be secrets. */
   override def toString: String =
-    s"ScorerSpec($form, $program, $weights, $inputs, $output, $batchSize, $classes, $fields, " +
+    s"ScorerSpec($form, $program, $weights, $inputs, $output, $batchSize, $batchBytes, $classes, $fields, " +
       s"${store.keys.toSeq.sorted.mkString("store(", ", ", ")")}, $device)"
 
   /** What makes two scorers of one device the same: everything but where the files lie. */
@@ -111,10 +114,4 @@ private[flambeau] final case class EvaluationSpec(
 
   private[jni] def json: Map[String, Any] =
     Map("labels" -> labels.map(_.json), "weight" -> weight.map(_.json), "by" -> Json.parse(by))
-}
-
-private[flambeau] object ScorerSpec {
-
-  /** The most bytes that an input's rows, or the outputs', take at a time, but for a single row that takes more. */
-  val MaxBytes: Long = 64L << 20
 }

@@ -24,6 +24,7 @@ class ScorerSuite extends SparkSuite {
     inputs = Seq(TensorRows(Some("x"), "float32", Seq(3L))),
     output = Seq(TensorRows(None, "float32", Nil)),
     batchSize = batchSize,
+    batchBytes = 64 << 20,
     classes = None,
     fields = Nil,
     store = Map.empty
@@ -96,7 +97,7 @@ class ScorerSuite extends SparkSuite {
     assert(images.copy(inputs = Seq(huge)).numRowsAtOnce == 1)
     val batch = new InputBatch(images.inputs, images.numRowsAtOnce)
     batch.makeRoom(1)
-    assert(batch.buffers.map(_.capacity.toLong).sum <= 2 * ScorerSpec.MaxBytes)
+    assert(batch.buffers.map(_.capacity.toLong).sum <= 2L * images.batchBytes)
   }
 
   test("a batch grows with its rows, which stay what they are") {
