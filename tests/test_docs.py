@@ -1,8 +1,10 @@
 """What the documents say: their Python runs, links lead somewhere, and errors are those that there are."""
 
 import copy
+import functools
 import json
 import re
+from collections import Counter
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -14,9 +16,11 @@ import flambeau
 from flambeau import FlambeauError
 
 ROOT = Path(__file__).resolve().parent.parent
-GUIDES = ["guide", "callbacks", "in-the-hand", "prepared-data", "preprocessing", "search"]
+GUIDES = ["guide", "callbacks", "in-the-hand", "prepared-data", "preprocessing", "search", "install", "scala"]
 PAGES = ["README.md", *(f"docs/{name}.md" for name in GUIDES)]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+DOCUMENTS = sorted(
+    path for name in ("*", "docs/**/*", "benchmarks/*", "examples/**/*") for path in ROOT.glob(f"{name}.md")
+)
 
 
 def python_blocks(document: Path) -> str:
@@ -61,11 +65,29 @@ def test_python_blocks_run(name: str, outcomes: dict[str, str | None]) -> None:
     assert outcomes[name] is None, outcomes[name]
 
 
+@functools.cache
+def anchors(page: Path) -> set[str]:
+    """The names that a page's headings have, as the site and the browsers of repositories make them."""
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    names: Counter[str] = Counter()
+    found = set()
+    for title in re.findall(r"^#{1,4} (.*)$", prose, re.MULTILINE):
+        shown = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title)
+        name = re.sub(r"[^\w -]", "", shown.lower()).replace(" ", "-")
+        found.add(f"{name}-{names[name]}" if names[name] else name)
+        names[name] += 1
+    return found
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(document: Path) -> None:
-    """Links to files of the project name files that are there."""
-    targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text())
-    missing = [target for target in targets if not (document.parent / target).exists()]
+    """Links to files of the project name files that are there, and those to a part of a page one that is."""
+    missing = []
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)", document.read_text()):
+        name, _, anchor = target.partition("#")
+        page = document.parent / name if name else document
+        if not page.exists() or (anchor and anchor not in anchors(page.resolve())):
+            missing.append(target)
     assert not missing
 
 
