@@ -14,7 +14,7 @@ import org.apache.spark.ml.param.ParamMap
 import org.apache.spark.ml.tuning.{ParamGridBuilder, TrainValidationSplit}
 import org.apache.spark.sql.DataFrame
 
-/** The blocks of Scala in the guides, which are those of this file. */
+/** The blocks of Scala in the pages, which are those of this file. */
 class GuideSuite extends SparkSuite {
   private lazy val program = TrainingCases.program("guide")
   private lazy val flights = spark.read.parquet(TrainingCases.rows("guide"))
@@ -132,10 +132,45 @@ class GuideSuite extends SparkSuite {
     assert(tuned.summary.objectiveHistory.forall(_ < 1e6))
   }
 
-  test("the guides' blocks are this file's") {
+  test("the README's code runs") {
+    val assembler =
+      new VectorAssembler().setInputCols(Array("dep_delay", "distance")).setOutputCol("features")
+    val train = flights
+    val path = this.path("delays")
+
+    val regressor = new flambeau.TorchRegressor()
+      .setModel(program) // a path: torch.jit.script(net).save(program), once, anywhere
+      .setLabelCol("arr_delay")
+      .setNumWorkers(2)
+      .setBatchSize(256)
+      .setEpochs(3)
+
+    val model = new Pipeline().setStages(Array(assembler, regressor)).fit(train)
+    model.write.overwrite().save(path) // PySpark's load_pipeline reads it, and the other way round
+
+    assert(PipelineModels.load(path).transform(train).count() == train.count())
+  }
+
+  test("the code of the page about MLflow runs as far as it does without a server") {
+    val estimator = new TorchRegressor()
+    estimator.addListener(new MLflow().setTrackingUri("http://tracking:5000").setExperiment("taxi"))
+    assert(estimator.getListeners.size == 1)
+
+    def load(df: DataFrame): DataFrame = {
+      val champion = MLflow.load("models:/taxi@champion")
+      val scored = champion.transform(df)
+
+      MLflow.setRegisteredModelAlias("models:/taxi@challenger", "champion")
+      scored
+    }
+    intercept[RuntimeException](load(flights))
+  }
+
+  test("the pages' blocks are this file's") {
     val source = compact("jvm/src/test/scala/flambeau/guide/GuideSuite.scala")
-    for ((page, number) <- Seq("scala" -> 16, "prepared-data" -> 3)) {
-      val guide = new String(Files.readAllBytes(Paths.get(s"docs/$page.md")), UTF_8)
+    val pages = Seq("README" -> 1, "docs/scala" -> 16, "docs/prepared-data" -> 3, "docs/mlflow" -> 2)
+    for ((page, number) <- pages) {
+      val guide = new String(Files.readAllBytes(Paths.get(s"$page.md")), UTF_8)
       val blocks = "(?s)```scala\n(.*?)```".r.findAllMatchIn(guide).map(_.group(1)).toList
       assert(blocks.size == number)
       for (block <- blocks if !block.startsWith("import")) assert(source.contains(squeezed(block)), block)
