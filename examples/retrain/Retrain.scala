@@ -36,7 +36,7 @@ object Retrain {
     try retrain(arguments)
     catch {
       // A JAR task of Databricks runs in the cluster's own process, and its policy says what is tried again.
-      case NonFatal(error) if isTransient(error) && !sys.env.contains("DATABRICKS_RUNTIME_VERSION") =>
+      case NonFatal(error) if !sys.env.contains("DATABRICKS_RUNTIME_VERSION") && isTransient(error) =>
         System.err.println(s"try again later: $error")
         sys.exit(TryAgain)
     }
