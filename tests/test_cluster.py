@@ -4,7 +4,6 @@ On one host, and on two as different as one machine can make them: each in a net
 standalone cluster of Spark's.
 """
 
-import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from networks import two_networks, within
 from spark_program import SPARK_HOME, environment_on, outcome_of
 
 CLUSTER = "local-cluster[2,1,1024]"
@@ -99,30 +99,9 @@ def test_a_users_exception_is_not_retried(on_cluster: dict[str, Any]) -> None:
     assert 1 <= outcome["markers"] <= 2, "each of the two ranks ran at most once"
 
 
-def ip(arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments.split()], capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.skip(f"SKIPPED: no network namespaces here: ip {arguments}: {done.stderr.strip()}")
-
-
-def within(network: str) -> list[str]:
-    return ["ip", "netns", "exec", network]
-
-
 @pytest.fixture(scope="module")
 def networks() -> Iterator[list[str]]:
-    """Two network namespaces, each with one of the addresses, with a cable between them."""
-    names = [f"flambeau-{os.getpid()}-{side}" for side in "ab"]
-    devices = [f"fl{os.getpid()}{side}" for side in "ab"]
-    with ExitStack() as stack:
-        for name in names:
-            ip(f"netns add {name}")
-            stack.callback(subprocess.run, ["ip", "netns", "del", name], check=True)
-        ip(f"link add {devices[0]} netns {names[0]} type veth peer name {devices[1]} netns {names[1]}")
-        for name, device, address in zip(names, devices, HOSTS, strict=True):
-            ip(f"-n {name} addr add {address}/24 dev {device}")
-            ip(f"-n {name} link set {device} up")
-            ip(f"-n {name} link set lo up")
+    with two_networks(HOSTS) as names:
         yield names
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from networks import two_networks, within
 from ports import held_port
 from torch import Tensor, nn
 from worker_program import (
@@ -107,6 +108,31 @@ def test_the_loop_without_a_launcher_meets_over_tcp(tmp_path: Path, program: Pat
     one = train("one", 1, numWorkers=1, batchSize=30)
     assert three["result"]["worldSize"] == 3
     assert history(three) == pytest.approx(history(one), rel=1e-12)
+
+
+def test_a_slow_network_is_what_held_a_training_up(tmp_path: Path, rows: Path) -> None:
+    """Two ranks with 4 MB of gradients, and 12.5 MB a second between them."""
+    wide = nn.Sequential(nn.Linear(4, 1000), nn.ReLU(), nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 1))
+    program = save_script(wide, tmp_path / "wide.pt")
+    job = tmp_path / "job.json"
+    job.write_text(json.dumps(job_of(tmp_path, program, [rows], numWorkers=2, batchSize=100, epochs=1)))
+    (tmp_path / "secret").write_text("a secret of all ranks")
+    hosts = ["10.85.0.1", "10.85.0.2"]
+    command = [PROGRAM, "train", "--job", job, "--world-size", 2, "--rendezvous", f"{hosts[0]}:29400"]
+    command += ["--secret-file", tmp_path / "secret", "--libtorch", LIBTORCH, "--transport", "tcp"]
+    with two_networks(hosts, rate="100mbit") as networks:
+        ranks = [
+            subprocess.Popen(
+                [*within(network), *map(str, command), "--rank", str(rank), "--bind-address", host],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank, (network, host) in enumerate(zip(networks, hosts, strict=True))
+        ]
+        last = [rank.communicate(timeout=60)[0].splitlines()[-1] for rank in ranks]
+    found = json.loads(last[0])["result"]["bottleneck"]
+    assert found["part"] == "reduce" and found["share"] > 0.5, found
+    assert "gradientCompression sends less" in found["advice"]
 
 
 def weights_of(outcome: dict[str, Any]) -> str:

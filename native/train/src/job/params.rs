@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::error::JobError;
+use crate::record::bottleneck::Averaging;
 
 /// The tensor type that an input is given as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -978,6 +979,17 @@ impl TrainingParams {
     /// Whether some rows are kept for validation.
     pub fn validates(&self) -> bool {
         self.validation_fraction > 0.0 || self.validation_indicator_col.is_some()
+    }
+
+    /// What the ranks average, and as what it travels.
+    pub(crate) fn averaging(&self) -> Averaging {
+        match self.gradient_compression {
+            _ if self.sync_every > 1 => Averaging::Weights,
+            GradientCompression::None => Averaging::Gradients,
+            GradientCompression::Fp16 | GradientCompression::Bf16 => Averaging::Halves,
+            GradientCompression::PowerSgd => Averaging::Products,
+            GradientCompression::TopK => Averaging::Entries,
+        }
     }
 
     /// Refuses what a GPU has no code for.

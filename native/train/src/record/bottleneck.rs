@@ -20,6 +20,21 @@ pub enum StepPart {
     SlowRank,
 }
 
+/// What the ranks average, and as what it travels.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Averaging {
+    /// Gradients, as they are.
+    Gradients,
+    /// Gradients, as 16-bit floats.
+    Halves,
+    /// Gradients, as products of two thin matrices.
+    Products,
+    /// Gradients, as their largest entries.
+    Entries,
+    /// Weights, every few steps.
+    Weights,
+}
+
 /// The part of the steps that took longest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -36,12 +51,16 @@ pub struct Bottleneck {
 
 impl Bottleneck {
     /// Of the times that each rank spent in steps, in order of their ranks; `None` where no step was taken. `preprocesses` says
-    /// whether a function of the user's makes inputs of the rows.
+    /// whether a function of the user's makes inputs of the rows, and `averaging` what the reduction is.
     ///
     /// A step ends for all ranks when the last one has given its gradients, so the rank that is last spends the least time in
     /// the reduction: what the others spend beyond that is waiting for it. Ranks that are last in turn are not told apart from a
     /// slow reduction.
-    pub(crate) fn of(ranks: &[StepTimes], preprocesses: bool) -> Option<Bottleneck> {
+    pub(crate) fn of(
+        ranks: &[StepTimes],
+        preprocesses: bool,
+        averaging: Averaging,
+    ) -> Option<Bottleneck> {
         let mean = |part: fn(&StepTimes) -> f64| {
             ranks.iter().map(part).sum::<f64>() / ranks.len().max(1) as f64
         };
@@ -71,7 +90,7 @@ impl Bottleneck {
         // The others' seconds are longer than the mean where the last rank's reduction is short.
         let share = (longest / seconds).min(1.0);
         let rank = (part == StepPart::SlowRank).then_some(last);
-        let advice = advice(part, share, ranks, last, preprocesses);
+        let advice = advice(part, share, ranks, last, preprocesses, averaging);
         Some(Bottleneck {
             part,
             share,
@@ -87,6 +106,7 @@ fn advice(
     ranks: &[StepTimes],
     last: usize,
     preprocesses: bool,
+    averaging: Averaging,
 ) -> String {
     let percent = format!("{:.0} %", 100.0 * share);
     match part {
@@ -105,10 +125,29 @@ fn advice(
             "forward and backward took {percent} of the workers' time: where cores are free, raise numWorkers or numThreads; else \
              try precision and compile"
         ),
-        StepPart::Reduce => format!(
-            "averaging gradients took {percent} of the workers' time: raise batchSize or gradientAccumulationSteps, which have \
-             fewer of it; between hosts gradientCompression sends less"
-        ),
+        StepPart::Reduce => {
+            let more = match averaging {
+                Averaging::Gradients => "between hosts gradientCompression sends less",
+                Averaging::Halves => {
+                    "between hosts gradientCompression powersgd and topk send less than 16-bit floats"
+                }
+                Averaging::Products => {
+                    "a part of it is gradientCompression powersgd's factorizing, which fp16 does not have"
+                }
+                Averaging::Entries => {
+                    "a part of it is gradientCompression topk's looking for the largest entries, which fp16 does not have"
+                }
+                Averaging::Weights => {
+                    return format!(
+                        "averaging weights took {percent} of the workers' time: raise syncEvery, which has fewer of it"
+                    );
+                }
+            };
+            format!(
+                "averaging gradients took {percent} of the workers' time: raise batchSize or gradientAccumulationSteps, which have \
+                 fewer of it; {more}"
+            )
+        }
         StepPart::Optimizer => format!(
             "the optimizer took {percent} of the workers' time: raise batchSize, which has fewer steps"
         ),
@@ -146,6 +185,10 @@ mod tests {
         }
     }
 
+    fn of(ranks: &[StepTimes], preprocesses: bool) -> Option<Bottleneck> {
+        Bottleneck::of(ranks, preprocesses, Averaging::Gradients)
+    }
+
     #[test]
     fn the_longest_part_is_told_with_its_share() {
         use StepPart::*;
@@ -173,12 +216,12 @@ mod tests {
                 None,
             ),
         ] {
-            let found = Bottleneck::of(&ranks, false).unwrap();
+            let found = of(&ranks, false).unwrap();
             assert_eq!((found.part, found.rank), (part, rank), "{ranks:?}");
             assert!((found.share - share).abs() < 1e-12, "{ranks:?}: {found:?}");
         }
         let slow = [times(5.0, 1.0, 1.0, 0.0), times(0.0, 1.0, 6.0, 0.0)];
-        let advice = Bottleneck::of(&slow, false).unwrap().advice;
+        let advice = of(&slow, false).unwrap().advice;
         assert!(
             advice.contains("rank 0 is slow, in waiting for rows"),
             "{advice}"
@@ -187,13 +230,12 @@ mod tests {
 
     #[test]
     fn a_training_without_steps_has_none() {
-        assert_eq!(Bottleneck::of(&[StepTimes::default(); 2], false), None);
+        assert_eq!(of(&[StepTimes::default(); 2], false), None);
     }
 
     #[test]
     fn rows_that_come_late_are_laid_to_preprocess_first_where_there_is_one() {
-        let advice =
-            |ranks: &[StepTimes], preprocesses| Bottleneck::of(ranks, preprocesses).unwrap().advice;
+        let advice = |ranks: &[StepTimes], preprocesses| of(ranks, preprocesses).unwrap().advice;
         let late = [times(6.0, 2.0, 1.0, 1.0)];
         let of_preprocess = advice(&late, true);
         let place = |word: &str| of_preprocess.find(word).unwrap();
@@ -203,5 +245,20 @@ mod tests {
         // What else is slow has nothing to do with it.
         let slow = [times(1.0, 7.0, 1.0, 1.0)];
         assert_eq!(advice(&slow, true), advice(&slow, false));
+    }
+    #[test]
+    fn a_long_reduction_is_laid_to_what_is_averaged() {
+        let slow = [times(1.0, 2.0, 5.0, 2.0); 2];
+        let advice = |averaging| Bottleneck::of(&slow, false, averaging).unwrap().advice;
+        assert!(advice(Averaging::Gradients).ends_with("gradientCompression sends less"));
+        assert!(advice(Averaging::Halves).contains("powersgd and topk send less"));
+        assert!(advice(Averaging::Products).contains("factorizing"));
+        assert!(advice(Averaging::Entries).contains("largest entries"));
+        // Compression is refused beside it.
+        let local = advice(Averaging::Weights);
+        assert!(
+            local.contains("raise syncEvery") && !local.contains("ompression"),
+            "{local}"
+        );
     }
 }

@@ -294,7 +294,11 @@ impl<'a> Session<'a> {
             num_steps: self.position.step,
             world_size: self.group.world_size(),
             seconds: began.elapsed().as_secs_f64(),
-            bottleneck: Bottleneck::of(&self.times, !self.job.data.spec.raw_columns.is_empty()),
+            bottleneck: Bottleneck::of(
+                &self.times,
+                !self.job.data.spec.raw_columns.is_empty(),
+                self.job.params.averaging(),
+            ),
             timeline: self.timeline_uri.take(),
             warnings: mem::take(&mut self.warnings),
             range_test,
