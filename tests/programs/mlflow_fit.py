@@ -6,8 +6,8 @@ line.
 
 Runs have the names of their behaviours. A fit that is `given` the run is made twice, with an alias that
 MLflow refuses; one that fails has a label that is null; one that is interrupted is so once the server has a
-loss of a step. With `--load` the version that a whole fit registers is the challenger, which becomes the
-champion, and the models of these URIs are loaded.
+loss of a step and what the worker uses. With `--load` the version that a whole fit registers is the
+challenger, which becomes the champion, and the models of these URIs are loaded.
 """
 
 from __future__ import annotations
@@ -27,10 +27,15 @@ sys.path.insert(0, str(TESTS))
 
 
 def interrupt(jvm: Any, options: argparse.Namespace) -> None:
-    """Interrupts the thread of the JVM that fits, once the server has a loss of a step of its run."""
+    """Interrupts the thread of the JVM that fits, once the server has a loss of a step of its run and
+    what the worker uses.
+    """
     mlflow.set_tracking_uri(options.uri)
     query = {"experiment_names": [options.experiment], "output_format": "list"}
-    found = "attributes.run_name = 'interrupted' and metrics.`train/loss_step` > -1"
+    found = (
+        "attributes.run_name = 'interrupted' and metrics.`train/loss_step` > -1"
+        " and metrics.`system/rank_0/process_memory_usage_megabytes` > 0"
+    )
     deadline = time.monotonic() + 120
     while not mlflow.search_runs(filter_string=found, **query) and time.monotonic() < deadline:
         time.sleep(0.2)

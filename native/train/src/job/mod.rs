@@ -116,6 +116,9 @@ pub struct Attempt {
     /// Whether a rank may ask for such an end, by a hook or the file: the ranks then agree on it after each epoch too.
     #[serde(default)]
     pub callbacks: bool,
+    /// Seconds after which each rank tells again what it uses of its machine; none asks for nothing of it.
+    #[serde(default)]
+    pub usage_seconds: Option<f64>,
 }
 
 impl Attempt {

@@ -18,5 +18,6 @@ mod step;
 mod tensorboard;
 mod timeline;
 mod trace;
+mod usage;
 pub(crate) mod worker;
 mod writer;

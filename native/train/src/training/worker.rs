@@ -20,6 +20,7 @@ use super::hooks::Hooks;
 use super::replicas;
 use super::session::{Place, RankContext, Session};
 use super::state::TrainState;
+use super::usage::UsageSampler;
 
 /// The training of one rank.
 pub struct Worker<'a> {
@@ -66,6 +67,7 @@ impl<'a> Worker<'a> {
         let group = self.group.clone();
         let mut place = Place::default();
         let _keep_freed = KeepFreed::new();
+        let _sampler = UsageSampler::of(&self.job.attempt, group.rank(), &self.store);
         // Closing the one waits for the other ranks, and dropping the other for the store's answers to what was asked ahead. So
         // a rank that fails tells them before.
         let (mut nccl, mut session) = (None, None);

@@ -18,9 +18,6 @@ STORE_ERRORS = (FlambeauError, OSError, ValueError)
 
 _NUM_READERS = 32
 
-USAGE = "usage"
-"""The directory of what ranks use, below an attempt's."""
-
 
 class EventFiles:
     """The events of an attempt, from its numbered files, each an array of events."""
@@ -71,7 +68,7 @@ class UsageFiles:
     """What the ranks of an attempt use, from their files, each with its rank's newest sample."""
 
     def __init__(self, work: WorkDirectory, attempt: str, seconds: float) -> None:
-        self._directory = work.path("attempts", attempt, USAGE)
+        self._directory = work.path("attempts", attempt, "usage")
         self._store = work.store()
         self._seconds = seconds
         self._due = 0.0

@@ -12,7 +12,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from threading import Event
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,12 +21,10 @@ from flambeau import errors
 from flambeau._rank import ending
 from flambeau._rank.ending import Ending
 from flambeau._rank.meeting import MeetingPlace
-from flambeau._rank.usage import Usage
 from flambeau._rank.worker import RankOutcome, failure_kind
 from flambeau._reason import first_line
 from flambeau._spark import session
 from flambeau._spark.fit import cluster
-from flambeau._spark.fit.events import USAGE
 from flambeau._spark.labels import Say
 from flambeau._spark.site import Site
 from flambeau._spark.work_directory import new_id
@@ -284,6 +282,7 @@ class Launch:
         where["restarts"] = restarts
         where["stopFile"] = self.stop_file(attempt["id"])
         where["callbacks"] = self.has_callbacks or where["stopFile"] is not None
+        where["usageSeconds"] = self.usage_seconds
         request = self.payload.request(
             {**self.job, "attempt": where},
             base64.b64decode(attempt["secret"]),
@@ -296,13 +295,9 @@ class Launch:
             attempt["graceSeconds"],
             dict(work.store_options),
         )
-        usage = None
-        if self.usage_seconds is not None:
-            directory = work.path("attempts", attempt["id"], USAGE)
-            usage = Usage(directory, self.usage_seconds, dict(work.store_options))
         try:
             with self.watch(attempt["id"]) as ended_well:
-                outcomes = run_stage(spark, request, self.num_workers, self.num_gpus, files, usage)
+                outcomes = run_stage(spark, request, self.num_workers, self.num_gpus, files)
                 if all(outcome.ok for outcome in outcomes):
                     ended_well.set()
                 return outcomes, None
@@ -353,16 +348,15 @@ def run_stage(
     num_workers: int,
     num_gpus: int = 0,
     files: Ending | None = None,
-    usage: Usage | None = None,
 ) -> list[RankOutcome]:
     """Runs one barrier stage with a task for each rank and returns how each ended, by rank.
 
     With `num_gpus` of 1 Spark assigns a GPU to each task. `files` tell ranks that fail which others have
-    ended; without them they are waited for without end. `usage` is where they tell what they use. Waits for
-    as long as the training takes. Raises WorkerLost where Spark lost a worker, and EnvironmentMismatchError
-    where the workers' Python has no flambeau.
+    ended; without them they are waited for without end. Waits for as long as the training takes. Raises
+    WorkerLost where Spark lost a worker, and EnvironmentMismatchError where the workers' Python has no
+    flambeau.
     """
-    task = rank_task(request, files, usage)
+    task = rank_task(request, files)
     # Spark 3.5 knows no such argument.
     profile: dict[str, Any] = {"profile": cluster.gpu_profile(spark)} if num_gpus else {}
     stage = spark.range(0, num_workers, 1, num_workers).mapInArrow(
@@ -395,7 +389,7 @@ def _told(spark: SparkSession, files: Ending) -> list[RankOutcome]:
 
 
 def rank_task(
-    request: RankRequest, files: Ending | None = None, usage: Usage | None = None
+    request: RankRequest, files: Ending | None = None
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
     """The function that Spark runs in each task of the stage: it trains one rank and yields one row.
 
@@ -418,8 +412,7 @@ def rank_task(
         given = None if gpus is None else gpus.addresses
         outcome = files.begin(rank) if files else None
         if outcome is None:
-            with usage.told(rank) if usage else nullcontext():
-                outcome = request.run(rank, len(addresses), rendezvous.all_gather, address, given)
+            outcome = request.run(rank, len(addresses), rendezvous.all_gather, address, given)
         rendezvous.leave()
         if files is not None:
             files.end(outcome)

@@ -42,4 +42,10 @@ trait TrainingListener {
 
   /** Training has ended well, early or not, and its weights are written. Once in a fit, and never in one that fails. */
   def onTrainEnd(training: Training): Unit = ()
+
+  /** After how many seconds workers are to tell again what they use of their machines; none for never. */
+  private[flambeau] def usageSeconds: Option[Double] = None
+
+  /** A worker has told what it uses, by the names of MLflow's system metrics. */
+  private[flambeau] def onUsage(rank: Int, values: Seq[(String, Double)]): Unit = ()
 }

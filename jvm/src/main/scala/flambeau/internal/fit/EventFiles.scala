@@ -46,10 +46,36 @@ private[flambeau] final class EventFiles(site: Site, attempt: String) {
   }
 }
 
+/** What the ranks of an attempt use, from their files, each with its rank's newest sample. */
+private[flambeau] final class UsageFiles(work: WorkDirectory, attempt: String, seconds: Double) {
+  private val directory = work.path("attempts", attempt, "usage")
+  private var due = System.nanoTime
+
+  /** The number of each rank's last sample that was read. */
+  private var told = Map.empty[Int, Long]
+
+  /** The samples that are new, by rank; none until so many seconds after they were last looked for.
+    *
+    * Throws where one can't be read.
+    */
+  def readNew(): Seq[JsonNode] =
+    if (System.nanoTime < due) Nil
+    else {
+      due = System.nanoTime + (1e9 * seconds).toLong
+      val read = work.list(directory).map(file => () => Json.parse(EventFiles.textOf(work, file)))
+      val samples = EventFiles.atOnce(read).map(sample => sample.get("rank").asInt -> sample)
+      val fresh = samples.filterNot { case (rank, sample) => told.get(rank).contains(numberOf(sample)) }
+      told ++= fresh.map { case (rank, sample) => rank -> numberOf(sample) }
+      fresh.sortBy(_._1).map(_._2)
+    }
+
+  private def numberOf(sample: JsonNode): Long = sample.get("number").asLong
+}
+
 private object EventFiles {
   private val NumReaders = 32
 
-  private def textOf(work: WorkDirectory, file: String): String = new String(work.read(file), UTF_8)
+  def textOf(work: WorkDirectory, file: String): String = new String(work.read(file), UTF_8)
 
   /** A file's events. Throws where it is not whole. */
   private def eventsOf(text: String): Seq[JsonNode] = {
@@ -66,7 +92,7 @@ private object EventFiles {
   }
 
   /** The results, in their order. */
-  private def atOnce[T](calls: Seq[() => T]): Seq[T] = {
+  def atOnce[T](calls: Seq[() => T]): Seq[T] = {
     val pool = Executors.newFixedThreadPool(NumReaders)
     try {
       val tasks = calls.map(read => (() => read()): Callable[T])

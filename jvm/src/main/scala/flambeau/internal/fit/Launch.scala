@@ -208,6 +208,7 @@ private[flambeau] final class Launch(
       Json.obj().put("id", id).put("workDir", work.uri).set[ObjectNode]("resume", begun.get("resume"))
     where.put("restarts", restarts)
     for (stopFile <- listeners.stopFile(id)) where.put("stopFile", stopFile).put("callbacks", true)
+    listeners.usageSeconds.foreach(where.put("usageSeconds", _))
     val whole = job.deepCopy().set[ObjectNode]("attempt", where)
     val place = MeetingPlace.of(work, id, Session.sharesMachine(spark))
     val task = RankTask(whole.toString, code, begun.get("secret").asText, work.settings, place)

@@ -10,7 +10,7 @@ import flambeau.{GeneralException, Training, TrainingListener}
 import flambeau.internal.model.History
 import flambeau.internal.session.Session
 import flambeau.internal.storage.Site
-import flambeau.internal.util.Failures
+import flambeau.internal.util.{Failures, Json}
 import org.slf4j.LoggerFactory
 
 /** Tells the listeners of one fit of its training, through all attempts, by the attempts' event files.
@@ -53,6 +53,9 @@ private[flambeau] final class ListenerBus private (
   /** The file that asks an attempt to stop; none where no listener can. */
   def stopFile(attempt: String): Option[String] =
     if (listeners.nonEmpty && site.isVisible) Some(site.work.path("attempts", attempt, "stop")) else None
+
+  /** After how many seconds each worker is to tell again what it uses; none for never. */
+  def usageSeconds: Option[Double] = listeners.flatMap(_.usageSeconds).headOption.filter(_ => site.isVisible)
 
   /** Tells of an attempt while `use` waits for it, and returns once it has told what that left. A listener that is being called
     * is waited for, for as long as it takes, and of an attempt that `endedWell` the last event, for a minute; an interrupt of
@@ -116,6 +119,7 @@ private[flambeau] final class ListenerBus private (
   /** Tells of an attempt until it has ended, and all that it left. */
   private def follow(attempt: String, ended: CountDownLatch, isWell: AtomicBoolean): Unit = {
     val files = new EventFiles(site, attempt)
+    val usage = usageSeconds.map(new UsageFiles(site.work, attempt, _))
     val stop = new StopRequest(attempt)
     hasEnd = false
     var reason = Option.empty[String]
@@ -124,6 +128,7 @@ private[flambeau] final class ListenerBus private (
       stop.pass()
       isOver = ended.await(PollMillis, TimeUnit.MILLISECONDS)
       reason = tellNew(files, stop.pass)
+      if (!isOver) usage.foreach(tellUsage)
     }
     def isAwaited = isWell.get && listeners.nonEmpty && !hasEnd && !isSilent
     val deadline = System.nanoTime + EndMillis * 1000000
@@ -160,6 +165,15 @@ private[flambeau] final class ListenerBus private (
         Some(Failures.firstLine(error))
     }
 
+  /** Tells what is new of what workers use. What can't be read is let go: more comes. */
+  private def tellUsage(files: UsageFiles): Unit =
+    try
+      for (sample <- files.readNew()) {
+        val values = Json.fields(sample.get("values")).map { case (name, value) => name -> value.asDouble }
+        call("onUsage")(_.onUsage(sample.get("rank").asInt, values))
+      }
+    catch { case NonFatal(error) => log.debug("what the workers use could not be read", error) }
+
   private def warn(reason: Option[String]): Unit = log.warn(
     "what the driver is told of the training is not all of it, since events could not be read: " +
       reason.getOrElse("the last ones were not found")
@@ -192,6 +206,8 @@ private[flambeau] final class ListenerBus private (
           epoch = long("epoch"),
           step = long("step"),
           metrics = Map("loss" -> double("loss").getOrElse(Double.NaN)),
+          learningRate = double("learningRate"),
+          gradientNorm = double("gradientNorm"),
           rowsPerSecond = double("rowsPerSecond"),
           stepLoss = double("stepLoss")
         )
@@ -206,8 +222,6 @@ private[flambeau] final class ListenerBus private (
           rowsPerSecond = double("rowsPerSecond")
         )
         if (isValidated) call("onValidationEnd")(_.onValidationEnd(training))
-          learningRate = double("learningRate"),
-          gradientNorm = double("gradientNorm"),
         call("onEpochEnd")(_.onEpochEnd(training))
       case "checkpoint" =>
         training = training.copy(epoch = long("epoch"), step = long("step"), checkpoint = text("uri"))

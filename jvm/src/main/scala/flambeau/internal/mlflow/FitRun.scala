@@ -35,6 +35,9 @@ private[flambeau] final class FitRun private (
 ) extends TrainingListener {
   import FitRun._
 
+  /** How many samples of what it uses there were of each worker. */
+  private var numSamples = Map.empty[Int, Long].withDefaultValue(0L)
+
   override def onProgress(training: Training): Unit = run.addMetrics(
     training.step,
     Seq(
@@ -51,6 +54,21 @@ private[flambeau] final class FitRun private (
       "epoch" -> training.epoch.toDouble
     ) ++ training.gradientNorm.map("train/gradient_norm_epoch" -> _)
   )
+
+  /** As MLflow's own variables ask for system metrics. */
+  override private[flambeau] def usageSeconds: Option[Double] = {
+    def number(name: String) = variable(name).flatMap(value => Try(value.toDouble).toOption)
+    for (
+      isOn <- variable("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING") if Set("true", "1").contains(isOn.toLowerCase)
+    )
+      yield number("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL").getOrElse(SamplingSeconds) *
+        number("MLFLOW_SYSTEM_METRICS_SAMPLES_BEFORE_LOGGING").getOrElse(1.0)
+  }
+
+  override private[flambeau] def onUsage(rank: Int, values: Seq[(String, Double)]): Unit = {
+    run.addMetrics(numSamples(rank), values.map { case (name, value) => s"system/rank_$rank/$name" -> value })
+    numSamples += rank -> (numSamples(rank) + 1)
+  }
 
   /** Logs the best epoch and the model, whose output columns these are, and ends the run. Waits up to half a minute for what
     * was told to be written, and for as long as the model takes.
@@ -142,6 +160,9 @@ private[flambeau] object FitRun {
   private val MostOfParam = 6000
 
   private val GitSeconds = 2L
+
+  /** MLflow's own, where its variable is not set. */
+  private val SamplingSeconds = 10.0
 
   /** Begins the run of a fit. Nothing waits for the server.
     *
