@@ -71,7 +71,9 @@ def main() -> None:
     numbers = vector_to_array(F.col("features"), "float32").alias("features")
     prepared.select("arr_delay", numbers, *plain).repartition(2).write.parquet(shards)
     python = flambeau.TorchRegressor(model=module, epochs=STEPS, **common).fitOnParquet(shards)
-    jvm = scala.estimator("TorchRegressor", model=program, epochs=STEPS, **common).fitOnParquet(shards)
+    board = {"tensorBoardDir": str(options.output / "board"), "logEveryNSteps": 1}
+    jvm = scala.estimator("TorchRegressor", model=program, epochs=STEPS, **common, **board)
+    jvm = jvm.fitOnParquet(shards)
     outcome["losses"] = {"python": python.history["loss"], "scala": list(jvm.history().apply("loss"))}
 
     # Whole pipelines, with validation, cross over.
