@@ -57,12 +57,12 @@ jvm: build/jvm/.built
 DIST := build/dist
 dist: $(DIST)/.built
 
-#: make test          lint, build, then the Rust, Scala, Python and cross-language tests
+#: make test          lint, build, then the Rust, Scala, Python and cross-language tests but the long ones
 .PHONY: test
 test: $(VENV)/.synced build/libtorch/build-version
 	@$(RUN) +g++ +gradle $(BIN)/python .ci/check.py
 
-#: make test-all      the same with the long tests, then Lightning, transformers and MLflow, older Spark and torch, and the site
+#: make test-all      the same with the long tests, then Lightning, transformers and MLflow, older Spark and torch, the site, and make dist
 .PHONY: test-all
 test-all: $(VENV)/.synced build/libtorch/build-version $(CARGO_DENY)
 	@FLAMBEAU_LONG=1 $(RUN) +g++ +gradle $(BIN)/python .ci/check.py
@@ -117,7 +117,7 @@ test-mlflow: build/peers/mlflow/.installed build/jvm/.built
 # Root on Debian makes a root of Debian's next release for it; others skip that.
 DEBOOTSTRAP = $(if $(filter 0,$(shell id -u)),$(if $(shell command -v apt-get),+debootstrap))
 
-#: make test-dist     what `make dist` wrote, checked, and installed into environments of its own; a part of `make test-all`
+#: make test-dist     what `make dist` wrote, checked, and installed on a bare Debian and beside each Spark; a part of `make test-all`
 .PHONY: test-dist
 test-dist: build/dist/.built build/peers/dist/.installed
 	@$(RUN) $(DEBOOTSTRAP) build/peers/dist/bin/python -m pytest -c python/pyproject.toml -q tests/test_dist.py

@@ -72,7 +72,7 @@ pub use nccl::{
     NcclVersion, NcclWork, UniqueId, WeakNcclGroup,
 };
 pub use options::{GroupOptions, Interrupt, TransportChoice};
-pub use peer::{Peer, Peers};
+pub use peer::{Connections, Peer};
 pub use phase::{LateRank, Phase, Stall};
 pub use reduce::{Half, Kernel, narrow, widen};
 // For the benches of this crate.

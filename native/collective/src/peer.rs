@@ -11,9 +11,9 @@ pub struct Peer {
     pub host: String,
 }
 
-/// The ranks that one works with directly in each collective, by the way there.
+/// The ranks that one is connected to, by transport.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Peers {
+pub struct Connections {
     /// The others of its host, whose memory it shares.
     pub shared_memory: Vec<usize>,
     /// The leaders of the other hosts, where it leads its own.

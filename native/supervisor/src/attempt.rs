@@ -30,7 +30,7 @@ pub(crate) struct Attempt {
     id: String,
     /// The URI of the checkpoint that it goes on from: the newest whole one of the attempts before it.
     resume: Option<String>,
-    /// The epoch, counted from 0, that it goes on with from there; none without a checkpoint.
+    /// The epoch, counted from 0, that it goes on with from there; none without a checkpoint, or where it cannot be told.
     epoch: Option<u64>,
     /// The digest of the rows that the run is compared by; none of a fit that is none's.
     rows: Option<String>,
@@ -59,13 +59,13 @@ pub(crate) fn begin(
         attempts.push(id.clone());
         rows = Some(run::write(work, &run.id, attempts, run.what)?);
     }
+    // It is only told: a store that does not answer is no reason to end the attempt.
     let epoch = newest
         .as_ref()
-        .map(|found| checkpoint::epoch(work.store, &found.uri))
-        .transpose()?;
+        .and_then(|found| checkpoint::epoch(work.store, &found.uri).ok()?);
     Ok(Attempt {
         id,
-        epoch: epoch.flatten(),
+        epoch,
         resume: newest.map(|found| found.uri),
         rows,
         secret: BASE64.encode(rand::random::<[u8; SECRET_BYTES]>()),

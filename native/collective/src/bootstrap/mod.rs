@@ -43,7 +43,7 @@ use crate::liveness::monitor::Monitor;
 use crate::liveness::wait::Wait;
 use crate::memory::region::Registry;
 use crate::options::{GroupOptions, TransportChoice};
-use crate::peer::{Peer, Peers};
+use crate::peer::{Connections, Peer};
 use crate::shared_memory::SharedMemory;
 use crate::shared_memory::host::Host;
 use crate::tcp::Tcp;
@@ -58,7 +58,7 @@ pub(crate) struct Connected {
     pub(crate) registry: Arc<Registry>,
     /// `None` for a group of one rank.
     pub(crate) transport: Option<Box<dyn Transport>>,
-    pub(crate) peers: Peers,
+    pub(crate) connections: Connections,
 }
 
 /// Connects this rank to all others.
@@ -81,7 +81,7 @@ pub(crate) fn connect(rendezvous: &mut dyn Rendezvous, options: GroupOptions) ->
             monitor: None,
             registry,
             transport: None,
-            peers: Peers::default(),
+            connections: Connections::default(),
         });
     }
     handshake::check(&options.secret)?;
@@ -161,7 +161,7 @@ pub(crate) fn connect(rendezvous: &mut dyn Rendezvous, options: GroupOptions) ->
     let (topology, attachment) = share_memory(local, &infos, &proof, &health, &wait)?;
     let host = attachment
         .map(|Attachment { board, links }| Host::new(board, links, registry.clone(), world_size));
-    let direct = topology.peers(rank);
+    let connections = topology.connections(rank);
     let tcp = if topology.hosts.len() > 1 {
         let connections = connect_leaders(&full_mesh, &topology, &health, &deadline)?;
         Some(Tcp::new(topology, connections))
@@ -182,7 +182,7 @@ pub(crate) fn connect(rendezvous: &mut dyn Rendezvous, options: GroupOptions) ->
         monitor: Some(monitor),
         registry,
         transport,
-        peers: direct,
+        connections,
     })
 }
 

@@ -16,7 +16,7 @@ use crate::liveness::wait::Wait;
 use crate::memory::GroupBuffer;
 use crate::memory::mapping::Mapping;
 use crate::memory::region::{Region, Registry};
-use crate::peer::Peers;
+use crate::peer::Connections;
 use crate::transport::Transport;
 
 /// What the callers' threads and the communication thread share.
@@ -28,7 +28,7 @@ pub(super) struct Core {
     pub(super) calls: CallLog,
     /// `None` for a group of one rank.
     transport: Option<Box<dyn Transport>>,
-    pub(super) peers: Peers,
+    pub(super) connections: Connections,
     registry: Arc<Registry>,
 }
 
@@ -40,7 +40,7 @@ impl Core {
             sequencer: Sequencer::default(),
             calls: CallLog::default(),
             transport: connected.transport,
-            peers: connected.peers,
+            connections: connected.connections,
             registry: connected.registry,
         }
     }

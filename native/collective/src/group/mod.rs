@@ -25,7 +25,7 @@ use crate::liveness::wait::Wait;
 use crate::lock::lock;
 use crate::memory::GroupBuffer;
 use crate::options::GroupOptions;
-use crate::peer::Peers;
+use crate::peer::Connections;
 use crate::phase::Stall;
 
 /// The ranks of a job, connected. Cheap to clone; the last clone to be dropped leaves the group in good order.
@@ -119,9 +119,9 @@ impl ProcessGroup {
         &self.core().health.members[rank].peer.host
     }
 
-    /// The ranks that this one works with directly in each collective.
-    pub fn peers(&self) -> &Peers {
-        &self.core().peers
+    /// The ranks that this one is connected to, which take part in each collective with it.
+    pub fn connections(&self) -> &Connections {
+        &self.core().connections
     }
 
     /// The first cause of the group's failure, if it has failed. Never blocks.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::call::{Piece, Ranks};
-use crate::peer::Peers;
+use crate::peer::Connections;
 
 /// Consecutive ranks on one host, whose elements are added one after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,10 +75,10 @@ impl Topology {
         self.hosts[host][0]
     }
 
-    /// Whom a rank of this host works with directly.
-    pub(crate) fn peers(&self, rank: usize) -> Peers {
+    /// Whom a rank of this host is connected to.
+    pub(crate) fn connections(&self, rank: usize) -> Connections {
         let leaders = (0..self.hosts.len()).map(|host| self.leader(host));
-        Peers {
+        Connections {
             shared_memory: others(self.members().iter().copied(), rank),
             tcp: match self.leader(self.here) == rank {
                 true => others(leaders, rank),

@@ -8,7 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use flambeau_collective::{
-    CollectiveError, GroupOptions, Peers, ProcessGroup, Rendezvous, TcpRendezvous, TransportChoice,
+    CollectiveError, Connections, GroupOptions, ProcessGroup, Rendezvous, TcpRendezvous,
+    TransportChoice,
 };
 
 use crate::harness::{self, PATIENCE, Placement, SECRET, held_address, unlisten};
@@ -428,7 +429,7 @@ fn the_address_of_another_family_works() {
 
 #[test]
 fn ranks_work_with_those_of_their_host_and_leaders_with_each_other() {
-    let of = |shared_memory: &[usize], tcp: &[usize]| Peers {
+    let of = |shared_memory: &[usize], tcp: &[usize]| Connections {
         shared_memory: shared_memory.into(),
         tcp: tcp.into(),
     };
@@ -450,7 +451,13 @@ fn ranks_work_with_those_of_their_host_and_leaders_with_each_other() {
         harness::ranks(
             3,
             |rank| placement.options(rank),
-            |group| assert_eq!(group.peers(), &expected[group.rank()], "{placement:?}"),
+            |group| {
+                assert_eq!(
+                    group.connections(),
+                    &expected[group.rank()],
+                    "{placement:?}"
+                )
+            },
         );
     }
 }

@@ -129,7 +129,7 @@ fn advice(
             let more = match averaging {
                 Averaging::Gradients => "between hosts gradientCompression sends less",
                 Averaging::Halves => {
-                    "between hosts gradientCompression powersgd and topk send less than 16-bit floats"
+                    "between hosts gradientCompression powersgd and topk, which GPUs have not, send less than 16-bit floats"
                 }
                 Averaging::Products => {
                     "a part of it is gradientCompression powersgd's factorizing, which fp16 does not have"
@@ -139,7 +139,7 @@ fn advice(
                 }
                 Averaging::Weights => {
                     return format!(
-                        "averaging weights took {percent} of the workers' time: raise syncEvery, which has fewer of it"
+                        "averaging weights took {percent} of the workers' time: raise syncEvery, so that they are averaged less often"
                     );
                 }
             };
@@ -246,6 +246,7 @@ mod tests {
         let slow = [times(1.0, 7.0, 1.0, 1.0)];
         assert_eq!(advice(&slow, true), advice(&slow, false));
     }
+
     #[test]
     fn a_long_reduction_is_laid_to_what_is_averaged() {
         let slow = [times(1.0, 2.0, 5.0, 2.0); 2];

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use flambeau_collective::{CallRecord, Peers, ProcessGroup};
+use flambeau_collective::{CallRecord, Connections, ProcessGroup};
 use flambeau_data::Store;
 
 use super::evaluation::gather;
@@ -107,7 +107,7 @@ impl Timeline {
         let base = recording.base;
         let record = RankRecord {
             host: self.group.host_of(self.group.rank()).into(),
-            peers: peers_of(self.group.peers()),
+            peers: peers_of(self.group.connections()),
             began: recording.began,
             meetings: recording.meetings,
             phases: timed(base, &recorded.phases, |phase| phase.name().into()),
@@ -166,10 +166,15 @@ fn timed<T: Copy, U>(base: Instant, spans: &[Span<T>], name: impl Fn(T) -> U) ->
     spans.iter().map(timed).collect()
 }
 
-fn peers_of(peers: &Peers) -> BTreeMap<String, String> {
-    let ways = [("sharedMemory", &peers.shared_memory), ("tcp", &peers.tcp)];
-    let told = ways.into_iter().filter(|(_, ranks)| !ranks.is_empty());
-    told.map(|(way, ranks)| (way.into(), trace::ranges(ranks)))
+fn peers_of(connections: &Connections) -> BTreeMap<String, String> {
+    let transports = [
+        ("sharedMemory", &connections.shared_memory),
+        ("tcp", &connections.tcp),
+    ];
+    let told = transports
+        .into_iter()
+        .filter(|(_, ranks)| !ranks.is_empty());
+    told.map(|(transport, ranks)| (transport.into(), trace::ranges(ranks)))
         .collect()
 }
 

@@ -18,7 +18,7 @@ const COLLECTIVES: u32 = 1;
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct RankRecord {
     pub(crate) host: String,
-    /// The ranks that its collectives work with directly, by the way there, each as `ranges` tells them.
+    /// The ranks that it is connected to, by transport, each as `ranges` tells them.
     pub(crate) peers: BTreeMap<String, String>,
     /// That beginning by the rank's clock, in seconds since 1970.
     pub(crate) began: f64,

@@ -65,7 +65,9 @@ class ListenerSuite extends SparkSuite {
     val evaluated = recorder.of("onValidationEnd")
     assert(evaluated.map(one => (one.step, one.metrics)) == ended.map(one => (one.step, one.metrics)))
     val progress = recorder.of("onProgress")
-    assert(progress.forall(one => Math.abs(one.learningRate.get - 0.001 * Math.pow(0.1, one.epoch.toDouble)) < 1e-15))
+    assert(progress.forall(one =>
+      Math.abs(one.learningRate.get - 0.001 * Math.pow(0.1, one.epoch.toDouble)) < 1e-15
+    ))
     assert(progress.nonEmpty && progress.forall(_.gradientNorm.exists(_ > 0)))
     val hooks = recorder.without("onProgress").map(_._1)
     assert(hooks.sliding(2).count(_ == Seq("onValidationEnd", "onEpochEnd")) == 3)
