@@ -129,7 +129,11 @@ def test_a_slow_network_is_what_held_a_training_up(tmp_path: Path, rows: Path) -
             )
             for rank, (network, host) in enumerate(zip(networks, hosts, strict=True))
         ]
-        last = [rank.communicate(timeout=60)[0].splitlines()[-1] for rank in ranks]
+        try:
+            last = [rank.communicate(timeout=120)[0].splitlines()[-1] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
     found = json.loads(last[0])["result"]["bottleneck"]
     assert found["part"] == "reduce" and found["share"] > 0.5, found
     assert "gradientCompression sends less" in found["advice"]

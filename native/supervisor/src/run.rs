@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use crate::error::SupervisorError;
 use crate::work_directory::WorkDirectory;
 
-const FORMAT: u32 = 9;
+const FORMAT: u32 = 10;
 
 /// What a run may change between its fits, since no bit of its result depends on it.
 const FREE: [&str; 25] = [

@@ -129,7 +129,7 @@ fn advice(
             let more = match averaging {
                 Averaging::Gradients => "between hosts gradientCompression sends less",
                 Averaging::Halves => {
-                    "between hosts gradientCompression powersgd and topk, which GPUs have not, send less than 16-bit floats"
+                    "between hosts gradientCompression powersgd and topk send less than 16-bit floats, where training is on CPUs"
                 }
                 Averaging::Products => {
                     "a part of it is gradientCompression powersgd's factorizing, which fp16 does not have"

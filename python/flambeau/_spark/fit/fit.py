@@ -177,7 +177,7 @@ class Fit:
         rate = params.getLearningRate() if test is None else test["minRate"]
         check_program(self.program.objects, layout, rate, has_schedule)
         if params.isSet("gradientGroups"):
-            _validate(_draft(params), None, None, trainable(self.program.module)[0])
+            _validate(_draft(params, test), None, None, trainable(self.program.module)[0])
 
     def _layout(self, columns: DataColumns, preprocessed: PreprocessProbe | None) -> Layout:
         """What a batch of these columns is made of."""

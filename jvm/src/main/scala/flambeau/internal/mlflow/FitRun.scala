@@ -57,7 +57,10 @@ private[flambeau] final class FitRun private (
 
   /** As MLflow's own variables ask for system metrics. */
   override private[flambeau] def usageSeconds: Option[Double] = {
-    def number(name: String) = variable(name).flatMap(value => Try(value.toDouble).toOption)
+    def number(name: String) =
+      variable(name).flatMap(value => Try(value.toDouble).toOption).filter(value =>
+        value > 0 && !value.isInfinite
+      )
     for (
       isOn <- variable("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING") if Set("true", "1").contains(isOn.toLowerCase)
     )
