@@ -354,6 +354,18 @@ def test_a_stop_is_asked_again_of_the_next_attempt(spark: SparkSession, tmp_path
     assert not stop[0].exists()
 
 
+class Epochs(Callback):
+    """Keeps the epochs that the driver is told of."""
+
+    where = "driver"
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def on_epoch_end(self, context: Context) -> None:
+        self.told.append(context.epoch)
+
+
 class Dies(Callback):
     """Kills the process of rank 1 once, in the second epoch, when what was to be told by then `is_told`."""
 

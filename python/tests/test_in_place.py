@@ -21,6 +21,7 @@ import torch
 from pyspark.ml.feature import VectorAssembler
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
+from test_callbacks import Epochs
 from torch import nn
 
 from flambeau import Callback, DataError, ParamError, TorchEstimator, TorchRegressor
@@ -381,18 +382,6 @@ class Fails(Callback):
             raise ValueError("in the second epoch")
 
 
-class Steps(Callback):
-    """Keeps the epochs that the driver is told of."""
-
-    where = "driver"
-
-    def __init__(self) -> None:
-        self.told: list[int] = []
-
-    def on_epoch_end(self, context: Context) -> None:
-        self.told.append(context.epoch)
-
-
 def test_a_grid_and_a_run_in_place(spark: SparkSession, path: str, tmp_path: Path) -> None:
     df = spark.read.parquet(path).where("id % 2 = 1")
     estimator = regressor(inPlace="always", validationFraction=0.2, workDir=str(tmp_path / "work"))
@@ -412,9 +401,9 @@ def test_a_grid_and_a_run_in_place(spark: SparkSession, path: str, tmp_path: Pat
     for other in ("id % 2 = 0", "id % 2 = 1 and id != 1"):
         with pytest.raises(ParamError, match="its rows were others"):
             run.fit(spark.read.parquet(path).where(other))
-    steps = Steps()
-    assert len(run.copy().setCallbacks([steps]).fit(df).history["loss"]) == 4
-    assert steps.told == [1, 2, 3]
+    epochs = Epochs()
+    assert len(run.copy().setCallbacks([epochs]).fit(df).history["loss"]) == 4
+    assert epochs.told == [1, 2, 3]
 
 
 def test_a_path_with_a_fraction_of_its_rows(any_spark: SparkSession, path: str, tmp_path: Path) -> None:

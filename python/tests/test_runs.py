@@ -18,6 +18,7 @@ import torch
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from safetensors.torch import load_file
+from test_callbacks import Epochs
 from test_native_runtime import await_children, in_background
 from test_stuck_workers import regressor, rows, weights
 from torch import Tensor, nn
@@ -118,18 +119,6 @@ class Dies(Fails):
             raise
 
 
-class Steps(Callback):
-    """Keeps the epochs that the driver is told of."""
-
-    where = "driver"
-
-    def __init__(self) -> None:
-        self.told: list[int] = []
-
-    def on_epoch_end(self, context: Context) -> None:
-        self.told.append(context.epoch)
-
-
 @pytest.mark.long
 def test_a_run_on_prepared_data_is_gone_on_with(spark: SparkSession, tmp_path: Path) -> None:
     """On the rows that were prepared, where the DataFrame has others each time."""
@@ -150,9 +139,9 @@ def test_a_run_on_prepared_data_is_gone_on_with(spark: SparkSession, tmp_path: P
         with pytest.raises(ParamError, match="its rows were others"):
             regressor(net, **params).fit(df)
         # As another process would tomorrow.
-        again, steps = PreparedData.open(prepared.path, spark), Steps()
-        resumed = regressor(net, callbacks=[steps], **params).fit(again)
-        assert steps.told == [2, 3]
+        again, epochs = PreparedData.open(prepared.path, spark), Epochs()
+        resumed = regressor(net, callbacks=[epochs], **params).fit(again)
+        assert epochs.told == [2, 3]
         assert resumed.history["loss"] == undisturbed.history["loss"]
         for name, weight in undisturbed.module().state_dict().items():
             assert torch.equal(resumed.module().state_dict()[name], weight), name

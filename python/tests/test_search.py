@@ -22,6 +22,7 @@ import torch
 from pyspark.ml.tuning import ParamGridBuilder
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from test_callbacks import Epochs
 from torch import Tensor, nn
 
 from flambeau import Callback, ParamError, TorchRegressor
@@ -156,18 +157,6 @@ class Steps(Callback):
     def on_step_end(self, context: Context) -> None:
         with open(self.path, "a") as file:
             print(context.step, file=file)
-
-
-class Epochs(Callback):
-    """Keeps what the driver is told of."""
-
-    where = "driver"
-
-    def __init__(self) -> None:
-        self.told: list[int] = []
-
-    def on_epoch_end(self, context: Context) -> None:
-        self.told.append(context.epoch)
 
 
 def test_a_pruned_trial_stops_and_leaves_nothing(
