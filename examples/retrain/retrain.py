@@ -88,7 +88,7 @@ def main() -> int:
 
 def is_transient(error: BaseException) -> bool:
     """Whether the same command may go better later: Flambeau says so of its errors, and in the job's own
-    steps a store, a name node or MLflow's server did not answer, or not yet.
+    steps a store, a name node or MLflow's server was not found, or did not answer, or not yet.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -98,7 +98,7 @@ def is_transient(error: BaseException) -> bool:
             return True
         if isinstance(cause, Py4JJavaError) and not NO_ANSWER.isdisjoint(of_java(cause)):
             return True
-        cause = cause.__cause__ or cause.__context__
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return False
 
 

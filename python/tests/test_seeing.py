@@ -72,8 +72,7 @@ def test_the_timeline_is_told_and_has_both_workers_and_their_steps(fitted: Torch
         assert {(rank, name) for name in ("data", "forward and backward", "optimizer")} <= names
         assert (rank, "all_reduce of bucket 0 and the sums") in names
         assert not any(name.startswith("all_reduce of bucket 1") for _, name in names)
-    for call in (span for span in spans if span["cat"] == "collective"):
-        assert list(call["args"]["peers"].values()) == [str(1 - call["pid"])]
+    assert [list(peers.values()) for peers in trace["otherData"]["peers"]] == [["1"], ["0"]]
     # A rank's step is what its parts are.
     for rank in (0, 1):
         of = [span for span in spans if span["pid"] == rank]

@@ -175,7 +175,7 @@ def explained(device: str, batch_size: int) -> Iterator[None]:
     except torch.cuda.OutOfMemoryError as error:
         raise FlambeauError(
             f"the memory of {device} is too small for the module and {batch_size} rows at once: lower "
-            f"inferenceBatchSize, or {SETTING}, the number of tasks that share the GPU, or set device='cpu' "
+            f"inferenceBatchSize or inferenceBatchBytes, or {SETTING}, the number of tasks that share the GPU, or set device='cpu' "
             f"({error})"
         ) from error
     except RuntimeError as error:

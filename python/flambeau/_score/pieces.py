@@ -46,7 +46,7 @@ class Pieces:
         if not self._has_warned:
             log.warning(
                 "memory is too small for the module and %d rows at once, which are halved as often as it "
-                "takes: lower inferenceBatchSize (%s)",
+                "takes: lower inferenceBatchSize or inferenceBatchBytes (%s)",
                 num_rows,
                 why.partition("\n")[0],
             )

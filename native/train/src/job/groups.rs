@@ -1,6 +1,6 @@
 //! Parameters whose gradients are reduced together, by their names.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use crate::error::JobError;
 
@@ -24,10 +24,10 @@ pub(crate) fn places(
     groups: &[Vec<String>],
     names: &[impl AsRef<str>],
 ) -> Result<Vec<Vec<usize>>, JobError> {
+    let known: HashMap<&str, usize> = names.iter().map(AsRef::as_ref).zip(0..).collect();
     let mut places: Vec<Vec<usize>> = vec![vec![]; groups.len()];
     for ((group, member), name) in named(groups) {
-        let mut known = names.iter().map(AsRef::as_ref);
-        let Some(place) = known.position(|known| known == name) else {
+        let Some(&place) = known.get(name) else {
             let known = names.iter().map(AsRef::as_ref);
             let like = known.min_by_key(|known| distance(known, name));
             let like = like.map_or(String::new(), |like| format!(", such as {like}"));

@@ -986,9 +986,9 @@ impl TrainingParams {
         match self.gradient_compression {
             _ if self.sync_every > 1 => Averaging::Weights,
             GradientCompression::None => Averaging::Gradients,
-            GradientCompression::Fp16 | GradientCompression::Bf16 => Averaging::Halves,
-            GradientCompression::PowerSgd => Averaging::Products,
-            GradientCompression::TopK => Averaging::Entries,
+            GradientCompression::Fp16 | GradientCompression::Bf16 => Averaging::Float16,
+            GradientCompression::PowerSgd => Averaging::PowerSgd,
+            GradientCompression::TopK => Averaging::TopK,
         }
     }
 

@@ -26,11 +26,11 @@ pub(crate) enum Averaging {
     /// Gradients, as they are.
     Gradients,
     /// Gradients, as 16-bit floats.
-    Halves,
+    Float16,
     /// Gradients, as products of two thin matrices.
-    Products,
+    PowerSgd,
     /// Gradients, as their largest entries.
-    Entries,
+    TopK,
     /// Weights, every few steps.
     Weights,
 }
@@ -128,13 +128,13 @@ fn advice(
         StepPart::Reduce => {
             let more = match averaging {
                 Averaging::Gradients => "between hosts gradientCompression sends less",
-                Averaging::Halves => {
+                Averaging::Float16 => {
                     "between hosts gradientCompression powersgd and topk send less than 16-bit floats, where training is on CPUs"
                 }
-                Averaging::Products => {
+                Averaging::PowerSgd => {
                     "a part of it is gradientCompression powersgd's factorizing, which fp16 does not have"
                 }
-                Averaging::Entries => {
+                Averaging::TopK => {
                     "a part of it is gradientCompression topk's looking for the largest entries, which fp16 does not have"
                 }
                 Averaging::Weights => {
@@ -252,9 +252,9 @@ mod tests {
         let slow = [times(1.0, 2.0, 5.0, 2.0); 2];
         let advice = |averaging| Bottleneck::of(&slow, false, averaging).unwrap().advice;
         assert!(advice(Averaging::Gradients).ends_with("gradientCompression sends less"));
-        assert!(advice(Averaging::Halves).contains("powersgd and topk send less"));
-        assert!(advice(Averaging::Products).contains("factorizing"));
-        assert!(advice(Averaging::Entries).contains("largest entries"));
+        assert!(advice(Averaging::Float16).contains("powersgd and topk send less"));
+        assert!(advice(Averaging::PowerSgd).contains("factorizing"));
+        assert!(advice(Averaging::TopK).contains("largest entries"));
         // Compression is refused beside it.
         let local = advice(Averaging::Weights);
         assert!(

@@ -626,12 +626,8 @@ impl<'a> Session<'a> {
         }
         let steps_per_epoch = self.steps_per_epoch();
         let Stepper { model, phases, .. } = &mut self.stepper;
-        let phase = match hook {
-            Some(_) => Phase::Callback,
-            None => Phase::Log,
-        };
-        let report = phases.within(phase, || {
-            let report = StepReport {
+        let mut report = || -> Result<StepReport, Cause> {
+            Ok(StepReport {
                 epoch: plan.epoch,
                 step: plan.step,
                 steps_per_epoch,
@@ -639,15 +635,22 @@ impl<'a> Session<'a> {
                 loss: outcome.loss,
                 gradient_norm: outcome.gradient_norm,
                 learning_rate: model.learning_rate().map_err(Cause::Model)?,
-            };
-            match hook {
-                Some(hook) => hook(&report).map_err(Cause::Hook).map(|()| report),
-                None => Ok(report),
-            }
-        })?;
+            })
+        };
+        let mut told = None;
+        if let Some(hook) = hook {
+            told = Some(phases.within(Phase::Callback, || {
+                let report = report()?;
+                hook(&report).map_err(Cause::Hook).map(|()| report)
+            })?);
+        }
         if let Some(writer) = self.writer.as_ref().filter(|_| is_logged) {
             let rows_per_second = self.log_rate.take(self.position.num_rows);
-            phases.within(Phase::Log, || writer.log(report, rows_per_second));
+            phases.within(Phase::Log, || {
+                let report = told.map_or_else(report, Ok)?;
+                writer.log(report, rows_per_second);
+                Ok::<_, Cause>(())
+            })?;
         }
         Ok(())
     }

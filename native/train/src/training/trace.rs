@@ -126,7 +126,7 @@ pub(crate) fn merge(records: &[RankRecord]) -> Vec<u8> {
                 let here = at + offset.value;
                 (here.clamp(call.began, call.ended), *last)
             });
-            for event in lanes.call(call, &record.peers, arrival) {
+            for event in lanes.call(call, arrival) {
                 append(&mut trace, &event);
             }
         }
@@ -136,11 +136,14 @@ pub(crate) fn merge(records: &[RankRecord]) -> Vec<u8> {
         .enumerate()
         .map(|(rank, offset)| json!({ "rank": rank, "exactToMicroseconds": micros(offset.exact_to) }))
         .collect();
+    // Once for each rank: in each of its events they would be most of the file where there are many hosts.
+    let peers: Vec<_> = records.iter().map(|record| &record.peers).collect();
     let num_dropped: u64 = records.iter().map(|record| record.num_dropped).sum();
     let num_phases_dropped: u64 = records.iter().map(|record| record.num_phases_dropped).sum();
     let others = json!({
         "secondsSince1970": first.began + zero.unwrap_or(0) as f64 / 1e9,
         "clocks": clocks,
+        "peers": peers,
         "collectivesLeftOut": num_dropped,
         "phasesLeftOut": num_phases_dropped,
     });
@@ -221,12 +224,7 @@ impl Lanes {
     }
 
     /// A collective, with its wait for the last rank and what followed where all ranks' beginnings are known.
-    fn call(
-        &self,
-        call: &Timed<Call>,
-        peers: &BTreeMap<String, String>,
-        arrival: Option<(i64, usize)>,
-    ) -> Vec<Value> {
+    fn call(&self, call: &Timed<Call>, arrival: Option<(i64, usize)>) -> Vec<Value> {
         let (began, ended, of) = (call.began, call.ended, &call.of);
         let name = match &of.label {
             Some(label) => format!("{} of {label}", of.operation),
@@ -236,7 +234,6 @@ impl Lanes {
             "operation": of.operation,
             "sequence": of.sequence,
             "bytes": of.num_bytes,
-            "peers": peers,
         });
         let mut parts = vec![];
         if let Some((arrived, last)) = arrival {
@@ -259,8 +256,7 @@ impl Lanes {
     }
 }
 
-/// Ascending ranks, those that follow one another by the first and the last of them: `0-2, 5`. A list of all in each event would be
-/// most of the file where there are many.
+/// Ascending ranks, those that follow one another by the first and the last of them: `0-2, 5`.
 pub(crate) fn ranges(ranks: &[usize]) -> String {
     let runs = ranks.chunk_by(|rank, next| rank + 1 == *next);
     let told = runs.map(|run| match run {
@@ -345,7 +341,7 @@ mod tests {
         assert_eq!(whole["args"]["lastRank"], 1);
         assert_eq!(whole["args"]["bytes"], 40);
         assert_eq!(
-            whole["args"]["peers"],
+            trace["otherData"]["peers"][1],
             json!({"sharedMemory": "0-2, 5, 7-8"})
         );
     }

@@ -1,14 +1,17 @@
 //! History, weights and events.
 
 use std::fs;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use flambeau_train::{Event, Split};
-use serde_json::json;
+use flambeau_train::{Event, Hooks, Split, StepReport};
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::model::{Config, Net, Optimizer};
 use crate::reference;
-use crate::support::{Bench, Row, train};
+use crate::support::{Bench, Row, train, try_train};
 
 #[test]
 fn history_holds_sums_over_all_rows_and_ranks() {
@@ -245,4 +248,43 @@ fn events_tell_the_start_every_epoch_and_the_end_in_numbered_files() {
         })
         .collect();
     assert_eq!(epochs, outcomes[0].result.as_ref().unwrap().history.epochs);
+}
+
+#[test]
+fn what_a_rank_uses_is_told_while_it_trains() {
+    let bench = Bench::new(40, 0);
+    let mut job = bench.job("usage", json!({"numWorkers": 2, "batchSize": 20}), false);
+    job.attempt.usage_seconds = Some(0.5);
+    let file = |rank: usize| bench.path(&format!("attempts/usage/usage/{rank}.json"));
+    let config = Config::new(Net::Linear, Optimizer::Adam { rate: 0.01 });
+    let hooks = |rank: usize| {
+        let file = file(rank);
+        Hooks {
+            // The first step lasts until there is a sample of the rank's.
+            on_step: Some(Arc::new(move |_: &StepReport| {
+                let began = Instant::now();
+                while !file.exists() {
+                    assert!(began.elapsed() < Duration::from_secs(60), "{file:?}");
+                    thread::sleep(Duration::from_millis(10));
+                }
+                Ok(())
+            })),
+            ..Hooks::default()
+        }
+    };
+    for outcome in try_train(&job, 2, |_| config.clone(), hooks) {
+        outcome.result.unwrap();
+    }
+    for rank in 0..2 {
+        let sample: Value = serde_json::from_slice(&fs::read(file(rank)).unwrap()).unwrap();
+        assert_eq!(sample["kind"], "usage");
+        assert_eq!(sample["rank"], rank);
+        let used = |name: &str| sample["values"][name].as_f64().unwrap();
+        let resident = used("process_memory_usage_megabytes");
+        assert!(resident > 1.0, "{sample}");
+        assert!(resident < used("system_memory_usage_megabytes"), "{sample}");
+        for share in ["cpu_utilization_percentage", "system_memory_usage_percentage"] {
+            assert!((0.0..=100.0).contains(&used(share)), "{sample}");
+        }
+    }
 }

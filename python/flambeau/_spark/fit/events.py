@@ -47,8 +47,7 @@ class EventFiles:
         """The newest events of all files that can be read, and what one says that cannot. Raises as `read`
         where the files cannot be listed.
         """
-        with ThreadPoolExecutor(_NUM_READERS) as pool:
-            found = list(pool.map(self._try, sorted(self._store.list(self._directory))))
+        found = _read_each(self._store, sorted(self._store.list(self._directory)))
         events = [event for file in found if not isinstance(file, Exception) for event in file]
         errors = [str(file) for file in found if isinstance(file, Exception)]
         return newest(events), errors[0] if errors else None
@@ -56,12 +55,6 @@ class EventFiles:
     def _events(self, uri: str) -> list[dict[str, Any]]:
         events: list[dict[str, Any]] = json.loads(self._store.get(uri))
         return events
-
-    def _try(self, uri: str) -> list[dict[str, Any]] | Exception:
-        try:
-            return self._events(uri)
-        except STORE_ERRORS as error:
-            return error
 
 
 class UsageFiles:
@@ -78,17 +71,30 @@ class UsageFiles:
     def read(self) -> list[dict[str, Any]]:
         """The samples that are new, by rank; none until `seconds` after they were last looked for.
 
-        Raises as `EventFiles.read`.
+        A file that cannot be read is passed over: its rank writes the next one soon. Raises as `EventFiles.read` where
+        the files cannot be listed.
         """
         if time.monotonic() < self._due:
             return []
         self._due = time.monotonic() + self._seconds
-        with ThreadPoolExecutor(_NUM_READERS) as pool:
-            files = list(pool.map(self._store.get, self._store.list(self._directory)))
-        samples: list[dict[str, Any]] = [json.loads(file) for file in files]
+        found = _read_each(self._store, self._store.list(self._directory))
+        samples: list[dict[str, Any]] = [file for file in found if not isinstance(file, Exception)]
         new = [sample for sample in samples if self._told.get(sample["rank"]) != sample["number"]]
         self._told |= {sample["rank"]: sample["number"] for sample in new}
         return sorted(new, key=lambda sample: sample["rank"])
+
+
+def _read_each(store: Any, uris: Sequence[str]) -> list[Any]:
+    """What stands in each file, or the error of one that cannot be read, many read at once."""
+
+    def read(uri: str) -> Any:
+        try:
+            return json.loads(store.get(uri))
+        except STORE_ERRORS as error:
+            return error
+
+    with ThreadPoolExecutor(_NUM_READERS) as pool:
+        return list(pool.map(read, uris))
 
 
 def newest(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

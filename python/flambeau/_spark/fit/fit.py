@@ -274,7 +274,7 @@ class Fit:
                 run_id or id,
                 what,
                 shards.uris,
-                shards.bitmaps_digest,
+                shards.selection_digest,
                 in_place=shards.in_place,
                 is_named=bool(run_id),
             ),

@@ -26,7 +26,7 @@ _MAX_TASKS = 64
 @dataclass
 class Run:
     """A run of one job on some rows. `what` gives what tells the job apart from others (`job_of`), and is
-    called where that is asked for; `files` are the shards, of which `bitmaps_digest` tells the rows where
+    called where that is asked for; `files` are the shards, of which `selection_digest` tells the rows where
     they are not all; rows `in_place` are the user's own files. One that `is_named` has its name from the
     user.
     """
@@ -35,7 +35,7 @@ class Run:
     id: str
     what: Callable[[], Mapping[str, Any]]
     files: Sequence[str] = field(default_factory=tuple)
-    bitmaps_digest: str | None = None
+    selection_digest: str | None = None
     in_place: bool = False
     is_named: bool = True
 
@@ -80,7 +80,7 @@ class Run:
 
     def _identity(self, reads_all: bool) -> dict[str, Any]:
         rows = self._all_rows if reads_all else self._ends_of_rows
-        selected = [] if self.bitmaps_digest is None else [self.bitmaps_digest]
+        selected = [] if self.selection_digest is None else [self.selection_digest]
         return {"job": self._job, "rows": [*rows, *selected], "readsAll": reads_all}
 
     @cached_property

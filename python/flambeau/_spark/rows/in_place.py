@@ -176,7 +176,7 @@ class Scan:
             site.put(bitmaps, bytes(data))
         digest = hashlib.sha256(json.dumps(told).encode() + data).hexdigest()
         shards = ShardSet.inspected(columns, site, train, validation, in_place=True)
-        return replace(shards, bitmaps_digest=digest)
+        return replace(shards, selection_digest=digest)
 
     def _parts(self, split: Split | None) -> list[tuple[str, bool, int | bytes, dict[str, str]]]:
         """Of each file with rows, the URI, whether they are for validation, which they are (their number

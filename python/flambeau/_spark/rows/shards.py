@@ -145,8 +145,8 @@ class ShardSet:
     """Whether the files are the user's, and no copy."""
     num_bytes: int = 0
     """What the files take, 0 where that was not looked at."""
-    bitmaps_digest: str | None = None
-    """Of the bitmaps that say which rows of the files these are, where they are not all."""
+    selection_digest: str | None = None
+    """Of what says which rows of the files these are, where they are not all."""
 
     @classmethod
     def inspected(

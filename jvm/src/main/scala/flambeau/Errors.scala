@@ -10,11 +10,11 @@ trait FlambeauException extends RuntimeException {
     */
   def isTransient: Boolean = false
 
-  /** The part of the errors page that tells of it, which is called as its class is in Python. */
-  private[flambeau] def part: String = "FlambeauError"
+  /** Its name in Python, which is also that of the part of the errors page that tells of it. */
+  private[flambeau] def pythonName: String = "FlambeauError"
 
   override def toString: String =
-    s"${super.toString} (see $part on the errors page of Flambeau's documentation)"
+    s"${super.toString} (see $pythonName on the errors page of Flambeau's documentation)"
 }
 
 /** What none of the others tells of: a saved model that is damaged, a machine without libtorch. */
@@ -28,13 +28,13 @@ class GeneralException(message: String, cause: Throwable)
 class ParamException(message: String, cause: Throwable)
     extends IllegalArgumentException(message, cause)
     with FlambeauException {
-  private[flambeau] override def part: String = "ParamError"
+  private[flambeau] override def pythonName: String = "ParamError"
   def this(message: String) = this(message, null)
 }
 
 /** A `runId` that another fit trains now, which will have ended later. */
 class RunInUseException(message: String, cause: Throwable) extends ParamException(message, cause) {
-  private[flambeau] override def part: String = "RunInUseError"
+  private[flambeau] override def pythonName: String = "RunInUseError"
   override def isTransient: Boolean = true
   def this(message: String) = this(message, null)
 }
@@ -43,7 +43,7 @@ class RunInUseException(message: String, cause: Throwable) extends ParamExceptio
 class DataException(message: String, cause: Throwable)
     extends RuntimeException(message, cause)
     with FlambeauException {
-  private[flambeau] override def part: String = "DataError"
+  private[flambeau] override def pythonName: String = "DataError"
   def this(message: String) = this(message, null)
 }
 
@@ -51,7 +51,7 @@ class DataException(message: String, cause: Throwable)
 class StoreException(message: String, cause: Throwable)
     extends RuntimeException(message, cause)
     with FlambeauException {
-  private[flambeau] override def part: String = "StoreError"
+  private[flambeau] override def pythonName: String = "StoreError"
   def this(message: String) = this(message, null)
 }
 
@@ -67,7 +67,7 @@ class TransientStoreException(message: String, cause: Throwable) extends StoreEx
 class ClusterException(message: String, cause: Throwable, override val isTransient: Boolean = false)
     extends RuntimeException(message, cause)
     with FlambeauException {
-  private[flambeau] override def part: String = "ClusterError"
+  private[flambeau] override def pythonName: String = "ClusterError"
   def this(message: String) = this(message, null)
 }
 
@@ -91,7 +91,7 @@ class WorkerException(
     cause: Throwable = null
 ) extends RuntimeException(message, cause)
     with FlambeauException {
-  private[flambeau] override def part: String = "WorkerError"
+  private[flambeau] override def pythonName: String = "WorkerError"
 }
 
 /** A worker that died or stopped answering. */
@@ -103,6 +103,6 @@ class WorkerLostException(
     step: Option[Long],
     cause: Throwable = null
 ) extends WorkerException(message, rank, host, epoch, step, cause) {
-  private[flambeau] override def part: String = "WorkerLost"
+  private[flambeau] override def pythonName: String = "WorkerLost"
   override def isTransient: Boolean = true
 }

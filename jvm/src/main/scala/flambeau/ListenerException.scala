@@ -13,5 +13,5 @@ class ListenerException(val model: TorchModel, cause: Throwable)
       cause
     )
     with FlambeauException {
-  private[flambeau] override def part: String = "CallbackError"
+  private[flambeau] override def pythonName: String = "CallbackError"
 }

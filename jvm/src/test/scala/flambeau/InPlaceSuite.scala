@@ -102,7 +102,7 @@ class InPlaceSuite extends SparkSuite {
       of(new FrameRows(table.where(condition))) { shards =>
         assert(shards.train.map(_.rows) == counts.map(count => Some(FirstRows(count))))
         assert(shards.numRows == counts.sum && ids(shards.train) == ids(table.where(condition)))
-        assert(left.isEmpty && shards.bitmapsDigest.isDefined)
+        assert(left.isEmpty && shards.selectionDigest.isDefined)
       }
     of(new FrameRows(table.where($"id" < half || $"id" % 2 === 0))) { shards =>
       val Seq(whole, other) = shards.train.flatMap(_.rows)
@@ -123,7 +123,7 @@ class InPlaceSuite extends SparkSuite {
         assert(
           left.map(_.getFileName.toString) == Seq("bitmaps") && Files.size(left.head) <= NumRows / 8 * 2 + 4
         )
-        assert(shards.uris == shards.train.map(_.uri) && shards.bitmapsDigest.exists(_.length == 64))
+        assert(shards.uris == shards.train.map(_.uri) && shards.selectionDigest.exists(_.length == 64))
       }
   }
 

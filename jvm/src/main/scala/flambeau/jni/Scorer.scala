@@ -44,7 +44,7 @@ private[flambeau] final class Scorer private (api: TorchApi, program: LoadedProg
       hasWarned = true
       Scorer.log.warn(
         s"memory is too small for the program and $numRows rows at once, which are halved as often as it takes: " +
-          "lower inferenceBatchSize"
+          "lower inferenceBatchSize or inferenceBatchBytes"
       )
     }
 

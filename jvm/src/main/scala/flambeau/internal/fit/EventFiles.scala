@@ -54,16 +54,17 @@ private[flambeau] final class UsageFiles(work: WorkDirectory, attempt: String, s
   /** The number of each rank's last sample that was read. */
   private var told = Map.empty[Int, Long]
 
-  /** The samples that are new, by rank; none until so many seconds after they were last looked for.
+  /** The samples that are new, by rank; none until so many seconds after they were last looked for. A file that can't be read is
+    * passed over: its rank writes the next one soon.
     *
-    * Throws where one can't be read.
+    * Throws where the files can't be listed.
     */
   def readNew(): Seq[JsonNode] =
     if (System.nanoTime < due) Nil
     else {
       due = System.nanoTime + (1e9 * seconds).toLong
-      val read = work.list(directory).map(file => () => Json.parse(EventFiles.textOf(work, file)))
-      val samples = EventFiles.atOnce(read).map(sample => sample.get("rank").asInt -> sample)
+      val read = work.list(directory).map(file => () => Try(Json.parse(EventFiles.textOf(work, file))))
+      val samples = EventFiles.atOnce(read).flatMap(_.toOption).map(sample => sample.get("rank").asInt -> sample)
       val fresh = samples.filterNot { case (rank, sample) => told.get(rank).contains(numberOf(sample)) }
       told ++= fresh.map { case (rank, sample) => rank -> numberOf(sample) }
       fresh.sortBy(_._1).map(_._2)

@@ -224,7 +224,7 @@ private[flambeau] final class Fit private (
   private def runOf(site: Site, shards: ShardSet, fit: String): Run = {
     val named = estimator.valueOf(estimator.runId)
     val id = named.getOrElse(fit)
-    new Run(site, id, named.isDefined, identity, shards.uris, shards.bitmapsDigest, shards.inPlace)
+    new Run(site, id, named.isDefined, identity, shards.uris, shards.selectionDigest, shards.inPlace)
   }
 
   /** What tells the job from others: its params, its program's files and the weights of `initialModel`. Other files that hold

@@ -25,7 +25,7 @@ import org.slf4j.LoggerFactory
   *   what tells its job from others, by name; asked for where that is needed
   * @param files
   *   those that its rows lie in
-  * @param bitmapsDigest
+  * @param selectionDigest
   *   of what says which rows of them these are, where they are not all
   * @param inPlace
   *   whether the files are the user's own
@@ -36,7 +36,7 @@ private[flambeau] final class Run(
     val isNamed: Boolean,
     job: => ObjectNode,
     files: Seq[String],
-    bitmapsDigest: Option[String] = None,
+    selectionDigest: Option[String] = None,
     inPlace: Boolean = false
 ) {
   import Run._
@@ -95,7 +95,7 @@ private[flambeau] final class Run(
   private def identity(readsAll: Boolean): ObjectNode = {
     val identity = Json.obj().put("readsAll", readsAll)
     identity.set[ObjectNode]("job", told)
-    val rows = (if (readsAll) allRows else endsOfRows) ++ bitmapsDigest
+    val rows = (if (readsAll) allRows else endsOfRows) ++ selectionDigest
     identity.set[ObjectNode]("rows", Json.strings(rows))
     identity
   }

@@ -79,7 +79,7 @@ private[rows] final case class Scan(
       )
       val all = digest.digest(data).map("%02x".format(_)).mkString
       ShardSet.inspected(columns, site, files(train), files(validation), inPlace = true)
-        .copy(bitmapsDigest = Some(all))
+        .copy(selectionDigest = Some(all))
   }
 
   /** Whether workers can be expected to read its files: they are files of theirs, or in a store like that of the work

@@ -14,8 +14,8 @@ import org.apache.spark.sql.DataFrame
   *   whether the files are the user's, and no copy
   * @param numBytes
   *   what the files take, 0 where that was not looked at
-  * @param bitmapsDigest
-  *   of the bitmaps that say which rows of the files these are, where they are not all
+  * @param selectionDigest
+  *   of what says which rows of the files these are, where they are not all
   */
 private[flambeau] final case class ShardSet(
     columns: DataColumns,
@@ -26,7 +26,7 @@ private[flambeau] final case class ShardSet(
     objection: Option[String] = None,
     inPlace: Boolean = false,
     numBytes: Long = 0,
-    bitmapsDigest: Option[String] = None
+    selectionDigest: Option[String] = None
 ) {
 
   /** The files that the rows lie in, each once. */
