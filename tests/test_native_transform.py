@@ -45,21 +45,8 @@ def test_the_estimators_runtime_is_the_models_and_is_saved(
     assert outcome["loaded"] == "native"
 
 
-def test_by_the_sessions_setting_it_is_the_default_where_the_jvm_can(outcome: dict[str, Any]) -> None:
-    assert outcome["by default"] == {
-        "no setting": False,
-        "auto": True,
-        "auto, neither form": False,
-        "auto, set to python": False,
-    }
-
-
 def test_what_is_refused(outcome: dict[str, Any]) -> None:
     assert outcome["neither form"].startswith("ParamError: model: runtime='native' runs what TorchScript or")
     assert "or take runtime='python'" in outcome["neither form"]
-    assert (
-        outcome["setting"]
-        == "ParamError: spark.flambeau.transformRuntime: 'native' is neither 'auto' nor 'python'"
-    )
     assert "column 'x2' holds a null: fill it (Imputer, DataFrame.fillna)" in outcome["null"]
     assert outcome["column"].startswith("DataError: no column 'x3' for the input")

@@ -98,7 +98,8 @@ def is_transient(error: BaseException) -> bool:
             return True
         if isinstance(cause, Py4JJavaError) and not NO_ANSWER.isdisjoint(of_java(cause)):
             return True
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+        # PySpark raises its own errors `from None` of Java's.
+        cause = cause.__cause__ or cause.__context__
     return False
 
 

@@ -24,15 +24,14 @@ def spark_config() -> dict[str, str]:
 
         spark = SparkSession.builder.config(map=flambeau.spark_config()).getOrCreate()
 
-    `spark.jars` are the jar for the Spark that is installed, or that SPARK_HOME names, and one of the native
-    parts, which is written on the first call, 46 MB, to a directory of this user's under TMPDIR. With
-    `spark.flambeau.transformRuntime` as `auto` the models whose `runtime` is not set score in the JVM where it
-    can.
+    `runtime="native"` needs them for `transform`, and so do the Scala classes. `spark.jars` is all that is
+    set: the jar for the Spark that is installed, or that SPARK_HOME names, and one of the native parts. The
+    latter is written on the first call, 46 MB, to a directory of this user's under TMPDIR.
 
     Raises FlambeauError where there is no Spark on this machine, as on a client of Spark Connect, or none
     that the package has a jar for.
     """
-    return {"spark.jars": f"{_jar()},{_natives_jar()}", "spark.flambeau.transformRuntime": "auto"}
+    return {"spark.jars": f"{_jar()},{_natives_jar()}"}
 
 
 def _jar() -> Path:

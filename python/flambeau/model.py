@@ -81,8 +81,7 @@ class TorchModel(
     the fields of a named tuple, `_1`, `_2`, ... of another tuple, or what `outputNames` says. With
     `outputCols` each tensor is a column of its own instead. An output to which `outputKinds` gives another
     kind than `number` is a struct of `prediction`, `probability` and `rawPrediction`. With `runtime="native"`
-    the JVM scores, in a session that has Flambeau's jar; where `runtime` is not set and the session has
-    `flambeau.spark_config()`, it does wherever it can.
+    the JVM scores, in a session that has Flambeau's jar.
 
     Models come from an estimator's `fit` or from `load`; they are not made by calling the class.
     """
@@ -243,10 +242,6 @@ class TorchModel(
                 )
             self._tensors_of(dataset.schema)
             return native_scoring.transform(self, dataset)
-        if self._preprocess is None and not self.isSet(self.runtime):
-            self._tensors_of(dataset.schema)
-            if (scored := native_scoring.by_default(self, dataset)) is not None:
-                return scored
         dataset = self._valid(dataset)
         columns, tensors = self._columns_of(dataset)
         wanted = _fields(outputs)

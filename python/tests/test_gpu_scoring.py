@@ -61,7 +61,7 @@ def test_batches_come_back_whole_and_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (torch.cuda.OutOfMemoryError("Tried to allocate"), "cuda:1 is too small .* lower inferenceBatchSize"),
+        (torch.cuda.OutOfMemoryError("Tried to allocate"), "cuda:1 is too small .* lower inferenceBatchSize or inferenceBatchBytes"),
         (RuntimeError("CUDA error: device-side assert triggered"), "cuda:1 failed .* device='cpu'"),
     ],
 )
@@ -149,7 +149,7 @@ def test_a_batch_beyond_the_memory_says_what_to_do(tmp_path: Path) -> None:
             return x
 
     _, columns = batches()
-    with pytest.raises(FlambeauError, match="lower inferenceBatchSize"):
+    with pytest.raises(FlambeauError, match="lower inferenceBatchSize or inferenceBatchBytes"):
         list(on_gpu(Huge(), tmp_path, 128).score(iter(columns)))
 
 

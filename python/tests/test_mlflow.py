@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ import pytest
 import torch
 from killed import killed_while_it_trains
 from ports import held_port
+from pyspark.errors import PySparkException
 from pyspark.ml import Pipeline
 from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
@@ -960,6 +962,14 @@ def test_a_night_without_an_answer_may_have_one_later(server: Server, client: An
         alone = {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
         status, _, logged = ran({**night, "env": night["env"] | alone})
         assert status == 75 and "try again later: API request to" in logged
+
+
+def test_a_name_node_that_is_not_found_may_be_found_later(spark: SparkSession) -> None:
+    is_transient = runpy.run_path(str(ROOT / "examples/retrain/retrain.py"))["is_transient"]
+    with pytest.raises(PySparkException, match="UnknownHost") as failure:
+        spark.read.parquet("hdfs://no-such-host.invalid/train")
+    assert is_transient(failure.value)
+    assert not is_transient(ValueError("rows"))
 
 
 def test_the_example_of_the_page_runs(client: Any, rows: DataFrame, spark: SparkSession) -> None:

@@ -70,12 +70,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model.write().save(f"{folder}/delays")
         again = load_pipeline(f"{folder}/delays")
-        scoring = again.stages[-1]
-        if given is not None:
-            scoring.setRuntime("native")
-        native = again.transform(flights)
-        scoring.setRuntime("python")
         python = again.transform(flights)
+        again.stages[-1].setRuntime("native")
+        native = again.transform(flights)
         pairs = zip(python.collect(), native.collect(), strict=True)
         outcome = {
             "from": flambeau.__file__,

@@ -151,24 +151,8 @@ def main() -> None:
             except Exception as error:
                 outcome[case] = f"{type(error).__name__}: {error}"
 
-        branching = fitted.regressor(folder / "branching", fitted.Branching())
-        refused("neither form", lambda: branching.copy().setRuntime("native").transform(arrays))
-
-        def in_jvm(model: Any, rows: Any = packed) -> bool:
-            scored = model.transform(rows)
-            assert scored.count() == 5000
-            return "Score" in scored._jdf.queryExecution().toString()
-
-        loaded.clear(loaded.runtime)
-        by_default = {"no setting": in_jvm(loaded)}
-        spark.conf.set("spark.flambeau.transformRuntime", "auto")
-        by_default["auto"] = in_jvm(loaded)
-        by_default["auto, neither form"] = in_jvm(branching, arrays)
-        by_default["auto, set to python"] = in_jvm(loaded.setRuntime("python"))
-        outcome["by default"] = by_default
-        spark.conf.set("spark.flambeau.transformRuntime", "native")
-        refused("setting", lambda: branching.transform(arrays))
-        spark.conf.unset("spark.flambeau.transformRuntime")
+        branching = fitted.regressor(folder / "branching", fitted.Branching()).setRuntime("native")
+        refused("neither form", lambda: branching.transform(arrays))
         nulls = packed.withColumn("x2", F.when(F.col("id") != 77, F.col("x2")))
         refused("null", lambda: regressor.setRuntime("native").transform(nulls).collect())
         refused("column", lambda: regressor.transform(packed.drop("x3")))

@@ -175,8 +175,8 @@ def explained(device: str, batch_size: int) -> Iterator[None]:
     except torch.cuda.OutOfMemoryError as error:
         raise FlambeauError(
             f"the memory of {device} is too small for the module and {batch_size} rows at once: lower "
-            f"inferenceBatchSize or inferenceBatchBytes, or {SETTING}, the number of tasks that share the GPU, or set device='cpu' "
-            f"({error})"
+            f"inferenceBatchSize or inferenceBatchBytes, or {SETTING}, the number of tasks that share the "
+            f"GPU, or set device='cpu' ({error})"
         ) from error
     except RuntimeError as error:
         if "CUDA" not in str(error):

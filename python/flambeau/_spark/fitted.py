@@ -68,7 +68,7 @@ class Fitted(Model):
     _classes: str | None
     _history: dict[str, Any]
     _counts: dict[str, Any]
-    _compiled: Mapping[str, bytes] | str | None = None
+    _compiled: Mapping[str, bytes] | None = None
     """The module's form for libtorch, where it was made of a module of Python's."""
     _checkpoints: tuple[Mapping[str, Any], ...] = ()
     _timeline: str | None = None

@@ -986,7 +986,7 @@ impl TrainingParams {
         match self.gradient_compression {
             _ if self.sync_every > 1 => Averaging::Weights,
             GradientCompression::None => Averaging::Gradients,
-            GradientCompression::Fp16 | GradientCompression::Bf16 => Averaging::Float16,
+            GradientCompression::Fp16 | GradientCompression::Bf16 => Averaging::HalfPrecision,
             GradientCompression::PowerSgd => Averaging::PowerSgd,
             GradientCompression::TopK => Averaging::TopK,
         }

@@ -26,7 +26,7 @@ pub(crate) enum Averaging {
     /// Gradients, as they are.
     Gradients,
     /// Gradients, as 16-bit floats.
-    Float16,
+    HalfPrecision,
     /// Gradients, as products of two thin matrices.
     PowerSgd,
     /// Gradients, as their largest entries.
@@ -128,7 +128,7 @@ fn advice(
         StepPart::Reduce => {
             let more = match averaging {
                 Averaging::Gradients => "between hosts gradientCompression sends less",
-                Averaging::Float16 => {
+                Averaging::HalfPrecision => {
                     "between hosts gradientCompression powersgd and topk send less than 16-bit floats, where training is on CPUs"
                 }
                 Averaging::PowerSgd => {
@@ -252,7 +252,7 @@ mod tests {
         let slow = [times(1.0, 2.0, 5.0, 2.0); 2];
         let advice = |averaging| Bottleneck::of(&slow, false, averaging).unwrap().advice;
         assert!(advice(Averaging::Gradients).ends_with("gradientCompression sends less"));
-        assert!(advice(Averaging::Float16).contains("powersgd and topk send less"));
+        assert!(advice(Averaging::HalfPrecision).contains("powersgd and topk send less"));
         assert!(advice(Averaging::PowerSgd).contains("factorizing"));
         assert!(advice(Averaging::TopK).contains("largest entries"));
         // Compression is refused beside it.

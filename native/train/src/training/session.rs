@@ -626,7 +626,7 @@ impl<'a> Session<'a> {
         }
         let steps_per_epoch = self.steps_per_epoch();
         let Stepper { model, phases, .. } = &mut self.stepper;
-        let mut report = || -> Result<StepReport, Cause> {
+        let mut make_report = || -> Result<StepReport, Cause> {
             Ok(StepReport {
                 epoch: plan.epoch,
                 step: plan.step,
@@ -637,17 +637,17 @@ impl<'a> Session<'a> {
                 learning_rate: model.learning_rate().map_err(Cause::Model)?,
             })
         };
-        let mut told = None;
+        let mut report = None;
         if let Some(hook) = hook {
-            told = Some(phases.within(Phase::Callback, || {
-                let report = report()?;
+            report = Some(phases.within(Phase::Callback, || {
+                let report = make_report()?;
                 hook(&report).map_err(Cause::Hook).map(|()| report)
             })?);
         }
         if let Some(writer) = self.writer.as_ref().filter(|_| is_logged) {
             let rows_per_second = self.log_rate.take(self.position.num_rows);
             phases.within(Phase::Log, || {
-                let report = told.map_or_else(report, Ok)?;
+                let report = report.map_or_else(make_report, Ok)?;
                 writer.log(report, rows_per_second);
                 Ok::<_, Cause>(())
             })?;

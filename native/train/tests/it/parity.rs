@@ -314,9 +314,7 @@ fn buckets_of_any_size_give_the_same_weights() {
     let train_with = |attempt: &str, bucket_size| train_in(attempt, bucket_size, Value::Null);
     let (whole, small) = (train_with("whole", 25 << 20), train_with("small", 64));
     assert_eq!((whole.num_attached, small.num_attached), (1, 2));
-    for (a, b) in paired(&small.values.concat(), &whole.values.concat()) {
-        assert_close(*a, *b, "a weight of small buckets");
-    }
+    assert_eq!(small.bits(), whole.bits());
     assert_eq!(train_with("again", 64).bits(), small.bits());
     // Those of all in one bucket, and of some.
     let all = train_in("all", 64, json!([["b2", "w1", "b1", "w2"]]));

@@ -283,7 +283,10 @@ fn what_a_rank_uses_is_told_while_it_trains() {
         let resident = used("process_memory_usage_megabytes");
         assert!(resident > 1.0, "{sample}");
         assert!(resident < used("system_memory_usage_megabytes"), "{sample}");
-        for share in ["cpu_utilization_percentage", "system_memory_usage_percentage"] {
+        for share in [
+            "cpu_utilization_percentage",
+            "system_memory_usage_percentage",
+        ] {
             assert!((0.0..=100.0).contains(&used(share)), "{sample}");
         }
     }

@@ -206,12 +206,12 @@ fn a_timeline_has_all_ranks_steps_and_lanes_and_adds_up_to_the_history() {
         // An all-reduce of each step, with its wait and its transfer, which make it up.
         let reduced = of(rank, "all_reduce of bucket 0 and the sums");
         assert_eq!(reduced.len(), 9);
+        assert_eq!(
+            trace["otherData"]["peers"][rank as usize],
+            json!({ "sharedMemory": (1 - rank).to_string() })
+        );
         for call in reduced {
             check_parts(&spans, &call);
-            assert_eq!(
-                call.args["peers"],
-                json!({ "sharedMemory": (1 - rank).to_string() })
-            );
             // The module's 31 float64 and the sums.
             assert!(call.args["bytes"].as_u64().unwrap() > 31 * 8, "{call:?}");
         }
@@ -255,15 +255,15 @@ fn buckets_that_are_reduced_while_backward_goes_on_are_shown_beside_it() {
         let first = of(&spans, rank, "all_reduce of bucket 0");
         let second = of(&spans, rank, "all_reduce of bucket 1 and the sums");
         assert_eq!((first.len(), second.len()), (9, 9));
+        assert_eq!(
+            trace["otherData"]["peers"][rank as usize],
+            json!({ "tcp": (1 - rank).to_string() })
+        );
         let backward = of(&spans, rank, "forward and backward");
         for (first, second) in first.iter().zip(&second) {
             check_parts(&spans, first);
             check_parts(&spans, second);
             assert!(first.ended <= second.began + ROUNDING);
-            assert_eq!(
-                first.args["peers"],
-                json!({ "tcp": (1 - rank).to_string() })
-            );
             // `w2` fills the first, `w1` and `b1` are in the second.
             assert!(bytes(first) >= 8 * hidden as u64);
             assert!(bytes(second) >= 8 * 5 * hidden as u64);

@@ -38,7 +38,7 @@ class EventFiles:
         uri = f"{self._directory}/{self._next_file:08d}.json"
         if self._store.size(uri) is None:
             return []
-        events = self._events(uri)
+        events: list[dict[str, Any]] = json.loads(self._store.get(uri))
         self._next_file += 1
         self.has_end = self.has_end or any(event["kind"] == "end" for event in events)
         return events
@@ -51,10 +51,6 @@ class EventFiles:
         events = [event for file in found if not isinstance(file, Exception) for event in file]
         errors = [str(file) for file in found if isinstance(file, Exception)]
         return newest(events), errors[0] if errors else None
-
-    def _events(self, uri: str) -> list[dict[str, Any]]:
-        events: list[dict[str, Any]] = json.loads(self._store.get(uri))
-        return events
 
 
 class UsageFiles:
@@ -71,8 +67,8 @@ class UsageFiles:
     def read(self) -> list[dict[str, Any]]:
         """The samples that are new, by rank; none until `seconds` after they were last looked for.
 
-        A file that cannot be read is passed over: its rank writes the next one soon. Raises as `EventFiles.read` where
-        the files cannot be listed.
+        A file that cannot be read is passed over: its rank writes the next one soon. Raises as
+        `EventFiles.read` where the files cannot be listed.
         """
         if time.monotonic() < self._due:
             return []

@@ -7,7 +7,6 @@ executors read from there. Its program goes to the JVM once for each model, whic
 from __future__ import annotations
 
 import json
-import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,32 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyspark.sql import DataFrame, SparkSession
-
-
-log = logging.getLogger("flambeau")
-
-SETTING = "spark.flambeau.transformRuntime"
-
-
-def by_default(model: Fitted, dataset: DataFrame) -> DataFrame | None:
-    """What `transform` gives, for a model whose runtime nobody has set: where the session's setting is `auto`,
-    as `flambeau.spark_config()` has it, and the JVM can. None where it is to be Python.
-
-    The JVM can where the session has the jar, executors have the libtorch that is known here (that of
-    `spark.flambeau.libtorch`, else this machine's, which is theirs in local mode), and libtorch runs the module.
-    """
-    spark = dataset.sparkSession
-    if (value := setting(spark, SETTING, "python")) not in ("auto", "python"):
-        raise ParamError(f"{SETTING}: {value!r} is neither 'auto' nor 'python'")
-    given = setting(spark, LIBTORCH)
-    if value == "python" or not (given or (shares_machine(spark) and libtorch_of(None))):
-        return None
-    try:
-        return transform(model, dataset)
-    except Exception as error:
-        # What is wrong with the rows or the params, Python says as well.
-        log.info("transform runs in Python, since the JVM cannot: %s", error)
-        return None
 
 
 def transform(model: Fitted, dataset: DataFrame) -> DataFrame:
@@ -118,12 +91,7 @@ def _programs(model: Fitted, spark: SparkSession) -> Mapping[str, bytes]:
     if model._compiled is None:
         with fetched(model._weights, spark) as path:
             module = load_into(instantiate(model._programs), path, share=True)
-            try:
-                model._compiled = libtorch_programs(module, model._inputs, path, graphs=("exported",))
-            except ParamError as error:
-                model._compiled = str(error)
-    if isinstance(model._compiled, str):
-        raise ParamError(model._compiled)
+            model._compiled = libtorch_programs(module, model._inputs, path, graphs=("exported",))
     return model._compiled
 
 
