@@ -61,7 +61,10 @@ def test_batches_come_back_whole_and_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (torch.cuda.OutOfMemoryError("Tried to allocate"), "cuda:1 is too small .* lower inferenceBatchSize or inferenceBatchBytes"),
+        (
+            torch.cuda.OutOfMemoryError("Tried to allocate"),
+            "cuda:1 is too small .* inferenceBatchSize or inferenceBatchBytes",
+        ),
         (RuntimeError("CUDA error: device-side assert triggered"), "cuda:1 failed .* device='cpu'"),
     ],
 )
