@@ -64,7 +64,8 @@ private[flambeau] final class UsageFiles(work: WorkDirectory, attempt: String, s
     else {
       due = System.nanoTime + (1e9 * seconds).toLong
       val read = work.list(directory).map(file => () => Try(Json.parse(EventFiles.textOf(work, file))))
-      val samples = EventFiles.atOnce(read).flatMap(_.toOption).map(sample => sample.get("rank").asInt -> sample)
+      val samples =
+        EventFiles.atOnce(read).flatMap(_.toOption).map(sample => sample.get("rank").asInt -> sample)
       val fresh = samples.filterNot { case (rank, sample) => told.get(rank).contains(numberOf(sample)) }
       told ++= fresh.map { case (rank, sample) => rank -> numberOf(sample) }
       fresh.sortBy(_._1).map(_._2)
