@@ -108,9 +108,10 @@ test-trainers: build/peers/trainers/.installed $(VENV)/.extension
 	@rm -rf build/peers/trainers
 
 # MLflow takes older pyarrows than the one of the other tests, so they are in an environment of their own.
-#: make test-mlflow   fits as runs of MLflow's, and models of its registry, against a server
+#: make test-mlflow   fits as runs of MLflow's, and models of its registry, against a server, and the nightly job, on YARN too
 .PHONY: test-mlflow
 test-mlflow: build/peers/mlflow/.installed build/jvm/.built
+	@$(GRADLE) hadoop
 	@FLAMBEAU_VENV=$(CURDIR)/build/peers/mlflow $(RUN) env PYTHONPATH=$(CURDIR)/python \
 		$(CURDIR)/build/peers/mlflow/bin/python -m pytest -c python/pyproject.toml -q python/tests/test_mlflow.py
 

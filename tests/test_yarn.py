@@ -1,5 +1,5 @@
 """The retraining example on YARN with HDFS, as its README submits it: nights that go well, one whose driver
-is killed, and one without room. The cluster is Hadoop's own: two nodes in one process.
+is killed, and one without room. The one in PySpark is in python/tests/test_mlflow.py.
 """
 
 from __future__ import annotations
@@ -9,19 +9,18 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
 import pytest
 import torch
-from spark_program import PROGRAMS, SPARK_HOME
+from hadoop import hadoop_cluster, on_hdfs, wait
+from spark_program import SPARK_HOME
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "retrain"
-JAVA = str(Path(os.environ.get("JAVA_HOME", "/usr/lib/jvm/default-java")) / "bin" / "java")
 
 pytestmark = pytest.mark.long
 
@@ -31,23 +30,8 @@ def hadoop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     """The environment of those that use the cluster."""
     if not pyspark.__version__.startswith("4."):
         pytest.skip("SKIPPED: the jar that make builds is for Spark 4")
-    jars, directory = ROOT / "build" / "hadoop", tmp_path_factory.mktemp("hadoop")
-    assert list(jars.glob("*.jar")), f"{jars} has no jars: run `gradle hadoop`"
-    command = [JAVA, "-Xmx1g", "--add-opens=java.base/java.lang=ALL-UNNAMED"]
-    command += ["-cp", f"{SPARK_HOME}/jars/*:{jars}/*", str(PROGRAMS / "HadoopCluster.java"), str(directory)]
-    log = directory / "log"
-    with (
-        log.open("w") as output,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output) as cluster,
-    ):
-        try:
-            wait(lambda: "\nup\n" in log.read_text() or cluster.poll() is not None, 180)
-            assert cluster.poll() is None, log.read_text()[-6000:]
-            yield {**os.environ, "HADOOP_CONF_DIR": str(directory / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
-        finally:
-            assert cluster.stdin is not None
-            cluster.stdin.close()
-            cluster.wait(120)
+    with hadoop_cluster(tmp_path_factory.mktemp("hadoop")) as environment:
+        yield environment
 
 
 @pytest.fixture(scope="module")
@@ -60,23 +44,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory, hadoop: dict[str, str]) 
     )
     on_hdfs(hadoop, "-put", str(made / "given"), "/given")
     return made
-
-
-def on_hdfs(hadoop: dict[str, str], *arguments: str) -> str:
-    """What a command of Hadoop's file system shell prints."""
-    path = f"{hadoop['HADOOP_CONF_DIR']}:{SPARK_HOME}/jars/*"
-    command = [JAVA, "-cp", path, "org.apache.hadoop.fs.FsShell", *arguments]
-    # An archive of classes for another class path is warned of on the output.
-    plain = {name: value for name, value in hadoop.items() if name != "JDK_JAVA_OPTIONS"}
-    return subprocess.run(command, env=plain, check=True, capture_output=True, text=True, timeout=120).stdout
-
-
-def wait(is_so: Callable[[], object], seconds: float) -> None:
-    """Waits until something is so; fails the test where it never is."""
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, f"not so after {seconds} s"
-        time.sleep(0.2)
 
 
 @contextmanager

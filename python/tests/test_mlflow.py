@@ -25,6 +25,7 @@ import optuna
 import pandas as pd
 import pytest
 import torch
+from hadoop import hadoop_cluster, on_hdfs
 from killed import killed_while_it_trains
 from ports import held_port
 from pyspark.errors import PySparkException
@@ -34,7 +35,7 @@ from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from scala import jars
-from spark_program import outcome_of
+from spark_program import SPARK_HOME, outcome_of
 from torch import nn
 
 import flambeau.mlflow
@@ -49,6 +50,7 @@ mlflow = pytest.importorskip(
 )
 
 ROOT = Path(__file__).resolve().parents[2]
+RETRAIN = ROOT / "examples" / "retrain"
 _START_SECONDS = 300
 COLUMNS = ["x1", "x2", "x3"]
 
@@ -897,7 +899,7 @@ def retraining(
         frame = pd.DataFrame(numbers, columns=columns).assign(arr_delay=sign * numbers.sum(axis=1))
         (folder / f"{part}-{night}").mkdir(exist_ok=True)
         frame.to_parquet(folder / f"{part}-{night}" / "rows.parquet")
-    command = [sys.executable, str(ROOT / "examples" / "retrain" / "retrain.py"), "--name", "nightly"]
+    command = [sys.executable, str(RETRAIN / "retrain.py"), "--name", "nightly"]
     command += ["--partition", str(folder / f"train-{night}"), "--holdout", str(folder / f"holdout-{night}")]
     command += ["--run-id", f"2013-{night:02}", "--work-dir", str(folder / "work")]
     command += ["--epochs", str(epochs)]
@@ -907,17 +909,17 @@ def retraining(
 
 
 def ran(program: dict[str, Any]) -> tuple[int, str, str]:
-    """How the example ends, the last line that it prints, and what it logs."""
-    done = subprocess.run(**program, capture_output=True, text=True, timeout=300)
+    """How the example ends, what it prints, and what it logs."""
+    done = subprocess.run(**program, capture_output=True, text=True, timeout=400)
     assert done.returncode in (0, 75), done.stdout + done.stderr[-6000:]
-    return done.returncode, (done.stdout.strip().splitlines() or [""])[-1], done.stderr
+    return done.returncode, done.stdout.strip(), done.stderr
 
 
 def retrained(server: Server, folder: Path, night: int) -> str:
     """The last line that the example prints of a night that goes well."""
     status, said, logged = ran(retraining(server, folder, night))
     assert status == 0, logged[-6000:]
-    return said
+    return said.splitlines()[-1]
 
 
 def test_a_night_promotes_the_better_model_by_an_alias(server: Server, client: Any, tmp_path: Path) -> None:
@@ -933,7 +935,7 @@ def test_a_night_promotes_the_better_model_by_an_alias(server: Server, client: A
     killed = killed_while_it_trains(tmp_path / "work", **night)
     assert champion()[0] == "1"
     status, said, logged = ran(night)
-    assert (status, said) == (0, "promoted version 2")
+    assert status == 0 and said.endswith("\npromoted version 2")
     assert re.search(rf"going on from (file:)?{killed}/checkpoints/\d+$", logged, re.M), logged[-6000:]
     assert retrained(server, tmp_path, 2) == "this run's model is in use"
     version, model = champion()
@@ -948,6 +950,67 @@ def test_a_night_promotes_the_better_model_by_an_alias(server: Server, client: A
     assert champion()[0] == "2" and len(client.search_model_versions("name = 'nightly'")) == 3
     status, _, logged = ran(retraining(server, tmp_path, 4, master="local[1]"))
     assert status == 75 and "try again later: numWorkers is 2 and the cluster has 1 task slots" in logged
+
+
+def on_yarn(night: dict[str, Any], hadoop: dict[str, str], executors: int = 2) -> dict[str, Any]:
+    """The same night as README submits it to YARN; what it logs is then among what it prints."""
+    confs = {
+        "spark.executor.memoryOverhead": "2000m",
+        # A busy machine starts executors slowly, and a fit counts those that are there.
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "300s",
+        "spark.ui.enabled": "false",
+        # Each node has them: they need not be sent.
+        "spark.yarn.jars": f"local:{SPARK_HOME}/jars/*",
+    }
+    command = [f"{SPARK_HOME}/bin/spark-submit", "--master", "yarn", "--executor-cores", "1"]
+    command += ["--num-executors", str(executors), "--executor-memory", "600m"]
+    command += ["--py-files", str(RETRAIN / "prepare.py")]
+    command += [part for name, value in confs.items() for part in ("--conf", f"{name}={value}")]
+    environment = {**hadoop, **night["env"], "SPARK_HOME": str(SPARK_HOME)}
+    return {**night, "args": [*command, *night["args"][1:]], "env": environment}
+
+
+@pytest.mark.timeout(3000)
+def test_a_night_on_yarn_whose_driver_was_killed_goes_on(server: Server, client: Any, tmp_path: Path) -> None:
+    """Its rows lie on HDFS. It comes to the bits of nights in one process that nothing stopped, and says the
+    errors of the plain modules.
+    """
+
+    def given(night: int, name: str, rows: str) -> dict[str, Any]:
+        program = retraining(server, tmp_path, night, epochs=40)
+        program["args"] += ["--name", name, "--work-dir", f"file://{tmp_path}/{name}"]
+        program["args"] += ["--partition", f"{rows}/train-{night}", "--holdout", f"{rows}/holdout-{night}"]
+        return program
+
+    for night in (1, 2):
+        status, said, _ = ran(given(night, "undisturbed", f"file://{tmp_path}"))
+        assert status == 0 and said.endswith(f"\npromoted version {night}")
+    cluster = tmp_path / "hadoop"
+    cluster.mkdir()
+    with hadoop_cluster(cluster) as hadoop:
+        on_hdfs(hadoop, "-put", *(str(path) for path in tmp_path.glob("*-[12]")), "/")
+        first, second = (given(night, "on-yarn", "hdfs://") for night in (1, 2))
+        assert ran(on_yarn(first, hadoop))[0] == 0
+        status, said, _ = ran(on_yarn(second, hadoop, executors=1))
+        assert status == 75 and "try again later: numWorkers is 2 and the cluster has 1 task slots" in said
+        killed = killed_while_it_trains(tmp_path / "on-yarn", **on_yarn(second, hadoop))
+        status, said, _ = ran(on_yarn(second, hadoop))
+    assert status == 0 and re.search(rf"going on from \S*{killed}/checkpoints/\d+$", said, re.M), said
+    told = re.search(r"^current (\S+), candidate (\S+)\npromoted version 2$", said, re.M)
+    assert told, said
+
+    rows = pd.read_parquet(tmp_path / "holdout-2")
+    inputs = torch.tensor(rows.drop(columns="arr_delay").to_numpy(np.float32))
+    for version, error in enumerate(told.groups(), 1):
+        module, undisturbed = (
+            flambeau.mlflow.load_model(f"models:/{name}/{version}").module()
+            for name in ("on-yarn", "undisturbed")
+        )
+        expected = undisturbed.state_dict()
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in module.state_dict().items())
+        with torch.no_grad():
+            residuals = module(inputs).numpy() - rows["arr_delay"]
+        assert float(error) == pytest.approx(np.sqrt(np.mean(residuals**2)), abs=1e-4)
 
 
 def test_a_night_without_an_answer_may_have_one_later(server: Server, client: Any, tmp_path: Path) -> None:
