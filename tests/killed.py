@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-_SECONDS = 400
+_SECONDS = 600
 
 
 def killed_while_it_trains(work: Path, /, **program: Any) -> Path:

@@ -910,7 +910,7 @@ def retraining(
 
 def ran(program: dict[str, Any]) -> tuple[int, str, str]:
     """How the example ends, what it prints, and what it logs."""
-    done = subprocess.run(**program, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(**program, capture_output=True, text=True, timeout=600)
     assert done.returncode in (0, 75), done.stdout + done.stderr[-6000:]
     return done.returncode, done.stdout.strip(), done.stderr
 
@@ -922,6 +922,7 @@ def retrained(server: Server, folder: Path, night: int) -> str:
     return said.splitlines()[-1]
 
 
+@pytest.mark.timeout(3000)
 def test_a_night_promotes_the_better_model_by_an_alias(server: Server, client: Any, tmp_path: Path) -> None:
     def champion() -> tuple[str, flambeau.TorchModel]:
         version = client.get_model_version_by_alias("nightly", "champion").version
@@ -966,7 +967,11 @@ def on_yarn(night: dict[str, Any], hadoop: dict[str, str], executors: int = 2) -
     command += ["--num-executors", str(executors), "--executor-memory", "600m"]
     command += ["--py-files", str(RETRAIN / "prepare.py")]
     command += [part for name, value in confs.items() for part in ("--conf", f"{name}={value}")]
-    environment = {**hadoop, **night["env"], "SPARK_HOME": str(SPARK_HOME)}
+    environment = {
+        **night["env"],
+        "SPARK_HOME": str(SPARK_HOME),
+        "HADOOP_CONF_DIR": hadoop["HADOOP_CONF_DIR"],
+    }
     return {**night, "args": [*command, *night["args"][1:]], "env": environment}
 
 
@@ -1027,8 +1032,11 @@ def test_a_night_without_an_answer_may_have_one_later(server: Server, client: An
         assert status == 75 and "try again later: API request to" in logged
 
 
-def test_a_name_node_that_is_not_found_may_be_found_later(spark: SparkSession) -> None:
-    is_transient = runpy.run_path(str(ROOT / "examples/retrain/retrain.py"))["is_transient"]
+def test_a_name_node_that_is_not_found_may_be_found_later(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(RETRAIN))
+    is_transient = runpy.run_path(str(RETRAIN / "retrain.py"))["is_transient"]
     with pytest.raises(PySparkException, match="UnknownHost") as failure:
         spark.read.parquet("hdfs://no-such-host.invalid/train")
     assert is_transient(failure.value)

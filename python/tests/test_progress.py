@@ -18,7 +18,7 @@ from torch import nn
 from flambeau import ParamError, TorchRegressor
 from flambeau._spark.fit import display, listener_bus
 from flambeau._spark.fit.display import Bar, Display, Lines, PrintedLines, display_of
-from flambeau._spark.fit.events import EventFiles, newest
+from flambeau._spark.fit.events import EventFiles, UsageFiles, newest
 from flambeau._spark.fit.listener_bus import ListenerBus, _told_that_unseen
 from flambeau._spark.site import Site
 from flambeau._spark.work_directory import WorkDirectory
@@ -202,6 +202,20 @@ def test_one_file_that_cannot_be_read_loses_no_other(tmp_path: Path) -> None:
     told, reason = files.read_all()
     assert told == [START, PROGRESS | {"step": 49}, EPOCH, {"kind": "end"}]
     assert reason is not None and "line 1" in reason
+
+
+def test_a_sample_that_cannot_be_read_loses_no_other(tmp_path: Path) -> None:
+    directory = tmp_path / "attempts" / "a" / "usage"
+    directory.mkdir(parents=True)
+    files = UsageFiles(WorkDirectory(str(tmp_path)), "a", 0)
+    assert files.read() == []
+    (directory / "0.json").write_text('{"kind": "us')
+    with pytest.raises(ValueError, match="line 1"):
+        files.read()
+    sample = {"kind": "usage", "rank": 1, "number": 0, "values": {}}
+    (directory / "1.json").write_text(json.dumps(sample))
+    assert files.read() == [sample]
+    assert files.read() == []
 
 
 def test_progress_that_another_follows_on_is_not_told() -> None:

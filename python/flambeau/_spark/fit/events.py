@@ -68,13 +68,15 @@ class UsageFiles:
         """The samples that are new, by rank; none until `seconds` after they were last looked for.
 
         A file that cannot be read is passed over: its rank writes the next one soon. Raises as
-        `EventFiles.read` where the files cannot be listed.
+        `EventFiles.read` where the files cannot be listed, or none can be read.
         """
         if time.monotonic() < self._due:
             return []
         self._due = time.monotonic() + self._seconds
         found = _read_each(self._store, self._store.list(self._directory))
         samples: list[dict[str, Any]] = [file for file in found if not isinstance(file, Exception)]
+        if found and not samples:
+            raise found[0]
         new = [sample for sample in samples if self._told.get(sample["rank"]) != sample["number"]]
         self._told |= {sample["rank"]: sample["number"] for sample in new}
         return sorted(new, key=lambda sample: sample["rank"])

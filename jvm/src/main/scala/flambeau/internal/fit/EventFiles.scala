@@ -57,15 +57,16 @@ private[flambeau] final class UsageFiles(work: WorkDirectory, attempt: String, s
   /** The samples that are new, by rank; none until so many seconds after they were last looked for. A file that can't be read is
     * passed over: its rank writes the next one soon.
     *
-    * Throws where the files can't be listed.
+    * Throws where the files can't be listed, or none can be read.
     */
   def readNew(): Seq[JsonNode] =
     if (System.nanoTime < due) Nil
     else {
       due = System.nanoTime + (1e9 * seconds).toLong
       val read = work.list(directory).map(file => () => Try(Json.parse(EventFiles.textOf(work, file))))
-      val samples =
-        EventFiles.atOnce(read).flatMap(_.toOption).map(sample => sample.get("rank").asInt -> sample)
+      val found = EventFiles.atOnce(read)
+      val samples = found.flatMap(_.toOption).map(sample => sample.get("rank").asInt -> sample)
+      if (samples.isEmpty) found.headOption.foreach(_.get)
       val fresh = samples.filterNot { case (rank, sample) => told.get(rank).contains(numberOf(sample)) }
       told ++= fresh.map { case (rank, sample) => rank -> numberOf(sample) }
       fresh.sortBy(_._1).map(_._2)
