@@ -562,20 +562,18 @@ def test_system_metrics_of_the_workers_are_logged_by_mlflows_switch(
         assert [step for step, _ in found] == list(range(len(found))) and len(found) >= 3, name
         return [value for _, value in found]
 
-    # MLflow's own are those of the driver's machine, which is the workers' here.
+    # MLflow's own are those of the driver's machine, which is the workers' here, from before they began on.
     for name in ("system_memory_usage_megabytes", "system_memory_usage_percentage"):
+        own = values(name)
         for rank in range(2):
-            np.testing.assert_allclose(
-                np.median(values(f"rank_{rank}/{name}")), np.median(values(name)), rtol=0.2
-            )
+            assert 0.9 * min(own) < np.median(values(f"rank_{rank}/{name}")) < 1.1 * max(own)
     for rank in range(2):
         assert 0 < max(values(f"rank_{rank}/cpu_utilization_percentage")) <= 100
     idle, held = (max(values(f"rank_{rank}/process_memory_usage_megabytes")) for rank in range(2))
     assert 300 < held - idle < 500
-    shares = (values(f"rank_{rank}/process_cpu_utilization_percentage") for rank in range(2))
-    sleeps, computes = map(np.median, shares)
-    # On a busy machine neither has the core that it could use.
-    assert sleeps < 40 and 2 * sleeps < computes < 150
+    shares = [values(f"rank_{rank}/process_cpu_utilization_percentage") for rank in range(2)]
+    slept, computed = (sum(share < 40 for share in of_rank) for of_rank in shares)
+    assert slept > computed, shares
 
 
 def test_in_the_native_runtime_it_is_flambeau_worker_that_is_sampled(
