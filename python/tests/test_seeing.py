@@ -215,6 +215,27 @@ def test_a_failure_tells_what_the_worker_wrote_last_and_where_all_of_it_is(
     assert [path.name for path in place.parent.parent.iterdir()] == ["logs"]
 
 
+class Tells(nn.Module):
+    """Says in each step that there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        print("a step of the module")
+        return self.linear(x)
+
+
+def test_what_workers_wrote_outlives_a_fit_and_not_a_trial(spark: SparkSession, tmp_path: Path) -> None:
+    regressor(tmp_path, model=Tells()).fit(rows(spark))
+    kept = sorted(tmp_path.glob("attempts/*/*/*"))
+    assert [path.name for path in kept] == ["rank-0.log", "rank-1.log"]
+    assert all(" rank 1 a step of the module" in line for line in kept[1].read_text().splitlines())
+    regressor(tmp_path, model=Tells()).plan(rows(spark), numSteps=1)
+    assert sorted(tmp_path.glob("attempts/*/*/*")) == kept
+
+
 @pytest.mark.parametrize(
     ("work", "is_rare"),
     [

@@ -20,8 +20,9 @@ pub(crate) fn check_initial_state(store: &Store, uri: &str) -> Result<(), Superv
     }
 }
 
-/// Removes all that those attempts left but for their newest `num` checkpoints with weights, and describes these, oldest
-/// first; with `keeps_logs` what their ranks wrote stays too. Of two after as many steps that of the later attempt is taken, which went on from what the earlier one had.
+/// Removes all that those attempts left but for what their ranks wrote and their newest `num` checkpoints with weights, and
+/// describes these, oldest first. Of two after as many steps that of the later attempt is taken, which went on from what the
+/// earlier one had.
 ///
 /// # Errors
 ///
@@ -32,7 +33,6 @@ pub(crate) fn keep_newest(
     attempts: &[String],
     failed: &[String],
     num: usize,
-    keeps_logs: bool,
 ) -> Result<Vec<KeptCheckpoint>, DataError> {
     let roots: Vec<String> = attempts
         .iter()
@@ -50,11 +50,12 @@ pub(crate) fn keep_newest(
         }
     };
     let ends = roots.iter().map(|root| {
-        if kept.iter().any(|kept| is_below(&kept.uri, root)) {
+        let holds = kept.iter().any(|kept| is_below(&kept.uri, root));
+        if holds {
             mark(root)?;
-            remove_others(work, root, &kept, keeps_logs)
-        } else if keeps_logs && !work.store.list(&format!("{root}/{LOGS}"))?.is_empty() {
-            remove_others(work, root, &[], true)
+        }
+        if holds || !work.store.list(&format!("{root}/{LOGS}"))?.is_empty() {
+            remove_others(work, root, &kept)
         } else {
             work.store.delete_prefix(root)
         }
@@ -89,12 +90,11 @@ fn newest(
     Ok(found.into_values().skip(too_many).collect())
 }
 
-/// Removes what an attempt left beside the checkpoints that are kept, and the logs where they are.
+/// Removes what an attempt left beside its logs and the checkpoints that are kept.
 fn remove_others(
     work: &WorkDirectory<'_>,
     root: &str,
     kept: &[KeptCheckpoint],
-    keeps_logs: bool,
 ) -> Result<(), DataError> {
     let mut parts = BTreeSet::new();
     for uri in work.store.list(root)? {
@@ -106,9 +106,7 @@ fn remove_others(
         ));
     }
     parts.remove(&format!("{root}/{KEPT}"));
-    if keeps_logs {
-        parts.remove(&format!("{root}/{LOGS}"));
-    }
+    parts.remove(&format!("{root}/{LOGS}"));
     for part in parts {
         if !kept.iter().any(|kept| kept.uri == part) {
             work.store.delete_prefix(&part)?;

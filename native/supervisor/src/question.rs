@@ -49,16 +49,13 @@ enum Question {
     NewestCheckpoint { attempts: Vec<String> },
     /// Refuses the directory of an `initialState` that no training can start from.
     CheckInitialState { uri: String },
-    /// Removes what those attempts left but for their newest checkpoints, and describes these, oldest first. Models stay, but for
-    /// those of the attempts that `failed`.
+    /// Removes what those attempts left but for what their ranks wrote and their newest checkpoints, and describes these, oldest
+    /// first. Models stay, but for those of the attempts that `failed`.
     KeepCheckpoints {
         attempts: Vec<String>,
         #[serde(default)]
         failed: Vec<String>,
         num: usize,
-        /// Whether what their ranks wrote stays too.
-        #[serde(default)]
-        logs: bool,
     },
     /// The ends of what the ranks of an attempt wrote: `[{"rank", "uri", "lines"}]`.
     LogEnds { attempt: String },
@@ -160,14 +157,7 @@ fn answered(work: &WorkDirectory<'_>, question: Question) -> Result<Value, Super
             attempts,
             failed,
             num,
-            logs,
-        } => json(keep_newest(
-            work,
-            &plain(attempts)?,
-            &plain(failed)?,
-            num,
-            logs,
-        )?),
+        } => json(keep_newest(work, &plain(attempts)?, &plain(failed)?, num)?),
         Question::LogEnds { attempt } => json(logs::ends(work, &plain(vec![attempt])?[0])?),
         Question::DigestFiles { files, ends } => json(rows::digests(work.store, &files, ends)?),
         Question::InspectRows {

@@ -1,7 +1,7 @@
 //! The work directory: shards, attempts and models of trainings, and what keeps and removes them.
 //!
-//! `shards/<id>` and `programs/<id>`, the large files of what is trained, live for one fit, and `attempts/<id>` too unless its checkpoints are kept, for a run or as models;
-//! `models/<id>` and `timelines/<id>.json` outlive it. A fit that runs holds a lease, a file that its driver writes anew every hour: nothing that
+//! `shards/<id>` and `programs/<id>`, the large files of what is trained, live for one fit; of `attempts/<id>` the logs outlive it, and checkpoints that are kept, for a run or as models;
+//! so do `models/<id>` and `timelines/<id>.json`. A fit that runs holds a lease, a file that its driver writes anew every hour: nothing that
 //! was made since it began is removed.
 
 use std::thread;

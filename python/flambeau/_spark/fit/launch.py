@@ -170,10 +170,10 @@ class Launch:
             self._await_slots(error, verdict["slotSeconds"])
             restarts += 1
 
-    def clean(self, num_checkpoints: int = 0, keeps_logs: bool = False) -> list[dict[str, Any]]:
+    def clean(self, num_checkpoints: int = 0) -> list[dict[str, Any]]:
         """Removes what the attempts left in the work directory, but for the newest checkpoints with weights
-        and, where it `keeps_logs`, what ranks wrote, and the run's file; returns what the supervisor tells of
-        those, oldest first. A failure to do so is told and no more.
+        and what ranks wrote, and the run's file; returns what the supervisor tells of those, oldest first. A
+        failure to do so is told and no more.
         """
         kept: list[dict[str, Any]] = []
         if self.attempts and not self.run_of.is_lost:
@@ -183,7 +183,6 @@ class Launch:
                     attempts=self.attempts,
                     failed=self.failed,
                     num=num_checkpoints,
-                    logs=keeps_logs,
                 )
             except Exception as error:
                 uri = self.site.work.uri
@@ -192,25 +191,27 @@ class Launch:
         self._remove_files()
         return kept
 
-    def discard(self) -> None:
-        """Removes all that the attempts left in the work directory, weights of one that ended well too."""
+    def discard(self, may_write: bool = True) -> None:
+        """Removes all that the attempts left in the work directory, weights of one that ended well too. Waits
+        for what ranks that Spark has not ended yet `may_write` once more.
+        """
         self.failed = self.attempts[self._num_earlier :]
         self.clean()
-        # Ranks that Spark has not ended yet may write once more.
-        time.sleep(_LAST_WRITE_SECONDS)
+        if may_write:
+            time.sleep(_LAST_WRITE_SECONDS)
         for attempt in self.failed:
             self.site.remove("attempts", attempt)
 
     def keep(self, error: BaseException) -> None:
         """Keeps the checkpoints of a fit that did not succeed for the run's next one, and says so in a
-        warning and in a note of the error. Where there are none, nothing is kept.
+        warning and in a note of the error. Where there are none, no more is kept than what the ranks wrote.
         """
         self.failed = self.attempts[self._num_earlier :]
         self._tell_logs(error)
         try:
             newest = self._newest_checkpoint() if self.attempts else None
             if newest is None or self.run_of.is_lost:
-                self.clean(keeps_logs=True)
+                self.clean()
                 return
             self._remove_files()
             for attempt in self.failed:

@@ -169,8 +169,8 @@ private[flambeau] final class Fit private (
 
   /** Trains on the shards: rank 0's result, and the checkpoints that stay.
     *
-    * Removes what the training left in the work directory except the model's files and the newest `keepCheckpoints`; where
-    * it fails, all of its checkpoints stay for the run's next fit.
+    * Removes what the training left in the work directory except the model's files, what workers wrote and the newest
+    * `keepCheckpoints`; where it fails, all of its checkpoints stay for the run's next fit.
     */
   private def train(
       shards: ShardSet,

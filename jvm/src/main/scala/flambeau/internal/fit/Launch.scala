@@ -106,12 +106,11 @@ private[flambeau] final class Launch(
     }
   }
 
-  /** Removes what the attempts left in the work directory, but for the newest `numCheckpoints` with weights and, where it
-    * `keepsLogs`, what ranks wrote, and the run's file; returns those checkpoints, oldest first. A failure to do so is told
-    * and no more.
+  /** Removes what the attempts left in the work directory, but for the newest `numCheckpoints` with weights and what ranks
+    * wrote, and the run's file; returns those checkpoints, oldest first. A failure to do so is told and no more.
     */
-  def clean(numCheckpoints: Int = 0, keepsLogs: Boolean = false): Seq[Checkpoint] = {
-    val question = Site.question("keepCheckpoints").put("num", numCheckpoints).put("logs", keepsLogs)
+  def clean(numCheckpoints: Int = 0): Seq[Checkpoint] = {
+    val question = Site.question("keepCheckpoints").put("num", numCheckpoints)
     question.set[ObjectNode]("attempts", Json.strings(attempts))
     question.set[ObjectNode]("failed", Json.strings(failed))
     // It looks into the work directory.
@@ -130,7 +129,9 @@ private[flambeau] final class Launch(
   /** Removes all that the attempts left in the work directory, their weights too; returns that no checkpoint is left. */
   def discard(): Seq[Checkpoint] = {
     failed = attempts.toSeq
-    clean()
+    val kept = clean()
+    failed.foreach(site.remove("attempts", _))
+    kept
   }
 
   /** Keeps the checkpoints of a fit that did not succeed for the run's next one, and says so in a warning. Where there are
@@ -141,7 +142,7 @@ private[flambeau] final class Launch(
     try {
       val newest = if (attempts.isEmpty) None else newestCheckpoint()
       failed = attempts.toSeq.drop(numEarlier)
-      if (newest.isEmpty) clean(keepsLogs = true)
+      if (newest.isEmpty) clean()
       for (checkpoint <- newest if !ofRun.isLost) {
         // Weights of a training that ended before the fit failed.
         failed.foreach(site.remove("models", _))
