@@ -283,6 +283,10 @@ fn what_a_rank_uses_is_told_while_it_trains() {
         let resident = used("process_memory_usage_megabytes");
         assert!(resident > 1.0, "{sample}");
         assert!(resident < used("system_memory_usage_megabytes"), "{sample}");
+        // All that its threads can use, and ticks that are counted late.
+        let cores = thread::available_parallelism().unwrap().get() as f64;
+        let of_process = used("process_cpu_utilization_percentage");
+        assert!((0.0..=110.0 * cores).contains(&of_process), "{sample}");
         for share in [
             "cpu_utilization_percentage",
             "system_memory_usage_percentage",

@@ -7,7 +7,7 @@ import java.util.concurrent.atomic.AtomicBoolean
 
 import scala.collection.JavaConverters._
 
-import flambeau.internal.fit.ListenerBus
+import flambeau.internal.fit.{ListenerBus, UsageFiles}
 import flambeau.internal.session.Settings
 import flambeau.internal.storage.{Site, WorkDirectory}
 import org.apache.spark.ml.param.ParamMap
@@ -214,6 +214,19 @@ class ListenerSuite extends SparkSuite {
     )
     assert(recorder.all.map(place) == "onTrainBegin 0 0" +: epochs :+ "onTrainEnd 2 3")
     assert(recorder.of("onEpochEnd").forall(_.metrics("val_loss").isNaN))
+  }
+
+  test("a sample that can't be read loses no other") {
+    val at = site("usage")
+    val files = new UsageFiles(at.work, "a", seconds = 0)
+    def sample(rank: Int, text: String): Unit =
+      at.work.write(at.work.path("attempts", "a", "usage", s"$rank.json"), text.getBytes(UTF_8))
+    assert(files.readNew().isEmpty)
+    sample(0, """{"kind": "us""")
+    assert(intercept[Exception](files.readNew()).getMessage.contains("end-of-input"))
+    sample(1, """{"kind": "usage", "rank": 1, "number": 0, "values": {}}""")
+    assert(files.readNew().map(_.get("rank").asInt) == Seq(1))
+    assert(files.readNew().isEmpty)
   }
 
   test("a stop is asked of each attempt") {
