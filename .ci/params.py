@@ -262,7 +262,7 @@ OBJECTS = {
         "None",
         "Objects of flambeau.callbacks.Callback, called at the events of a training.",
     ),
-    "runtime": ("str", '"python"', "What runs the module: python or native."),
+    "runtime": ("str", '"auto"', "What runs the module: auto, python or native."),
 }
 
 

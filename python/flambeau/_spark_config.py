@@ -14,6 +14,11 @@ from flambeau._store import private_directory, sha256_of
 from flambeau._version import VERSION
 from flambeau.errors import FlambeauError
 
+EXTENSIONS = "flambeau.FlambeauExtensions"
+"""The class for `spark.sql.extensions` with which every session can plan what the JVM scores, and PySpark's
+models are scored there by default.
+"""
+
 _PACKAGE = Path(__file__).parent
 _LINES = {"3.5": "spark35", "4": "spark4"}
 """The lines of Spark that there are jars for, by the start of its version."""
@@ -24,14 +29,15 @@ def spark_config() -> dict[str, str]:
 
         spark = SparkSession.builder.config(map=flambeau.spark_config()).getOrCreate()
 
-    `runtime="native"` needs them for `transform`, and so do the Scala classes. `spark.jars` is all that is
-    set: the jar for the Spark that is installed, or that SPARK_HOME names, and one of the native parts. The
-    latter is written on the first call, 46 MB, to a directory of this user's under TMPDIR.
+    `spark.jars` are the jar for the Spark that is installed, or that SPARK_HOME names, and one of the native
+    parts, which is written on the first call, 46 MB, to a directory of this user's under TMPDIR.
+    `spark.sql.extensions` is `flambeau.FlambeauExtensions`, with which `transform` scores in the JVM by
+    default where it can. Where a session has jars or extensions of others too, join them by commas.
 
     Raises FlambeauError where there is no Spark on this machine, as on a client of Spark Connect, or none
     that the package has a jar for.
     """
-    return {"spark.jars": f"{_jar()},{_natives_jar()}"}
+    return {"spark.jars": f"{_jar()},{_natives_jar()}", "spark.sql.extensions": EXTENSIONS}
 
 
 def _jar() -> Path:

@@ -33,6 +33,7 @@ from flambeau._spark.files import fetched
 from flambeau._spark.outputs import OutputColumn, class_type, result_type
 from flambeau._spark.rows.shards import resolve_labels
 from flambeau._spark.saving.stages import ModelReader, ModelWriter
+from flambeau._spark.session import has_extensions
 from flambeau._spark.transform import evaluation, local, native_scoring, sql
 from flambeau._spark.transform.udf import gpu_tasks_of, scalar_udf, whole_arrays
 from flambeau._tensors import TensorColumns
@@ -81,7 +82,8 @@ class TorchModel(
     the fields of a named tuple, `_1`, `_2`, ... of another tuple, or what `outputNames` says. With
     `outputCols` each tensor is a column of its own instead. An output to which `outputKinds` gives another
     kind than `number` is a struct of `prediction`, `probability` and `rawPrediction`. With `runtime="native"`
-    the JVM scores, in a session that has Flambeau's jar.
+    the JVM scores, in a session that has Flambeau's jar; with "auto", the default, it does where it can, in a
+    session with the settings of `flambeau.spark_config()`.
 
     Models come from an estimator's `fit` or from `load`; they are not made by calling the class.
     """
@@ -234,14 +236,14 @@ class TorchModel(
             taken[known] = f"{one.name!r} as another output"
         if not outputs:
             return dataset
-        if self.getRuntime() == "native":
-            if self._preprocess is not None:
-                raise ParamError(
-                    "runtime is 'native', which scores in the JVM, and the model has a preprocess, which is "
-                    "Python's: set runtime to 'python'"
-                )
+        runtime = self.getRuntime()
+        if runtime == "native" or (runtime == "auto" and has_extensions(dataset.sparkSession)):
+            # Columns that do not fit are told of in the same words, whoever scores.
             self._tensors_of(dataset.schema)
-            return native_scoring.transform(self, dataset)
+            if runtime == "native":
+                return native_scoring.transform(self, dataset)
+            if (scored := native_scoring.transform_where_it_can(self, dataset)) is not None:
+                return scored
         dataset = self._valid(dataset)
         columns, tensors = self._columns_of(dataset)
         wanted = _fields(outputs)

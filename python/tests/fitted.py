@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -82,6 +83,34 @@ class Branching(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x) * self.sign[bool(x.sum() > 0)] * len([y for y in (1,) if isinstance(y, int)])
+
+
+@torch.library.custom_op("flambeau_test::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    """An operator that Python alone has."""
+    return x * 2
+
+
+class Custom(nn.Module):
+    """What TorchScript takes, and libtorch does not run."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.flambeau_test.twice(x).sum(1)
+
+
+@dataclass
+class Result:
+    """An output that TorchScript does not take."""
+
+    mean: Tensor
+    total: Tensor
+
+
+class Registered(nn.Module):
+    """What torch.export takes where the class of its output is registered."""
+
+    def forward(self, x: Tensor) -> Result:
+        return Result(mean=x.mean(1), total=x.sum(1))
 
 
 def trained(module: AnyModule) -> AnyModule:

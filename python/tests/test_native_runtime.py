@@ -196,8 +196,10 @@ def classifier(**params: Any) -> TorchClassifier:
 
 def test_a_fit_is_that_of_the_python_runtime(any_spark: SparkSession, tmp_path: Path) -> None:
     df = classes(any_spark)
-    python = classifier(validationFraction=0.2).fit(df)
+    python = classifier(validationFraction=0.2, runtime="python").fit(df)
     native = classifier(validationFraction=0.2, runtime="native", workDir=str(tmp_path / "work")).fit(df)
+    # That session has no jar to score with.
+    assert [model.getRuntime() for model in (python, native)] == ["python", "auto"]
     assert type(native) is type(python) and isinstance(native.module(), Wide)
     for name in ("loss", "val_loss", "accuracy", "val_accuracy"):
         np.testing.assert_allclose(native.history[name], python.history[name], rtol=1e-5)
@@ -274,7 +276,7 @@ def test_a_loss_of_the_users_is_scripted(spark: SparkSession) -> None:
             "metrics: runtime='native' takes a list",
         ),
         ({"metrics": ["mae", "auc"]}, "metrics: runtime='native' has mse, .* and no auc"),
-        ({"runtime": "jvm"}, "runtime must be 'python' or 'native', got 'jvm'"),
+        ({"runtime": "jvm"}, "runtime must be 'auto' or 'python' or 'native', got 'jvm'"),
         ({"runtime": "python", "model": "net.pt"}, "set runtime='native'"),
         (
             {"runtime": "python", "model": torch.jit.script(nn.Linear(2, 1))},

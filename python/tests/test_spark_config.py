@@ -42,7 +42,7 @@ def test_the_jar_is_for_the_spark_that_is_installed(monkeypatch: pytest.MonkeyPa
         config = flambeau.spark_config()
     except flambeau.FlambeauError as error:
         pytest.skip(f"SKIPPED: {error}; `make jvm` builds that of Spark 4")
-    assert config.keys() == {"spark.jars"}
+    assert config.keys() == {"spark.jars", "spark.sql.extensions"}
     told = manifest(config["spark.jars"].split(",")[0])
     assert told["Flambeau-Scala"].rpartition(".")[0] in library.name
     assert told["Flambeau-Spark"].partition(".")[0] == core.name.rpartition("-")[2].partition(".")[0]

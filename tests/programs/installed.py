@@ -70,9 +70,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model.write().save(f"{folder}/delays")
         again = load_pipeline(f"{folder}/delays")
-        python = again.transform(flights)
-        again.stages[-1].setRuntime("native")
+        again.stages[-1].setDevice("cpu")
+        if given is not None:
+            again.stages[-1].setRuntime("native")
         native = again.transform(flights)
+        again.stages[-1].setRuntime("python")
+        python = again.transform(flights)
         pairs = zip(python.collect(), native.collect(), strict=True)
         outcome = {
             "from": flambeau.__file__,

@@ -1,15 +1,17 @@
-"""Scores the same rows by both runtimes of PySpark's models, in a session with the jar.
+"""Scores the same rows by both runtimes of PySpark's models, and by the one that `transform` takes by itself,
+in a session with the jar and Flambeau's extensions.
 
     native_transform.py --jars JARS
 
 The outcome has, for each case, the largest difference between the runtimes, the schemas where they differ,
-and what is refused.
+which one is taken by itself and why, and what is refused.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 import tempfile
 from pathlib import Path
@@ -56,6 +58,11 @@ class Large(nn.Module):
         return self.layer(x) + self.table[-1]
 
 
+def preprocess(batch: Any) -> Tensor:
+    """The first of a row's numbers."""
+    return torch.from_numpy(np.stack(batch["features"])[:, :1].astype("float32"))
+
+
 def numbers(value: Any) -> list[float]:
     """All numbers in a value of a row."""
     if hasattr(value, "toArray"):
@@ -65,17 +72,44 @@ def numbers(value: Any) -> list[float]:
     return [float(value)]
 
 
+class Told(logging.Handler):
+    """Keeps why `transform` scores in Python, as the log says it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines += [record.getMessage()] if record.getMessage().startswith("transform scores") else []
+
+
+def in_jvm(frame: Any) -> bool:
+    """Whether the JVM scores a DataFrame's rows."""
+    return "Score" in frame._jdf.queryExecution().analyzed().toString()
+
+
+def total_of(frame: Any) -> float:
+    """The sum of the predictions."""
+    [row] = frame.select(F.sum("prediction")).collect()
+    return float(row[0])
+
+
 def main() -> None:
     import fitted
     from local_session import session
 
     from flambeau import TorchEstimator, TorchRegressor
+    from flambeau._score.placement import has_nvidia_driver
+    from flambeau._spark_config import EXTENSIONS
     from flambeau._tensors import TensorColumns
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--jars", required=True)
-    spark = session(parser.parse_args().jars)
+    spark = session(parser.parse_args().jars, confs={"spark.sql.extensions": EXTENSIONS})
     outcome: dict[str, Any] = {}
+    told = Told()
+    logging.getLogger("flambeau").addHandler(told)
+    logging.getLogger("flambeau").setLevel(logging.INFO)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         columns = [F.rand(seed).cast("float").alias(f"x{seed}") for seed in range(4)]
@@ -85,21 +119,26 @@ def main() -> None:
         vectors = arrays.withColumn("features", array_to_vector(F.col("features")))
 
         def compare(case: str, model: Any, rows: Any) -> None:
-            added = [field for field in model.transform(rows).columns if field not in rows.columns]
-            python = model.setRuntime("python").transform(rows)
-            native = model.setRuntime("native").transform(rows)
-            pairs = zip(
-                *([numbers(tuple(row)) for row in frame.orderBy("id").select(added).collect()]
-                  for frame in (python, native)),
-                strict=True,
-            )  # fmt: skip
-            outcome[case] = {
+            native = model.copy().setRuntime("native").setDevice("cpu").transform(rows)
+            outcome[case] = by_itself(model, rows, native) | {"in the JVM": in_jvm(native)}
+
+        def by_itself(model: Any, rows: Any, *others: Any) -> dict[str, Any]:
+            """What `transform` takes where the runtime is left to it, and Python."""
+            told.lines.clear()
+            taken = model.setDevice("cpu").transform(rows)
+            added = [field for field in taken.columns if field not in rows.columns]
+            python = model.copy().setRuntime("python").transform(rows)
+            assert not in_jvm(python)
+            expected, *found = (
+                [numbers(tuple(row)) for row in frame.orderBy("id").select(added).collect()]
+                for frame in (python, taken, *others)
+            )
+            return {
                 "columns": added,
-                "same schema": python.schema.simpleString() == native.schema.simpleString(),
-                "in the JVM": "Score" in native._jdf.queryExecution().toString(),
-                "difference": max(
-                    abs(a - b) for one, other in pairs for a, b in zip(one, other, strict=True)
-                ),
+                "same schema": len({frame.schema.simpleString() for frame in (python, taken, *others)}) == 1,
+                "by itself": in_jvm(taken),
+                "told": list(told.lines),
+                "difference": max(float(np.abs(np.array(one) - np.array(expected)).max()) for one in found),
             }
 
         names = ("x0", "x1", "x2", "x3")
@@ -128,6 +167,37 @@ def main() -> None:
 
         compare("large", fitted.regressor(folder / "large", Large()), arrays)
 
+        exported = fitted.regressor(folder / "exported again", Exported())
+        exported.write().overwrite().save(f"{folder}/exported saved")
+        compare("exported and loaded", type(exported).load(f"{folder}/exported saved"), arrays)
+
+        classifier = fitted.classifier(folder / "threshold")
+        outcome["threshold"] = by_itself(classifier.setThresholds([0.2, 0.3, 0.5]), arrays)
+        told.lines.clear()
+        at_will = fitted.regressor(folder / "device")
+        outcome["auto"] = in_jvm(at_will.transform(arrays)) != has_nvidia_driver()
+        outcome["cuda"] = [in_jvm(at_will.setDevice("cuda").transform(arrays)), told.lines[-1]]
+        outcome["neither, by itself"] = by_itself(
+            fitted.regressor(folder / "neither", fitted.Branching()), arrays
+        )
+        for case, forward in (("custom operator", fitted.Custom()), ("registered", fitted.Registered())):
+            made = TorchEstimator(model=forward, loss="mse")
+            made = fitted.fitted(made, forward, [fitted.features(4)], folder / case)
+            outcome[case] = by_itself(made, arrays)
+
+        # Another session reads it, and a stream.
+        seen = fitted.regressor(folder / "seen").setDevice("cpu")
+        seen.transform(arrays).createGlobalTempView("scored")
+        there = spark.newSession().table("global_temp.scored")
+        outcome["another session"] = [in_jvm(there), total_of(there)]
+        arrays.write.parquet(f"{folder}/stream")
+        stream = spark.readStream.schema(arrays.schema).parquet(f"{folder}/stream")
+        scored = seen.transform(stream)
+        query = scored.writeStream.format("memory").queryName("streamed").start()
+        query.processAllAvailable()
+        query.stop()
+        outcome["stream"] = [in_jvm(scored), total_of(spark.table("streamed"))]
+
         regressor.setRuntime("native").write().overwrite().save(f"{folder}/saved")
         loaded = type(regressor).load(f"{folder}/saved")
         outcome["loaded"] = loaded.getRuntime()
@@ -144,6 +214,16 @@ def main() -> None:
         trained = made.fit(packed.withColumn("y", F.col("x0") + 1))
         outcome["taken over"] = trained.getRuntime()
         compare("trained", trained, packed)
+
+        rows = arrays.withColumn("y", F.col("x0") + 1)
+        other = TorchRegressor(model=nn.Linear(1, 1), loss="mse", preprocess=preprocess, labelCol="y")
+        other.setInputCols(["features"]).setNumWorkers(1).setVerbose(0)
+        outcome["preprocess"] = by_itself(other.fit(rows), arrays)
+        other = TorchRegressor(model=nn.Linear(4, 1), loss="mse", labelCol="y", verbose=0)
+        other.write().overwrite().save(f"{folder}/estimator")
+        for case in ("trained in Python", "by an estimator that was saved"):
+            outcome[case] = by_itself(other.fit(rows), arrays)
+            other = TorchRegressor.load(f"{folder}/estimator")
 
         def refused(case: str, action: Any) -> None:
             try:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flambeau")
 
-_DRIVER = Path("/dev/nvidiactl")
+_NVIDIA_DRIVER = Path("/dev/nvidiactl")
 """What is there wherever NVIDIA's driver is."""
 
 
@@ -61,12 +61,17 @@ def place_of_task(device: str) -> Place | None:
     found = visible()
     ordinal = choose(device, addresses, number, found)
     if ordinal is None:
-        if addresses or _DRIVER.exists():
+        if addresses or has_nvidia_driver():
             log.warning(
                 "scoring on the CPU, since torch cannot use the GPUs of this machine: %s", found.reason
             )
         return None
     return Place(ordinal, found.uuids[ordinal], name_of(context))
+
+
+def has_nvidia_driver() -> bool:
+    """Whether this machine has NVIDIA's driver."""
+    return _NVIDIA_DRIVER.exists()
 
 
 def choose(device: str, addresses: Sequence[str], number: int, found: Visible) -> int | None:

@@ -30,8 +30,9 @@ T = TypeVar("T")
 
 
 class HandedOut:
-    """What a SparkContext has of a model's files. Copies of the model share it; a pickle or a deep copy
-    begins with none, since what is held is that context's alone.
+    """What is kept of a model for a SparkContext: files that it hands out, and whether its JVM scores with
+    the model. Copies of the model share it; a pickle or a deep copy begins with none, since what is held is
+    that context's alone.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class HandedOut:
         return (HandedOut, ())
 
     def once(self, context: Any, key: Hashable, hand_out: Callable[[], T]) -> T:
-        """What `hand_out` made of the file or files of that name for this context."""
+        """What `hand_out` gave under that key for this context, which it is asked once."""
         with self._lock:
             if self._context is not context:
                 self._context, self._held = context, {}
@@ -68,8 +69,6 @@ class Fitted(Model):
     _classes: str | None
     _history: dict[str, Any]
     _counts: dict[str, Any]
-    _compiled: Mapping[str, bytes] | None = None
-    """The module's form for libtorch, where it was made of a module of Python's."""
     _checkpoints: tuple[Mapping[str, Any], ...] = ()
     _timeline: str | None = None
     """Where the timeline of the training lies."""
@@ -148,7 +147,7 @@ class Fitted(Model):
         program = dump_skeleton(module)
         if self._weights.visible():
             load_into(instantiate({"pickle": program}), self._weights.local(), share=True)
-        self._programs, self._reasons, self._compiled = {"pickle": program}, {}, None
+        self._programs, self._reasons, self._handed_out = {"pickle": program}, {}, HandedOut()
 
     @property
     def _arguments(self) -> Sequence[TensorColumns]:

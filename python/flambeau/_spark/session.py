@@ -21,6 +21,7 @@ from uuid import uuid4
 
 from flambeau import errors
 from flambeau._reason import first_line
+from flambeau._spark_config import EXTENSIONS
 from flambeau.errors import CancelledError, FlambeauError
 
 if TYPE_CHECKING:
@@ -129,6 +130,11 @@ def python_models(spark: SparkSession) -> Any:
     # A name that means no class is one of a package.
     found = jvm.flambeau.PythonModel
     return found if type(found).__name__ == "JavaClass" else None
+
+
+def has_extensions(spark: SparkSession) -> bool:
+    """Whether the session has Flambeau's extensions, by which its JVM scores where it can."""
+    return classic_context(spark) is not None and EXTENSIONS in setting(spark, "spark.sql.extensions")
 
 
 def is_local(spark: SparkSession) -> bool:

@@ -1603,7 +1603,7 @@ class HasConstructor(CheckedParams):
         validationPreprocess: Any = None,
         preprocessThreads: int = 2,
         callbacks: list[Callback] | None = None,
-        runtime: str = "python",
+        runtime: str = "auto",
         featuresCol: str | list[str] = "features",
         featuresCols: list[str] | None = None,
         inputCols: list[str] | dict[str, str] | None = None,
@@ -1713,8 +1713,8 @@ class HasConstructor(CheckedParams):
             In how many threads of each worker preprocess runs.
         callbacks : list[Callback], default None
             Objects of flambeau.callbacks.Callback, called at the events of a training.
-        runtime : str, default python
-            What runs the module: python or native.
+        runtime : str, default auto
+            What runs the module: auto, python or native.
         featuresCol : str | list[str], default 'features'
             Name of the features column: a vector, an array or a number. Used when neither featuresCols
             nor inputCols is set.

@@ -311,13 +311,14 @@ class HasRuntime(CheckedParams):
         "libtorch program, made with TorchScript or torch.export, without Python: it trains in processes of "
         "its own, and scores in the executors' JVMs, for which the session needs Flambeau's jar. To train, "
         "native takes losses, optimizers and metrics by name, and a model that is the path of such a program "
-        "too.",
-        one_of("python", "native"),
+        "too. auto trains as python does, and scores as native does where it can, in a session with "
+        "flambeau.spark_config(), else as python does.",
+        one_of("auto", "python", "native"),
     )
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._setDefault(runtime="python")
+        self._setDefault(runtime="auto")
 
     def setRuntime(self, value: str) -> Self:
         """Sets `runtime`."""

@@ -150,7 +150,7 @@ class Fit:
         """Whether forward takes its inputs by their names."""
         params, names = self.estimator, self.estimator.getInputNames()
         return (
-            names is not None and params.getRuntime() == "python" and by_keyword(self.program.module, names)
+            names is not None and params.getRuntime() != "native" and by_keyword(self.program.module, names)
         )
 
     @property
@@ -254,9 +254,9 @@ class Fit:
         """Trains on the shards: rank 0's result, with the digest of a named run's rows as `rowsSha256`,
         and what the supervisor tells of the checkpoints.
 
-        Removes what the training left in the work directory except the model's weights and the newest
-        `keepCheckpoints`; where it fails, all of its checkpoints stay for the run's next fit, unless a
-        callback wants nothing kept. Of a trial nothing stays.
+        Removes what the training left in the work directory except the model's weights, what workers wrote
+        and the newest `keepCheckpoints`; where it fails, all of its checkpoints stay for the run's next fit,
+        unless a callback wants nothing kept. Of a trial nothing stays.
         """
         estimator, spark = self.estimator, self.rows.spark
         id, run_id = new_id(), estimator.getRunId()
@@ -265,7 +265,8 @@ class Fit:
             # Of objects that no probe has run.
             objects = program_of(estimator, spark, self.initial).objects
             initial = None if self.initial is None else self.initial.file.sha256
-            return job_of(estimator._job_params(), estimator.getRuntime(), objects, initial)
+            runtime = "native" if estimator.getRuntime() == "native" else "python"
+            return job_of(estimator._job_params(), runtime, objects, initial)
 
         launch = Launch(
             id=id,
@@ -305,8 +306,10 @@ class Fit:
             warm_up.used(spark)
         say("clean up")
         if self.is_trial:
-            launch.failed = launch.attempts
-        checkpoints = launch.clean(estimator.getKeepCheckpoints())
+            checkpoints = []
+            launch.discard(may_write=False)
+        else:
+            checkpoints = launch.clean(estimator.getKeepCheckpoints())
         for warning in result["warnings"]:
             log.warning("%s", warning)
         if result["bottleneck"] is not None:
@@ -366,7 +369,7 @@ class Fit:
             "initialState": self.initial_state,
             "checkpoint": checkpoints[-1]["uri"] if checkpoints else None,
         }
-        if session.python_models(self.rows.spark) is None:
+        if self.estimator.getRuntime() == "native" and session.python_models(self.rows.spark) is None:
             model._set(runtime=None)
         return model
 

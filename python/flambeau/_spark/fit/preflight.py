@@ -69,6 +69,7 @@ def _jar(spark: SparkSession) -> Fact:
     if session.is_connect(spark):
         return Fact("jar on the session", "not told on Spark Connect, where transform computes in Python")
     if session.python_models(spark) is not None:
-        return Fact("jar on the session", "there, so that models with runtime='native' transform in the JVM")
-    remedy = "give the session spark.jars, for models with runtime='native'"
+        which = "models" if session.has_extensions(spark) else "models with runtime='native'"
+        return Fact("jar on the session", f"there, so that {which} transform in the JVM")
+    remedy = "give the session the settings of flambeau.spark_config(), for transform in the JVM"
     return Fact("jar on the session", "not there, so that transform computes in Python", remedy, False)

@@ -9,7 +9,9 @@ import org.apache.spark.sql.{DataFrame, SparkSession}
 
 import scala.collection.JavaConverters._
 
-/** Scores with a model that PySpark holds: what its `transform` calls where its runtime is native. */
+/** Scores with a model that PySpark holds: what its `transform` calls where its runtime is native, or auto in a session that
+  * has `FlambeauExtensions`.
+  */
 object PythonModel {
 
   /** A model's program of one form, which the session hands out to its executors: for `transform`, as often as it is
@@ -29,11 +31,23 @@ object PythonModel {
     */
   def transform(message: String, programs: java.util.Map[String, StoredFile], df: DataFrame): DataFrame = {
     val json = Json.parse(message, "the model")
-    val set = Settings.of(df.sparkSession)
+    modelOf(json, programs.asScala.toMap).scored(df, settingsOf(json, df.sparkSession))
+  }
+
+  /** Throws where the JVM does not score with the model, or rows one by one alone, which Python does faster: a row of zeros
+    * is scored here, on the CPU. The message and the programs are those of `transform`.
+    */
+  def tryOut(message: String, programs: java.util.Map[String, StoredFile], session: SparkSession): Unit = {
+    val json = Json.parse(message, "the model")
+    modelOf(json, programs.asScala.toMap).tryScoring(session, settingsOf(json, session))
+  }
+
+  /** The session's, with the libtorch of the message where they name none. */
+  private def settingsOf(json: JsonNode, session: SparkSession): Settings = {
+    val set = Settings.of(session)
     val found = Option(json.get("libtorch")).filterNot(_.isNull).map(_.asText)
     val libtorch = set.get(NativeLibrary.LibtorchKey).orElse(found)
-    val settings = Settings(set.values ++ libtorch.map(NativeLibrary.LibtorchKey -> _))
-    modelOf(json, programs.asScala.toMap).scored(df, settings)
+    Settings(set.values ++ libtorch.map(NativeLibrary.LibtorchKey -> _))
   }
 
   private def modelOf(json: JsonNode, programs: Map[String, StoredFile]): TorchModel = {

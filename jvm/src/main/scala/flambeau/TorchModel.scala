@@ -1,6 +1,6 @@
 package flambeau
 
-import flambeau.jni.{GpuSlots, ScorerSpec, TensorRows}
+import flambeau.jni.{GpuSlots, Scorer, ScorerSpec, TensorRows}
 import flambeau.internal.model.{History, OutputColumn, OutputSpec, ProgramForms, Trained}
 import flambeau.internal.rows.{Columns, DataColumns, Expressions}
 import flambeau.internal.saving.{ModelReader, ModelWriter}
@@ -136,6 +136,22 @@ class TorchModel private[flambeau] (override val uid: String, private[flambeau] 
       if (RowScoring.isChosen(settings)) RowScoring(tensors, outputs, trained.output, spec, rows, settings)
       else Scoring(tensors, outputs, trained.output, spec, rows, settings)
     }
+  }
+
+  /** Scores a row of zeros in this process, on the CPU; throws where that can't be, and where `transform` would use Spark's
+    * public interfaces alone.
+    */
+  private[flambeau] def tryScoring(session: SparkSession, settings: Settings): Unit = {
+    checkScored()
+    if (RowScoring.isChosen(settings, warns = false))
+      throw new ParamException("rows are scored by Spark's public interfaces alone here")
+    val spec = scorerSpec(trained.inputs, outputFields.map(_.param), settings, session).copy(device = "cpu")
+    val scorer = Scorer(spec, settings.get)
+    try {
+      val batch = scorer.newBatch()
+      batch.addRows(1)
+      scorer.score(batch)
+    } finally scorer.close()
   }
 
   /** The schema with the outputs' columns; throws as `transform` does. */

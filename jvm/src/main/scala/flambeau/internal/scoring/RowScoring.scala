@@ -27,13 +27,13 @@ private[flambeau] object RowScoring {
     Linkage.missing("flambeau.internal.scoring.Scoring$", getClass.getClassLoader)
 
   /** Whether rows are scored so: where the settings ask for it, or where the Spark that runs lacks what the operator is made
-    * of. That is known before any of it runs, on the driver or on executors.
+    * of, which it `warns` of. That is known before any of it runs, on the driver or on executors.
     */
-  def isChosen(settings: Settings, missing: => Option[String] = missing): Boolean =
+  def isChosen(settings: Settings, missing: => Option[String] = missing, warns: Boolean = true): Boolean =
     settings.get(Key).getOrElse("operator") match {
       case "rows" => true
       case "operator" =>
-        for (what <- missing)
+        for (what <- missing if warns)
           log.warn(
             s"this Spark has other internals than Flambeau was built for ($what): scoring row by row; set $Key to " +
               "'rows' to do so without this warning"
