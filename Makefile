@@ -298,6 +298,8 @@ $(CARGO_DENY) $(CARGO_ABOUT) $(CARGO_CYCLONEDX):
 
 $(LICENCES): $(CARGO_ABOUT) Cargo.lock native/about.toml native/about.hbs
 	@mkdir -p $(@D)
+	@# The crates of other platforms too, which no build fetches.
+	@$(RUN) cargo fetch --locked --quiet
 	@$(RUN) build/cargo-about/bin/cargo-about generate --workspace --frozen --fail -c native/about.toml native/about.hbs -o $@
 
 DATED := SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct)
