@@ -85,7 +85,7 @@ class Branching(nn.Module):
         return self.layer(x) * self.sign[bool(x.sum() > 0)] * len([y for y in (1,) if isinstance(y, int)])
 
 
-@torch.library.custom_op("flambeau_test::twice", mutates_args=())
+@torch.library.custom_op("flambeau_test::twice", mutates_args=(), schema="(Tensor x) -> Tensor")
 def twice(x: Tensor) -> Tensor:
     """An operator that Python alone has."""
     return x * 2
