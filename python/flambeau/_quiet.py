@@ -1,4 +1,4 @@
-"""Warnings that are not shown."""
+"""What is tried in a process and leaves it as it was: warnings, and torch's random numbers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ quieting = threading.RLock()
 """Held while what belongs to the process is swapped: two threads would restore it in the wrong order."""
 
 _lock = threading.Lock()
+_rng = threading.RLock()
 _swapped = ExitStack()
 _num_quiet = 0
 
@@ -31,3 +32,17 @@ def without_warnings() -> Iterator[None]:
             _num_quiet -= 1
             if not _num_quiet:
                 _swapped.close()
+
+
+@contextmanager
+def forked_rng() -> Iterator[None]:
+    """Leaves torch's random generator of the CPU as it was. One thread at a time is in such a block.
+
+    Two would restore each other's state, or stand still for ever: torch holds the generator's lock while it
+    makes a tensor of the state, and Python may collect garbage then, and hand the GIL over to a thread that
+    waits for that lock.
+    """
+    import torch
+
+    with _rng, torch.random.fork_rng(devices=[]):
+        yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import subprocess
 import sys
 import threading
 import warnings
@@ -391,6 +392,39 @@ def test_threads_without_warnings_wait_for_no_other() -> None:
         thread.join()
     assert not both.broken
     assert list(warnings.filters) == before
+
+
+def test_threads_that_fork_the_random_generator_end() -> None:
+    """With torch.random.fork_rng in its place they do not: a collection of garbage while one of them reads
+    the state, as there are many here, lets the other one in.
+    """
+    program = """
+import faulthandler, gc, sys, threading, torch
+from flambeau._quiet import forked_rng
+
+def fork():
+    for _ in range(3000):
+        for _ in range(3):
+            garbage = [torch.nn.Parameter(torch.ones(1))]
+            garbage.append(garbage)
+        with forked_rng():
+            torch.rand(1)
+
+faulthandler.dump_traceback_later(100, exit=True)
+gc.set_threshold(1)
+sys.setswitchinterval(1e-6)
+torch.manual_seed(1)
+threads = [threading.Thread(target=fork) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+left = torch.rand(2)
+torch.manual_seed(1)
+assert torch.equal(left, torch.rand(2))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_lazy_modules_are_refused_by_name() -> None:

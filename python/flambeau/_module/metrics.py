@@ -24,6 +24,7 @@ from flambeau._module.losses import (
     single_output,
 )
 from flambeau._module.predicted import predicted_classes, refuse_several_labels, row_weights
+from flambeau._quiet import forked_rng
 from flambeau._saved.last_operation import LastOperations
 from flambeau.errors import DataError, ParamError
 
@@ -80,7 +81,7 @@ def reading_of(
     """The reading that the module's last operation tells, of the first two rows of its inputs; None where it
     tells none. `forward` calls the module, in eval mode.
     """
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), LastOperations() as made:
+    with torch.no_grad(), forked_rng(), LastOperations() as made:
         output = forward([tensor[:2] for tensor in inputs])
     if not isinstance(output, Tensor) or made.activation(output) != "sigmoid":
         return None

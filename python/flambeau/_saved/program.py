@@ -29,7 +29,7 @@ import cloudpickle
 
 from flambeau._libtorch import TORCH, WAY_OUT
 from flambeau._program import _hollow
-from flambeau._quiet import quieting, without_warnings
+from flambeau._quiet import forked_rng, quieting, without_warnings
 from flambeau._saved.archive import check_exported, without_pickles
 from flambeau._saved.weights import load_into
 from flambeau._tensors import TensorColumns
@@ -205,7 +205,7 @@ def _output_of(
     from flambeau._saved.last_operation import LastOperations
 
     # Not inference_mode: the module may keep a tensor that it makes here, and is to be trained after.
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), without_warnings():
+    with forked_rng(), torch.no_grad(), without_warnings():
         with LastOperations() as made:
             output = call(module, tensors, keywords(inputs))
         return output_spec(output, len(tensors[0]), made)
@@ -509,7 +509,7 @@ def _check_same(module: nn.Module, program: nn.Module, inputs: Sequence[TensorCo
     load_into(program, weights, share=True)
     for size in CHECKED_BATCHES:
         tensors = _random(inputs, size)
-        with torch.random.fork_rng(devices=[]), torch.inference_mode():
+        with forked_rng(), torch.inference_mode():
             try:
                 expected = named_outputs(module(*[t.clone() for t in tensors]))
             except IndexError:
@@ -536,7 +536,7 @@ def _check_trains(module: nn.Module, data: bytes, inputs: Sequence[TensorColumns
     program = load_into(_read_exported(data, "cpu"), weights)
     for size in TRAINED_BATCHES:
         tensors = _random(inputs, size)
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        with forked_rng(), torch.enable_grad():
             expected = _seeded(copy, tensors)
             actual = _seeded(program, tensors)
         if [name for name, _ in expected] != [name for name, _ in actual]:
