@@ -39,8 +39,8 @@ def forked_rng() -> Iterator[None]:
     """Leaves torch's random generator of the CPU as it was. One thread at a time is in such a block.
 
     Two would restore each other's state, or stand still for ever: torch holds the generator's lock while it
-    makes a tensor of the state, and Python may collect garbage then, and hand the GIL over to a thread that
-    waits for that lock.
+    makes a tensor of the state, and Python before 3.12 may collect garbage then, and hand the GIL over to a
+    thread that waits for that lock.
     """
     import torch
 

@@ -395,8 +395,8 @@ def test_threads_without_warnings_wait_for_no_other() -> None:
 
 
 def test_threads_that_fork_the_random_generator_end() -> None:
-    """With torch.random.fork_rng in its place they do not: a collection of garbage while one of them reads
-    the state, as there are many here, lets the other one in.
+    """With torch.random.fork_rng in its place they do not, in Python 3.11: a collection of garbage while one
+    of them reads the state, as there are many here, lets the other one in.
     """
     program = """
 import faulthandler, gc, sys, threading, torch

@@ -23,7 +23,8 @@ def state() -> dict[str, Any]:
     """Where they are; CUDA's, of the present device, where it runs."""
     kind, keys, *rest = np.random.get_state()
     return {
-        "torch": torch.get_rng_state(),
+        # Not of the generator itself: see forked_rng for what a thread that seeds it would wait for.
+        "torch": torch.default_generator.clone_state().get_state(),
         "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [],
         "numpy": (str(kind), np.asarray(keys).tolist(), *rest),
         "python": random.getstate(),

@@ -25,6 +25,7 @@ from flambeau._module.layout import Layout
 from flambeau._module.losses import HostFacts
 from flambeau._module.objectives import weightless
 from flambeau._module.position import Position
+from flambeau._quiet import forked_rng
 from flambeau._tensors import TensorColumns
 from flambeau.errors import ParamError
 
@@ -307,6 +308,7 @@ def logged_names(module: nn.Module, layout: Layout) -> dict[str, list[str]]:
     return found
 
 
+@forked_rng()
 def _tried(module: nn.Module, layout: Layout, step: str) -> Logged:
     before = generators.state()
     error: Exception | None = None

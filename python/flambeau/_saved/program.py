@@ -468,7 +468,7 @@ def _export(module: nn.Module, inputs: Sequence[TensorColumns]) -> bytes:
     rows = {0: torch.export.Dim("rows", min=1)}
     # As the arguments of forward are: those of *args are one tuple.
     shapes = tuple(inspect.signature(module.forward).bind(*[rows] * len(inputs)).arguments.values())
-    with torch.set_grad_enabled(module.training):
+    with forked_rng(), torch.set_grad_enabled(module.training):
         program = torch.export.export(module, tuple(_random(inputs, 3)), dynamic_shapes=shapes, strict=False)
     # The weights lie beside the program; those in the archive are hollow, and load_into replaces their data.
     # Tied ones stay one tensor, under several names.

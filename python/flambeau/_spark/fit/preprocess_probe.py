@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from flambeau._quiet import forked_rng
 from flambeau._spark.rows.shards import DataColumns
 from flambeau._spark.rows.sources import Rows
 from flambeau.preprocessing import Batch, row_seeds
@@ -40,5 +41,6 @@ class PreprocessProbe:
             Batch(arrow, columns.raw),
         ]
         functions = [program.objects["preprocess"], program.objects["validationPreprocess"]]
-        spec, examples = PreprocessSpec.found(program.module, functions, batches)
+        with forked_rng():
+            spec, examples = PreprocessSpec.found(program.module, functions, batches)
         return cls(spec, examples, ScoringPreprocess(pickled(functions[1]), spec))
