@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 import optuna
-import torch
 from flights import CATEGORIES, NUMBERS, ROOT, DelayNet, indexed, preparation, read_flights, test_rmse
 from pyspark.ml import Pipeline
 from pyspark.sql import SparkSession
@@ -56,7 +55,6 @@ def main() -> None:
     counts = [train.select(name).distinct().count() + 1 for name in CATEGORIES]
 
     def regressor(width: int, **params) -> TorchRegressor:
-        torch.manual_seed(0)
         return TorchRegressor(
             model=DelayNet(len(NUMBERS), counts, width),
             optimizer="adamw",

@@ -36,13 +36,18 @@ def without_warnings() -> Iterator[None]:
 
 @contextmanager
 def forked_rng() -> Iterator[None]:
-    """Leaves torch's random generator of the CPU as it was. One thread at a time is in such a block.
+    """Leaves torch's random generator of the CPU as it was. One thread at a time is in such a block: two
+    would restore each other's state.
 
-    Two would restore each other's state, or stand still for ever: torch holds the generator's lock while it
-    makes a tensor of the state, and Python before 3.12 may collect garbage then, and hand the GIL over to a
-    thread that waits for that lock.
+    It keeps a copy, unlike torch.random.fork_rng, which makes a tensor of the state while torch holds the
+    generator's lock. Python before 3.12 may collect garbage then, and hand the GIL over to a thread that
+    waits for that lock, to seed or to fork: both stand still for ever.
     """
     import torch
 
-    with _rng, torch.random.fork_rng(devices=[]):
-        yield
+    with _rng:
+        kept = torch.default_generator.clone_state()
+        try:
+            yield
+        finally:
+            torch.set_rng_state(kept.get_state())

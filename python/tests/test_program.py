@@ -394,31 +394,49 @@ def test_threads_without_warnings_wait_for_no_other() -> None:
     assert list(warnings.filters) == before
 
 
-def test_threads_that_fork_the_random_generator_end() -> None:
-    """With torch.random.fork_rng in its place they do not, in Python 3.11: a collection of garbage while one
-    of them reads the state, as there are many here, lets the other one in.
+def test_threads_that_fork_and_seed_the_random_generator_end() -> None:
+    """With torch.random.fork_rng for forked_rng, or get_rng_state for what generators.state reads, they do
+    not, in Python 3.11: a collection of garbage during that, as there are many here, lets another one in.
     """
     program = """
-import faulthandler, gc, sys, threading, torch
+import faulthandler, gc, sys, threading, time, torch
+from concurrent.futures import ThreadPoolExecutor
+from flambeau._module import generators
 from flambeau._quiet import forked_rng
 
+ended = threading.Event()
+
 def fork():
-    for _ in range(3000):
+    for turn in range(1000):
         for _ in range(3):
             garbage = [torch.nn.Parameter(torch.ones(1))]
             garbage.append(garbage)
+        kept = [[] for _ in range(turn % 3)]  # shifts which later allocation sets off a collection
+        generators.state()
         with forked_rng():
             torch.rand(1)
 
+def seed():
+    while not ended.is_set():
+        torch.manual_seed(1)
+        time.sleep(0)
+
 faulthandler.dump_traceback_later(100, exit=True)
 gc.set_threshold(1)
+gc.callbacks.append(lambda *_: time.sleep(1e-6))
 sys.setswitchinterval(1e-6)
+with ThreadPoolExecutor(3) as pool:
+    forks = [pool.submit(fork) for _ in range(2)]
+    seeds = pool.submit(seed)
+    try:
+        for one in forks:
+            one.result()
+    finally:
+        ended.set()
+    seeds.result()
 torch.manual_seed(1)
-threads = [threading.Thread(target=fork) for _ in range(2)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
+with forked_rng():
+    torch.rand(1)
 left = torch.rand(2)
 torch.manual_seed(1)
 assert torch.equal(left, torch.rand(2))

@@ -4,7 +4,10 @@ transformers are in test_trainers.py.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,7 @@ from flambeau._module import losses
 from flambeau._module.adapter import ModuleModel
 from flambeau._module.assembly import check_program
 from flambeau._module.layout import Layout
+from flambeau._module.steps import logged_names
 from flambeau._saved.program import probe_output
 from flambeau._tensors import TensorColumns
 from flambeau.callbacks import Context
@@ -372,6 +376,26 @@ def test_trying_a_step_leaves_no_trace() -> None:
     ModuleModel({"model": module, "loss": None, "optimizer": "sgd"}, LAYOUT)
     assert module.seen == [] and module.norm.num_batches_tracked == 0
     assert torch.get_rng_state().equal(before)
+
+
+def test_steps_tried_side_by_side_leave_the_random_generator_as_it_was() -> None:
+    """Without turns, the one that begins last would put back what the other one's draw had left."""
+
+    class Drawing(Net):
+        def training_step(self, batch: Any) -> Tensor:
+            drawn = torch.rand(())
+            drew.set()
+            time.sleep(0.2)
+            return self(batch[0]).mean() * drawn
+
+    drew, modules = threading.Event(), [Drawing(), Drawing()]
+    before = torch.get_rng_state()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(logged_names, modules[0], LAYOUT)
+        assert drew.wait(60)
+        second = pool.submit(logged_names, modules[1], LAYOUT)
+        assert first.result() == second.result() == {"training_step": []}
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_name_that_comes_later_is_left_out_with_a_warning(tmp_path: Path) -> None:
