@@ -149,9 +149,7 @@ class Fit:
     def _by_keyword(self) -> bool:
         """Whether forward takes its inputs by their names."""
         params, names = self.estimator, self.estimator.getInputNames()
-        return (
-            names is not None and params.getRuntime() != "native" and by_keyword(self.program.module, names)
-        )
+        return names is not None and not params._trains_natively and by_keyword(self.program.module, names)
 
     @property
     def _reading(self) -> Reading:
@@ -265,7 +263,7 @@ class Fit:
             # Of objects that no probe has run.
             objects = program_of(estimator, spark, self.initial).objects
             initial = None if self.initial is None else self.initial.file.sha256
-            runtime = "native" if estimator.getRuntime() == "native" else "python"
+            runtime = "native" if estimator._trains_natively else "python"
             return job_of(estimator._job_params(), runtime, objects, initial)
 
         launch = Launch(
@@ -369,7 +367,7 @@ class Fit:
             "initialState": self.initial_state,
             "checkpoint": checkpoints[-1]["uri"] if checkpoints else None,
         }
-        if self.estimator.getRuntime() == "native" and session.python_models(self.rows.spark) is None:
+        if self.estimator._trains_natively and session.python_models(self.rows.spark) is None:
             model._set(runtime=None)
         return model
 

@@ -71,7 +71,7 @@ def program_of(estimator: Trainable, spark: SparkSession, initial: InitialWeight
     from flambeau._spark.fit.python_program import PythonProgram
 
     given = _given(estimator)
-    native = estimator.getRuntime() == "native"
+    native = estimator._trains_natively
     if isinstance(given["model"], str) and not native:
         raise ParamError(
             f"model is the path {given['model']!r}: set runtime='native', which trains programs in files, or "

@@ -19,6 +19,11 @@ class Trainable(HasTrainingParams, HasRuntime, HasObjects):
     _label_dtype: str | None = None
     """The type that labels are read as; None follows their columns."""
 
+    @property
+    def _trains_natively(self) -> bool:
+        """Whether the native workers train it, without Python."""
+        return self.getRuntime() == "native"
+
     def _job_params(self) -> dict[str, Any]:
         """The training job's `params`: every param with a value that is JSON."""
         params = [p for p in self.params if p.name not in PYTHON_PARAMS and self.isDefined(p)]
